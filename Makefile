@@ -1,0 +1,54 @@
+# Every target sets up what it needs, from nothing, in .venv; `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+GPU_RESULTS ?= benchmarks/results/gpu.json
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench lab gpu clean
+
+help:
+	@echo "make demo    train something small and look at it"
+	@echo "make test    the whole test suite (JOBS=1 for one process)"
+	@echo "make lint    ruff, mypy and the rules of who imports whom"
+	@echo "make bench   time the updates against torch.optim on this machine's CPU"
+	@echo "make lab     JupyterLab on the tutorials"
+	@echo "make gpu     on a GPU machine: tests, then benchmarks, with that machine's own python3; nothing is installed"
+	@echo "make clean   remove .venv, builds and caches"
+
+demo: $(VENV)/with-notebook
+	$(BIN)/python -m tristep demo
+
+test: $(VENV)/with-test
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+lint: $(VENV)/with-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/with-notebook
+	$(BIN)/python benchmarks/run.py
+
+lab: $(VENV)/with-dev
+	$(BIN)/jupyter lab tutorials
+
+# The versions there are not ours, so their warnings are no errors, and pytest's plugins may be missing.
+gpu: export PYTHONPATH := $(CURDIR)/src
+gpu:
+	python3 -m pytest -m "not packaging" -o addopts="--import-mode=importlib -ra" -W default
+	python3 benchmarks/run.py --gpu --out $(GPU_RESULTS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .coverage htmlcov
+	rm -rf .grimp_cache .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each extra of pyproject.toml; pip adds what is missing and leaves the rest alone.
+$(VENV)/with-%: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
+	touch $@

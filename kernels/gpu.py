@@ -1,0 +1,283 @@
+"""The generic GPU kernel: load, rescale, rule, store; one launch per table, whatever the rule and the number of tensors.
+
+Imported only when a rule first runs on the triton engine. With TRITON_INTERPRET=1 it works on CPU tensors.
+
+Two things make every access 128 bits wide: the hint that addresses are multiples of 16 bytes, and a branch for full
+tiles, which need no mask (a hint alone leaves all accesses scalar).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from .language import Rule
+from .table import GRADIENT, WEIGHT, TensorTable
+
+__all__ = ["TritonUpdate", "compile_for", "launch_options"]
+
+TILE = 1024  # elements of one program
+_TYPES = {
+    torch.float64: tl.float64,
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+}
+
+
+@triton.jit
+def _load(address, offsets, n, TYPE: tl.constexpr, COMPUTE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = address.to(tl.pointer_type(TYPE))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    if FULL:
+        value = tl.load(pointer + offsets)
+    else:
+        value = tl.load(pointer + offsets, mask=offsets < n)
+    return value.to(COMPUTE)
+
+
+@triton.jit
+def _round_to_bfloat16(value):
+    # In integers, to the nearest and to even, because the interpreter's own conversion truncates.
+    bits = value.to(tl.uint32, bitcast=True)
+    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    nan = (bits >> 16) | 0x40
+    return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, nan, nearest).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _store(address, value, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = address.to(tl.pointer_type(TYPE))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    if TYPE == tl.bfloat16:
+        value = _round_to_bfloat16(value)
+    else:
+        value = value.to(TYPE)
+    if FULL:
+        tl.store(pointer + offsets, value)
+    else:
+        tl.store(pointer + offsets, value, mask=offsets < n)
+
+
+@triton.jit
+def _load_states(
+    addresses,
+    tensor,
+    n_tensors,
+    offsets,
+    n,
+    N_STATES: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    FULL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    states = ()
+    for k in tl.static_range(N_STATES):
+        address = tl.load(addresses + (2 + k) * n_tensors + tensor)
+        states = states + (_load(address, offsets, n, COMPUTE, COMPUTE, FULL, ALIGNED),)
+    return states
+
+
+@triton.jit
+def _load_hyper(hyper, N_HYPER: tl.constexpr):
+    values = ()
+    for k in tl.static_range(N_HYPER):
+        values = values + (tl.load(hyper + 1 + k),)
+    return values
+
+
+@triton.jit
+def _update_tile(
+    addresses,
+    gradient,
+    hyper,
+    tensor,
+    n_tensors,
+    offsets,
+    n,
+    RULE: tl.constexpr,
+    N_STATES: tl.constexpr,
+    N_HYPER: tl.constexpr,
+    WEIGHT_TYPE: tl.constexpr,
+    GRADIENT_TYPE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    MASTERS: tl.constexpr,
+    FULL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    hyper += tensor * (1 + N_HYPER)
+    weight = tl.load(addresses + tensor)
+    if MASTERS:
+        master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
+        w = _load(master, offsets, n, COMPUTE, COMPUTE, FULL, ALIGNED)
+    else:
+        w = _load(weight, offsets, n, WEIGHT_TYPE, COMPUTE, FULL, ALIGNED)
+    g = _load(gradient, offsets, n, GRADIENT_TYPE, COMPUTE, FULL, ALIGNED) * tl.load(hyper)
+    states = _load_states(addresses, tensor, n_tensors, offsets, n, N_STATES, COMPUTE, FULL, ALIGNED)
+    w, states = RULE(w, g, states, _load_hyper(hyper, N_HYPER))
+    if MASTERS:
+        _store(master, w, offsets, n, COMPUTE, FULL, ALIGNED)
+    _store(weight, w, offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
+    for k in tl.static_range(N_STATES):
+        _store(tl.load(addresses + (2 + k) * n_tensors + tensor), states[k], offsets, n, COMPUTE, FULL, ALIGNED)
+
+
+@triton.jit
+def _update_kernel(
+    addresses,  # int64 [rows, n_tensors]
+    gradients,  # int64 [n_tensors]; 0 skips the tensor
+    hyper,  # compute type [n_tensors, 1 + N_HYPER]
+    sizes,  # int64 [n_tensors]
+    tiles,  # int32 [n_programs, 2]
+    n_tensors,
+    RULE: tl.constexpr,
+    N_STATES: tl.constexpr,
+    N_HYPER: tl.constexpr,
+    WEIGHT_TYPE: tl.constexpr,
+    GRADIENT_TYPE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    MASTERS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    tensor = tl.load(tiles + 2 * tl.program_id(0))
+    start = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int64) * TILE
+    gradient = tl.load(gradients + tensor)
+    if gradient != 0:
+        n = tl.load(sizes + tensor)
+        offsets = start + tl.arange(0, TILE)
+        if start + TILE <= n:
+            _update_tile(
+                addresses, gradient, hyper, tensor, n_tensors, offsets, n,
+                RULE, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, True, ALIGNED,
+            )  # fmt: skip
+        else:
+            _update_tile(
+                addresses, gradient, hyper, tensor, n_tensors, offsets, n,
+                RULE, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, False, ALIGNED,
+            )  # fmt: skip
+
+
+def launch_options(weight_dtype: torch.dtype, gradient_dtype: torch.dtype, dtype: torch.dtype) -> dict[str, Any]:
+    """Options of the compiler. Mixed widths get 4 elements a thread, or layouts would be exchanged through shared memory."""
+    mixed = len({weight_dtype.itemsize, gradient_dtype.itemsize, dtype.itemsize}) > 1
+    return {"num_warps": 8 if mixed else 4, "enable_fp_fusion": True}
+
+
+def _constants(
+    rule: Rule, weight_dtype: torch.dtype, gradient_dtype: torch.dtype, dtype: torch.dtype, masters: bool, aligned: bool
+) -> dict[str, Any]:
+    return {
+        "RULE": rule.bind("triton", tl, triton.jit),
+        "N_STATES": len(rule.state),
+        "N_HYPER": len(rule.hyper),
+        "WEIGHT_TYPE": _TYPES[weight_dtype],
+        "GRADIENT_TYPE": _TYPES[gradient_dtype],
+        "COMPUTE": _TYPES[dtype],
+        "MASTERS": masters,
+        "ALIGNED": aligned,
+        "TILE": TILE,
+    }
+
+
+class TritonUpdate:
+    """Runs one table on a GPU: keeps its arrays on the device, copies over what changed, launches once."""
+
+    def __init__(self, table: TensorTable) -> None:
+        self.table = table
+        self._n_tensors = len(table.weights)
+        to_device = _Uploader(table)
+        self._arguments = to_device.static_arguments()
+        self._to_device = to_device
+        self._constants = _constants(
+            table.rule, table.weight_dtype, table.gradient_dtype, table.dtype, table.masters is not None, table.aligned
+        ) | launch_options(table.weight_dtype, table.gradient_dtype, table.dtype)
+        self._grid = (len(table.tiles),)
+
+    def __call__(self) -> None:
+        """Launch on the current stream of the table's device. Never waits for the device."""
+        if not self._grid[0]:
+            return
+        gradients, hyper = self._to_device()
+        addresses, sizes, tiles = self._arguments
+        if self.table.device.type == "cuda" and self.table.device.index != torch.cuda.current_device():
+            with torch.cuda.device(self.table.device):
+                self._launch(addresses, gradients, hyper, sizes, tiles)
+        else:
+            self._launch(addresses, gradients, hyper, sizes, tiles)
+
+    def _launch(self, *arguments: torch.Tensor) -> None:
+        _update_kernel[self._grid](*arguments, self._n_tensors, **self._constants)
+
+
+class _Uploader:
+    """Copies a table to its device: addresses, sizes and tiles once; gradients' addresses and hyper-parameters when changed.
+
+    The changing part is one buffer and one asynchronous copy out of a ring of page-locked buffers, so the host never
+    waits, unless it is a whole ring ahead of the device.
+    """
+
+    RING = 8
+
+    def __init__(self, table: TensorTable) -> None:
+        self.table = table
+        self._bytes = table.addresses[GRADIENT].nbytes + table.hyper.nbytes
+        self._last = np.full(self._bytes, 255, dtype=np.uint8)
+        self._slot = 0
+        pinned = table.device.type == "cuda" and torch.cuda.is_available()
+        self._ring = [torch.empty(self._bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(self.RING)]
+        self._views = [buffer.numpy() for buffer in self._ring]
+        self._events = [torch.cuda.Event() for _ in range(self.RING)] if pinned else None
+        self._device = torch.empty(self._bytes, dtype=torch.uint8, device=table.device)
+        split = table.addresses[GRADIENT].nbytes
+        self._gradients = self._device[:split].view(torch.int64)
+        self._hyper = self._device[split:].view(table.dtype)
+
+    def static_arguments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        table = self.table
+        return (
+            torch.from_numpy(table.addresses).to(table.device, copy=True),
+            torch.from_numpy(table.sizes).to(table.device, copy=True),
+            torch.from_numpy(table.tiles).to(table.device, copy=True),
+        )
+
+    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        split = self.table.addresses[GRADIENT].nbytes
+        view = self._views[self._slot]
+        if self._events is not None:
+            self._events[self._slot].synchronize()  # of a copy that is a whole ring old: over, in practice
+        view[:split] = self.table.addresses[GRADIENT].view(np.uint8)
+        view[split:] = self.table.hyper.reshape(-1).view(np.uint8)
+        if view.tobytes() != self._last.tobytes():
+            self._device.copy_(self._ring[self._slot], non_blocking=True)
+            if self._events is not None:
+                self._events[self._slot].record()
+            self._last = view
+            self._slot = (self._slot + 1) % self.RING
+        return self._gradients, self._hyper
+
+
+def compile_for(
+    target: Any,
+    rule: Rule,
+    weight_dtype: torch.dtype = torch.float32,
+    gradient_dtype: torch.dtype = torch.float32,
+    masters: bool = False,
+    aligned: bool = True,
+) -> Any:
+    """The compiled kernel of a rule for a `triton.backends.compiler.GPUTarget`; needs no GPU. For looking at its code."""
+    from triton.compiler import ASTSource
+
+    dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
+    real = {torch.float32: "*fp32", torch.float64: "*fp64"}[dtype]
+    constants = _constants(rule, weight_dtype, gradient_dtype, dtype, masters, aligned)
+    signature = {"addresses": "*i64", "gradients": "*i64", "hyper": real, "sizes": "*i64", "tiles": "*i32"}
+    signature |= {"n_tensors": "i32"} | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(_update_kernel, signature=signature, constexprs=constants)
+    return triton.compile(source, target=target, options=launch_options(weight_dtype, gradient_dtype, dtype))

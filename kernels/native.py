@@ -1,0 +1,375 @@
+"""The CPU engine: a rule compiled by numba into one native loop over the tensor table.
+
+Imported only at the first step on CPU tensors, because numba takes a third of a second to import. The source of the
+loop depends on the number of states, so it is generated, with the rule's own function called in its middle. It is
+written to the user's cache folder, which lets numba keep the compiled code there too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba.extending import intrinsic
+
+from .language import Rule
+from .table import FIRST_STATE, GRADIENT, WEIGHT, TensorTable
+
+__all__ = ["NativeUpdate", "cache_folder"]
+
+TILE = 65536  # elements of one call of the inner loop, and the unit of work of a thread
+PARALLEL_FROM = 100_000  # elements; below, handing work to a thread costs more than it saves
+
+# A loop over six arrays needs more run-time checks against overlap than LLVM's default of 8 before it is vectorised.
+llvmlite.binding.set_option("tristep", "-runtime-memory-check-threshold=64")
+
+# `contract` allows fused multiply-add and nothing else: NaN, infinities and signed zeros stay honest.
+_jit = numba.njit(fastmath={"contract"}, error_model="numpy", nogil=True)
+
+
+class NativeUpdate:
+    """Runs one table on the CPU in one native call, on several threads only where there is work enough."""
+
+    def __init__(self, table: TensorTable) -> None:
+        self.table = table
+        self._n_tiles = len(table.tiles)
+        self._threaded = table.n_elements >= PARALLEL_FROM and self._n_tiles > 1
+        self._loop = _compiled(table, self._threaded)
+        arrays = (table.addresses, table.sizes, table.hyper, table.tiles)
+        self._arguments = arrays
+        # What the threads share: the next tile to take, then where the table lies and how large it is.
+        shape = [*table.addresses.shape, table.hyper.shape[1], self._n_tiles]
+        self._shared = np.array([0, *(array.ctypes.data for array in arrays), *shape], dtype=np.int64)
+
+    def __call__(self) -> None:
+        if self._threaded:
+            self._shared[0] = 0
+            _run_threads(self._loop.address, self._shared.ctypes.data, min(torch.get_num_threads(), self._n_tiles))
+        else:
+            self._loop(*self._arguments)
+
+
+def cache_folder() -> Path:
+    """Where generated loops and their compiled code are kept: NUMBA_CACHE_DIR, or tristep in the user's cache folder."""
+    root = os.environ.get("NUMBA_CACHE_DIR")
+    if root:
+        return Path(root)
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA", "~/AppData/Local")
+    elif sys.platform == "darwin":
+        base = "~/Library/Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "tristep"
+
+
+def _run_threads(function: int, shared: int, threads: int) -> None:
+    """Call the C function at this address with `shared` on that many threads, and wait for all."""
+    parallel = _openmp()
+    if parallel is not None:
+        parallel(function, shared, threads, 0)
+        return
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+    pool = _pool(max(threads - 1, 1))
+    waiting = [pool.submit(call, shared) for _ in range(threads - 1)]
+    call(shared)
+    for future in waiting:
+        future.result()
+
+
+@cache
+def _openmp() -> Any:
+    """`GOMP_parallel` of the OpenMP library that torch itself runs on, or None where it has no such function.
+
+    Its threads go on looking for work for some milliseconds after torch's own operations; threads of another library
+    would have to share the cores with them (a quarter of the speed, seen on two cores).
+    """
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        try:
+            # A look-up through this library also searches those that it was linked with.
+            parallel = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name)).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        parallel.restype = None
+        return parallel
+    return None
+
+
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+
+
+def _pool(size: int) -> ThreadPoolExecutor:
+    # Keyed by process, because a forked child has none of its parent's threads.
+    key = (os.getpid(), size)
+    if key not in _pools:
+        _pools[key] = ThreadPoolExecutor(size, thread_name_prefix="tristep")
+    return _pools[key]
+
+
+_loops: dict[tuple[Any, ...], Any] = {}
+_compile_lock = threading.Lock()
+
+
+def _compiled(table: TensorTable, threaded: bool) -> Any:
+    key = (table.rule, table.weight_dtype, table.gradient_dtype, table.masters is not None, threaded)
+    with _compile_lock:
+        if key not in _loops:
+            _loops[key] = _compile(*key)
+        return _loops[key]
+
+
+# The words of `tl`, on single numbers.
+_words = types.ModuleType("tristep_words")
+
+
+def _word(name: str, fn: Any) -> None:
+    setattr(_words, name, _jit(fn))
+
+
+_word("abs", lambda x: np.abs(x))
+_word("ceil", lambda x: np.ceil(x))
+_word("cos", lambda x: np.cos(x))
+_word("exp", lambda x: np.exp(x))
+_word("exp2", lambda x: np.exp2(x))
+_word("floor", lambda x: np.floor(x))
+_word("log", lambda x: np.log(x))
+_word("log2", lambda x: np.log2(x))
+_word("maximum", lambda a, b: np.maximum(a, b))
+_word("minimum", lambda a, b: np.minimum(a, b))
+_word("rsqrt", lambda x: 1 / np.sqrt(x))
+_word("sigmoid", lambda x: 1 / (1 + np.exp(-x)))
+_word("sin", lambda x: np.sin(x))
+_word("sqrt", lambda x: np.sqrt(x))
+_word("where", lambda condition, a, b: a if condition else b)
+
+
+def _for_type(scalar: type) -> Any:
+    """How a rule's function becomes a numba function of that type of numbers."""
+
+    def wrap(fn: types.FunctionType) -> Any:
+        # numba takes a literal for a float64, and one literal would draw the whole rule into float64.
+        constants = tuple(scalar(value) if type(value) is float else value for value in fn.__code__.co_consts)
+        fn.__code__ = fn.__code__.replace(co_consts=constants)
+        return _jit(fn)
+
+    return wrap
+
+
+@intrinsic
+def _pointer(typingctx, address, like):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return numba.types.CPointer(like.dtype)(address, like), codegen
+
+
+@intrinsic
+def _take_ticket(typingctx, counter):  # type: ignore[no-untyped-def]
+    """The number at this address, which is then one more; never the same for two threads."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.atomic_rmw("add", args[0], ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return numba.types.int64(numba.types.CPointer(numba.types.int64)), codegen
+
+
+@intrinsic
+def _float_of_bits(typingctx, bits):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return numba.types.float32(numba.types.uint32), codegen
+
+
+@intrinsic
+def _bits_of_float(typingctx, value):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return numba.types.uint32(numba.types.float32), codegen
+
+
+@intrinsic
+def _float_of_half(typingctx, bits):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return numba.types.float32(numba.types.uint16), codegen
+
+
+@intrinsic
+def _half_of_float(typingctx, value):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return numba.types.uint16(numba.types.float32), codegen
+
+
+@_jit
+def _load_bfloat16(bits):  # type: ignore[no-untyped-def]
+    return _float_of_bits(np.uint32(bits) << np.uint32(16))
+
+
+@_jit
+def _store_bfloat16(value):  # type: ignore[no-untyped-def]
+    # To the nearest and to even, NaN kept a NaN; the same integers as on the GPU.
+    bits = _bits_of_float(np.float32(value))
+    nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    nan = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.uint16(nan if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else nearest)
+
+
+@_jit
+def _load_float16(bits):  # type: ignore[no-untyped-def]
+    return _float_of_half(bits)
+
+
+@_jit
+def _store_float16(value):  # type: ignore[no-untyped-def]
+    return _half_of_float(np.float32(value))
+
+
+# How each type lies in memory, and how it is read and written.
+_MEMORY = {torch.float64: "f8", torch.float32: "f4", torch.float16: "u2", torch.bfloat16: "u2"}
+_LOAD = {torch.float16: _load_float16, torch.bfloat16: _load_bfloat16}
+_STORE = {torch.float16: _store_float16, torch.bfloat16: _store_bfloat16}
+
+
+def _compile(rule: Rule, weight_dtype: torch.dtype, gradient_dtype: torch.dtype, masters: bool, threaded: bool) -> Any:
+    dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
+    scalar = np.float64 if dtype == torch.float64 else np.float32
+    source = _loop_source(rule, masters, threaded)
+    names = {
+        "rule": rule.bind(f"numba {scalar.__name__}", _words, _for_type(scalar)),
+        "load_weight": _jit(lambda x: x) if masters else _LOAD.get(weight_dtype, _jit(lambda x: x)),
+        "store_weight": _STORE.get(weight_dtype, _jit(lambda x: x)),
+        "load_gradient": _LOAD.get(gradient_dtype, _jit(lambda x: scalar(x))),
+        "pointer": _pointer,
+        "carray": numba.carray,
+        "take_ticket": _take_ticket,
+        "INT64": np.empty(0, dtype=np.int64),
+        "INT32": np.empty(0, dtype=np.int32),
+        "WEIGHT": np.empty(0, dtype=_MEMORY[weight_dtype]),
+        "GRADIENT": np.empty(0, dtype=_MEMORY[gradient_dtype]),
+        "REAL": np.empty(0, dtype=_MEMORY[dtype]),
+        "TILE": TILE,
+        "jit": _jit,
+        "entry": partial(_entry, threaded),
+    }
+    # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
+    engine = Path(__file__).read_text(encoding="utf-8")
+    key = repr((source, rule.source, str(weight_dtype), str(gradient_dtype), engine))
+    name = f"{rule.name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    module = _import_generated(name, source, names)
+    if module is None:  # no folder to write to: compile in memory, every time anew
+        names["entry"] = partial(_entry, threaded, cache=False)
+        exec(compile(source, f"<tristep {name}>", "exec"), names)
+        return names["update"]
+    return module.update
+
+
+def _entry(threaded: bool, fn: Any, cache: bool = True) -> Any:
+    options = {"error_model": "numpy", "fastmath": {"contract"}, "cache": cache}
+    if not threaded:
+        return numba.njit(fn, nogil=True, **options)
+    return numba.cfunc(numba.types.void(numba.types.CPointer(numba.types.int64)), nopython=True, **options)(fn)
+
+
+def _import_generated(name: str, source: str, names: dict[str, Any]) -> types.ModuleType | None:
+    folder = cache_folder()
+    path = folder / f"{name}.py"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != source:
+            # Whole or not at all, since several processes may write the same file.
+            with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False, encoding="utf-8") as file:
+                file.write(source)
+            os.replace(file.name, path)
+    except OSError:
+        return None
+    spec = importlib.util.spec_from_file_location(f"tristep_generated_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    vars(module).update(names)
+    sys.modules[module.__name__] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _loop_source(rule: Rule, masters: bool, threaded: bool) -> str:
+    """The loop's text. The innermost function takes arrays, because only so does it vectorise."""
+    states = [f"s{k}" for k in range(len(rule.state))]
+    arrays = ["w", "g", *states] + (["m"] if masters else [])
+    read = ", ".join(f"{s}[i]" for s in states) + ("," if states else "")
+    write = "".join(f"        {s}[i] = new[{k}]\n" for k, s in enumerate(states))
+    if masters:
+        write += "        m[i] = value\n"
+    like = {"w": "WEIGHT", "g": "GRADIENT"}
+    row = {"w": WEIGHT, "g": GRADIENT} | {s: FIRST_STATE + k for k, s in enumerate(states)}
+    row |= {"m": FIRST_STATE + len(states)}
+    views = ",\n            ".join(
+        f"carray(pointer(addresses[{row[a]}, t] + start * {like.get(a, 'REAL')}.itemsize, {like.get(a, 'REAL')}), n)"
+        for a in arrays
+    )
+    hyper = "".join(f"hyper[t, {1 + k}], " for k in range(len(rule.hyper)))
+    text = f'''"""Generated by tristep from the rule {rule.name}; safe to delete."""
+
+
+@jit
+def chunk({", ".join(arrays)}, rescale, hyper):
+    for i in range(w.size):
+        value, new = rule(load_weight({"m" if masters else "w"}[i]), load_gradient(g[i]) * rescale, ({read}), hyper)
+        w[i] = store_weight(value)
+{write}
+
+@jit
+def one(addresses, sizes, hyper, t, start):
+    if addresses[{GRADIENT}, t] != 0:
+        n = min(TILE, sizes[t] - start)
+        chunk(
+            {views},
+            hyper[t, 0],
+            ({hyper}),
+        )
+
+
+@entry
+'''
+    if not threaded:
+        return (
+            text
+            + """def update(addresses, sizes, hyper, tiles):
+    for j in range(tiles.shape[0]):
+        one(addresses, sizes, hyper, tiles[j, 0], tiles[j, 1] * TILE)
+"""
+        )
+    return (
+        text
+        + """def update(shared):
+    what = carray(shared, 9)
+    addresses = carray(pointer(what[1], INT64), (what[5], what[6]))
+    sizes = carray(pointer(what[2], INT64), (what[6],))
+    hyper = carray(pointer(what[3], REAL), (what[6], what[7]))
+    tiles = carray(pointer(what[4], INT32), (what[8], 2))
+    j = take_ticket(shared)
+    while j < what[8]:
+        one(addresses, sizes, hyper, tiles[j, 0], tiles[j, 1] * TILE)
+        j = take_ticket(shared)
+"""
+    )

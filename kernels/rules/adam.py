@@ -1,0 +1,37 @@
+"""Adam and its kin: a running mean of the gradient over the root of a running mean of its square."""
+
+from ..language import jit, rule, tl
+from .common import clipped, decayed_before_clip
+
+
+@jit
+def moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2):
+    """The two exponential averages, of the gradient and of its square."""
+    return beta1 * mean + one_minus_beta1 * g, beta2 * var + one_minus_beta2 * g * g
+
+
+@rule
+def adam(w, g, state, hyper):
+    """Kingma & Ba (2015), alg. 1 in the form of its section 2; decay inside the clip as in MXNet 1.9.1.
+
+    `lr` arrives with both bias corrections in it, and `epsilon` is added after them.
+    """
+    mean, var = state
+    lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper
+    g = decayed_before_clip(w, g, wd, clip)
+    mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
+    return w - lr * mean / (tl.sqrt(var) + epsilon), (mean, var)
+
+
+@rule
+def adamw(w, g, state, hyper):
+    """Loshchilov & Hutter (2019), alg. 2: decay apart from the gradient.
+
+    `lr` arrives with the bias corrections in it. `decay` is what is taken off the weight: the plain rate times
+    wd in the paper and in torch, the corrected rate times wd in MXNet.
+    """
+    mean, var = state
+    lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper
+    g = clipped(g, clip)
+    mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
+    return w - (lr * mean / (tl.sqrt(var) + epsilon) + decay * w), (mean, var)

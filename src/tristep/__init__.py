@@ -1,0 +1,34 @@
+"""tristep: Gluon's ``Trainer`` for PyTorch, with fused updates in Triton.
+
+This file is the face of the package: the names a user types, and nothing else. The work is done in three
+sub-packages, each of which may import only those before it: ``tristep.kernels`` (update rules and what runs
+them), ``tristep.trainer`` (optimizers, schedules, stores, ``Trainer``) and ``tristep.viz`` (pictures and
+widgets, loaded on first use because they need the ``notebook`` extra).
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from . import kernels, trainer
+from .kernels import rule
+from .trainer import StaleGradientError, Trainer, lr_scheduler, optimizer
+
+__all__ = ["StaleGradientError", "Trainer", "kernels", "lr_scheduler", "optimizer", "rule", "trainer", "viz"]
+
+try:
+    __version__ = version("tristep")
+except PackageNotFoundError:  # a checkout on PYTHONPATH, never installed
+    __version__ = "0+uninstalled"
+
+_LAZY = ("viz",)  # sub-packages imported on first use
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,107 @@
+"""What every test runs under: the engines' environment, seeds, poisoned memory, MXNet's numbers on request.
+
+It is loaded before any test module, and so before anything imports Triton or numba: both read their settings
+on import. Child processes inherit the settings through the environment.
+"""
+
+import json
+import os
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+THREADS = max(1, _cores // _workers)  # so that parallel workers do not fight for the cores
+os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+os.environ.setdefault("NUMBA_NUM_THREADS", str(THREADS))
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import numpy as np  # noqa: E402  # NumPy and torch read the thread counts too
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(THREADS)
+
+HAS_DEVICE = torch.cuda.is_available()  # true for ROCm too
+if not HAS_DEVICE:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # the triton engine then runs on CPU tensors
+
+_GOLDEN = Path(__file__).parent / "golden"
+_GOLDEN_FOLDERS = {1: _GOLDEN, 2: _GOLDEN / "v2"}
+
+
+class Golden(NamedTuple):
+    """One recorded run of MXNet: what it was given, and the arrays that it gave."""
+
+    config: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+@cache
+def golden_runs(group: str, version: int = 1) -> tuple[Golden, ...]:
+    """The recorded runs of a group, such as "adam", of MXNet 1.9.1 (version 1) or 2.0.0b1 (version 2)."""
+    folder = _GOLDEN_FOLDERS[version]
+    entry = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["groups"][group]
+    stored = np.load(folder / entry["file"]) if "file" in entry else {}
+    runs = []
+    for config in entry["configs"]:
+        names = config.get("arrays", [])  # groups of random draws have none, only statistics
+        runs.append(Golden(config, {name: stored[f"{config['id']}.{name}"] for name in names}))
+    return tuple(runs)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "golden(*groups, version=1, where=None): run the test once for each recorded run of these groups of "
+        "MXNet 1.9.1 (version=2: 2.0.0b1) for which where(config) is true; its argument `golden` is the pair "
+        "(config, arrays)",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marks = list(metafunc.definition.iter_markers("golden"))
+    if not marks:
+        return
+    cases = [case for mark in marks for case in _golden_cases(*mark.args, **mark.kwargs)]
+    if not cases:
+        raise pytest.UsageError(f"{metafunc.definition.nodeid}: no recorded run fits its golden mark")
+    metafunc.parametrize("golden", cases, indirect=True)
+
+
+def _golden_cases(*groups: str, version: int = 1, where: Any = None) -> list[Any]:
+    return [
+        pytest.param(run, id=f"{run.config['id']}-v{version}")
+        for group in groups
+        for run in golden_runs(group, version)
+        if where is None or where(run.config)
+    ]
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """The recorded run of this case, its arrays the test's own to change; needs the mark of the same name."""
+    config, arrays = request.param
+    return Golden(config, {name: array.copy() for name, array in arrays.items()})
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  # for libraries that still draw from the global generator
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=not HAS_DEVICE)
+def poisoned_memory():
+    """Memory from torch.empty and its like holds NaN (the largest value, for ints) instead of what lay there.
+
+    On a GPU it works only when asked for by name: torch offers it only together with deterministic
+    algorithms, and on a GPU these refuse some operations.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)

@@ -1,0 +1,97 @@
+"""What `import tristep` loads, and that it works where optional libraries are missing."""
+
+import subprocess
+import sys
+import textwrap
+from importlib.metadata import version
+
+import pytest
+
+pytestmark = pytest.mark.packaging
+
+OPTIONAL = [
+    "triton",
+    "numba",
+    "llvmlite",
+    "matplotlib",
+    "ipywidgets",
+    "IPython",
+    "sklearn",
+    "scipy",
+    "pandas",
+]
+
+# Imports every module below `kernels` and `trainer`. One that cannot do without a missing library may refuse,
+# provided that the library is missing to itself and not to a module that it imports.
+IMPORT_EVERYTHING_BUT_VIZ = """
+    import importlib, pkgutil
+    import tristep, tristep.kernels, tristep.trainer
+    imported = []
+    for package in (tristep.kernels, tristep.trainer):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            try:
+                importlib.import_module(module.name)
+                imported.append(module.name)
+            except ModuleNotFoundError as error:
+                last = error.__traceback__
+                while last.tb_next:
+                    last = last.tb_next
+                asker = last.tb_frame.f_globals["__name__"]
+                if error.name.split(".")[0] not in missing or asker != module.name:
+                    raise
+    assert "tristep.trainer.lr_scheduler" in imported, imported
+    assert "tristep.kernels.rules" in imported, imported
+"""
+
+
+def _run(code, cwd):
+    """Run code in a fresh interpreter, warnings as errors, and return what it printed."""
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def _without(names):
+    """Code that makes modules look as if they were not installed."""
+    return f"import sys; missing = {names!r}; sys.modules.update(dict.fromkeys(missing))\n"
+
+
+def test_importing_tristep_loads_no_heavy_module(tmp_path):
+    heavy = {"numba", "matplotlib", "ipywidgets", "IPython", "scipy", "sklearn", "pandas"}
+    loaded = _run("import sys, tristep; print(*sys.modules)", tmp_path).split()
+    assert "tristep" in loaded
+    assert heavy.isdisjoint(loaded)
+
+
+def test_importing_tristep_touches_no_device(tmp_path):
+    code = "import tristep, torch; print(torch.cuda.is_initialized())"
+    assert _run(code, tmp_path).split() == ["False"]
+
+
+def test_viz_is_listed_and_loaded_on_first_use(tmp_path):
+    code = """
+        import sys, tristep
+        assert "viz" in dir(tristep)
+        assert "tristep.viz" not in sys.modules
+        assert tristep.viz.__name__ == "tristep.viz"
+    """
+    _run(code, tmp_path)
+
+
+def test_unknown_names_are_attribute_errors():
+    import tristep
+
+    with pytest.raises(AttributeError, match="module 'tristep' has no attribute 'no_such_name'"):
+        tristep.no_such_name  # noqa: B018
+
+
+def test_the_version_is_that_of_the_installed_package():
+    import tristep
+
+    assert tristep.__version__ == version("tristep")
+
+
+@pytest.mark.parametrize("missing", [["triton"], ["numba", "llvmlite"], OPTIONAL], ids=["triton", "numba", "all"])
+def test_everything_but_viz_imports_without(missing, tmp_path):
+    _run(_without(missing) + textwrap.dedent(IMPORT_EVERYTHING_BUT_VIZ), tmp_path)

@@ -1,0 +1,88 @@
+"""The checkout itself: folders at the root, links beside the face, one list of packages, who imports whom."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+tomllib = pytest.importorskip("tomllib")  # Python 3.11; the constraints ask for that or later
+
+pytestmark = pytest.mark.packaging
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("kernels", "trainer", "viz")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_every_folder_of_code_is_in_the_list_of_packages():
+    folders = {path.parent.relative_to(ROOT) for top in FOLDERS for path in (ROOT / top).rglob("*.py")}
+    assert all((ROOT / folder / "__init__.py").exists() for folder in folders)
+    expected = {"tristep"} | {".".join(("tristep", *folder.parts)) for folder in folders}
+    listed = PROJECT["tool"]["setuptools"]["packages"]
+    assert set(listed) == expected
+    assert len(listed) == len(expected)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_links_beside_the_face_are_relative(folder):
+    link = ROOT / "src" / "tristep" / folder
+    if link.is_file():
+        pytest.skip("this checkout was made without symbolic links, so only tools are affected")
+    assert link.is_symlink()
+    assert link.readlink() == Path("..", "..", folder)
+
+
+def test_the_face_holds_nothing_else():
+    """A real folder beside the links, even an empty one, would hide the one at the root."""
+    names = {path.name for path in (ROOT / "src" / "tristep").iterdir()}
+    assert names - {"__pycache__", "__init__.py", "__main__.py", "py.typed"} == set(FOLDERS)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_refuses_to_be_imported_by_its_bare_name(folder):
+    result = subprocess.run(
+        [sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert f"ImportError: this folder is 'tristep.{folder}'; import it by that name" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [("kernels", {"trainer", "viz"}), ("trainer", {"viz"})],
+    ids=["kernels", "trainer"],
+)
+def test_lower_layers_do_not_import_upper_ones(folder, forbidden):
+    found = {
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in (ROOT / folder).rglob("*.py")
+        for name in _imported_names(path)
+        if name.split(".")[:1] == ["tristep"] and forbidden & set(name.split(".")[1:2])
+    }
+    assert not found
+
+
+def test_the_constraints_pin_every_direct_requirement():
+    def names(requirements):
+        return {re.match(r"[\w.-]+", requirement).group() for requirement in requirements}
+
+    project = PROJECT["project"]
+    asked = names(project["dependencies"]).union(*map(names, project["optional-dependencies"].values()))
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = names(line for line in lines if line and not line.startswith("#"))
+    assert asked - pinned == {"tristep"}
+
+
+def _imported_names(path):
+    """Absolute names of the modules, and of the names in them, that a file of ours imports."""
+    package = ("tristep", *path.parent.relative_to(ROOT).parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *filter(None, [node.module])))
+            yield from (f"{module}.{alias.name}" for alias in node.names)

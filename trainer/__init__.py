@@ -1,0 +1,12 @@
+"""Training: ``Trainer``, optimizers, learning-rate schedules, initializers and stores.
+
+Imports ``tristep.kernels``.
+"""
+
+if not __name__.startswith("tristep."):
+    raise ImportError(f"this folder is 'tristep.trainer'; import it by that name (imported as {__name__!r})")
+
+from . import lr_scheduler, optimizer
+from .trainer import StaleGradientError, Trainer
+
+__all__ = ["StaleGradientError", "Trainer", "lr_scheduler", "optimizer"]

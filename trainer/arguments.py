@@ -1,0 +1,78 @@
+"""Checks of what users pass, with errors that name the argument, what came and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["choice", "did_you_mean", "flag", "real", "whole"]
+
+
+def real(
+    name: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    below: float = math.inf,
+    above: float = -math.inf,
+) -> float:
+    """`value` as a float, if it is a finite number with low <= value <= high and above < value < below."""
+    if isinstance(value, (bool, str, bytes)):
+        raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}") from None
+    if math.isfinite(number) and low <= number <= high and above < number < below:
+        return number
+    allowed = ["finite"]
+    if low > -math.inf:
+        allowed.append(f"{low:g} or more")
+    if above > -math.inf:
+        allowed.append(f"greater than {above:g}")
+    if high < math.inf:
+        allowed.append(f"{high:g} or less")
+    if below < math.inf:
+        allowed.append(f"less than {below:g}")
+    raise ValueError(f"{name}={value!r}: must be {' and '.join(allowed)}")
+
+
+def whole(name: str, value: Any, low: float = -math.inf) -> int:
+    """`value` as an int, if it is a whole number of at least `low`."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: must be a whole number, not bool")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: must be a whole number, not {type(value).__name__}") from None
+    if number < low:
+        raise ValueError(f"{name}={value!r}: must be {low:g} or more")
+    return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """`value`, if it is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: must be True or False, not {type(value).__name__}")
+    return value
+
+
+def choice(name: str, value: Any, allowed: Iterable[str], *, ignore_case: bool = False) -> str:
+    """`value`, if it is one of the `allowed` names."""
+    allowed = list(allowed)
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r}: must be a string, one of {', '.join(map(repr, allowed))}")
+    if ignore_case:
+        value = value.lower()
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}.{did_you_mean(value, allowed)}")
+    return value
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint at the known names nearest to `name`, with a space before it; empty where none is near."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

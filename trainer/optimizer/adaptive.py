@@ -1,0 +1,156 @@
+"""Adam, AdamW, AdaGrad and RMSProp: a rate for each element, from the size of its gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...kernels import Rule, rules
+from ..arguments import flag, real
+from .base import RuleOptimizer, register
+
+__all__ = ["AdaGrad", "Adam", "AdamW", "RMSProp"]
+
+
+def _bias_correction(beta1: float, beta2: float, t: int) -> float:
+    """What Adam's rate is multiplied by at update `t`, for averages that started at zero (Kingma & Ba, section 2)."""
+    return math.sqrt(1.0 - beta2**t) / (1.0 - beta1**t)
+
+
+@register
+class Adam(RuleOptimizer):
+    """Adaptive moment estimation.
+
+    Args:
+        learning_rate: default 0.001.
+        beta1, beta2: decay of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root, > 0, after the bias correction (not the paper's epsilon-hat).
+        lazy_update: kept for MXNet's sake; it concerns sparse gradients.
+        **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
+
+    Source: MXNet 1.9.1 Adam; Kingma & Ba (2015).
+    """
+
+    default_learning_rate = 0.001
+    rule = rules.adam
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        lazy_update: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.beta1 = real("beta1", beta1, low=0, below=1)
+        self.beta2 = real("beta2", beta2, low=0, below=1)
+        self.epsilon = real("epsilon", epsilon, low=0)
+        self.lazy_update = lazy_update
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {"lr": lr * _bias_correction(self.beta1, self.beta2, t)}
+
+
+@register
+class AdamW(RuleOptimizer):
+    """Adam with the weight decay apart from the gradient.
+
+    Args:
+        learning_rate: default 0.001.
+        beta1, beta2: decay of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root, >= 0.
+        correct_bias: whether the rate is corrected for averages that start at zero.
+        **kwargs: those of `Optimizer`.
+
+    Source: MXNet 2.0 AdamW, which multiplies the decay by the corrected rate; Loshchilov & Hutter (2019).
+    """
+
+    default_learning_rate = 0.001
+    rule = rules.adamw
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        correct_bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.beta1 = real("beta1", beta1, low=0, below=1)
+        self.beta2 = real("beta2", beta2, low=0, below=1)
+        self.epsilon = real("epsilon", epsilon, low=0)
+        self.correct_bias = flag("correct_bias", correct_bias)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        if self.correct_bias:
+            lr *= _bias_correction(self.beta1, self.beta2, t)
+        return {"lr": lr, "decay": lr * wd}
+
+
+@register
+class AdaGrad(RuleOptimizer):
+    """Rates that fall with the sum of the squared gradients.
+
+    Args:
+        learning_rate: default 0.01.
+        eps: added under the root, >= 0.
+        **kwargs: those of `Optimizer`. The decay is apart from the gradient.
+
+    Source: MXNet 1.9.1 AdaGrad; Duchi, Hazan & Singer (2011).
+    """
+
+    rule = rules.adagrad
+
+    def __init__(self, learning_rate: float | None = None, eps: float = 1e-7, **kwargs: Any) -> None:
+        self.eps = real("eps", eps, low=0)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {"epsilon": self.eps}
+
+
+@register
+class RMSProp(RuleOptimizer):
+    """The gradient over the root of the running mean of its square.
+
+    Args:
+        learning_rate: default 0.001.
+        gamma1: decay of the averages, in [0, 1).
+        gamma2: momentum, in [0, 1); used only when centered.
+        epsilon: added under the root, >= 0.
+        centered: divide by the root of the variance instead, and use momentum.
+        clip_weights: weights are limited to [-clip_weights, clip_weights]; None means no limit.
+        **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
+
+    Source: MXNet 1.9.1 RMSProp; Tieleman & Hinton (2012), centered Graves (2013).
+    """
+
+    default_learning_rate = 0.001
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        gamma1: float = 0.9,
+        gamma2: float = 0.9,
+        epsilon: float = 1e-8,
+        centered: bool = False,
+        clip_weights: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.gamma1 = real("gamma1", gamma1, low=0, below=1)
+        self.gamma2 = real("gamma2", gamma2, low=0, below=1)
+        self.epsilon = real("epsilon", epsilon, low=0)
+        self.centered = flag("centered", centered)
+        self.clip_weights = None if clip_weights is None else real("clip_weights", clip_weights, low=0)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    @property
+    def rule(self) -> Rule:  # type: ignore[override]
+        return rules.rmsprop_centered if self.centered else rules.rmsprop
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {"clip_weights": self.clip_weights or math.inf}

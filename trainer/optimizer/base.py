@@ -1,0 +1,365 @@
+"""Optimizer: counts, learning rates and multipliers, as in MXNet; RuleOptimizer: an optimizer that is a rule and a few numbers.
+
+The registry is here too. No arithmetic on tensors happens here.
+"""
+
+from __future__ import annotations
+
+import abc
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+
+from ...kernels import Rule, Update
+from ...kernels.table import allocate_states
+from .. import lr_scheduler as schedulers
+from ..arguments import did_you_mean, flag, real, whole
+
+__all__ = ["Index", "Optimizer", "RuleOptimizer", "create", "register", "registered"]
+
+Index = int | str
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+class Optimizer(abc.ABC):
+    """Base class of all optimizers, with MXNet's interface for optimizers of one's own.
+
+    A subclass supplies `create_state(index, weight)` and `update(index, weight, grad, state)` in plain torch operations,
+    and in `update` asks `_update_count(index)`, `_get_lr(index)` and `_get_wd(index)` for what it needs. It runs as it is
+    written, one tensor at a time. To get fused kernels instead, write a rule and subclass `RuleOptimizer`.
+
+    Args:
+        learning_rate: step size, >= 0; None means the class's default, or the scheduler's own rate if there is one.
+        wd: weight decay, >= 0.
+        rescale_grad: what every gradient is multiplied by first. `Trainer.step` sets it to 1 / batch_size times this.
+        clip_gradient: elements of the gradient are limited to [-clip_gradient, clip_gradient]; None means no limit.
+        lr_scheduler: a callable from the number of updates to the learning rate, such as those of `tristep.lr_scheduler`.
+            If `learning_rate` is given as well, it becomes the scheduler's `base_lr`.
+        begin_num_update: where the count of updates starts, >= 0.
+        multi_precision: keep a float32 copy of float16 and bfloat16 weights and update that.
+        param_idx2name: names of the parameters by index. By MXNet's rule, names that end neither in weight nor in gamma
+            then get a wd_mult of 0.
+        param_dict: parameters by index, whose attributes `lr_mult` and `wd_mult` are read at every step.
+
+    Raises:
+        TypeError: an unknown argument, or one of the wrong type.
+        ValueError: an argument out of its range.
+
+    Source: MXNet 1.9.1, `python/mxnet/optimizer/optimizer.py`.
+    """
+
+    default_learning_rate: ClassVar[float] = 0.01
+
+    def __init__(
+        self,
+        *,
+        learning_rate: float | None = None,
+        wd: float = 0.0,
+        rescale_grad: float = 1.0,
+        clip_gradient: float | None = None,
+        lr_scheduler: Callable[[int], float] | None = None,
+        begin_num_update: int = 0,
+        multi_precision: bool = False,
+        param_idx2name: Mapping[Index, str] | None = None,
+        param_dict: Mapping[Index, torch.Tensor] | None = None,
+        **unknown: Any,
+    ) -> None:
+        _refuse_unknown(type(self), unknown)
+        if learning_rate is not None:
+            learning_rate = real("learning_rate", learning_rate, low=0)
+        if lr_scheduler is not None and not callable(lr_scheduler):
+            raise TypeError(
+                f"lr_scheduler={lr_scheduler!r}: must be a scheduler, such as tristep.lr_scheduler.CosineScheduler(...), "
+                "or another callable from the number of updates to a learning rate"
+            )
+        if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
+            raise TypeError(f"param_idx2name must map indices to names, got {type(param_idx2name).__name__}")
+        self.wd = real("wd", wd, low=0)
+        self.rescale_grad = real("rescale_grad", rescale_grad)
+        # MXNet's kernels take 0 and negative numbers for "no limit".
+        self.clip_gradient = None if clip_gradient is None else real("clip_gradient", clip_gradient)
+        self.begin_num_update = whole("begin_num_update", begin_num_update, low=0)
+        self.multi_precision = flag("multi_precision", multi_precision)
+        self.lr = self.default_learning_rate if learning_rate is None else learning_rate
+        self.lr_scheduler = lr_scheduler
+        if isinstance(lr_scheduler, schedulers.LRScheduler):
+            if learning_rate is not None and learning_rate != lr_scheduler.base_lr:
+                warnings.warn(
+                    f"learning_rate={learning_rate} replaces base_lr={lr_scheduler.base_lr} of {lr_scheduler!r}; "
+                    "give only one of them",
+                    stacklevel=_stacklevel(),
+                )
+                lr_scheduler.base_lr = learning_rate
+        self.num_update = self.begin_num_update
+        self.idx2name = dict(param_idx2name or {})
+        self.param_dict = dict(param_dict or {})
+        self._counts = np.zeros(0, dtype=np.int64)
+        self._slots: dict[Index, int] = {}
+        self.lr_mult: dict[Index, float] = {}
+        self.wd_mult: dict[Index, float] = {}
+        self.set_lr_mult({})
+        self.set_wd_mult({})
+
+    @abc.abstractmethod
+    def create_state(self, index: Index, weight: torch.Tensor) -> Any:
+        """The state of one parameter before its first update: None, a tensor, or a tuple of such."""
+
+    @abc.abstractmethod
+    def update(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
+        """Update one weight and its state in place. Called without gradient recording."""
+
+    def create_state_multi_precision(self, index: Index, weight: torch.Tensor) -> Any:
+        """As `create_state`; with `multi_precision` and a 16-bit weight the pair (float32 copy, its state)."""
+        if self.keeps_master(weight):
+            master = weight.detach().float()
+            return master, self.create_state(index, master)
+        return self.create_state(index, weight)
+
+    def update_multi_precision(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
+        """As `update`, on the float32 copy where there is one; the weight is that copy, rounded."""
+        if self.keeps_master(weight):
+            master, inner = state
+            self.update(index, master, grad.float(), inner)
+            weight.copy_(master)
+        else:
+            self.update(index, weight, grad, state)
+
+    def keeps_master(self, weight: torch.Tensor) -> bool:
+        """Whether this weight is updated through a float32 copy."""
+        return self.multi_precision and weight.dtype in _LOW_PRECISION
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate at the present number of updates, before multipliers."""
+        return self.lr if self.lr_scheduler is None else float(self.lr_scheduler(self.num_update))
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the rate.
+
+        Raises:
+            UserWarning: there is a scheduler, which decides the rate. (MXNet raises the warning class itself.)
+            ValueError: negative or not finite.
+        """
+        if self.lr_scheduler is not None:
+            raise UserWarning(
+                f"the learning rate is decided by {self.lr_scheduler!r}, so it cannot be set to {lr}: change the "
+                "scheduler's base_lr, or set optimizer.lr_scheduler = None first"
+            )
+        self.lr = real("lr", lr, low=0)
+
+    def set_lr_mult(self, args_lr_mult: Mapping[Index, float]) -> None:
+        """Multipliers of the learning rate by parameter index or name; replaces those set before.
+
+        An attribute `lr_mult` of the parameter itself comes before these.
+        """
+        self.lr_mult = self._checked_multipliers("lr_mult", args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: Mapping[Index, float]) -> None:
+        """Multipliers of the weight decay by parameter index or name; replaces those set before.
+
+        Where `param_idx2name` was given, names that end neither in weight nor in gamma start at 0, as in MXNet 1.9.1.
+        """
+        given = self._checked_multipliers("wd_mult", args_wd_mult)
+        self.wd_mult = {
+            name: 0.0 for name in self.idx2name.values() if not name.endswith(("_weight", "_gamma", ".weight", ".gamma"))
+        } | given
+
+    def multipliers(self, index: Index) -> tuple[float, float]:
+        """lr_mult and wd_mult of a parameter: its own attribute, else by index, else by name, else 1."""
+        own = getattr(self.param_dict.get(index), "__dict__", {})
+        name = self.idx2name.get(index, index)
+        lr_mult, wd_mult = own.get("lr_mult"), own.get("wd_mult")
+        if lr_mult is None:
+            lr_mult = self.lr_mult.get(index, self.lr_mult.get(name, 1.0))
+        if wd_mult is None:
+            wd_mult = self.wd_mult.get(index, self.wd_mult.get(name, 1.0))
+        return float(lr_mult), float(wd_mult)
+
+    def slots(self, indices: Sequence[Index]) -> list[int]:
+        """Where the counts of these parameters are kept; new parameters start at `begin_num_update`."""
+        new = [index for index in indices if index not in self._slots]
+        if new:
+            for index in new:
+                self._slots[index] = len(self._slots)
+            fresh = np.full(len(new), self.begin_num_update, dtype=np.int64)
+            self._counts = np.concatenate([self._counts, fresh])
+        return [self._slots[index] for index in indices]
+
+    @property
+    def counts(self) -> dict[Index, int]:
+        """How often each parameter has been updated."""
+        return {index: int(self._counts[slot]) for index, slot in self._slots.items()}
+
+    def _update_count(self, index: Index | Sequence[Index]) -> None:
+        """Count an update of these parameters; `num_update` is the largest count of all."""
+        indices = list(index) if isinstance(index, (list, tuple)) else [index]
+        slots = self.slots(indices)  # type: ignore[arg-type]
+        self._counts[slots] += 1
+        self.num_update = max(self.num_update, int(self._counts[slots].max()))
+
+    def _get_lr(self, index: Index) -> float:
+        return self.learning_rate * self.multipliers(index)[0]
+
+    def _get_wd(self, index: Index) -> float:
+        return self.wd * self.multipliers(index)[1]
+
+    def _checked_multipliers(self, argument: str, given: Mapping[Index, float]) -> dict[Index, float]:
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{argument} must map parameter indices or names to numbers, got {type(given).__name__}")
+        return {key: real(f"{argument}[{key!r}]", value, low=0) for key, value in given.items()}
+
+    def settings(self) -> dict[str, Any]:
+        """The optimizer's own numbers and switches, as plain data for saving."""
+        plain = (bool, int, float, str, type(None))
+        skipped = ("lr_scheduler",)
+        return {k: v for k, v in vars(self).items() if k[0] != "_" and k not in skipped and isinstance(v, plain)}
+
+    def __repr__(self) -> str:
+        shown = {k: v for k, v in vars(self).items() if isinstance(v, (bool, int, float)) and not k.startswith("_")}
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+
+class RuleOptimizer(Optimizer):
+    """An optimizer that is an update rule and its hyper-parameters. Runs fused, on every engine.
+
+    A subclass sets `rule`, takes its hyper-parameters in `__init__` and keeps each in an attribute of the name that the
+    rule uses. `lr`, `wd` and `clip` are there already, with multipliers and schedule in them, and `one_minus_x` is formed
+    from `x`. What depends on the number of updates is returned by `hyper`.
+
+    Example:
+        >>> import tristep
+        >>> from tristep.kernels import rules
+        >>> class Plain(tristep.optimizer.RuleOptimizer):
+        ...     rule = rules.sgd
+        >>> Plain(learning_rate=0.5).lr
+        0.5
+    """
+
+    rule: Rule
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """Hyper-parameters at a parameter's update number `t` (the first is 1), where they are not plain attributes.
+
+        `lr` and `wd` are the parameter's, multiplied already; what is returned under these names replaces them.
+        """
+        return {}
+
+    def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
+        """Fill the state tensors, which are zero, where a rule starts otherwise."""
+
+    def row(self, t: int, lr: float, wd: float) -> list[float]:
+        """All hyper-parameters of the rule in its order, after `rescale_grad`."""
+        values = {"lr": lr, "wd": wd, "clip": self.clip_gradient or math.inf} | self.hyper(t, lr, wd)
+        if values["clip"] < 0:
+            values["clip"] = math.inf
+        row = [self.rescale_grad]
+        for name in self.rule.hyper:
+            if name in values:
+                row.append(values[name])
+            elif hasattr(self, name):
+                row.append(getattr(self, name))
+            elif name.startswith("one_minus_") and hasattr(self, name[10:]):
+                row.append(1.0 - getattr(self, name[10:]))
+            else:
+                raise TypeError(
+                    f"rule {self.rule.name!r} needs {name!r}, which {type(self).__name__} lacks: set self.{name} in "
+                    "__init__, or return it from hyper(t, lr, wd)"
+                )
+        return row
+
+    def create_state(self, index: Index, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """One tensor for each state of the rule, in the arithmetic's type."""
+        (state,) = allocate_states([weight], len(self.rule.state))
+        self.init_state(weight.detach(), state)
+        return state
+
+    def update(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
+        """Update one weight in place. Slow for many: `get_updater` and `Trainer` launch once for all of them."""
+        run = Update(self.rule, [weight], [tuple(state)])
+        run.bind([grad])
+        self._update_count(index)
+        t = int(self._counts[self._slots[index]])
+        run.hyper[0] = self.row(t, self._get_lr(index), self._get_wd(index))
+        run()
+
+
+_registry: dict[str, type[Optimizer]] = {}
+_Class = TypeVar("_Class", bound=type[Optimizer])
+
+
+def register(klass: _Class) -> _Class:
+    """Class decorator: make an optimizer known by its name, in lower case. A second one of that name replaces the first."""
+    if not (isinstance(klass, type) and issubclass(klass, Optimizer)):
+        raise TypeError(f"@register takes a subclass of Optimizer, got {klass!r}")
+    name = klass.__name__.lower()
+    known = _registry.get(name)
+    if known is not None and (known.__module__, known.__qualname__) != (klass.__module__, klass.__qualname__):
+        warnings.warn(f"optimizer {name!r} now means {klass!r}, before {known!r}", stacklevel=2)
+    _registry[name] = klass
+    return klass
+
+
+def registered() -> dict[str, type[Optimizer]]:
+    """The optimizers by name."""
+    return dict(sorted(_registry.items()))
+
+
+def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
+    """Make an optimizer by the name of its class, in any case.
+
+    Args:
+        name: such as "sgd" or "Adam"; an instance is returned as it is.
+        **kwargs: the class's arguments.
+
+    Raises:
+        TypeError: `name` is no string, an argument is unknown or of the wrong type, or comes beside an instance.
+        ValueError: no such optimizer, or an argument out of its range.
+
+    Example:
+        >>> import tristep
+        >>> tristep.optimizer.create("sgd", learning_rate=0.5).learning_rate
+        0.5
+    """
+    if isinstance(name, Optimizer):
+        if kwargs:
+            raise TypeError(
+                f"arguments beside an optimizer instance: {', '.join(kwargs)}; give them to {type(name).__name__}"
+            )
+        return name
+    if not isinstance(name, str):
+        raise TypeError(f"optimizer={name!r}: must be a name, such as 'sgd', or an Optimizer, not {type(name).__name__}")
+    if name.lower() not in _registry:
+        raise ValueError(
+            f"optimizer={name!r}: no optimizer is registered by that name; there are {', '.join(sorted(_registry))}."
+            f"{did_you_mean(name.lower(), _registry)} A class of your own needs @tristep.optimizer.register"
+        )
+    return _registry[name.lower()](**kwargs)
+
+
+def _refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:
+    if not unknown:
+        return
+    allowed: list[str] = []
+    for base in klass.__mro__:
+        if base is not object and "__init__" in vars(base):
+            parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+            allowed += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    allowed = [name for name in dict.fromkeys(allowed) if name != "self"]
+    for name, value in unknown.items():
+        raise TypeError(
+            f"{klass.__name__} has no argument {name!r} (={value!r}); it has {', '.join(allowed)}."
+            f"{did_you_mean(name, allowed)}"
+        )
+
+
+def _stacklevel() -> int:
+    """How far up the first caller outside this package's constructors is."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_code.co_name in ("_stacklevel", "__init__", "create", "_make_optimizer"):
+        frame, level = frame.f_back, level + 1
+    return max(level, 1)

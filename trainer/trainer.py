@@ -1,0 +1,376 @@
+"""Trainer: Gluon's way to apply an optimizer to a model's parameters, on PyTorch.
+
+`step` is short on purpose: with small models its Python is what costs. The usual case, where the gradients are the
+tensors of the last step with new contents, is decided by a few list comparisons; everything else goes through `_select`.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ..kernels.engine import DTYPES, choose_engine
+from . import checkpoint
+from .arguments import choice, did_you_mean, flag, real
+from .optimizer import Optimizer, Updater, create
+from .optimizer.updater import Plan
+
+__all__ = ["StaleGradientError", "Trainer"]
+
+KVSTORES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist", "dist_async", "dist_device_async")
+COMPRESSIONS = ("2bit", "1bit")
+
+
+class StaleGradientError(UserWarning, RuntimeError):
+    """A parameter has had no backward pass since the last step. (Gluon raises UserWarning, which this is, too.)"""
+
+
+class Trainer:
+    """Applies an optimizer to parameters, from the gradients that `backward` left in them.
+
+    Args:
+        params: what to train: a `torch.nn.Module`, an iterable of parameters or of (name, parameter), a dict of them (taken
+            in the order of their sorted names, as in Gluon), or torch-style groups, dicts with "params" and, if wanted,
+            "lr_mult" and "wd_mult". Parameters with `requires_grad=False` are left alone.
+        optimizer: a name, such as "sgd" or "adam", or an `Optimizer`.
+        optimizer_params: arguments of the optimizer by name, as a dict or as pairs; none beside an instance.
+        kvstore: which store reduces gradients: None, "local", "device" or "nccl". In one process with one copy of the
+            model there is nothing to reduce. The dist stores do not exist yet.
+        compression_params: gradient compression, {"type": "2bit" or "1bit", "threshold": 0.5}. It acts between copies of a
+            model, so here it changes nothing.
+        update_on_kvstore: whether the store updates the weights; None or False here, as one process needs no store.
+        engine: who computes: "triton", "cpu", "eager", or None for the best there is (see `tristep.kernels`).
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit; the message says which and what is allowed.
+        NotImplementedError: a dist store.
+
+    Example:
+        >>> import torch, tristep
+        >>> net = torch.nn.Linear(2, 1)
+        >>> trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+        >>> loss = net(torch.ones(4, 2)).sum()
+        >>> loss.backward()
+        >>> trainer.step(batch_size=4)
+
+    Source: MXNet 1.9.1, `gluon.Trainer`.
+    """
+
+    def __init__(
+        self,
+        params: torch.nn.Module | Iterable[Any] | Mapping[str, torch.nn.Parameter],
+        optimizer: str | Optimizer,
+        optimizer_params: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
+        kvstore: str | None = "device",
+        compression_params: Mapping[str, Any] | None = None,
+        update_on_kvstore: bool | None = None,
+        *,
+        engine: str | None = None,
+    ) -> None:
+        named = _named_parameters(params)
+        _check_parameters(named)
+        _check_store(kvstore, compression_params, update_on_kvstore)
+        for _, parameter, _ in named:
+            choose_engine(parameter.device, engine)
+        self._optimizer = _make_optimizer(optimizer, optimizer_params)
+        for _, parameter, own in named:
+            for multiplier, value in own.items():
+                setattr(parameter, multiplier, value)
+        self._names = [name for name, _, _ in named]
+        self._params = [parameter for _, parameter, _ in named]
+        self._optimizer.param_dict = dict(enumerate(self._params))
+        self._scale = self._optimizer.rescale_grad
+        self._updater = Updater(self._optimizer, engine)
+        self._plan: Plan | None = None
+        # The gradients that the last step used up: which tensors, and how often they had been written to.
+        self._used: list[weakref.ref[torch.Tensor] | None] = [None] * len(self._params)
+        self._used_versions = [-1] * len(self._params)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer in use."""
+        return self._optimizer
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's present rate, before multipliers."""
+        return self._optimizer.learning_rate
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the rate. Raises UserWarning where a scheduler decides it, ValueError where it is negative."""
+        self._optimizer.set_learning_rate(lr)
+
+    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+        """Reduce gradients and update the weights, with gradients divided by `batch_size`.
+
+        Gradients are fresh once `backward`, or anything else, has written to them since the last step. The gradients
+        themselves are not changed.
+
+        Args:
+            batch_size: > 0; 1 if the loss is a mean already.
+            ignore_stale_grad: leave parameters without a fresh gradient as they are, their state and count too, instead
+                of raising an error.
+
+        Raises:
+            StaleGradientError: some parameters have no fresh gradient; nothing has been changed.
+            ValueError, TypeError: a batch size or a gradient that does not fit; nothing has been changed.
+        """
+        self._step(batch_size, ignore_stale_grad)
+
+    def allreduce_grads(self) -> None:
+        """Reduce gradients over the copies of the model, without updating; here, with one copy, there is nothing to do.
+
+        To be followed by `update`, after clipping, say.
+        """
+
+    def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
+        """As `step`, without reducing: the second half, after `allreduce_grads`."""
+        self._step(batch_size, ignore_stale_grad)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, or fill them with zeros. A gradient that was used up does not become fresh by that."""
+        if set_to_none:
+            for parameter in self._params:
+                parameter.grad = None
+            return
+        stale = [i for i, parameter in enumerate(self._params) if not self._is_fresh(i, parameter.grad)]
+        with torch.no_grad():
+            torch._foreach_zero_([parameter.grad for parameter in self._params if parameter.grad is not None])
+        for i in stale:
+            gradient = self._params[i].grad
+            if gradient is not None:
+                self._used_versions[i] = gradient._version
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's settings, counts, schedule and states, as plain data and tensors (not copied)."""
+        return checkpoint.collect(self._updater, self._names, self._params)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave. Checks all of it first.
+
+        The optimizer's settings, its schedule and its counts become the saved ones, as in Gluon; the multipliers, which
+        belong to the parameters, stay.
+
+        Raises:
+            ValueError, TypeError: it does not fit this trainer; nothing has been changed.
+        """
+        checkpoint.restore(self._updater, self._names, self._params, state_dict)
+        self._plan = None
+
+    def save_states(self, fname: str | os.PathLike[str]) -> None:
+        """Write `state_dict` to a file (safetensors with JSON in its metadata): whole, or not at all."""
+        checkpoint.write(fname, self.state_dict())
+
+    def load_states(self, fname: str | os.PathLike[str]) -> None:
+        """Read what `save_states` wrote, as `load_state_dict`.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is not a state file, is damaged, or does not fit this trainer; nothing has been changed.
+        """
+        self.load_state_dict(checkpoint.read(fname))
+
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self._params if not _is_lazy(parameter))
+        return f"Trainer({len(self._params)} parameters, {count:,} elements, {self._optimizer!r})"
+
+    def _step(self, batch_size: float, ignore_stale_grad: bool) -> None:
+        if type(batch_size) is not int or batch_size <= 0:
+            batch_size = real("batch_size", batch_size, above=0)
+        plan = self._plan
+        if plan is None:
+            plan = self._plan = self._make_plan()
+        gradients: list[Any] = [parameter.grad for parameter in self._params]
+        if held := plan.holds(gradients):
+            versions = [gradient._version for gradient in gradients if gradient is not None]
+            held = len(versions) == len(gradients) and all(map(operator.ne, versions, self._used_versions))
+        if not held:
+            gradients = self._select(gradients, ignore_stale_grad)
+            versions = [-1 if gradient is None else gradient._version for gradient in gradients]
+        before = self._optimizer.rescale_grad
+        self._optimizer.rescale_grad = self._scale / batch_size
+        try:
+            plan.step(gradients, held)
+        except BaseException:
+            self._optimizer.rescale_grad = before
+            raise
+        if held:
+            self._used_versions = versions
+            return
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                self._used[i] = weakref.ref(gradient)
+                self._used_versions[i] = versions[i]
+
+    def _make_plan(self) -> Plan:
+        lazy = [name for name, parameter in zip(self._names, self._params, strict=True) if _is_lazy(parameter)]
+        if lazy:
+            raise ValueError(f"{_listed(lazy)} of params not initialized yet: run the model once before the first step")
+        return Plan(self._updater, list(range(len(self._params))), self._params)
+
+    def _is_fresh(self, i: int, gradient: torch.Tensor | None) -> bool:
+        if gradient is None:
+            return False
+        used = self._used[i]
+        return used is None or used() is not gradient or gradient._version != self._used_versions[i]
+
+    def _select(self, gradients: list[torch.Tensor | None], ignore_stale_grad: bool) -> list[torch.Tensor | None]:
+        """The gradients to use, None for parameters that stay as they are; an error for stale ones."""
+        chosen: list[torch.Tensor | None] = []
+        stale = []
+        for i, gradient in enumerate(gradients):
+            if not self._params[i].requires_grad:
+                gradient = None
+            elif not self._is_fresh(i, gradient):
+                stale.append(f"{self._names[i]!r}" + (" (no gradient)" if gradient is None else ""))
+                gradient = None
+            elif gradient is not None and gradient.layout != torch.strided:
+                raise TypeError(
+                    f"the gradient of {self._names[i]!r} is sparse ({gradient.layout}), which {self._optimizer!r} does not "
+                    "take: use sparse=False in the layer"
+                )
+            chosen.append(gradient)
+        if stale and not ignore_stale_grad:
+            raise StaleGradientError(
+                f"no fresh gradient since the last step for {_listed(stale)}: call backward() on a loss that depends on "
+                "them before step(), or use step(batch_size, ignore_stale_grad=True) to leave such parameters as they are"
+            )
+        return chosen
+
+
+def _is_lazy(parameter: torch.Tensor) -> bool:
+    return isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin)
+
+
+def _listed(names: list[str], most: int = 8) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[str, float]]]:
+    """Name, parameter and own multipliers of each, every parameter once."""
+    if isinstance(params, torch.nn.Module):
+        entries: list[Any] = list(params.named_parameters())
+    elif isinstance(params, Mapping):
+        entries = sorted(params.items())
+    elif isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
+        raise TypeError(
+            f"params must be a module, or a list or dict of parameters, got {type(params).__name__}"
+            + (": put it into a list" if isinstance(params, torch.Tensor) else "")
+        )
+    else:
+        entries = list(params)
+    named: list[tuple[Any, Any, dict[str, float]]] = []
+    for i, entry in enumerate(entries):
+        if isinstance(entry, Mapping):
+            named += _group(i, entry)
+        elif isinstance(entry, tuple) and len(entry) == 2:
+            named.append((*entry, {}))
+        else:
+            named.append((str(len(named)), entry, {}))
+    for name, parameter, _ in named:
+        if not isinstance(name, str):
+            raise TypeError(f"params: names must be strings, got {name!r} ({type(name).__name__})")
+        if not isinstance(parameter, torch.nn.Parameter):
+            hint = "; wrap it in torch.nn.Parameter" if isinstance(parameter, torch.Tensor) else ""
+            raise TypeError(f"params: {name!r} must be a torch.nn.Parameter, got {type(parameter).__name__}{hint}")
+    once: dict[int, Any] = {}
+    for entry in named:
+        once.setdefault(id(entry[1]), entry)
+    result = list(once.values())
+    names = [name for name, _, _ in result]
+    if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
+        raise ValueError(f"params: the names {_listed(twice)} stand for several parameters: give each its own")
+    return result
+
+
+def _group(i: int, group: Mapping[str, Any]) -> list[tuple[str, Any, dict[str, float]]]:
+    allowed = ("params", "lr_mult", "wd_mult")
+    for key in group:
+        if key not in allowed:
+            raise ValueError(
+                f"params[{i}] has the key {key!r}: a group has {', '.join(map(repr, allowed))}, where the multipliers are "
+                f"relative to the optimizer's learning_rate and wd.{did_you_mean(str(key), allowed)}"
+            )
+    if "params" not in group:
+        raise ValueError(f"params[{i}] has no 'params': a group is a dict with 'params' and, if wanted, multipliers")
+    own = {key: real(f"params[{i}][{key!r}]", group[key], low=0) for key in allowed[1:] if key in group}
+    members = group["params"]
+    if isinstance(members, torch.Tensor):
+        members = [members]
+    named = []
+    for j, member in enumerate(members):
+        name, parameter = member if isinstance(member, tuple) and len(member) == 2 else (f"{i}.{j}", member)
+        named.append((name, parameter, own))
+    return named
+
+
+def _check_parameters(named: list[tuple[str, torch.nn.Parameter, Any]]) -> None:
+    if not named:
+        raise ValueError(
+            "params is empty: there is nothing to train (was a generator used up before, or a model without layers given?)"
+        )
+    devices: dict[torch.device, str] = {}
+    for name, parameter, _ in named:
+        if _is_lazy(parameter):
+            continue
+        if parameter.dtype not in DTYPES:
+            kind = "complex" if parameter.is_complex() else "of this type"
+            raise TypeError(
+                f"params: {name!r} is {parameter.dtype}: weights {kind} cannot be trained; allowed are "
+                f"{', '.join(map(str, DTYPES))}"
+            )
+        if parameter.layout != torch.strided:
+            raise TypeError(f"params: {name!r} is sparse ({parameter.layout}): weights must be dense")
+        devices.setdefault(parameter.device, name)
+    if len(devices) > 1:
+        where = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
+        raise ValueError(f"params lie on different devices ({where}): move the model to one device first")
+
+
+def _check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:
+    if kvstore is not None:
+        if not isinstance(kvstore, str):
+            raise TypeError(f"kvstore={kvstore!r}: must be None or a name, one of {', '.join(map(repr, KVSTORES))}")
+        kvstore = choice("kvstore", kvstore, KVSTORES, ignore_case=True)
+        if kvstore.startswith("dist"):
+            raise NotImplementedError(
+                f"kvstore={kvstore!r}: stores of several processes do not exist yet; 'device' trains in one process"
+            )
+    if update_on_kvstore is not None and flag("update_on_kvstore", update_on_kvstore):
+        raise ValueError(
+            f"update_on_kvstore=True with kvstore={kvstore!r}: one copy of a model needs no store, so none can update it; "
+            "leave it out"
+        )
+    if compression_params is None:
+        return
+    if not isinstance(compression_params, Mapping):
+        raise TypeError(f"compression_params must be a dict, got {type(compression_params).__name__}")
+    for key in compression_params:
+        if key not in ("type", "threshold"):
+            raise ValueError(f"compression_params has the key {key!r}: must be 'type' or 'threshold'")
+    if "type" not in compression_params:
+        raise ValueError(f"compression_params needs 'type', one of {', '.join(map(repr, COMPRESSIONS))}")
+    kind = choice("compression_params['type']", compression_params["type"], COMPRESSIONS)
+    threshold = compression_params.get("threshold", 0.5)
+    real("compression_params['threshold']", threshold, **({"above": 0} if kind == "2bit" else {}))
+
+
+def _make_optimizer(optimizer: Any, optimizer_params: Any) -> Optimizer:
+    if optimizer_params is None:
+        optimizer_params = {}
+    try:
+        arguments = dict(optimizer_params)
+    except (TypeError, ValueError):
+        raise TypeError(f"optimizer_params={optimizer_params!r}: must be a dict or pairs of name and value") from None
+    if isinstance(optimizer, Optimizer) and arguments:
+        raise ValueError(
+            f"optimizer_params={arguments!r} beside an optimizer that is made already: give them to "
+            f"{type(optimizer).__name__}(...), or give optimizer={type(optimizer).__name__.lower()!r} by name"
+        )
+    return create(optimizer, **arguments)
