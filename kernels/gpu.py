@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from .language import Rule
-from .table import GRADIENT, WEIGHT, TensorTable
+from .table import GRADIENT, TensorTable
 
 __all__ = ["TritonUpdate", "compile_for", "launch_options"]
 
@@ -55,7 +55,7 @@ def _store(address, value, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, A
     pointer = address.to(tl.pointer_type(TYPE))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
-    if TYPE == tl.bfloat16:
+    if tl.bfloat16 == TYPE:
         value = _round_to_bfloat16(value)
     else:
         value = value.to(TYPE)
@@ -80,7 +80,7 @@ def _load_states(
     states = ()
     for k in tl.static_range(N_STATES):
         address = tl.load(addresses + (2 + k) * n_tensors + tensor)
-        states = states + (_load(address, offsets, n, COMPUTE, COMPUTE, FULL, ALIGNED),)
+        states = states + (_load(address, offsets, n, COMPUTE, COMPUTE, FULL, ALIGNED),)  # type: ignore[assignment]
     return states
 
 
@@ -88,7 +88,7 @@ def _load_states(
 def _load_hyper(hyper, N_HYPER: tl.constexpr):
     values = ()
     for k in tl.static_range(N_HYPER):
-        values = values + (tl.load(hyper + 1 + k),)
+        values = values + (tl.load(hyper + 1 + k),)  # type: ignore[assignment]
     return values
 
 

@@ -172,62 +172,62 @@ def _for_type(scalar: type) -> Any:
 
 
 @intrinsic
-def _pointer(typingctx, address, like):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+def _pointer(typingctx, address, like):
+    def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
     return numba.types.CPointer(like.dtype)(address, like), codegen
 
 
 @intrinsic
-def _take_ticket(typingctx, counter):  # type: ignore[no-untyped-def]
+def _take_ticket(typingctx, counter):
     """The number at this address, which is then one more; never the same for two threads."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         return builder.atomic_rmw("add", args[0], ir.Constant(ir.IntType(64), 1), "monotonic")
 
     return numba.types.int64(numba.types.CPointer(numba.types.int64)), codegen
 
 
 @intrinsic
-def _float_of_bits(typingctx, bits):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+def _float_of_bits(typingctx, bits):
+    def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], ir.FloatType())
 
     return numba.types.float32(numba.types.uint32), codegen
 
 
 @intrinsic
-def _bits_of_float(typingctx, value):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+def _bits_of_float(typingctx, value):
+    def codegen(context, builder, signature, args):
         return builder.bitcast(args[0], ir.IntType(32))
 
     return numba.types.uint32(numba.types.float32), codegen
 
 
 @intrinsic
-def _float_of_half(typingctx, bits):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+def _float_of_half(typingctx, bits):
+    def codegen(context, builder, signature, args):
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
 
     return numba.types.float32(numba.types.uint16), codegen
 
 
 @intrinsic
-def _half_of_float(typingctx, value):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+def _half_of_float(typingctx, value):
+    def codegen(context, builder, signature, args):
         return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
 
     return numba.types.uint16(numba.types.float32), codegen
 
 
 @_jit
-def _load_bfloat16(bits):  # type: ignore[no-untyped-def]
+def _load_bfloat16(bits):
     return _float_of_bits(np.uint32(bits) << np.uint32(16))
 
 
 @_jit
-def _store_bfloat16(value):  # type: ignore[no-untyped-def]
+def _store_bfloat16(value):
     # To the nearest and to even, NaN kept a NaN; the same integers as on the GPU.
     bits = _bits_of_float(np.float32(value))
     nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -236,12 +236,12 @@ def _store_bfloat16(value):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _load_float16(bits):  # type: ignore[no-untyped-def]
+def _load_float16(bits):
     return _float_of_half(bits)
 
 
 @_jit
-def _store_float16(value):  # type: ignore[no-untyped-def]
+def _store_float16(value):
     return _half_of_float(np.float32(value))
 
 
@@ -285,10 +285,11 @@ def _compile(rule: Rule, weight_dtype: torch.dtype, gradient_dtype: torch.dtype,
 
 
 def _entry(threaded: bool, fn: Any, cache: bool = True) -> Any:
-    options = {"error_model": "numpy", "fastmath": {"contract"}, "cache": cache}
-    if not threaded:
-        return numba.njit(fn, nogil=True, **options)
-    return numba.cfunc(numba.types.void(numba.types.CPointer(numba.types.int64)), nopython=True, **options)(fn)
+    options: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}, "cache": cache}
+    if threaded:
+        signature = numba.types.void(numba.types.CPointer(numba.types.int64))
+        return numba.cfunc(signature, **options)(fn)
+    return numba.njit(nogil=True, **options)(fn)
 
 
 def _import_generated(name: str, source: str, names: dict[str, Any]) -> types.ModuleType | None:
@@ -304,7 +305,8 @@ def _import_generated(name: str, source: str, names: dict[str, Any]) -> types.Mo
     except OSError:
         return None
     spec = importlib.util.spec_from_file_location(f"tristep_generated_{name}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     vars(module).update(names)
     sys.modules[module.__name__] = module

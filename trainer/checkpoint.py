@@ -187,13 +187,13 @@ def _check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Te
                 raise TypeError(f"saved state: {slot} of {name!r} must be a tensor, got {type(tensor).__name__}")
             if isinstance(optimizer, RuleOptimizer) and tensor.shape != weight.shape:
                 raise ValueError(
-                    f"saved state: {slot} of {name!r} has shape {tuple(tensor.shape)}, the parameter has {tuple(weight.shape)}"
+                    f"saved state: {slot} of {name!r} has shape {tuple(tensor.shape)}, its parameter {tuple(weight.shape)}"
                 )
         if isinstance(optimizer, RuleOptimizer):
             wanted = {*_rule_state(optimizer, saved["settings"])}
             if set(slots) - {MASTER} != wanted:
                 raise ValueError(
-                    f"saved state: {name!r} has {', '.join(slots) or 'no tensors'}; the rule needs {', '.join(sorted(wanted))}"
+                    f"saved state: {name!r} has {', '.join(slots) or 'no tensors'}; its rule has {', '.join(sorted(wanted))}"
                 )
             (like,) = allocate_states([torch.empty(0, dtype=weight.dtype)], 1)
             for slot, tensor in slots.items():
@@ -243,4 +243,4 @@ def _unflatten(layout: Any, tensors: Mapping[str, torch.Tensor], device: torch.d
 
 def _checksum(tensor: torch.Tensor) -> int:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy()) if flat.numel() else 0
+    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0

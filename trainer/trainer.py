@@ -244,7 +244,7 @@ class Trainer:
 
 
 def _is_lazy(parameter: torch.Tensor) -> bool:
-    return isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin)
+    return isinstance(parameter, torch.nn.UninitializedParameter)
 
 
 def _listed(names: list[str], most: int = 8) -> str:

@@ -1,4 +1,4 @@
-"""Optimizer: counts, learning rates and multipliers, as in MXNet; RuleOptimizer: an optimizer that is a rule and a few numbers.
+"""Optimizer: counts, rates and multipliers, as in MXNet. RuleOptimizer: an optimizer that is a rule and a few numbers.
 
 The registry is here too. No arithmetic on tensors happens here.
 """
@@ -165,9 +165,9 @@ class Optimizer(abc.ABC):
         Where `param_idx2name` was given, names that end neither in weight nor in gamma start at 0, as in MXNet 1.9.1.
         """
         given = self._checked_multipliers("wd_mult", args_wd_mult)
-        self.wd_mult = {
-            name: 0.0 for name in self.idx2name.values() if not name.endswith(("_weight", "_gamma", ".weight", ".gamma"))
-        } | given
+        kept = ("_weight", "_gamma", ".weight", ".gamma")
+        undecayed: dict[Index, float] = {name: 0.0 for name in self.idx2name.values() if not name.endswith(kept)}
+        self.wd_mult = undecayed | given
 
     def multipliers(self, index: Index) -> tuple[float, float]:
         """lr_mult and wd_mult of a parameter: its own attribute, else by index, else by name, else 1."""

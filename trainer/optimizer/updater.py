@@ -55,7 +55,7 @@ class Updater:
         if isinstance(index, (list, tuple)):
             indices, grads, weights = list(index), list(grad), list(weight)
         else:
-            indices, grads, weights = [index], [grad], [weight]  # type: ignore[list-item]
+            indices, grads, weights = [index], [grad], [weight]
         if not len(indices) == len(grads) == len(weights):
             raise ValueError(
                 f"{len(indices)} indices came with {len(grads)} gradients and {len(weights)} weights: there must be as many"
@@ -107,15 +107,12 @@ class Plan:
         if not isinstance(optimizer, RuleOptimizer):
             self._step_by_hand(optimizer, grads)
             return
-        if self.update is None or self.update.rule is not optimizer.rule:
-            self._make_update(optimizer)
-            held = False
         update = self.update
-        assert update is not None
+        if update is None or update.rule is not optimizer.rule:
+            update, held = self._make_update(optimizer), False
         if not (held or update.holds(grads)):
             if not update.fits():
-                self._make_update(optimizer)
-                update = self.update
+                update = self._make_update(optimizer)
             update.bind(grads)
             self._active = np.array([grad is not None for grad in grads], dtype=bool)
             self._shared = None
@@ -135,7 +132,7 @@ class Plan:
         counts[self._slots if self._active.all() else self._slots[self._active]] += 1
         optimizer.num_update = number
 
-    def _make_update(self, optimizer: RuleOptimizer) -> None:
+    def _make_update(self, optimizer: RuleOptimizer) -> Update:
         """Match states and masters to the weights as they are now, creating, moving and converting where needed."""
         updater, rule = self.updater, optimizer.rule
         missing = [i for i, index in enumerate(self.indices) if index not in updater.states]
@@ -170,6 +167,7 @@ class Plan:
             updater.engine,
         )
         self._shared = None
+        return self.update
 
     def _read_multipliers(self, optimizer: RuleOptimizer) -> Any:
         """The multipliers of all parameters, or None as long as nobody has set any."""
