@@ -9,12 +9,13 @@ from __future__ import annotations
 import difflib
 import os
 import weakref
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from .language import Rule, has_numba, has_triton
 from .table import GRADIENT, TensorTable, compute_dtype, is_dense
@@ -134,6 +135,7 @@ class Update:
         states: for each weight its state tensors, in the order of `rule.state`.
         masters: for each weight its copy in the arithmetic's type, or None where there is none.
         engine: as for `choose_engine`.
+        names: what messages call the weights; default "weights[0]" and so on.
 
     Attributes:
         hyper: float64 [n_weights, 1 + n_hyper]; rescale_grad and the rule's hyper-parameters. Write here before a step.
@@ -150,6 +152,7 @@ class Update:
         states: Sequence[tuple[torch.Tensor, ...]],
         masters: Sequence[torch.Tensor | None] | None = None,
         engine: str | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         if not isinstance(rule, Rule):
             raise TypeError(f"rule must be made with @rule, got {type(rule).__name__}")
@@ -159,16 +162,20 @@ class Update:
         self.masters = [None] * len(self.weights) if masters is None else list(masters)
         self.engine = engine
         self.hyper = np.zeros((len(self.weights), 1 + len(rule.hyper)))
-        self._addresses: list[int] = []
+        self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
         self._groups: list[_Group] = []
+        self._keys: list[Any] = []  # of the groups, by weight
+        self._shapes: list[torch.Size] = []
+        self._weight_addresses: _Addresses | None = None
+        # What is bound: which tensors (and whether all of them still live), where they lie, and of what kinds they are.
         self._references: list[weakref.ref[torch.Tensor] | None] = []
         self._ids: list[int] = []
         self._lost = True
-        self._keys: list[Any] = []
-        self._bound_kinds: Any = None
-        self._simple = False
-        for i, (weight, row, master) in enumerate(zip(self.weights, self.states, self.masters, strict=True)):
-            _check(rule, i, weight, row, master)
+        self._gradient_addresses: _Addresses | None = None
+        self._touched: list[torch.Tensor] = []  # weights that have a gradient
+        self._kinds: Any = None
+        for name, weight, row, master in zip(self._names, self.weights, self.states, self.masters, strict=True):
+            _check(rule, name, weight, row, master)
             choose_engine(weight.device, engine)
 
     @property
@@ -179,110 +186,171 @@ class Update:
         """The engines in use, each once."""
         return sorted({choose_engine(weight.device, self.engine) for weight in self.weights})
 
-    def fits(self) -> bool:
-        """Whether states and masters still match the weights' types and devices; a model may have been moved."""
-        return all(
-            tensor.device == weight.device and tensor.dtype == compute_dtype(weight.dtype)
+    @property
+    def references(self) -> list[weakref.ref[torch.Tensor] | None]:
+        """Weak references to the bound gradients; None for weights that are skipped."""
+        return self._references
+
+    def fits(self, keeps_master: Callable[[torch.Tensor], bool] | None = None) -> bool:
+        """Whether states and masters still match the weights; a model may have been moved, converted or cut.
+
+        Args:
+            keeps_master: says of a weight whether it is to have a master; by default those have one that had one.
+        """
+        return self._weights_hold() or all(
+            (keeps_master is None or keeps_master(weight) == (master is not None))
+            and all(
+                tensor.device == weight.device
+                and tensor.dtype == compute_dtype(weight.dtype)
+                and tensor.shape == weight.shape
+                for tensor in (*row, *([] if master is None else [master]))
+            )
             for weight, row, master in zip(self.weights, self.states, self.masters, strict=True)
-            for tensor in (*row, *([] if master is None else [master]))
         )
 
     def holds(self, gradients: Sequence[Any]) -> bool:
-        """Whether these very tensors are bound, and the weights are where they were. The quick question of every step."""
+        """Whether these very tensors are bound, and they and the weights are where they were. Quick: asked at every step."""
         # Identities are worth comparing only as long as none of the bound tensors has died, which sets `_lost`.
         return (
             not self._lost
             and list(map(id, gradients)) == self._ids
-            and list(map(_data_ptr, self.weights)) == self._addresses
+            and self._gradient_addresses is not None
+            and self._gradient_addresses.hold(gradients)
+            and self._weights_hold()
         )
 
-    def bind(self, gradients: Sequence[torch.Tensor | None]) -> None:
+    def bind(self, gradients: Sequence[torch.Tensor | None], *, own: bool = False) -> None:
         """Take these gradients for the coming steps; None skips a weight. Checks everything, changes no weight.
 
-        They are not kept alive. To step again with other gradients, or with ones that have moved, bind again.
+        They are not kept alive. To step again with other gradients, or with ones that have moved, bind again. `own` says
+        that each is its weight's `.grad`, whose shape and device torch has checked already.
         """
         if len(gradients) != len(self.weights):
             raise ValueError(f"{len(gradients)} gradients for {len(self.weights)} weights: there must be as many")
-        kinds = self._kinds(gradients)
-        if kinds is None or kinds != self._bound_kinds or not self._rebind(gradients):
+        kinds = _kinds(gradients, own)
+        if kinds is None or kinds != self._kinds or not self._rebind(gradients):
             self._bind(gradients)
-            self._bound_kinds = kinds if self._simple else None
+            simple = all(group.table.aligned and not group.sources and not group.copied for group in self._groups)
+            self._kinds = kinds if simple else None
 
     def _rebind(self, gradients: Sequence[Any]) -> bool:
         """The quick way, for new tensors of the kinds that were bound before; whether it could be gone."""
         addresses = np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
-        if (addresses & 15).any() or list(map(_data_ptr, self.weights)) != self._addresses:
+        if (addresses & 15).any() or not self._weights_hold():
             return False
-        references = self._remember(gradients)
+        self._remember(gradients, addresses)
         for group in self._groups:
             group.table.addresses[GRADIENT] = addresses[group.rows]
-            group.table.gradients = [references[i] for i in group.indices]
+            group.table.gradients = [self._references[i] for i in group.indices]
         return True
 
     def _bind(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        for i, (weight, gradient) in enumerate(zip(self.weights, gradients, strict=True)):
+        for name, weight, gradient, row, master in zip(
+            self._names, self.weights, gradients, self.states, self.masters, strict=True
+        ):
             if gradient is not None:
-                _check_gradient(i, weight, gradient)
-        addresses = list(map(_data_ptr, self.weights))
+                _check_gradient(name, weight, gradient)
+            for tensor in (*row, *([] if master is None else [master])):
+                if tensor.shape != weight.shape:  # the weight may have been cut where it lies
+                    raise ValueError(
+                        f"{name} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved or "
+                        "converted between steps, but not change its shape"
+                    )
+        shapes = [weight.shape for weight in self.weights]
         keys = [_group_key(*each) for each in zip(self.weights, gradients, self.states, self.masters, strict=True)]
         if self._keys:  # a skipped weight stays in the group where it was
             keys = [old if gradient is None else new for old, new, gradient in zip(self._keys, keys, gradients, strict=True)]
-        if addresses != self._addresses or keys != self._keys:
+        if keys != self._keys or shapes != self._shapes or not self._weights_hold():
             members: dict[Any, list[int]] = {}
             for i, key in enumerate(keys):
                 members.setdefault(key, []).append(i)
             self._groups = [_Group(self, key, indices) for key, indices in members.items()]
-            self._addresses, self._keys = addresses, keys
-        references = self._remember(gradients)
+            self._weight_addresses, self._keys, self._shapes = _Addresses(self.weights, self.engine), keys, shapes
+        self._remember(gradients)
         for group in self._groups:
-            group.bind(gradients, references)
-        self._simple = all(group.table.aligned and not group.sources and not group.copied for group in self._groups)
+            group.bind(gradients, self._references)
 
-    def _kinds(self, gradients: Sequence[torch.Tensor | None]) -> Any:
-        """What, besides its address, decides how a gradient is read; None where some are missing or of a strange kind."""
-        try:
-            return (
-                [gradient.dtype for gradient in gradients],  # type: ignore[union-attr]
-                [gradient.stride() for gradient in gradients],  # type: ignore[union-attr]
-                [gradient.shape for gradient in gradients],  # type: ignore[union-attr]
-                [gradient.device for gradient in gradients],  # type: ignore[union-attr]
-            )
-        except (AttributeError, RuntimeError):
-            return None
-
-    def __call__(self) -> None:
-        """Run one step with the bound gradients and the values in `hyper`."""
-        for group in self._groups:
-            group.run(self.hyper)
-
-    def _remember(self, gradients: Sequence[torch.Tensor | None]) -> list[weakref.ref[torch.Tensor] | None]:
+    def _remember(self, gradients: Sequence[Any], addresses: np.ndarray | None = None) -> None:
         method = weakref.WeakMethod(self._on_loss)  # a gradient must not keep this object alive either
 
         def on_loss(_: Any) -> None:
             if (alive := method()) is not None:
                 alive()
 
+        try:
+            self._references = [weakref.ref(gradient, on_loss) for gradient in gradients]
+            self._gradient_addresses = _Addresses(gradients, self.engine, addresses)
+            self._touched = self.weights
+        except TypeError:  # there is no weak reference to None
+            self._references = [None if gradient is None else weakref.ref(gradient, on_loss) for gradient in gradients]
+            self._gradient_addresses = None
+            self._touched = [w for w, gradient in zip(self.weights, gradients, strict=True) if gradient is not None]
         self._ids = list(map(id, gradients))
-        self._references = [None if gradient is None else weakref.ref(gradient, on_loss) for gradient in gradients]
         self._lost = False
-        return self._references
+
+    def _weights_hold(self) -> bool:
+        return self._weight_addresses is not None and self._weight_addresses.hold(self.weights)
 
     def _on_loss(self) -> None:
         self._lost = True
 
+    def __call__(self) -> None:
+        """Run one step with the bound gradients and the values in `hyper`.
+
+        Raises:
+            RuntimeError: no gradients are bound, or one of them has been deleted since; nothing has been changed.
+        """
+        if self._lost:
+            raise RuntimeError("there are no gradients to step with, or some of them have been deleted: bind() them first")
+        for group in self._groups:
+            group.run(self.hyper)
+        increment_version(self._touched)  # so that autograd notices, if a graph from before the step is still in use
+
+
+class _Addresses:
+    """Where some tensors lie in memory, to be compared at every step."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], engine: str | None, addresses: np.ndarray | None = None) -> None:
+        self._addresses = np.array(list(map(_data_ptr, tensors)), dtype=np.int64) if addresses is None else addresses
+        self._look = None if engine == "eager" else _native_look()
+        if self._look is not None:
+            self._ids = np.fromiter(map(id, tensors), dtype=np.int64, count=len(tensors))
+
+    def hold(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these tensors, the very ones that were given first, are still where they were."""
+        if self._look is not None:
+            return self._look(self._ids, self._addresses)
+        return list(map(_data_ptr, tensors)) == self._addresses.tolist()
+
+
+@cache
+def _native_look() -> Any:
+    if not has_numba():
+        return None
+    from . import native
+
+    return native.addresses_hold()
+
 
 class _Group:
-    """Tensors that go into one launch. Weights with gaps are updated in a dense copy, which is then written back."""
+    """Tensors that go into one launch.
+
+    Weights with gaps, and weights that have got other strides than their states since these were made, are updated in a
+    dense copy, which is then written back.
+    """
 
     def __init__(self, owner: Update, key: Any, indices: list[int]) -> None:
         device, _, gradient_dtype, has_masters, aligned = key
         self.indices = indices
         self.rows = slice(None) if len(indices) == len(owner.weights) else np.array(indices)
         self.originals = [owner.weights[i] for i in indices]
-        self.copied = [k for k, weight in enumerate(self.originals) if not is_dense(weight)]
-        weights = [w if is_dense(w) else torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in self.originals]
         masters = [owner.masters[i] for i in indices] if has_masters else None
         states = [owner.states[i] for i in indices]
+        strides = [_strides(owner.weights[i], [*owner.states[i], owner.masters[i]]) for i in indices]
+        self.copied = [k for k, weight in enumerate(self.originals) if weight.stride() != strides[k] and weight.numel() > 1]
+        weights = list(self.originals)
+        for k in self.copied:
+            weights[k] = torch.empty_strided(weights[k].shape, strides[k], dtype=weights[k].dtype, device=device)
         engine = choose_engine(device, owner.engine)
         make, tile = _executor(engine)
         self.table = TensorTable(owner.rule, weights, gradient_dtype, states, masters, tile, aligned)  # type: ignore[arg-type]
@@ -319,8 +387,27 @@ class _Group:
             self.execute()
 
 
+def _strides(weight: torch.Tensor, companions: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
+    """Those in which the weight's elements are walked: its states' and master's, its own if it has neither and no gaps."""
+    for companion in companions:
+        if companion is not None:
+            return companion.stride()
+    return weight.stride() if is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
+
+
 def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
+
+
+def _kinds(gradients: Sequence[Any], own: bool) -> Any:
+    """What, besides its address, decides how a gradient is read; None where some are missing or of a strange kind."""
+    try:
+        kinds = [gradient.dtype for gradient in gradients], [gradient.stride() for gradient in gradients]
+    except (AttributeError, RuntimeError):
+        return None
+    if own:  # a weight may have been cut where it lies, and its gradient with it
+        return *kinds, [gradient.numel() for gradient in gradients]
+    return *kinds, [gradient.shape for gradient in gradients], [gradient.device for gradient in gradients]
 
 
 def _executor(engine: str) -> tuple[Any, int]:
@@ -353,40 +440,46 @@ def _group_key(
     )
 
 
-def _check(rule: Rule, i: int, weight: Any, states: Sequence[Any], master: Any) -> None:
+def _check(rule: Rule, name: str, weight: Any, states: Sequence[Any], master: Any) -> None:
     if not isinstance(weight, torch.Tensor):
-        raise TypeError(f"weights[{i}] must be a tensor, got {type(weight).__name__}")
+        raise TypeError(f"{name} must be a tensor, got {type(weight).__name__}")
     if weight.dtype not in DTYPES:
-        raise TypeError(f"weights[{i}] is {weight.dtype}: must be one of {', '.join(map(str, DTYPES))}")
+        raise TypeError(f"{name} is {weight.dtype}: must be one of {', '.join(map(str, DTYPES))}")
     if len(states) != len(rule.state):
         raise ValueError(
-            f"states[{i}] has {len(states)} tensors: rule {rule.name!r} has {len(rule.state)} "
+            f"the state of {name} has {len(states)} tensors: rule {rule.name!r} has {len(rule.state)} "
             f"({', '.join(rule.state) or 'none'})"
         )
+    overlapping = any(stride == 0 and size > 1 for stride, size in zip(weight.stride(), weight.shape, strict=True))
+    if overlapping and weight.numel():
+        raise ValueError(
+            f"{name} has several elements in one place in memory (shape {tuple(weight.shape)}, strides {weight.stride()}), "
+            "as expand() makes them: use .contiguous()"
+        )
     dtype = compute_dtype(weight.dtype)
-    strides = weight.stride() if is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
-    for name, tensor in [*zip(rule.state, states, strict=True), *([("master", master)] if master is not None else [])]:
+    strides = _strides(weight, [])
+    for slot, tensor in [*zip(rule.state, states, strict=True), *([("master", master)] if master is not None else [])]:
         if tensor.dtype != dtype or tensor.device != weight.device or tensor.shape != weight.shape:
             raise ValueError(
-                f"{name} of weights[{i}] is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}: "
+                f"{slot} of {name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}: "
                 f"must be {dtype} {tuple(weight.shape)} on {weight.device}"
             )
         if tensor.stride() != strides and tensor.numel() > 1:
-            raise ValueError(f"{name} of weights[{i}] has strides {tensor.stride()}: must have {strides}, the weight's")
+            raise ValueError(f"{slot} of {name} has strides {tensor.stride()}: must have {strides}, the weight's")
 
 
-def _check_gradient(i: int, weight: torch.Tensor, gradient: Any) -> None:
+def _check_gradient(name: str, weight: torch.Tensor, gradient: Any) -> None:
     if not isinstance(gradient, torch.Tensor):
-        raise TypeError(f"gradients[{i}] must be a tensor or None, got {type(gradient).__name__}")
+        raise TypeError(f"the gradient of {name} must be a tensor or None, got {type(gradient).__name__}")
     if gradient.layout != torch.strided:
         raise TypeError(
-            f"gradients[{i}] is sparse ({gradient.layout}), which rule updates do not take: "
+            f"the gradient of {name} is sparse ({gradient.layout}), which rule updates do not take: "
             "use sparse=False in the layer, or gradient.to_dense()"
         )
     if gradient.dtype not in DTYPES:
-        raise TypeError(f"gradients[{i}] is {gradient.dtype}: must be one of {', '.join(map(str, DTYPES))}")
+        raise TypeError(f"the gradient of {name} is {gradient.dtype}: must be one of {', '.join(map(str, DTYPES))}")
     if gradient.shape != weight.shape or gradient.device != weight.device:
         raise ValueError(
-            f"gradients[{i}] is {tuple(gradient.shape)} on {gradient.device}: "
+            f"the gradient of {name} is {tuple(gradient.shape)} on {gradient.device}: "
             f"its weight is {tuple(weight.shape)} on {weight.device}"
         )

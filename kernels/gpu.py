@@ -8,6 +8,8 @@ tiles, which need no mask (a hint alone leaves all accesses scalar).
 
 from __future__ import annotations
 
+import types
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,27 @@ _TYPES = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.bfloat16,
 }
+
+
+@triton.jit
+def _maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _minimum(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+# What rules get for `tl`: Triton's own words, except for those that would drop a NaN. They are looked up anew every time,
+# because the interpreter exchanges them while a kernel runs.
+_words = types.ModuleType("tristep_words")
+vars(_words).update(maximum=_maximum, minimum=_minimum, __getattr__=partial(getattr, tl))
+
+
+def _compiled(fn: types.FunctionType) -> Any:
+    fn.__globals__["_language"] = tl  # the interpreter insists on seeing it
+    return triton.jit(fn)
 
 
 @triton.jit
@@ -164,17 +187,23 @@ def _update_kernel(
             )  # fmt: skip
 
 
-def launch_options(weight_dtype: torch.dtype, gradient_dtype: torch.dtype, dtype: torch.dtype) -> dict[str, Any]:
-    """Options of the compiler. Mixed widths get 4 elements a thread, or layouts would be exchanged through shared memory."""
+def launch_options(
+    weight_dtype: torch.dtype, gradient_dtype: torch.dtype, dtype: torch.dtype, n_states: int
+) -> dict[str, Any]:
+    """Options of the compiler: 8 elements a thread, or 4.
+
+    Mixed widths get 4, or layouts would be exchanged through shared memory; and so do rules of three states, which with 8
+    need 72 registers a thread instead of 48.
+    """
     mixed = len({weight_dtype.itemsize, gradient_dtype.itemsize, dtype.itemsize}) > 1
-    return {"num_warps": 8 if mixed else 4, "enable_fp_fusion": True}
+    return {"num_warps": 8 if mixed or n_states > 2 else 4, "enable_fp_fusion": True}
 
 
 def _constants(
     rule: Rule, weight_dtype: torch.dtype, gradient_dtype: torch.dtype, dtype: torch.dtype, masters: bool, aligned: bool
 ) -> dict[str, Any]:
     return {
-        "RULE": rule.bind("triton", tl, triton.jit),
+        "RULE": rule.bind("triton", _words, _compiled),
         "N_STATES": len(rule.state),
         "N_HYPER": len(rule.hyper),
         "WEIGHT_TYPE": _TYPES[weight_dtype],
@@ -197,23 +226,23 @@ class TritonUpdate:
         self._to_device = to_device
         self._constants = _constants(
             table.rule, table.weight_dtype, table.gradient_dtype, table.dtype, table.masters is not None, table.aligned
-        ) | launch_options(table.weight_dtype, table.gradient_dtype, table.dtype)
+        ) | launch_options(table.weight_dtype, table.gradient_dtype, table.dtype, len(table.rule.state))
         self._grid = (len(table.tiles),)
 
     def __call__(self) -> None:
         """Launch on the current stream of the table's device. Never waits for the device."""
         if not self._grid[0]:
             return
-        gradients, hyper = self._to_device()
-        addresses, sizes, tiles = self._arguments
         if self.table.device.type == "cuda" and self.table.device.index != torch.cuda.current_device():
             with torch.cuda.device(self.table.device):
-                self._launch(addresses, gradients, hyper, sizes, tiles)
+                self._launch()
         else:
-            self._launch(addresses, gradients, hyper, sizes, tiles)
+            self._launch()
 
-    def _launch(self, *arguments: torch.Tensor) -> None:
-        _update_kernel[self._grid](*arguments, self._n_tensors, **self._constants)
+    def _launch(self) -> None:
+        gradients, hyper = self._to_device()
+        addresses, sizes, tiles = self._arguments
+        _update_kernel[self._grid](addresses, gradients, hyper, sizes, tiles, self._n_tensors, **self._constants)
 
 
 class _Uploader:
@@ -280,4 +309,5 @@ def compile_for(
     signature = {"addresses": "*i64", "gradients": "*i64", "hyper": real, "sizes": "*i64", "tiles": "*i32"}
     signature |= {"n_tensors": "i32"} | dict.fromkeys(constants, "constexpr")
     source = ASTSource(_update_kernel, signature=signature, constexprs=constants)
-    return triton.compile(source, target=target, options=launch_options(weight_dtype, gradient_dtype, dtype))
+    options = launch_options(weight_dtype, gradient_dtype, dtype, len(rule.state))
+    return triton.compile(source, target=target, options=options)

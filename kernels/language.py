@@ -138,7 +138,6 @@ class Function:
             names = dict(self.fn.__globals__)
             names.update({name: callee.bind(language, namespace, wrap) for name, callee in self._callees.items()})
             names.update({name: namespace for name, value in names.items() if _is_language(value)})
-            names["_language"] = namespace  # triton's interpreter insists on seeing one, used or not
             copy = types.FunctionType(self.fn.__code__, names, self.name, self.fn.__defaults__)
             copy.__module__, copy.__qualname__ = self.fn.__module__, self.fn.__qualname__
             self._bound[language] = wrap(copy)

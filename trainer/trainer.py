@@ -139,8 +139,10 @@ class Trainer:
                 parameter.grad = None
             return
         stale = [i for i, parameter in enumerate(self._params) if not self._is_fresh(i, parameter.grad)]
-        with torch.no_grad():
-            torch._foreach_zero_([parameter.grad for parameter in self._params if parameter.grad is not None])
+        gradients = [parameter.grad for parameter in self._params if parameter.grad is not None]
+        if gradients:
+            with torch.no_grad():
+                torch._foreach_zero_(gradients)
         for i in stale:
             gradient = self._params[i].grad
             if gradient is not None:
@@ -184,40 +186,64 @@ class Trainer:
             batch_size = real("batch_size", batch_size, above=0)
         plan = self._plan
         if plan is None:
-            plan = self._plan = self._make_plan()
+            self._refuse_lazy()
         gradients: list[Any] = [parameter.grad for parameter in self._params]
-        if held := plan.holds(gradients):
-            versions = [gradient._version for gradient in gradients if gradient is not None]
-            held = len(versions) == len(gradients) and all(map(operator.ne, versions, self._used_versions))
-        if not held:
+        versions = [-1 if gradient is None else gradient._version for gradient in gradients]
+        if held := plan is not None and plan.holds(gradients):
+            held = all(map(operator.ne, versions, self._used_versions)) and self._all_trainable()
+        if not (held or self._all_new(gradients)):
             gradients = self._select(gradients, ignore_stale_grad)
-            versions = [-1 if gradient is None else gradient._version for gradient in gradients]
         before = self._optimizer.rescale_grad
         self._optimizer.rescale_grad = self._scale / batch_size
         try:
-            plan.step(gradients, held)
+            if plan is None:
+                plan = self._first_step(gradients)
+            else:
+                plan.step(gradients, held)
         except BaseException:
             self._optimizer.rescale_grad = before
             raise
-        if held:
-            self._used_versions = versions
-            return
-        for i, gradient in enumerate(gradients):
-            if gradient is not None:
-                self._used[i] = weakref.ref(gradient)
-                self._used_versions[i] = versions[i]
+        if not held:
+            references = plan.references(gradients)
+            if None in references:
+                for i, reference in enumerate(references):
+                    if reference is None:
+                        references[i], versions[i] = self._used[i], self._used_versions[i]
+            self._used = references
+        self._used_versions = versions
 
-    def _make_plan(self) -> Plan:
-        lazy = [name for name, parameter in zip(self._names, self._params, strict=True) if _is_lazy(parameter)]
+    def _first_step(self, gradients: list[Any]) -> Plan:
+        """Make the plan and step; if that fails, leave no state behind: weights may change until the step is repeated."""
+        updater = self._updater
+        before = dict(updater.states), dict(updater.masters)
+        try:
+            plan = Plan(updater, range(len(self._params)), self._params, self._names, own=True)
+            plan.step(gradients)
+        except BaseException:
+            updater.states, updater.masters = before
+            raise
+        self._plan = plan
+        return plan
+
+    def _refuse_lazy(self) -> None:
+        lazy = [repr(name) for name, parameter in zip(self._names, self._params, strict=True) if _is_lazy(parameter)]
         if lazy:
             raise ValueError(f"{_listed(lazy)} of params not initialized yet: run the model once before the first step")
-        return Plan(self._updater, list(range(len(self._params))), self._params)
+
+    def _all_trainable(self) -> bool:
+        return all([parameter.requires_grad for parameter in self._params])
 
     def _is_fresh(self, i: int, gradient: torch.Tensor | None) -> bool:
         if gradient is None:
             return False
         used = self._used[i]
         return used is None or used() is not gradient or gradient._version != self._used_versions[i]
+
+    def _all_new(self, gradients: list[torch.Tensor | None]) -> bool:
+        """Whether each parameter has a gradient that is another tensor than before: the quick case of `_select`."""
+        used = [None if reference is None else reference() for reference in self._used]
+        same = any(gradient is None or gradient is old for gradient, old in zip(gradients, used, strict=True))
+        return not same and self._all_trainable()
 
     def _select(self, gradients: list[torch.Tensor | None], ignore_stale_grad: bool) -> list[torch.Tensor | None]:
         """The gradients to use, None for parameters that stay as they are; an error for stale ones."""
@@ -229,11 +255,6 @@ class Trainer:
             elif not self._is_fresh(i, gradient):
                 stale.append(f"{self._names[i]!r}" + (" (no gradient)" if gradient is None else ""))
                 gradient = None
-            elif gradient is not None and gradient.layout != torch.strided:
-                raise TypeError(
-                    f"the gradient of {self._names[i]!r} is sparse ({gradient.layout}), which {self._optimizer!r} does not "
-                    "take: use sparse=False in the layer"
-                )
             chosen.append(gradient)
         if stale and not ignore_stale_grad:
             raise StaleGradientError(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from ...kernels import Update
-from ...kernels.table import allocate_states, compute_dtype
+from ...kernels.table import allocate_states, compute_dtype, is_dense
 from .base import Index, Optimizer, RuleOptimizer
 
 __all__ = ["Plan", "Updater", "get_updater"]
@@ -70,6 +71,9 @@ class Updater:
         self._plan = None
 
 
+_UNKNOWN = object()
+
+
 class Plan:
     """How one list of parameters is updated at every step: made once, so that a step is little more than a launch.
 
@@ -77,19 +81,34 @@ class Plan:
         updater: holds the states; missing ones are created here.
         indices: of the parameters.
         weights: the parameters, in the same order.
+        names: what messages call them; default their names or indices in the optimizer.
+        own: gradients will be the weights' own, `weight.grad`.
     """
 
-    def __init__(self, updater: Updater, indices: Sequence[Index], weights: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        updater: Updater,
+        indices: Sequence[Index],
+        weights: Sequence[torch.Tensor],
+        names: Sequence[str] | None = None,
+        own: bool = False,
+    ) -> None:
         self.updater = updater
+        self._gradients_own = own
+        idx2name = updater.optimizer.idx2name
+        self._names = [str(idx2name.get(index, index)) for index in indices] if names is None else list(names)
         self.indices = list(indices)
         self.weights = list(weights)
         self.update: Update | None = None
         self._slots = np.array(updater.optimizer.slots(self.indices), dtype=np.int64)
-        self._active = np.ones(len(self.indices), dtype=bool)
-        self._shared: list[tuple[Any, int, float, float]] | None = None  # rows, slot, lr_mult, wd_mult
-        self._multipliers: Any = None
+        self._active = [True] * len(self.indices)
+        # The active parameters that share hyper-parameters: rows, slot of the count, lr_mult, wd_mult.
+        self._shared: list[tuple[Any, int, float, float]] = []
+        self._counted: Any = self._slots
+        self._multipliers: Any = _UNKNOWN
         # A parameter's attributes; the dictionaries are live, so that looking whether they are empty is enough.
-        self._own = [getattr(updater.optimizer.param_dict.get(index), "__dict__", None) for index in self.indices]
+        self._own = [getattr(updater.optimizer.param_dict.get(index), "__dict__", {}) for index in self.indices]
+        self._by_rule = isinstance(updater.optimizer, RuleOptimizer)
         if isinstance(updater.optimizer, RuleOptimizer):
             self._make_update(updater.optimizer)
         else:
@@ -101,40 +120,54 @@ class Plan:
         """Whether nothing has changed since the last step but the contents of the tensors."""
         return self.update is not None and self.update.holds(grads)
 
+    def references(self, grads: Sequence[torch.Tensor | None]) -> list[weakref.ref[torch.Tensor] | None]:
+        """Weak references to these gradients, those of the last step."""
+        if self.update is not None:
+            return list(self.update.references)
+        return [None if grad is None else weakref.ref(grad) for grad in grads]
+
     def step(self, grads: Sequence[torch.Tensor | None], held: bool = False) -> None:
         """Update all weights whose gradient is not None. `held` says that `holds(grads)` was true just now."""
-        optimizer = self.updater.optimizer
-        if not isinstance(optimizer, RuleOptimizer):
+        optimizer: Any = self.updater.optimizer
+        if not self._by_rule:
             self._step_by_hand(optimizer, grads)
             return
         update = self.update
         if update is None or update.rule is not optimizer.rule:
             update, held = self._make_update(optimizer), False
         if not (held or update.holds(grads)):
-            if not update.fits():
+            if not update.fits(optimizer.keeps_master):
                 update = self._make_update(optimizer)
-            update.bind(grads)
-            self._active = np.array([grad is not None for grad in grads], dtype=bool)
-            self._shared = None
-        if not self._active.any():
-            return
+            update.bind(grads, own=self._gradients_own)
+            active = [grad is not None for grad in grads]
+            if active != self._active:
+                self._active, self._multipliers = active, _UNKNOWN
         multipliers = self._read_multipliers(optimizer)
-        if self._shared is None or multipliers != self._multipliers:
-            self._multipliers = multipliers
-            self._shared = self._share(optimizer)
+        if multipliers != self._multipliers:
+            self._share(optimizer, multipliers)
+        if not self._shared:
+            return
         # Everything that may fail comes before the counts move.
-        counts = optimizer._counts
-        number = max(optimizer.num_update, *(int(counts[slot]) + 1 for _, slot, _, _ in self._shared))
+        counts, number = optimizer._counts, optimizer.num_update
+        for _, slot, _, _ in self._shared:
+            number = max(number, int(counts[slot]) + 1)
         lr = optimizer.lr if optimizer.lr_scheduler is None else float(optimizer.lr_scheduler(number))
         for rows, slot, lr_mult, wd_mult in self._shared:
             update.hyper[rows] = optimizer.row(int(counts[slot]) + 1, lr * lr_mult, optimizer.wd * wd_mult)
         update()
-        counts[self._slots if self._active.all() else self._slots[self._active]] += 1
+        counts[self._counted] += 1
         optimizer.num_update = number
 
     def _make_update(self, optimizer: RuleOptimizer) -> Update:
         """Match states and masters to the weights as they are now, creating, moving and converting where needed."""
         updater, rule = self.updater, optimizer.rule
+        for name, index, weight in zip(self._names, self.indices, self.weights, strict=True):
+            for tensor in updater.states.get(index, ()):
+                if tensor.shape != weight.shape:
+                    raise ValueError(
+                        f"{name!r} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved or "
+                        "converted between steps, but not change its shape"
+                    )
         missing = [i for i, index in enumerate(self.indices) if index not in updater.states]
         if missing:
             weights = [self.weights[i].detach() for i in missing]
@@ -142,12 +175,11 @@ class Plan:
                 optimizer.init_state(weight, state)
                 updater.states[self.indices[i]] = state
         for index, weight in zip(self.indices, self.weights, strict=True):
-            dtype = compute_dtype(weight.dtype)
             state = updater.states[index]
             if len(state) != len(rule.state):
                 (state,) = allocate_states([weight], len(rule.state))
                 optimizer.init_state(weight.detach(), state)
-            elif any(tensor.device != weight.device or tensor.dtype != dtype for tensor in state):
+            elif not all(_goes_with(tensor, weight) for tensor in state):
                 (moved,) = allocate_states([weight], len(rule.state))
                 for new, old in zip(moved, state, strict=True):
                     new.copy_(old)
@@ -155,7 +187,7 @@ class Plan:
             updater.states[index] = state
             if not optimizer.keeps_master(weight):
                 updater.masters.pop(index, None)
-            elif index not in updater.masters or updater.masters[index].device != weight.device:
+            elif index not in updater.masters or not _goes_with(updater.masters[index], weight):
                 (master,) = allocate_states([weight], 1)
                 master[0].copy_(updater.masters.get(index, weight).detach())
                 updater.masters[index] = master[0]
@@ -165,28 +197,32 @@ class Plan:
             [updater.states[index] for index in self.indices],
             [updater.masters.get(index) for index in self.indices],
             updater.engine,
+            list(map(repr, self._names)),
         )
-        self._shared = None
+        self._multipliers = _UNKNOWN
         return self.update
 
     def _read_multipliers(self, optimizer: RuleOptimizer) -> Any:
-        """The multipliers of all parameters, or None as long as nobody has set any."""
-        if not any(self._own) and not optimizer.lr_mult and not optimizer.wd_mult:
+        """All that multipliers depend on, to be compared with the last step's; None as long as nobody has set any."""
+        if not (any(self._own) or optimizer.lr_mult or optimizer.wd_mult):
             return None
-        return [optimizer.multipliers(index) for index in self.indices]
+        own = [(attributes.get("lr_mult"), attributes.get("wd_mult")) for attributes in self._own]
+        return own, dict(optimizer.lr_mult), dict(optimizer.wd_mult)
 
-    def _share(self, optimizer: RuleOptimizer) -> list[tuple[Any, int, float, float]]:
-        """Parameters with equal counts and multipliers, which share one row of hyper-parameters."""
-        counts = optimizer._counts[self._slots]
+    def _share(self, optimizer: RuleOptimizer, multipliers: Any) -> None:
+        """Find the active parameters with equal counts and multipliers, which share one row of hyper-parameters."""
+        counts = optimizer._counts[self._slots].tolist()
         members: dict[Any, list[int]] = {}
-        for i in np.flatnonzero(self._active).tolist():
-            lr_mult, wd_mult = (1.0, 1.0) if self._multipliers is None else self._multipliers[i]
-            members.setdefault((int(counts[i]), lr_mult, wd_mult), []).append(i)
-        shared = []
+        for i, index in enumerate(self.indices):
+            if self._active[i]:
+                pair = (1.0, 1.0) if multipliers is None else optimizer.multipliers(index)
+                members.setdefault((counts[i], *pair), []).append(i)
+        self._shared = []
         for (_, lr_mult, wd_mult), rows in members.items():
             where = slice(None) if len(rows) == len(self.indices) else np.array(rows)
-            shared.append((where, int(self._slots[rows[0]]), lr_mult, wd_mult))
-        return shared
+            self._shared.append((where, int(self._slots[rows[0]]), lr_mult, wd_mult))
+        self._counted = self._slots[np.array(self._active, dtype=bool)]
+        self._multipliers = multipliers
 
     @torch.no_grad()
     def _step_by_hand(self, optimizer: Optimizer, grads: Sequence[torch.Tensor | None]) -> None:
@@ -194,3 +230,10 @@ class Plan:
         for index, weight, grad in zip(self.indices, self.weights, grads, strict=True):
             if grad is not None:
                 optimizer.update_multi_precision(index, weight, grad, states[index])
+
+
+def _goes_with(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether a state or master of the weight's shape also has the type, the place and the order of elements it needs."""
+    strides = weight.stride() if is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
+    same_order = tensor.stride() == strides or tensor.numel() <= 1
+    return tensor.device == weight.device and tensor.dtype == compute_dtype(weight.dtype) and same_order

@@ -1,0 +1,143 @@
+"""A Triton driver without a GPU: kernels are compiled for a real target, launches are counted, and nothing is run.
+
+With it the triton engine takes CPU tensors, so that what the host pays for a step can be measured on any Linux machine:
+everything but the driver's own launch (about 2 µs) and the queueing of one asynchronous copy. The weights stay as they
+are. It replaces the driver of the whole process, so use it in one of its own, without TRITON_INTERPRET.
+
+    python benchmarks/fake_driver.py       prints the cost of Adam on 148 small tensors, as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+LIMIT = 2**30  # a generous answer to any question about the device's resources
+
+
+class FakeDriver:
+    """What Triton 3.5 to 3.9 ask of a driver, answered for one GPU of the given kind.
+
+    Attributes:
+        launches: for each launch since the last `clear`, the kernel's name and its grid.
+    """
+
+    def __init__(self, target: GPUTarget | None = None) -> None:
+        self.target = target or GPUTarget("cuda", 90, 32)
+        self.launches: list[tuple[str, tuple[int, int, int]]] = []
+        self.utils = self
+        self.launcher_cls = self._launcher
+
+    def clear(self) -> None:
+        """Forget the launches so far."""
+        self.launches.clear()
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": LIMIT, "warpSize": self.target.warp_size, "multiprocessor_count": 132}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        return 1, 1, 0, 0, 1024  # module, function, registers, spilled bytes, threads of a block at most
+
+    def unload_module(self, module: int) -> None:
+        pass
+
+    def _launcher(self, source: Any, metadata: Any) -> Callable[..., None]:
+        name, record = metadata.name, self.launches.append
+
+        def launch(x: int, y: int, z: int, *rest: Any) -> None:
+            record((name, (x, y, z)))
+
+        return launch
+
+
+def install(target: GPUTarget | None = None) -> FakeDriver:
+    """Make a fake driver Triton's own, and let the triton engine of tristep take CPU tensors, for this process's lifetime.
+
+    Raises:
+        RuntimeError: TRITON_INTERPRET is set; kernels are then not compiled at all.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise RuntimeError("TRITON_INTERPRET=1: unset it, the interpreter knows no drivers")
+    from tristep.kernels import engine
+    from tristep.trainer import trainer
+
+    driver = FakeDriver(target)
+    triton.runtime.driver.set_active(driver)
+    choose = engine.choose_engine
+
+    def choose_engine(device: torch.device, asked: str | None = None) -> str:
+        asked = asked or os.environ.get("TRISTEP_ENGINE")
+        return "triton" if asked == "triton" else choose(device, asked)
+
+    engine.choose_engine = trainer.choose_engine = choose_engine
+    return driver
+
+
+def host_cost(step: Callable[[], None], prepare: Callable[[], None], repeats: int = 2000) -> float:
+    """Median time of `step()` in microseconds, each after an untimed `prepare()`."""
+    times = []
+    for _ in range(repeats):
+        prepare()
+        start = time.perf_counter_ns()
+        step()
+        times.append(time.perf_counter_ns() - start)
+    return statistics.median(times) / 1000
+
+
+def measure(n_tensors: int = 148, elements: int = 8, repeats: int = 2000) -> dict[str, float]:
+    """Cost of a step of Adam through `tristep.Trainer`: the same gradient tensors written anew, or new ones each time."""
+    import tristep
+
+    driver = install()
+    parameters = [torch.nn.Parameter(torch.ones(elements)) for _ in range(n_tensors)]
+    trainer = tristep.Trainer(parameters, "adam", engine="triton")
+    kept = [torch.ones(elements) for _ in parameters]
+
+    def rewrite() -> None:
+        torch._foreach_zero_(kept)
+
+    def replace() -> None:
+        for parameter in parameters:
+            parameter.grad = torch.ones(elements)
+
+    def step() -> None:
+        trainer.step(1)
+
+    for parameter, gradient in zip(parameters, kept, strict=True):
+        parameter.grad = gradient
+    for _ in range(10):
+        rewrite()
+        step()
+    driver.clear()
+    stable = host_cost(step, rewrite, repeats)
+    launches = len(driver.launches) / repeats
+    new = host_cost(step, replace, repeats)
+    return {
+        "launches_per_step": launches,
+        "host_us_per_step_stable_gradients": round(stable, 1),
+        "host_us_new_gradients": round(new, 1),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure()))

@@ -1,0 +1,77 @@
+"""The command line: ``python -m tristep`` says what there is, ``python -m tristep demo`` trains something small."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import torch
+
+import tristep
+from tristep.kernels import ENGINES, choose_engine
+
+ABOUT = """\
+Gluon's Trainer for PyTorch. A whole model's update is one fused launch, every update rule is written once,
+and a rule typed in a notebook cell runs as fast as those that come with the package.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tristep",
+        description=ABOUT,
+        epilog=_here(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"tristep {tristep.__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="")
+    demo = commands.add_parser(
+        "demo",
+        help="train a small network with several optimizers and draw what they did",
+        description="Check one step of SGD by hand, then train a small network on handwritten digits with several "
+        "optimizers, from the same start and on the same batches; print a table and draw a picture.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    demo.add_argument("--epochs", type=_whole, default=15, metavar="N", help="passes over the 1,347 training images")
+    demo.add_argument("--out", default="tristep-demo.png", metavar="FILE", help="where to put the picture")
+    demo.add_argument("--engine", choices=ENGINES, help="who computes the updates; the best there is, if not given")
+    demo.add_argument(
+        "--optimizers", nargs="+", metavar="NAME", help="which optimizers; all that the demo knows, if not given"
+    )
+    options = parser.parse_args(arguments)
+
+    if options.command is None:
+        parser.print_help()
+        return 0
+    try:
+        from tristep.demo import run
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("matplotlib", "sklearn"):
+            raise
+        print(f"The demo needs {error.name}, which is missing: pip install 'tristep[notebook]'", file=sys.stderr)
+        return 1
+    try:
+        return run(options.epochs, options.out, options.engine, options.optimizers)
+    except (ValueError, ModuleNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _here() -> str:
+    """One line about this machine."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU"
+    return f"Here: tristep {tristep.__version__}, torch {torch.__version__}; updates on {name} by engine {choose_engine(device)!r}."
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

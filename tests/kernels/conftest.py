@@ -1,0 +1,132 @@
+"""What the tests of kernels share: on which engines they run, the oracles, rules in files, and fresh interpreters."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from tristep.kernels import Update
+from tristep.kernels.language import has_numba, has_triton
+from tristep.kernels.table import allocate_states
+
+_ORACLES = Path(__file__).parents[1] / "oracles"
+_FAST = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU, tests/conftest.py has set TRITON_INTERPRET=1
+
+
+class Place(NamedTuple):
+    """An engine, and a device whose tensors it takes."""
+
+    engine: str
+    device: str
+
+    @property
+    def tile(self) -> int:
+        """The engine's elements per tile."""
+        names = {"triton": "gpu", "cpu": "native", "eager": "eager"}
+        return importlib.import_module(f"tristep.kernels.{names[self.engine]}").TILE
+
+    def tensor(self, array, dtype):
+        """A tensor with these values, rounded to `dtype`, at the start of memory of its own."""
+        return torch.tensor(np.asarray(array, dtype=np.float64), dtype=torch.float64).to(dtype).to(self.device)
+
+    def run(self, rule, weights, gradients, states, hyper, masters=None):
+        """One step; `hyper` has a row for each weight, rescale_grad first. Returns the `Update`."""
+        update = Update(rule, weights, states, masters, engine=self.engine)
+        update.hyper[:] = hyper
+        update.bind(gradients)
+        update()
+        return update
+
+
+def _places():
+    places = [Place("eager", _FAST)]
+    if has_numba():
+        places.insert(0, Place("cpu", "cpu"))
+    if has_triton():
+        places.insert(0, Place("triton", _FAST))
+    return places
+
+
+@pytest.fixture(autouse=True)
+def _quiet_numpy():
+    """Triton's interpreter computes in NumPy, with elements beyond a tensor's end too, which would warn of 0 / 0."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+@pytest.fixture(params=_places(), ids=lambda place: place.engine)
+def place(request):
+    """Each engine that there is here, with the device that it is made for."""
+    return request.param
+
+
+@pytest.fixture(params=[p for p in _places() if p.engine != "eager"], ids=lambda place: place.engine)
+def compiled_place(request):
+    """As `place`, but only the engines that compile a rule."""
+    return request.param
+
+
+def _load(path):
+    """The module in this file; it is registered, as pickling and inspecting need."""
+    name = f"tests_{path.stem}"
+    if name in sys.modules and sys.modules[name].__file__ == str(path):
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def oracles():
+    """One step of each rule by name: functions of `oracles/updates.py`."""
+    return _load(_ORACLES / "updates.py").ORACLES
+
+
+@pytest.fixture(scope="session")
+def ulps():
+    """The module `oracles/ulps.py`."""
+    return _load(_ORACLES / "ulps.py")
+
+
+@pytest.fixture
+def write_rules(tmp_path):
+    """A function that puts the text of rules into a file and gives the module; engines read a rule's source."""
+    count = 0
+
+    def write(text, name=None):
+        nonlocal count
+        count += 1
+        path = tmp_path / f"{name or f'rules_{count}_{tmp_path.name}'}.py"
+        path.write_text(f"from tristep.kernels import jit, rule, tl\n\n\n{text}", encoding="utf-8")
+        return _load(path)
+
+    return write
+
+
+@pytest.fixture
+def zero_states():
+    """A function giving zeros as the states of weights for a rule."""
+    return lambda rule, weights: allocate_states(weights, len(rule.state))
+
+
+def fresh_python(*arguments, unset=(), **environment):
+    """What a fresh interpreter printed; its errors, should it fail, become the message."""
+    inherited = {name: value for name, value in os.environ.items() if name not in unset}
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=inherited | environment, check=False, timeout=280)
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session", name="fresh_python")
+def _fresh_python():
+    """The function `fresh_python(*arguments, unset=(), **environment)`."""
+    return fresh_python

@@ -1,0 +1,347 @@
+"""Every rule on every engine and in every type does what the published equations say, to the last bits.
+
+The judges are NumPy in more digits (`oracles/updates.py`) and torch.optim, neither of them ours.
+"""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tristep.kernels import Update, rules, update
+from tristep.kernels.table import allocate_states, compute_dtype
+
+F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+DTYPES = (F64, F32, F16, BF16)
+SMALL = [(), (0,), (1,), (3, 5), (2, 0, 3)]
+RULES = [getattr(rules, name) for name in rules.__all__]
+
+# Sizes of weights, gradients and states. None is near 0, and averages outweigh what is added to them: so no rule comes near
+# a place where it jumps (the sign of 0) or where nothing but rounding errors is left (a variance of 0), and the tolerance
+# can be as small as it is. Zeros, infinities and NaN have tests of their own.
+RANGES = {
+    "weight": (0.5, 2.0),
+    "gradient": (0.25, 1.0),
+    "mom": (0.4, 0.8),
+    "mean": (0.25, 0.7),
+    "delta": (0.2, 0.8),
+    "var": (0.5, 2.0),
+    "history": (0.5, 2.0),
+    "n": (1.0, 2.0),
+}
+POSITIVE = ("var", "history", "n")
+ULPS = {"nag": 3}  # else 2; it multiplies a difference, and the errors of it, by 1.9
+
+# Two rows of hyper-parameters, for tensors in turn: the first limits gradients and weights, the second does not.
+HYPER = [
+    {
+        "rescale_grad": 0.7,
+        "lr": 0.02,
+        "wd": 0.01,
+        "decay": 0.003,
+        "clip": 0.5,
+        "clip_weights": 1.5,
+        "momentum": 0.9,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "gamma1": 0.95,
+        "gamma2": 0.9,
+        "epsilon": 1e-8,
+        "wd_lh": 0.1,
+    },
+    {
+        "rescale_grad": 1.0,
+        "lr": 0.003,
+        "wd": 0.0,
+        "decay": 0.0,
+        "clip": math.inf,
+        "clip_weights": math.inf,
+        "momentum": 0.8,
+        "beta1": 0.8,
+        "beta2": 0.99,
+        "gamma1": 0.9,
+        "gamma2": 0.5,
+        "epsilon": 1e-3,
+        "wd_lh": 0.0,
+    },
+]
+
+
+def hyper_row(rule, values, dtype):
+    """What a rule is given: rescale_grad and its hyper-parameters, by name, rounded once to the arithmetic's type."""
+    row = {}
+    for name in ("rescale_grad", *rule.hyper):
+        value = 1.0 - values[name[10:]] if name.startswith("one_minus_") else values[name]
+        row[name] = value if dtype == F64 else float(np.float32(value))
+    return row
+
+
+def draw(rng, name, shape):
+    values = rng.uniform(*RANGES[name], shape)
+    return values if name in POSITIVE else values * rng.choice([-1.0, 1.0], shape)
+
+
+class Step:
+    """One step of a rule on random tensors, done by an engine, and by the oracle on the same numbers."""
+
+    def __init__(self, place, rule, shapes, weight_dtype, gradient_dtype, masters=False, special=None):
+        rng = np.random.default_rng(1)
+        self.dtype = compute_dtype(weight_dtype)
+        self.weights = [place.tensor(draw(rng, "weight", shape), weight_dtype) for shape in shapes]
+        self.gradients = [place.tensor(draw(rng, "gradient", shape), gradient_dtype) for shape in shapes]
+        self.states = [tuple(place.tensor(draw(rng, name, shape), self.dtype) for name in rule.state) for shape in shapes]
+        self.masters = [place.tensor(draw(rng, "weight", shape), self.dtype) for shape in shapes] if masters else None
+        if special is not None:
+            for gradient in self.gradients:
+                gradient[:] = torch.tensor(special, dtype=gradient_dtype)
+        self.rule = rule
+        self.hyper = [hyper_row(rule, HYPER[i % len(HYPER)], self.dtype) for i in range(len(shapes))]
+        self.before = [tensor.clone() for tensor in [*self.weights, *self.gradients]]
+
+    def expected(self, oracle, ulps, i):
+        w = self.weights[i] if self.masters is None else self.masters[i]
+        state = [ulps.numpy_of(tensor) for tensor in self.states[i]]
+        h = SimpleNamespace(**{name: np.longdouble(value) for name, value in self.hyper[i].items()})
+        with np.errstate(all="ignore"):
+            return oracle(ulps.numpy_of(w), ulps.numpy_of(self.gradients[i]), state, h)
+
+    def check(self, place, oracle, ulps):
+        expected = [self.expected(oracle, ulps, i) for i in range(len(self.weights))]
+        place.run(
+            self.rule, self.weights, self.gradients, self.states, [[*row.values()] for row in self.hyper], self.masters
+        )
+        for i, (weight, states) in enumerate(expected):
+            shape = tuple(self.weights[i].shape)
+            got = [self.weights[i] if self.masters is None else self.masters[i], *self.states[i]]
+            for name, tensor, result in zip(("weight", *self.rule.state), got, [weight, *states], strict=True):
+                ulps.assert_close(
+                    tensor,
+                    result.value,
+                    scale=result.scale,
+                    arithmetic=self.dtype,
+                    ulps=ULPS.get(self.rule.name, 2),
+                    what=f"{name} of tensor {i}, {shape}",
+                )
+            if self.masters is not None:
+                assert torch.equal(self.weights[i], self.masters[i].to(self.weights[i].dtype))
+
+
+def test_every_rule_has_an_oracle(oracles):
+    assert sorted(oracles) == sorted(rules.__all__)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_step_is_the_oracles(place, rule, dtype, oracles, ulps):
+    # Each size in a step of its own, because together they would be enough work for threads, which is another loop.
+    for size in [place.tile - 1, place.tile, place.tile + 1] if dtype == F32 else [place.tile + 1]:
+        Step(place, rule, [*SMALL, (size,)], dtype, dtype).check(place, oracles[rule.name], ulps)
+
+
+@pytest.mark.parametrize("gradient_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", [rules.sgd, rules.adam], ids=lambda rule: rule.name)
+def test_weights_and_gradients_of_any_two_types(place, rule, weight_dtype, gradient_dtype, oracles, ulps):
+    Step(place, rule, [(3, 5), (1030,), (1030,)], weight_dtype, gradient_dtype).check(place, oracles[rule.name], ulps)
+
+
+@pytest.mark.parametrize(("weight_dtype", "gradient_dtype"), [(F16, F16), (BF16, BF16), (BF16, F32)], ids=str)
+@pytest.mark.parametrize("rule", [rules.sgd_momentum, rules.adamw], ids=lambda rule: rule.name)
+def test_masters_are_updated_and_the_weight_is_their_rounding(place, rule, weight_dtype, gradient_dtype, oracles, ulps):
+    step = Step(place, rule, [(3, 5), (1030,)], weight_dtype, gradient_dtype, masters=True)
+    step.check(place, oracles[rule.name], ulps)
+
+
+def test_weights_of_several_types_in_one_update(place, oracles, ulps):
+    steps = [Step(place, rules.adam, [(7,)], dtype, dtype, masters=dtype == BF16) for dtype in DTYPES]
+    expected = [step.expected(oracles["adam"], ulps, 0) for step in steps]
+    run = place.run(
+        rules.adam,
+        [step.weights[0] for step in steps],
+        [step.gradients[0] for step in steps],
+        [step.states[0] for step in steps],
+        [[*step.hyper[0].values()] for step in steps],
+        [None if step.masters is None else step.masters[0] for step in steps],
+    )
+    assert run.launches == len(DTYPES)
+    for step, (weight, states) in zip(steps, expected, strict=True):
+        got = step.weights[0] if step.masters is None else step.masters[0]
+        ulps.assert_close(got, weight.value, scale=weight.scale, arithmetic=step.dtype)
+        for tensor, result in zip(step.states[0], states, strict=True):
+            ulps.assert_close(tensor, result.value, scale=result.scale, arithmetic=step.dtype)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_zero_nan_and_infinite_gradients(place, rule, oracles, ulps):
+    """What is not finite stays so, and where; a NaN has no sign, so it moves no weight in rules by sign."""
+    special = [0.0, -0.0, math.nan, math.inf, -math.inf, 1.0]
+    # With two rows: the first limits gradients, the second does not.
+    Step(place, rule, [(6,), (6,)], F32, F32, special=special).check(place, oracles[rule.name], ulps)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_a_weight_without_gradient_stays_as_it_is(place, dtype):
+    weights = [torch.full((3,), 1.0, dtype=dtype, device=place.device) for _ in range(3)]
+    states = [(torch.full((3,), 0.5, device=place.device),) for _ in weights]
+    gradients = [torch.ones(3, dtype=dtype, device=place.device), None, torch.ones(3, dtype=dtype, device=place.device)]
+    run = Update(rules.sgd_momentum, weights, states, engine=place.engine)
+    run.hyper[:] = [1.0, 0.5, 0.1, math.inf, 0.5]
+    run.bind([None] * 3)
+    run()
+    assert all(bool((weight == 1).all()) for weight in weights)
+    run.bind(gradients)
+    run()
+    assert [weight.tolist() for weight in weights] == [
+        [0.69921875] * 3 if dtype == BF16 else [pytest.approx(0.7)] * 3,
+        [1.0] * 3,
+        weights[0].tolist(),
+    ]
+    assert bool((states[1][0] == 0.5).all())
+    assert bool((states[0][0] != 0.5).all())
+
+
+def test_rows_of_hyper_parameters_do_not_get_mixed_up(place):
+    """Many tensors, each with a rate of its own, some of them skipped."""
+    shapes = [(n % 7,) for n in range(100)]
+    weights = [torch.zeros(shape, device=place.device) for shape in shapes]
+    gradients = [None if n % 5 == 0 else torch.ones(shape, device=place.device) for n, shape in enumerate(shapes)]
+    place.run(rules.sgd, weights, gradients, [()] * 100, [[1.0, float(n), 0.0, math.inf] for n in range(100)])
+    for n, weight in enumerate(weights):
+        assert weight.tolist() == [0.0 if n % 5 == 0 else -float(n)] * (n % 7)
+
+
+# bfloat16: every class of numbers that rounding treats differently, as float32 bit patterns; each with both signs.
+BIT_PATTERNS = {
+    "ties go to even, down": 0x3F808000,
+    "ties go to even, up": 0x3F818000,
+    "just above a tie": 0x3F808001,
+    "just below a tie": 0x3F807FFF,
+    "a carry into the exponent": 0x3FFFFFFF,
+    "a carry into infinity": 0x7F7FFFFF,
+    "the largest that stays finite": 0x7F7F7FFF,
+    "infinity": 0x7F800000,
+    "NaN": 0x7FC00000,
+    "NaN whose upper half is no NaN": 0x7F800001,
+    "NaN that a carry would turn around": 0x7FFFFFFF,
+    "smallest normal": 0x00800000,
+    "largest denormal": 0x007FFFFF,
+    "a denormal tie": 0x00018000,
+    "smallest denormal": 0x00000001,
+    "zero": 0x00000000,
+}
+
+
+@pytest.fixture
+def copy_rule(write_rules):
+    return write_rules("@rule\ndef copy(w, g, state, hyper):\n    return g, state\n", "copying").copy
+
+
+def _float32_patterns(place):
+    rng = np.random.default_rng(0)
+    some = np.array([*BIT_PATTERNS.values()], dtype=np.uint32)
+    bits = np.concatenate([some, some | np.uint32(0x80000000), rng.integers(0, 2**32, 2000, dtype=np.uint32)])
+    return torch.from_numpy(bits.view(np.float32)).to(place.device)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_results_are_rounded_to_16_bits_as_torch_does(place, dtype, copy_rule):
+    values = _float32_patterns(place)
+    weight = torch.zeros(values.shape, dtype=dtype, device=place.device)
+    place.run(copy_rule, [weight], [values], [()], [[1.0]])
+    expected = values.to(dtype)
+    nan = expected.isnan()
+    assert torch.equal(weight.isnan(), nan)
+    # Of a NaN only its being one is worth anything, and torch itself does not keep its other bits alike everywhere.
+    assert torch.equal(weight[~nan].view(torch.int16), expected[~nan].view(torch.int16))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_all_16_bit_gradients_are_read_as_torch_reads_them(place, dtype, copy_rule):
+    gradient = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).to(place.device)
+    if place.engine == "triton" and dtype == BF16:  # its interpreter takes denormal bfloat16 numbers for 0
+        gradient = gradient[(gradient == 0) | ~(gradient.abs() < torch.finfo(BF16).tiny)]
+    weight = torch.zeros(gradient.shape, device=place.device)
+    place.run(copy_rule, [weight], [gradient], [()], [[1.0]])
+    expected = gradient.float()
+    nan = expected.isnan()
+    assert torch.equal(weight.isnan(), nan)
+    assert torch.equal(weight[~nan].view(torch.int32), expected[~nan].view(torch.int32))
+
+
+def test_what_float16_cannot_hold_becomes_infinite(place):
+    weight = torch.tensor([6e4, -6e4, 1.0], dtype=F16, device=place.device)
+    gradient = torch.tensor([-6e4, 6e4, 1.0], dtype=F16, device=place.device)
+    place.run(rules.sgd, [weight], [gradient], [()], [[1.0, 1.0, 0.0, math.inf]])
+    assert weight.tolist() == [math.inf, -math.inf, 0.0]
+
+
+# torch.optim. Each row: torch's class and its arguments, our rule, and hyper-parameters at step t (1, 2, ...).
+LR, WD, EPS = 0.03, 0.02, 1e-6
+
+
+def _adam(t, decay_name, decay, beta1=0.9, beta2=0.99):
+    # torch divides both averages by their corrections; pulled out of the fraction, they go into the rate and epsilon.
+    root = math.sqrt(1 - beta2**t)
+    values = {"lr": LR * root / (1 - beta1**t), "epsilon": EPS * root, decay_name: decay, "clip": math.inf}
+    return values | {"beta1": beta1, "beta2": beta2}
+
+
+TORCH = {
+    # The rate is constant, so that it makes no difference that our momentum contains it and torch's does not.
+    "SGD": ({"momentum": 0.9, "weight_decay": WD}, rules.sgd_momentum, lambda t: {"momentum": 0.9, "wd": WD}),
+    # With decay, MXNet's rule is another (see its docstring).
+    "NAG": ({"momentum": 0.9, "nesterov": True}, rules.nag, lambda t: {"momentum": 0.9, "wd": 0.0}),
+    "Adam": ({"betas": (0.9, 0.99), "eps": EPS, "weight_decay": WD}, rules.adam, lambda t: _adam(t, "wd", WD)),
+    "AdamW": ({"betas": (0.9, 0.99), "eps": EPS, "weight_decay": WD}, rules.adamw, lambda t: _adam(t, "decay", LR * WD)),
+    # Epsilon is 0, because torch adds it to the root and MXNet under the root.
+    "RMSprop": (
+        {"alpha": 0.9, "eps": 0.0, "weight_decay": WD},
+        rules.rmsprop,
+        lambda t: {"wd": WD, "gamma1": 0.9, "epsilon": 0.0, "clip_weights": math.inf},
+    ),
+    "RMSprop centered": (
+        {"alpha": 0.9, "eps": 0.0, "weight_decay": WD, "centered": True, "momentum": 0.8},
+        rules.rmsprop_centered,
+        lambda t: {"wd": WD, "gamma1": 0.9, "gamma2": 0.8, "epsilon": 0.0, "clip_weights": math.inf},
+    ),
+    # Without decay, which torch adds to the gradient and MXNet to the step.
+    "Adagrad": ({"eps": 0.0}, rules.adagrad, lambda t: {"wd": 0.0, "epsilon": 0.0}),
+}
+TORCH_CLASSES = {"NAG": "SGD", "RMSprop centered": "RMSprop"}
+
+
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+@pytest.mark.parametrize("name", TORCH)
+def test_twenty_steps_agree_with_torch_optim(place, name, dtype):
+    """torch.optim runs in float64, from the same start.
+
+    In float64 both must agree to 1e-12. In float32 every step may add 2 ulps of the largest weight, here below 4, and the
+    hyper-parameters, rounded once to float32, may change the whole way by 6 parts in 10^8.
+    """
+    steps = 20
+    arguments, rule, hyper = TORCH[name]
+    generator = torch.Generator().manual_seed(3)
+    start = [torch.randn(shape, generator=generator, dtype=F32) for shape in [(4, 5), (3,), ()]]
+    ours = [tensor.to(place.device, dtype) for tensor in start]
+    states = allocate_states(ours, len(rule.state))
+    theirs = [torch.nn.Parameter(tensor.double()) for tensor in start]
+    judge = getattr(torch.optim, TORCH_CLASSES.get(name, name))(theirs, lr=LR, **arguments)
+    for t in range(1, steps + 1):
+        gradients = [torch.randn(tensor.shape, generator=generator, dtype=F32) for tensor in start]
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.double()
+        judge.step()
+        update(
+            rule,
+            ours,
+            [gradient.to(place.device, dtype) for gradient in gradients],
+            states,
+            {"lr": LR, "clip": math.inf} | hyper(t),
+            engine=place.engine,
+        )
+    assert all(float(parameter.detach().abs().max()) < 4 for parameter in theirs)
+    tolerance = 1e-12 if dtype == F64 else steps * 2 * 2**-22 + 1e-6
+    for weight, parameter in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(weight.cpu().double(), parameter.detach(), rtol=0, atol=tolerance)

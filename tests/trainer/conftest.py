@@ -1,0 +1,53 @@
+"""Fixtures of the trainer's tests: every engine in turn, the device that it works on, and what a trainer consists of."""
+
+import importlib.util
+
+import pytest
+import torch
+
+HAS_DEVICE = torch.cuda.is_available()  # true for ROCm too
+LIBRARIES = {"triton": "triton", "cpu": "numba", "eager": "torch"}
+
+
+@pytest.fixture(params=LIBRARIES)
+def engine(request):
+    """The name of each engine in turn."""
+    if importlib.util.find_spec(LIBRARIES[request.param]) is None:
+        pytest.skip(f"needs {LIBRARIES[request.param]}")
+    return request.param
+
+
+@pytest.fixture
+def device(request):
+    """Where the tensors of a test lie: on the GPU if there is one, except for the cpu engine."""
+    native = "engine" in request.fixturenames and request.getfixturevalue("engine") == "cpu"
+    return torch.device("cuda" if HAS_DEVICE and not native else "cpu")
+
+
+@pytest.fixture
+def everything():
+    """A function that lists all a trainer could change, as plain data: equal lists mean that not a bit has changed."""
+
+    def plain(value):
+        if isinstance(value, torch.Tensor):
+            bits = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            return str(value.dtype), str(value.device), tuple(value.shape), bits.numpy().tobytes()
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return repr(value)
+
+    def look(trainer, params):
+        params, optimizer = list(params), trainer.optimizer
+        state = trainer.state_dict()
+        # Never updated and never counted are the same.
+        state["counts"] = {name: count for name, count in state["counts"].items() if count != optimizer.begin_num_update}
+        return {
+            "weights": [plain(param) for param in params],
+            "gradients": [(id(param.grad), plain(param.grad)) for param in params],
+            "attributes": [dict(vars(param)) for param in params],
+            "optimizer": plain(state),
+            "scheduler": repr(optimizer.lr_scheduler),
+            "multipliers": plain([optimizer.lr_mult, optimizer.wd_mult]),
+        }
+
+    return look
