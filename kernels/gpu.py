@@ -12,10 +12,10 @@ import types
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.compiler import CompiledKernel
 
 from .language import Rule
 from .table import GRADIENT, TensorTable
@@ -220,76 +220,78 @@ class TritonUpdate:
 
     def __init__(self, table: TensorTable) -> None:
         self.table = table
-        self._n_tensors = len(table.weights)
-        to_device = _Uploader(table)
-        self._arguments = to_device.static_arguments()
-        self._to_device = to_device
+        self._upload = _Uploader(table)
+        arrays = table.addresses, table.sizes, table.tiles
+        addresses, sizes, tiles = (torch.from_numpy(array).to(table.device, copy=True) for array in arrays)
+        self._arguments = (addresses, self._upload.gradients, self._upload.hyper, sizes, tiles, len(table.weights))
         self._constants = _constants(
             table.rule, table.weight_dtype, table.gradient_dtype, table.dtype, table.masters is not None, table.aligned
-        ) | launch_options(table.weight_dtype, table.gradient_dtype, table.dtype, len(table.rule.state))
-        self._grid = (len(table.tiles),)
+        )
+        self._grid = (len(table.tiles), 1, 1)
+        self._elsewhere = table.device.type == "cuda" and torch.cuda.device_count() > 1
+        self._launch = self._first_launch
 
     def __call__(self) -> None:
         """Launch on the current stream of the table's device. Never waits for the device."""
         if not self._grid[0]:
             return
-        if self.table.device.type == "cuda" and self.table.device.index != torch.cuda.current_device():
+        if self._elsewhere and self.table.device.index != torch.cuda.current_device():
             with torch.cuda.device(self.table.device):
+                self._upload()
                 self._launch()
         else:
+            self._upload()
             self._launch()
 
-    def _launch(self) -> None:
-        gradients, hyper = self._to_device()
-        addresses, sizes, tiles = self._arguments
-        _update_kernel[self._grid](addresses, gradients, hyper, sizes, tiles, self._n_tensors, **self._constants)
+    def _first_launch(self) -> None:
+        table = self.table
+        options = launch_options(table.weight_dtype, table.gradient_dtype, table.dtype, len(table.rule.state))
+        kernel = _update_kernel[self._grid](*self._arguments, **self._constants, **options)
+        # From now on every argument is what it was, so nothing is left for the JIT's launcher to find out, at 20 µs a time.
+        if isinstance(kernel, CompiledKernel):
+            self._launch = partial(kernel[self._grid], *self._arguments, *self._constants.values())
 
 
 class _Uploader:
-    """Copies a table to its device: addresses, sizes and tiles once; gradients' addresses and hyper-parameters when changed.
+    """Keeps what may change from step to step, gradients' addresses and hyper-parameters, as it is in the table.
 
-    The changing part is one buffer and one asynchronous copy out of a ring of page-locked buffers, so the host never
-    waits, unless it is a whole ring ahead of the device.
+    It is one buffer and one asynchronous copy out of a ring of page-locked buffers, so the host never waits, unless it is
+    a whole ring ahead of the device.
+
+    Attributes:
+        gradients: int64 [n_tensors], on the device.
+        hyper: [n_tensors, 1 + n_hyper] in the table's type, on the device.
     """
 
     RING = 8
 
     def __init__(self, table: TensorTable) -> None:
         self.table = table
-        self._bytes = table.addresses[GRADIENT].nbytes + table.hyper.nbytes
-        self._last = np.full(self._bytes, 255, dtype=np.uint8)
-        self._slot = 0
+        self._split = table.addresses[GRADIENT].nbytes
+        size = self._split + table.hyper.nbytes
         pinned = table.device.type == "cuda" and torch.cuda.is_available()
-        self._ring = [torch.empty(self._bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(self.RING)]
+        self._ring = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(self.RING)]
         self._views = [buffer.numpy() for buffer in self._ring]
         self._events = [torch.cuda.Event() for _ in range(self.RING)] if pinned else None
-        self._device = torch.empty(self._bytes, dtype=torch.uint8, device=table.device)
-        split = table.addresses[GRADIENT].nbytes
-        self._gradients = self._device[:split].view(torch.int64)
-        self._hyper = self._device[split:].view(table.dtype)
+        self._slot = 0
+        self._sent: tuple[bytes, bytes] | None = None
+        self._device = torch.empty(size, dtype=torch.uint8, device=table.device)
+        self.gradients = self._device[: self._split].view(torch.int64)
+        self.hyper = self._device[self._split :].view(table.dtype)
 
-    def static_arguments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        table = self.table
-        return (
-            torch.from_numpy(table.addresses).to(table.device, copy=True),
-            torch.from_numpy(table.sizes).to(table.device, copy=True),
-            torch.from_numpy(table.tiles).to(table.device, copy=True),
-        )
-
-    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        split = self.table.addresses[GRADIENT].nbytes
-        view = self._views[self._slot]
+    def __call__(self) -> None:
+        """Copy over what changed since the last call, if anything did, on the current stream."""
+        now = self.table.addresses[GRADIENT].tobytes(), self.table.hyper.tobytes()
+        if now == self._sent:
+            return
+        slot, self._slot = self._slot, (self._slot + 1) % self.RING
         if self._events is not None:
-            self._events[self._slot].synchronize()  # of a copy that is a whole ring old: over, in practice
-        view[:split] = self.table.addresses[GRADIENT].view(np.uint8)
-        view[split:] = self.table.hyper.reshape(-1).view(np.uint8)
-        if view.tobytes() != self._last.tobytes():
-            self._device.copy_(self._ring[self._slot], non_blocking=True)
-            if self._events is not None:
-                self._events[self._slot].record()
-            self._last = view
-            self._slot = (self._slot + 1) % self.RING
-        return self._gradients, self._hyper
+            self._events[slot].synchronize()  # of a copy that is a whole ring old: over, in practice
+        self._views[slot].data[:] = b"".join(now)
+        self._device.copy_(self._ring[slot], non_blocking=True)
+        if self._events is not None:
+            self._events[slot].record()
+        self._sent = now
 
 
 def compile_for(

@@ -205,7 +205,7 @@ def _call(typingctx, function, argument):
 
 @numba.njit(cache=True)  # keeps the interpreter locked, as a function that looks into Python objects must
 def _addresses_hold(function, ids, addresses):
-    for i in range(ids.size):
+    for i in range(ids.size):  # noqa: SIM110  # numba compiles a loop
         if _call(function, ids[i]) != addresses[i]:
             return False
     return True

@@ -187,10 +187,9 @@ class Trainer:
         plan = self._plan
         if plan is None:
             self._refuse_lazy()
-        gradients: list[Any] = [parameter.grad for parameter in self._params]
+        gradients: list[Any] = [parameter.grad if parameter.requires_grad else None for parameter in self._params]
         versions = [-1 if gradient is None else gradient._version for gradient in gradients]
-        if held := plan is not None and plan.holds(gradients):
-            held = all(map(operator.ne, versions, self._used_versions)) and self._all_trainable()
+        held = plan is not None and plan.holds(gradients) and all(map(operator.ne, versions, self._used_versions))
         if not (held or self._all_new(gradients)):
             gradients = self._select(gradients, ignore_stale_grad)
         before = self._optimizer.rescale_grad
@@ -230,9 +229,6 @@ class Trainer:
         if lazy:
             raise ValueError(f"{_listed(lazy)} of params not initialized yet: run the model once before the first step")
 
-    def _all_trainable(self) -> bool:
-        return all([parameter.requires_grad for parameter in self._params])
-
     def _is_fresh(self, i: int, gradient: torch.Tensor | None) -> bool:
         if gradient is None:
             return False
@@ -242,17 +238,14 @@ class Trainer:
     def _all_new(self, gradients: list[torch.Tensor | None]) -> bool:
         """Whether each parameter has a gradient that is another tensor than before: the quick case of `_select`."""
         used = [None if reference is None else reference() for reference in self._used]
-        same = any(gradient is None or gradient is old for gradient, old in zip(gradients, used, strict=True))
-        return not same and self._all_trainable()
+        return not any(gradient is None or gradient is old for gradient, old in zip(gradients, used, strict=True))
 
     def _select(self, gradients: list[torch.Tensor | None], ignore_stale_grad: bool) -> list[torch.Tensor | None]:
         """The gradients to use, None for parameters that stay as they are; an error for stale ones."""
         chosen: list[torch.Tensor | None] = []
         stale = []
         for i, gradient in enumerate(gradients):
-            if not self._params[i].requires_grad:
-                gradient = None
-            elif not self._is_fresh(i, gradient):
+            if self._params[i].requires_grad and not self._is_fresh(i, gradient):
                 stale.append(f"{self._names[i]!r}" + (" (no gradient)" if gradient is None else ""))
                 gradient = None
             chosen.append(gradient)
