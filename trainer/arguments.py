@@ -8,7 +8,9 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["choice", "did_you_mean", "flag", "real", "whole"]
+import numpy as np
+
+__all__ = ["choice", "did_you_mean", "flag", "number", "real", "whole"]
 
 
 def real(
@@ -20,11 +22,13 @@ def real(
     above: float = -math.inf,
 ) -> float:
     """`value` as a float, if it is a finite number with low <= value <= high and above < value < below."""
-    if isinstance(value, (bool, str, bytes)):
-        raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}")
     try:
+        if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value):
+            raise TypeError
         number = float(value)
-    except (TypeError, ValueError):
+    except OverflowError:
+        number = math.inf
+    except (TypeError, ValueError, RuntimeError):  # the last from tensors that are no real number
         raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}") from None
     if math.isfinite(number) and low <= number <= high and above < number < below:
         return number
@@ -40,11 +44,17 @@ def real(
     raise ValueError(f"{name}={value!r}: must be {' and '.join(allowed)}")
 
 
+def number(name: str, value: Any, low: float = -math.inf) -> float:
+    """As `real`, but an int stays one, for the sake of how it prints."""
+    checked = real(name, value, low)
+    return int(value) if isinstance(value, (int, np.integer)) else checked
+
+
 def whole(name: str, value: Any, low: float = -math.inf) -> int:
     """`value` as an int, if it is a whole number of at least `low`."""
-    if isinstance(value, bool):
-        raise TypeError(f"{name}={value!r}: must be a whole number, not bool")
     try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name}={value!r}: must be a whole number, not {type(value).__name__}") from None

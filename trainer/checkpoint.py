@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import uuid
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,23 +18,26 @@ import safetensors
 import safetensors.torch
 import torch
 
-from ..kernels.table import allocate_states
+from ..kernels.table import allocate_states, compute_dtype
 from . import lr_scheduler
+from .arguments import whole
 from .optimizer import Optimizer, RuleOptimizer, Updater
+from .optimizer.base import WithMaster
 
 __all__ = ["collect", "read", "restore", "write"]
 
 FORMAT = 1
-MASTER = "master"
-_METADATA_KEY = "tristep"
+MASTER = "master copy"  # with a space, so that no rule's state has the same name
+CALLABLE = "callable"  # stands for a schedule that is a plain function
+_METADATA_KEY, _CHECKSUM_KEY = "tristep", "tristep checksum"
 
 
 def collect(updater: Updater, names: Sequence[str], params: Sequence[torch.Tensor]) -> dict[str, Any]:
     """The state of an updater whose parameters have these names: JSON-able data, and tensors under "state".
 
-    Keys: "format", "optimizer" (name of its class), "settings", "lr_scheduler" (None where there is none or it is a plain
-    callable), "num_update", "counts", "layout" (nesting of each parameter's state) and "state" (tensors by parameter
-    and by slot).
+    Keys: "format", "optimizer" (name of its class), "settings", "lr_scheduler" (None where there is none, "callable" where
+    it is a plain callable), "num_update", "counts", "parameters" (shapes by name, None where not initialized yet), "layout"
+    (nesting of each parameter's state) and "state" (tensors by parameter and by slot; none before the first step).
     """
     optimizer = updater.optimizer
     state: dict[str, dict[str, torch.Tensor]] = {}
@@ -43,7 +46,10 @@ def collect(updater: Updater, names: Sequence[str], params: Sequence[torch.Tenso
         if i not in updater.states:
             continue
         if isinstance(optimizer, RuleOptimizer):
-            state[name] = dict(zip(optimizer.rule.state, updater.states[i], strict=True))
+            tensors = updater.states[i]
+            if len(tensors) != len(optimizer.rule.state):  # another rule since the last step; the next one does the same
+                tensors = optimizer.create_state(i, params[i])
+            state[name] = dict(zip(optimizer.rule.state, tensors, strict=True))
             if i in updater.masters:
                 state[name][MASTER] = updater.masters[i]
         else:
@@ -57,6 +63,7 @@ def collect(updater: Updater, names: Sequence[str], params: Sequence[torch.Tenso
         "lr_scheduler": _schedule(optimizer),
         "num_update": optimizer.num_update,
         "counts": {name: counts[i] for i, name in enumerate(names) if i in counts},
+        "parameters": dict(zip(names, map(_shape, params), strict=True)),
         "layout": layout,
         "state": state,
     }
@@ -70,28 +77,13 @@ def restore(updater: Updater, names: Sequence[str], params: Sequence[torch.Tenso
     """
     optimizer = updater.optimizer
     _check(optimizer, names, params, saved)
-    schedule = saved["lr_scheduler"]
-    scheduler = optimizer.lr_scheduler if schedule is None else lr_scheduler.from_config(schedule)
-    if schedule is None and isinstance(scheduler, lr_scheduler.LRScheduler):
-        scheduler = None  # it was saved without one, and a plain callable would not be an LRScheduler
-    index = {name: i for i, name in enumerate(names)}
-    states, masters = dict(updater.states), dict(updater.masters)
-    for name, slots in saved["state"].items():
-        i = index[name]
-        if isinstance(optimizer, RuleOptimizer):
-            (state,) = allocate_states([params[i]], len(slots))
-            for new, old in zip(state, slots.values(), strict=True):
-                new.copy_(old)
-            found = dict(zip(slots, state, strict=True))
-            if MASTER in found:
-                masters[i] = found.pop(MASTER)
-            states[i] = tuple(found[slot] for slot in _rule_state(optimizer, saved["settings"]))
-        else:
-            states[i] = _unflatten(saved["layout"][name], slots, params[i].device)
+    scheduler = _saved_schedule(optimizer, saved["lr_scheduler"])
+    states, masters = _saved_states(optimizer, names, params, saved)
     for attribute, value in saved["settings"].items():
         setattr(optimizer, attribute, value)
     optimizer.lr_scheduler = scheduler
-    optimizer._counts[optimizer.slots([index[name] for name in saved["counts"]])] = list(saved["counts"].values())
+    slots = optimizer.slots(range(len(names)))  # which may make room for new ones
+    optimizer._counts[slots] = [saved["counts"].get(name, optimizer.begin_num_update) for name in names]
     optimizer.num_update = saved["num_update"]
     updater.states, updater.masters = states, masters
     updater.forget_plan()
@@ -100,24 +92,27 @@ def restore(updater: Updater, names: Sequence[str], params: Sequence[torch.Tenso
 def write(path: str | os.PathLike[str], collected: Mapping[str, Any]) -> None:
     """Write a collected state to `path`, replacing what is there only when the new file is complete."""
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"fname={str(path)!r}: there is no folder {str(path.parent)!r}")
     tensors = {
         json.dumps([name, slot]): tensor.detach().contiguous()
         for name, slots in collected["state"].items()
         for slot, tensor in slots.items()
     }
     header = {key: value for key, value in collected.items() if key != "state"}
-    header["parameters"] = list(collected["state"])
+    header["states of"] = list(collected["state"])
     header["checksums"] = {key: _checksum(tensor) for key, tensor in tensors.items()}
-    data = safetensors.torch.save(tensors, metadata={_METADATA_KEY: json.dumps(header)})
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    text = json.dumps(header)
+    data = safetensors.torch.save(tensors, metadata={_METADATA_KEY: text, _CHECKSUM_KEY: str(zlib.crc32(text.encode()))})
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -128,23 +123,27 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         ValueError: it is not such a file, or its contents are damaged.
     """
+    fname = f"fname={str(path)!r}"
     if not Path(path).exists():
-        raise FileNotFoundError(f"fname={str(path)!r}: there is no such file")
+        raise FileNotFoundError(f"{fname}: there is no such file")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is not a dict
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(f"fname={str(path)!r}: not a state file of tristep, or cut short ({error})") from error
-    if _METADATA_KEY not in metadata:
-        raise ValueError(f"fname={str(path)!r}: a safetensors file, but not one that Trainer.save_states wrote")
-    header = json.loads(metadata[_METADATA_KEY])
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{fname}: not a state file of tristep, or a damaged one ({error})") from error
+    text = metadata.get(_METADATA_KEY)
+    if text is None or _CHECKSUM_KEY not in metadata:
+        raise ValueError(f"{fname}: a safetensors file, but not one that Trainer.save_states wrote")
+    if metadata[_CHECKSUM_KEY] != str(zlib.crc32(text.encode())):
+        raise ValueError(f"{fname}: damaged; the checksum of its settings differs")
+    header = json.loads(text)
     _check_format(header)
     checksums = header.pop("checksums")
     damaged = [key for key in checksums if key not in tensors or _checksum(tensors[key]) != checksums[key]]
     if damaged or len(checksums) != len(tensors):
-        raise ValueError(f"fname={str(path)!r}: damaged; checksums differ for {', '.join(damaged[:5]) or 'extra tensors'}")
-    state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in header.pop("parameters")}
+        raise ValueError(f"{fname}: damaged; checksums differ for {', '.join(damaged[:5]) or 'extra tensors'}")
+    state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in header.pop("states of")}
     for key in checksums:  # in the order of writing, which safetensors does not keep
         name, slot = json.loads(key)
         state[name][slot] = tensors[key]
@@ -163,45 +162,92 @@ def _check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Te
     if not isinstance(saved, Mapping):
         raise TypeError(f"state_dict must be a dict, as Trainer.state_dict gives it, got {type(saved).__name__}")
     _check_format(saved)
-    keys = {"format", "optimizer", "settings", "lr_scheduler", "num_update", "counts", "layout", "state"}
+    keys = {"format", "optimizer", "settings", "lr_scheduler", "num_update", "counts", "parameters", "layout", "state"}
     if missing := sorted(keys - set(saved)):
         raise ValueError(f"saved state lacks {', '.join(missing)}: it must be as Trainer.state_dict gave it")
+    for key in ("settings", "counts", "parameters", "layout", "state"):
+        if not isinstance(saved[key], Mapping):
+            raise TypeError(f"saved state: {key} must be a dict, got {type(saved[key]).__name__}")
     mine = type(optimizer).__name__.lower()
     if saved["optimizer"] != mine:
         raise ValueError(
             f"saved state is of optimizer {saved['optimizer']!r}, this trainer has {mine!r}: make the trainer with "
             f"Trainer(params, {saved['optimizer']!r}) to load it"
         )
-    if unknown := sorted(set(saved["settings"]) - set(optimizer.settings())):
-        raise ValueError(f"saved state has settings that {type(optimizer).__name__} does not know: {', '.join(unknown)}")
-    if other := sorted((set(saved["counts"]) | set(saved["state"])) - set(names)):
-        raise ValueError(
-            f"saved state has parameters that this trainer does not: {', '.join(other[:5])}; "
-            f"this trainer's are {', '.join(list(names)[:5])}{', ...' if len(names) > 5 else ''}"
-        )
-    shapes = dict(zip(names, params, strict=True))
+    _check_settings(optimizer, saved["settings"])
+    whole("saved state: num_update", saved["num_update"], low=0)
+    for name, count in saved["counts"].items():
+        whole(f"saved state: the count of {name!r}", count, low=0)
+    _check_parameters(names, params, saved)
     for name, slots in saved["state"].items():
-        weight = shapes[name]
         for slot, tensor in slots.items():
             if not isinstance(tensor, torch.Tensor):
                 raise TypeError(f"saved state: {slot} of {name!r} must be a tensor, got {type(tensor).__name__}")
-            if isinstance(optimizer, RuleOptimizer) and tensor.shape != weight.shape:
+    if isinstance(optimizer, RuleOptimizer):
+        _check_rule_state(optimizer, dict(zip(names, params, strict=True)), saved)
+
+
+def _check_settings(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
+    known = optimizer.settings()
+    if unknown := sorted(set(given) - set(known)):
+        raise ValueError(f"saved state has settings that {type(optimizer).__name__} does not know: {', '.join(unknown)}")
+    for name, value in given.items():
+        allowed = {_kind(known[name]), _kind(value)} - {None}
+        if len(allowed) > 1 or "other" in allowed:
+            raise TypeError(
+                f"saved state: setting {name!r} is {value!r}: must be a {_kind(known[name])}, such as this trainer's "
+                f"{known[name]!r}"
+            )
+
+
+def _kind(value: Any) -> str | None:
+    """What may stand for what in a setting; None may stand for anything, as the limit of clip_gradient does."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "bool"
+    return "number" if isinstance(value, (int, float)) else "string" if isinstance(value, str) else "other"
+
+
+def _check_parameters(names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]) -> None:
+    theirs = saved["parameters"]
+    if other := sorted(set(theirs) ^ set(names)):
+        raise ValueError(
+            f"saved state is of {len(theirs)} parameters, {_few(theirs)}; this trainer has {len(names)}, {_few(names)}: "
+            f"{_few(other)} {'is' if len(other) == 1 else 'are'} in one of them only"
+        )
+    if lazy := [name for name, param in zip(names, params, strict=True) if _shape(param) is None]:
+        if saved["state"]:
+            raise ValueError(f"{_few(lazy)} of params not initialized yet: run the model once before states are loaded")
+    for name, param in zip(names, params, strict=True):
+        if theirs[name] is not None and _shape(param) not in (None, list(theirs[name])):
+            raise ValueError(
+                f"saved state: {name!r} has shape {tuple(theirs[name])}, in this trainer it has {tuple(param.shape)}"
+            )
+    if other := sorted((set(saved["counts"]) | set(saved["layout"]) | set(saved["state"])) - set(names)):
+        raise ValueError(f"saved state: {_few(other)} have a count or state, but are not among its parameters")
+    if saved["state"] and (missing := [name for name in names if name not in saved["state"]]):
+        raise ValueError(f"saved state lacks the state of {_few(missing)}: it must have that of all parameters or of none")
+
+
+def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> None:
+    wanted = set(_rule_state(optimizer, saved["settings"])) if saved["state"] else set()
+    for name, slots in saved["state"].items():
+        weight = params[name]
+        if set(slots) - {MASTER} != wanted:
+            raise ValueError(
+                f"saved state: {name!r} has {_few(slots) or 'no tensors'}; its rule has {_few(sorted(wanted)) or 'none'}"
+            )
+        for slot, tensor in slots.items():
+            if tensor.shape != weight.shape:
                 raise ValueError(
                     f"saved state: {slot} of {name!r} has shape {tuple(tensor.shape)}, its parameter {tuple(weight.shape)}"
                 )
-        if isinstance(optimizer, RuleOptimizer):
-            wanted = {*_rule_state(optimizer, saved["settings"])}
-            if set(slots) - {MASTER} != wanted:
+            if tensor.dtype != compute_dtype(weight.dtype):
                 raise ValueError(
-                    f"saved state: {name!r} has {', '.join(slots) or 'no tensors'}; its rule has {', '.join(sorted(wanted))}"
+                    f"saved state: {slot} of {name!r} is {tensor.dtype}; for a weight of {weight.dtype} it must be "
+                    f"{compute_dtype(weight.dtype)}: load it before the model is converted"
                 )
-            (like,) = allocate_states([torch.empty(0, dtype=weight.dtype)], 1)
-            for slot, tensor in slots.items():
-                if tensor.dtype != like[0].dtype:
-                    raise ValueError(
-                        f"saved state: {slot} of {name!r} is {tensor.dtype}; for a weight of {weight.dtype} it must be "
-                        f"{like[0].dtype}"
-                    )
 
 
 def _rule_state(optimizer: RuleOptimizer, settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -216,9 +262,61 @@ def _rule_state(optimizer: RuleOptimizer, settings: Mapping[str, Any]) -> tuple[
             setattr(optimizer, attribute, value)
 
 
-def _schedule(optimizer: Optimizer) -> dict[str, Any] | None:
+def _saved_states(
+    optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]
+) -> tuple[dict[Any, Any], dict[Any, torch.Tensor]]:
+    """Copies of the saved states and masters by parameter index, on the parameters' devices, in their order of elements."""
+    index = {name: i for i, name in enumerate(names)}
+    states: dict[Any, Any] = {}
+    masters: dict[Any, torch.Tensor] = {}
+    if not isinstance(optimizer, RuleOptimizer):
+        for name, slots in saved["state"].items():
+            layout = saved["layout"].get(name)
+            if sorted(_slots(layout)) != sorted(slots):
+                raise ValueError(f"saved state: {name!r} has {_few(slots) or 'no tensors'}, its layout is {layout!r}")
+            states[index[name]] = _unflatten(layout, slots, params[index[name]].device)
+        return states, masters
+    slots_of = saved["state"]
+    rule_state = _rule_state(optimizer, saved["settings"]) if slots_of else ()
+    copies = allocate_states([params[index[name]].detach() for name in slots_of], len(rule_state))
+    for (name, slots), state in zip(slots_of.items(), copies, strict=True):
+        for slot, copy in zip(rule_state, state, strict=True):
+            copy.copy_(slots[slot])
+        states[index[name]] = state
+        if MASTER in slots:
+            ((master,),) = allocate_states([params[index[name]].detach()], 1)
+            masters[index[name]] = master.copy_(slots[MASTER])
+    return states, masters
+
+
+def _schedule(optimizer: Optimizer) -> dict[str, Any] | str | None:
     scheduler = optimizer.lr_scheduler
-    return scheduler.to_config() if isinstance(scheduler, lr_scheduler.LRScheduler) else None
+    if isinstance(scheduler, lr_scheduler.LRScheduler):
+        return scheduler.to_config()
+    return None if scheduler is None else CALLABLE
+
+
+def _saved_schedule(optimizer: Optimizer, schedule: Any) -> Any:
+    if schedule is None:
+        return None
+    if schedule != CALLABLE:
+        return lr_scheduler.from_config(schedule)
+    mine = optimizer.lr_scheduler
+    if mine is None or isinstance(mine, lr_scheduler.LRScheduler):
+        raise ValueError(
+            f"saved state had a plain callable as its lr_scheduler, which cannot be saved; this trainer has {mine!r}: give "
+            "it that callable before loading"
+        )
+    return mine
+
+
+def _shape(param: torch.Tensor) -> list[int] | None:
+    return None if isinstance(param, torch.nn.UninitializedParameter) else list(param.shape)
+
+
+def _few(names: Any, most: int = 5) -> str:
+    names = list(map(repr, names))
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def _flatten(state: Any, path: str, into: dict[str, torch.Tensor]) -> Any:
@@ -229,18 +327,35 @@ def _flatten(state: Any, path: str, into: dict[str, torch.Tensor]) -> Any:
         into[path or "0"] = state
         return path or "0"
     if isinstance(state, (tuple, list)):
-        return [_flatten(item, f"{path}.{k}" if path else str(k), into) for k, item in enumerate(state)]
+        items = [_flatten(item, f"{path}.{k}" if path else str(k), into) for k, item in enumerate(state)]
+        if isinstance(state, WithMaster):
+            return {"with master": items}
+        return {"tuple": items} if isinstance(state, tuple) else items
     raise TypeError(f"a state to save is None, a tensor, or a tuple or list of such; got {type(state).__name__}")
+
+
+def _slots(layout: Any) -> list[str]:
+    """The names of the tensors in a nesting."""
+    if layout is None or isinstance(layout, str):
+        return [] if layout is None else [layout]
+    items = next(iter(layout.values())) if isinstance(layout, dict) else layout
+    return [slot for item in items for slot in _slots(item)]
 
 
 def _unflatten(layout: Any, tensors: Mapping[str, torch.Tensor], device: torch.device) -> Any:
     if layout is None:
         return None
     if isinstance(layout, str):
-        return tensors[layout].clone().to(device)
-    return tuple(_unflatten(item, tensors, device) for item in layout)
+        return tensors[layout].to(device, copy=True)
+    if isinstance(layout, dict):
+        ((kind, items),) = layout.items()
+        made = _unflatten(items, tensors, device)
+        return WithMaster(*made) if kind == "with master" else tuple(made)
+    return [_unflatten(item, tensors, device) for item in layout]
 
 
 def _checksum(tensor: torch.Tensor) -> int:
+    """Of its type, its shape and its bytes."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
+    start = zlib.crc32(f"{tensor.dtype}{list(tensor.shape)}".encode())
+    return zlib.crc32(flat.view(torch.uint8).numpy().data, start) if flat.numel() else start

@@ -3,18 +3,17 @@
 MXNet's schedulers change as they are asked; these are pure: an answer depends on the arguments, on
 ``base_lr`` and on the update number, never on what was asked before, and it is the answer that MXNet gives to
 a run that asks from update 0 onwards. So an array of update numbers may be asked at once (to draw a schedule,
-say), and a scheduler is restored from its arguments alone. Imported by the optimizers; imports NumPy only.
+say), and a scheduler is restored from its arguments alone. Imported by the optimizers; knows nothing of tensors.
 """
 
 import copy
-import difflib
 import inspect
-import math
-import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
+
+from .arguments import choice, did_you_mean, number, real, whole
 
 __all__ = [
     "CosineScheduler",
@@ -72,12 +71,10 @@ class LRScheduler:
         warmup_begin_lr: float = 0.0,
         warmup_mode: str = "linear",
     ) -> None:
-        self.warmup_begin_lr = _real("warmup_begin_lr", warmup_begin_lr, low=0)
+        self.warmup_begin_lr = real("warmup_begin_lr", warmup_begin_lr, low=0)
         self.base_lr = base_lr
-        self.warmup_steps = _whole("warmup_steps", warmup_steps, low=0)
-        if warmup_mode not in ("linear", "constant"):
-            raise ValueError(f"warmup_mode={warmup_mode!r}: must be 'linear' or 'constant'")
-        self.warmup_mode = warmup_mode
+        self.warmup_steps = whole("warmup_steps", warmup_steps, low=0)
+        self.warmup_mode = choice("warmup_mode", warmup_mode, ("linear", "constant"))
 
     @property
     def base_lr(self) -> float:
@@ -86,7 +83,7 @@ class LRScheduler:
 
     @base_lr.setter
     def base_lr(self, value: float) -> None:
-        value = _real("base_lr", value, low=0)
+        value = real("base_lr", value, low=0)
         if self.warmup_begin_lr > value:
             raise ValueError(
                 f"warmup_begin_lr={self.warmup_begin_lr!r}: must not exceed base_lr={value!r}, "
@@ -195,9 +192,9 @@ class FactorScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step = _number("step", step, low=1)
-        self.factor = _real("factor", factor, low=0, high=1)
-        self.stop_factor_lr = _real("stop_factor_lr", stop_factor_lr)
+        self.step = number("step", step, low=1)
+        self.factor = real("factor", factor, low=0, high=1)
+        self.stop_factor_lr = real("stop_factor_lr", stop_factor_lr)
 
     def _after_warmup(self, n):
         drops = np.maximum(np.ceil(n / self.step) - 1, 0)
@@ -230,7 +227,7 @@ class MultiFactorScheduler(LRScheduler):
 
     def __init__(
         self,
-        step: list[float] | tuple[float, ...],
+        step: Sequence[float],
         factor: float = 1.0,
         base_lr: float = 0.01,
         warmup_steps: int = 0,
@@ -242,10 +239,10 @@ class MultiFactorScheduler(LRScheduler):
             raise TypeError(f"step={step!r}: must be a list or tuple of update numbers")
         if not step:
             raise ValueError(f"step={step!r}: must hold at least one update number")
-        self.step = [_number(f"step[{i}]", value, low=1) for i, value in enumerate(step)]
+        self.step = [number(f"step[{i}]", value, low=1) for i, value in enumerate(step)]
         if any(later <= earlier for earlier, later in zip(self.step, self.step[1:], strict=False)):
             raise ValueError(f"step={step!r}: must be strictly increasing")
-        self.factor = _real("factor", factor, low=0, high=1)
+        self.factor = real("factor", factor, low=0, high=1)
 
     def _after_warmup(self, n):
         return self.base_lr * self.factor ** np.searchsorted(self.step, n, side="left")
@@ -290,8 +287,8 @@ class PolyScheduler(LRScheduler):
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.max_update = _last_update(max_update, self.warmup_steps)
-        self.pwr = _number("pwr", pwr, low=0)
-        self.final_lr = _real("final_lr", final_lr, low=0)
+        self.pwr = number("pwr", pwr, low=0)
+        self.final_lr = real("final_lr", final_lr, low=0)
 
     def _after_warmup(self, n):
         remaining = 1 - _progress(self, n)
@@ -336,7 +333,7 @@ class CosineScheduler(LRScheduler):
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.max_update = _last_update(max_update, self.warmup_steps)
-        self.final_lr = _real("final_lr", final_lr, low=0)
+        self.final_lr = real("final_lr", final_lr, low=0)
 
     def _after_warmup(self, n):
         share = (1 + np.cos(np.pi * _progress(self, n))) / 2
@@ -394,12 +391,10 @@ def create(name: str, **kwargs: Any) -> LRScheduler:
     key = name.lower()
     cls = _registry.get(key) or _registry.get(key + "scheduler")
     if cls is None:
-        short = {known.removesuffix("scheduler"): c.__name__ for known, c in _registry.items()}
-        near = difflib.get_close_matches(key.removesuffix("scheduler"), short, cutoff=0.5)
-        hint = " or ".join(short[match] for match in near) or ", ".join(sorted(short.values()))
+        short = [known.removesuffix("scheduler") for known in _registry]
         raise ValueError(
-            f"name={name!r}: no scheduler is registered by that name. Did you mean {hint}? "
-            "A class of your own needs @register"
+            f"name={name!r}: no scheduler is registered by that name; there are {', '.join(sorted(short))}."
+            f"{did_you_mean(key.removesuffix('scheduler'), short)} A class of your own needs @register"
         )
     return cls(**kwargs)
 
@@ -456,51 +451,16 @@ def _update_numbers(num_update):
         if (num_update < 0).any():
             raise ValueError(f"num_update holds {num_update.min()}: must not be negative")
         return num_update.astype(np.float64)
-    return _whole("num_update", num_update, low=0)
+    return whole("num_update", num_update, low=0)
 
 
 def _last_update(max_update, warmup_steps: int) -> int:
-    max_update = _whole("max_update", max_update, low=1)
+    max_update = whole("max_update", max_update, low=1)
     if warmup_steps >= max_update:
         raise ValueError(
             f"warmup_steps={warmup_steps}: must be less than max_update={max_update}, else no update follows the warm-up"
         )
     return max_update
-
-
-def _whole(name: str, value, low: int) -> int:
-    try:
-        if isinstance(value, bool | np.bool_):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r}: must be an int, not {type(value).__name__}") from None
-    if number < low:
-        raise ValueError(f"{name}={value!r}: must be {low} or more")
-    return number
-
-
-def _real(name: str, value, low: float = -math.inf, high: float = math.inf) -> float:
-    if isinstance(value, bool | np.bool_ | str):
-        raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}")
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}") from None
-    if not (math.isfinite(number) and low <= number <= high):
-        allowed = ["a finite number"]
-        if low > -math.inf:
-            allowed.append(f"{low} or more")
-        if high < math.inf:
-            allowed.append(f"{high} or less")
-        raise ValueError(f"{name}={value!r}: must be {', '.join(allowed)}")
-    return number
-
-
-def _number(name: str, value, low: float) -> float:
-    """Like _real, but a whole number stays an int, for the sake of how it prints."""
-    number = _real(name, value, low)
-    return int(number) if isinstance(value, int | np.integer) else number
 
 
 for _class in (FactorScheduler, MultiFactorScheduler, PolyScheduler, CosineScheduler):

@@ -334,10 +334,9 @@ def _check_parameters(named: list[tuple[str, torch.nn.Parameter, Any]]) -> None:
         if _is_lazy(parameter):
             continue
         if parameter.dtype not in DTYPES:
-            kind = "complex" if parameter.is_complex() else "of this type"
+            kind = "complex weights" if parameter.is_complex() else "weights of this type"
             raise TypeError(
-                f"params: {name!r} is {parameter.dtype}: weights {kind} cannot be trained; allowed are "
-                f"{', '.join(map(str, DTYPES))}"
+                f"params: {name!r} is {parameter.dtype}: {kind} cannot be trained; allowed are {', '.join(map(str, DTYPES))}"
             )
         if parameter.layout != torch.strided:
             raise TypeError(f"params: {name!r} is sparse ({parameter.layout}): weights must be dense")

@@ -30,6 +30,7 @@ def everything():
 
     def plain(value):
         if isinstance(value, torch.Tensor):
+            value = value.to_dense()
             bits = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             return str(value.dtype), str(value.device), tuple(value.shape), bits.numpy().tobytes()
         if isinstance(value, dict):

@@ -1,14 +1,19 @@
 """Optimizers and Trainer against runs of MXNet itself, on every engine. tests/golden/README.md describes the recordings."""
 
+import importlib.util
+import json
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from tristep import Trainer, lr_scheduler
-from tristep.trainer.optimizer import create, get_updater
+from tristep.trainer.optimizer import create, get_updater, registered
 
+GOLDEN = Path(__file__).parents[1] / "golden"
+FOLDERS = {1: GOLDEN, 2: GOLDEN / "v2"}
 DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 # Advised in the README. MXNet rounds hyper-parameters to float32, even for float64 weights, whose steps are then off by
@@ -19,17 +24,59 @@ CLOSE = {
     torch.float64: {"rtol": 1e-5, "atol": 1e-6},
 }
 
+# The recordings of optimizers that are run here, of MXNet 1.9.1 and of 2.0. ccSGD is another name of SGD.
+OPTIMIZERS = {
+    1: ("sgd", "ccsgd", "nag", "signum", "adam", "adagrad", "rmsprop"),
+    2: ("sgd", "nag", "signum", "adam", "adamw", "adagrad", "rmsprop"),
+}
+# What 2.0 calls otherwise, and what decides only how it computes.
+RENAMED = {"rmsprop": {"rho": "gamma1", "momentum": "gamma2"}, "adagrad": {"epsilon": "eps"}}
+UNUSED = ("use_fused_step", "aggregate_num")
+
+# Why groups, or single runs of a group, are left out. A test below holds each reason against what there is.
+NO_OPTIMIZER = "there is no such optimizer yet"
+NO_STORE = "there are no stores that reduce yet"
+NO_INITIALIZER = "there are no initializers yet"
+NO_SPARSE = "rules take no sparse gradients yet"
+OTHERWISE = "1.9.1, which is followed, computes otherwise"
+STALE = "MXNet steps again with gradients that were used up, where the store updates"
+NOT_RUN = {
+    1: {
+        **dict.fromkeys(("adadelta", "adamax", "dcasgd", "ftml", "ftrl", "groupadagrad", "lamb", "lars"), NO_OPTIMIZER),
+        **dict.fromkeys(("lbsgd", "nadam", "sgld", "test", "trainer_09"), NO_OPTIMIZER),
+        **dict.fromkeys(("gradient_compression", "trainer_03"), NO_STORE),
+        **dict.fromkeys(("initializers", "initializers_random"), NO_INITIALIZER),
+        "sparse": NO_SPARSE,
+        "trainer_07": STALE,
+    },
+    2: {
+        **dict.fromkeys(("adabelief", "adadelta", "adamax", "dcasgd", "ftml", "ftrl", "groupadagrad", "lamb"), NO_OPTIMIZER),
+        **dict.fromkeys(("lans", "lars", "nadam", "sgld", "test", "trainer_10"), NO_OPTIMIZER),
+        **dict.fromkeys(("gradient_compression_1bit", "trainer_03"), NO_STORE),
+        **dict.fromkeys(("adagrad_01", "nag_00", "rmsprop_01"), OTHERWISE),
+        "sparse": NO_SPARSE,
+        "trainer_06": STALE,
+    },
+}
+
+
+def _is_run(version, config):
+    """Whether the run is not among those that are left out, by group or by itself."""
+    group = config["id"].rpartition("_")[0]
+    return not {group, config["id"]} & set(NOT_RUN[version])
+
 
 def _optimizer(config):
     """The optimizer of a recorded run; MXNet prints what is a warning here."""
-    kwargs = dict(config["kwargs"])
+    names = RENAMED.get(config["optimizer"], {})
+    kwargs = {names.get(name, name): value for name, value in config["kwargs"].items() if name not in UNUSED}
     if (schedule := config["lr_scheduler"]) is not None:
         kwargs["lr_scheduler"] = lr_scheduler.create(schedule["class"], **schedule["kwargs"])
     if config["param_idx2name"] is not None:
         kwargs["param_idx2name"] = dict(enumerate(config["param_idx2name"]))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="learning_rate=.* replaces base_lr=")
-        optimizer = create(config["optimizer"], **kwargs)
+        optimizer = create("sgd" if config["optimizer"] == "ccsgd" else config["optimizer"], **kwargs)
     for setter, given in ((optimizer.set_lr_mult, config["lr_mult"]), (optimizer.set_wd_mult, config["wd_mult"])):
         if given is not None:
             setter(dict(map(tuple, given)))
@@ -38,21 +85,25 @@ def _optimizer(config):
 
 def _recorded_states(config, arrays):
     """Our states and master copy of each parameter, as MXNet recorded them."""
-    layout, with_master = config["state_layout"], config["dtype"] == "float16"
     for i in range(len(config["shapes"])):
         states = [arrays[name] for name in sorted(arrays) if name.startswith(f"s_{i}_")]
+        if config["kwargs"].get("centered") and "rho" in config["kwargs"]:
+            states[:2] = states[1::-1]  # 2.0 keeps the mean first
         master = None
-        if with_master:
-            # The base class keeps (master, state); SGD and NAG of 1.9.1 keep (state, master).
-            master = states.pop(-1 if config["optimizer"] in ("sgd", "nag") else 0)
-            assert len(states) == np.size(layout[1]) if isinstance(layout[1], list) else 1
+        if config["dtype"] == "float16":  # it comes first or last; the weight is what it rounds to
+            rounded = [np.array_equal(state.astype(np.float16), arrays[f"w_{i}"][-1]) for state in states]
+            master = states.pop(rounded.index(True))
         yield states, master
 
 
-@pytest.mark.golden("sgd", "nag", "adam", "rmsprop", "adagrad", "signum")
-@pytest.mark.golden("adamw", version=2)
+@pytest.mark.golden(*OPTIMIZERS[1], where=lambda config: _is_run(1, config))
+@pytest.mark.golden(*OPTIMIZERS[2], version=2, where=lambda config: _is_run(2, config))
 def test_updater_equals_mxnet(golden, engine, device, monkeypatch):
     monkeypatch.setenv("TRISTEP_ENGINE", engine)  # get_updater has MXNet's signature, which knows no engines
+    _follow(golden, device)
+
+
+def _follow(golden, device):
     config, arrays = golden
     optimizer = _optimizer(config)
     updater = get_updater(optimizer)
@@ -85,18 +136,9 @@ def test_updater_equals_mxnet(golden, engine, device, monkeypatch):
             assert torch.equal(weights[i], updater.masters[i].half())
 
 
-def _can_be_driven_with_one_copy(config):
-    """Sums over devices can be made by hand; LAMB and compression are not there yet.
-
-    The runs with stale gradients on a store that updates record what differences.md says we do not imitate.
-    """
-    one = config["ndev"] == 1
-    return config["optimizer"] in ("sgd", "adam") and (one or not ("compression" in config or "ignore_stale" in config))
-
-
-# Of 2.0 only runs in which it and 1.9.1 compute the same: SGD, and Adam without clipping.
-@pytest.mark.golden("trainer", where=_can_be_driven_with_one_copy)
-@pytest.mark.golden("trainer", version=2, where=_can_be_driven_with_one_copy)
+# Sums over devices can be made by hand. Of 2.0 these are runs in which it and 1.9.1 compute the same.
+@pytest.mark.golden("trainer", where=lambda config: _is_run(1, config))
+@pytest.mark.golden("trainer", version=2, where=lambda config: _is_run(2, config))
 def test_trainer_equals_gluon(golden, engine, device):
     """Real backward passes that write exactly the recorded gradients; those of several devices add up in one copy.
 
@@ -161,3 +203,79 @@ def _drive(golden, devices, engine, device):
                     err_msg=f"weight {i} after step {step}",
                 )
         assert trainer.learning_rate == pytest.approx(arrays["lr"][step], rel=1e-12)
+
+
+# ---- what is left out, and why ---------------------------------------------------------------------------------------
+
+
+def _manifest(version):
+    return json.loads((FOLDERS[version] / "manifest.json").read_text(encoding="utf-8"))["groups"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_every_recording_is_run_or_left_out_for_a_reason(version):
+    groups = _manifest(version)
+    assert {entry["file"] for entry in groups.values() if "file" in entry} == {
+        p.name for p in FOLDERS[version].glob("*.npz")
+    }
+    run = {*OPTIMIZERS[version], "trainer", "lr_schedulers"}  # the last in test_lr_scheduler.py
+    left_out = {name for name in NOT_RUN[version] if name in groups}
+    assert run & set(groups) | left_out == set(groups)
+    assert not set(OPTIMIZERS[version]) - set(groups)
+    single = {config["id"] for name in run & set(groups) for config in groups[name]["configs"]}
+    assert set(NOT_RUN[version]) - left_out <= single
+
+
+def _left_out(*reasons):
+    """The recorded runs that are left out for these reasons."""
+    cases = []
+    for version, names in NOT_RUN.items():
+        wanted = {name for name, reason in names.items() if reason in reasons}
+        for group, entry in _manifest(version).items():
+            cases += [(version, config) for config in entry["configs"] if {group, config["id"]} & wanted]
+    assert cases
+    return cases
+
+
+@pytest.mark.parametrize("reason", [NO_OPTIMIZER, NO_STORE, NO_INITIALIZER])
+def test_what_is_said_to_be_missing_is_missing(reason):
+    module = {NO_STORE: "tristep.trainer.kvstore", NO_INITIALIZER: "tristep.trainer.initializer"}.get(reason)
+    if module is not None:
+        assert importlib.util.find_spec(module) is None
+    for _, config in _left_out(reason):
+        if reason == NO_OPTIMIZER:
+            assert config["optimizer"] not in registered()
+        elif reason == NO_STORE:
+            assert "compression" in config or config["type"] in ("1bit", "2bit")
+        else:
+            assert "initializer" in config
+
+
+def test_rules_take_no_sparse_gradients():
+    weight = torch.nn.Parameter(torch.ones(6, 3))
+    for version, config in _left_out(NO_SPARSE):
+        if config["optimizer"] in registered() and version == 1:
+            updater = get_updater(create(config["optimizer"], **config["kwargs"]))
+            with pytest.raises(TypeError, match="is sparse"):
+                updater(0, torch.ones(6, 3).to_sparse(), weight)
+
+
+def _of_ids(version, reason):
+    ids = {config["id"] for v, config in _left_out(reason) if v == version}
+    return lambda config: config["id"] in ids
+
+
+@pytest.mark.golden("adagrad", "nag", "rmsprop", version=2, where=_of_ids(2, OTHERWISE))
+def test_where_2_0_computes_otherwise_so_do_we(golden, device):
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        _follow(golden, device)
+
+
+@pytest.mark.golden("trainer", where=_of_ids(1, STALE))
+@pytest.mark.golden("trainer", version=2, where=_of_ids(2, STALE))
+def test_gradients_that_were_used_up_are_not_used_again(golden, device):
+    """ignore_stale_grad=True leaves parameters alone here; on a store that updates, MXNet updates them again."""
+    assert golden.config["ignore_stale"]
+    assert golden.config["update_on_kvstore_decided"]
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        _drive(golden, list(range(golden.config["ndev"])), None, device)

@@ -24,7 +24,7 @@ class Adam(RuleOptimizer):
     Args:
         learning_rate: default 0.001.
         beta1, beta2: decay of the averages of the gradient and of its square, in [0, 1).
-        epsilon: added to the root, > 0, after the bias correction (not the paper's epsilon-hat).
+        epsilon: added to the root, >= 0, after the bias correction (not the paper's epsilon-hat).
         lazy_update: kept for MXNet's sake; it concerns sparse gradients.
         **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
 
@@ -46,7 +46,7 @@ class Adam(RuleOptimizer):
         self.beta1 = real("beta1", beta1, low=0, below=1)
         self.beta2 = real("beta2", beta2, low=0, below=1)
         self.epsilon = real("epsilon", epsilon, low=0)
-        self.lazy_update = lazy_update
+        self.lazy_update = flag("lazy_update", lazy_update)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

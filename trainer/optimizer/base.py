@@ -10,20 +10,26 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from ...kernels import Rule, Update
 from ...kernels.table import allocate_states
-from .. import lr_scheduler as schedulers
 from ..arguments import did_you_mean, flag, real, whole
 
-__all__ = ["Index", "Optimizer", "RuleOptimizer", "create", "register", "registered"]
+__all__ = ["Index", "Optimizer", "RuleOptimizer", "WithMaster", "create", "register", "registered"]
 
 Index = int | str
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+class WithMaster(NamedTuple):
+    """The state of a 16-bit weight with `multi_precision`: its float32 copy, and the state made for that."""
+
+    master: torch.Tensor
+    state: Any
 
 
 class Optimizer(abc.ABC):
@@ -87,14 +93,8 @@ class Optimizer(abc.ABC):
         self.multi_precision = flag("multi_precision", multi_precision)
         self.lr = self.default_learning_rate if learning_rate is None else learning_rate
         self.lr_scheduler = lr_scheduler
-        if isinstance(lr_scheduler, schedulers.LRScheduler):
-            if learning_rate is not None and learning_rate != lr_scheduler.base_lr:
-                warnings.warn(
-                    f"learning_rate={learning_rate} replaces base_lr={lr_scheduler.base_lr} of {lr_scheduler!r}; "
-                    "give only one of them",
-                    stacklevel=_stacklevel(),
-                )
-                lr_scheduler.base_lr = learning_rate
+        if lr_scheduler is not None and learning_rate is not None:
+            _set_base_lr(lr_scheduler, learning_rate)
         self.num_update = self.begin_num_update
         self.idx2name = dict(param_idx2name or {})
         self.param_dict = dict(param_dict or {})
@@ -107,7 +107,10 @@ class Optimizer(abc.ABC):
 
     @abc.abstractmethod
     def create_state(self, index: Index, weight: torch.Tensor) -> Any:
-        """The state of one parameter before its first update: None, a tensor, or a tuple of such."""
+        """The state of one parameter before its first update: None, a tensor, or a tuple or list of such.
+
+        Called without gradient recording.
+        """
 
     @abc.abstractmethod
     def update(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
@@ -117,7 +120,7 @@ class Optimizer(abc.ABC):
         """As `create_state`; with `multi_precision` and a 16-bit weight the pair (float32 copy, its state)."""
         if self.keeps_master(weight):
             master = weight.detach().float()
-            return master, self.create_state(index, master)
+            return WithMaster(master, self.create_state(index, master))
         return self.create_state(index, weight)
 
     def update_multi_precision(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
@@ -128,6 +131,14 @@ class Optimizer(abc.ABC):
             weight.copy_(master)
         else:
             self.update(index, weight, grad, state)
+
+    def follow(self, weight: torch.Tensor, state: Any) -> Any:
+        """The state, after the weight may have been converted: its float32 copy comes and goes with 16 bits."""
+        if type(self).create_state_multi_precision is not Optimizer.create_state_multi_precision:
+            return state  # a form of one's own
+        if isinstance(state, WithMaster):
+            return state if self.keeps_master(weight) else state.state
+        return WithMaster(weight.detach().float(), state) if self.keeps_master(weight) else state
 
     def keeps_master(self, weight: torch.Tensor) -> bool:
         """Whether this weight is updated through a float32 copy."""
@@ -178,7 +189,7 @@ class Optimizer(abc.ABC):
             lr_mult = self.lr_mult.get(index, self.lr_mult.get(name, 1.0))
         if wd_mult is None:
             wd_mult = self.wd_mult.get(index, self.wd_mult.get(name, 1.0))
-        return float(lr_mult), float(wd_mult)
+        return real(f"lr_mult of parameter {name!r}", lr_mult, low=0), real(f"wd_mult of parameter {name!r}", wd_mult, low=0)
 
     def slots(self, indices: Sequence[Index]) -> list[int]:
         """Where the counts of these parameters are kept; new parameters start at `begin_num_update`."""
@@ -216,11 +227,11 @@ class Optimizer(abc.ABC):
     def settings(self) -> dict[str, Any]:
         """The optimizer's own numbers and switches, as plain data for saving."""
         plain = (bool, int, float, str, type(None))
-        skipped = ("lr_scheduler",)
-        return {k: v for k, v in vars(self).items() if k[0] != "_" and k not in skipped and isinstance(v, plain)}
+        own = {k: v.item() if isinstance(v, np.generic) else v for k, v in vars(self).items() if k[0] != "_"}
+        return {k: v for k, v in own.items() if k not in ("lr_scheduler", "num_update") and isinstance(v, plain)}
 
     def __repr__(self) -> str:
-        shown = {k: v for k, v in vars(self).items() if isinstance(v, (bool, int, float)) and not k.startswith("_")}
+        shown = {k: v for k, v in self.settings().items() if isinstance(v, (bool, int, float))}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
 
@@ -357,9 +368,26 @@ def _refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:
         )
 
 
+def _set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:
+    base_lr = getattr(lr_scheduler, "base_lr", None)
+    if base_lr is None:
+        warnings.warn(
+            f"learning_rate={learning_rate} has no effect: {lr_scheduler!r} decides the rate and has no base_lr; "
+            "give only one of them",
+            stacklevel=_stacklevel(),
+        )
+    elif learning_rate != base_lr:
+        warnings.warn(
+            f"learning_rate={learning_rate} replaces base_lr={base_lr} of {lr_scheduler!r}; give only one of them",
+            stacklevel=_stacklevel(),
+        )
+        lr_scheduler.base_lr = learning_rate
+
+
 def _stacklevel() -> int:
     """How far up the first caller outside this package's constructors is."""
     frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_code.co_name in ("_stacklevel", "__init__", "create", "_make_optimizer"):
+    inner = ("_stacklevel", "_set_base_lr", "__init__", "create", "_make_optimizer")
+    while frame is not None and frame.f_code.co_name in inner:
         frame, level = frame.f_back, level + 1
     return max(level, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...kernels import Rule, rules
-from ..arguments import real
+from ..arguments import flag, real
 from .base import RuleOptimizer, register
 
 __all__ = ["NAG", "SGD", "Signum"]
@@ -28,7 +28,7 @@ class SGD(RuleOptimizer):
         self, learning_rate: float | None = None, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any
     ) -> None:
         self.momentum = real("momentum", momentum, low=0, below=1)
-        self.lazy_update = lazy_update
+        self.lazy_update = flag("lazy_update", lazy_update)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property

@@ -112,9 +112,10 @@ class Plan:
         if isinstance(updater.optimizer, RuleOptimizer):
             self._make_update(updater.optimizer)
         else:
-            for index, weight in zip(self.indices, self.weights, strict=True):
-                if index not in updater.states:
-                    updater.states[index] = updater.optimizer.create_state_multi_precision(index, weight)
+            with torch.no_grad():  # a state may be a copy of the weight, but has no history
+                for index, weight in zip(self.indices, self.weights, strict=True):
+                    if index not in updater.states:
+                        updater.states[index] = updater.optimizer.create_state_multi_precision(index, weight)
 
     def holds(self, grads: Sequence[Any]) -> bool:
         """Whether nothing has changed since the last step but the contents of the tensors."""
@@ -165,8 +166,8 @@ class Plan:
             for tensor in updater.states.get(index, ()):
                 if tensor.shape != weight.shape:
                     raise ValueError(
-                        f"{name!r} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved or "
-                        "converted between steps, but not change its shape"
+                        f"{name!r} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved "
+                        "or converted between steps, but not change its shape"
                     )
         missing = [i for i, index in enumerate(self.indices) if index not in updater.states]
         if missing:
@@ -229,6 +230,7 @@ class Plan:
         states = self.updater.states
         for index, weight, grad in zip(self.indices, self.weights, grads, strict=True):
             if grad is not None:
+                states[index] = optimizer.follow(weight, states[index])
                 optimizer.update_multi_precision(index, weight, grad, states[index])
 
 
