@@ -7,7 +7,7 @@ JOBS ?= 2
 GPU_RESULTS ?= benchmarks/results/gpu.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench lab gpu clean
+.PHONY: help demo test lint bench lab books gpu clean
 
 help:
 	@echo "make demo    train something small and look at it"
@@ -15,6 +15,7 @@ help:
 	@echo "make lint    ruff, mypy and the rules of who imports whom"
 	@echo "make bench   time the updates against torch.optim on this machine's CPU"
 	@echo "make lab     JupyterLab on the tutorials"
+	@echo "make books   run the tutorials and write their notebooks, after a change to one"
 	@echo "make gpu     on a GPU machine: tests, then benchmarks, with that machine's own python3; nothing is installed"
 	@echo "make clean   remove .venv, builds and caches"
 
@@ -35,6 +36,9 @@ bench: $(VENV)/with-notebook
 
 lab: $(VENV)/with-dev
 	$(BIN)/jupyter lab tutorials
+
+books: $(VENV)/with-test
+	$(BIN)/python tutorials/build.py
 
 # The versions there are not ours, so their warnings are no errors, and pytest's plugins may be missing.
 gpu: export PYTHONPATH := $(CURDIR)/src

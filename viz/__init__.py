@@ -8,7 +8,7 @@ if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.viz'; import it by that name (imported as {__name__!r})")
 
 try:
-    import matplotlib as _matplotlib  # noqa: F401  # asked for here, so that the error can say where it comes from
+    import matplotlib as mpl  # noqa: F401  # asked for here, so that the error can say where it comes from
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "tristep.viz draws with matplotlib, which is missing: pip install 'tristep[notebook]'", name=error.name

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import ConnectionPatch
+from matplotlib.textpath import TextPath
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from .style import GRID, INK, QUIET, Figure, line_style, quieten
 
@@ -30,7 +33,8 @@ def plot_training(
     A curve is drawn twice: faint as it is, and smoothed. Labels stand at the right in the order of the curves' ends.
 
     Args:
-        losses: by the run's name, its loss at every update. Values that are not finite leave gaps.
+        losses: by the run's name, its loss at every update, [n_updates]. Values that are not finite leave gaps, and so do
+            those that are not above 0, unless none is: then the scale is linear.
         learning_rates: by name, the rate of every update, for some or all of the runs; None leaves them out.
         notes: by name, words to be put below it.
         title: what stands above; empty for nothing.
@@ -62,37 +66,40 @@ def plot_training(
     if not 1 <= smoothing <= MOST_SMOOTHING:
         raise ValueError(f"smoothing={smoothing!r}: must be from 1 to {MOST_SMOOTHING} updates")
 
-    figure = Figure(10, max(5.2, 1.2 + 0.58 * len(curves)))
-    left, bottom, right, top = 0.075, 0.11, 0.62, 0.87 if title else 0.93
-    axes = figure.add_axes((left, bottom, right - left, top - bottom))
+    # All lengths below are in inches.
+    label_width = max(_text_width(curves, NAME), _text_width((notes or {}).values(), NOTE))
+    height = max(5.2, 1.2 + 0.58 * len(curves))
+    left, bottom, right, top = 0.9, 0.6, 6.3, height - (0.7 if title else 0.4)
+    rates_left = right + 0.65 + label_width + 0.15
+    figure = Figure(rates_left + (1.75 if rates else 0.0), height)
+    axes = _add_axes(figure, left, bottom, right, top)
+    smoothed = {name: _smoothed(curve, smoothing) for name, curve in curves.items()}
+    logarithmic = _set_loss_scale(axes, np.concatenate(list(smoothed.values())))
     ends = {}
     for i, (name, curve) in enumerate(curves.items()):
         updates = np.arange(1, len(curve) + 1)
-        smoothed = _smoothed(curve, smoothing)
         style = line_style(i)
         if smoothing > 1:
-            axes.plot(updates, curve, color=style["color"], linewidth=0.5, alpha=0.22, label=f"_{name}, raw")
-        axes.plot(updates, smoothed, linewidth=1.8, label=name, **style)
-        ends[name] = _end(updates, smoothed)
-    _set_loss_limits(axes)
-    axes.set(xlim=(0, longest), xlabel=xlabel, ylabel=ylabel)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    quieten(axes)
+            axes.plot(updates, curve, color=style["color"], linewidth=0.5, alpha=0.18, label=f"_{name}, raw")
+        axes.plot(updates, smoothed[name], linewidth=1.8, marker=_marker(curve), label=name, **style)
+        ends[name] = _end(updates, smoothed[name], above=0.0 if logarithmic else -np.inf)
+    _finish(axes, longest, xlabel, ylabel)
 
     # The labels, highest curve first; each has a row of its own, with the learning rate at its end.
     order = sorted(curves, key=lambda name: -ends[name][1])
-    height = (top - bottom) / len(order)
+    row_height = (top - bottom) / len(order)
     for row, name in enumerate(order):
         style = line_style(list(curves).index(name))
-        middle = top - (row + 0.5) * height
-        _label(figure, axes, ends[name], (right + 0.03, middle), name, (notes or {}).get(name, ""), style)
+        middle = top - (row + 0.5) * row_height
+        _label(figure, axes, ends[name], (right + 0.3, middle), name, (notes or {}).get(name, ""), style)
         if name in rates:
-            small = figure.add_axes((0.81, middle - 0.3 * height, 0.13, 0.6 * height))
+            reach = min(0.3 * row_height, 0.5)
+            small = _add_axes(figure, rates_left, middle - reach, rates_left + 1.15, middle + reach)
             _draw_small_rate(small, rates[name], longest, style["color"])
     if rates:
-        figure.text(0.81, top + 0.01, "learning rate", color=INK, fontsize=10, va="bottom")
+        _text(figure, rates_left, top + 0.06, "learning rate", color=INK, fontsize=10, va="bottom")
     if title:
-        figure.text(0.012, 0.965, title, color=INK, fontsize=13, fontweight="bold", va="top")
+        _text(figure, 0.12, height - 0.18, title, color=INK, fontsize=13, fontweight="bold", va="top")
     return figure
 
 
@@ -134,30 +141,38 @@ def plot_schedules(
     curves = _checked_curves("schedules", values)
     longest = max(map(len, curves.values()))
 
-    figure = Figure(8, 3.6)
-    left, bottom, right, top = 0.09, 0.15, 0.78, 0.86 if title else 0.94
-    axes = figure.add_axes((left, bottom, right - left, top - bottom))
+    # All lengths below are in inches.
+    label_width = _text_width(curves, NAME)
+    left, bottom, right, top, height = 0.9, 0.55, 6.3, 3.1 if title else 3.4, 3.6
+    gap = 0.27
+    if len(curves) * gap > top - bottom:
+        height += len(curves) * gap - (top - bottom)
+        top = bottom + len(curves) * gap
+    figure = Figure(right + 0.65 + label_width + 0.15, height)
+    axes = _add_axes(figure, left, bottom, right, top)
     ends = {}
     for i, (name, curve) in enumerate(curves.items()):
         updates = np.arange(1, len(curve) + 1)
-        axes.plot(updates, curve, linewidth=1.8, label=name, **line_style(i))
+        axes.plot(updates, curve, linewidth=1.8, marker=_marker(curve), label=name, **line_style(i))
         ends[name] = _end(updates, curve)
-    largest = max((np.nanmax(curve) for curve in curves.values() if np.isfinite(curve).any()), default=0.0)
-    axes.set(xlim=(0, longest), ylim=(0, 1.06 * largest if largest > 0 else 1), xlabel=xlabel, ylabel=ylabel)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    quieten(axes)
+    finite = np.concatenate(list(curves.values()))
+    largest = float(finite[np.isfinite(finite)].max(initial=0.0))
+    limit = 1.06 * largest if largest > 0 else 1.0
+    axes.set_ylim(0, limit)
+    _finish(axes, longest, xlabel, ylabel)
 
-    to_figure = axes.transData + figure.transFigure.inverted()
     order = sorted(curves, key=lambda name: ends[name][1])
-    wanted = [float(to_figure.transform(ends[name])[1]) for name in order]
-    for name, middle in zip(order, _spread(wanted, 0.075, bottom, top), strict=True):
-        _label(figure, axes, ends[name], (right + 0.03, middle), name, "", line_style(list(curves).index(name)))
+    wanted = [bottom + (top - bottom) * min(ends[name][1] / limit, 1.0) for name in order]
+    for name, middle in zip(order, _spread(wanted, gap, bottom, top), strict=True):
+        _label(figure, axes, ends[name], (right + 0.3, middle), name, "", line_style(list(curves).index(name)))
     if title:
-        figure.text(0.015, 0.96, title, color=INK, fontsize=12, fontweight="bold", va="top")
+        _text(figure, 0.12, height - 0.15, title, color=INK, fontsize=12, fontweight="bold", va="top")
     return figure
 
 
 MOST_SMOOTHING = 500  # updates; the average's cost grows with its width
+NAME = FontProperties(size=10.5, weight="bold")
+NOTE = FontProperties(size=8.5)
 
 
 def _checked_curves(argument: str, curves: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
@@ -184,21 +199,36 @@ def _smoothed(values: np.ndarray, width: int) -> np.ndarray:
     return np.divide(total, weight, out=np.full(len(values), np.nan), where=there)
 
 
-def _end(updates: np.ndarray, curve: np.ndarray) -> tuple[float, float]:
-    """Where a curve ends: its last finite point; at the top if it has none."""
-    there = np.flatnonzero(np.isfinite(curve))
+def _end(updates: np.ndarray, curve: np.ndarray, above: float = -np.inf) -> tuple[float, float]:
+    """Where a curve ends: its last finite point above a value; at the top if it has none."""
+    there = np.flatnonzero(np.isfinite(curve) & (curve > above))
     return (float(updates[there[-1]]), float(curve[there[-1]])) if there.size else (0.0, np.inf)
 
 
-def _set_loss_limits(axes: Axes) -> None:
-    """A log scale over the smoothed curves; raw values far below, of some lucky batch, may leave the picture."""
-    smoothed = [np.asarray(line.get_ydata()) for line in axes.lines if not str(line.get_label()).startswith("_")]
-    values = np.concatenate(smoothed)
-    values = values[np.isfinite(values) & (values > 0)]
-    if values.size:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_ylim(values.min() / 2, values.max() * 1.5)
+def _set_loss_scale(axes: Axes, smoothed: np.ndarray) -> bool:
+    """A log scale over the smoothed curves, if they are ever above 0; raw values far below may leave the picture."""
+    values = smoothed[np.isfinite(smoothed) & (smoothed > 0)]
+    if not values.size:
+        return False
+    low, high = float(values.min()) / 2, float(values.max()) * 1.5
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    return True
+
+
+def _finish(axes: Axes, longest: int, xlabel: str, ylabel: str) -> None:
+    axes.set(xlim=(0, longest), xlabel=xlabel, ylabel=ylabel)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    quieten(axes)
+
+
+def _marker(curve: np.ndarray) -> str:
+    """A line through one point would not be seen."""
+    return "o" if np.isfinite(curve).sum() == 1 else ""
 
 
 def _label(
@@ -212,17 +242,16 @@ def _label(
 ) -> None:
     """A piece of a run's line and its name, at a place in the figure, with a thin line from the end of its curve."""
     x, y = place
+    inches = figure.dpi_scale_trans
     if np.isfinite(end[1]):
-        leader = ConnectionPatch(
-            end, place, axes.transData, figure.transFigure, color=style["color"], linewidth=0.7, alpha=0.6
-        )
+        leader = ConnectionPatch(end, place, axes.transData, inches, color=style["color"], linewidth=0.7, alpha=0.6)
         figure.add_artist(leader)
-    figure.add_artist(Line2D([x, x + 0.028], [y, y], linewidth=1.8, label=name, **style))
-    x, lift = x + 0.036, 0.004 if note else 0.0
+    figure.add_artist(Line2D([x, x + 0.27], [y, y], linewidth=1.8, label=name, transform=inches, **style))
+    x, lift = x + 0.35, 0.02 if note else 0.0
     align = "bottom" if note else "center_baseline"
-    figure.text(x, y + lift, name, color=style["color"], fontsize=10.5, fontweight="bold", va=align)
+    _text(figure, x, y + lift, name, color=style["color"], fontproperties=NAME, va=align)
     if note:
-        figure.text(x, y - lift, note, color=QUIET, fontsize=8.5, va="top")
+        _text(figure, x, y - lift, note, color=QUIET, fontproperties=NOTE, va="top")
 
 
 def _draw_small_rate(axes: Axes, rates: np.ndarray, longest: int, colour: str) -> None:
@@ -232,10 +261,26 @@ def _draw_small_rate(axes: Axes, rates: np.ndarray, longest: int, colour: str) -
     peak = float(np.nanmax(rates)) if np.isfinite(rates).any() else 0.0
     axes.set(xlim=(0, longest), ylim=(0, 1.15 * peak if peak > 0 else 1))
     axes.yaxis.tick_right()
-    axes.set_yticks([0, peak] if peak > 0 else [0], labels=["0", f"{peak:g}"] if peak > 0 else ["0"])
+    axes.set_yticks([0, peak] if peak > 0 else [0], labels=["0", f"{peak:.3g}"] if peak > 0 else ["0"])
     axes.set_xticks([])
     quieten(axes, size=8)
     axes.spines["left"].set_visible(False)
+
+
+def _add_axes(figure: Figure, left: float, bottom: float, right: float, top: float) -> Axes:
+    """Axes between these edges, in inches from the figure's lower left corner."""
+    width, height = figure.get_size_inches()
+    return figure.add_axes((left / width, bottom / height, (right - left) / width, (top - bottom) / height))
+
+
+def _text(figure: Figure, x: float, y: float, text: str, **style: Any) -> None:
+    """Words at a place given in inches. Dollar signs are dollar signs."""
+    figure.text(x, y, text, transform=figure.dpi_scale_trans, parse_math=False, **style)
+
+
+def _text_width(texts: Iterable[str], font: FontProperties) -> float:
+    """The widest of some texts, in inches."""
+    return max((TextPath((0, 0), text, prop=font).get_extents().x1 / 72 for text in texts if text.strip()), default=0.0)
 
 
 def _spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:

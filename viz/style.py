@@ -12,6 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as MatplotlibFigure
+from PIL import Image
 
 __all__ = ["COLOURS", "GRID", "INK", "QUIET", "Figure", "line_style", "quieten"]
 
@@ -33,12 +34,22 @@ class Figure(MatplotlibFigure):
         super().__init__(figsize=(width, height), dpi=100, facecolor="white")
         FigureCanvasAgg(self)
 
+    def png(self, dpi: float) -> bytes:
+        """The picture as a PNG file with a palette of 256 colours, which is a third as long as one without.
+
+        Args:
+            dpi: pixels per inch, > 0.
+        """
+        drawn, file = io.BytesIO(), io.BytesIO()
+        self.savefig(drawn, format="png", dpi=dpi)
+        image = Image.open(drawn).convert("RGB")
+        image.quantize(256, dither=Image.Dither.NONE).save(file, format="png", optimize=True)
+        return file.getvalue()
+
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
-        # Twice the pixels in the same space, for screens that have them.
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=2 * self.dpi)
+        # More pixels than the space has points, for screens that show them.
         width, height = (round(inches * self.dpi) for inches in self.get_size_inches())
-        return buffer.getvalue(), {"width": width, "height": height}
+        return self.png(1.5 * self.dpi), {"width": width, "height": height}
 
 
 def line_style(i: int) -> dict[str, Any]:

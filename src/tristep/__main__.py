@@ -1,4 +1,4 @@
-"""The command line: ``python -m tristep`` says what there is, ``python -m tristep demo`` trains something small."""
+"""The command line: `python -m tristep` says what there is, `python -m tristep demo` trains something small."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import tristep
 from tristep.kernels import ENGINES, choose_engine
 
 ABOUT = """\
-Gluon's Trainer for PyTorch. A whole model's update is one fused launch, every update rule is written once,
-and a rule typed in a notebook cell runs as fast as those that come with the package.
+Gluon's Trainer for PyTorch: a whole model's update is one fused call, every update rule is written once, and a rule
+typed in a notebook cell is compiled like those that come with the package.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status."""
+    """Run one command and return the exit status: 0, or 1 where it failed; 2 and a message for wrong arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m tristep",
         description=ABOUT,
@@ -34,43 +34,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "optimizers, from the same start and on the same batches; print a table and draw a picture.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    demo.add_argument("--epochs", type=_whole, default=15, metavar="N", help="passes over the 1,347 training images")
+    demo.add_argument("--epochs", type=int, default=15, metavar="N", help="passes over the 1,347 training images")
     demo.add_argument("--out", default="tristep-demo.png", metavar="FILE", help="where to put the picture")
-    demo.add_argument("--engine", choices=ENGINES, help="who computes the updates; the best there is, if not given")
     demo.add_argument(
-        "--optimizers", nargs="+", metavar="NAME", help="which optimizers; all that the demo knows, if not given"
+        "--engine", choices=ENGINES, default=argparse.SUPPRESS, help="who computes; the best there is if left out"
     )
-    options = parser.parse_args(arguments)
+    demo.add_argument("--optimizers", nargs="+", default=argparse.SUPPRESS, metavar="NAME", help="which; all if left out")
+    options = vars(parser.parse_args(arguments))
 
-    if options.command is None:
+    if options.pop("command") is None:
         parser.print_help()
         return 0
     try:
-        from tristep.demo import run
+        from tristep.demo import check, run
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("matplotlib", "sklearn"):
+        missing = (error.name or "").split(".")[0]
+        if missing not in ("matplotlib", "sklearn"):
             raise
-        print(f"The demo needs {error.name}, which is missing: pip install 'tristep[notebook]'", file=sys.stderr)
+        print(f"The demo needs {missing}, which is missing: pip install 'tristep[notebook]'", file=sys.stderr)
         return 1
+    settings = {"engine": None, "optimizers": ()} | options
     try:
-        return run(options.epochs, options.out, options.engine, options.optimizers)
+        check(**settings)
     except (ValueError, ModuleNotFoundError) as error:
-        print(error, file=sys.stderr)
-        return 1
+        demo.error(str(error))
+    return run(**settings)
 
 
 def _here() -> str:
     """One line about this machine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU"
-    return f"Here: tristep {tristep.__version__}, torch {torch.__version__}; updates on {name} by engine {choose_engine(device)!r}."
-
-
-def _whole(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be 1 or more")
-    return number
+    try:
+        updates = f"updates on {name} by engine {choose_engine(device)!r}."
+    except (ValueError, ModuleNotFoundError) as error:  # from TRISTEP_ENGINE
+        updates = f"TRISTEP_ENGINE: {error}"
+    return f"Here: tristep {tristep.__version__}, torch {torch.__version__}; {updates}"
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sklearn.datasets import load_digits
@@ -20,66 +22,92 @@ from tqdm import tqdm
 from . import Trainer
 from .kernels import choose_engine
 from .trainer.lr_scheduler import CosineScheduler, FactorScheduler, MultiFactorScheduler, PolyScheduler
-from .viz import plot_training
+from .viz import Figure, plot_training
 
 BATCH = 64
 TRAINING_IMAGES = 1347  # three quarters of 1,797
+EPOCH = -(-TRAINING_IMAGES // BATCH)  # updates
 
 
-def run(epochs: int, out: str, engine: str | None = None, optimizers: Sequence[str] | None = None) -> int:
-    """Do both parts; returns the exit status, 1 where the first step was not what it must be.
+def run(epochs: int = 15, out: str = "tristep-demo.png", engine: str | None = None, optimizers: Sequence[str] = ()) -> int:
+    """Do both parts, with arguments that `check` has accepted.
 
     Args:
         epochs: passes over the training images, >= 1.
-        out: where to put the picture.
+        out: where to put the picture, the name of a PNG file.
         engine: as for `Trainer`.
-        optimizers: names from `recipes`; None for all of them.
+        optimizers: names from `recipes`, in the order wanted; none for all of them.
 
-    Raises:
-        ValueError, ModuleNotFoundError: no such optimizer, or an engine that cannot work here.
+    Returns:
+        The exit status: 0, or 1 where the first step was not what it must be.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() and engine != "cpu" else "cpu")
-    used = choose_engine(device, engine)
+    device = find_device(engine)
     data = load(device)
     batches = make_batches(epochs)
-    chosen = recipes(len(batches))
-    if optimizers:
-        for name in optimizers:
-            if name not in chosen:
-                raise ValueError(f"--optimizers {name}: the demo knows {', '.join(chosen)}")
-        chosen = {name: chosen[name] for name in optimizers}
+    known = recipes(len(batches))
+    chosen = {name: known[name] for name in optimizers or known}
 
     print("1. One dense unit, a batch of 8, SGD with learning rate 1\n")
     if not first_step(device, engine):
         print("   These are not the same. Something is wrong here.")
         return 1
-    print("   The same: the update is what Gluon's tutorial says.\n")
+    print("   They match: the step is the one of Gluon's Trainer tutorial.\n")
 
-    print(f"2. {len(chosen)} optimizers, the same start and the same {len(batches)} batches of handwritten digits\n")
-    runs = {name: train(name, settings, data, batches, engine) for name, settings in chosen.items()}
-    print(f"\n{table(runs, chosen, used)}\n")
-
-    figure = plot_training(
-        {name: run["losses"] for name, run in runs.items()},
-        {name: run["rates"] for name, run in runs.items()},
-        {name: f"test accuracy {run['accuracy']:.1%}" for name, run in runs.items()},
-        title="A small convolutional network learns handwritten digits",
-        ylabel=f"cross-entropy on batches of {BATCH}",
-    )
-    figure.savefig(out, dpi=150)
+    print(f"2. Handwritten digits: the same start and the same {len(batches)} batches for each optimizer\n")
+    with _one_thread():
+        runs = {name: train(name, settings, data, batches, engine) for name, settings in chosen.items()}
+    print(f"\n{table(runs, chosen, choose_engine(device, engine))}\n")
+    Path(out).write_bytes(picture(runs).png(dpi=150))
     print(f"Picture: {Path(out).resolve()}")
     return 0
 
 
-def first_step(device: torch.device, engine: str | None = None) -> bool:
-    """Gluon's first lesson about its trainer: after one step the weight is w - lr / batch * gradient."""
-    torch.manual_seed(0)
-    unit = nn.Linear(5, 1).to(device)
-    trainer = Trainer(unit, "sgd", {"learning_rate": 1.0}, engine=engine)
+class Run(NamedTuple):
+    """What one training gave: a value for each update, and the share of test images recognised, from 0 to 1."""
 
-    loss = unit(torch.rand(8, 5, device=device)).square().sum()
+    losses: list[float]
+    rates: list[float]
+    seconds: list[float]  # of `Trainer.step` alone
+    accuracy: float
+
+
+def check(epochs: int, out: str, engine: str | None, optimizers: Sequence[str]) -> None:
+    """Refuse what cannot work before the training, so that nobody waits for an error.
+
+    Raises:
+        ValueError: epochs below 1, no such optimizer or engine, or no place for the picture.
+        ModuleNotFoundError: the engine asked for needs a library that is not installed.
+    """
+    if epochs < 1:
+        raise ValueError(f"epochs={epochs}: must be 1 or more")
+    known = recipes(EPOCH)
+    for name in optimizers:
+        if name not in known:
+            raise ValueError(f"optimizers: no {name!r}; the demo knows {', '.join(known)}")
+    choose_engine(find_device(engine), engine)
+    if Path(out).suffix.lower() != ".png":
+        raise ValueError(f"out={out!r}: the picture is a PNG, so its name must end in .png")
+    if not Path(out).resolve().parent.is_dir():
+        raise ValueError(f"out={out!r}: there is no folder {Path(out).resolve().parent}")
+
+
+def find_device(engine: str | None = None) -> torch.device:
+    """The GPU if there is one, unless the engine asked for works on the CPU only."""
+    asked = engine or os.environ.get("TRISTEP_ENGINE")
+    return torch.device("cuda" if torch.cuda.is_available() and asked != "cpu" else "cpu")
+
+
+def first_step(device: torch.device, engine: str | None = None) -> bool:
+    """Gluon's first lesson about its trainer: SGD makes of a weight w - lr / batch * gradient. Whether it did so."""
+    torch.manual_seed(0)
+    unit = nn.Linear(4, 1).to(device)
+    trainer = Trainer(unit, "sgd", {"learning_rate": 1.0}, engine=engine)
+    x, y = torch.rand(8, 4, device=device), torch.rand(8, 1, device=device)
+
+    loss = (unit(x) - y).square().sum() / 2
     loss.backward()
     before, gradient = unit.weight.detach().clone(), unit.weight.grad
+    assert gradient is not None
     trainer.step(batch_size=8)
 
     expected = before - 1.0 / 8 * gradient
@@ -91,31 +119,28 @@ def first_step(device: torch.device, engine: str | None = None) -> bool:
 
 
 def recipes(updates: int) -> dict[str, dict[str, Any]]:
-    """Optimizers and their settings, for a training of that many updates."""
+    """Optimizers and their arguments, for a training of that many updates, one epoch or more."""
     warm_up = updates // 10
+    drops = (updates // 2, updates * 3 // 4)
     return {
         "sgd": {
             "momentum": 0.9,
             "lr_scheduler": CosineScheduler(max_update=updates, base_lr=0.1, final_lr=0.001, warmup_steps=warm_up),
         },
         "nag": {"momentum": 0.9, "lr_scheduler": PolyScheduler(max_update=updates, base_lr=0.08, pwr=1)},
-        "adam": {"lr_scheduler": FactorScheduler(step=max(updates // 6, 1), factor=0.6, base_lr=0.006)},
+        "adam": {"lr_scheduler": FactorScheduler(step=updates // 6, factor=0.6, base_lr=0.006)},
         "adamw": {
             "wd": 0.1,
             "lr_scheduler": CosineScheduler(max_update=updates, base_lr=0.01, final_lr=0.0001, warmup_steps=warm_up),
         },
-        "rmsprop": {
-            "lr_scheduler": MultiFactorScheduler(
-                step=[max(updates // 2, 1), max(updates * 3 // 4, 2)], factor=0.3, base_lr=0.003
-            )
-        },
+        "rmsprop": {"lr_scheduler": MultiFactorScheduler(step=drops, factor=0.3, base_lr=0.003)},
         "adagrad": {"learning_rate": 0.05},
-        "signum": {"momentum": 0.9, "lr_scheduler": CosineScheduler(max_update=updates, base_lr=0.002, final_lr=0.00002)},
+        "signum": {"lr_scheduler": CosineScheduler(max_update=updates, base_lr=0.002, final_lr=0.00002)},
     }
 
 
 def load(device: torch.device) -> dict[str, torch.Tensor]:
-    """1,797 images of 8 x 8 pixels from scikit-learn, split once and for all."""
+    """scikit-learn's 1,797 images, [n, 1, 8, 8] from 0 to 1, and their labels, [n] from 0 to 9, always split alike."""
     images, labels = load_digits(return_X_y=True)
     images = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     labels = torch.tensor(labels)
@@ -130,7 +155,7 @@ def load(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def make_batches(epochs: int) -> list[torch.Tensor]:
-    """Which training images make up each batch."""
+    """Which training images make up each batch, always the same."""
     generator = torch.Generator().manual_seed(0)
     return [batch for _ in range(epochs) for batch in torch.randperm(TRAINING_IMAGES, generator=generator).split(BATCH)]
 
@@ -157,17 +182,19 @@ def train(
     data: dict[str, torch.Tensor],
     batches: list[torch.Tensor],
     engine: str | None = None,
-) -> dict[str, Any]:
-    """Train the network with one optimizer: losses and rates of all updates, the test accuracy, seconds of the steps."""
+) -> Run:
+    """Train the network with one optimizer."""
     images, labels = data["images"], data["labels"]
     net = network().to(images.device)
     trainer = Trainer(net, name, settings, engine=engine)
     losses, rates, seconds = [], [], []
-    for batch in tqdm(batches, desc=f"{name:>10}", unit=" updates", ncols=80):
+    for batch in tqdm(batches, desc=f"{name:>10}", unit=" updates", ncols=80, disable=None):
         loss = cross_entropy(net(images[batch]), labels[batch], reduction="sum")
         trainer.zero_grad()
         loss.backward()
-        losses.append(loss.item() / len(batch))  # waits for the device too, so that only the step is timed
+        losses.append(loss.item() / len(batch))
+        if images.is_cuda:
+            torch.cuda.synchronize()  # so that only the step is timed
         start = time.perf_counter()
         trainer.step(batch_size=len(batch))
         if images.is_cuda:
@@ -176,21 +203,52 @@ def train(
         rates.append(trainer.learning_rate)
     with torch.no_grad():
         right = net(data["test images"]).argmax(dim=1) == data["test labels"]
-    return {"losses": losses, "rates": rates, "accuracy": right.float().mean().item(), "seconds": seconds}
+    return Run(losses, rates, seconds, right.float().mean().item())
 
 
-def table(runs: dict[str, dict[str, Any]], settings: dict[str, dict[str, Any]], engine: str) -> str:
-    """The results in lines of text. The final loss is the mean over the last epoch, the time the median step's."""
-    epoch = -(-TRAINING_IMAGES // BATCH)
-    lines = [f"{'optimizer':<10} {'final loss':>10} {'test accuracy':>14} {'µs/step':>8}  {'engine':<7} learning rate"]
+def table(runs: dict[str, Run], settings: dict[str, dict[str, Any]], engine: str) -> str:
+    """The results in lines of text."""
+    lines = [f"{'optimizer':<10} {'loss':>7} {'accuracy':>9} {'µs/step':>8}  {'engine':<7} learning rate"]
     for name, run in runs.items():
-        schedule = settings[name].get("lr_scheduler")
-        rate = f"{run['rates'][0]:g}, constant" if schedule is None else f"{schedule.base_lr:g}, {type(schedule).__name__}"
-        if schedule is not None and schedule.warmup_steps:
-            rate += f", warm-up {schedule.warmup_steps}"
-        loss, step = statistics.fmean(run["losses"][-epoch:]), statistics.median(run["seconds"]) * 1e6
-        lines.append(f"{name:<10} {loss:>10.4f} {run['accuracy']:>14.1%} {step:>8.0f}  {engine:<7} {rate}")
+        loss, step = statistics.fmean(run.losses[-EPOCH:]), statistics.median(run.seconds) * 1e6
+        rate = _described(settings[name])
+        lines.append(f"{name:<10} {loss:>7.4f} {run.accuracy:>9.1%} {step:>8.0f}  {engine:<7} {rate}")
+    lines += [
+        "",
+        "loss: mean over the last epoch; accuracy: on images not trained on; µs/step: median of trainer.step alone,",
+        "whose first call, which compiles the rule, takes longer",
+    ]
     return "\n".join(lines)
+
+
+def picture(runs: dict[str, Run]) -> Figure:
+    """Loss curves, learning rates and accuracies."""
+    return plot_training(
+        {name: run.losses for name, run in runs.items()},
+        {name: run.rates for name, run in runs.items()},
+        {name: f"test accuracy {run.accuracy:.1%}" for name, run in runs.items()},
+        title="A small convolutional network learns handwritten digits",
+        ylabel=f"cross-entropy on batches of {BATCH}",
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """On a CPU so small a network takes no longer with one thread, and far less where other programs use the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _described(settings: dict[str, Any]) -> str:
+    schedule = settings.get("lr_scheduler")
+    if schedule is None:
+        return f"{settings['learning_rate']:g}, constant"
+    warm_up = f", warm-up {schedule.warmup_steps}" if schedule.warmup_steps else ""
+    return f"{schedule.base_lr:g}, {type(schedule).__name__}{warm_up}"
 
 
 def _words(values: torch.Tensor) -> list[str]:

@@ -1,0 +1,118 @@
+"""What the README shows runs, and does what the README says."""
+
+import ast
+import linecache
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tristep
+from tristep.trainer.optimizer import base
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def cells():
+    """What the Python blocks define, each run once in the order of the README."""
+    registry = dict(base._registry)
+    torch.manual_seed(0)
+    names = {"__name__": "__main__"}  # as in a notebook
+    for i, text in enumerate(_blocks("python")):
+        _run(text, names, f"<README, block {i}>")
+    yield names
+    base._registry.clear()
+    base._registry.update(registry)
+
+
+def test_the_opening_example_learns(cells):
+    weight, loss = cells["net"].weight.detach(), cells["loss"].item() / 32
+    assert loss < 0.5 * np.log(10)  # half of what guessing costs
+    torch.testing.assert_close(weight.argmax(dim=0), torch.arange(10))
+
+
+def test_a_rule_and_its_class_take_less_than_twenty_lines():
+    (text,) = [text for text in _blocks("python") if "def lion" in text]
+    assert len([line for line in text.splitlines() if line.strip()]) < 20
+
+
+@pytest.mark.parametrize("engine", ["cpu", "eager", "triton"])
+def test_lion_is_that_of_the_paper(cells, engine):
+    if engine == "cpu":
+        pytest.importorskip("numba")  # `make gpu` uses what a machine has
+    device = "cuda" if engine == "triton" and torch.cuda.is_available() else "cpu"
+    weight = torch.nn.Parameter(torch.randn(7, 5, device=device))
+    schedule = tristep.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.1)
+    optimizer = cells["Lion"](wd=0.3, lr_scheduler=schedule)
+    trainer = tristep.Trainer([weight], optimizer, engine=engine)
+
+    w, mean = weight.detach().cpu().numpy().astype(np.float64), np.zeros((7, 5))
+    for t in range(1, 7):
+        weight.grad = torch.randn(7, 5, device=device)
+        trainer.step(batch_size=4)
+
+        # Chen et al. (2023), algorithm 2.
+        g = weight.grad.cpu().numpy().astype(np.float64) / 4
+        c = 0.9 * mean + 0.1 * g
+        w = w - schedule(t) * (np.sign(c) + 0.3 * w)
+        mean = 0.99 * mean + 0.01 * g
+        np.testing.assert_allclose(weight.detach().cpu().numpy(), w, rtol=1e-6, atol=1e-6)
+
+
+def test_lion_can_be_had_by_its_name(cells):
+    assert isinstance(cells["trainer"].optimizer, cells["Lion"])
+    assert cells["trainer"].learning_rate == 0.001
+
+
+def test_the_code_for_those_from_mxnet_does_gluons_step():
+    (text,) = _blocks("diff")
+    before, after = ("\n".join(line[1:] for line in text.splitlines() if line[:1] in ("", " ", sign)) for sign in ("-", "+"))
+    ast.parse(before)  # there is no MXNet here to run it
+    *_, step = (line for line in after.splitlines() if line.strip())
+    names: dict = {}
+    _run(after.replace(step, ""), names, "<README, after>")
+    weight = names["net"].weight
+    expected = weight.detach() - 1 / 8 * weight.grad
+    _run(step, names, "<README, step>")
+    torch.testing.assert_close(weight.detach(), expected)
+
+
+def test_every_local_link_leads_somewhere():
+    targets = re.findall(r"\]\((?!https?:)([^)]+)\)", README)
+    assert len(targets) >= 4
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_the_picture_is_small_enough_to_be_kept():
+    (picture,) = re.findall(r"!\[.+\]\((.+\.png)\)", README)
+    assert (ROOT / picture).stat().st_size < 200_000
+
+
+def test_every_make_target_exists():
+    named = set(re.findall(r"`make (\w+)`", README))
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_every_optimizer_named_exists():
+    (sentence,) = re.findall(r"safetensors; (.+?);", README.replace("\n", " "))
+    named = {name.lower() for name in re.split(r", | and ", sentence)}
+    assert named == {
+        name for name, klass in tristep.optimizer.registered().items() if klass.__module__.startswith("tristep.")
+    }
+
+
+def _blocks(language):
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    assert blocks
+    return blocks
+
+
+def _run(text, names, filename):
+    """Run code as a notebook does: its text is where Python looks for a function's source."""
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    exec(compile(text, filename, "exec"), names)

@@ -1,0 +1,79 @@
+"""How pictures look: colours that everybody can tell apart, line styles that do not repeat, PNGs for files and notebooks."""
+
+import io
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
+
+from PIL import Image  # noqa: E402
+
+from tristep.viz.style import COLOURS, Figure, line_style, quieten  # noqa: E402
+
+# Linear RGB as seen without one kind of cone. Machado, Oliveira & Fernandes (2009), table 1, severity 1.
+SIGHTS = {
+    "all cones": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_colours_differ_for_every_kind_of_sight(sight):
+    seen = [_lab(np.clip(SIGHTS[sight] @ _linear(colour), 0, 1)) for colour in COLOURS]
+    nearest = min(np.linalg.norm(a - b) for a, b in combinations(seen, 2))
+    assert nearest > 20
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_colours_stand_out_from_white(colour):
+    luminance = np.dot(_linear(colour), [0.2126, 0.7152, 0.0722])
+    assert 1.05 / (luminance + 0.05) >= 3  # the contrast ratio of WCAG 2, there asked of graphics
+
+
+def test_forty_lines_look_different():
+    assert len({str(line_style(i)) for i in range(40)}) == 40
+    assert line_style(40) == line_style(0)
+
+
+def test_png_has_the_size_asked_for_and_a_palette():
+    image = Image.open(io.BytesIO(Figure(3, 2).png(dpi=50)))
+    assert image.format == "PNG"
+    assert image.mode == "P"
+    assert image.size == (150, 100)
+
+
+def test_a_notebook_gets_a_png_and_the_space_that_it_takes():
+    png, space = Figure(3, 2)._repr_png_()
+    assert space == {"width": 300, "height": 200}
+    width, height = Image.open(io.BytesIO(png)).size
+    assert width > 300
+    assert width / height == 1.5
+
+
+def test_drawing_leaves_the_settings_of_matplotlib_and_pyplot_alone():
+    import matplotlib.pyplot as plt
+
+    before = dict(mpl.rcParams)
+    figure = Figure(3, 2)
+    quieten(figure.add_axes((0, 0, 1, 1)))
+    figure.png(dpi=50)
+    assert dict(mpl.rcParams) == before
+    assert plt.get_fignums() == []
+
+
+def _linear(colour):
+    """Linear RGB of "#rrggbb"; IEC 61966-2-1."""
+    values = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def _lab(linear):
+    """CIE L*a*b* of linear RGB, white point D65."""
+    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+    x, y, z = (to_xyz @ linear) / np.sum(to_xyz, axis=1)
+    f = [np.cbrt(v) if v > (6 / 29) ** 3 else v / (3 * (6 / 29) ** 2) + 4 / 29 for v in (x, y, z)]
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
