@@ -1,8 +1,9 @@
 """A Triton driver without a GPU: kernels are compiled for a real target, launches are counted, and nothing is run.
 
-With it the triton engine takes CPU tensors, so that what the host pays for a step can be measured on any Linux machine:
-everything but the driver's own launch (about 2 µs) and the queueing of one asynchronous copy. The weights stay as they
-are. It replaces the driver of the whole process, so use it in one of its own, without TRITON_INTERPRET.
+With it the triton engine takes CPU tensors, so that what the host pays for a step can be measured on any Linux machine. All
+of tristep's part and of the JIT compiler's is what it is on a GPU. Missing are the driver's part of a launch (to take the
+arguments apart and queue it, a few µs) and, where something changed, of queueing one copy. The weights stay as they are. It
+replaces the driver of the whole process, so use it in one of its own, without TRITON_INTERPRET.
 
     python benchmarks/fake_driver.py       prints the cost of Adam on 148 small tensors, as JSON
 """
@@ -20,25 +21,21 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-LIMIT = 2**30  # a generous answer to any question about the device's resources
-
 
 class FakeDriver:
     """What Triton 3.5 to 3.9 ask of a driver, answered for one GPU of the given kind.
 
     Attributes:
-        launches: for each launch since the last `clear`, the kernel's name and its grid.
+        launches: of each launch the kernel's name, its grid, and the kernel's arguments.
+        loads: the name of each kernel that was loaded, which happens once for each that is compiled.
     """
 
     def __init__(self, target: GPUTarget | None = None) -> None:
         self.target = target or GPUTarget("cuda", 90, 32)
-        self.launches: list[tuple[str, tuple[int, int, int]]] = []
-        self.utils = self
+        self.launches: list[tuple[str, tuple[int, int, int], tuple[Any, ...]]] = []
+        self.loads: list[str] = []
+        self.utils = self  # Triton asks some of its questions there
         self.launcher_cls = self._launcher
-
-    def clear(self) -> None:
-        """Forget the launches so far."""
-        self.launches.clear()
 
     def get_current_target(self) -> GPUTarget:
         return self.target
@@ -49,13 +46,11 @@ class FakeDriver:
     def get_current_stream(self, device: int) -> int:
         return 0
 
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": LIMIT, "warpSize": self.target.warp_size, "multiprocessor_count": 132}
+        return {"max_shared_mem": 2**30}
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        self.loads.append(name)
         return 1, 1, 0, 0, 1024  # module, function, registers, spilled bytes, threads of a block at most
 
     def unload_module(self, module: int) -> None:
@@ -65,7 +60,7 @@ class FakeDriver:
         name, record = metadata.name, self.launches.append
 
         def launch(x: int, y: int, z: int, *rest: Any) -> None:
-            record((name, (x, y, z)))
+            record((name, (x, y, z), rest[6:]))  # stream, function, two sets of metadata and two hooks come first
 
         return launch
 
@@ -78,18 +73,18 @@ def install(target: GPUTarget | None = None) -> FakeDriver:
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise RuntimeError("TRITON_INTERPRET=1: unset it, the interpreter knows no drivers")
-    from tristep.kernels import engine
+    from tristep.kernels import engine as engines
     from tristep.trainer import trainer
 
     driver = FakeDriver(target)
     triton.runtime.driver.set_active(driver)
-    choose = engine.choose_engine
+    choose = engines.choose_engine
 
-    def choose_engine(device: torch.device, asked: str | None = None) -> str:
-        asked = asked or os.environ.get("TRISTEP_ENGINE")
+    def choose_engine(device: torch.device, engine: str | None = None) -> str:
+        asked = engine or os.environ.get("TRISTEP_ENGINE")
         return "triton" if asked == "triton" else choose(device, asked)
 
-    engine.choose_engine = trainer.choose_engine = choose_engine
+    engines.choose_engine = trainer.choose_engine = choose_engine
     return driver
 
 
@@ -128,7 +123,7 @@ def measure(n_tensors: int = 148, elements: int = 8, repeats: int = 2000) -> dic
     for _ in range(10):
         rewrite()
         step()
-    driver.clear()
+    driver.launches.clear()
     stable = host_cost(step, rewrite, repeats)
     launches = len(driver.launches) / repeats
     new = host_cost(step, replace, repeats)

@@ -26,12 +26,10 @@ class Workload:
 
 
 def _gpt2() -> tuple[tuple[int, ...], ...]:
-    width, block = 768, []
-    for shape in [(width,), (width,), (width, 3 * width), (3 * width,), (width, width), (width,)]:
-        block.append(shape)
-    for shape in [(width,), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,)]:
-        block.append(shape)
-    return ((50257, width), (1024, width), *block * 12, (width,), (width,))
+    width = 768
+    attention = [(width,), (width,), (width, 3 * width), (3 * width,), (width, width), (width,)]
+    mlp = [(width,), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,)]
+    return ((50257, width), (1024, width), *(attention + mlp) * 12, (width,), (width,))
 
 
 CPU_WORKLOADS = (
@@ -49,8 +47,8 @@ GPU_WORKLOADS = (
 RULE_WORKLOAD = {"cpu": CPU_WORKLOADS[-1], "cuda": GPU_WORKLOADS[-1]}
 
 HYPER = {
-    "lr": 1e-3, "wd": 0.01, "decay": 1e-5, "clip": float("inf"), "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "momentum": 0.9,
-    "gamma1": 0.9, "gamma2": 0.9, "clip_weights": float("inf"), "wd_lh": 0.0,
+    "lr": 1e-3, "wd": 0.01, "decay": 1e-5, "wd_lh": 0.0, "clip": float("inf"), "clip_weights": float("inf"),
+    "beta1": 0.9, "beta2": 0.999, "momentum": 0.9, "gamma1": 0.9, "gamma2": 0.9, "epsilon": 1e-8,
 }  # fmt: skip
 
 

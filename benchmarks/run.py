@@ -114,9 +114,8 @@ def time_rules(device: str) -> dict[str, Any]:
         rate = moved / times["tristep"]
         to_fused = rate / (fused_bytes / times["torch fused"])
         to_copy = rate / (8 * workload.elements / times["copy"])
-        print(
-            f"{name:20}{times['tristep']:12.1f} µs{rate / 1e3:10.1f} GB/s{to_fused:8.2f} of fused AdamW's{to_copy:8.2f} of a copy's"
-        )
+        speed = f"{times['tristep']:12.1f} µs{rate / 1e3:10.1f} GB/s"
+        print(f"{name:20}{speed}{to_fused:8.2f} of fused AdamW's{to_copy:8.2f} of a copy's")
         found[name] = {"us": times["tristep"], "bytes": moved, "rate / fused AdamW": to_fused, "rate / copy": to_copy}
     print()
     return found

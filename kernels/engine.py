@@ -23,6 +23,7 @@ from .table import GRADIENT, TensorTable, compute_dtype, is_dense
 __all__ = ["ENGINES", "Update", "choose_engine", "update"]
 
 ENGINES = ("triton", "cpu", "eager")
+_OTHER_NAMES = {"gpu": "triton", "cuda": "triton", "numba": "cpu", "native": "cpu", "torch": "eager"}
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _data_ptr = torch.Tensor.data_ptr
 
@@ -46,9 +47,10 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
             return "triton"
         return "cpu" if device.type == "cpu" and has_numba() else "eager"
     if asked not in ENGINES:
-        close = difflib.get_close_matches(asked, ENGINES, n=1)
+        close = [_OTHER_NAMES[asked]] if asked in _OTHER_NAMES else difflib.get_close_matches(asked, ENGINES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"engine={asked!r}: must be one of {', '.join(map(repr, ENGINES))}, or None.{hint}")
+        what = "engine" if engine else "TRISTEP_ENGINE"
+        raise ValueError(f"{what}={asked!r}: must be one of {', '.join(map(repr, ENGINES))}, or None.{hint}")
     if asked == "triton":
         if not has_triton():
             raise ModuleNotFoundError("engine='triton' needs the package triton, which has builds for Linux only")
@@ -116,14 +118,21 @@ def hyper_values(rule: Rule, values: Mapping[str, float]) -> list[float]:
     row = []
     for name in rule.hyper:
         if name in values:
-            row.append(float(values[name]))
+            row.append(_number(rule, name, values[name]))
         elif name.startswith("one_minus_") and name[10:] in values:
-            row.append(1.0 - float(values[name[10:]]))
+            row.append(1.0 - _number(rule, name[10:], values[name[10:]]))
         else:
             raise TypeError(
                 f"rule {rule.name!r} needs the hyper-parameter {name!r}; given were {', '.join(sorted(values)) or 'none'}"
             )
     return row
+
+
+def _number(rule: Rule, name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} of rule {rule.name!r} must be a number, got {value!r}") from None
 
 
 class Update:
@@ -172,8 +181,14 @@ class Update:
         self._ids: list[int] = []
         self._lost = True
         self._gradient_addresses: _Addresses | None = None
+        self._own = False
+        self._glance: Any = None
         self._touched: list[torch.Tensor] = []  # weights that have a gradient
         self._kinds: Any = None
+        counts = {"states": len(self.states), "masters": len(self.masters), "names": len(self._names)}
+        for what, count in counts.items():
+            if count != len(self.weights):
+                raise ValueError(f"{count} {what} for {len(self.weights)} weights: there must be as many")
         for name, weight, row, master in zip(self._names, self.weights, self.states, self.masters, strict=True):
             _check(rule, name, weight, row, master)
             choose_engine(weight.device, engine)
@@ -211,13 +226,29 @@ class Update:
     def holds(self, gradients: Sequence[Any]) -> bool:
         """Whether these very tensors are bound, and they and the weights are where they were. Quick: asked at every step."""
         # Identities are worth comparing only as long as none of the bound tensors has died, which sets `_lost`.
-        return (
+        held = (
             not self._lost
             and list(map(id, gradients)) == self._ids
             and self._gradient_addresses is not None
             and self._gradient_addresses.hold(gradients)
             and self._weights_hold()
         )
+        if held and self._own and self._glance is None and (glance := _glance(self.engine)) is not None:
+            if glance.GradientGlance.possible():
+                where = self._weight_addresses.addresses, self._gradient_addresses.addresses  # type: ignore[union-attr]
+                self._glance = glance.GradientGlance(self.weights, gradients, *where)
+        return held
+
+    def fresh(self, used: np.ndarray, seen: np.ndarray) -> bool:
+        """Whether nothing at all has changed but the contents of the weights' own gradients, all of them.
+
+        The quickest of looks, possible from the second step on with the same gradients; no says nothing.
+
+        Args:
+            used: int64 [n_weights], versions of the gradients; each must be another one now.
+            seen: int64 [n_weights], gets the present versions if the answer is yes.
+        """
+        return self._glance is not None and not self._lost and self._glance.fresh(used, seen)
 
     def bind(self, gradients: Sequence[torch.Tensor | None], *, own: bool = False) -> None:
         """Take these gradients for the coming steps; None skips a weight. Checks everything, changes no weight.
@@ -227,6 +258,7 @@ class Update:
         """
         if len(gradients) != len(self.weights):
             raise ValueError(f"{len(gradients)} gradients for {len(self.weights)} weights: there must be as many")
+        self._own = own
         kinds = _kinds(gradients, own)
         if kinds is None or kinds != self._kinds or not self._rebind(gradients):
             self._bind(gradients)
@@ -286,7 +318,7 @@ class Update:
             self._gradient_addresses = None
             self._touched = [w for w, gradient in zip(self.weights, gradients, strict=True) if gradient is not None]
         self._ids = list(map(id, gradients))
-        self._lost = False
+        self._lost, self._glance = False, None
 
     def _weights_hold(self) -> bool:
         return self._weight_addresses is not None and self._weight_addresses.hold(self.weights)
@@ -304,32 +336,42 @@ class Update:
             raise RuntimeError("there are no gradients to step with, or some of them have been deleted: bind() them first")
         for group in self._groups:
             group.run(self.hyper)
-        increment_version(self._touched)  # so that autograd notices, if a graph from before the step is still in use
+        # So that autograd notices, if a graph from before the step is still in use.
+        if self._glance is not None:
+            self._glance.count_change()
+        else:
+            increment_version(self._touched)
 
 
 class _Addresses:
     """Where some tensors lie in memory, to be compared at every step."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], engine: str | None, addresses: np.ndarray | None = None) -> None:
-        self._addresses = np.array(list(map(_data_ptr, tensors)), dtype=np.int64) if addresses is None else addresses
-        self._look = None if engine == "eager" else _native_look()
-        if self._look is not None:
-            self._ids = np.fromiter(map(id, tensors), dtype=np.int64, count=len(tensors))
+        self.addresses = np.array(list(map(_data_ptr, tensors)), dtype=np.int64) if addresses is None else addresses
+        glance = _glance(engine)
+        self._look = None
+        if glance is not None and glance.AddressGlance.possible():
+            self._look = glance.AddressGlance(tensors, self.addresses)
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these tensors, the very ones that were given first, are still where they were."""
         if self._look is not None:
-            return self._look(self._ids, self._addresses)
-        return list(map(_data_ptr, tensors)) == self._addresses.tolist()
+            return self._look()
+        return list(map(_data_ptr, tensors)) == self.addresses.tolist()
+
+
+def _glance(engine: str | None) -> Any:
+    """The module `glance`, where numba is there for it and may be used."""
+    return None if engine == "eager" else _import_glance()
 
 
 @cache
-def _native_look() -> Any:
+def _import_glance() -> Any:
     if not has_numba():
         return None
-    from . import native
+    from . import glance
 
-    return native.addresses_hold()
+    return glance
 
 
 class _Group:
@@ -443,6 +485,8 @@ def _group_key(
 def _check(rule: Rule, name: str, weight: Any, states: Sequence[Any], master: Any) -> None:
     if not isinstance(weight, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(weight).__name__}")
+    if weight.layout != torch.strided:
+        raise TypeError(f"{name} is sparse ({weight.layout}), which rule updates do not take")
     if weight.dtype not in DTYPES:
         raise TypeError(f"{name} is {weight.dtype}: must be one of {', '.join(map(str, DTYPES))}")
     if len(states) != len(rule.state):
@@ -459,6 +503,8 @@ def _check(rule: Rule, name: str, weight: Any, states: Sequence[Any], master: An
     dtype = compute_dtype(weight.dtype)
     strides = _strides(weight, [])
     for slot, tensor in [*zip(rule.state, states, strict=True), *([("master", master)] if master is not None else [])]:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{slot} of {name} must be a tensor, got {type(tensor).__name__}")
         if tensor.dtype != dtype or tensor.device != weight.device or tensor.shape != weight.shape:
             raise ValueError(
                 f"{slot} of {name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}: "

@@ -151,7 +151,10 @@ def _update_tile(
         _store(tl.load(addresses + (2 + k) * n_tensors + tensor), states[k], offsets, n, COMPUTE, FULL, ALIGNED)
 
 
-@triton.jit
+# Compiled once, whatever the number of tensors, on which the alignment of `hyper` depends too.
+@triton.jit(
+    do_not_specialize=["n_tensors"], do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles"]
+)
 def _update_kernel(
     addresses,  # int64 [rows, n_tensors]
     gradients,  # int64 [n_tensors]; 0 skips the tensor

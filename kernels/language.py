@@ -31,8 +31,8 @@ def rule(fn: Callable[..., Any]) -> Rule:
     `w` is the weight, `g` the gradient, already multiplied by `rescale_grad`, both in the arithmetic's type
     (float32, or float64 for float64 weights). The function's first lines unpack `state` and `hyper`; the names
     used there become the names of the state tensors and of the hyper-parameters. A rule without state returns
-    `state` as it came. The body may use arithmetic, comparisons, the functions of `tl`, and other functions
-    marked with `jit`. Write constants as floats (`2.0`, not `2`).
+    `state` as it came. The body is assignments and, last, one `return`. It may use `+ - * /`, comparisons, `& | ~` on
+    what these give, the functions of `tl`, and other functions marked with `jit`; for `if` there is `tl.where`.
 
     Raises:
         TypeError: the function is not of that form or uses a name that no engine would know.
@@ -65,6 +65,15 @@ def has_numba() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
+def _of_one(fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A word of one value, which may be a hyper-parameter: on torch tensors these are plain numbers."""
+
+    def word(self: _TorchLanguage, x: Any) -> Any:
+        return fn(self._tensor(x))
+
+    return word
+
+
 class _TorchLanguage:
     """What a rule may call, on torch tensors. Triton's names and meanings; each engine brings all of them.
 
@@ -72,25 +81,25 @@ class _TorchLanguage:
         dtype: the arithmetic's type, which numbers take where torch could not tell.
     """
 
-    abs = staticmethod(torch.abs)
-    ceil = staticmethod(torch.ceil)
-    cos = staticmethod(torch.cos)
-    exp = staticmethod(torch.exp)
-    exp2 = staticmethod(torch.exp2)
-    floor = staticmethod(torch.floor)
-    log = staticmethod(torch.log)
-    log2 = staticmethod(torch.log2)
-    rsqrt = staticmethod(torch.rsqrt)
-    sigmoid = staticmethod(torch.sigmoid)
-    sin = staticmethod(torch.sin)
-    sqrt = staticmethod(torch.sqrt)
+    abs = _of_one(torch.abs)
+    ceil = _of_one(torch.ceil)
+    cos = _of_one(torch.cos)
+    exp = _of_one(torch.exp)
+    exp2 = _of_one(torch.exp2)
+    floor = _of_one(torch.floor)
+    log = _of_one(torch.log)
+    log2 = _of_one(torch.log2)
+    rsqrt = _of_one(torch.rsqrt)
+    sigmoid = _of_one(torch.sigmoid)
+    sin = _of_one(torch.sin)
+    sqrt = _of_one(torch.sqrt)
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
         """`a` where the condition holds, else `b`, element by element."""
-        return torch.where(condition, self._tensor(a), self._tensor(b))
+        return torch.where(torch.as_tensor(condition), self._tensor(a), self._tensor(b))
 
     def maximum(self, a: Any, b: Any) -> Any:
         """The larger of two values."""
@@ -122,8 +131,10 @@ class Function:
             raise TypeError(f"@jit and @rule take a plain Python function, got {type(fn).__name__}")
         self.fn = fn
         self.name = fn.__name__
+        self.__module__ = fn.__module__  # where pickle is to look for it
         self._bound: dict[str, Any] = {}
         self._tree = _parse(fn)
+        _check_form(self._tree)
         self._callees = _resolve(fn, self._tree)
 
     @cached_property
@@ -145,14 +156,15 @@ class Function:
 
     def __call__(self, first: torch.Tensor, *others: Any) -> Any:
         """Compute on torch tensors, at once, in the first one's type (float32 or float64)."""
+        if first.dtype not in _TORCH:
+            raise TypeError(f"{self.name!r} computes in torch.float32 or torch.float64, its first argument is {first.dtype}")
         return self.bind(f"torch {first.dtype}", _TORCH[first.dtype], lambda fn: fn)(first, *others)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} {self.name}>"
 
-    def __reduce__(self) -> Any:
-        # By reference, as functions are: the name in the module leads to this object.
-        return _find, (self.fn.__module__, self.fn.__qualname__)
+    def __reduce__(self) -> str:
+        return self.fn.__qualname__  # by reference, as functions are: pickle sees to it that this name leads here
 
 
 class Rule(Function):
@@ -172,6 +184,7 @@ class Rule(Function):
             )
         self.state = _unpacked_names(self._tree, arguments[2])
         self.hyper = _unpacked_names(self._tree, arguments[3])
+        _check_return(self._tree, arguments[2], self.state)
 
     def __repr__(self) -> str:
         return f"<rule {self.name}: state ({', '.join(self.state)}), hyper ({', '.join(self.hyper)})>"
@@ -185,11 +198,56 @@ def _parse(fn: types.FunctionType) -> ast.FunctionDef:
             f"the source of {fn.__name__!r} cannot be found, and the GPU compiler reads it: "
             "define it in a file or in a notebook cell, not through exec or python -c"
         ) from error
-    tree = ast.parse(text).body[0]
+    try:
+        tree = ast.parse(text).body[0]
+    except SyntaxError:  # a line from the middle of something
+        tree = ast.Pass()
     if not isinstance(tree, ast.FunctionDef):
         raise TypeError(f"{fn.__name__!r} must be written with def")
-    tree.decorator_list = []
+    tree.decorator_list, tree.returns = [], None
+    for argument in tree.args.args:
+        argument.annotation = None
     return tree
+
+
+# What all engines understand alike. `%` has another sign on a GPU, `x += y` changes the tensors of an eager step where
+# they lie, `and` and `if` would ask a whole block of numbers for one answer, and so on.
+_FORMS = (ast.Return, ast.Name, ast.Constant, ast.Tuple, ast.Attribute)
+_OPERATORS = (
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.USub),
+    *(ast.BitAnd, ast.BitOr, ast.Invert),
+    *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
+)
+
+
+def _check_form(tree: ast.FunctionDef) -> None:
+    """An error for whatever some engine would not know, or know otherwise than another."""
+    plain = ast.arguments(posonlyargs=[], args=tree.args.args, kwonlyargs=[], kw_defaults=[], defaults=tree.args.defaults)
+    if ast.dump(tree.args) != ast.dump(plain):
+        raise TypeError(f"{tree.name!r} takes ({ast.unparse(tree.args)}): only plain arguments are possible")
+    if ast.get_docstring(tree) is not None:
+        tree.body = tree.body[1:]
+    if not tree.body or not isinstance(tree.body[-1], ast.Return) or tree.body[-1].value is None:
+        raise TypeError(f"{tree.name!r} must end by returning something")
+    for node in (node for statement in tree.body for node in ast.walk(statement)):
+        if isinstance(node, ast.BinOp | ast.UnaryOp):
+            known = isinstance(node.op, _OPERATORS)
+        elif isinstance(node, ast.Compare):
+            known = len(node.ops) == 1 and isinstance(node.ops[0], _OPERATORS)
+        elif isinstance(node, ast.Assign):
+            known = len(node.targets) == 1
+        elif isinstance(node, ast.Call):
+            known = isinstance(node.func, ast.Name) or (isinstance(node.func, ast.Attribute) and not node.keywords)
+        else:
+            known = isinstance(node, _FORMS) or not isinstance(node, ast.stmt | ast.expr)
+        if not known:
+            raise TypeError(
+                f"{tree.name!r} contains {ast.unparse(node).splitlines()[0]!r}, which not all engines understand alike: "
+                "a rule is made of assignments and, last, one return; it may use + - * /, single comparisons, & | ~ on what "
+                "these give, the functions of tl (tl.where for a choice), and functions marked with @jit"
+            )
+    if sum(isinstance(node, ast.Return) for node in tree.body) > 1:
+        raise TypeError(f"{tree.name!r} returns more than once: its last line must be its only return")
 
 
 def _is_language(value: Any) -> bool:
@@ -208,7 +266,9 @@ def _resolve(fn: types.FunctionType, tree: ast.FunctionDef) -> dict[str, Functio
             "define what it needs at the top level of the module or cell, or pass it as a hyper-parameter"
         )
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        if isinstance(node, ast.Attribute):
+            if not isinstance(node.value, ast.Name) or node.value.id in local:
+                raise TypeError(f"{fn.__name__!r} uses {ast.unparse(node)}: values have no attributes that all engines know")
             if _is_language(fn.__globals__.get(node.value.id)) and node.attr not in WORDS:
                 close = difflib.get_close_matches(node.attr, WORDS, n=2)
                 hint = f" Did you mean {' or '.join(close)}?" if close else ""
@@ -218,10 +278,11 @@ def _resolve(fn: types.FunctionType, tree: ast.FunctionDef) -> dict[str, Functio
         value = fn.__globals__.get(node.id, getattr(builtins, node.id, None))
         if isinstance(value, Function):
             callees[node.id] = value
-        elif not _is_language(value) and value is not abs:
+        elif not _is_language(value):
+            hint = f". Did you mean tl.{node.id}?" if node.id in WORDS else ""
             raise TypeError(
                 f"{fn.__name__!r} uses the name {node.id!r} ({type(value).__name__}), which engines do not know: "
-                "a rule may use its arguments, tl, and functions marked with @jit; pass numbers as hyper-parameters"
+                f"a rule may use its arguments, tl, and functions marked with @jit; pass numbers as hyper-parameters{hint}"
             )
     return callees
 
@@ -231,7 +292,8 @@ def _unpacked_names(tree: ast.FunctionDef, argument: str) -> tuple[str, ...]:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name):
             target = statement.targets[0]
             if statement.value.id == argument and isinstance(target, ast.Tuple):
-                return tuple(ast.unparse(element) for element in target.elts)
+                if all(isinstance(element, ast.Name) for element in target.elts):
+                    return tuple(ast.unparse(element) for element in target.elts)
     if argument == tree.args.args[3].arg or _uses_beyond_return(tree, argument):
         if any(isinstance(node, ast.Name) and node.id == argument for node in ast.walk(tree)):
             raise TypeError(
@@ -239,6 +301,25 @@ def _unpacked_names(tree: ast.FunctionDef, argument: str) -> tuple[str, ...]:
                 f"such as `first, second = {argument}` or `(only,) = {argument}`"
             )
     return ()
+
+
+def _check_return(tree: ast.FunctionDef, argument: str, states: tuple[str, ...]) -> None:
+    """An error unless the rule returns a weight and its states, as far as that can be seen in the text."""
+    returned = tree.body[-1].value  # type: ignore[attr-defined]
+    if isinstance(returned, ast.Call):
+        return
+    fits = isinstance(returned, ast.Tuple) and len(returned.elts) == 2
+    if fits and not isinstance(second := returned.elts[1], ast.Call):
+        if isinstance(second, ast.Tuple):
+            fits = len(second.elts) == len(states)
+        else:
+            fits = isinstance(second, ast.Name) and second.id == argument
+    if not fits:
+        example = "".join(f"new_{name}, " for name in states).strip()
+        raise TypeError(
+            f"rule {tree.name!r} returns {ast.unparse(returned)!r}: it must return the new weight and a tuple of the "
+            f"{len(states)} new states, as in `return w, {f'({example})' if states else argument}`"
+        )
 
 
 def _uses_beyond_return(tree: ast.FunctionDef, argument: str) -> bool:
@@ -249,10 +330,3 @@ def _uses_beyond_return(tree: ast.FunctionDef, argument: str) -> bool:
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2
     }
     return any(isinstance(node, ast.Name) and node.id == argument and id(node) not in returned for node in ast.walk(tree))
-
-
-def _find(module: str, qualname: str) -> Any:
-    value: Any = sys.modules.get(module) or importlib.import_module(module)
-    for part in qualname.split("."):
-        value = getattr(value, part)
-    return value

@@ -27,10 +27,11 @@ import torch
 from llvmlite import ir
 from numba.extending import intrinsic
 
+from .glance import kept, library_function
 from .language import Rule
 from .table import FIRST_STATE, GRADIENT, WEIGHT, TensorTable
 
-__all__ = ["NativeUpdate", "addresses_hold", "cache_folder"]
+__all__ = ["NativeUpdate", "cache_folder"]
 
 TILE = 65536  # elements of one call of the inner loop, and the unit of work of a thread
 PARALLEL_FROM = 100_000  # elements; below, handing work to a thread costs more than it saves
@@ -62,16 +63,6 @@ class NativeUpdate:
             _run_threads(self._loop.address, self._shared.ctypes.data, min(torch.get_num_threads(), self._n_tiles))
         else:
             self._loop(*self._arguments)
-
-
-def addresses_hold() -> Any:
-    """A function of two int64 [n], ids of tensors and addresses: whether each tensor's data still lies at its address.
-
-    It asks torch's own C function for generated code, at a few nanoseconds a tensor instead of sixty through Python. None
-    where this torch has none. The tensors must be alive.
-    """
-    address = getattr(torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr", None)
-    return None if address is None else partial(_addresses_hold, address)
 
 
 def cache_folder() -> Path:
@@ -110,16 +101,11 @@ def _openmp() -> Any:
     Its threads go on looking for work for some milliseconds after torch's own operations; threads of another library
     would have to share the cores with them (a quarter of the speed, seen on two cores).
     """
-    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
-        try:
-            # A look-up through this library also searches those that it was linked with.
-            parallel = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name)).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
+    parallel = library_function("GOMP_parallel")
+    if parallel is not None:
         parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         parallel.restype = None
-        return parallel
-    return None
+    return parallel
 
 
 _process = os.getpid()
@@ -176,9 +162,15 @@ def _for_type(scalar: type) -> Any:
     """How a rule's function becomes a numba function of that type of numbers."""
 
     def wrap(fn: types.FunctionType) -> Any:
-        # numba takes a literal for a float64, and one literal would draw the whole rule into float64.
-        constants = tuple(scalar(value) if type(value) is float else value for value in fn.__code__.co_consts)
-        fn.__code__ = fn.__code__.replace(co_consts=constants)
+        # numba takes a literal for a float64 or int64, and one literal would draw the whole rule into float64.
+        def typed(value: Any) -> Any:
+            if type(value) is tuple:
+                return tuple(map(typed, value))
+            return scalar(value) if type(value) in (float, int) else value
+
+        fn.__code__ = fn.__code__.replace(co_consts=typed(fn.__code__.co_consts))
+        fn.__defaults__ = typed(fn.__defaults__)
+        fn.__module__ = __name__  # numba imports this module when it loads code from its cache; the rule's may be gone
         return _jit(fn)
 
     return wrap
@@ -190,25 +182,6 @@ def _pointer(typingctx, address, like):
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
     return numba.types.CPointer(like.dtype)(address, like), codegen
-
-
-@intrinsic
-def _call(typingctx, function, argument):
-    """Call the C function at this address with one pointer-sized argument; it gives another."""
-
-    def codegen(context, builder, signature, args):
-        word = ir.IntType(64)
-        return builder.call(builder.inttoptr(args[0], ir.FunctionType(word, [word]).as_pointer()), [args[1]])
-
-    return numba.types.int64(numba.types.int64, numba.types.int64), codegen
-
-
-@numba.njit(cache=True)  # keeps the interpreter locked, as a function that looks into Python objects must
-def _addresses_hold(function, ids, addresses):
-    for i in range(ids.size):  # noqa: SIM110  # numba compiles a loop
-        if _call(function, ids[i]) != addresses[i]:
-            return False
-    return True
 
 
 @intrinsic
@@ -310,18 +283,17 @@ def _compile(rule: Rule, weight_dtype: torch.dtype, gradient_dtype: torch.dtype,
     name = f"{rule.name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     module = _import_generated(name, source, names)
     if module is None:  # no folder to write to: compile in memory, every time anew
-        names["entry"] = partial(_entry, threaded, cache=False)
         exec(compile(source, f"<tristep {name}>", "exec"), names)
         return names["update"]
     return module.update
 
 
-def _entry(threaded: bool, fn: Any, cache: bool = True) -> Any:
-    options: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}, "cache": cache}
+def _entry(threaded: bool, fn: Any) -> Any:
+    options: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
     if threaded:
         signature = numba.types.void(numba.types.CPointer(numba.types.int64))
-        return numba.cfunc(signature, **options)(fn)
-    return numba.njit(nogil=True, **options)(fn)
+        return kept(numba.cfunc, signature, **options)(fn)
+    return kept(numba.njit, nogil=True, **options)(fn)
 
 
 def _import_generated(name: str, source: str, names: dict[str, Any]) -> types.ModuleType | None:

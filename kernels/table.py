@@ -1,7 +1,7 @@
 """TensorTable: where the tensors of one launch lie, how long they are, their hyper-parameters and their tiles.
 
 Every engine works from the same table, so that one native call or one GPU launch serves any number of tensors.
-The arrays here are on the host; what a GPU needs of them is copied by `update.py`.
+The arrays here are on the host; what a GPU needs of them is copied by `gpu.py`.
 """
 
 from __future__ import annotations

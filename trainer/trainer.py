@@ -6,12 +6,12 @@ tensors of the last step with new contents, is decided by a few list comparisons
 
 from __future__ import annotations
 
-import operator
 import os
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..kernels.engine import DTYPES, choose_engine
@@ -89,7 +89,8 @@ class Trainer:
         self._plan: Plan | None = None
         # The gradients that the last step used up: which tensors, and how often they had been written to.
         self._used: list[weakref.ref[torch.Tensor] | None] = [None] * len(self._params)
-        self._used_versions = [-1] * len(self._params)
+        self._used_versions = np.full(len(self._params), -1, dtype=np.int64)
+        self._seen_versions = self._used_versions.copy()
 
     @property
     def optimizer(self) -> Optimizer:
@@ -187,11 +188,11 @@ class Trainer:
         plan = self._plan
         if plan is None:
             self._refuse_lazy()
-        gradients: list[Any] = [parameter.grad if parameter.requires_grad else None for parameter in self._params]
-        versions = [-1 if gradient is None else gradient._version for gradient in gradients]
-        held = plan is not None and plan.holds(gradients) and all(map(operator.ne, versions, self._used_versions))
-        if not (held or self._all_new(gradients)):
-            gradients = self._select(gradients, ignore_stale_grad)
+        if held := plan is not None and plan.fresh(self._used_versions, self._seen_versions):
+            gradients: list[Any] = []
+            versions = self._seen_versions
+        else:
+            gradients, versions, held = self._look(plan, ignore_stale_grad)
         before = self._optimizer.rescale_grad
         self._optimizer.rescale_grad = self._scale / batch_size
         try:
@@ -204,12 +205,21 @@ class Trainer:
             raise
         if not held:
             references = plan.references(gradients)
-            if None in references:
-                for i, reference in enumerate(references):
-                    if reference is None:
-                        references[i], versions[i] = self._used[i], self._used_versions[i]
+            for i, reference in enumerate(references):
+                if reference is None:
+                    references[i], versions[i] = self._used[i], self._used_versions[i]
             self._used = references
-        self._used_versions = versions
+        self._used_versions, self._seen_versions = versions, self._used_versions
+
+    def _look(self, plan: Plan | None, ignore_stale_grad: bool) -> tuple[list[Any], np.ndarray, bool]:
+        """The gradients to use, the versions of all, and whether nothing but these has changed."""
+        gradients: list[Any] = [parameter.grad if parameter.requires_grad else None for parameter in self._params]
+        found = [-1 if gradient is None else gradient._version for gradient in gradients]
+        versions = np.array(found, dtype=np.int64)
+        held = plan is not None and plan.holds(gradients) and bool((versions != self._used_versions).all())
+        if not (held or self._all_new(gradients)):
+            gradients = self._select(gradients, ignore_stale_grad)
+        return gradients, versions, held
 
     def _first_step(self, gradients: list[Any]) -> Plan:
         """Make the plan and step; if that fails, leave no state behind: weights may change until the step is repeated."""

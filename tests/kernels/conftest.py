@@ -38,7 +38,7 @@ class Place(NamedTuple):
     def run(self, rule, weights, gradients, states, hyper, masters=None):
         """One step; `hyper` has a row for each weight, rescale_grad first. Returns the `Update`."""
         update = Update(rule, weights, states, masters, engine=self.engine)
-        update.hyper[:] = hyper
+        update.hyper[:] = np.reshape(hyper, update.hyper.shape)  # no rows at all have a shape of their own
         update.bind(gradients)
         update()
         return update

@@ -121,6 +121,11 @@ class Plan:
         """Whether nothing has changed since the last step but the contents of the tensors."""
         return self.update is not None and self.update.holds(grads)
 
+    def fresh(self, used: np.ndarray, seen: np.ndarray) -> bool:
+        """As `Update.fresh`; false where the next step needs to look at anything."""
+        optimizer: Any = self.updater.optimizer
+        return self.update is not None and self.update.rule is optimizer.rule and self.update.fresh(used, seen)
+
     def references(self, grads: Sequence[torch.Tensor | None]) -> list[weakref.ref[torch.Tensor] | None]:
         """Weak references to these gradients, those of the last step."""
         if self.update is not None:

@@ -1,0 +1,230 @@
+"""One quick look at many tensors: whether they lie where they lay, and whether their gradients have been written to.
+
+A step asks this of every parameter. Through Python each question takes some 60 ns, which for many small parameters is most
+of a step; here a loop compiled by numba asks torch's own C++ functions, at 2 ns each. They are looked up by name when first
+needed and tried on a few tensors; where torch has them not, or they do not answer as they must, Python asks instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba.extending import intrinsic
+
+__all__ = ["AddressGlance", "GradientGlance", "kept", "library_function"]
+
+
+class AddressGlance:
+    """Tells whether tensors, which must be alive, have their data at these addresses.
+
+    Args:
+        tensors: the tensors.
+        addresses: int64 [n].
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], addresses: np.ndarray) -> None:
+        self._arguments = _data_address(), _ids(tensors), addresses
+
+    @staticmethod
+    def possible() -> bool:
+        return _data_address() is not None
+
+    def __call__(self) -> bool:
+        return _addresses_hold(*self._arguments)
+
+
+class GradientGlance:
+    """Tells whether parameters are as they were at the last step, but for gradients that have been written to since.
+
+    Args:
+        weights: the parameters.
+        gradients: the `.grad` of each. They must be alive whenever this is asked.
+        weight_addresses, gradient_addresses: int64 [n], where their data must lie.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        weight_addresses: np.ndarray,
+        gradient_addresses: np.ndarray,
+    ) -> None:
+        functions, self._bump = _functions()  # type: ignore[misc]  # `possible` has been asked
+        self._weights = _ids(weights)
+        self._arguments = functions, self._weights, weight_addresses, _ids(gradients), gradient_addresses
+
+    @staticmethod
+    def possible() -> bool:
+        return _functions() is not None
+
+    def fresh(self, used: np.ndarray, seen: np.ndarray) -> bool:
+        """Whether every parameter requires a gradient, and has that very one, in its place, written to since.
+
+        Args:
+            used: int64 [n], the versions that the gradients must no longer have.
+            seen: int64 [n], where the present versions are put. Complete only if the answer is yes.
+        """
+        return _fresh(*self._arguments, used, seen)
+
+    def count_change(self) -> None:
+        """Let autograd know that all the weights have been changed."""
+        _bump(self._bump, self._weights)
+
+
+def kept(decorator: Any, *arguments: Any, **options: Any) -> Any:
+    """One of numba's decorators, that keeps the compiled code on disk where numba finds a folder to write to."""
+
+    def decorate(fn: Any) -> Any:
+        try:
+            return decorator(*arguments, cache=True, **options)(fn)
+        except RuntimeError:  # there is none, as in a container that is read-only
+            return decorator(*arguments, **options)(fn)
+
+    return decorate
+
+
+def library_function(name: str) -> Any:
+    """A function of torch's C++ library, or of those that it was linked with, as ctypes gives it; None if there is none."""
+    file = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
+    try:
+        return getattr(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / file)), name)
+    except (OSError, AttributeError):
+        return None
+
+
+def _ids(objects: Sequence[Any]) -> np.ndarray:
+    return np.fromiter(map(id, objects), dtype=np.int64, count=len(objects))
+
+
+@intrinsic
+def _call(typingctx, function, argument):
+    """Call the C function at this address with one pointer-sized argument; it gives another."""
+
+    def codegen(context, builder, signature, args):
+        word = ir.IntType(64)
+        return builder.call(builder.inttoptr(args[0], ir.FunctionType(word, [word]).as_pointer()), [args[1]])
+
+    return numba.types.int64(numba.types.int64, numba.types.int64), codegen
+
+
+@intrinsic
+def _read(typingctx, address):
+    """The 64-bit word at this address."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+
+    return numba.types.int64(numba.types.int64), codegen
+
+
+# These keep the interpreter locked, as whoever looks into Python objects must.
+@kept(numba.njit)
+def _addresses_hold(data_address, ids, addresses):
+    for i in range(ids.size):  # noqa: SIM110  # numba compiles a loop
+        if _call(data_address, ids[i]) != addresses[i]:
+            return False
+    return True
+
+
+@kept(numba.njit)
+def _fresh(functions, weights, weight_addresses, gradients, gradient_addresses, used, seen):
+    data_address, requires_grad, grad, version, offset = functions
+    for i in range(weights.size):
+        if _call(data_address, weights[i]) != weight_addresses[i]:
+            return False
+        if _call(data_address, gradients[i]) != gradient_addresses[i]:
+            return False
+        weight = _read(weights[i] + offset)
+        if _call(requires_grad, weight) & 1 == 0:
+            return False
+        gradient = _call(grad, weight)
+        if _read(gradient) != _read(gradients[i] + offset):
+            return False
+        seen[i] = _call(version, gradient)
+        if seen[i] == used[i]:
+            return False
+    return True
+
+
+@kept(numba.njit)
+def _bump(function, weights):
+    bump_version, offset = function
+    for i in range(weights.size):
+        _call(bump_version, weights[i] + offset)
+
+
+@cache
+def _data_address() -> int | None:
+    """Of torch's function from a tensor's Python object to the address of its data, made for its own generated code."""
+    return getattr(torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr", None)
+
+
+@cache
+def _functions() -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The arguments `functions` of the loops above; None where one is missing or does not do what it must."""
+    if _data_address() is None:
+        return None
+    names = {
+        "requires_grad": "_ZNK3c1010TensorImpl13requires_gradEv",
+        "grad": "_ZNK3c1010TensorImpl4gradEv",
+        "version": "_ZNK2at10TensorBase8_versionEv",
+        "bump_version": "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
+    }
+    found = {name: library_function(symbol) for name, symbol in names.items()}
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
+        return _tried(found)
+
+
+def _tried(found: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    offset = _offset()
+    if None in found.values() or offset is None:
+        return None
+    addresses = {name: ctypes.cast(function, ctypes.c_void_p).value for name, function in found.items()}
+    functions = (_data_address(), addresses["requires_grad"], addresses["grad"], addresses["version"], offset)
+    bump = (addresses["bump_version"], offset)
+    return (functions, bump) if _answer_rightly(functions, bump) else None  # type: ignore[arg-type, return-value]
+
+
+def _offset() -> int | None:
+    """Where in a tensor's Python object the address of its C++ object stands."""
+    tensors = [torch.zeros(1), torch.nn.Parameter(torch.zeros(2)), torch.zeros(3, requires_grad=True)]
+    for offset in range(16, 64, 8):
+        if all(ctypes.c_int64.from_address(id(tensor) + offset).value == tensor._cdata for tensor in tensors):
+            return offset
+    return None
+
+
+def _answer_rightly(functions: tuple[int, ...], bump: tuple[int, ...]) -> bool:
+    """Whether a change of each thing that is looked at is noticed."""
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    sum((weight * 2).sum() for weight in weights).backward()  # type: ignore[union-attr]
+    gradients: list[Any] = [weight.grad for weight in weights]
+    where = [np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64) for tensors in (weights, gradients)]
+    arguments = functions, _ids(weights), where[0], _ids(gradients), where[1]
+    versions = np.array([gradient._version for gradient in gradients], dtype=np.int64)
+    seen = np.zeros_like(versions)
+    if _fresh(*arguments, versions, seen) or not _fresh(*arguments, versions - 1, seen) or (seen != versions).any():
+        return False
+    torch.autograd.graph.increment_version(gradients)
+    if not _fresh(*arguments, versions, seen) or (seen != versions + 1).any():
+        return False
+    weights[1].requires_grad_(False)
+    if _fresh(*arguments, versions, seen):
+        return False
+    weights[1].requires_grad_(True)
+    weights[2].grad = torch.zeros(2)
+    if _fresh(*arguments, versions, seen):
+        return False
+    weights[2].grad = gradients[2]
+    before = [weight._version for weight in weights]
+    _bump(bump, arguments[1])
+    return _fresh(*arguments, versions, seen) and [weight._version for weight in weights] == [v + 1 for v in before]

@@ -1,0 +1,277 @@
+"""What the GPU compilers make of the rules, read off the machine code; needs no GPU.
+
+One fresh interpreter compiles everything, since here Triton may be set to interpret kernels. Of the NVIDIA code (SASS) the
+tests know: a label or its end closes a stretch of code, `@` starts an instruction that only some threads execute, and the
+suffixes .64 and .128 are the bits of one access.
+"""
+
+import json
+import re
+from typing import NamedTuple
+
+import pytest
+
+from tristep.kernels import rules
+from tristep.kernels.language import WORDS
+
+TILE = pytest.importorskip("tristep.kernels.gpu", reason="Triton has builds for Linux only").TILE
+
+pytestmark = pytest.mark.slow
+
+TARGETS = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+RULES = {name: len(getattr(rules, name).state) for name in rules.__all__}  # with the number of states
+FLOAT64 = r"D(ADD|MUL|FMA|SETP|MNMX)\b.*|.*\.F64\b.*|MUFU\.\w*64H"  # instructions
+SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class Case(NamedTuple):
+    """One kernel to compile; `options` are put in place of the engine's own."""
+
+    target: str = "sm_90"
+    rule: str = "adam"
+    weight: str = "float32"
+    gradient: str = "float32"
+    masters: bool = False
+    aligned: bool = True
+    options: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def name(self):
+        return "-".join(str(value) for value in (*self[:-1], *(f"{key}={value}" for key, value in self.options)))
+
+
+MIXED = [
+    Case(rule=rule, weight=weight, gradient=gradient, masters=masters)
+    for rule in ("sgd", "adam", "rmsprop_centered")
+    for weight, gradient, masters in [
+        ("bfloat16", "bfloat16", False),
+        ("bfloat16", "bfloat16", True),
+        ("float16", "float16", True),
+        ("bfloat16", "float32", True),
+        ("float32", "bfloat16", False),
+    ]
+]
+EVERY_WORD = [Case(target, "every_word", kind, kind) for target in TARGETS for kind in ("float32", "float64")]
+NO_ANGLES = Case(rule="every_word_but_sin_and_cos")
+DOUBLE = Case(weight="float64", gradient="float64")
+UNALIGNED = Case(aligned=False)
+WIDE_AND_MIXED = Case(weight="bfloat16", gradient="bfloat16", options=(("num_warps", 4),))
+FEW_REGISTERS = Case(options=(("maxnreg", 24),))
+MANY_REGISTERS = Case(rule="rmsprop_centered", options=(("num_warps", 4),))
+IN_A_CELL = [Case(target, "in_a_cell") for target in TARGETS]
+CASES = [
+    *(Case(target, rule) for target in TARGETS for rule in RULES),
+    *MIXED,
+    *EVERY_WORD,
+    *IN_A_CELL,
+    *(NO_ANGLES, DOUBLE, UNALIGNED, WIDE_AND_MIXED, FEW_REGISTERS, MANY_REGISTERS),
+]
+
+COMPILE = '''
+import json, linecache, subprocess, sys
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+import words
+from tristep.kernels import gpu, rules
+
+CELL = """
+from tristep.kernels import jit, rule, tl
+
+@jit
+def halved(x: float, factor=0.5):
+    return x * factor
+
+@rule
+def in_a_cell(w: "a block", g, state, hyper):
+    (mean,) = state
+    (lr,) = hyper
+    mean = halved(mean) + halved(g, 0.25)
+    return w - tl.sqrt(lr) * tl.abs(mean), (mean,)
+"""
+linecache.cache["<cell>"] = len(CELL), None, CELL.splitlines(keepends=True), "<cell>"
+exec(compile(CELL, "<cell>", "exec"))
+
+cases, folder = json.loads(Path("cases.json").read_text()), Path("code")
+folder.mkdir()
+usual = gpu.launch_options
+for name, target, rule, weight, gradient, masters, aligned, options in cases:
+    gpu.launch_options = lambda *kinds: usual(*kinds) | dict(options)
+    types = getattr(torch, weight), getattr(torch, gradient)
+    rule = globals()[rule] if rule == "in_a_cell" else getattr(words if rule.startswith("every") else rules, rule)
+    compiled = gpu.compile_for(GPUTarget(*target), rule, *types, masters, aligned)
+    code = {"kind": target[0], "warps": compiled.metadata.num_warps, "shared": compiled.metadata.shared}
+    if target[0] == "hip":
+        code["text"] = compiled.asm["amdgcn"]
+    elif target[1] == 90:
+        (folder / "cubin").write_bytes(compiled.asm["cubin"])
+        code["text"] = compiled.asm["sass"]
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", folder / "cubin"]
+        code["usage"] = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (folder / f"{name}.json").write_text(json.dumps(code))
+'''
+
+
+class Code:
+    """The machine code of one kernel."""
+
+    def __init__(self, path):
+        code = json.loads(path.read_text(encoding="utf-8"))
+        self.warps, self.shared = code["warps"], code["shared"]
+        self.text, self.usage = code.get("text", ""), code.get("usage", "")
+
+    @property
+    def instructions(self):
+        """(whether only some threads execute it, what it is called) of each, for SASS."""
+        return _instructions(self.text)
+
+    def count(self, pattern):
+        return sum(re.fullmatch(pattern, name) is not None for _, name in self.instructions)
+
+    @property
+    def full_tile_path(self):
+        """The instructions of the one stretch of code that stores several elements, of 32 bits or fewer, at once."""
+        wide = [part for part in re.split(r"(?m)^\S*LBB\d+:$", self.text) if re.search(r"STG\.E\.(64|128)", part)]
+        assert len(wide) == 1, f"{len(wide)} stretches of code with wide stores, of:\n{self.text}"
+        return _instructions(wide[0])
+
+    def used(self, what):
+        """An amount from the resource usage: REG, STACK, SHARED or LOCAL."""
+        return int(re.search(rf"\b{what}:(\d+)", self.usage).group(1))
+
+
+def _instructions(text):
+    found = re.findall(r"(?m)^[^\t\n]*\t(@!?\w+ )?([A-Z][\w.]*)", text)
+    return [(bool(predicate), name) for predicate, name in found]
+
+
+@pytest.fixture(scope="module")
+def code(fresh_python, tmp_path_factory):
+    """A function from a case to its code. Everything is compiled, in a folder of its own, by the first test."""
+    folder = tmp_path_factory.mktemp("codegen")
+    script = folder / "compile_all.py"
+    script.write_text(f"import os\nos.chdir({str(folder)!r})\n{COMPILE}", encoding="utf-8")
+    calls = dict.fromkeys(WORDS, "(w)") | {"where": "(w > g, w, 0.5)", "maximum": "(w, 0.5)", "minimum": "(w, 0.5)"}
+    words = "from tristep.kernels import rule, tl\n"
+    for name, left_out in {"every_word": (), "every_word_but_sin_and_cos": ("sin", "cos")}.items():
+        text = " + ".join(f"tl.{word}{calls[word]}" for word in WORDS if word not in left_out)
+        words += f"\n@rule\ndef {name}(w, g, state, hyper):\n    return {text}, state\n"
+    (folder / "words.py").write_text(words, encoding="utf-8")
+    cases = [[case.name, TARGETS[case.target], *case[1:]] for case in CASES]
+    (folder / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
+    fresh_python(script, unset=["TRITON_INTERPRET"], TRITON_CACHE_DIR=str(folder / "cache"))
+    return lambda case: Code(folder / "code" / f"{case.name}.json")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rule", [*RULES, "every_word", "in_a_cell"])
+def test_every_rule_compiles_for(rule, target, code):
+    assert code(Case(target, rule)).warps in (4, 8)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_full_tiles_are_read_and_written_by_128_bit_accesses_only(rule, code):
+    """Weight and states are read and written, the gradient is read; what else is read are addresses and hyper-parameters."""
+    kernel = code(Case(rule=rule))
+    accesses_each = TILE // (kernel.warps * 32) // 4
+    path = [(predicated, name) for predicated, name in kernel.full_tile_path if name.startswith(("LDG", "STG"))]
+    assert not any(predicated for predicated, _ in path)
+    names = [name for _, name in path]
+    assert names.count("LDG.E.128") == (2 + RULES[rule]) * accesses_each
+    assert [name for name in names if name.startswith("STG")] == ["STG.E.128"] * ((1 + RULES[rule]) * accesses_each)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_other_path_checks_every_access(rule, code):
+    """All narrow stores belong to it: one an element, each but the last behind a condition of its own."""
+    kernel = code(Case(rule=rule))
+    stores = [(predicated, name) for predicated, name in kernel.instructions if name == "STG.E"]
+    assert len(stores) == (1 + RULES[rule]) * TILE // (kernel.warps * 32)
+    assert sum(not predicated for predicated, _ in stores) <= 1  # threads without this last one have left before it
+
+
+@pytest.mark.parametrize("case", [*(Case(rule=rule) for rule in RULES), *MIXED], ids=lambda case: case.name)
+def test_no_spills_no_shared_memory_no_float64_few_registers(case, code):
+    kernel = code(case)
+    assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
+    assert kernel.count(r"(LDS|STS|LDSM|STSM)\b.*") == kernel.used("SHARED") == kernel.shared == 0
+    assert kernel.count(FLOAT64) == 0
+    assert 16 <= kernel.used("REG") <= 64
+
+
+@pytest.mark.parametrize("case", MIXED, ids=lambda case: case.name)
+def test_full_tiles_of_mixed_widths_take_one_access_a_tensor(case, code):
+    kernel = code(case)
+    stored = [case.weight] + ["float32"] * (RULES[case.rule] + case.masters)
+    loaded = [case.gradient] + ["float32"] * (RULES[case.rule] + case.masters) + [case.weight] * (not case.masters)
+    names = [name for _, name in kernel.full_tile_path]
+    assert kernel.warps * 32 * 4 == TILE
+    stores = sorted(name for name in names if name.startswith("STG"))
+    assert stores == sorted(f"STG.E.{4 * 8 * SIZES[kind]}" for kind in stored)
+    assert names.count("LDG.E.128") == loaded.count("float32")
+    assert not [name for name in names if name.startswith("LDG") and "16" in name]
+
+
+def test_float32_arithmetic_stays_float32_in_every_word(code):
+    """But in CUDA's own sine and cosine, which reduce angles above 100,000 in float64."""
+    assert code(NO_ANGLES).count(FLOAT64) == 0
+
+
+# Each of these is something that a test above forbids, made on purpose: it must be seen.
+
+
+def test_float64_is_seen(code):
+    kernel = code(DOUBLE)
+    assert kernel.count(r"D(ADD|MUL|FMA)\b.*") > 10
+    assert kernel.count(FLOAT64) > 10
+
+
+def test_unaligned_tensors_are_not_read_by_wide_accesses(code):
+    kernel = code(UNALIGNED)
+    assert ".128" not in kernel.text
+    assert kernel.count(r"STG\.E") == 2 * 3 * TILE // (kernel.warps * 32)
+
+
+def test_an_exchange_through_shared_memory_is_seen(code):
+    kernel = code(WIDE_AND_MIXED)
+    assert kernel.count(r"(LDS|STS)\b.*") > 0
+    assert kernel.shared > 0
+
+
+def test_spills_are_seen(code):
+    kernel = code(FEW_REGISTERS)
+    assert kernel.used("REG") <= 24
+    assert kernel.count(r"(LDL|STL)\b.*") > 0
+
+
+def test_too_many_registers_are_seen(code):
+    assert code(MANY_REGISTERS).used("REG") > 64
+
+
+# AMD.
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_on_amd_wide_accesses_no_spills_no_shared_memory_no_float64(rule, code):
+    """A wave has 64 threads, so that 8 warps leave each of them 2 elements of a tile and 4 warps 4: 64 or 128 bits."""
+    kernel = code(Case("gfx942", rule))
+    assert re.findall(r"(?m)^\s*ds_\w+|^\s*scratch_\w+|^\s*v_\w+_f64\w*", kernel.text) == []
+    for amount in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size", "group_segment_fixed_size"):
+        assert re.findall(rf"\.{amount}:\s*(\d+)", kernel.text) == ["0"], amount
+    each = TILE // (kernel.warps * 64)
+    stores = re.findall(r"(?m)^\s*(global_store_\w+|buffer_store_\w+|flat_store_\w+)", kernel.text)
+    assert stores.count(f"global_store_dwordx{each}") == 1 + RULES[rule]
+    assert stores.count("global_store_dword") == len(stores) - (1 + RULES[rule]) == (1 + RULES[rule]) * each
+    assert len(re.findall(rf"(?m)^\s*global_load_dwordx{each}\b", kernel.text)) >= 2 + RULES[rule]
+
+
+def test_float64_is_seen_on_amd(code):
+    assert re.findall(r"(?m)^\s*v_\w+_f64\w*", code(Case("gfx942", "every_word", "float64", "float64")).text)

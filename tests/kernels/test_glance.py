@@ -1,0 +1,126 @@
+"""The quick look at many tensors: it sees each thing that may change, and what Python's own questions would answer."""
+
+import numpy as np
+import pytest
+import torch
+
+import tristep
+
+glance = pytest.importorskip("tristep.kernels.glance", reason="numba is not installed")
+
+
+@pytest.fixture
+def looked_at():
+    """Parameters with gradients, the glance at them, and the versions that it last saw."""
+    if not glance.GradientGlance.possible():
+        pytest.skip("this torch lacks the functions")
+    weights = [torch.nn.Parameter(torch.ones(n)) for n in (1, 2, 3)]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    gradients = [weight.grad for weight in weights]
+    where = [np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64) for tensors in (weights, gradients)]
+    return weights, gradients, glance.GradientGlance(weights, gradients, *where)
+
+
+def _versions(gradients):
+    return np.array([gradient._version for gradient in gradients], dtype=np.int64)
+
+
+def test_it_is_possible_with_this_torch():
+    """Should a new torch take the functions away, steps become slower and nobody would notice."""
+    assert glance.AddressGlance.possible()
+    assert glance.GradientGlance.possible()
+
+
+def test_written_gradients_are_fresh_and_their_versions_seen(looked_at):
+    _, gradients, look = looked_at
+    used, seen = _versions(gradients), np.zeros(3, dtype=np.int64)
+    assert not look.fresh(used, seen)
+    for gradient in gradients:
+        gradient.add_(1)
+    assert look.fresh(used, seen)
+    assert seen.tolist() == [gradient._version for gradient in gradients]
+
+
+@pytest.mark.parametrize("i", [0, 1, 2])
+def test_a_single_gradient_that_was_not_written_to_is_seen(looked_at, i):
+    _, gradients, look = looked_at
+    used = _versions(gradients)
+    for gradient in gradients[:i] + gradients[i + 1 :]:
+        gradient.add_(1)
+    assert not look.fresh(used, used.copy())
+
+
+CHANGES = {
+    "another gradient": lambda weight: setattr(weight, "grad", weight.grad.clone()),
+    "no gradient": lambda weight: setattr(weight, "grad", None),
+    "a frozen parameter": lambda weight: weight.requires_grad_(False),
+    "a weight elsewhere": lambda weight: setattr(weight, "data", weight.detach().clone()),
+    "a gradient elsewhere": lambda weight: setattr(weight.grad, "data", weight.grad.clone()),
+    "a gradient that shares its memory": lambda weight: setattr(weight, "grad", weight.grad.detach()),
+}
+
+
+@pytest.mark.parametrize("i", [0, 1, 2])
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_change_is_seen(looked_at, change, i):
+    weights, gradients, look = looked_at
+    used = _versions(gradients) - 1
+    assert look.fresh(used, used.copy())
+    CHANGES[change](weights[i])
+    assert not look.fresh(used, used.copy())
+
+
+def test_a_parameter_whose_contents_were_swapped_is_seen(looked_at):
+    """`swap_tensors` gives a Python object another C++ object, and the old one may be gone."""
+    weights, gradients, look = looked_at
+    used = _versions(gradients) - 1
+    other = torch.nn.Parameter(torch.zeros(2))
+    torch.utils.swap_tensors(weights[1], other)
+    del other
+    assert not look.fresh(used, used.copy())
+
+
+def test_a_change_of_the_weights_is_known_to_autograd(looked_at):
+    weights, _, look = looked_at
+    before = [weight._version for weight in weights]
+    look.count_change()
+    assert [weight._version for weight in weights] == [version + 1 for version in before]
+
+
+def test_addresses_are_seen():
+    tensors = [torch.ones(4), torch.ones(0), torch.ones(2)]
+    look = glance.AddressGlance(tensors, np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64))
+    assert look()
+    tensors[2].data = torch.ones(2)
+    assert not look()
+
+
+@pytest.mark.parametrize("missing", ["a function", "the place in the Python object", "the right answers"])
+def test_without_it_python_asks_and_the_steps_are_the_same(monkeypatch, missing):
+    if missing == "a function":
+        monkeypatch.setattr(glance, "library_function", lambda name: None)
+    elif missing == "the place in the Python object":
+        monkeypatch.setattr(glance, "_offset", lambda: None)
+    else:
+        monkeypatch.setattr(glance, "_answer_rightly", lambda *functions: False)
+    expected = _trained()
+    glance._functions.cache_clear()
+    try:
+        assert not glance.GradientGlance.possible()
+        assert torch.equal(_trained(), expected)
+    finally:
+        glance._functions.cache_clear()
+
+
+def _trained():
+    """A weight after five steps, each a stale one too many."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 1)
+    trainer = tristep.Trainer(net, "adam", {"learning_rate": 0.1})
+    for _ in range(5):
+        net(torch.rand(2, 3)).sum().backward()
+        trainer.step(2)
+        with pytest.raises(tristep.StaleGradientError):
+            trainer.step(2)
+    return net.weight.detach().clone()

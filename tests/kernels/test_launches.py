@@ -1,0 +1,214 @@
+"""How often the triton engine launches, copies and compiles: on a driver that counts and runs nothing, so without a GPU.
+
+A fresh interpreter plays all scenes with `benchmarks/fake_driver.py`, since here Triton may be set to interpret kernels.
+Operations of torch are counted by torch itself; in a step, each would be a launch or a copy of its own.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton has builds for Linux only")
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+SCENES = '''
+import json, math, sys
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.insert(0, sys.argv[1])
+import fake_driver
+
+driver = fake_driver.install()
+import tristep
+from tristep.kernels import Update, rules
+
+F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+
+
+class Operations(TorchDispatchMode):
+    """Notes the name of each operation of torch."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.seen.append(operation.overloadpacket.__name__)
+        return operation(*args, **(kwargs or {}))
+
+    seen = []
+
+
+def watched(run):
+    """What one call launches, on how many programs, which operations of torch it makes, and what it compiles."""
+    launches, loads, Operations.seen = len(driver.launches), len(driver.loads), []
+    with Operations():
+        run()
+    return {
+        "grids": [grid for _, grid, _ in driver.launches[launches:]],
+        "operations": Operations.seen,
+        "compiled": len(driver.loads) - loads,
+    }
+
+
+def prepared(weights, gradients, rule=rules.adamw):
+    states = [tuple(torch.zeros(w.shape, dtype=F64 if w.dtype == F64 else F32) for _ in rule.state) for w in weights]
+    run = Update(rule, weights, states, engine="triton")
+    run.hyper[:] = 0.5
+    run.bind(gradients)
+    return run
+
+
+def tensors(n, size=8, dtype=F32):
+    return [torch.ones(size, dtype=dtype) for _ in range(n)]
+
+
+result = {}
+
+# 148 tensors of one kind
+weights, gradients = tensors(148), tensors(148)
+run = prepared(weights, gradients)
+result["first"] = watched(run)
+result["nothing changed"] = watched(run)
+run.hyper[3, 1] = 0.25
+result["one rate changed"] = watched(run)
+result["and kept"] = watched(run)
+result["gradients written anew"] = watched(lambda: [gradient.mul_(2.0) for gradient in gradients] and run())
+others = tensors(148)
+run.bind(others)
+result["other gradients"] = watched(run)
+result["and kept too"] = watched(run)
+# the arguments that the JIT launches with, and those of all later launches
+arguments = [arguments for _, _, arguments in driver.launches]
+parameters = len(__import__("tristep.kernels.gpu").kernels.gpu._update_kernel.arg_names)
+result["arguments"] = {
+    "parameters": parameters,
+    "counts": sorted({len(those) for those in arguments}),
+    "alike": all(all(a is b or a == b for a, b in zip(those, arguments[0])) for those in arguments[1:]),
+    "launches": len(arguments),
+}
+# what the device then has
+result["on the device"] = {
+    "gradients": arguments[0][1].tolist() == [gradient.data_ptr() for gradient in others],
+    "hyper": torch.equal(arguments[0][2], torch.from_numpy(run.hyper).flatten().float()),
+}
+
+# several kinds
+kinds = [(F32, F32)] * 100 + [(BF16, BF16)] * 30 + [(F32, BF16)] * 10 + [(F64, F64)] * 8
+weights = [torch.ones(8, dtype=kind) for kind, _ in kinds]
+gradients = [torch.ones(8, dtype=kind) for _, kind in kinds]
+run = prepared(weights, gradients)
+result["four kinds"] = watched(run)
+result["four kinds again"] = watched(run)
+run.hyper[120, 1] = 0.25
+result["four kinds, one rate of the second"] = watched(run)
+
+# sizes: tiles of 1,024 elements
+sizes = [1, 1024, 1025, 0, 5000]
+run = prepared([torch.ones(size) for size in sizes], gradients := [torch.ones(size) for size in sizes])
+result["sizes"] = watched(run)
+
+# nothing at all
+result["no tensors"] = watched(prepared([], []))
+result["empty tensors"] = watched(prepared(tensors(3, 0), gradients := tensors(3, 0)))
+
+# another number of tensors needs no other kernel
+loads = len(driver.loads)
+for n in (1, 2, 3, 16, 17, 160):
+    run = prepared(tensors(n), gradients := tensors(n))
+    run()
+result["kernels for other numbers"] = len(driver.loads) - loads
+run = prepared(tensors(3), gradients := tensors(3), rules.sgd)
+result["another rule"] = watched(run)
+
+# a trainer: parameter groups, multipliers and schedules are rows of one table
+for zero in (False, True):
+    parameters = [torch.nn.Parameter(torch.ones(8)) for _ in range(148)]
+    for k, parameter in enumerate(parameters):
+        parameter.lr_mult, parameter.wd_mult = 0.5 + k, float(k % 3)
+    trainer = tristep.Trainer(parameters, "adamw", {"learning_rate": 0.1, "wd": 0.01}, engine="triton")
+    steps = []
+    for k in range(6):
+        if k == 0 or zero:
+            for parameter in parameters:
+                parameter.grad = torch.ones(8)
+        trainer.set_learning_rate(0.1 / (k + 1))
+        torch._foreach_mul_([parameter.grad for parameter in parameters], 1.0)
+        steps.append(watched(lambda: trainer.step(1)))
+    result["trainer, new gradients" if zero else "trainer"] = steps
+
+json.dump(result, sys.stdout)
+'''
+
+
+@pytest.fixture(scope="module")
+def scenes(fresh_python, tmp_path_factory):
+    """What happened in each scene."""
+    folder = tmp_path_factory.mktemp("launches")
+    (folder / "scenes.py").write_text(SCENES, encoding="utf-8")
+    cache = str(folder / "cache")
+    return json.loads(fresh_python(folder / "scenes.py", BENCHMARKS, unset=["TRITON_INTERPRET"], TRITON_CACHE_DIR=cache))
+
+
+def test_one_launch_for_148_tensors(scenes):
+    assert scenes["first"]["grids"] == [[148, 1, 1]]
+    assert scenes["first"]["compiled"] == 1
+
+
+def test_one_launch_for_each_pair_of_types(scenes):
+    assert scenes["four kinds"]["grids"] == [[100, 1, 1], [30, 1, 1], [10, 1, 1], [8, 1, 1]]
+    assert scenes["four kinds again"]["grids"] == scenes["four kinds"]["grids"]
+
+
+def test_a_launch_has_a_program_for_each_tile(scenes):
+    assert scenes["sizes"]["grids"] == [[1 + 1 + 2 + 0 + 5, 1, 1]]
+
+
+@pytest.mark.parametrize("scene", ["no tensors", "empty tensors"])
+def test_no_launch_for(scenes, scene):
+    assert scenes[scene] == {"grids": [], "operations": [], "compiled": 0}
+
+
+@pytest.mark.parametrize("scene", ["nothing changed", "and kept", "and kept too", "four kinds again"])
+def test_nothing_is_copied_where_nothing_changed(scenes, scene):
+    assert scenes[scene]["operations"] == []
+
+
+def test_gradients_in_the_same_place_are_not_copied_again(scenes):
+    """The counting itself can be seen here: writing them was 148 operations."""
+    assert scenes["gradients written anew"]["operations"] == ["mul_"] * 148
+    assert scenes["gradients written anew"]["grids"] == [[148, 1, 1]]
+
+
+@pytest.mark.parametrize("scene", ["one rate changed", "other gradients", "four kinds, one rate of the second"])
+def test_one_copy_where_something_changed(scenes, scene):
+    assert scenes[scene]["operations"] == ["copy_"]
+
+
+def test_the_device_has_what_is_bound(scenes):
+    assert scenes["on the device"] == {"gradients": True, "hyper": True}
+
+
+def test_later_launches_have_the_arguments_of_the_first(scenes):
+    """The first goes through Triton's JIT, which binds them to the kernel's parameters; the others bypass it."""
+    found = scenes["arguments"]
+    assert found == {"parameters": 15, "counts": [15], "alike": True, "launches": 7}
+
+
+def test_other_values_and_other_numbers_of_tensors_compile_nothing(scenes):
+    for scene in ("nothing changed", "one rate changed", "other gradients", "four kinds again", "sizes"):
+        assert scenes[scene]["compiled"] == 0
+    assert scenes["kernels for other numbers"] == 0
+    assert scenes["four kinds"]["compiled"] == 3  # the first of them was there
+    assert scenes["another rule"]["compiled"] == 1
+
+
+@pytest.mark.parametrize("scene", ["trainer", "trainer, new gradients"])
+def test_a_trainers_step_is_one_copy_and_one_launch(scenes, scene):
+    """With another learning rate at each step, and multipliers for each parameter.
+
+    The first two steps also build the table, and try out once whether torch can be asked about many tensors at a time.
+    """
+    assert [step["grids"] for step in scenes[scene][:2]] == [[[148, 1, 1]]] * 2
+    for step in scenes[scene][2:]:
+        assert step == {"grids": [[148, 1, 1]], "operations": ["copy_"], "compiled": 0}
