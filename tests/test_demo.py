@@ -194,7 +194,7 @@ def test_without_a_command_the_help_is_shown(capsys):
 def test_the_help_is_shown_in_an_unusable_environment_too(capsys, monkeypatch):
     monkeypatch.setenv("TRISTEP_ENGINE", "abacus")
     assert main([]) == 0
-    assert "TRISTEP_ENGINE: engine='abacus': must be one of 'triton', 'cpu', 'eager'" in capsys.readouterr().out
+    assert "TRISTEP_ENGINE='abacus': must be one of 'triton', 'cpu', 'eager'" in capsys.readouterr().out
 
 
 def test_the_version_is_printed(capsys):

@@ -68,7 +68,7 @@ def _here() -> str:
     try:
         updates = f"updates on {name} by engine {choose_engine(device)!r}."
     except (ValueError, ModuleNotFoundError) as error:  # from TRISTEP_ENGINE
-        updates = f"TRISTEP_ENGINE: {error}"
+        updates = str(error)
     return f"Here: tristep {tristep.__version__}, torch {torch.__version__}; {updates}"
 
 
