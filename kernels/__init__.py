@@ -5,6 +5,21 @@ if not __name__.startswith("tristep."):
 
 from . import rules
 from .engine import ENGINES, Update, choose_engine, update
-from .language import Function, Rule, jit, rule, tl
+from .language import Function, Reduction, Rule, TensorRule, jit, reduction, rule, tensor_rule, tl
 
-__all__ = ["ENGINES", "Function", "Rule", "Update", "choose_engine", "jit", "rule", "rules", "tl", "update"]
+__all__ = [
+    "ENGINES",
+    "Function",
+    "Reduction",
+    "Rule",
+    "TensorRule",
+    "Update",
+    "choose_engine",
+    "jit",
+    "reduction",
+    "rule",
+    "rules",
+    "tensor_rule",
+    "tl",
+    "update",
+]

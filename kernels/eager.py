@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from .table import TensorTable
 
-__all__ = ["EagerUpdate"]
+__all__ = ["EagerUpdate", "TensorUpdate"]
 
 TILE = 65536  # elements; on a CPU, a rule's temporaries of this size stay in its caches
 JOIN_UP_TO = 4096  # elements; smaller tensors with equal hyper-parameters are computed as one
@@ -21,53 +22,105 @@ class EagerUpdate:
         self.table = table
         self._weights = [_flat(weight.detach()) for weight in table.weights]
         self._masters = None if table.masters is None else [_flat(master) for master in table.masters]
-        self._states = [tuple(_flat(state) for state in row) for row in table.states]
+        self._states = [dict(zip(table.rule.state, map(_flat, row), strict=False)) for row in table.states]
+        self.totals, self.sums = table.room_for_sums()
+
+    def measure(self, stage: int) -> None:
+        """Run the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values]."""
+        reduction = self.table.rule.reductions[stage]
+        totals = self.totals[stage].zero_()
+        for i, gradient, part in self._parts():
+            totals[i] += torch.stack([torch.sum(value) for value in self._compute(reduction, i, gradient, part)])
 
     @torch.no_grad()
     def __call__(self) -> None:
+        rule = self.table.rule
+        small = []
+        for i, gradient, part in self._parts():
+            if self.table.sizes[i] <= JOIN_UP_TO and not rule.extras:
+                small.append((i, gradient))
+            else:
+                self._store(i, part, *self._compute(rule, i, gradient, part))
+        joined: dict[tuple[float, ...], list[Any]] = {}
+        for i, gradient in small:
+            joined.setdefault(tuple(self.table.hyper[i].tolist()), []).append((i, gradient))
+        for members in joined.values():
+            self._compute_joined(members)
+
+    def _parts(self) -> Iterator[tuple[int, torch.Tensor, slice]]:
+        """For each tensor that has a gradient its number, and piece by piece the gradient and where in it the piece lies."""
         table = self.table
-        joined: dict[tuple[float, ...], list[int]] = {}
         gradients = [None if gradient is None else gradient() for gradient in table.gradients]
         for i, gradient in enumerate(gradients):
-            if gradient is None or not table.sizes[i]:
-                continue
-            hyper = tuple(table.hyper[i].tolist())
-            if table.sizes[i] <= JOIN_UP_TO:
-                joined.setdefault(hyper, []).append(i)
-            else:
-                step = TILE if table.device.type == "cpu" else int(table.sizes[i])
-                gradient = _flat(gradient)
+            if gradient is not None:
+                step = TILE if table.device.type == "cpu" else max(int(table.sizes[i]), 1)
+                flat = _flat(gradient)
                 for start in range(0, int(table.sizes[i]), step):
-                    part = slice(start, start + step)
-                    w, g, states = self._weight(i)[part], gradient[part], tuple(s[part] for s in self._states[i])
-                    self._store(i, part, *self._compute(w, g, states, hyper))
-        for hyper, members in joined.items():
-            w = torch.cat([self._weight(i) for i in members])
-            g = torch.cat([_flat(gradients[i]) for i in members])
-            states = tuple(torch.cat([self._states[i][k] for i in members]) for k in range(len(table.rule.state)))
-            w, states = self._compute(w, g, states, hyper)
-            start = 0
-            for i in members:
-                part = slice(start, start + int(table.sizes[i]))
-                self._store(i, slice(None), w[part], tuple(state[part] for state in states))
-                start = part.stop
+                    yield i, flat[start : start + step], slice(start, start + step)
+
+    def _compute(self, function: Any, i: int, gradient: torch.Tensor, part: slice) -> Any:
+        table, rule = self.table, self.table.rule
+        states = tuple(self._states[i][name][part] for name in function.state)
+        hyper = dict(zip(rule.hyper, table.hyper[i, 1:].tolist(), strict=True))
+        extras = []
+        if "sums" in function.extras:
+            extras.append(tuple(self.sums[len(function.reductions) - 1][i].unbind()))
+        if "index" in function.extras:
+            extras.append(torch.arange(part.start, part.start + gradient.numel(), device=table.device))
+        return function(
+            self._weight(i)[part].to(table.dtype),
+            gradient.to(table.dtype) * float(table.hyper[i, 0]),
+            states,
+            tuple(hyper[name] for name in function.hyper),
+            *extras,
+        )
+
+    def _compute_joined(self, members: list[tuple[int, torch.Tensor]]) -> None:
+        """Compute tensors with equal hyper-parameters as if they were one."""
+        table = self.table
+        rescale, *hyper = table.hyper[members[0][0]].tolist()
+        w = torch.cat([self._weight(i) for i, _ in members]).to(table.dtype)
+        g = torch.cat([gradient for _, gradient in members]).to(table.dtype) * rescale
+        states = tuple(torch.cat([self._states[i][name] for i, _ in members]) for name in table.rule.state)
+        w, states = table.rule(w, g, states, tuple(hyper))
+        start = 0
+        for i, gradient in members:
+            part = slice(start, start + gradient.numel())
+            self._store(i, slice(None), w[part], tuple(state[part] for state in states))
+            start = part.stop
 
     def _weight(self, i: int) -> torch.Tensor:
         return self._weights[i] if self._masters is None else self._masters[i]
-
-    def _compute(self, w: Any, g: Any, states: Any, hyper: tuple[float, ...]) -> Any:
-        dtype = self.table.dtype
-        return self.table.rule(w.to(dtype), g.to(dtype) * hyper[0], states, hyper[1:])
 
     def _store(self, i: int, part: slice, w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
         if self._masters is not None:
             self._masters[i][part] = w
         self._weights[i][part] = w.to(self._weights[i].dtype)
-        for old, new in zip(self._states[i], states, strict=True):
+        for old, new in zip(self._states[i].values(), states, strict=True):
             old[part] = new
 
 
-def _flat(tensor: torch.Tensor | None) -> torch.Tensor:
+class TensorUpdate:
+    """Runs a rule of whole tensors, one tensor after the other."""
+
+    def __init__(self, table: TensorTable) -> None:
+        self.table = table
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        table = self.table
+        for i, gradient in enumerate(table.gradients):
+            if gradient is None or not table.sizes[i]:
+                continue
+            weight = table.weights[i].detach()
+            master = weight if table.masters is None else table.masters[i]
+            rescale, *hyper = table.hyper[i].tolist()
+            g = gradient().to(table.dtype) * rescale
+            w, states = table.rule(master.to(table.dtype), g, table.states[i], tuple(hyper))
+            for old, new in zip((weight, master, *table.states[i]), (w, w, *states), strict=True):
+                old.copy_(new)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """A dense tensor's elements in memory order."""
-    assert tensor is not None
     return tensor.as_strided((tensor.numel(),), (1,))

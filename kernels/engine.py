@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from .language import Rule, has_numba, has_triton
+from .language import Rule, TensorRule, has_numba, has_triton
 from .table import GRADIENT, TensorTable, compute_dtype, is_dense
 
 __all__ = ["ENGINES", "Update", "choose_engine", "update"]
@@ -68,7 +68,7 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
 
 
 def update(
-    rule: Rule,
+    rule: Rule | TensorRule,
     weights: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor | None],
     states: Sequence[Sequence[torch.Tensor]],
@@ -113,7 +113,7 @@ def update(
     run()
 
 
-def hyper_values(rule: Rule, values: Mapping[str, float]) -> list[float]:
+def hyper_values(rule: Rule | TensorRule, values: Mapping[str, float]) -> list[float]:
     """The rule's hyper-parameters in order; `one_minus_x` is computed from `x`, in float64, where it is not given."""
     row = []
     for name in rule.hyper:
@@ -156,15 +156,15 @@ class Update:
 
     def __init__(
         self,
-        rule: Rule,
+        rule: Rule | TensorRule,
         weights: Sequence[torch.Tensor],
         states: Sequence[tuple[torch.Tensor, ...]],
         masters: Sequence[torch.Tensor | None] | None = None,
         engine: str | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
-        if not isinstance(rule, Rule):
-            raise TypeError(f"rule must be made with @rule, got {type(rule).__name__}")
+        if not isinstance(rule, (Rule, TensorRule)):
+            raise TypeError(f"rule must be made with @rule or @tensor_rule, got {type(rule).__name__}")
         self.rule = rule
         self.weights = list(weights)
         self.states = list(states)
@@ -199,7 +199,7 @@ class Update:
 
     def engines(self) -> list[str]:
         """The engines in use, each once."""
-        return sorted({choose_engine(weight.device, self.engine) for weight in self.weights})
+        return sorted({_engine(self.rule, weight.device, self.engine) for weight in self.weights})
 
     @property
     def references(self) -> list[weakref.ref[torch.Tensor] | None]:
@@ -217,8 +217,8 @@ class Update:
             and all(
                 tensor.device == weight.device
                 and tensor.dtype == compute_dtype(weight.dtype)
-                and tensor.shape == weight.shape
-                for tensor in (*row, *([] if master is None else [master]))
+                and tensor.shape == shape
+                for tensor, shape in _companions(self.rule, weight, row, master)
             )
             for weight, row, master in zip(self.weights, self.states, self.masters, strict=True)
         )
@@ -282,14 +282,15 @@ class Update:
         ):
             if gradient is not None:
                 _check_gradient(name, weight, gradient)
-            for tensor in (*row, *([] if master is None else [master])):
-                if tensor.shape != weight.shape:  # the weight may have been cut where it lies
+            for tensor, shape in _companions(self.rule, weight, row, master):
+                if tensor.shape != shape:  # the weight may have been cut where it lies
                     raise ValueError(
                         f"{name} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved or "
                         "converted between steps, but not change its shape"
                     )
         shapes = [weight.shape for weight in self.weights]
-        keys = [_group_key(*each) for each in zip(self.weights, gradients, self.states, self.masters, strict=True)]
+        states = [row[: len(self.rule.state)] for row in self.states]
+        keys = [_group_key(*each) for each in zip(self.weights, gradients, states, self.masters, strict=True)]
         if self._keys:  # a skipped weight stays in the group where it was
             keys = [old if gradient is None else new for old, new, gradient in zip(self._keys, keys, gradients, strict=True)]
         if keys != self._keys or shapes != self._shapes or not self._weights_hold():
@@ -334,13 +335,41 @@ class Update:
         """
         if self._lost:
             raise RuntimeError("there are no gradients to step with, or some of them have been deleted: bind() them first")
-        for group in self._groups:
-            group.run(self.hyper)
+        if not self.rule.reductions:
+            for group in self._groups:
+                group.run(self.hyper)
+        else:
+            self._run_with_sums()
         # So that autograd notices, if a graph from before the step is still in use.
         if self._glance is not None:
             self._glance.count_change()
         else:
             increment_version(self._touched)
+
+
+    @torch.no_grad()
+    def _run_with_sums(self) -> None:
+        for group in self._groups:
+            group.begin(self.hyper)
+        for k, reduction in enumerate(self.rule.reductions):
+            for group in self._groups:
+                group.execute.measure(k)
+            if reduction.over == "all":
+                _add_together([group.execute.totals[k] for group in self._groups])
+            if reduction.finished is not None:
+                for group in self._groups:
+                    group.finish(k)
+        for group in self._groups:
+            group.execute()
+            group.end()
+
+
+def _add_together(totals: Sequence[torch.Tensor]) -> None:
+    """Put the sum over all tensors of all groups into each row of each group's totals."""
+    first = totals[0].device
+    together = sum(total.sum(dim=0, dtype=torch.float64).to(first) for total in totals)
+    for total in totals:
+        total.copy_(together)  # type: ignore[arg-type]
 
 
 class _Addresses:
@@ -388,13 +417,13 @@ class _Group:
         self.originals = [owner.weights[i] for i in indices]
         masters = [owner.masters[i] for i in indices] if has_masters else None
         states = [owner.states[i] for i in indices]
-        strides = [_strides(owner.weights[i], [*owner.states[i], owner.masters[i]]) for i in indices]
+        n = len(owner.rule.state) if isinstance(owner.rule, Rule) else 0  # whole tensors keep the order they have
+        strides = [_strides(owner.weights[i], [*owner.states[i][:n], owner.masters[i]]) for i in indices]
         self.copied = [k for k, weight in enumerate(self.originals) if weight.stride() != strides[k] and weight.numel() > 1]
         weights = list(self.originals)
         for k in self.copied:
             weights[k] = torch.empty_strided(weights[k].shape, strides[k], dtype=weights[k].dtype, device=device)
-        engine = choose_engine(device, owner.engine)
-        make, tile = _executor(engine)
+        make, tile = _executor(_engine(owner.rule, device, owner.engine), isinstance(owner.rule, TensorRule))
         self.table = TensorTable(owner.rule, weights, gradient_dtype, states, masters, tile, aligned)  # type: ignore[arg-type]
         self.execute = make(self.table)
         self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies, and functions giving what to copy
@@ -413,20 +442,44 @@ class _Group:
             table.addresses[GRADIENT, k] = 0 if gradient is None else gradient.data_ptr()
 
     def run(self, hyper: np.ndarray) -> None:
-        table = self.table
-        table.hyper[:] = hyper[self.rows]
         if self.sources or self.copied:
             with torch.no_grad():
-                for dense, gradient in self.sources:
-                    dense.copy_(gradient())
-                for k in self.copied:
-                    table.weights[k].copy_(self.originals[k])
+                self.begin(hyper)
                 self.execute()
-                for k in self.copied:
-                    if table.gradients[k] is not None:
-                        self.originals[k].copy_(table.weights[k])
+                self.end()
         else:
+            self.table.hyper[:] = hyper[self.rows]
             self.execute()
+
+    def begin(self, hyper: np.ndarray) -> None:
+        """Everything before the first look at the tensors."""
+        table = self.table
+        table.hyper[:] = hyper[self.rows]
+        for dense, gradient in self.sources:
+            dense.copy_(gradient())
+        for k in self.copied:
+            table.weights[k].copy_(self.originals[k])
+
+    def end(self) -> None:
+        """Everything after the weights have been updated."""
+        for k in self.copied:
+            if self.table.gradients[k] is not None:
+                self.originals[k].copy_(self.table.weights[k])
+
+    def finish(self, stage: int) -> None:
+        """Turn the sums of a reduction into the numbers that it keeps."""
+        table, rule, execute = self.table, self.table.rule, self.execute
+        reduction = rule.reductions[stage]
+        start = len(rule.state) + sum(len(earlier.kept) for earlier in rule.reductions[:stage])
+        rows = [row[start : start + len(reduction.kept)] for row in table.states]
+        kept = torch.stack([torch.stack(row) for row in rows])
+        columns = [1 + rule.hyper.index(name) for name in reduction.finish_hyper]
+        hyper = torch.from_numpy(table.hyper[:, columns]).to(table.device)
+        active = torch.tensor([gradient is not None for gradient in table.gradients], device=table.device)
+        found = reduction.finished(execute.totals[stage].unbind(1), kept.unbind(1), hyper.unbind(1))
+        new = torch.where(active[:, None], torch.stack(found, dim=1), kept)
+        torch._foreach_copy_([number for row in rows for number in row], list(new.flatten().unbind()))
+        execute.sums[stage].copy_(new)
 
 
 def _strides(weight: torch.Tensor, companions: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
@@ -452,7 +505,13 @@ def _kinds(gradients: Sequence[Any], own: bool) -> Any:
     return *kinds, [gradient.shape for gradient in gradients], [gradient.device for gradient in gradients]
 
 
-def _executor(engine: str) -> tuple[Any, int]:
+def _engine(rule: Rule | TensorRule, device: torch.device, asked: str | None) -> str:
+    """The engine for a rule; torch itself computes those of whole tensors, whatever was asked for."""
+    chosen = choose_engine(device, asked)
+    return "eager" if isinstance(rule, TensorRule) else chosen
+
+
+def _executor(engine: str, whole: bool) -> tuple[Any, int]:
     """The class that runs a table, and its tile. Imported here, so that nobody pays for an engine that is not used."""
     if engine == "triton":
         from . import gpu as triton_engine
@@ -464,7 +523,7 @@ def _executor(engine: str) -> tuple[Any, int]:
         return native.NativeUpdate, native.TILE
     from . import eager
 
-    return eager.EagerUpdate, eager.TILE
+    return eager.TensorUpdate if whole else eager.EagerUpdate, eager.TILE
 
 
 def _group_key(
@@ -482,17 +541,17 @@ def _group_key(
     )
 
 
-def _check(rule: Rule, name: str, weight: Any, states: Sequence[Any], master: Any) -> None:
+def _check(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any], master: Any) -> None:
     if not isinstance(weight, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(weight).__name__}")
     if weight.layout != torch.strided:
         raise TypeError(f"{name} is sparse ({weight.layout}), which rule updates do not take")
     if weight.dtype not in DTYPES:
         raise TypeError(f"{name} is {weight.dtype}: must be one of {', '.join(map(str, DTYPES))}")
-    if len(states) != len(rule.state):
+    if len(states) != len(rule.slots):
         raise ValueError(
-            f"the state of {name} has {len(states)} tensors: rule {rule.name!r} has {len(rule.state)} "
-            f"({', '.join(rule.state) or 'none'})"
+            f"the state of {name} has {len(states)} tensors: rule {rule.name!r} has {len(rule.slots)} "
+            f"({', '.join(rule.slots) or 'none'})"
         )
     overlapping = any(stride == 0 and size > 1 for stride, size in zip(weight.stride(), weight.shape, strict=True))
     if overlapping and weight.numel():
@@ -502,16 +561,24 @@ def _check(rule: Rule, name: str, weight: Any, states: Sequence[Any], master: An
         )
     dtype = compute_dtype(weight.dtype)
     strides = _strides(weight, [])
-    for slot, tensor in [*zip(rule.state, states, strict=True), *([("master", master)] if master is not None else [])]:
+    for slot, (tensor, shape) in zip((*rule.slots, "master"), _companions(rule, weight, states, master), strict=False):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{slot} of {name} must be a tensor, got {type(tensor).__name__}")
-        if tensor.dtype != dtype or tensor.device != weight.device or tensor.shape != weight.shape:
+        if tensor.dtype != dtype or tensor.device != weight.device or tensor.shape != shape:
             raise ValueError(
                 f"{slot} of {name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}: "
-                f"must be {dtype} {tuple(weight.shape)} on {weight.device}"
+                f"must be {dtype} {tuple(shape)} on {weight.device}"
             )
-        if tensor.stride() != strides and tensor.numel() > 1:
+        if shape == weight.shape and tensor.stride() != strides and tensor.numel() > 1:
             raise ValueError(f"{slot} of {name} has strides {tensor.stride()}: must have {strides}, the weight's")
+
+
+def _companions(
+    rule: Rule | TensorRule, weight: torch.Tensor, states: Sequence[torch.Tensor], master: torch.Tensor | None
+) -> list[tuple[torch.Tensor, torch.Size]]:
+    """A weight's states, kept numbers and master, each with the shape that it must have."""
+    pairs = list(zip(states, rule.shapes(weight.shape), strict=True))
+    return pairs if master is None else [*pairs, (master, weight.shape)]
 
 
 def _check_gradient(name: str, weight: torch.Tensor, gradient: Any) -> None:

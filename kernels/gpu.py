@@ -9,15 +9,17 @@ tiles, which need no mask (a hint alone leaves all accesses scalar).
 from __future__ import annotations
 
 import types
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from triton.compiler import CompiledKernel
 
-from .language import Rule
+from .language import Reduction, Rule
 from .table import GRADIENT, TensorTable
 
 __all__ = ["TritonUpdate", "compile_for", "launch_options"]
@@ -41,10 +43,19 @@ def _minimum(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
+@triton.jit
+def _normal(key0, key1, index):
+    low = index.to(tl.uint32)
+    seed = key0.to(tl.uint64) | (key1.to(tl.uint64) << 32)
+    first, second, _, _ = tl.philox(seed, low, (index >> 32).to(tl.uint32), low * 0, low * 0)
+    radius = tl.sqrt(-2.0 * tl.log(((first >> 8) + 1).to(tl.float32) * 5.9604644775390625e-08))
+    return radius * tl.cos((second >> 8).to(tl.float32) * 3.745070282923929e-07)
+
+
 # What rules get for `tl`: Triton's own words, except for those that would drop a NaN. They are looked up anew every time,
 # because the interpreter exchanges them while a kernel runs.
 _words = types.ModuleType("tristep_words")
-vars(_words).update(maximum=_maximum, minimum=_minimum, __getattr__=partial(getattr, tl))
+vars(_words).update(maximum=_maximum, minimum=_minimum, normal=_normal, __getattr__=partial(getattr, tl))
 
 
 def _compiled(fn: types.FunctionType) -> Any:
@@ -95,36 +106,53 @@ def _load_states(
     n_tensors,
     offsets,
     n,
-    N_STATES: tl.constexpr,
+    STATES: tl.constexpr,
     COMPUTE: tl.constexpr,
     FULL: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     states = ()
-    for k in tl.static_range(N_STATES):
-        address = tl.load(addresses + (2 + k) * n_tensors + tensor)
+    for k in tl.static_range(len(STATES)):
+        address = tl.load(addresses + (2 + STATES[k]) * n_tensors + tensor)
         states = states + (_load(address, offsets, n, COMPUTE, COMPUTE, FULL, ALIGNED),)  # type: ignore[assignment]
     return states
 
 
 @triton.jit
-def _load_hyper(hyper, N_HYPER: tl.constexpr):
+def _load_numbers(row, COLUMNS: tl.constexpr):
     values = ()
-    for k in tl.static_range(N_HYPER):
-        values = values + (tl.load(hyper + 1 + k),)  # type: ignore[assignment]
+    for k in tl.static_range(len(COLUMNS)):
+        values = values + (tl.load(row + COLUMNS[k]),)  # type: ignore[assignment]
     return values
 
 
 @triton.jit
-def _update_tile(
+def _call(FUNCTION: tl.constexpr, EXTRAS: tl.constexpr, w, g, states, hyper, sums, index):
+    if EXTRAS == 0:
+        return FUNCTION(w, g, states, hyper)
+    elif EXTRAS == 1:
+        return FUNCTION(w, g, states, hyper, sums)
+    elif EXTRAS == 2:
+        return FUNCTION(w, g, states, hyper, index)
+    else:
+        return FUNCTION(w, g, states, hyper, sums, index)
+
+
+@triton.jit
+def _compute_tile(
     addresses,
     gradient,
     hyper,
+    sums,
     tensor,
     n_tensors,
     offsets,
     n,
-    RULE: tl.constexpr,
+    FUNCTION: tl.constexpr,
+    EXTRAS: tl.constexpr,
+    STATES: tl.constexpr,
+    HYPER: tl.constexpr,
+    SUMS: tl.constexpr,
     N_STATES: tl.constexpr,
     N_HYPER: tl.constexpr,
     WEIGHT_TYPE: tl.constexpr,
@@ -135,18 +163,37 @@ def _update_tile(
     ALIGNED: tl.constexpr,
 ):
     hyper += tensor * (1 + N_HYPER)
-    weight = tl.load(addresses + tensor)
     if MASTERS:
         master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
         w = _load(master, offsets, n, COMPUTE, COMPUTE, FULL, ALIGNED)
     else:
-        w = _load(weight, offsets, n, WEIGHT_TYPE, COMPUTE, FULL, ALIGNED)
+        w = _load(tl.load(addresses + tensor), offsets, n, WEIGHT_TYPE, COMPUTE, FULL, ALIGNED)
     g = _load(gradient, offsets, n, GRADIENT_TYPE, COMPUTE, FULL, ALIGNED) * tl.load(hyper)
-    states = _load_states(addresses, tensor, n_tensors, offsets, n, N_STATES, COMPUTE, FULL, ALIGNED)
-    w, states = RULE(w, g, states, _load_hyper(hyper, N_HYPER))
+    states = _load_states(addresses, tensor, n_tensors, offsets, n, STATES, COMPUTE, FULL, ALIGNED)
+    numbers = _load_numbers(sums + tensor * len(SUMS), SUMS)
+    return _call(FUNCTION, EXTRAS, w, g, states, _load_numbers(hyper, HYPER), numbers, offsets)
+
+
+@triton.jit
+def _store_tile(
+    addresses,
+    tensor,
+    n_tensors,
+    offsets,
+    n,
+    w,
+    states,
+    N_STATES: tl.constexpr,
+    WEIGHT_TYPE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    MASTERS: tl.constexpr,
+    FULL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
     if MASTERS:
+        master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
         _store(master, w, offsets, n, COMPUTE, FULL, ALIGNED)
-    _store(weight, w, offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
+    _store(tl.load(addresses + tensor), w, offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
     for k in tl.static_range(N_STATES):
         _store(tl.load(addresses + (2 + k) * n_tensors + tensor), states[k], offsets, n, COMPUTE, FULL, ALIGNED)
 
@@ -161,8 +208,13 @@ def _update_kernel(
     hyper,  # compute type [n_tensors, 1 + N_HYPER]
     sizes,  # int64 [n_tensors]
     tiles,  # int32 [n_programs, 2]
+    sums,  # compute type [n_tensors, len(SUMS)]
     n_tensors,
-    RULE: tl.constexpr,
+    FUNCTION: tl.constexpr,
+    EXTRAS: tl.constexpr,
+    STATES: tl.constexpr,
+    HYPER: tl.constexpr,
+    SUMS: tl.constexpr,
     N_STATES: tl.constexpr,
     N_HYPER: tl.constexpr,
     WEIGHT_TYPE: tl.constexpr,
@@ -179,15 +231,92 @@ def _update_kernel(
         n = tl.load(sizes + tensor)
         offsets = start + tl.arange(0, TILE)
         if start + TILE <= n:
-            _update_tile(
-                addresses, gradient, hyper, tensor, n_tensors, offsets, n,
-                RULE, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, True, ALIGNED,
+            w, states = _compute_tile(
+                addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
+                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, True, ALIGNED,
             )  # fmt: skip
+            _store_tile(
+                addresses, tensor, n_tensors, offsets, n, w, states, N_STATES, WEIGHT_TYPE, COMPUTE, MASTERS, True, ALIGNED
+            )
         else:
-            _update_tile(
-                addresses, gradient, hyper, tensor, n_tensors, offsets, n,
-                RULE, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, False, ALIGNED,
+            w, states = _compute_tile(
+                addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
+                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, False, ALIGNED,
             )  # fmt: skip
+            _store_tile(
+                addresses, tensor, n_tensors, offsets, n, w, states, N_STATES, WEIGHT_TYPE, COMPUTE, MASTERS, False, ALIGNED
+            )
+
+
+@triton.jit
+def _sums_kernel(
+    addresses,  # as in _update_kernel, as all that follow
+    gradients,
+    hyper,
+    sizes,
+    tiles,
+    sums,
+    partials,  # compute type [N_VALUES, n_programs]: what each program found
+    n_tensors,
+    FUNCTION: tl.constexpr,
+    EXTRAS: tl.constexpr,
+    STATES: tl.constexpr,
+    HYPER: tl.constexpr,
+    SUMS: tl.constexpr,
+    N_STATES: tl.constexpr,
+    N_HYPER: tl.constexpr,
+    WEIGHT_TYPE: tl.constexpr,
+    GRADIENT_TYPE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    MASTERS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    TILE: tl.constexpr,
+    N_VALUES: tl.constexpr,
+):
+    tensor = tl.load(tiles + 2 * tl.program_id(0))
+    start = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int64) * TILE
+    gradient = tl.load(gradients + tensor)
+    partials += tl.program_id(0)
+    if gradient != 0:
+        n = tl.load(sizes + tensor)
+        offsets = start + tl.arange(0, TILE)
+        if start + TILE <= n:
+            values = _compute_tile(
+                addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
+                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, True, ALIGNED,
+            )  # fmt: skip
+            for k in tl.static_range(N_VALUES):
+                tl.store(partials + k * tl.num_programs(0), tl.sum(values[k], axis=0))
+        else:
+            values = _compute_tile(
+                addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
+                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, False, ALIGNED,
+            )  # fmt: skip
+            for k in tl.static_range(N_VALUES):
+                tl.store(partials + k * tl.num_programs(0), tl.sum(tl.where(offsets < n, values[k], 0.0), axis=0))
+    else:
+        for k in tl.static_range(N_VALUES):
+            tl.store(partials + k * tl.num_programs(0), 0.0)
+
+
+@triton.jit
+def _totals_kernel(
+    partials,  # [N_VALUES, n_tiles]
+    firsts,  # int64 [n_tensors + 1]: where each tensor's tiles begin
+    totals,  # [n_tensors, N_VALUES]
+    n_tiles,
+    N_VALUES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    tensor = tl.program_id(0)
+    first = tl.load(firsts + tensor)
+    end = tl.load(firsts + tensor + 1)
+    for k in tl.static_range(N_VALUES):
+        total = tl.zeros((BLOCK,), dtype=totals.dtype.element_ty)
+        for start in range(first, end, BLOCK):
+            offsets = start + tl.arange(0, BLOCK)
+            total += tl.load(partials + k * n_tiles + offsets, mask=offsets < end, other=0.0)
+        tl.store(totals + tensor * N_VALUES + k, tl.sum(total, axis=0))
 
 
 def launch_options(
@@ -203,10 +332,21 @@ def launch_options(
 
 
 def _constants(
-    rule: Rule, weight_dtype: torch.dtype, gradient_dtype: torch.dtype, dtype: torch.dtype, masters: bool, aligned: bool
+    function: Rule | Reduction,
+    rule: Rule,
+    weight_dtype: torch.dtype,
+    gradient_dtype: torch.dtype,
+    dtype: torch.dtype,
+    masters: bool,
+    aligned: bool,
 ) -> dict[str, Any]:
+    n_sums = 0 if function.sums is None else function.sums.n_results
     return {
-        "RULE": rule.bind("triton", _words, _compiled),
+        "FUNCTION": function.bind("triton", _words, _compiled),
+        "EXTRAS": ("sums" in function.extras) + 2 * ("index" in function.extras),
+        "STATES": tuple(rule.state.index(name) for name in function.state),
+        "HYPER": tuple(1 + rule.hyper.index(name) for name in function.hyper),
+        "SUMS": tuple(range(n_sums)),
         "N_STATES": len(rule.state),
         "N_HYPER": len(rule.hyper),
         "WEIGHT_TYPE": _TYPES[weight_dtype],
@@ -225,34 +365,81 @@ class TritonUpdate:
         self.table = table
         self._upload = _Uploader(table)
         arrays = table.addresses, table.sizes, table.tiles
-        addresses, sizes, tiles = (torch.from_numpy(array).to(table.device, copy=True) for array in arrays)
-        self._arguments = (addresses, self._upload.gradients, self._upload.hyper, sizes, tiles, len(table.weights))
-        self._constants = _constants(
-            table.rule, table.weight_dtype, table.gradient_dtype, table.dtype, table.masters is not None, table.aligned
-        )
-        self._grid = (len(table.tiles), 1, 1)
+        self._addresses, self._sizes, self._tiles = map(self._to_device, arrays)
+        self.totals, self.sums = table.room_for_sums()
         self._elsewhere = table.device.type == "cuda" and torch.cuda.device_count() > 1
-        self._launch = self._first_launch
+        self._n_tiles = len(table.tiles)
+        self._update = self._launcher(_update_kernel, table.rule)
+        self._measure = [self._sums_launcher(stage) for stage in range(len(table.rule.reductions))]
+
+    def measure(self, stage: int) -> None:
+        """Launch the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values]."""
+        with self._device():
+            self._upload()
+            for launch in self._measure[stage]:
+                launch()
 
     def __call__(self) -> None:
         """Launch on the current stream of the table's device. Never waits for the device."""
-        if not self._grid[0]:
-            return
-        if self._elsewhere and self.table.device.index != torch.cuda.current_device():
-            with torch.cuda.device(self.table.device):
+        if self._elsewhere:
+            with self._device():
                 self._upload()
-                self._launch()
+                self._update()
         else:
             self._upload()
-            self._launch()
+            self._update()
 
-    def _first_launch(self) -> None:
+    def _device(self) -> Any:
+        return torch.cuda.device(self.table.device) if self._elsewhere else nullcontext()
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.table.device, copy=True)
+
+    def _launcher(self, kernel: Any, function: Rule | Reduction, partials: tuple[torch.Tensor, ...] = ()) -> _Launch:
         table = self.table
-        options = launch_options(table.weight_dtype, table.gradient_dtype, table.dtype, len(table.rule.state))
-        kernel = _update_kernel[self._grid](*self._arguments, **self._constants, **options)
-        # From now on every argument is what it was, so nothing is left for the JIT's launcher to find out, at 20 µs a time.
-        if isinstance(kernel, CompiledKernel):
-            self._launch = partial(kernel[self._grid], *self._arguments, *self._constants.values())
+        sums = self.sums[len(function.reductions) - 1] if function.reductions else self._upload.hyper
+        arguments = (self._addresses, self._upload.gradients, self._upload.hyper, self._sizes, self._tiles, sums, *partials)
+        types = table.weight_dtype, table.gradient_dtype, table.dtype
+        constants = _constants(function, table.rule, *types, table.masters is not None, table.aligned)
+        if isinstance(function, Reduction):
+            constants["N_VALUES"] = function.n_values
+        options = launch_options(*types, len(function.state))
+        return _Launch(kernel, self._n_tiles, (*arguments, len(table.weights)), constants, options)
+
+    def _sums_launcher(self, stage: int) -> tuple[_Launch, _Launch]:
+        table, reduction = self.table, self.table.rule.reductions[stage]
+        n_tensors, n_values = self.totals[stage].shape
+        partials = torch.zeros(n_values, self._n_tiles, dtype=table.dtype, device=table.device)
+        firsts = self._to_device(np.searchsorted(table.tiles[:, 0], np.arange(n_tensors + 1)).astype(np.int64))
+        return (
+            self._launcher(_sums_kernel, reduction, (partials,)),
+            _Launch(
+                _totals_kernel,
+                n_tensors,
+                (partials, firsts, self.totals[stage], self._n_tiles),
+                {"N_VALUES": n_values, "BLOCK": 1024},
+                {},
+            ),
+        )
+
+
+class _Launch:
+    """One kernel with arguments that stay what they are, whatever the contents of the tensors among them."""
+
+    def __init__(self, kernel: Any, programs: int, arguments: Any, constants: dict[str, Any], options: dict[str, Any]) -> None:
+        self._grid = (programs, 1, 1)
+        self._first = partial(kernel[self._grid], *arguments, **constants, **options)
+        self._again: Any = None
+        self._arguments = (*arguments, *constants.values())
+
+    def __call__(self) -> None:
+        if self._again is not None:
+            self._again()
+        elif self._grid[0]:
+            kernel = self._first()
+            # The arguments stay, so nothing is left for the JIT's launcher to find out every time, which takes it 20 µs.
+            if isinstance(kernel, CompiledKernel):
+                self._again = partial(kernel[self._grid], *self._arguments)
 
 
 class _Uploader:
@@ -304,15 +491,24 @@ def compile_for(
     gradient_dtype: torch.dtype = torch.float32,
     masters: bool = False,
     aligned: bool = True,
+    stage: int | None = None,
 ) -> Any:
-    """The compiled kernel of a rule for a `triton.backends.compiler.GPUTarget`; needs no GPU. For looking at its code."""
+    """The compiled kernel of a rule for a `triton.backends.compiler.GPUTarget`; needs no GPU. For looking at its code.
+
+    With `stage` it is that of the rule's reduction of this number.
+    """
     from triton.compiler import ASTSource
 
     dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
     real = {torch.float32: "*fp32", torch.float64: "*fp64"}[dtype]
-    constants = _constants(rule, weight_dtype, gradient_dtype, dtype, masters, aligned)
-    signature = {"addresses": "*i64", "gradients": "*i64", "hyper": real, "sizes": "*i64", "tiles": "*i32"}
+    function = rule if stage is None else rule.reductions[stage]
+    constants = _constants(function, rule, weight_dtype, gradient_dtype, dtype, masters, aligned)
+    signature = {"addresses": "*i64", "gradients": "*i64", "hyper": real, "sizes": "*i64", "tiles": "*i32", "sums": real}
+    if isinstance(function, Reduction):
+        signature["partials"] = real
+        constants["N_VALUES"] = function.n_values
     signature |= {"n_tensors": "i32"} | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(_update_kernel, signature=signature, constexprs=constants)
-    options = launch_options(weight_dtype, gradient_dtype, dtype, len(rule.state))
+    kernel = _update_kernel if stage is None else _sums_kernel
+    source = ASTSource(kernel, signature=signature, constexprs=constants)
+    options = launch_options(weight_dtype, gradient_dtype, dtype, len(function.state))
     return triton.compile(source, target=target, options=options)

@@ -16,16 +16,18 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 
-__all__ = ["Function", "Rule", "has_numba", "has_triton", "jit", "rule", "tl"]
+from . import random
+
+__all__ = ["Function", "Reduction", "Rule", "TensorRule", "has_numba", "has_triton", "jit", "reduction", "rule", "tensor_rule", "tl"]
 
 
-def rule(fn: Callable[..., Any]) -> Rule:
+def rule(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None) -> Any:
     """Make an update rule of a function `(w, g, state, hyper) -> (new_w, new_state)`.
 
     `w` is the weight, `g` the gradient, already multiplied by `rescale_grad`, both in the arithmetic's type
@@ -33,6 +35,11 @@ def rule(fn: Callable[..., Any]) -> Rule:
     used there become the names of the state tensors and of the hyper-parameters. A rule without state returns
     `state` as it came. The body is assignments and, last, one `return`. It may use `+ - * /`, comparisons, `& | ~` on
     what these give, the functions of `tl`, and other functions marked with `jit`; for `if` there is `tl.where`.
+
+    Args:
+        fn: the function. It may have two more arguments, known by their names: `sums`, what the reduction gave for
+            this tensor, and `index`, the element's number in its tensor, which random numbers are drawn by.
+        sums: the reduction that runs before the rule, for rules that need norms: `@rule(sums=norms)`.
 
     Raises:
         TypeError: the function is not of that form or uses a name that no engine would know.
@@ -47,7 +54,55 @@ def rule(fn: Callable[..., Any]) -> Rule:
         >>> sign_descent.state, sign_descent.hyper
         ((), ('lr',))
     """
-    return Rule(fn)
+    if fn is None:
+        return lambda fn: Rule(fn, sums)
+    return Rule(fn, sums)
+
+
+def reduction(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None, over: str = "tensor") -> Any:
+    """Make a reduction of a function `(w, g, state, hyper) -> (a, b, ...)`, whose values are summed over each tensor.
+
+    It is written as a rule is, and changes nothing. It unpacks only those states and hyper-parameters of the rule that it
+    needs. A rule made with `@rule(sums=it)` gets the sums, in the arithmetic's type.
+
+    Args:
+        fn: the function. It may have the further arguments `sums` and `index`, as a rule.
+        sums: a reduction that runs before this one and gives its `sums`.
+        over: "tensor" sums over each tensor, "all" over all tensors of the update together.
+
+    A second function, `@it.finish`, may turn the sums into numbers that are kept from step to step, one of each for each
+    tensor, zero at first: `(sums, kept, hyper) -> new_kept`. It unpacks `kept` into their names, and its result takes the
+    place of the sums.
+    """
+    if over not in ("tensor", "all"):
+        raise ValueError(f"over={over!r}: must be 'tensor' or 'all'")
+    if fn is None:
+        return lambda fn: Reduction(fn, sums, over)
+    return Reduction(fn, sums, over)
+
+
+def tensor_rule(
+    fn: Callable[..., Any] | None = None, *, shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None
+) -> Any:
+    """Make an update rule of whole tensors, `(w, g, state, hyper) -> (new_w, new_state)`, in plain torch operations.
+
+    For what a rule cannot say because elements need each other: sums over rows, products of matrices. It runs on every device
+    as it is written, one tensor at a time. `w` and `g` come in the arithmetic's type, and nothing may be changed in place.
+
+    Args:
+        fn: the function. Its first lines unpack `state` and `hyper` as those of a rule do.
+        shapes: from the weight's shape to those of the states, by name; states that it leaves out have the weight's.
+
+    Example:
+        >>> from tristep.kernels import tensor_rule
+        >>> @tensor_rule
+        ... def normalized(w, g, state, hyper):
+        ...     (lr,) = hyper
+        ...     return w - lr * g / g.norm(), state
+    """
+    if fn is None:
+        return lambda fn: TensorRule(fn, shapes)
+    return TensorRule(fn, shapes)
 
 
 def jit(fn: Callable[..., Any]) -> Function:
@@ -96,6 +151,10 @@ class _TorchLanguage:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
+
+    def normal(self, key0: float, key1: float, index: torch.Tensor) -> torch.Tensor:
+        """A standard normal number for each index, always the same for the same keys (whole numbers below 2^24)."""
+        return random.normal(int(key0), int(key1), index).to(self._dtype)
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
         """`a` where the condition holds, else `b`, element by element."""
@@ -154,11 +213,12 @@ class Function:
             self._bound[language] = wrap(copy)
         return self._bound[language]
 
-    def __call__(self, first: torch.Tensor, *others: Any) -> Any:
+    def __call__(self, first: torch.Tensor | tuple[torch.Tensor, ...], *others: Any) -> Any:
         """Compute on torch tensors, at once, in the first one's type (float32 or float64)."""
-        if first.dtype not in _TORCH:
-            raise TypeError(f"{self.name!r} computes in torch.float32 or torch.float64, its first argument is {first.dtype}")
-        return self.bind(f"torch {first.dtype}", _TORCH[first.dtype], lambda fn: fn)(first, *others)
+        dtype = (first if isinstance(first, torch.Tensor) else first[0]).dtype
+        if dtype not in _TORCH:
+            raise TypeError(f"{self.name!r} computes in torch.float32 or torch.float64, its first argument is {dtype}")
+        return self.bind(f"torch {dtype}", _TORCH[dtype], lambda fn: fn)(first, *others)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} {self.name}>"
@@ -167,27 +227,167 @@ class Function:
         return self.fn.__qualname__  # by reference, as functions are: pickle sees to it that this name leads here
 
 
-class Rule(Function):
+class _OverTensors(Function):
+    """A function of an element's weight, gradient, states and hyper-parameters.
+
+    Attributes:
+        state: names of the state tensors that it reads, in order.
+        hyper: names of the hyper-parameters, in order.
+        extras: which of "sums" and "index" it takes besides.
+        sums: the reduction that runs before it, or None.
+    """
+
+    kind = "rule"
+
+    def __init__(self, fn: Callable[..., Any], sums: Reduction | None = None) -> None:
+        super().__init__(fn)
+        arguments = [argument.arg for argument in self._tree.args.args]
+        if len(arguments) < 4 or arguments[4:] not in ([], ["sums"], ["index"], ["sums", "index"]):
+            raise TypeError(
+                f"{self.kind} {self.name!r} takes ({', '.join(arguments)}): it must have four arguments, "
+                "(w, g, state, hyper), and may have sums and index after them, in this order"
+            )
+        if sums is not None and not isinstance(sums, Reduction):
+            raise TypeError(f"sums of {self.name!r} must be made with @reduction, got {type(sums).__name__}")
+        self.extras = tuple(arguments[4:])
+        if ("sums" in self.extras) != (sums is not None):
+            raise TypeError(
+                f"{self.kind} {self.name!r} must take `sums` as an argument and name its reduction, @{self.kind}(sums=...), "
+                "or neither"
+            )
+        self.sums = sums
+        self.state = _unpacked_names(self._tree, arguments[2], may_return=True)
+        self.hyper = _unpacked_names(self._tree, arguments[3])
+
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """Those that run before it, the first one first."""
+        return () if self.sums is None else (*self.sums.reductions, self.sums)
+
+
+class Rule(_OverTensors):
     """An update rule, made by `rule`.
 
     Attributes:
         state: names of the state tensors, in order.
+        kept: names of the numbers that are kept for each tensor, in order.
+        hyper: names of the hyper-parameters, in order.
+        sums: the reduction that runs before it, or None.
+    """
+
+    def __init__(self, fn: Callable[..., Any], sums: Reduction | None = None) -> None:
+        super().__init__(fn, sums)
+        _check_return(self._tree, self._tree.args.args[2].arg, self.state)
+        self.kept = tuple(name for stage in self.reductions for name in stage.kept)
+        for stage in self.reductions:
+            for what in ("state", "hyper"):
+                if unknown := [name for name in getattr(stage, what) if name not in getattr(self, what)]:
+                    raise TypeError(
+                        f"reduction {stage.name!r} unpacks {unknown[0]!r} from {what}: rule {self.name!r} has only "
+                        f"{', '.join(getattr(self, what)) or 'none'}"
+                    )
+        if len(set(self.kept)) < len(self.kept) or set(self.kept) & set(self.state):
+            raise TypeError(f"rule {self.name!r}: the names of its states and kept numbers must differ, all of them")
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of all that is kept from step to step: the state tensors, then one number each."""
+        return self.state + self.kept
+
+    def shapes(self, shape: torch.Size) -> list[torch.Size]:
+        """The shapes of all that is kept of a weight of this shape."""
+        return [shape] * len(self.state) + [torch.Size()] * len(self.kept)
+
+    def __repr__(self) -> str:
+        return f"<rule {self.name}: state ({', '.join(self.slots)}), hyper ({', '.join(self.hyper)})>"
+
+
+class TensorRule:
+    """An update rule of whole tensors, made by `tensor_rule`.
+
+    Attributes:
+        name: the function's name.
+        state: names of the state tensors, in order.
         hyper: names of the hyper-parameters, in order.
     """
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        super().__init__(fn)
-        arguments = [argument.arg for argument in self._tree.args.args]
+    kept: tuple[str, ...] = ()
+    reductions: tuple[Reduction, ...] = ()
+
+    def __init__(
+        self, fn: Callable[..., Any], shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None
+    ) -> None:
+        if not isinstance(fn, types.FunctionType):
+            raise TypeError(f"@tensor_rule takes a plain Python function, got {type(fn).__name__}")
+        self.fn = fn
+        self.name = fn.__name__
+        self.__doc__, self.__module__ = fn.__doc__, fn.__module__
+        tree = _parse(fn)
+        arguments = [argument.arg for argument in tree.args.args]
         if len(arguments) != 4:
-            raise TypeError(
-                f"rule {self.name!r} takes ({', '.join(arguments)}): a rule has four arguments, (w, g, state, hyper)"
-            )
-        self.state = _unpacked_names(self._tree, arguments[2])
-        self.hyper = _unpacked_names(self._tree, arguments[3])
-        _check_return(self._tree, arguments[2], self.state)
+            raise TypeError(f"tensor rule {self.name!r} takes ({', '.join(arguments)}): it must be (w, g, state, hyper)")
+        self.state = _unpacked_names(tree, arguments[2], may_return=True)
+        self.hyper = _unpacked_names(tree, arguments[3])
+        self._shapes = shapes
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of all that is kept from step to step."""
+        return self.state
+
+    def shapes(self, shape: torch.Size) -> list[torch.Size]:
+        """The states' shapes for a weight of this shape."""
+        own = {} if self._shapes is None else self._shapes(shape)
+        return [torch.Size(own.get(name, shape)) for name in self.state]
+
+    def __call__(self, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Any) -> Any:
+        return self.fn(w, g, state, hyper)
 
     def __repr__(self) -> str:
-        return f"<rule {self.name}: state ({', '.join(self.state)}), hyper ({', '.join(self.hyper)})>"
+        return f"<tensor rule {self.name}: state ({', '.join(self.state)}), hyper ({', '.join(self.hyper)})>"
+
+    def __reduce__(self) -> str:
+        return self.fn.__qualname__  # by reference, as functions are
+
+
+class Reduction(_OverTensors):
+    """Values summed over each tensor before a rule runs, made by `reduction`.
+
+    Attributes:
+        n_values: how many values it sums.
+        over: "tensor" or "all".
+        finished: the function given to `finish`, or None.
+        kept: names of the numbers that it keeps for each tensor.
+    """
+
+    kind = "reduction"
+
+    def __init__(self, fn: Callable[..., Any], sums: Reduction | None, over: str) -> None:
+        super().__init__(fn, sums)
+        returned = [node.value for node in ast.walk(self._tree) if isinstance(node, ast.Return)]
+        if len(returned) != 1 or not isinstance(returned[0], ast.Tuple):
+            raise TypeError(f"reduction {self.name!r} must end with one return of a tuple of values, such as `return (g * g,)`")
+        self.n_values = len(returned[0].elts)
+        self.over = over
+        self.finished: Function | None = None
+        self.kept: tuple[str, ...] = ()
+        self.finish_hyper: tuple[str, ...] = ()
+
+    def finish(self, fn: Callable[..., Any]) -> Function:
+        """Decorator: what becomes of the sums, `(sums, kept, hyper) -> new_kept`. See `reduction`."""
+        function = Function(fn)
+        arguments = [argument.arg for argument in function._tree.args.args]
+        if len(arguments) != 3:
+            raise TypeError(f"{function.name!r} takes ({', '.join(arguments)}): it must be (sums, kept, hyper)")
+        self.finished = function
+        self.kept = _unpacked_names(function._tree, arguments[1])
+        self.finish_hyper = _unpacked_names(function._tree, arguments[2])
+        return function
+
+    @property
+    def n_results(self) -> int:
+        """How many numbers the rule gets."""
+        return self.n_values if self.finished is None else len(self.kept)
 
 
 def _parse(fn: types.FunctionType) -> ast.FunctionDef:
@@ -287,19 +487,20 @@ def _resolve(fn: types.FunctionType, tree: ast.FunctionDef) -> dict[str, Functio
     return callees
 
 
-def _unpacked_names(tree: ast.FunctionDef, argument: str) -> tuple[str, ...]:
+def _unpacked_names(tree: ast.FunctionDef, argument: str, may_return: bool = False) -> tuple[str, ...]:
+    """The names that an argument is unpacked into; none if it is not used, or only returned where that is allowed."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name):
             target = statement.targets[0]
             if statement.value.id == argument and isinstance(target, ast.Tuple):
                 if all(isinstance(element, ast.Name) for element in target.elts):
                     return tuple(ast.unparse(element) for element in target.elts)
-    if argument == tree.args.args[3].arg or _uses_beyond_return(tree, argument):
-        if any(isinstance(node, ast.Name) and node.id == argument for node in ast.walk(tree)):
-            raise TypeError(
-                f"rule {tree.name!r} must unpack {argument} into names on a line of its own, "
-                f"such as `first, second = {argument}` or `(only,) = {argument}`"
-            )
+    used = any(isinstance(node, ast.Name) and node.id == argument for node in ast.walk(tree))
+    if used and not (may_return and not _uses_beyond_return(tree, argument)):
+        raise TypeError(
+            f"{tree.name!r} must unpack {argument} into names on a line of its own, "
+            f"such as `first, second = {argument}` or `(only,) = {argument}`"
+        )
     return ()
 
 

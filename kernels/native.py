@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import types
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -27,8 +28,9 @@ import torch
 from llvmlite import ir
 from numba.extending import intrinsic
 
+from . import random
 from .glance import kept, library_function
-from .language import Rule
+from .language import Reduction, Rule
 from .table import FIRST_STATE, GRADIENT, WEIGHT, TensorTable
 
 __all__ = ["NativeUpdate", "cache_folder"]
@@ -41,6 +43,8 @@ llvmlite.binding.set_option("tristep", "-runtime-memory-check-threshold=64")
 
 # `contract` allows fused multiply-add and nothing else: NaN, infinities and signed zeros stay honest.
 _jit = numba.njit(fastmath={"contract"}, error_model="numpy", nogil=True)
+# A sum is vectorised only if its terms may be taken in another order.
+_jit_sums = numba.njit(fastmath={"contract", "reassoc"}, error_model="numpy", nogil=True)
 
 
 class NativeUpdate:
@@ -50,19 +54,39 @@ class NativeUpdate:
         self.table = table
         self._n_tiles = len(table.tiles)
         self._threaded = table.n_elements >= PARALLEL_FROM and self._n_tiles > 1
-        self._loop = _compiled(table, self._threaded)
-        arrays = (table.addresses, table.sizes, table.hyper, table.tiles)
-        self._arguments = arrays
-        # What the threads share: the next tile to take, then where the table lies and how large it is.
-        shape = [*table.addresses.shape, table.hyper.shape[1], self._n_tiles]
-        self._shared = np.array([0, *(array.ctypes.data for array in arrays), *shape], dtype=np.int64)
+        self.totals, self.sums = table.room_for_sums()
+        self._partials = [np.zeros((self._n_tiles, total.shape[1])) for total in self.totals]
+        self._measure = [self._prepare(*each) for each in zip(table.rule.reductions, self._partials, strict=True)]
+        self._run = self._prepare(table.rule)
+
+    def measure(self, stage: int) -> None:
+        """Run the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values]."""
+        self._measure[stage]()
+        _add_up(self._partials[stage], self.table.tiles, self.table.addresses[GRADIENT], self.totals[stage].numpy())
 
     def __call__(self) -> None:
-        if self._threaded:
-            self._shared[0] = 0
-            _run_threads(self._loop.address, self._shared.ctypes.data, min(torch.get_num_threads(), self._n_tiles))
-        else:
-            self._loop(*self._arguments)
+        self._run()
+
+    def _prepare(self, function: Rule | Reduction, partials: np.ndarray | None = None) -> Callable[[], None]:
+        """A function without arguments that runs this one over the table."""
+        table = self.table
+        loop = _compiled(table, function, self._threaded)
+        nothing = np.zeros((0, 0), dtype=table.hyper.dtype)
+        sums = self.sums[len(function.reductions) - 1].numpy() if function.reductions else nothing
+        partials = np.zeros((0, 0)) if partials is None else partials
+        arrays = (table.addresses, table.sizes, table.hyper, table.tiles, sums, partials)
+        if not self._threaded:
+            return partial(loop, *arrays)
+        # What the threads share: the next tile to take, then where the table lies and how large it is.
+        widths = [table.addresses.shape[0], table.hyper.shape[1], sums.shape[1], partials.shape[1]]
+        shape = [*widths, len(table.weights), self._n_tiles]
+        shared = np.array([0, *(array.ctypes.data for array in arrays), *shape], dtype=np.int64)
+
+        def run(arrays: Any = arrays) -> None:  # and keeps the arrays alive
+            shared[0] = 0
+            _run_threads(loop.address, shared.ctypes.data, min(torch.get_num_threads(), self._n_tiles))
+
+        return run
 
 
 def cache_folder() -> Path:
@@ -124,12 +148,34 @@ _loops: dict[tuple[Any, ...], Any] = {}
 _compile_lock = threading.Lock()
 
 
-def _compiled(table: TensorTable, threaded: bool) -> Any:
-    key = (table.rule, table.weight_dtype, table.gradient_dtype, table.masters is not None, threaded)
+def _compiled(table: TensorTable, function: Rule | Reduction, threaded: bool) -> Any:
+    """The loop over a table that computes this function: the table's rule, or one of the reductions before it."""
+    key = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.masters is not None, threaded)
     with _compile_lock:
         if key not in _loops:
             _loops[key] = _compile(*key)
         return _loops[key]
+
+
+# Philox-4x32-10 in words of 32 bits; see random.py.
+_M0, _M1 = map(np.uint64, random.MULTIPLIERS)
+_K0, _K1 = map(np.uint64, random.KEYS)
+_MASK, _32, _8, _1 = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(8), np.uint64(1)
+_STEP, _ANGLE = np.float32(2.0**-24), np.float32(2.0**-23 * np.pi)
+
+
+@_jit
+def _normal(key0, key1, index):
+    k0, k1 = np.uint64(key0), np.uint64(key1)
+    c0, c1 = np.uint64(index) & _MASK, np.uint64(index) >> _32
+    c2 = c3 = np.uint64(0)
+    for _ in range(random.ROUNDS):
+        product0, product1 = c0 * _M0, c2 * _M1
+        c0, c1 = (product1 >> _32) ^ c1 ^ k0, product1 & _MASK
+        c2, c3 = (product0 >> _32) ^ c3 ^ k1, product0 & _MASK
+        k0, k1 = (k0 + _K0) & _MASK, (k1 + _K1) & _MASK
+    first, second = np.float32((c0 >> _8) + _1) * _STEP, np.float32(c1 >> _8) * _ANGLE
+    return np.sqrt(np.float32(-2) * np.log(first)) * np.cos(second)
 
 
 # The words of `tl`, on single numbers.
@@ -156,6 +202,7 @@ _word("sigmoid", lambda x: _ONE / (_ONE + np.exp(-x)))
 _word("sin", lambda x: np.sin(x))
 _word("sqrt", lambda x: np.sqrt(x))
 _word("where", lambda condition, a, b: a if condition else b)
+_word("normal", lambda key0, key1, index: _normal(key0, key1, index))
 
 
 def _for_type(scalar: type) -> Any:
@@ -182,6 +229,16 @@ def _pointer(typingctx, address, like):
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
     return numba.types.CPointer(like.dtype)(address, like), codegen
+
+
+@kept(numba.njit)
+def _add_up(partials, tiles, gradients, totals):
+    """The sum over each tensor's tiles, always in the same order; 0 for tensors that are skipped."""
+    sums = np.zeros(totals.shape)
+    for j in range(tiles.shape[0]):
+        if gradients[tiles[j, 0]] != 0:
+            sums[tiles[j, 0]] += partials[j]
+    totals[:] = sums
 
 
 @intrinsic
@@ -256,12 +313,19 @@ _LOAD = {torch.float16: _load_float16, torch.bfloat16: _load_bfloat16}
 _STORE = {torch.float16: _store_float16, torch.bfloat16: _store_bfloat16}
 
 
-def _compile(rule: Rule, weight_dtype: torch.dtype, gradient_dtype: torch.dtype, masters: bool, threaded: bool) -> Any:
+def _compile(
+    function: Rule | Reduction,
+    rule: Rule,
+    weight_dtype: torch.dtype,
+    gradient_dtype: torch.dtype,
+    masters: bool,
+    threaded: bool,
+) -> Any:
     dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
     scalar = np.float64 if dtype == torch.float64 else np.float32
-    source = _loop_source(rule, masters, threaded)
+    source = _loop_source(function, rule, masters, threaded)
     names = {
-        "rule": rule.bind(f"numba {scalar.__name__}", _words, _for_type(scalar)),
+        "function": function.bind(f"numba {scalar.__name__}", _words, _for_type(scalar)),
         "load_weight": _jit(lambda x: x) if masters else _LOAD.get(weight_dtype, _jit(lambda x: x)),
         "store_weight": _STORE.get(weight_dtype, _jit(lambda x: x)),
         "load_gradient": _LOAD.get(gradient_dtype, _jit(lambda x: scalar(x))),
@@ -270,17 +334,20 @@ def _compile(rule: Rule, weight_dtype: torch.dtype, gradient_dtype: torch.dtype,
         "take_ticket": _take_ticket,
         "INT64": np.empty(0, dtype=np.int64),
         "INT32": np.empty(0, dtype=np.int32),
+        "FLOAT64": np.empty(0, dtype=np.float64),
         "WEIGHT": np.empty(0, dtype=_MEMORY[weight_dtype]),
         "GRADIENT": np.empty(0, dtype=_MEMORY[gradient_dtype]),
         "REAL": np.empty(0, dtype=_MEMORY[dtype]),
+        "ZERO": scalar(0),
         "TILE": TILE,
         "jit": _jit,
+        "jit_chunk": _jit if isinstance(function, Rule) else _jit_sums,
         "entry": partial(_entry, threaded),
     }
     # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
     engine = Path(__file__).read_text(encoding="utf-8")
-    key = repr((source, rule.source, str(weight_dtype), str(gradient_dtype), engine))
-    name = f"{rule.name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    key = repr((source, function.source, str(weight_dtype), str(gradient_dtype), engine))
+    name = f"{function.name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     module = _import_generated(name, source, names)
     if module is None:  # no folder to write to: compile in memory, every time anew
         exec(compile(source, f"<tristep {name}>", "exec"), names)
@@ -318,41 +385,61 @@ def _import_generated(name: str, source: str, names: dict[str, Any]) -> types.Mo
     return module
 
 
-def _loop_source(rule: Rule, masters: bool, threaded: bool) -> str:
+def _loop_source(function: Rule | Reduction, rule: Rule, masters: bool, threaded: bool) -> str:
     """The loop's text. The innermost function takes arrays, because only so does it vectorise."""
-    states = [f"s{k}" for k in range(len(rule.state))]
+    updates = isinstance(function, Rule)
+    states = [f"s{k}" for k in range(len(function.state))]
     arrays = ["w", "g", *states] + (["m"] if masters else [])
-    read = ", ".join(f"{s}[i]" for s in states) + ("," if states else "")
-    write = "".join(f"        {s}[i] = new[{k}]\n" for k, s in enumerate(states))
-    if masters:
-        write += "        m[i] = value\n"
     like = {"w": "WEIGHT", "g": "GRADIENT"}
-    row = {"w": WEIGHT, "g": GRADIENT} | {s: FIRST_STATE + k for k, s in enumerate(states)}
-    row |= {"m": FIRST_STATE + len(states)}
+    row = {"w": WEIGHT, "g": GRADIENT, "m": FIRST_STATE + len(rule.state)}
+    row |= {s: FIRST_STATE + rule.state.index(name) for s, name in zip(states, function.state, strict=True)}
     views = ",\n            ".join(
         f"carray(pointer(addresses[{row[a]}, t] + start * {like.get(a, 'REAL')}.itemsize, {like.get(a, 'REAL')}), n)"
         for a in arrays
     )
-    hyper = "".join(f"hyper[t, {1 + k}], " for k in range(len(rule.hyper)))
-    text = f'''"""Generated by tristep from the rule {rule.name}; safe to delete."""
+    hyper = "".join(f"hyper[t, {1 + rule.hyper.index(name)}], " for name in function.hyper)
+    n_sums = function.sums.n_results if function.sums is not None else 0
+    sums = "".join(f"sums[t, {k}], " for k in range(n_sums))
+    values = (
+        f"load_weight({'m' if masters else 'w'}[i]), load_gradient(g[i]) * rescale, "
+        f"({''.join(f'{s}[i], ' for s in states)}), hyper"
+        + (", sums" if "sums" in function.extras else "")
+        + (", start + i" if "index" in function.extras else "")
+    )
+    if updates:
+        before, after = "", ""
+        inner = f"value, new = function({values})\n        w[i] = store_weight(value)"
+        inner += "".join(f"\n        {s}[i] = new[{k}]" for k, s in enumerate(states))
+        inner += "\n        m[i] = value" if masters else ""
+        take = ""
+    else:
+        totals = [f"a{k}" for k in range(function.n_values)]
+        before = "".join(f"    {a} = ZERO\n" for a in totals)
+        inner = f"new = function({values})" + "".join(f"\n        {a} += new[{k}]" for k, a in enumerate(totals))
+        after = f"    return {''.join(f'{a}, ' for a in totals)}\n"
+        take = "found = "
+        take_after = "".join(f"\n        partials[j, {k}] = found[{k}]" for k in range(function.n_values))
+    text = f'''"""Generated by tristep from {function.kind} {function.name}; safe to delete."""
 
+
+@jit_chunk
+def chunk({", ".join(arrays)}, rescale, hyper, sums, start):
+{before}    for i in range(w.size):
+        {inner}
+{after}
 
 @jit
-def chunk({", ".join(arrays)}, rescale, hyper):
-    for i in range(w.size):
-        value, new = rule(load_weight({"m" if masters else "w"}[i]), load_gradient(g[i]) * rescale, ({read}), hyper)
-        w[i] = store_weight(value)
-{write}
-
-@jit
-def one(addresses, sizes, hyper, t, start):
+def one(addresses, sizes, hyper, tiles, sums, partials, j):
+    t, start = tiles[j, 0], tiles[j, 1] * TILE
     if addresses[{GRADIENT}, t] != 0:
         n = min(TILE, sizes[t] - start)
-        chunk(
+        {take}chunk(
             {views},
             hyper[t, 0],
             ({hyper}),
-        )
+            ({sums}),
+            start,
+        ){"" if updates else take_after}
 
 
 @entry
@@ -360,22 +447,25 @@ def one(addresses, sizes, hyper, t, start):
     if not threaded:
         return (
             text
-            + """def update(addresses, sizes, hyper, tiles):
+            + """def update(addresses, sizes, hyper, tiles, sums, partials):
     for j in range(tiles.shape[0]):
-        one(addresses, sizes, hyper, tiles[j, 0], tiles[j, 1] * TILE)
+        one(addresses, sizes, hyper, tiles, sums, partials, j)
 """
         )
     return (
         text
         + """def update(shared):
-    what = carray(shared, 9)
-    addresses = carray(pointer(what[1], INT64), (what[5], what[6]))
-    sizes = carray(pointer(what[2], INT64), (what[6],))
-    hyper = carray(pointer(what[3], REAL), (what[6], what[7]))
-    tiles = carray(pointer(what[4], INT32), (what[8], 2))
+    what = carray(shared, 13)
+    n_rows, n_hyper, n_sums, n_values, n_tensors, n_tiles = what[7], what[8], what[9], what[10], what[11], what[12]
+    addresses = carray(pointer(what[1], INT64), (n_rows, n_tensors))
+    sizes = carray(pointer(what[2], INT64), (n_tensors,))
+    hyper = carray(pointer(what[3], REAL), (n_tensors, n_hyper))
+    tiles = carray(pointer(what[4], INT32), (n_tiles, 2))
+    sums = carray(pointer(what[5], REAL), (n_tensors, n_sums))
+    partials = carray(pointer(what[6], FLOAT64), (n_tiles, n_values))
     j = take_ticket(shared)
-    while j < what[8]:
-        one(addresses, sizes, hyper, tiles[j, 0], tiles[j, 1] * TILE)
+    while j < n_tiles:
+        one(addresses, sizes, hyper, tiles, sums, partials, j)
         j = take_ticket(shared)
 """
     )

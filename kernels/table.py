@@ -7,13 +7,14 @@ The arrays here are on the host; what a GPU needs of them is copied by `gpu.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
-from .language import Rule
+from .language import Rule, TensorRule
 
-__all__ = ["TensorTable", "allocate_states", "compute_dtype", "is_dense"]
+__all__ = ["TensorTable", "allocate_states", "compute_dtype", "is_dense", "states_for"]
 
 WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, and last the master weights if any
 ALIGNMENT = 64  # bytes between the starts of two tensors of an arena: one vector register of any CPU, four of a GPU
@@ -36,6 +37,19 @@ def is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def states_for(rule: Rule | TensorRule, weights: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+    """Zeros for all that a rule keeps of each weight, in the order of `rule.slots`."""
+    if isinstance(rule, Rule) and not rule.kept:
+        return allocate_states(weights, len(rule.state))
+    shapes = [rule.shapes(weight.shape) for weight in weights]
+    states = []
+    for weight, row in zip(weights, shapes, strict=True):
+        like = iter(*allocate_states([weight], sum(shape == weight.shape for shape in row)))
+        new = partial(torch.zeros, dtype=compute_dtype(weight.dtype), device=weight.device)
+        states.append(tuple(next(like) if shape == weight.shape else new(shape) for shape in row))
+    return states
 
 
 def allocate_states(weights: Sequence[torch.Tensor], n_states: int) -> list[tuple[torch.Tensor, ...]]:
@@ -70,7 +84,8 @@ class TensorTable:
         rule: the update rule.
         weights: dense tensors, all of one type and device, walked in memory order.
         gradients_dtype: the type of all gradients.
-        states: for each weight the rule's state tensors, with the weight's strides, in `compute_dtype`.
+        states: for each weight the rule's state tensors, with the weight's strides, in `compute_dtype`; then the numbers
+            that it keeps.
         masters: for each weight its copy in `compute_dtype`, which is then what the rule reads; or None.
         tile: elements per tile.
         aligned: whether every address is a multiple of 16 bytes.
@@ -86,7 +101,7 @@ class TensorTable:
 
     def __init__(
         self,
-        rule: Rule,
+        rule: Rule | TensorRule,
         weights: Sequence[torch.Tensor],
         gradients_dtype: torch.dtype,
         states: Sequence[tuple[torch.Tensor, ...]],
@@ -120,3 +135,19 @@ class TensorTable:
         first = np.repeat(np.cumsum(counts) - counts, counts)
         self.tiles = np.stack([owner, np.arange(len(owner)) - first], axis=1).astype(np.int32)
         self.n_elements = int(self.sizes.sum())
+
+    def room_for_sums(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """For each of the rule's reductions room for what it sums up, and for what the rule gets of it.
+
+        Both are [n_tensors, n] in the table's type on its device, and one and the same where the sums are not worked on.
+        """
+
+        def room(width: int) -> torch.Tensor:
+            return torch.zeros(len(self.weights), width, dtype=self.dtype, device=self.device)
+
+        totals = [room(reduction.n_values) for reduction in self.rule.reductions]
+        sums = [
+            total if reduction.finished is None else room(len(reduction.kept))
+            for total, reduction in zip(totals, self.rule.reductions, strict=True)
+        ]
+        return totals, sums

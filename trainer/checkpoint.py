@@ -18,7 +18,8 @@ import safetensors
 import safetensors.torch
 import torch
 
-from ..kernels.table import allocate_states, compute_dtype
+from ..kernels import Rule
+from ..kernels.table import allocate_states, compute_dtype, states_for
 from . import lr_scheduler
 from .arguments import whole
 from .optimizer import Optimizer, RuleOptimizer, Updater
@@ -47,9 +48,9 @@ def collect(updater: Updater, names: Sequence[str], params: Sequence[torch.Tenso
             continue
         if isinstance(optimizer, RuleOptimizer):
             tensors = updater.states[i]
-            if len(tensors) != len(optimizer.rule.state):  # another rule since the last step; the next one does the same
+            if len(tensors) != len(optimizer.rule.slots):  # another rule since the last step; the next one does the same
                 tensors = optimizer.create_state(i, params[i])
-            state[name] = dict(zip(optimizer.rule.state, tensors, strict=True))
+            state[name] = dict(zip(optimizer.rule.slots, tensors, strict=True))
             if i in updater.masters:
                 state[name][MASTER] = updater.masters[i]
         else:
@@ -231,17 +232,19 @@ def _check_parameters(names: Sequence[str], params: Sequence[torch.Tensor], save
 
 
 def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> None:
-    wanted = set(_rule_state(optimizer, saved["settings"])) if saved["state"] else set()
+    rule = _saved_rule(optimizer, saved["settings"])
     for name, slots in saved["state"].items():
         weight = params[name]
-        if set(slots) - {MASTER} != wanted:
+        shapes = dict(zip(rule.slots, rule.shapes(weight.shape), strict=True))
+        if set(slots) - {MASTER} != set(shapes):
             raise ValueError(
-                f"saved state: {name!r} has {_few(slots) or 'no tensors'}; its rule has {_few(sorted(wanted)) or 'none'}"
+                f"saved state: {name!r} has {_few(slots) or 'no tensors'}; its rule has {_few(sorted(shapes)) or 'none'}"
             )
         for slot, tensor in slots.items():
-            if tensor.shape != weight.shape:
+            if tensor.shape != shapes.get(slot, weight.shape):
                 raise ValueError(
-                    f"saved state: {slot} of {name!r} has shape {tuple(tensor.shape)}, its parameter {tuple(weight.shape)}"
+                    f"saved state: {slot} of {name!r} has shape {tuple(tensor.shape)}: for its parameter's "
+                    f"{tuple(weight.shape)} it must have {tuple(shapes.get(slot, weight.shape))}"
                 )
             if tensor.dtype != compute_dtype(weight.dtype):
                 raise ValueError(
@@ -250,13 +253,13 @@ def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tenso
                 )
 
 
-def _rule_state(optimizer: RuleOptimizer, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The state names of the rule that the optimizer has with these settings, which may decide which rule it is."""
+def _saved_rule(optimizer: RuleOptimizer, settings: Mapping[str, Any]) -> Rule:
+    """The rule that the optimizer has with these settings."""
     now = optimizer.settings()
     try:
         for attribute, value in settings.items():
             setattr(optimizer, attribute, value)
-        return optimizer.rule.state
+        return optimizer.rule
     finally:
         for attribute, value in now.items():
             setattr(optimizer, attribute, value)
@@ -277,10 +280,10 @@ def _saved_states(
             states[index[name]] = _unflatten(layout, slots, params[index[name]].device)
         return states, masters
     slots_of = saved["state"]
-    rule_state = _rule_state(optimizer, saved["settings"]) if slots_of else ()
-    copies = allocate_states([params[index[name]].detach() for name in slots_of], len(rule_state))
+    rule = _saved_rule(optimizer, saved["settings"])
+    copies = states_for(rule, [params[index[name]].detach() for name in slots_of])
     for (name, slots), state in zip(slots_of.items(), copies, strict=True):
-        for slot, copy in zip(rule_state, state, strict=True):
+        for slot, copy in zip(rule.slots, state, strict=True):
             copy.copy_(slots[slot])
         states[index[name]] = state
         if MASTER in slots:

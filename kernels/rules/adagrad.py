@@ -1,6 +1,6 @@
 """AdaGrad: the rate of each element falls with the sum of its squared gradients."""
 
-from ..language import rule, tl
+from ..language import rule, tensor_rule, tl
 from .common import clipped
 
 
@@ -12,3 +12,13 @@ def adagrad(w, g, state, hyper):
     g = clipped(g, clip)
     history = history + g * g
     return w - lr * (g / tl.sqrt(history + epsilon) + wd * w), (history,)
+
+
+@tensor_rule(shapes=lambda shape: {"history": (*shape[:1], *[1] * len(shape[1:]))})
+def group_adagrad(w, g, state, hyper):
+    """AdaGrad with one sum for each row, of the mean of its squares; no decay. Numbers of MXNet 1.9.1 GroupAdaGrad."""
+    (history,) = state
+    lr, clip, epsilon = hyper
+    g = g.clamp(-clip, clip)
+    history = history + (g * g).mean(dim=tuple(range(1, g.dim())), keepdim=True)
+    return w - lr * g / (history + epsilon).sqrt(), (history,)

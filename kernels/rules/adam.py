@@ -35,3 +35,45 @@ def adamw(w, g, state, hyper):
     g = clipped(g, clip)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     return w - (lr * mean / (tl.sqrt(var) + epsilon) + decay * w), (mean, var)
+
+
+@rule
+def adamax(w, g, state, hyper):
+    """w <- w - lr m / u with the decaying maximum u of |g|; `lr` arrives with 1 / (1 - beta1^t) in it.
+
+    Kingma & Ba (2015), alg. 2; numbers of MXNet 1.9.1, except that a weight whose gradients were all zero stays.
+    """
+    mean, largest = state
+    lr, wd, clip, beta1, one_minus_beta1, beta2 = hyper
+    g = decayed_before_clip(w, g, wd, clip)
+    mean = beta1 * mean + one_minus_beta1 * g
+    largest = tl.maximum(beta2 * largest, tl.abs(g))
+    return w - lr * tl.where(largest == 0.0, 0.0, mean / tl.where(largest == 0.0, 1.0, largest)), (mean, largest)
+
+
+@rule
+def nadam(w, g, state, hyper):
+    """Adam with Nesterov's momentum. Dozat (2016), alg. 2; decay inside the clip as in MXNet 1.9.1.
+
+    The weights of gradient and average, `of_gradient` and `of_mean`, follow the momentum's schedule; `correction2` is
+    1 / (1 - beta2^t).
+    """
+    mean, var = state
+    lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, of_gradient, of_mean, correction2 = hyper
+    g = decayed_before_clip(w, g, wd, clip)
+    mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
+    return w - lr * (of_gradient * g + of_mean * mean) / (tl.sqrt(correction2 * var) + epsilon), (mean, var)
+
+
+@rule
+def adabelief(w, g, state, hyper):
+    """Adam with the variance around the mean under the root. Zhuang et al. (2020), alg. 2; numbers of MXNet 2.0.
+
+    `lr` arrives with the bias corrections in it.
+    """
+    mean, var = state
+    lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper
+    g = decayed_before_clip(w, g, wd, clip)
+    mean = beta1 * mean + one_minus_beta1 * g
+    var = beta2 * var + one_minus_beta2 * (g - mean) * (g - mean) + epsilon
+    return w - lr * mean / (tl.sqrt(var) + epsilon), (mean, var)

@@ -4,7 +4,7 @@ Numbers of MXNet 1.9.1, whose momentum is a step in weight space: the learning r
 change of the rate does not rescale the past.
 """
 
-from ..language import rule
+from ..language import jit, reduction, rule, tl
 from .common import clipped, decayed_after_clip, sign
 
 
@@ -53,3 +53,74 @@ def sign_sgd(w, g, state, hyper):
     """w <- (1 - lr (wd + wd_lh)) w - lr sign(g). Bernstein et al. (2018), alg. 1; Signum without momentum."""
     lr, wd, wd_lh = hyper
     return (1.0 - lr * (wd + wd_lh)) * w - lr * sign(g), state
+
+
+@rule
+def dcasgd(w, g, state, hyper):
+    """Delay-compensated SGD: g + wd w + lamda g^2 (w - previous). Zheng et al. (2017), eq. 10; numbers of MXNet 1.9.1."""
+    (previous,) = state
+    lr, wd, clip, lamda = hyper
+    g = clipped(g, clip)
+    return w - lr * (g + wd * w + lamda * g * g * (w - previous)), (w,)
+
+
+@rule
+def dcasgd_momentum(w, g, state, hyper):
+    """As `dcasgd`, with the momentum of `sgd_momentum`; MXNet 1.9.1 has it in its arguments, but cannot run it."""
+    mom, previous = state
+    lr, wd, clip, momentum, lamda = hyper
+    g = clipped(g, clip)
+    mom = momentum * mom - lr * (g + wd * w + lamda * g * g * (w - previous))
+    return w + mom, (mom, w)
+
+
+@rule
+def sgld(w, g, state, hyper, index):
+    """Langevin dynamics: half a step of SGD, and noise of variance lr. Welling & Teh (2011), eq. 4."""
+    lr, wd, clip, key0, key1 = hyper
+    return w - 0.5 * lr * decayed_after_clip(w, g, wd, clip) + tl.sqrt(lr) * tl.normal(key0, key1, index), state
+
+
+@jit
+def large_batch(w, g, total, mom, lr, wd, clip, momentum, one_over_scale, apply):
+    """Add up gradients while `apply` is 0; when it is 1, `sgd_momentum` with their mean."""
+    total = total + g
+    new_w, (new_mom,) = sgd_momentum(w, total * one_over_scale, (mom,), (lr, wd, clip, momentum))
+    return tl.where(apply > 0.0, new_w, w), (tl.where(apply > 0.0, 0.0, total), tl.where(apply > 0.0, new_mom, mom))
+
+
+@rule
+def lbsgd(w, g, state, hyper):
+    """SGD with momentum on the mean of several gradients, used when `apply` is 1. Numbers of MXNet 1.9.1.
+
+    The warm-up is in `lr`.
+    """
+    total, mom = state
+    lr, wd, clip, momentum, one_over_scale, apply = hyper
+    return large_batch(w, g, total, mom, lr, wd, clip, momentum, one_over_scale, apply)
+
+
+@reduction
+def lbsgd_squares(w, g, state, hyper):
+    """Sums of squares of the weight and of the mean gradient."""
+    (total,) = state
+    (one_over_scale,) = hyper
+    mean = (total + g) * one_over_scale
+    return w * w, mean * mean
+
+
+@rule(sums=lbsgd_squares)
+def lbsgd_lars(w, g, state, hyper, sums):
+    """As `lbsgd`, at a rate multiplied by |w| / sqrt(|g|^2 + wd |w|^2), limited to [0.01, 100]."""
+    total, mom = state
+    lr, wd, clip, momentum, one_over_scale, apply = hyper
+    w2, g2 = sums
+    factor = tl.minimum(tl.maximum(tl.sqrt(w2 / (g2 + wd * w2 + 1e-18)), 0.01), 100.0)
+    return large_batch(w, g, total, mom, lr * factor, wd, clip, momentum, one_over_scale, apply)
+
+
+@rule
+def test(w, g, state, hyper):
+    """w <- w + g, kept as state: what MXNet 1.9.1 tests its stores with."""
+    (copy,) = state
+    return w + g, (w + g,)

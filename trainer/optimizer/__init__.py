@@ -3,22 +3,39 @@
 No arithmetic on tensors happens here: that is in `tristep.kernels.rules`, or in a user's own `update`.
 """
 
-from .adaptive import AdaGrad, Adam, AdamW, RMSProp
+from .adaptive import AdaBelief, AdaDelta, AdaGrad, Adam, Adamax, AdamW, GroupAdaGrad, Nadam, RMSProp
 from .base import Optimizer, RuleOptimizer, create, register, registered
-from .gradient_descent import NAG, SGD, Signum
+from .follow_the_leader import FTML, Ftrl
+from .gradient_descent import DCASGD, NAG, SGD, SGLD, Signum, Test, ccSGD
+from .layerwise import LAMB, LANS, LARS, LBSGD
 from .updater import Updater, get_updater
 
 __all__ = [
+    "DCASGD",
+    "FTML",
+    "LAMB",
+    "LANS",
+    "LARS",
+    "LBSGD",
     "NAG",
     "SGD",
+    "SGLD",
+    "AdaBelief",
+    "AdaDelta",
     "AdaGrad",
     "Adam",
     "AdamW",
+    "Adamax",
+    "Ftrl",
+    "GroupAdaGrad",
+    "Nadam",
     "Optimizer",
     "RMSProp",
     "RuleOptimizer",
     "Signum",
+    "Test",
     "Updater",
+    "ccSGD",
     "create",
     "get_updater",
     "register",

@@ -1,15 +1,17 @@
-"""Adam, AdamW, AdaGrad and RMSProp: a rate for each element, from the size of its gradients."""
+"""Adam and its kin, AdaGrad, AdaDelta and RMSProp: a rate for each element, from the size of its gradients."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import torch
+
 from ...kernels import Rule, rules
 from ..arguments import flag, real
 from .base import RuleOptimizer, register
 
-__all__ = ["AdaGrad", "Adam", "AdamW", "RMSProp"]
+__all__ = ["AdaBelief", "AdaDelta", "AdaGrad", "Adam", "AdamW", "Adamax", "GroupAdaGrad", "Nadam", "RMSProp"]
 
 
 def _bias_correction(beta1: float, beta2: float, t: int) -> float:
@@ -114,6 +116,34 @@ class AdaGrad(RuleOptimizer):
 
 
 @register
+class GroupAdaGrad(RuleOptimizer):
+    """AdaGrad with one rate for each row of a matrix, as for embeddings.
+
+    Args:
+        learning_rate: default 0.01.
+        eps: added under the root, >= 0.
+        **kwargs: those of `Optimizer`, except for `wd`, which must be 0.
+
+    Source: MXNet 1.9.1 GroupAdaGrad.
+    """
+
+    rule = rules.group_adagrad
+
+    def __init__(self, learning_rate: float | None = None, eps: float = 1e-5, **kwargs: Any) -> None:
+        self.eps = real("eps", eps, low=0)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        if self.wd:
+            raise ValueError(f"wd={self.wd!r}: GroupAdaGrad has no weight decay, so it must be 0")
+
+    def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
+        if weight.dim() != 2:
+            raise ValueError(f"GroupAdaGrad updates matrices, got a parameter of shape {tuple(weight.shape)}")
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {"epsilon": self.eps}
+
+
+@register
 class RMSProp(RuleOptimizer):
     """The gradient over the root of the running mean of its square.
 
@@ -154,3 +184,114 @@ class RMSProp(RuleOptimizer):
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         return {"clip_weights": self.clip_weights or math.inf}
+
+
+@register
+class AdaDelta(RuleOptimizer):
+    """Steps measured by the running size of the steps before; there is no learning rate.
+
+    Args:
+        rho: decay of the averages, in [0, 1).
+        epsilon: added under the roots, > 0.
+        **kwargs: those of `Optimizer`. The decay is apart from the gradient and from any rate.
+
+    Source: MXNet 1.9.1 AdaDelta; Zeiler (2012).
+    """
+
+    rule = rules.adadelta
+
+    def __init__(self, rho: float = 0.90, epsilon: float = 1e-5, **kwargs: Any) -> None:
+        self.rho = real("rho", rho, low=0, below=1)
+        self.epsilon = real("epsilon", epsilon, above=0)
+        super().__init__(**kwargs)
+
+
+@register
+class Adamax(RuleOptimizer):
+    """The gradient's average over its largest size, which decays.
+
+    Args:
+        learning_rate: default 0.002.
+        beta1, beta2: decay of the average and of the largest size, in [0, 1).
+        **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
+
+    Source: MXNet 1.9.1 Adamax; Kingma & Ba (2015), section 7.1. A weight whose gradients were all zero stays as it is.
+    """
+
+    default_learning_rate = 0.002
+    rule = rules.adamax
+
+    def __init__(
+        self, learning_rate: float | None = None, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any
+    ) -> None:
+        self.beta1 = real("beta1", beta1, low=0, below=1)
+        self.beta2 = real("beta2", beta2, low=0, below=1)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {"lr": lr / (1.0 - self.beta1**t)}
+
+
+@register
+class Nadam(RuleOptimizer):
+    """Adam with Nesterov's momentum.
+
+    Args:
+        learning_rate: default 0.001.
+        beta1, beta2: decay of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root, >= 0.
+        schedule_decay: how fast the momentum approaches beta1, >= 0.
+        **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
+
+    Attributes:
+        m_schedule: the product of all momenta so far. It is one number for all parameters and grows with each of them, as in
+            MXNet, so that results depend on how many parameters there are.
+
+    Source: MXNet 1.9.1 Nadam; Dozat (2016).
+    """
+
+    default_learning_rate = 0.001
+    rule = rules.nadam
+    alike = False
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        schedule_decay: float = 0.004,
+        **kwargs: Any,
+    ) -> None:
+        self.beta1 = real("beta1", beta1, low=0, below=1)
+        self.beta2 = real("beta2", beta2, low=0, below=1)
+        self.epsilon = real("epsilon", epsilon, low=0)
+        self.schedule_decay = real("schedule_decay", schedule_decay, low=0)
+        self.m_schedule = 1.0
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        now, following = (self.beta1 * (1.0 - 0.5 * 0.96 ** (n * self.schedule_decay)) for n in (t, t + 1))
+        self.m_schedule *= now
+        return {
+            "of_gradient": (1.0 - now) / (1.0 - self.m_schedule),
+            "of_mean": following / (1.0 - self.m_schedule * following),
+            "correction2": 1.0 / (1.0 - self.beta2**t),
+        }
+
+
+@register
+class AdaBelief(AdamW):
+    """Adam with the variance of the gradient around its average under the root.
+
+    Args:
+        learning_rate: default 0.001.
+        beta1, beta2: decay of the average and of the variance, in [0, 1).
+        epsilon: added to the variance at every step, and to its root, >= 0.
+        correct_bias: whether the rate is corrected for averages that start at zero.
+        **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
+
+    Source: MXNet 2.0 AdaBelief; Zhuang et al. (2020).
+    """
+
+    rule = rules.adabelief

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, Update
-from ...kernels.table import allocate_states
+from ...kernels.table import states_for
 from ..arguments import did_you_mean, flag, real, whole
 
 __all__ = ["Index", "Optimizer", "RuleOptimizer", "WithMaster", "create", "register", "registered"]
@@ -60,6 +60,7 @@ class Optimizer(abc.ABC):
     """
 
     default_learning_rate: ClassVar[float] = 0.01
+    decayed_names: ClassVar[tuple[str, ...]] = ("_weight", "_gamma", ".weight", ".gamma")
 
     def __init__(
         self,
@@ -176,8 +177,8 @@ class Optimizer(abc.ABC):
         Where `param_idx2name` was given, names that end neither in weight nor in gamma start at 0, as in MXNet 1.9.1.
         """
         given = self._checked_multipliers("wd_mult", args_wd_mult)
-        kept = ("_weight", "_gamma", ".weight", ".gamma")
-        undecayed: dict[Index, float] = {name: 0.0 for name in self.idx2name.values() if not name.endswith(kept)}
+        names = self.idx2name.values()
+        undecayed: dict[Index, float] = {name: 0.0 for name in names if not name.endswith(self.decayed_names)}
         self.wd_mult = undecayed | given
 
     def multipliers(self, index: Index) -> tuple[float, float]:
@@ -252,6 +253,8 @@ class RuleOptimizer(Optimizer):
     """
 
     rule: Rule
+    reads_rate_first: ClassVar[bool] = False  # whether a schedule is asked for the count before the update
+    alike: ClassVar[bool] = True  # whether parameters of equal count, rate and decay have equal hyper-parameters
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """Hyper-parameters at a parameter's update number `t` (the first is 1), where they are not plain attributes.
@@ -260,12 +263,19 @@ class RuleOptimizer(Optimizer):
         """
         return {}
 
+    def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
+        """As `hyper`, where parameters differ: of a class with `alike = False` each is asked for its own."""
+        return self.hyper(t, lr, wd)
+
+    def begin_step(self, lr: float) -> None:
+        """Called before a step over any number of parameters, with the rate before multipliers."""
+
     def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
         """Fill the state tensors, which are zero, where a rule starts otherwise."""
 
-    def row(self, t: int, lr: float, wd: float) -> list[float]:
+    def row(self, t: int, lr: float, wd: float, index: Index | None = None) -> list[float]:
         """All hyper-parameters of the rule in its order, after `rescale_grad`."""
-        values = {"lr": lr, "wd": wd, "clip": self.clip_gradient or math.inf} | self.hyper(t, lr, wd)
+        values = {"lr": lr, "wd": wd, "clip": self.clip_gradient or math.inf} | self.hyper_of(index, t, lr, wd)
         if values["clip"] < 0:
             values["clip"] = math.inf
         row = [self.rescale_grad]
@@ -285,7 +295,7 @@ class RuleOptimizer(Optimizer):
 
     def create_state(self, index: Index, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One tensor for each state of the rule, in the arithmetic's type."""
-        (state,) = allocate_states([weight], len(self.rule.state))
+        (state,) = states_for(self.rule, [weight])
         self.init_state(weight.detach(), state)
         return state
 
@@ -295,7 +305,8 @@ class RuleOptimizer(Optimizer):
         run.bind([grad])
         self._update_count(index)
         t = int(self._counts[self._slots[index]])
-        run.hyper[0] = self.row(t, self._get_lr(index), self._get_wd(index))
+        self.begin_step(self.learning_rate)
+        run.hyper[0] = self.row(t, self._get_lr(index), self._get_wd(index), index)
         run()
 
 

@@ -1,14 +1,17 @@
-"""SGD, NAG and Signum: steps along the gradient, its running sum or their signs."""
+"""SGD and its kin: steps along the gradient, its running sum or their signs, with or without noise."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...kernels import Rule, rules
-from ..arguments import flag, real
-from .base import RuleOptimizer, register
+import numpy as np
+import torch
 
-__all__ = ["NAG", "SGD", "Signum"]
+from ...kernels import Rule, rules
+from ..arguments import flag, real, whole
+from .base import Index, RuleOptimizer, register
+
+__all__ = ["DCASGD", "NAG", "SGD", "SGLD", "Signum", "Test", "ccSGD"]
 
 
 @register
@@ -78,3 +81,75 @@ class Signum(RuleOptimizer):
     @property
     def rule(self) -> Rule:  # type: ignore[override]
         return rules.signum if self.momentum else rules.sign_sgd
+
+
+@register
+class ccSGD(SGD):  # noqa: N801  # MXNet's name
+    """SGD under an old name.
+
+    Source: MXNet 1.9.1 ccSGD.
+    """
+
+
+@register
+class SGLD(RuleOptimizer):
+    """Stochastic gradient Langevin dynamics: half a step of SGD, and Gaussian noise of variance `learning_rate`.
+
+    Args:
+        learning_rate: default 0.01.
+        seed: >= 0; the same seed gives the same noise, on every engine and after a resume.
+        **kwargs: those of `Optimizer`.
+
+    Source: MXNet 1.9.1 SGLD, which draws from a global generator; Welling & Teh (2011).
+    """
+
+    rule = rules.sgld
+    alike = False
+
+    def __init__(self, learning_rate: float | None = None, seed: int = 0, **kwargs: Any) -> None:
+        self.seed = whole("seed", seed, low=0)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
+        # The keys come from the parameter's number and count, not from a stream, so that the order of updates is no matter.
+        number = self._slots.get(index, 0)  # type: ignore[arg-type]
+        key0, key1 = np.random.SeedSequence([self.seed, number, t]).generate_state(2) >> 8
+        return {"key0": float(key0), "key1": float(key1)}
+
+
+@register
+class DCASGD(RuleOptimizer):
+    """SGD that makes up for the delay of asynchronous training, by how far the weight has moved meanwhile.
+
+    Args:
+        learning_rate: default 0.01.
+        momentum: in [0, 1); 0 keeps no momentum.
+        lamda: how much is made up for, >= 0.
+        **kwargs: those of `Optimizer`.
+
+    Source: MXNet 1.9.1 DCASGD, with momentum, which fails there, as in 2.0; Zheng et al. (2017).
+    """
+
+    def __init__(
+        self, learning_rate: float | None = None, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any
+    ) -> None:
+        self.momentum = real("momentum", momentum, low=0, below=1)
+        self.lamda = real("lamda", lamda, low=0)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    @property
+    def rule(self) -> Rule:  # type: ignore[override]
+        return rules.dcasgd_momentum if self.momentum else rules.dcasgd
+
+    def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
+        state[-1].copy_(weight)
+
+
+@register
+class Test(RuleOptimizer):
+    """Adds the gradient to the weight and keeps a copy, to test stores with.
+
+    Source: MXNet 1.9.1 Test.
+    """
+
+    rule = rules.test

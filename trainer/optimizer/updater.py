@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...kernels import Update
-from ...kernels.table import allocate_states, compute_dtype, is_dense
+from ...kernels.table import allocate_states, compute_dtype, is_dense, states_for
 from .base import Index, Optimizer, RuleOptimizer
 
 __all__ = ["Plan", "Updater", "get_updater"]
@@ -102,8 +102,8 @@ class Plan:
         self.update: Update | None = None
         self._slots = np.array(updater.optimizer.slots(self.indices), dtype=np.int64)
         self._active = [True] * len(self.indices)
-        # The active parameters that share hyper-parameters: rows, slot of the count, lr_mult, wd_mult.
-        self._shared: list[tuple[Any, int, float, float]] = []
+        # The active parameters that share hyper-parameters: rows, slot of the count, lr_mult, wd_mult, the first one's index.
+        self._shared: list[tuple[Any, int, float, float, Index]] = []
         self._counted: Any = self._slots
         self._multipliers: Any = _UNKNOWN
         # A parameter's attributes; the dictionaries are live, so that looking whether they are empty is enough.
@@ -155,11 +155,13 @@ class Plan:
             return
         # Everything that may fail comes before the counts move.
         counts, number = optimizer._counts, optimizer.num_update
-        for _, slot, _, _ in self._shared:
+        for _, slot, _, _, _ in self._shared:
             number = max(number, int(counts[slot]) + 1)
-        lr = optimizer.lr if optimizer.lr_scheduler is None else float(optimizer.lr_scheduler(number))
-        for rows, slot, lr_mult, wd_mult in self._shared:
-            update.hyper[rows] = optimizer.row(int(counts[slot]) + 1, lr * lr_mult, optimizer.wd * wd_mult)
+        asked = optimizer.num_update if optimizer.reads_rate_first else number
+        lr = optimizer.lr if optimizer.lr_scheduler is None else float(optimizer.lr_scheduler(asked))
+        optimizer.begin_step(lr)
+        for rows, slot, lr_mult, wd_mult, index in self._shared:
+            update.hyper[rows] = optimizer.row(int(counts[slot]) + 1, lr * lr_mult, optimizer.wd * wd_mult, index)
         update()
         counts[self._counted] += 1
         optimizer.num_update = number
@@ -168,8 +170,8 @@ class Plan:
         """Match states and masters to the weights as they are now, creating, moving and converting where needed."""
         updater, rule = self.updater, optimizer.rule
         for name, index, weight in zip(self._names, self.indices, self.weights, strict=True):
-            for tensor in updater.states.get(index, ()):
-                if tensor.shape != weight.shape:
+            for tensor, shape in zip(updater.states.get(index, ()), rule.shapes(weight.shape), strict=False):
+                if tensor.shape != shape:
                     raise ValueError(
                         f"{name!r} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved "
                         "or converted between steps, but not change its shape"
@@ -177,16 +179,16 @@ class Plan:
         missing = [i for i, index in enumerate(self.indices) if index not in updater.states]
         if missing:
             weights = [self.weights[i].detach() for i in missing]
-            for i, weight, state in zip(missing, weights, allocate_states(weights, len(rule.state)), strict=True):
+            for i, weight, state in zip(missing, weights, states_for(rule, weights), strict=True):
                 optimizer.init_state(weight, state)
                 updater.states[self.indices[i]] = state
         for index, weight in zip(self.indices, self.weights, strict=True):
             state = updater.states[index]
-            if len(state) != len(rule.state):
-                (state,) = allocate_states([weight], len(rule.state))
+            if len(state) != len(rule.slots):
+                (state,) = states_for(rule, [weight])
                 optimizer.init_state(weight.detach(), state)
             elif not all(_goes_with(tensor, weight) for tensor in state):
-                (moved,) = allocate_states([weight], len(rule.state))
+                (moved,) = states_for(rule, [weight])
                 for new, old in zip(moved, state, strict=True):
                     new.copy_(old)
                 state = moved
@@ -222,11 +224,13 @@ class Plan:
         for i, index in enumerate(self.indices):
             if self._active[i]:
                 pair = (1.0, 1.0) if multipliers is None else optimizer.multipliers(index)
-                members.setdefault((counts[i], *pair), []).append(i)
+                members.setdefault((counts[i], *pair) if optimizer.alike else i, []).append(i)
         self._shared = []
-        for (_, lr_mult, wd_mult), rows in members.items():
+        for rows in members.values():
+            index = self.indices[rows[0]]
+            lr_mult, wd_mult = (1.0, 1.0) if multipliers is None else optimizer.multipliers(index)
             where = slice(None) if len(rows) == len(self.indices) else np.array(rows)
-            self._shared.append((where, int(self._slots[rows[0]]), lr_mult, wd_mult))
+            self._shared.append((where, int(self._slots[rows[0]]), lr_mult, wd_mult, index))
         self._counted = self._slots[np.array(self._active, dtype=bool)]
         self._multipliers = multipliers
 

@@ -1,0 +1,48 @@
+"""Random numbers by counting: Philox-4x32-10 (Salmon et al. 2011, table 2) on torch tensors.
+
+The same keys and index give the same number on every engine, in any order and after a resume, because nothing is drawn
+from a stream. Triton has this generator built in; the CPU engine has its own copy in machine words.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+__all__ = ["KEYS", "MULTIPLIERS", "ROUNDS", "normal"]
+
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEYS = (0x9E3779B9, 0xBB67AE85)  # what the two keys grow by in each round
+ROUNDS = 10
+_MASK = 0xFFFFFFFF
+
+
+def normal(key0: int, key1: int, index: torch.Tensor) -> torch.Tensor:
+    """Standard normal numbers, float32, by Box and Muller (1958) from the first two words that Philox gives.
+
+    Args:
+        key0, key1: whole numbers in [0, 2^32).
+        index: int64, the counter's lower 64 bits.
+    """
+    first, second = _philox(key0, key1, index)
+    radius = torch.sqrt(-2.0 * torch.log(((first >> 8) + 1).to(torch.float32) * 2.0**-24))
+    return radius * torch.cos((second >> 8).to(torch.float32) * (2.0**-23 * math.pi))
+
+
+def _philox(key0: int, key1: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    c0, c1 = index & _MASK, (index >> 32) & _MASK
+    c2 = c3 = torch.zeros_like(index)
+    for _ in range(ROUNDS):
+        high0, low0 = _multiplied(c0, MULTIPLIERS[0])
+        high1, low1 = _multiplied(c2, MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
+        key0, key1 = (key0 + KEYS[0]) & _MASK, (key1 + KEYS[1]) & _MASK
+    return c0, c1
+
+
+def _multiplied(word: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Upper and lower 32 bits of a product of 32-bit words, without a 64-bit unsigned type."""
+    low = word * (factor & 0xFFFF)  # below 2^48
+    high = word * (factor >> 16) + (low >> 16)  # below 2^49
+    return high >> 16, ((high << 16) | (low & 0xFFFF)) & _MASK

@@ -1,0 +1,32 @@
+"""Rules that rebuild the weight from a sum: Ftrl and FTML."""
+
+from ..language import rule, tl
+from .common import clipped, decayed_before_clip, sign
+
+
+@rule
+def ftrl(w, g, state, hyper):
+    """Follow the regularised leader, with L1 and, through wd, L2. McMahan et al. (2013), alg. 1; numbers of MXNet 1.9.1."""
+    z, n = state
+    lr, wd, clip, lamda1, beta = hyper
+    g = clipped(g, clip)
+    root = tl.sqrt(n + g * g)
+    z = z + g - (root - tl.sqrt(n)) * w / lr
+    n = n + g * g
+    w = (sign(z) * lamda1 - z) / ((beta + tl.sqrt(n)) / lr + wd)
+    return tl.where(tl.abs(z) > lamda1, w, 0.0), (z, n)
+
+
+@rule
+def ftml(w, g, state, hyper):
+    """Follow the moving leader. Zheng & Kwok (2017), alg. 1; decay inside the clip as in MXNet 1.9.1.
+
+    `scale` is (1 - beta1^t) / lr, `correction2` 1 / (1 - beta2^t).
+    """
+    d, v, z = state
+    wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, scale, correction2 = hyper
+    g = decayed_before_clip(w, g, wd, clip)
+    v = beta2 * v + one_minus_beta2 * g * g
+    new_d = scale * (tl.sqrt(v * correction2) + epsilon)
+    z = beta1 * z + one_minus_beta1 * g - (new_d - beta1 * d) * w
+    return -z / new_d, (new_d, v, z)

@@ -1,0 +1,127 @@
+"""Rules whose step is scaled by norms of the whole tensor: LARS, LAMB, LANS."""
+
+from ..language import jit, reduction, rule, tl
+from .adam import moments
+from .common import clipped
+from .sgd import sgd, sgd_momentum
+
+
+@jit
+def ratio(above, below):
+    """The ratio of two norms given by their squares; 1 where one of them is zero."""
+    return tl.where(above * below > 0.0, tl.sqrt(above) / tl.sqrt(tl.where(below > 0.0, below, 1.0)), 1.0)
+
+
+@reduction
+def squares(w, g, state, hyper):
+    """Sums of squares of weight and gradient."""
+    return w * w, g * g
+
+
+@jit
+def lars_factor(w2, g2, wd, eta, epsilon, scaled):
+    """eta |w| / (|g| + wd |w| + epsilon), or 1 where a norm is zero or the parameter is not to be scaled."""
+    w_norm = tl.sqrt(w2)
+    factor = eta * w_norm / tl.where(g2 > 0.0, tl.sqrt(g2) + wd * w_norm + epsilon, 1.0)
+    return tl.where(scaled * w2 * g2 > 0.0, factor, 1.0)
+
+
+@rule(sums=squares)
+def lars(w, g, state, hyper, sums):
+    """SGD at the rate lr eta |w| / (|g| + wd |w| + epsilon), for each tensor. You, Gitman & Ginsburg (2017), alg. 1."""
+    lr, wd, clip, eta, epsilon, scaled = hyper
+    w2, g2 = sums
+    w, _ = sgd(w, g, (), (lr * lars_factor(w2, g2, wd, eta, epsilon, scaled), wd, clip))
+    return w, state
+
+
+@rule(sums=squares)
+def lars_momentum(w, g, state, hyper, sums):
+    """As `lars`, with the momentum of `sgd_momentum`."""
+    (mom,) = state
+    lr, wd, clip, momentum, eta, epsilon, scaled = hyper
+    w2, g2 = sums
+    return sgd_momentum(w, g, (mom,), (lr * lars_factor(w2, g2, wd, eta, epsilon, scaled), wd, clip, momentum))
+
+
+@jit
+def direction(w, g, mean, var, wd, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2):
+    """Adam's direction with the decay in it, and the new averages; the corrections are 1 / (1 - beta^t)."""
+    mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
+    return correction1 * mean / (tl.sqrt(correction2 * var) + epsilon) + wd * w, mean, var
+
+
+@reduction
+def lamb_squares(w, g, state, hyper):
+    """Sums of squares of the weight and of its direction."""
+    mean, var = state
+    wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2 = hyper
+    u, mean, var = direction(
+        w, clipped(g, clip), mean, var, wd, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2
+    )
+    return w * w, u * u
+
+
+@rule(sums=lamb_squares)
+def lamb(w, g, state, hyper, sums):
+    """w <- w - lr (|w| / |u|) u with Adam's direction u. You et al. (2020), alg. 2; numbers of MXNet 1.9.1.
+
+    |w| is limited to [lower_bound, upper_bound].
+    """
+    mean, var = state
+    (
+        lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, lower_bound,
+        upper_bound,
+    ) = hyper  # fmt: skip
+    w2, u2 = sums
+    u, mean, var = direction(
+        w, clipped(g, clip), mean, var, wd, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2
+    )
+    norm = tl.minimum(tl.maximum(tl.sqrt(w2), lower_bound), upper_bound)
+    return w - lr * ratio(norm * norm, u2) * u, (mean, var)
+
+
+@reduction
+def gradient_square(w, g, state, hyper):
+    """Sum of squares of the gradient."""
+    return (g * g,)
+
+
+@jit
+def lans_directions(
+    w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, g2
+):
+    """The directions of the average and of the gradient, normalised first, and the new averages."""
+    g = clipped(g / tl.sqrt(g2), clip)
+    mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
+    root = tl.sqrt(correction2 * var) + epsilon
+    return correction1 * mean / root + wd * w, g / root + wd * w, mean, var
+
+
+@reduction(sums=gradient_square)
+def lans_squares(w, g, state, hyper, sums):
+    """Sums of squares of the weight, of both directions, and once more of the gradient."""
+    mean, var = state
+    wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2 = hyper
+    (g2,) = sums
+    a, b, mean, var = lans_directions(
+        w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, g2
+    )
+    return w * w, a * a, b * b, g * g
+
+
+@rule(sums=lans_squares)
+def lans(w, g, state, hyper, sums):
+    """LAMB with a normalised gradient and Nesterov's momentum. Zheng et al. (2020), alg. 2; numbers of MXNet 2.0."""
+    mean, var = state
+    (
+        lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, lower_bound,
+        upper_bound,
+    ) = hyper  # fmt: skip
+    w2, a2, b2, g2 = sums
+    a, b, mean, var = lans_directions(
+        w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, g2
+    )
+    norm = tl.minimum(tl.maximum(tl.sqrt(w2), lower_bound), upper_bound)
+    norm = norm * norm
+    return w - lr * (beta1 * ratio(norm, a2) * a + one_minus_beta1 * ratio(norm, b2) * b), (mean, var)

@@ -1,0 +1,71 @@
+"""Ftrl and FTML: weights rebuilt at every step from sums over all gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...kernels import rules
+from ..arguments import real
+from .base import RuleOptimizer, register
+
+__all__ = ["FTML", "Ftrl"]
+
+
+@register
+class Ftrl(RuleOptimizer):
+    """Follow the regularised leader: weights that matter little are exactly zero.
+
+    Args:
+        lamda1: the L1 penalty, >= 0.
+        learning_rate: default 0.1, > 0.
+        beta: added to the root, >= 0.
+        **kwargs: those of `Optimizer`. The decay acts as an L2 penalty.
+
+    Source: MXNet 1.9.1 Ftrl; McMahan et al. (2013).
+    """
+
+    default_learning_rate = 0.1
+    rule = rules.ftrl
+
+    def __init__(
+        self, lamda1: float = 0.01, learning_rate: float | None = None, beta: float = 1.0, **kwargs: Any
+    ) -> None:
+        self.lamda1 = real("lamda1", lamda1, low=0)
+        self.beta = real("beta", beta, low=0)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+
+@register
+class FTML(RuleOptimizer):
+    """Follow the moving leader.
+
+    Args:
+        learning_rate: default 0.01, > 0.
+        beta1, beta2: decay of the averages, in [0, 1).
+        epsilon: added to the root, >= 0.
+        **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
+
+    Source: MXNet 1.9.1 FTML; Zheng & Kwok (2017).
+    """
+
+    rule = rules.ftml
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.6,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        **kwargs: Any,
+    ) -> None:
+        self.beta1 = real("beta1", beta1, low=0, below=1)
+        self.beta2 = real("beta2", beta2, low=0, below=1)
+        self.epsilon = real("epsilon", epsilon, low=0)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {
+            "scale": (1.0 - self.beta1**t) / lr if lr else math.inf,
+            "correction2": 1.0 / (1.0 - self.beta2**t),
+        }

@@ -1,0 +1,211 @@
+"""LARS, LAMB and LANS, whose steps are scaled by norms of the whole tensor, and LBSGD: training with large batches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...kernels import Rule, rules
+from ..arguments import choice, flag, real, whole
+from .base import Index, RuleOptimizer, register
+
+__all__ = ["LAMB", "LANS", "LARS", "LBSGD"]
+
+
+@register
+class LARS(RuleOptimizer):
+    """SGD with a rate for each tensor, in proportion to the norm of its weights over that of its gradient.
+
+    Args:
+        learning_rate: default 0.01.
+        momentum: in [0, 1); 0 keeps no momentum.
+        lazy_update: kept for MXNet's sake; it concerns sparse gradients.
+        eta: the trust coefficient, > 0.
+        eps: added to the denominator, >= 0.
+        momentum_correction: multiply the momentum by the ratio of the rates where the rate has changed.
+        **kwargs: those of `Optimizer`. Where `param_idx2name` is given, only names that end in weight are decayed, and
+            gamma, beta and bias are not scaled.
+
+    Source: MXNet 1.9.1 LARS; You, Gitman & Ginsburg (2017).
+    """
+
+    alike = False
+    decayed_names = ("_weight", ".weight")
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        momentum: float = 0.0,
+        lazy_update: bool = True,
+        eta: float = 0.001,
+        eps: float = 0.0,
+        momentum_correction: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.momentum = real("momentum", momentum, low=0, below=1)
+        self.lazy_update = flag("lazy_update", lazy_update)
+        self.eta = real("eta", eta, above=0)
+        self.eps = real("eps", eps, low=0)
+        self.momentum_correction = flag("momentum_correction", momentum_correction)
+        self.last_lr: float | None = None
+        self.ratio = 1.0
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    @property
+    def rule(self) -> Rule:  # type: ignore[override]
+        return rules.lars_momentum if self.momentum else rules.lars
+
+    def begin_step(self, lr: float) -> None:
+        self.ratio = lr / self.last_lr if self.momentum_correction and self.last_lr else 1.0
+        self.last_lr = lr
+
+    def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
+        name = str(self.idx2name.get(index, index))  # type: ignore[arg-type]
+        scaled = not name.endswith(("gamma", "beta", "bias"))
+        return {"epsilon": self.eps, "scaled": float(scaled), "momentum": self.momentum * self.ratio}
+
+
+class _Lamb(RuleOptimizer):
+    """What LAMB and LANS have in common."""
+
+    default_learning_rate = 0.001
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        lower_bound: float | None = None,
+        upper_bound: float | None = None,
+        bias_correction: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.beta1 = real("beta1", beta1, low=0, below=1)
+        self.beta2 = real("beta2", beta2, low=0, below=1)
+        self.epsilon = real("epsilon", epsilon, low=0)
+        self.lower_bound = None if lower_bound is None else real("lower_bound", lower_bound, low=0)
+        self.upper_bound = None if upper_bound is None else real("upper_bound", upper_bound, low=0)
+        self.bias_correction = flag("bias_correction", bias_correction)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        corrected = self.bias_correction
+        return {
+            "correction1": 1.0 / (1.0 - self.beta1**t) if corrected else 1.0,
+            "correction2": 1.0 / (1.0 - self.beta2**t) if corrected else 1.0,
+            "lower_bound": self.lower_bound or 0.0,
+            "upper_bound": self.upper_bound or math.inf,
+        }
+
+
+@register
+class LAMB(_Lamb):
+    """Adam with a rate for each tensor, in proportion to the norm of its weights over that of its direction.
+
+    Args:
+        learning_rate: default 0.001.
+        beta1, beta2: decay of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root, >= 0.
+        lower_bound, upper_bound: the norm of the weights is limited to these; None or 0 means no limit.
+        bias_correction: whether the averages are corrected for starting at zero.
+        **kwargs: those of `Optimizer`. The decay is part of the direction.
+
+    Source: MXNet 1.9.1 LAMB; You et al. (2020).
+    """
+
+    rule = rules.lamb
+
+
+@register
+class LANS(_Lamb):
+    """LAMB with the gradient normalised first, and Nesterov's momentum.
+
+    Args:
+        learning_rate: default 0.001.
+        beta1, beta2: decay of the averages of the gradient and of its square, in [0, 1).
+        epsilon: added to the root, >= 0.
+        lower_bound, upper_bound: the norm of the weights is limited to these; None or 0 means no limit.
+        **kwargs: those of `Optimizer`. The decay is part of both directions.
+
+    Source: MXNet 2.0 LANS; Zheng et al. (2020).
+    """
+
+    rule = rules.lans
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        lower_bound: float | None = None,
+        upper_bound: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, lower_bound, upper_bound, **kwargs)
+
+
+@register
+class LBSGD(RuleOptimizer):
+    """SGD on the mean of `batch_scale` gradients, with a warm-up of the rate towards `batch_scale` times itself.
+
+    Args:
+        learning_rate: default 0.01.
+        momentum: in [0, 1).
+        warmup_strategy: "linear", "power2", "sqrt", or "lars", a rate by norms instead of a warm-up.
+        warmup_epochs: how long the warm-up lasts, >= 0.
+        batch_scale: how many gradients make a step, >= 1.
+        updates_per_epoch: >= 1.
+        begin_epoch: where the count of epochs starts, >= 0.
+        num_epochs: kept for MXNet's sake; not used.
+        **kwargs: those of `Optimizer`. Schedules are asked for the count before the update, as in MXNet.
+
+    Source: MXNet 1.9.1 LBSGD.
+    """
+
+    reads_rate_first = True
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        momentum: float = 0.0,
+        warmup_strategy: str = "linear",
+        warmup_epochs: int = 5,
+        batch_scale: int = 1,
+        updates_per_epoch: int = 32,
+        begin_epoch: int = 0,
+        num_epochs: int = 60,
+        **kwargs: Any,
+    ) -> None:
+        self.momentum = real("momentum", momentum, low=0, below=1)
+        self.warmup_strategy = choice("warmup_strategy", warmup_strategy, ("linear", "power2", "sqrt", "lars"))
+        self.warmup_epochs = whole("warmup_epochs", warmup_epochs, low=0)
+        self.batch_scale = whole("batch_scale", batch_scale, low=1)
+        self.updates_per_epoch = whole("updates_per_epoch", updates_per_epoch, low=1)
+        self.begin_epoch = whole("begin_epoch", begin_epoch, low=0)
+        self.num_epochs = whole("num_epochs", num_epochs, low=0)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    @property
+    def rule(self) -> Rule:  # type: ignore[override]
+        return rules.lbsgd_lars if self.warmup_strategy == "lars" else rules.lbsgd
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        n = self.begin_epoch * self.updates_per_epoch + t - self.begin_num_update
+        return {
+            "lr": lr * self._warmup(n),
+            "one_over_scale": 1.0 / self.batch_scale,
+            "apply": float(n % self.batch_scale == 0),
+        }
+
+    def _warmup(self, n: int) -> float:
+        end, scale = self.warmup_epochs * self.updates_per_epoch, self.batch_scale
+        if self.warmup_strategy == "lars":
+            return 1.0
+        if n >= end:
+            return float(scale)
+        if end <= 1:
+            return 1.0
+        part = {"linear": n / end, "power2": (n / end) ** 2, "sqrt": math.sqrt(n / end)}[self.warmup_strategy]
+        return 1.0 + (scale - 1) * part
