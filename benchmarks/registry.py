@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 import tristep
-from tristep.kernels import Update, rules
+from tristep.kernels import Reduction, Rule, Update, rules
 from tristep.kernels.engine import hyper_values
-from tristep.kernels.table import allocate_states
+from tristep.kernels.table import states_for
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,10 @@ RULE_WORKLOAD = {"cpu": CPU_WORKLOADS[-1], "cuda": GPU_WORKLOADS[-1]}
 
 HYPER = {
     "lr": 1e-3, "wd": 0.01, "decay": 1e-5, "wd_lh": 0.0, "clip": float("inf"), "clip_weights": float("inf"),
-    "beta1": 0.9, "beta2": 0.999, "momentum": 0.9, "gamma1": 0.9, "gamma2": 0.9, "epsilon": 1e-8,
+    "beta1": 0.9, "beta2": 0.999, "momentum": 0.9, "gamma1": 0.9, "gamma2": 0.9, "epsilon": 1e-8, "rho": 0.9, "lamda": 0.04,
+    "lamda1": 0.01, "beta": 1.0, "eta": 1e-3, "scaled": 1.0, "correction1": 1.1, "correction2": 1.1, "lower_bound": 0.0,
+    "upper_bound": float("inf"), "of_gradient": 0.1, "of_mean": 0.9, "scale": 100.0, "one_over_scale": 1.0, "apply": 1.0,
+    "key0": 1.0, "key1": 2.0,
 }  # fmt: skip
 
 
@@ -95,11 +99,18 @@ def adamw_steps(
 
 
 def rule_step(name: str, workload: Workload, device: str) -> tuple[Callable[[], object], int]:
-    """One launch of a rule on its own, and the bytes that it must move: each input read once, each output written once."""
+    """One step of a rule on its own, and the bytes that it must move.
+
+    Each array is read once, where it is used, and once more by every reduction that uses it; each output is written once.
+    A rule of whole tensors gets matrices, whose rows it may be about.
+    """
     rule = getattr(rules, name)
     weights = [torch.randn(shape, device=device) for shape in workload.shapes]
+    if not isinstance(rule, Rule):
+        weights = [weight.view(-1, 1000) if weight.numel() % 1000 == 0 else weight for weight in weights]
     gradients = [torch.randn_like(weight) for weight in weights]
-    update = Update(rule, weights, allocate_states(weights, len(rule.state)))
+    states = states_for(rule, weights)
+    update = Update(rule, weights, states)
     update.hyper[:] = [1.0, *hyper_values(rule, HYPER)]
     update.bind(gradients)
 
@@ -107,4 +118,15 @@ def rule_step(name: str, workload: Workload, device: str) -> tuple[Callable[[], 
         update.holds(gradients)
         update()
 
-    return step, 4 * workload.elements * (3 + 2 * len(rule.state))
+    if isinstance(rule, Rule):
+        n_arrays = sum(map(_arrays_read, (rule, *rule.reductions))) + 1 + len(rule.state)
+        return step, 4 * workload.elements * n_arrays
+    return step, 4 * (3 * workload.elements + 2 * sum(tensor.numel() for row in states for tensor in row))
+
+
+def _arrays_read(function: Rule | Reduction) -> int:
+    """How many arrays a rule or reduction reads: what it only unpacks is never loaded."""
+    tree = ast.parse(function.source).body[0]
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    w, g = list(tree.args.args)[:2]  # type: ignore[attr-defined]
+    return sum(name in names for name in (w.arg, g.arg, *function.state))

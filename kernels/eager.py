@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .language import Rule
 from .table import TensorTable
 
 __all__ = ["EagerUpdate", "TensorUpdate"]
@@ -19,7 +20,8 @@ class EagerUpdate:
     """Runs one table with torch operations: large CPU tensors in tiles, small tensors joined."""
 
     def __init__(self, table: TensorTable) -> None:
-        self.table = table
+        assert isinstance(table.rule, Rule)
+        self.table, self._rule = table, table.rule
         self._weights = [_flat(weight.detach()) for weight in table.weights]
         self._masters = None if table.masters is None else [_flat(master) for master in table.masters]
         self._states = [dict(zip(table.rule.state, map(_flat, row), strict=False)) for row in table.states]
@@ -30,11 +32,13 @@ class EagerUpdate:
         reduction = self.table.rule.reductions[stage]
         totals = self.totals[stage].zero_()
         for i, gradient, part in self._parts():
-            totals[i] += torch.stack([torch.sum(value) for value in self._compute(reduction, i, gradient, part)])
+            values = self._compute(reduction, i, gradient, part)
+            spread = [torch.as_tensor(value, dtype=totals.dtype).expand(gradient.shape) for value in values]
+            totals[i] += torch.stack([torch.sum(value) for value in spread])
 
     @torch.no_grad()
     def __call__(self) -> None:
-        rule = self.table.rule
+        rule = self._rule
         small = []
         for i, gradient, part in self._parts():
             if self.table.sizes[i] <= JOIN_UP_TO and not rule.extras:
@@ -59,10 +63,10 @@ class EagerUpdate:
                     yield i, flat[start : start + step], slice(start, start + step)
 
     def _compute(self, function: Any, i: int, gradient: torch.Tensor, part: slice) -> Any:
-        table, rule = self.table, self.table.rule
+        table, rule = self.table, self._rule
         states = tuple(self._states[i][name][part] for name in function.state)
         hyper = dict(zip(rule.hyper, table.hyper[i, 1:].tolist(), strict=True))
-        extras = []
+        extras: list[Any] = []
         if "sums" in function.extras:
             extras.append(tuple(self.sums[len(function.reductions) - 1][i].unbind()))
         if "index" in function.extras:
@@ -93,11 +97,8 @@ class EagerUpdate:
         return self._weights[i] if self._masters is None else self._masters[i]
 
     def _store(self, i: int, part: slice, w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
-        if self._masters is not None:
-            self._masters[i][part] = w
-        self._weights[i][part] = w.to(self._weights[i].dtype)
-        for old, new in zip(self._states[i].values(), states, strict=True):
-            old[part] = new
+        written = [self._weights[i], *([] if self._masters is None else [self._masters[i]]), *self._states[i].values()]
+        _write([old[part] for old in written], [*[w] * (len(written) - len(states)), *states])
 
 
 class TensorUpdate:
@@ -109,16 +110,26 @@ class TensorUpdate:
     @torch.no_grad()
     def __call__(self) -> None:
         table = self.table
-        for i, gradient in enumerate(table.gradients):
+        for i, bound in enumerate(table.gradients):
+            gradient = None if bound is None else bound()
             if gradient is None or not table.sizes[i]:
                 continue
             weight = table.weights[i].detach()
             master = weight if table.masters is None else table.masters[i]
             rescale, *hyper = table.hyper[i].tolist()
-            g = gradient().to(table.dtype) * rescale
+            g = gradient.to(table.dtype) * rescale
             w, states = table.rule(master.to(table.dtype), g, table.states[i], tuple(hyper))
-            for old, new in zip((weight, master, *table.states[i]), (w, w, *states), strict=True):
-                old.copy_(new)
+            _write([weight, master, *table.states[i]], [w, w, *states])
+
+
+def _write(old: list[torch.Tensor], new: list[Any]) -> None:
+    """Copy each new value to its place; one that lies in such a place itself, as an old value does, is saved first."""
+    places = {tensor.untyped_storage().data_ptr() for tensor in old}
+    for k, value in enumerate(new):
+        if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in places:
+            new[k] = value.clone()
+    for tensor, value in zip(old, new, strict=True):
+        tensor[...] = value
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

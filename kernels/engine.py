@@ -128,7 +128,7 @@ def hyper_values(rule: Rule | TensorRule, values: Mapping[str, float]) -> list[f
     return row
 
 
-def _number(rule: Rule, name: str, value: Any) -> float:
+def _number(rule: Rule | TensorRule, name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -148,7 +148,7 @@ class Update:
 
     Attributes:
         hyper: float64 [n_weights, 1 + n_hyper]; rescale_grad and the rule's hyper-parameters. Write here before a step.
-        launches: native calls or GPU launches of the last step.
+        launches: native calls or GPU launches of a step, those of the rule's reductions not counted.
 
     Raises:
         TypeError, ValueError: types or shapes that do not fit.
@@ -215,9 +215,7 @@ class Update:
         return self._weights_hold() or all(
             (keeps_master is None or keeps_master(weight) == (master is not None))
             and all(
-                tensor.device == weight.device
-                and tensor.dtype == compute_dtype(weight.dtype)
-                and tensor.shape == shape
+                tensor.device == weight.device and tensor.dtype == compute_dtype(weight.dtype) and tensor.shape == shape
                 for tensor, shape in _companions(self.rule, weight, row, master)
             )
             for weight, row, master in zip(self.weights, self.states, self.masters, strict=True)
@@ -346,7 +344,6 @@ class Update:
         else:
             increment_version(self._touched)
 
-
     @torch.no_grad()
     def _run_with_sums(self) -> None:
         for group in self._groups:
@@ -354,7 +351,7 @@ class Update:
         for k, reduction in enumerate(self.rule.reductions):
             for group in self._groups:
                 group.execute.measure(k)
-            if reduction.over == "all":
+            if reduction.over == "all" and self._groups:
                 _add_together([group.execute.totals[k] for group in self._groups])
             if reduction.finished is not None:
                 for group in self._groups:
@@ -470,6 +467,7 @@ class _Group:
         """Turn the sums of a reduction into the numbers that it keeps."""
         table, rule, execute = self.table, self.table.rule, self.execute
         reduction = rule.reductions[stage]
+        assert reduction.finished is not None
         start = len(rule.state) + sum(len(earlier.kept) for earlier in rule.reductions[:stage])
         rows = [row[start : start + len(reduction.kept)] for row in table.states]
         kept = torch.stack([torch.stack(row) for row in rows])
@@ -477,6 +475,7 @@ class _Group:
         hyper = torch.from_numpy(table.hyper[:, columns]).to(table.device)
         active = torch.tensor([gradient is not None for gradient in table.gradients], device=table.device)
         found = reduction.finished(execute.totals[stage].unbind(1), kept.unbind(1), hyper.unbind(1))
+        found = [torch.as_tensor(value, dtype=kept.dtype, device=kept.device).expand(len(rows)) for value in found]
         new = torch.where(active[:, None], torch.stack(found, dim=1), kept)
         torch._foreach_copy_([number for row in rows for number in row], list(new.flatten().unbind()))
         execute.sums[stage].copy_(new)

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from triton.compiler import CompiledKernel
 
+from . import random
 from .language import Reduction, Rule
 from .table import GRADIENT, TensorTable
 
@@ -43,13 +44,18 @@ def _minimum(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
+_S0, _S1, _S2, _S3, _S4 = map(tl.constexpr, random.SINE)
+
+
 @triton.jit
 def _normal(key0, key1, index):
     low = index.to(tl.uint32)
     seed = key0.to(tl.uint64) | (key1.to(tl.uint64) << 32)
     first, second, _, _ = tl.philox(seed, low, (index >> 32).to(tl.uint32), low * 0, low * 0)
     radius = tl.sqrt(-2.0 * tl.log(((first >> 8) + 1).to(tl.float32) * 5.9604644775390625e-08))
-    return radius * tl.cos((second >> 8).to(tl.float32) * 3.745070282923929e-07)
+    x = tl.abs((second >> 8).to(tl.float32) * 5.9604644775390625e-08 - 0.5) - 0.25
+    square = x * x
+    return radius * x * (_S0 + square * (_S1 + square * (_S2 + square * (_S3 + square * _S4))))
 
 
 # What rules get for `tl`: Triton's own words, except for those that would drop a NaN. They are looked up anew every time,
@@ -198,9 +204,10 @@ def _store_tile(
         _store(tl.load(addresses + (2 + k) * n_tensors + tensor), states[k], offsets, n, COMPUTE, FULL, ALIGNED)
 
 
-# Compiled once, whatever the number of tensors, on which the alignment of `hyper` depends too.
+# Compiled once, whatever the number of tensors, on which the alignment of `hyper` and of `sums` depends too.
 @triton.jit(
-    do_not_specialize=["n_tensors"], do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles"]
+    do_not_specialize=["n_tensors"],
+    do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums"],
 )
 def _update_kernel(
     addresses,  # int64 [rows, n_tensors]
@@ -249,6 +256,15 @@ def _update_kernel(
 
 
 @triton.jit
+def _spread(value, offsets, COMPUTE: tl.constexpr):
+    # One number for each element, of a constant or a comparison too.
+    return value + tl.zeros_like(offsets).to(COMPUTE)
+
+
+@triton.jit(
+    do_not_specialize=["n_tensors"],
+    do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums", "partials"],
+)
 def _sums_kernel(
     addresses,  # as in _update_kernel, as all that follow
     gradients,
@@ -286,20 +302,21 @@ def _sums_kernel(
                 N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, True, ALIGNED,
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
-                tl.store(partials + k * tl.num_programs(0), tl.sum(values[k], axis=0))
+                tl.store(partials + k * tl.num_programs(0), tl.sum(_spread(values[k], offsets, COMPUTE), axis=0))
         else:
             values = _compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
                 N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, False, ALIGNED,
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
-                tl.store(partials + k * tl.num_programs(0), tl.sum(tl.where(offsets < n, values[k], 0.0), axis=0))
+                value = tl.where(offsets < n, _spread(values[k], offsets, COMPUTE), 0.0)
+                tl.store(partials + k * tl.num_programs(0), tl.sum(value, axis=0))
     else:
         for k in tl.static_range(N_VALUES):
             tl.store(partials + k * tl.num_programs(0), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_tiles"], do_not_specialize_on_alignment=["partials", "firsts", "totals"])
 def _totals_kernel(
     partials,  # [N_VALUES, n_tiles]
     firsts,  # int64 [n_tensors + 1]: where each tensor's tiles begin
@@ -313,22 +330,28 @@ def _totals_kernel(
     end = tl.load(firsts + tensor + 1)
     for k in tl.static_range(N_VALUES):
         total = tl.zeros((BLOCK,), dtype=totals.dtype.element_ty)
-        for start in range(first, end, BLOCK):
+        start = first
+        while start < end:  # the interpreter of Triton 3.6 knows no range() of loaded numbers
             offsets = start + tl.arange(0, BLOCK)
             total += tl.load(partials + k * n_tiles + offsets, mask=offsets < end, other=0.0)
+            start += BLOCK
         tl.store(totals + tensor * N_VALUES + k, tl.sum(total, axis=0))
 
 
 def launch_options(
-    weight_dtype: torch.dtype, gradient_dtype: torch.dtype, dtype: torch.dtype, n_states: int
+    weight_dtype: torch.dtype, gradient_dtype: torch.dtype, dtype: torch.dtype, n_states: int, n_sums: int = 0
 ) -> dict[str, Any]:
     """Options of the compiler: 8 elements a thread, or 4.
 
-    Mixed widths get 4, or layouts would be exchanged through shared memory; and so do rules of three states, which with 8
-    need 72 registers a thread instead of 48.
+    Mixed widths get 4, or layouts would be exchanged through shared memory; and so do rules of more than two states, or
+    sums, which with 8 need 72 registers a thread instead of 48.
     """
     mixed = len({weight_dtype.itemsize, gradient_dtype.itemsize, dtype.itemsize}) > 1
-    return {"num_warps": 8 if mixed or n_states > 2 else 4, "enable_fp_fusion": True}
+    return {"num_warps": 8 if mixed or max(n_states, n_sums) > 2 else 4, "enable_fp_fusion": True}
+
+
+def _n_sums(function: Rule | Reduction) -> int:
+    return 0 if function.sums is None else function.sums.n_results
 
 
 def _constants(
@@ -340,13 +363,12 @@ def _constants(
     masters: bool,
     aligned: bool,
 ) -> dict[str, Any]:
-    n_sums = 0 if function.sums is None else function.sums.n_results
     return {
         "FUNCTION": function.bind("triton", _words, _compiled),
         "EXTRAS": ("sums" in function.extras) + 2 * ("index" in function.extras),
         "STATES": tuple(rule.state.index(name) for name in function.state),
         "HYPER": tuple(1 + rule.hyper.index(name) for name in function.hyper),
-        "SUMS": tuple(range(n_sums)),
+        "SUMS": tuple(range(_n_sums(function))),
         "N_STATES": len(rule.state),
         "N_HYPER": len(rule.hyper),
         "WEIGHT_TYPE": _TYPES[weight_dtype],
@@ -362,18 +384,23 @@ class TritonUpdate:
     """Runs one table on a GPU: keeps its arrays on the device, copies over what changed, launches once."""
 
     def __init__(self, table: TensorTable) -> None:
-        self.table = table
+        assert isinstance(table.rule, Rule)
+        self.table, self._rule = table, table.rule
         self._upload = _Uploader(table)
-        arrays = table.addresses, table.sizes, table.tiles
-        self._addresses, self._sizes, self._tiles = map(self._to_device, arrays)
+        self._addresses = self._to_device(table.addresses)
+        self._sizes = self._to_device(table.sizes)
+        self._tiles = self._to_device(table.tiles)
         self.totals, self.sums = table.room_for_sums()
         self._elsewhere = table.device.type == "cuda" and torch.cuda.device_count() > 1
         self._n_tiles = len(table.tiles)
-        self._update = self._launcher(_update_kernel, table.rule)
-        self._measure = [self._sums_launcher(stage) for stage in range(len(table.rule.reductions))]
+        self._update = self._launcher(_update_kernel, self._rule)
+        self._measure = [self._sums_launcher(stage) for stage in range(len(self._rule.reductions))]
 
     def measure(self, stage: int) -> None:
         """Launch the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values]."""
+        if not self._n_tiles:
+            self.totals[stage].zero_()  # they may have been added to those of other tensors
+            return
         with self._device():
             self._upload()
             for launch in self._measure[stage]:
@@ -381,6 +408,8 @@ class TritonUpdate:
 
     def __call__(self) -> None:
         """Launch on the current stream of the table's device. Never waits for the device."""
+        if not self._n_tiles:
+            return
         if self._elsewhere:
             with self._device():
                 self._upload()
@@ -400,14 +429,14 @@ class TritonUpdate:
         sums = self.sums[len(function.reductions) - 1] if function.reductions else self._upload.hyper
         arguments = (self._addresses, self._upload.gradients, self._upload.hyper, self._sizes, self._tiles, sums, *partials)
         types = table.weight_dtype, table.gradient_dtype, table.dtype
-        constants = _constants(function, table.rule, *types, table.masters is not None, table.aligned)
+        constants = _constants(function, self._rule, *types, table.masters is not None, table.aligned)
         if isinstance(function, Reduction):
             constants["N_VALUES"] = function.n_values
-        options = launch_options(*types, len(function.state))
+        options = launch_options(*types, len(function.state), _n_sums(function))
         return _Launch(kernel, self._n_tiles, (*arguments, len(table.weights)), constants, options)
 
     def _sums_launcher(self, stage: int) -> tuple[_Launch, _Launch]:
-        table, reduction = self.table, self.table.rule.reductions[stage]
+        table, reduction = self.table, self._rule.reductions[stage]
         n_tensors, n_values = self.totals[stage].shape
         partials = torch.zeros(n_values, self._n_tiles, dtype=table.dtype, device=table.device)
         firsts = self._to_device(np.searchsorted(table.tiles[:, 0], np.arange(n_tensors + 1)).astype(np.int64))
@@ -426,7 +455,9 @@ class TritonUpdate:
 class _Launch:
     """One kernel with arguments that stay what they are, whatever the contents of the tensors among them."""
 
-    def __init__(self, kernel: Any, programs: int, arguments: Any, constants: dict[str, Any], options: dict[str, Any]) -> None:
+    def __init__(
+        self, kernel: Any, programs: int, arguments: Any, constants: dict[str, Any], options: dict[str, Any]
+    ) -> None:
         self._grid = (programs, 1, 1)
         self._first = partial(kernel[self._grid], *arguments, **constants, **options)
         self._again: Any = None
@@ -435,7 +466,7 @@ class _Launch:
     def __call__(self) -> None:
         if self._again is not None:
             self._again()
-        elif self._grid[0]:
+        else:
             kernel = self._first()
             # The arguments stay, so nothing is left for the JIT's launcher to find out every time, which takes it 20 µs.
             if isinstance(kernel, CompiledKernel):
@@ -510,5 +541,5 @@ def compile_for(
     signature |= {"n_tensors": "i32"} | dict.fromkeys(constants, "constexpr")
     kernel = _update_kernel if stage is None else _sums_kernel
     source = ASTSource(kernel, signature=signature, constexprs=constants)
-    options = launch_options(weight_dtype, gradient_dtype, dtype, len(function.state))
+    options = launch_options(weight_dtype, gradient_dtype, dtype, len(function.state), _n_sums(function))
     return triton.compile(source, target=target, options=options)

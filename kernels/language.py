@@ -24,7 +24,19 @@ import torch
 
 from . import random
 
-__all__ = ["Function", "Reduction", "Rule", "TensorRule", "has_numba", "has_triton", "jit", "reduction", "rule", "tensor_rule", "tl"]
+__all__ = [
+    "Function",
+    "Reduction",
+    "Rule",
+    "TensorRule",
+    "has_numba",
+    "has_triton",
+    "jit",
+    "reduction",
+    "rule",
+    "tensor_rule",
+    "tl",
+]
 
 
 def rule(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None) -> Any:
@@ -86,8 +98,9 @@ def tensor_rule(
 ) -> Any:
     """Make an update rule of whole tensors, `(w, g, state, hyper) -> (new_w, new_state)`, in plain torch operations.
 
-    For what a rule cannot say because elements need each other: sums over rows, products of matrices. It runs on every device
-    as it is written, one tensor at a time. `w` and `g` come in the arithmetic's type, and nothing may be changed in place.
+    For what a rule cannot say because elements need each other: sums over rows, products of matrices. It runs on every
+    device as it is written, one tensor at a time. `w` and `g` come in the arithmetic's type, and nothing may be changed in
+    place.
 
     Args:
         fn: the function. Its first lines unpack `state` and `hyper` as those of a rule do.
@@ -258,6 +271,14 @@ class _OverTensors(Function):
         self.sums = sums
         self.state = _unpacked_names(self._tree, arguments[2], may_return=True)
         self.hyper = _unpacked_names(self._tree, arguments[3])
+        if sums is not None:
+            sums._used_by = self.name
+            names = _unpacked_names(self._tree, "sums")
+            if names and len(names) != sums.n_results:
+                raise TypeError(
+                    f"{self.kind} {self.name!r} unpacks {len(names)} sums ({', '.join(names)}): "
+                    f"reduction {sums.name!r} gives {sums.n_results}"
+                )
 
     @property
     def reductions(self) -> tuple[Reduction, ...]:
@@ -280,8 +301,8 @@ class Rule(_OverTensors):
         _check_return(self._tree, self._tree.args.args[2].arg, self.state)
         self.kept = tuple(name for stage in self.reductions for name in stage.kept)
         for stage in self.reductions:
-            for what in ("state", "hyper"):
-                if unknown := [name for name in getattr(stage, what) if name not in getattr(self, what)]:
+            for what, names in {"state": stage.state, "hyper": stage.hyper + stage.finish_hyper}.items():
+                if unknown := [name for name in names if name not in getattr(self, what)]:
                     raise TypeError(
                         f"reduction {stage.name!r} unpacks {unknown[0]!r} from {what}: rule {self.name!r} has only "
                         f"{', '.join(getattr(self, what)) or 'none'}"
@@ -364,14 +385,15 @@ class Reduction(_OverTensors):
 
     def __init__(self, fn: Callable[..., Any], sums: Reduction | None, over: str) -> None:
         super().__init__(fn, sums)
-        returned = [node.value for node in ast.walk(self._tree) if isinstance(node, ast.Return)]
-        if len(returned) != 1 or not isinstance(returned[0], ast.Tuple):
-            raise TypeError(f"reduction {self.name!r} must end with one return of a tuple of values, such as `return (g * g,)`")
-        self.n_values = len(returned[0].elts)
+        returned = self._tree.body[-1].value  # type: ignore[attr-defined]
+        if not isinstance(returned, ast.Tuple) or not returned.elts:
+            raise TypeError(f"reduction {self.name!r} must end by returning a tuple of values, such as `return (g * g,)`")
+        self.n_values = len(returned.elts)
         self.over = over
         self.finished: Function | None = None
         self.kept: tuple[str, ...] = ()
         self.finish_hyper: tuple[str, ...] = ()
+        self._used_by: str | None = None
 
     def finish(self, fn: Callable[..., Any]) -> Function:
         """Decorator: what becomes of the sums, `(sums, kept, hyper) -> new_kept`. See `reduction`."""
@@ -379,9 +401,22 @@ class Reduction(_OverTensors):
         arguments = [argument.arg for argument in function._tree.args.args]
         if len(arguments) != 3:
             raise TypeError(f"{function.name!r} takes ({', '.join(arguments)}): it must be (sums, kept, hyper)")
-        self.finished = function
-        self.kept = _unpacked_names(function._tree, arguments[1])
-        self.finish_hyper = _unpacked_names(function._tree, arguments[2])
+        if self.finished is not None or self._used_by is not None:
+            why = f"{self._used_by!r} uses it already" if self.finished is None else f"it has one, {self.finished.name!r}"
+            raise TypeError(f"reduction {self.name!r} cannot be given {function.name!r} to finish it: {why}")
+        sums, kept, hyper = (_unpacked_names(function._tree, argument) for argument in arguments)
+        if sums and len(sums) != self.n_values:
+            raise TypeError(
+                f"{function.name!r} unpacks {len(sums)} sums ({', '.join(sums)}): "
+                f"reduction {self.name!r} gives {self.n_values}"
+            )
+        returned = function._tree.body[-1].value  # type: ignore[attr-defined]
+        if not kept or len(set(kept)) < len(kept) or not isinstance(returned, ast.Tuple) or len(returned.elts) != len(kept):
+            raise TypeError(
+                f"{function.name!r} must unpack {arguments[1]} into the names of one number or more, and end by returning a "
+                f"tuple of as many, as in `return (new_{', new_'.join(kept) or 'number'},)`"
+            )
+        self.finished, self.kept, self.finish_hyper = function, kept, hyper
         return function
 
     @property

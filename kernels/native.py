@@ -56,6 +56,7 @@ class NativeUpdate:
         self._threaded = table.n_elements >= PARALLEL_FROM and self._n_tiles > 1
         self.totals, self.sums = table.room_for_sums()
         self._partials = [np.zeros((self._n_tiles, total.shape[1])) for total in self.totals]
+        assert isinstance(table.rule, Rule)
         self._measure = [self._prepare(*each) for each in zip(table.rule.reductions, self._partials, strict=True)]
         self._run = self._prepare(table.rule)
 
@@ -150,7 +151,7 @@ _compile_lock = threading.Lock()
 
 def _compiled(table: TensorTable, function: Rule | Reduction, threaded: bool) -> Any:
     """The loop over a table that computes this function: the table's rule, or one of the reductions before it."""
-    key = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.masters is not None, threaded)
+    key: Any = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.masters is not None, threaded)
     with _compile_lock:
         if key not in _loops:
             _loops[key] = _compile(*key)
@@ -161,7 +162,8 @@ def _compiled(table: TensorTable, function: Rule | Reduction, threaded: bool) ->
 _M0, _M1 = map(np.uint64, random.MULTIPLIERS)
 _K0, _K1 = map(np.uint64, random.KEYS)
 _MASK, _32, _8, _1 = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(8), np.uint64(1)
-_STEP, _ANGLE = np.float32(2.0**-24), np.float32(2.0**-23 * np.pi)
+_STEP, _HALF, _QUARTER = np.float32(2.0**-24), np.float32(0.5), np.float32(0.25)
+_S0, _S1, _S2, _S3, _S4 = map(np.float32, random.SINE)
 
 
 @_jit
@@ -174,8 +176,10 @@ def _normal(key0, key1, index):
         c0, c1 = (product1 >> _32) ^ c1 ^ k0, product1 & _MASK
         c2, c3 = (product0 >> _32) ^ c3 ^ k1, product0 & _MASK
         k0, k1 = (k0 + _K0) & _MASK, (k1 + _K1) & _MASK
-    first, second = np.float32((c0 >> _8) + _1) * _STEP, np.float32(c1 >> _8) * _ANGLE
-    return np.sqrt(np.float32(-2) * np.log(first)) * np.cos(second)
+    radius = np.sqrt(np.float32(-2) * np.log(np.float32((c0 >> _8) + _1) * _STEP))
+    x = np.abs(np.float32(c1 >> _8) * _STEP - _HALF) - _QUARTER
+    square = x * x
+    return radius * x * (_S0 + square * (_S1 + square * (_S2 + square * (_S3 + square * _S4))))
 
 
 # The words of `tl`, on single numbers.
@@ -387,7 +391,6 @@ def _import_generated(name: str, source: str, names: dict[str, Any]) -> types.Mo
 
 def _loop_source(function: Rule | Reduction, rule: Rule, masters: bool, threaded: bool) -> str:
     """The loop's text. The innermost function takes arrays, because only so does it vectorise."""
-    updates = isinstance(function, Rule)
     states = [f"s{k}" for k in range(len(function.state))]
     arrays = ["w", "g", *states] + (["m"] if masters else [])
     like = {"w": "WEIGHT", "g": "GRADIENT"}
@@ -406,12 +409,11 @@ def _loop_source(function: Rule | Reduction, rule: Rule, masters: bool, threaded
         + (", sums" if "sums" in function.extras else "")
         + (", start + i" if "index" in function.extras else "")
     )
-    if updates:
-        before, after = "", ""
+    if isinstance(function, Rule):
+        before = after = take = take_after = ""
         inner = f"value, new = function({values})\n        w[i] = store_weight(value)"
         inner += "".join(f"\n        {s}[i] = new[{k}]" for k, s in enumerate(states))
         inner += "\n        m[i] = value" if masters else ""
-        take = ""
     else:
         totals = [f"a{k}" for k in range(function.n_values)]
         before = "".join(f"    {a} = ZERO\n" for a in totals)
@@ -439,7 +441,7 @@ def one(addresses, sizes, hyper, tiles, sums, partials, j):
             ({hyper}),
             ({sums}),
             start,
-        ){"" if updates else take_after}
+        ){take_after}
 
 
 @entry

@@ -6,7 +6,8 @@ Imports ``tristep.kernels``.
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.trainer'; import it by that name (imported as {__name__!r})")
 
-from . import lr_scheduler, optimizer
+from . import initializer, lr_scheduler, optimizer
+from .fit import Fit, fit
 from .trainer import StaleGradientError, Trainer
 
-__all__ = ["StaleGradientError", "Trainer", "lr_scheduler", "optimizer"]
+__all__ = ["Fit", "StaleGradientError", "Trainer", "fit", "initializer", "lr_scheduler", "optimizer"]

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..kernels import rules
 from ..kernels.engine import DTYPES, choose_engine
 from . import checkpoint
 from .arguments import choice, did_you_mean, flag, real
-from .optimizer import Optimizer, Updater, create
+from .optimizer import Optimizer, RuleOptimizer, Updater, create
 from .optimizer.updater import Plan
 
 __all__ = ["StaleGradientError", "Trainer"]
@@ -91,6 +93,7 @@ class Trainer:
         self._used: list[weakref.ref[torch.Tensor] | None] = [None] * len(self._params)
         self._used_versions = np.full(len(self._params), -1, dtype=np.int64)
         self._seen_versions = self._used_versions.copy()
+        self._below: list[torch.Tensor] | None = None  # the weights from before `ascend`
 
     @property
     def optimizer(self) -> Optimizer:
@@ -149,6 +152,66 @@ class Trainer:
             if gradient is not None:
                 self._used_versions[i] = gradient._version
 
+    def ascend(self, rho: float = 0.05, *, adaptive: bool = False) -> None:
+        """Move the weights up their gradients, for sharpness-aware minimization; the next step first moves them back.
+
+        Between the two, gradients are taken anew, where the weights are then:
+
+            loss(net(x), y).backward()
+            trainer.ascend()
+            trainer.zero_grad()
+            loss(net(x), y).backward()
+            trainer.step(batch_size)
+
+        Args:
+            rho: how far, in the norm of all weights together, > 0.
+            adaptive: measure the distance relative to each weight, as ASAM does; `rho` is then ten times as large or so.
+
+        Raises:
+            StaleGradientError: some parameters have no fresh gradient; nothing has been changed.
+            RuntimeError: the weights have been moved up already, with no step since.
+
+        Source: Foret et al. (2021), "Sharpness-Aware Minimization"; Kwon et al. (2021), "ASAM".
+        """
+        rho = real("rho", rho, above=0)
+        adaptive = flag("adaptive", adaptive)
+        if self._below is not None:
+            raise RuntimeError("ascend() has moved the weights up already: take a step() first")
+        self._refuse_lazy()
+        gradients, versions, _ = self._look(None, False)
+        before = [parameter.detach().clone() for parameter in self._params]
+        hyper = {"rho": rho, "adaptive": float(adaptive)}
+        self._updater.apply(rules.ascent, hyper, range(len(self._params)), self._params, gradients)
+        self._below = before
+        self._used = [None if gradient is None else weakref.ref(gradient) for gradient in gradients]
+        self._used_versions = versions
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """A context in which the model has its averaged weights, for evaluation, where the optimizer keeps an average.
+
+        Afterwards it has those that it had before, to the bit.
+
+        Raises:
+            ValueError: the optimizer keeps no average; nothing has been changed.
+
+        Example:
+            >>> import torch, tristep
+            >>> net = torch.nn.Linear(2, 1)
+            >>> trainer = tristep.Trainer(net, "schedulefreesgd")
+            >>> with trainer.averaged_weights():
+            ...     prediction = net(torch.ones(1, 2))
+        """
+        found = self._optimizer.average() if isinstance(self._optimizer, RuleOptimizer) else None
+        if found is None:
+            raise ValueError(f"{type(self._optimizer).__name__} keeps no averaged weights; ScheduleFreeSGD, for one, does")
+        before = [parameter.detach().clone() for parameter in self._params]
+        self._updater.apply(*found, range(len(self._params)), self._params)
+        try:
+            yield
+        finally:
+            self._put_back(before)
+
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's settings, counts, schedule and states, as plain data and tensors (not copied)."""
         return checkpoint.collect(self._updater, self._names, self._params)
@@ -193,6 +256,9 @@ class Trainer:
             versions = self._seen_versions
         else:
             gradients, versions, held = self._look(plan, ignore_stale_grad)
+        if self._below is not None:
+            self._put_back(self._below)
+            self._below = None
         before = self._optimizer.rescale_grad
         self._optimizer.rescale_grad = self._scale / batch_size
         try:
@@ -233,6 +299,11 @@ class Trainer:
             raise
         self._plan = plan
         return plan
+
+    @torch.no_grad()
+    def _put_back(self, weights: Sequence[torch.Tensor]) -> None:
+        for parameter, weight in zip(self._params, weights, strict=True):
+            parameter.copy_(weight)
 
     def _refuse_lazy(self) -> None:
         lazy = [repr(name) for name, parameter in zip(self._names, self._params, strict=True) if _is_lazy(parameter)]

@@ -9,8 +9,26 @@ from .adagrad import adagrad, group_adagrad
 from .adam import adabelief, adam, adamax, adamw, nadam
 from .ftrl import ftml, ftrl
 from .layerwise import lamb, lans, lars, lars_momentum
+from .matrix import adafactor, came, muon  # noqa: F401
+from .modern import (  # noqa: F401
+    adan,
+    ademamix,
+    adopt,
+    asgd,
+    averaged,
+    lion,
+    mars,
+    novograd,
+    radam,
+    rprop,
+    sophia,
+    sophia_curvature,
+    stable_adamw,
+)
 from .rmsprop import rmsprop, rmsprop_centered
+from .schedule_free import schedule_free_adamw, schedule_free_sgd, toward  # noqa: F401
 from .sgd import dcasgd, dcasgd_momentum, lbsgd, lbsgd_lars, nag, sgd, sgd_momentum, sgld, sign_sgd, signum, test
+from .sharpness import ascent  # noqa: F401
 
 __all__ = [
     "adabelief",

@@ -20,5 +20,8 @@ def group_adagrad(w, g, state, hyper):
     (history,) = state
     lr, clip, epsilon = hyper
     g = g.clamp(-clip, clip)
-    history = history + (g * g).mean(dim=tuple(range(1, g.dim())), keepdim=True)
+    square = g * g
+    if g.dim() > 1:  # or each element is a row
+        square = square.mean(dim=tuple(range(1, g.dim())), keepdim=True)
+    history = history + square
     return w - lr * g / (history + epsilon).sqrt(), (history,)

@@ -48,7 +48,7 @@ def adamax(w, g, state, hyper):
     g = decayed_before_clip(w, g, wd, clip)
     mean = beta1 * mean + one_minus_beta1 * g
     largest = tl.maximum(beta2 * largest, tl.abs(g))
-    return w - lr * tl.where(largest == 0.0, 0.0, mean / tl.where(largest == 0.0, 1.0, largest)), (mean, largest)
+    return w - lr * mean / tl.where(largest == 0.0, 1.0, largest), (mean, largest)  # where it is 0, so is the mean
 
 
 @rule

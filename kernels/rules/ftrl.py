@@ -14,7 +14,7 @@ def ftrl(w, g, state, hyper):
     z = z + g - (root - tl.sqrt(n)) * w / lr
     n = n + g * g
     w = (sign(z) * lamda1 - z) / ((beta + tl.sqrt(n)) / lr + wd)
-    return tl.where(tl.abs(z) > lamda1, w, 0.0), (z, n)
+    return tl.where(tl.abs(z) <= lamda1, 0.0, w), (z, n)  # NaN stays NaN
 
 
 @rule

@@ -9,7 +9,8 @@ from .sgd import sgd, sgd_momentum
 @jit
 def ratio(above, below):
     """The ratio of two norms given by their squares; 1 where one of them is zero."""
-    return tl.where(above * below > 0.0, tl.sqrt(above) / tl.sqrt(tl.where(below > 0.0, below, 1.0)), 1.0)
+    # Not their product, which is 0 for small ones too; and what is NaN is no zero.
+    return tl.where((above == 0.0) | (below == 0.0), 1.0, tl.sqrt(above) / tl.sqrt(tl.where(below == 0.0, 1.0, below)))
 
 
 @reduction
@@ -23,7 +24,7 @@ def lars_factor(w2, g2, wd, eta, epsilon, scaled):
     """eta |w| / (|g| + wd |w| + epsilon), or 1 where a norm is zero or the parameter is not to be scaled."""
     w_norm = tl.sqrt(w2)
     factor = eta * w_norm / tl.where(g2 > 0.0, tl.sqrt(g2) + wd * w_norm + epsilon, 1.0)
-    return tl.where(scaled * w2 * g2 > 0.0, factor, 1.0)
+    return tl.where((scaled > 0.0) & (w2 > 0.0) & (g2 > 0.0), factor, 1.0)
 
 
 @rule(sums=squares)

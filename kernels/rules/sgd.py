@@ -122,5 +122,5 @@ def lbsgd_lars(w, g, state, hyper, sums):
 @rule
 def test(w, g, state, hyper):
     """w <- w + g, kept as state: what MXNet 1.9.1 tests its stores with."""
-    (copy,) = state
+    (copy,) = state  # noqa: RUF059  # names it
     return w + g, (w + g,)

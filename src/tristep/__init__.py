@@ -12,9 +12,22 @@ from typing import Any
 
 from . import kernels, trainer
 from .kernels import rule
-from .trainer import StaleGradientError, Trainer, lr_scheduler, optimizer
+from .trainer import StaleGradientError, Trainer, fit, initializer, lr_scheduler, optimizer
+from .trainer import initializer as init
 
-__all__ = ["StaleGradientError", "Trainer", "kernels", "lr_scheduler", "optimizer", "rule", "trainer", "viz"]
+__all__ = [
+    "StaleGradientError",
+    "Trainer",
+    "fit",
+    "init",
+    "initializer",
+    "kernels",
+    "lr_scheduler",
+    "optimizer",
+    "rule",
+    "trainer",
+    "viz",
+]
 
 try:
     __version__ = version("tristep")

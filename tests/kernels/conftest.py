@@ -13,7 +13,7 @@ import torch
 
 from tristep.kernels import Update
 from tristep.kernels.language import has_numba, has_triton
-from tristep.kernels.table import allocate_states
+from tristep.kernels.table import states_for
 
 _ORACLES = Path(__file__).parents[1] / "oracles"
 _FAST = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU, tests/conftest.py has set TRITON_INTERPRET=1
@@ -85,9 +85,15 @@ def _load(path):
 
 
 @pytest.fixture(scope="session")
-def oracles():
+def oracle_module():
+    """The module `oracles/updates.py`."""
+    return _load(_ORACLES / "updates.py")
+
+
+@pytest.fixture(scope="session")
+def oracles(oracle_module):
     """One step of each rule by name: functions of `oracles/updates.py`."""
-    return _load(_ORACLES / "updates.py").ORACLES
+    return oracle_module.ORACLES
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +111,7 @@ def write_rules(tmp_path):
         nonlocal count
         count += 1
         path = tmp_path / f"{name or f'rules_{count}_{tmp_path.name}'}.py"
-        path.write_text(f"from tristep.kernels import jit, rule, tl\n\n\n{text}", encoding="utf-8")
+        path.write_text(f"from tristep.kernels import jit, reduction, rule, tensor_rule, tl\n\n\n{text}", encoding="utf-8")
         return _load(path)
 
     return write
@@ -113,8 +119,8 @@ def write_rules(tmp_path):
 
 @pytest.fixture
 def zero_states():
-    """A function giving zeros as the states of weights for a rule."""
-    return lambda rule, weights: allocate_states(weights, len(rule.state))
+    """A function giving zeros as the states of weights for a rule, and as the numbers that it keeps."""
+    return states_for
 
 
 def fresh_python(*arguments, unset=(), **environment):

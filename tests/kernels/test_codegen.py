@@ -5,13 +5,14 @@ tests know: a label or its end closes a stretch of code, `@` starts an instructi
 suffixes .64 and .128 are the bits of one access.
 """
 
+import ast
 import json
 import re
 from typing import NamedTuple
 
 import pytest
 
-from tristep.kernels import rules
+from tristep.kernels import Rule, rules
 from tristep.kernels.language import WORDS
 
 TILE = pytest.importorskip("tristep.kernels.gpu", reason="Triton has builds for Linux only").TILE
@@ -24,13 +25,14 @@ TARGETS = {
     "sm_100": ("cuda", 100, 32),
     "gfx942": ("hip", "gfx942", 64),
 }
-RULES = {name: len(getattr(rules, name).state) for name in rules.__all__}  # with the number of states
+RULES = {name: len(found.state) for name in rules.__all__ if isinstance(found := getattr(rules, name), Rule)}  # and states
+SUMS = [(name, stage) for name in RULES for stage in range(len(getattr(rules, name).reductions))]
 FLOAT64 = r"D(ADD|MUL|FMA|SETP|MNMX)\b.*|.*\.F64\b.*|MUFU\.\w*64H"  # instructions
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Case(NamedTuple):
-    """One kernel to compile; `options` are put in place of the engine's own."""
+    """One kernel to compile: of a rule, or of its reduction with this number; `options` take the place of the engine's."""
 
     target: str = "sm_90"
     rule: str = "adam"
@@ -38,6 +40,7 @@ class Case(NamedTuple):
     gradient: str = "float32"
     masters: bool = False
     aligned: bool = True
+    stage: int | None = None
     options: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -66,6 +69,7 @@ MANY_REGISTERS = Case(rule="rmsprop_centered", options=(("num_warps", 4),))
 IN_A_CELL = [Case(target, "in_a_cell") for target in TARGETS]
 CASES = [
     *(Case(target, rule) for target in TARGETS for rule in RULES),
+    *(Case(target, rule, stage=stage) for target in TARGETS for rule, stage in SUMS),
     *MIXED,
     *EVERY_WORD,
     *IN_A_CELL,
@@ -103,11 +107,11 @@ exec(compile(CELL, "<cell>", "exec"))
 cases, folder = json.loads(Path("cases.json").read_text()), Path("code")
 folder.mkdir()
 usual = gpu.launch_options
-for name, target, rule, weight, gradient, masters, aligned, options in cases:
+for name, target, rule, weight, gradient, masters, aligned, stage, options in cases:
     gpu.launch_options = lambda *kinds: usual(*kinds) | dict(options)
     types = getattr(torch, weight), getattr(torch, gradient)
     rule = globals()[rule] if rule == "in_a_cell" else getattr(words if rule.startswith("every") else rules, rule)
-    compiled = gpu.compile_for(GPUTarget(*target), rule, *types, masters, aligned)
+    compiled = gpu.compile_for(GPUTarget(*target), rule, *types, masters, aligned, stage)
     code = {"kind": target[0], "warps": compiled.metadata.num_warps, "shared": compiled.metadata.shared}
     if target[0] == "hip":
         code["text"] = compiled.asm["amdgcn"]
@@ -139,13 +143,24 @@ class Code:
     @property
     def full_tile_path(self):
         """The instructions of the one stretch of code that stores several elements, of 32 bits or fewer, at once."""
-        wide = [part for part in re.split(r"(?m)^\S*LBB\d+:$", self.text) if re.search(r"STG\.E\.(64|128)", part)]
-        assert len(wide) == 1, f"{len(wide)} stretches of code with wide stores, of:\n{self.text}"
-        return _instructions(wide[0])
+        return self.stretch_with(r"STG\.E\.(64|128)")
+
+    def stretch_with(self, pattern):
+        """The instructions of the one stretch of code in which this is found."""
+        found = [part for part in re.split(r"(?m)^\S*LBB\d+:$", self.text) if re.search(pattern, part)]
+        assert len(found) == 1, f"{len(found)} stretches of code with {pattern}, of:\n{self.text}"
+        return _instructions(found[0])
 
     def used(self, what):
         """An amount from the resource usage: REG, STACK, SHARED or LOCAL."""
         return int(re.search(rf"\b{what}:(\d+)", self.usage).group(1))
+
+
+def reads(function):
+    """How many arrays a rule or reduction reads: the compilers drop what it only unpacks."""
+    names = ast.walk(ast.parse(function.source).body[0])
+    loaded = {node.id for node in names if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return sum(name in loaded for name in ("w", "g", *function.state))
 
 
 def _instructions(text):
@@ -160,10 +175,11 @@ def code(fresh_python, tmp_path_factory):
     script = folder / "compile_all.py"
     script.write_text(f"import os\nos.chdir({str(folder)!r})\n{COMPILE}", encoding="utf-8")
     calls = dict.fromkeys(WORDS, "(w)") | {"where": "(w > g, w, 0.5)", "maximum": "(w, 0.5)", "minimum": "(w, 0.5)"}
+    calls["normal"] = "(w, g, index)"
     words = "from tristep.kernels import rule, tl\n"
     for name, left_out in {"every_word": (), "every_word_but_sin_and_cos": ("sin", "cos")}.items():
         text = " + ".join(f"tl.{word}{calls[word]}" for word in WORDS if word not in left_out)
-        words += f"\n@rule\ndef {name}(w, g, state, hyper):\n    return {text}, state\n"
+        words += f"\n@rule\ndef {name}(w, g, state, hyper, index):\n    return {text}, state\n"
     (folder / "words.py").write_text(words, encoding="utf-8")
     cases = [[case.name, TARGETS[case.target], *case[1:]] for case in CASES]
     (folder / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
@@ -177,6 +193,24 @@ def test_every_rule_compiles_for(rule, target, code):
     assert code(Case(target, rule)).warps in (4, 8)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("rule", "stage"), SUMS)
+def test_every_reduction_compiles_for(rule, stage, target, code):
+    assert code(Case(target, rule, stage=stage)).warps in (4, 8)
+
+
+@pytest.mark.parametrize(("rule", "stage"), SUMS)
+def test_reductions_read_full_tiles_by_128_bit_accesses_only(rule, stage, code):
+    """Without spills, float64 or too many registers. Threads exchange their sums through shared memory."""
+    kernel = code(Case(rule=rule, stage=stage))
+    path = [(predicated, name) for predicated, name in kernel.stretch_with(r"LDG\.E\.128") if name == "LDG.E.128"]
+    assert not any(predicated for predicated, _ in path)
+    assert len(path) == reads(getattr(rules, rule).reductions[stage]) * TILE // (kernel.warps * 32) // 4
+    assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
+    assert kernel.count(FLOAT64) == 0
+    assert 16 <= kernel.used("REG") <= 64
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_full_tiles_are_read_and_written_by_128_bit_accesses_only(rule, code):
     """Weight and states are read and written, the gradient is read; what else is read are addresses and hyper-parameters."""
@@ -185,7 +219,7 @@ def test_full_tiles_are_read_and_written_by_128_bit_accesses_only(rule, code):
     path = [(predicated, name) for predicated, name in kernel.full_tile_path if name.startswith(("LDG", "STG"))]
     assert not any(predicated for predicated, _ in path)
     names = [name for _, name in path]
-    assert names.count("LDG.E.128") == (2 + RULES[rule]) * accesses_each
+    assert names.count("LDG.E.128") == reads(getattr(rules, rule)) * accesses_each
     assert [name for name in names if name.startswith("STG")] == ["STG.E.128"] * ((1 + RULES[rule]) * accesses_each)
 
 
@@ -270,7 +304,7 @@ def test_on_amd_wide_accesses_no_spills_no_shared_memory_no_float64(rule, code):
     stores = re.findall(r"(?m)^\s*(global_store_\w+|buffer_store_\w+|flat_store_\w+)", kernel.text)
     assert stores.count(f"global_store_dwordx{each}") == 1 + RULES[rule]
     assert stores.count("global_store_dword") == len(stores) - (1 + RULES[rule]) == (1 + RULES[rule]) * each
-    assert len(re.findall(rf"(?m)^\s*global_load_dwordx{each}\b", kernel.text)) >= 2 + RULES[rule]
+    assert len(re.findall(rf"(?m)^\s*global_load_dwordx{each}\b", kernel.text)) >= reads(getattr(rules, rule))
 
 
 def test_float64_is_seen_on_amd(code):

@@ -259,7 +259,7 @@ def _ones(*shape, **options):
 
 MOMENTUM = {"lr": 0.1, "wd": 0.0, "clip": INF, "momentum": 0.9}
 CALLS = {
-    "no rule": ({"rule": "sgd"}, TypeError, "rule must be made with @rule, got str"),
+    "no rule": ({"rule": "sgd"}, TypeError, "rule must be made with @rule or @tensor_rule, got str"),
     "no tensor": ({"weights": [_ones(), [1.0]]}, TypeError, r"weights\[1\] must be a tensor, got list"),
     "a whole-number weight": (
         {"weights": [_ones(), _ones(dtype=torch.int64)]},

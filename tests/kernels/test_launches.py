@@ -121,6 +121,26 @@ result["kernels for other numbers"] = len(driver.loads) - loads
 run = prepared(tensors(3), gradients := tensors(3), rules.sgd)
 result["another rule"] = watched(run)
 
+# a rule with sums: what each tile adds, what each tensor does, and the rule
+weights, gradients = tensors(148), tensors(148)
+run = prepared(weights, gradients, rules.lars)
+result["sums"] = watched(run)
+result["sums again"] = watched(run)
+run.hyper[3, 1] = 0.25
+result["sums, one rate changed"] = watched(run)
+loads = len(driver.loads)
+for n in (1, 2, 3, 16, 17, 160):
+    run = prepared(tensors(n), gradients := tensors(n), rules.lars)
+    run()
+result["kernels of sums for other numbers"] = len(driver.loads) - loads
+sizes = [1, 1024, 1025, 0, 5000]
+run = prepared([torch.ones(size) for size in sizes], gradients := [torch.ones(size) for size in sizes], rules.lars)
+result["sums, sizes"] = watched(run)
+result["sums of empty tensors"] = watched(prepared(tensors(3, 0), gradients := tensors(3, 0), rules.lars))
+run = prepared(tensors(5), gradients := tensors(5), rules.lans)
+run()
+result["sums of sums"] = watched(run)
+
 # a trainer: parameter groups, multipliers and schedules are rows of one table
 for zero in (False, True):
     parameters = [torch.nn.Parameter(torch.ones(8)) for _ in range(148)]
@@ -192,7 +212,7 @@ def test_the_device_has_what_is_bound(scenes):
 def test_later_launches_have_the_arguments_of_the_first(scenes):
     """The first goes through Triton's JIT, which binds them to the kernel's parameters; the others bypass it."""
     found = scenes["arguments"]
-    assert found == {"parameters": 15, "counts": [15], "alike": True, "launches": 7}
+    assert found == {"parameters": 20, "counts": [20], "alike": True, "launches": 7}
 
 
 def test_other_values_and_other_numbers_of_tensors_compile_nothing(scenes):
@@ -201,6 +221,18 @@ def test_other_values_and_other_numbers_of_tensors_compile_nothing(scenes):
     assert scenes["kernels for other numbers"] == 0
     assert scenes["four kinds"]["compiled"] == 3  # the first of them was there
     assert scenes["another rule"]["compiled"] == 1
+
+
+def test_a_rule_with_sums_takes_three_launches_and_copies_no_more_than_others(scenes):
+    """For the sums of tiles, those of tensors, and the rule; where one reduction uses another's sums, two more."""
+    assert scenes["sums"]["grids"] == [[148, 1, 1]] * 3
+    assert scenes["sums"]["compiled"] == 3
+    assert scenes["sums again"] == {"grids": [[148, 1, 1]] * 3, "operations": [], "compiled": 0}
+    assert scenes["sums, one rate changed"] == {"grids": [[148, 1, 1]] * 3, "operations": ["copy_"], "compiled": 0}
+    assert scenes["sums, sizes"]["grids"] == [[9, 1, 1], [5, 1, 1], [9, 1, 1]]
+    assert scenes["sums of sums"] == {"grids": [[5, 1, 1]] * 5, "operations": [], "compiled": 0}
+    assert scenes["sums of empty tensors"]["grids"] == []
+    assert scenes["kernels of sums for other numbers"] == 0
 
 
 @pytest.mark.parametrize("scene", ["trainer", "trainer, new gradients"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import Update, rules, update
+from tristep.kernels import Update, rule, rules, update
 from tristep.kernels.table import allocate_states, compute_dtype
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
@@ -30,9 +30,22 @@ RANGES = {
     "var": (0.5, 2.0),
     "history": (0.5, 2.0),
     "n": (1.0, 2.0),
+    "square": (0.5, 2.0),
+    "step_square": (0.5, 2.0),
+    "largest": (0.5, 2.0),
+    "previous": (0.5, 2.0),
+    "total": (0.5, 2.0),
+    "copy": (0.5, 2.0),
+    "d": (0.5, 2.0),
+    "v": (0.5, 2.0),
+    "z": (0.3, 2.0),
 }
-POSITIVE = ("var", "history", "n")
-ULPS = {"nag": 3}  # else 2; it multiplies a difference, and the errors of it, by 1.9
+POSITIVE = ("var", "history", "n", "square", "step_square", "largest", "d", "v")
+# Else 2. `nag` multiplies a difference, and the errors of it, by 1.9; the others round roots and quotients on their way, up
+# to nine times, before these are multiplied.
+ULPS = {"nag": 3, "adadelta": 4, "ftrl": 4, "ftml": 6}
+# How far a sum of 65,537 squares may be off: that many roundings, of which most cancel, and some of them made on many lanes.
+SUM_ERROR = {F32: 1e-6, F64: 1e-14}
 
 # Two rows of hyper-parameters, for tensors in turn: the first limits gradients and weights, the second does not.
 HYPER = [
@@ -50,6 +63,23 @@ HYPER = [
         "gamma2": 0.9,
         "epsilon": 1e-8,
         "wd_lh": 0.1,
+        "rho": 0.9,
+        "lamda": 0.04,
+        "lamda1": 0.01,
+        "beta": 1.0,
+        "eta": 0.1,
+        "scaled": 1.0,
+        "correction1": 1.25,
+        "correction2": 1.6,
+        "of_gradient": 0.3,
+        "of_mean": 0.9,
+        "lower_bound": 0.0,
+        "upper_bound": 2.0,
+        "scale": 1.5,
+        "one_over_scale": 0.5,
+        "apply": 1.0,
+        "key0": 16_777_215,
+        "key1": 12_345,
     },
     {
         "rescale_grad": 1.0,
@@ -65,6 +95,23 @@ HYPER = [
         "gamma2": 0.5,
         "epsilon": 1e-3,
         "wd_lh": 0.0,
+        "rho": 0.8,
+        "lamda": 0.5,
+        "lamda1": 0.5,
+        "beta": 0.5,
+        "eta": 0.001,
+        "scaled": 0.0,
+        "correction1": 1.0,
+        "correction2": 1.0,
+        "of_gradient": 1.2,
+        "of_mean": 0.5,
+        "lower_bound": 3.0,
+        "upper_bound": math.inf,
+        "scale": 0.8,
+        "one_over_scale": 1.0,
+        "apply": 0.0,
+        "key0": 0,
+        "key1": 7,
     },
 ]
 
@@ -91,7 +138,13 @@ class Step:
         self.dtype = compute_dtype(weight_dtype)
         self.weights = [place.tensor(draw(rng, "weight", shape), weight_dtype) for shape in shapes]
         self.gradients = [place.tensor(draw(rng, "gradient", shape), gradient_dtype) for shape in shapes]
-        self.states = [tuple(place.tensor(draw(rng, name, shape), self.dtype) for name in rule.state) for shape in shapes]
+        self.states = [
+            tuple(
+                place.tensor(draw(rng, *each), self.dtype)
+                for each in zip(rule.state, rule.shapes(torch.Size(shape)), strict=True)
+            )
+            for shape in shapes
+        ]
         self.masters = [place.tensor(draw(rng, "weight", shape), self.dtype) for shape in shapes] if masters else None
         if special is not None:
             for gradient in self.gradients:
@@ -104,6 +157,7 @@ class Step:
         w = self.weights[i] if self.masters is None else self.masters[i]
         state = [ulps.numpy_of(tensor) for tensor in self.states[i]]
         h = SimpleNamespace(**{name: np.longdouble(value) for name, value in self.hyper[i].items()})
+        h.sum_error = SUM_ERROR[self.dtype]
         with np.errstate(all="ignore"):
             return oracle(ulps.numpy_of(w), ulps.numpy_of(self.gradients[i]), state, h)
 
@@ -120,6 +174,7 @@ class Step:
                     tensor,
                     result.value,
                     scale=result.scale,
+                    slack=result.slack,
                     arithmetic=self.dtype,
                     ulps=ULPS.get(self.rule.name, 2),
                     what=f"{name} of tensor {i}, {shape}",
@@ -179,6 +234,33 @@ def test_zero_nan_and_infinite_gradients(place, rule, oracles, ulps):
     special = [0.0, -0.0, math.nan, math.inf, -math.inf, 1.0]
     # With two rows: the first limits gradients, the second does not.
     Step(place, rule, [(6,), (6,)], F32, F32, special=special).check(place, oracles[rule.name], ulps)
+
+
+@pytest.mark.parametrize("size", [3, 1000, 100_000])
+def test_old_values_may_become_new_ones_of_others(place, size):
+    """States change places, and one takes the old weight, which the step overwrites."""
+    w, g = torch.full((size,), 5.0, device=place.device), torch.ones(size, device=place.device)
+    state = tuple(torch.full((size,), value, device=place.device) for value in (1.0, 2.0, 3.0))
+    place.run(swapped, [w], [g], [state], [[1.0]])
+    for tensor, value in zip((w, *state), (6.0, 2.0, 1.0, 5.0), strict=True):
+        assert bool((tensor == value).all())
+
+
+@rule
+def swapped(w, g, state, hyper):
+    first, second, _third = state
+    return w + g, (second, first, w)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e10])
+def test_ratios_of_norms_that_are_very_small_or_large(place, size):
+    """The product of their squares is beyond what float32 holds: LAMB's step is nevertheless lr times the weight's norm."""
+    w, g = torch.full((4,), size, device=place.device), torch.ones(4, device=place.device)
+    states = [(torch.full((4,), 1e-12, device=place.device), torch.ones(4, device=place.device))]
+    one = {"correction1": 1.0, "correction2": 1.0, "lower_bound": 0.0, "upper_bound": math.inf, "epsilon": 0.0}
+    values = {"lr": 0.25, "wd": 0.0, "clip": math.inf, "beta1": 1.0, "beta2": 1.0, **one}
+    update(rules.lamb, [w], [g], states, values, engine=place.engine)
+    assert w.tolist() == pytest.approx([0.75 * size] * 4, rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)

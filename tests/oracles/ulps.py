@@ -26,7 +26,7 @@ def numpy_of(tensor):
     return tensor.detach().cpu().double().numpy().astype(np.longdouble)
 
 
-def assert_close(got, expected, *, arithmetic, scale=None, ulps=2, what=""):
+def assert_close(got, expected, *, arithmetic, scale=None, ulps=2, slack=0.0, what=""):
     """Assert that `got` is `expected`, up to the rounding that a step in type `arithmetic` cannot avoid.
 
     The tolerance is 2 ulps of the arithmetic's type, taken at the largest operand. A step is some four to eight operations,
@@ -40,6 +40,7 @@ def assert_close(got, expected, *, arithmetic, scale=None, ulps=2, what=""):
         arithmetic: the type that was computed in.
         scale: array, the size of the largest operand; default that of `expected` itself.
         ulps: how many.
+        slack: number or array, added to the tolerance.
         what: what to call it in the message.
     """
     assert got.shape == expected.shape, f"{what}: shape {tuple(got.shape)}, expected {expected.shape}"
@@ -52,7 +53,7 @@ def assert_close(got, expected, *, arithmetic, scale=None, ulps=2, what=""):
         # What is beyond the largest number by half an ulp or more is stored as infinite.
         beyond = np.abs(expected) >= limit + ulp(np.longdouble(limit), got.dtype) / 2
         expected = np.where(beyond, np.copysign(np.inf, expected), expected)
-        allowed = ulps * ulp(scale, arithmetic)
+        allowed = ulps * ulp(scale, arithmetic) + slack
         if torch.finfo(got.dtype).bits < torch.finfo(arithmetic).bits:
             allowed = allowed + ulp(np.maximum(np.abs(expected), np.abs(actual)), got.dtype) / 2
         error = np.abs(actual - expected)

@@ -1,26 +1,30 @@
 """One step of every rule in NumPy, from the equations as published; written apart from kernels/rules, to judge it.
 
-The numbers are those of MXNet 1.9.1: the comment of each function names its kernel in `src/operator/optimizer_op-inl.h`,
-and the paper that the equations come from. Each function takes the arrays w and g, a list of state arrays, and `h`, the
+The numbers are those of MXNet 1.9.1, or of 2.0 where it says so: the comment of each function names its kernel in
+`src/operator/optimizer_op-inl.h`, or its class in `python/mxnet/optimizer`, and the paper that the equations come from. Each
+function takes the arrays w and g, a list of state arrays, and `h`, the
 hyper-parameters by name. The gradient is multiplied by `h.rescale_grad` first; where the equations say 1 - x, it is taken
 from `h.one_minus_x`, because that is a number of its own, which was rounded only once.
 
 It gives the new weight and the list of the new states, each with the size of the largest number that was added up to it:
-where terms cancel, the error of a sum is to be measured by them and not by what is left.
+where terms cancel, the error of a sum is to be measured by them and not by what is left. `h.sum_error` is how far a sum of
+many squares may be off, relative to itself: it is added up in another order by everybody. What comes of that is a result's
+`slack`.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["ORACLES", "Result"]
+__all__ = ["ORACLES", "Result", "normal", "philox"]
 
 
 class Result(NamedTuple):
-    """A new weight or state, and the size of the largest term of the sum that it is."""
+    """A new weight or state, the size of the largest term of the sum that it is, and an error that is beyond the rule."""
 
     value: np.ndarray
     scale: np.ndarray
+    slack: np.ndarray | float = 0.0
 
 
 def _sum(*terms):
@@ -120,7 +124,224 @@ def rmsprop_centered(w, g, state, h):
     return w._replace(value=_clip(w.value, h.clip_weights)), [n, mean, delta]
 
 
+def adadelta(w, g, state, h):
+    # AdaDelta of optimizer.py; Zeiler (2012), algorithm 1. There is no rate.
+    square, step_square = state
+    g = _clip(h.rescale_grad * g, h.clip)
+    square = _sum(h.rho * square, h.one_minus_rho * g**2)
+    step = np.sqrt(step_square + h.epsilon) / np.sqrt(square.value + h.epsilon) * g
+    return _sum(w, -step, -h.wd * w), [square, _sum(h.rho * step_square, h.one_minus_rho * step**2)]
+
+
+def group_adagrad(w, g, state, h):
+    # contrib.GroupAdaGrad, of rows: all that has the same first index
+    (history,) = state
+    if not w.size:
+        return _sum(w), [_sum(history)]
+    g = _clip(h.rescale_grad * g, h.clip)
+    history = _sum(history, np.mean(g**2, axis=tuple(range(1, g.ndim)), keepdims=True) if g.ndim else g**2)
+    return _sum(w, -h.lr * g / np.sqrt(history.value + h.epsilon)), [history]
+
+
+def adamax(w, g, state, h):
+    # Adamax of optimizer.py; Kingma & Ba (2015), algorithm 2, with the bias correction in the rate
+    mean, largest = state
+    g = _clip(h.rescale_grad * g + h.wd * w, h.clip)
+    mean = _sum(h.beta1 * mean, h.one_minus_beta1 * g)
+    largest = np.maximum(h.beta2 * largest, np.abs(g))
+    return _sum(w, -h.lr * mean.value / largest), [mean, _sum(largest)]
+
+
+def nadam(w, g, state, h):
+    # Nadam of optimizer.py; Dozat (2016), algorithm 2
+    g = _clip(h.rescale_grad * g + h.wd * w, h.clip)
+    mean, var = _moments(g, *state, h)
+    root = np.sqrt(h.correction2 * var.value) + h.epsilon
+    return _sum(w, -h.lr * h.of_gradient * g / root, -h.lr * h.of_mean * mean.value / root), [mean, var]
+
+
+def adabelief(w, g, state, h):
+    # AdaBelief of MXNet 2.0; Zhuang et al. (2020), algorithm 2, with both bias corrections in the rate
+    mean, var = state
+    g = _clip(h.rescale_grad * g + h.wd * w, h.clip)
+    mean = _sum(h.beta1 * mean, h.one_minus_beta1 * g)
+    var = _sum(h.beta2 * var, h.one_minus_beta2 * (g - mean.value) ** 2, np.full_like(var, h.epsilon))
+    return _sum(w, -h.lr * mean.value / (np.sqrt(var.value) + h.epsilon)), [mean, var]
+
+
+def dcasgd(w, g, state, h):
+    # DCASGD of optimizer.py; Zheng et al. (2017), equation 10
+    (previous,) = state
+    return _sum(w, *_compensated(w, g, previous, h)), [_sum(w)]
+
+
+def _compensated(w, g, previous, h):
+    g = _clip(h.rescale_grad * g, h.clip)
+    return -h.lr * g, -h.lr * h.wd * w, -h.lr * h.lamda * g**2 * (w - previous)
+
+
+def dcasgd_momentum(w, g, state, h):
+    # the same; MXNet 1.9.1 cannot run it
+    m, previous = state
+    m = _sum(h.momentum * m, *_compensated(w, g, previous, h))
+    return _sum(w, m.value), [m, _sum(w)]
+
+
+def ftml(w, g, state, h):
+    # FTMLKernel; Zheng & Kwok (2017), algorithm 1
+    d, v, z = state
+    g = _clip(h.rescale_grad * g + h.wd * w, h.clip)
+    v = _sum(h.beta2 * v, h.one_minus_beta2 * g**2)
+    new_d = h.scale * (np.sqrt(v.value * h.correction2) + h.epsilon)
+    z = _sum(h.beta1 * z, h.one_minus_beta1 * g, -new_d * w, h.beta1 * d * w)
+    return Result(-z.value / new_d, z.scale / np.abs(new_d)), [_sum(new_d), v, z]
+
+
+def ftrl(w, g, state, h):
+    # FtrlUpdateKernel; McMahan et al. (2013), algorithm 1. MXNet multiplies by |z| > lamda1, so that NaN stays NaN.
+    z, n = state
+    g = _clip(h.rescale_grad * g, h.clip)
+    root = np.sqrt(n + g**2)
+    # The bracket first, which is infinite for an infinite gradient.
+    z = _sum(z, g, -(root - np.sqrt(n)) * w / h.lr)
+    z = z._replace(scale=np.maximum(z.scale, root * np.abs(w) / h.lr))
+    n = _sum(n, g**2)
+    below = (h.beta + np.sqrt(n.value)) / h.lr + h.wd
+    w = (_sign(z.value) * h.lamda1 - z.value) / below * (np.abs(z.value) > h.lamda1)
+    return Result(w, z.scale / below), [z, n]
+
+
+def _norm(x):
+    return np.sqrt(np.sum(x**2))
+
+
+def _scaled(w, rate, h, *terms):
+    """w - rate (the sum of the terms), where the rate comes from a norm."""
+    moved = _sum(w, *(-rate * term for term in terms))
+    return moved._replace(slack=h.sum_error * sum(np.abs(rate * term) for term in terms))
+
+
+def _lars_rate(w, g, h):
+    # MultiLARS: the norm of the gradient is taken before it is clipped
+    w_norm, g_norm = _norm(w), _norm(h.rescale_grad * g)
+    if h.scaled and w_norm > 0 and g_norm > 0:
+        return h.lr * h.eta * w_norm / (g_norm + h.wd * w_norm + h.epsilon)
+    return h.lr
+
+
+def lars(w, g, state, h):
+    # LARS; You, Gitman & Ginsburg (2017), algorithm 1
+    return _scaled(w, _lars_rate(w, g, h), h, _clip(h.rescale_grad * g, h.clip), h.wd * w), []
+
+
+def lars_momentum(w, g, state, h):
+    # the same
+    (m,) = state
+    m = _scaled(h.momentum * m, _lars_rate(w, g, h), h, _clip(h.rescale_grad * g, h.clip), h.wd * w)
+    return _sum(w, m.value)._replace(slack=m.slack), [m]
+
+
+def _ratio(above, below):
+    return above / below if above != 0 and below != 0 else 1.0
+
+
+def _bounded_norm(w, h):
+    return np.minimum(np.maximum(_norm(w), h.lower_bound), h.upper_bound)
+
+
+def lamb(w, g, state, h):
+    # LambUpdatePhaseOne and Two; You et al. (2020), algorithm 2
+    mean, var = _moments(_clip(h.rescale_grad * g, h.clip), *state, h)
+    step = h.correction1 * mean.value / (np.sqrt(h.correction2 * var.value) + h.epsilon)
+    rate = h.lr * _ratio(_bounded_norm(w, h), _norm(step + h.wd * w))
+    return _scaled(w, rate, h, step, h.wd * w), [mean, var]
+
+
+def lans(w, g, state, h):
+    # MultiLANS of MXNet 2.0; Zheng et al. (2020), algorithm 2
+    g = h.rescale_grad * g
+    g = _clip(g / _norm(g), h.clip)
+    mean, var = _moments(g, *state, h)
+    mean = mean._replace(slack=h.sum_error * h.one_minus_beta1 * np.abs(g))
+    var = var._replace(slack=2 * h.sum_error * h.one_minus_beta2 * g**2)
+    root = np.sqrt(h.correction2 * var.value) + h.epsilon
+    of_mean, of_gradient = h.correction1 * mean.value / root, g / root
+    norm = _bounded_norm(w, h)
+    first = h.lr * h.beta1 * _ratio(norm, _norm(of_mean + h.wd * w))
+    second = h.lr * h.one_minus_beta1 * _ratio(norm, _norm(of_gradient + h.wd * w))
+    rates = first * of_mean, first * h.wd * w, second * of_gradient, second * h.wd * w
+    w = _sum(w, *(-term for term in rates))
+    return w._replace(slack=2 * h.sum_error * sum(np.abs(term) for term in rates)), [mean, var]
+
+
+def _large_batch(w, g, state, h, lars):
+    total, m = state
+    total = _sum(total, h.rescale_grad * g)
+    if not h.apply:
+        return _sum(w), [total, _sum(m)]
+    mean, rate = total.value * h.one_over_scale, h.lr
+    if lars:
+        square = np.sum(w**2)
+        rate = rate * np.minimum(np.maximum(np.sqrt(square / (np.sum(mean**2) + h.wd * square + 1e-18)), 0.01), 100.0)
+    m = _scaled(h.momentum * m, rate, h, _clip(mean, h.clip), h.wd * w)
+    return _sum(w, m.value)._replace(slack=m.slack), [_sum(np.zeros_like(w)), m]
+
+
+def lbsgd(w, g, state, h):
+    # LBSGD of optimizer.py, whose warm-up is in the rate
+    return _large_batch(w, g, state, h, lars=False)
+
+
+def lbsgd_lars(w, g, state, h):
+    # LBSGD of optimizer.py with warmup_strategy="lars"
+    return _large_batch(w, g, state, h, lars=True)
+
+
+def sgld(w, g, state, h):
+    # SGLD of optimizer.py; Welling & Teh (2011), equation 4. The noise is of float32, whatever the weight is.
+    g = _clip(h.rescale_grad * g, h.clip)
+    noise = np.sqrt(h.lr) * normal(int(h.key0), int(h.key1), np.arange(w.size)).reshape(w.shape)
+    moved = _sum(w, -h.lr / 2 * g, -h.lr / 2 * h.wd * w, noise)
+    return moved._replace(slack=6 * 2.0**-24 * np.abs(noise)), []
+
+
+def test(w, g, state, h):
+    # Test of optimizer.py
+    return _sum(w, h.rescale_grad * g), [_sum(w, h.rescale_grad * g)]
+
+
+def philox(counter, key):
+    """Philox-4x32-10 of Salmon et al. (2011), section 3.3: four words of 32 bits, arrays or numbers, and two."""
+    c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
+    k0, k1 = key
+    for _ in range(10):
+        first, second = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        upper, lower = np.uint64(32), np.uint64(0xFFFFFFFF)
+        c0, c1, c2, c3 = (
+            (second >> upper) ^ c1 ^ np.uint64(k0),
+            second & lower,
+            (first >> upper) ^ c3 ^ np.uint64(k1),
+            first & lower,
+        )
+        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+    return c0, c1, c2, c3
+
+
+def normal(key0, key1, index):
+    """Box & Muller (1958) with the upper 24 bits of Philox's first two words; the first is from (0, 1], so it has a log."""
+    index = np.asarray(index, dtype=np.uint64)
+    first, second, _, _ = philox((index & np.uint64(0xFFFFFFFF), index >> np.uint64(32), 0 * index, 0 * index), (key0, key1))
+    first, second = ((word >> np.uint64(8)).astype(np.longdouble) for word in (first, second))
+    x = np.abs(second / 2**24 - 0.5) - 0.25  # cos(2 pi u) = sin(2 pi x), which is right to the last bit near 0 too
+    return np.sqrt(-2 * np.log((first + 1) / 2**24)) * np.sin(2 * np.longdouble(_PI) * x)
+
+
+_PI = "3.14159265358979323846264338327950288"
 ORACLES = {
     function.__name__: function
-    for function in (sgd, sgd_momentum, nag, signum, sign_sgd, adagrad, adam, adamw, rmsprop, rmsprop_centered)
+    for function in (
+        *(adabelief, adadelta, adagrad, adam, adamax, adamw, dcasgd, dcasgd_momentum, ftml, ftrl, group_adagrad, lamb, lans),
+        *(lars, lars_momentum, lbsgd, lbsgd_lars, nadam, nag, rmsprop, rmsprop_centered, sgd, sgd_momentum, sgld, sign_sgd),
+        *(signum, test),
+    )
 }

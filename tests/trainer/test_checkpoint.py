@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import zlib
 
 import numpy as np
@@ -13,10 +14,12 @@ import torch
 from torch.nn import Parameter
 
 from tristep import Trainer, lr_scheduler, rule
+from tristep.kernels import reduction, tl
 from tristep.trainer import checkpoint
 from tristep.trainer.optimizer import SGD, Optimizer, RuleOptimizer, base, get_updater, register
 
 SHAPES = {"body": (3, 5), "scale": (), "head": (70,), "nothing": (0, 2)}
+MATRICES = {"body": (3, 5), "column": (4, 1), "row": (1, 70), "nothing": (0, 2)}
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 OPTIMIZERS = {
@@ -30,6 +33,23 @@ OPTIMIZERS = {
     "adagrad": ("adagrad", {"eps": 0.01}),
     "rmsprop": ("rmsprop", {"clip_weights": 3.0}),
     "rmsprop centered": ("rmsprop", {"centered": True}),
+    "adadelta": ("adadelta", {"wd": 0.1}),
+    "adamax": ("adamax", {"wd": 0.1}),
+    "nadam": ("nadam", {"schedule_decay": 0.1}),
+    "adabelief": ("adabelief", {"wd": 0.1}),
+    "sgld": ("sgld", {"seed": 3}),
+    "dcasgd": ("dcasgd", {"lamda": 0.5}),
+    "dcasgd momentum": ("dcasgd", {"lamda": 0.5, "momentum": 0.9}),
+    "ftrl": ("ftrl", {"lamda1": 0.05}),
+    "ftml": ("ftml", {"wd": 0.1}),
+    "lars": ("lars", {"momentum": 0.9, "lr_scheduler": 0.5}),
+    "lamb": ("lamb", {"upper_bound": 1.0, "wd": 0.1}),
+    "lans": ("lans", {"wd": 0.1}),
+    "lbsgd": ("lbsgd", {"momentum": 0.9, "batch_scale": 2, "updates_per_epoch": 1}),
+    "lbsgd lars": ("lbsgd", {"momentum": 0.9, "batch_scale": 4, "warmup_strategy": "lars"}),
+    "groupadagrad": ("groupadagrad", {"eps": 0.01}),
+    "test": ("test", {"rescale_grad": -0.1}),
+    "kept numbers": ("cautious", {"learning_rate": 0.1, "momentum": 0.5}),
     "mxnet's form": ("averaged", {"learning_rate": 0.1, "decay": 0.7}),
 }
 
@@ -39,6 +59,39 @@ def _registry(monkeypatch):
     """Registrations of a test end with it."""
     monkeypatch.setattr(base, "_registry", dict(base._registry))
     register(Averaged)
+    register(Cautious)
+
+
+@reduction
+def _squares(w, g, state, hyper):
+    return (g * g,)
+
+
+@_squares.finish
+def _largest(sums, kept, hyper):
+    (largest,) = kept
+    (square,) = sums
+    return (tl.maximum(0.75 * largest, square),)
+
+
+@rule(sums=_squares)
+def cautious(w, g, state, hyper, sums):
+    """m <- momentum m + g / sqrt(n), n the largest |g|^2 so far, which decays;  w <- w - lr m."""
+    (mom,) = state
+    lr, momentum = hyper
+    (largest,) = sums
+    mom = momentum * mom + g / tl.sqrt(largest + 1.0)
+    return w - lr * mom, (mom,)
+
+
+class Cautious(RuleOptimizer):
+    """An optimizer whose rule keeps a number for each tensor."""
+
+    rule = cautious
+
+    def __init__(self, momentum=0.0, **kwargs):
+        self.momentum = momentum
+        super().__init__(**kwargs)
 
 
 class Averaged(Optimizer):
@@ -104,7 +157,10 @@ WAYS = pytest.mark.parametrize("way", [_by_file, _by_dict], ids=["file", "dict"]
 def test_training_goes_on_to_the_bit(name, dtype, multi_precision, way, tmp_path, everything):
     optimizer, kwargs = OPTIMIZERS[name]
     kwargs = kwargs | {"multi_precision": multi_precision}
-    params = _params(dtype)
+    if "lr_scheduler" in kwargs:  # the rate falls at every step
+        kwargs["lr_scheduler"] = lr_scheduler.FactorScheduler(1, kwargs["lr_scheduler"], base_lr=0.5)
+    shapes = MATRICES if optimizer == "groupadagrad" else SHAPES
+    params = _params(dtype, shapes=shapes)
     trainer = Trainer(params, optimizer, kwargs)
     for _ in range(3):
         _step(trainer, params, _gradients(params))
@@ -119,7 +175,33 @@ def test_training_goes_on_to_the_bit(name, dtype, multi_precision, way, tmp_path
         _step(other, resumed, gradients)
         assert _equal(params, resumed)
     assert everything(trainer, []) == everything(other, [])
-    assert not _equal(params, _params(dtype))
+    assert not _equal(params, _params(dtype, shapes=shapes))
+    assert {tuple(state.shape) for state in trainer.state_dict()["state"]["body"].values()} <= {(3, 5), (3, 1), ()}
+
+
+def test_what_is_carried_besides_states_goes_on_too(tmp_path):
+    """Nadam's product of momenta, the rate that LARS has seen last, and the seed of SGLD."""
+    for name, kwargs, attributes in (
+        ("nadam", {}, {"m_schedule": pytest.approx((0.9 * (1 - 0.5 * 0.96**0.004)) ** 2, rel=1e-12)}),
+        ("lars", {"learning_rate": 0.25, "momentum": 0.5}, {"last_lr": 0.25, "ratio": 1.0}),
+        ("sgld", {"seed": 7}, {"seed": 7}),
+    ):
+        params = {"a": Parameter(torch.ones(2)), "b": Parameter(torch.ones(2))}
+        trainer, other = Trainer(params, name, kwargs), Trainer(_twins(params), name)
+        _step(trainer, params, _gradients(params))
+        _by_file(trainer, other, tmp_path)
+        for attribute, value in attributes.items():
+            assert getattr(trainer.optimizer, attribute) == getattr(other.optimizer, attribute) == value
+
+
+@pytest.mark.parametrize("first", ["nadam", "lars"])
+def test_what_is_carried_from_before_the_first_step_makes_a_used_trainer_new(first):
+    params = _params()
+    new, used = Trainer(params, first), Trainer(_twins(params), first)
+    _step(used, {name: used._params[i] for i, name in enumerate(used._names)}, _gradients(params))
+    assert used.optimizer.carried() != new.optimizer.carried()
+    used.load_state_dict(new.state_dict())
+    assert used.optimizer.carried() == new.optimizer.carried()
 
 
 @WAYS
@@ -698,7 +780,11 @@ def _set(*path, value):
         (_set("counts", "body", value="2"), TypeError, "the count of 'body'='2': must be a whole number"),
         (_set("counts", "tail", value=2), ValueError, "'tail' have a count or state, but are not among its parameters"),
         (_set("state", "head", "mean", value=[1.0, 2.0]), TypeError, "mean of 'head' must be a tensor, got list"),
-        (_set("state", "head", "mean", value=torch.ones(3)), ValueError, r"mean of 'head' has shape \(3,\), its p.* \(2,\)"),
+        (
+            _set("state", "head", "mean", value=torch.ones(3)),
+            ValueError,
+            r"mean of 'head' has shape \(3,\): for its p.* \(2,\)",
+        ),
         (
             _set("state", "head", "mean", value=torch.ones(2).half()),
             ValueError,
@@ -722,6 +808,24 @@ def test_a_changed_dict_is_refused(change, error, message, trained, everything):
     saved = copy.deepcopy(trainer.state_dict())
     change(saved)
     _refused(trainer, params, everything, lambda: trainer.load_state_dict(saved), error, message)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "slot", "wrong", "right"),
+    [
+        ("groupadagrad", "history", (3, 5), (3, 1)),
+        ("groupadagrad", "history", (3,), (3, 1)),
+        ("cautious", "largest", (1,), ()),
+    ],
+)
+def test_states_of_other_shapes_than_the_weights_are_checked_too(optimizer, slot, wrong, right, everything):
+    params = _params(shapes=MATRICES)
+    trainer = Trainer(params, optimizer)
+    _step(trainer, params, _gradients(params))
+    saved = copy.deepcopy(trainer.state_dict())
+    saved["state"]["body"][slot] = torch.zeros(wrong)
+    message = re.escape(f"{slot} of 'body' has shape {wrong}: for its parameter's (3, 5) it must have {right}")
+    _refused(trainer, params, everything, lambda: trainer.load_state_dict(saved), ValueError, message)
 
 
 @pytest.mark.parametrize("wrong", [None, [1, 2], "a.states"])

@@ -12,7 +12,31 @@ import torch
 from torch.nn import Parameter
 
 from tristep import Trainer, lr_scheduler, optimizer
-from tristep.trainer.optimizer import NAG, SGD, AdaGrad, Adam, AdamW, Optimizer, RMSProp, Signum, get_updater, registered
+from tristep.trainer.optimizer import (
+    DCASGD,
+    FTML,
+    LAMB,
+    LANS,
+    LARS,
+    LBSGD,
+    NAG,
+    SGD,
+    SGLD,
+    AdaBelief,
+    AdaGrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Ftrl,
+    GroupAdaGrad,
+    Nadam,
+    Optimizer,
+    RMSProp,
+    Signum,
+    get_updater,
+    registered,
+)
+from tristep.trainer.optimizer import Test as AddingTest
 
 FOLDER = Path(__file__).parent
 PAGE = (FOLDER.parents[1] / "docs" / "differences.md").read_text(encoding="utf-8")
@@ -71,12 +95,14 @@ def test_states_of_16_bit_weights_are_float32(dtype, engine, device, monkeypatch
 @pytest.mark.parametrize("name", sorted(registered()))
 def test_every_optimizer_trains_weights_of_every_type(name, dtype, engine, device, monkeypatch):
     monkeypatch.setenv("TRISTEP_ENGINE", engine)
-    weight = torch.full((5,), 3.0, dtype=dtype, device=device)
-    updater = get_updater(optimizer.create(name, learning_rate=0.125))
+    weight = torch.full((5, 1), 3.0, dtype=dtype, device=device)
+    rescale = -0.125 if name == "test" else 1.0  # which adds the gradient
+    rate = 8.0 if name == "lars" else 0.125  # of which LARS takes a thousandth
+    updater = get_updater(optimizer.create(name, learning_rate=rate, rescale_grad=rescale))
     for _ in range(20):
         updater(0, weight.clone(), weight)  # the gradient of w**2 / 2
     assert weight.dtype == dtype
-    assert (weight.abs() < 2.9).all()
+    assert (weight.abs() < 2.99).all()
 
 
 def test_hyper_parameters_of_float64_weights_are_not_rounded(engine, device, monkeypatch):
@@ -85,6 +111,142 @@ def test_hyper_parameters_of_float64_weights_are_not_rounded(engine, device, mon
     get_updater(SGD(learning_rate=0.1))(0, torch.ones_like(weight), weight)
     assert weight.tolist() == [1 - 0.1] * 3
     assert abs(0.1 - float(np.float32(0.1))) > 1e-9  # what rounding would have changed
+
+
+def test_adamax_survives_gradients_of_zero(engine, device, monkeypatch):
+    """MXNet 1.9.1 divides 0 by 0."""
+    monkeypatch.setenv("TRISTEP_ENGINE", engine)
+    weight, updater = torch.ones(3, device=device), get_updater(Adamax(learning_rate=0.5))
+    updater(0, torch.tensor([0.0, 1.0, -2.0], device=device), weight)
+    assert weight.tolist() == [1.0, pytest.approx(0.5), pytest.approx(1.5)]
+
+
+def test_dcasgd_has_momentum(engine, device, monkeypatch):
+    """delta = g + wd w + lamda g^2 (w - previous), in the momentum of SGD."""
+    monkeypatch.setenv("TRISTEP_ENGINE", engine)
+    start = np.linspace(-1, 1, 8)
+    weight = torch.tensor(start, dtype=torch.float32, device=device)
+    updater = get_updater(DCASGD(learning_rate=0.1, momentum=0.9, lamda=0.5, wd=0.2))
+    w, previous, m = start, start, 0.0
+    for g in np.sin(np.arange(32.0)).reshape(4, 8):
+        updater(0, torch.tensor(g, dtype=torch.float32, device=device), weight)
+        m = 0.9 * m - 0.1 * (g + 0.2 * w + 0.5 * g**2 * (w - previous))
+        w, previous = w + m, w
+    np.testing.assert_allclose(weight.cpu().numpy(), w, rtol=1e-5, atol=1e-6)
+
+
+def _sgld_steps(seed=0, order=(0, 1), engine=None, steps=2):
+    """Where two weights are after some steps, whose gradients are zero."""
+    updater = get_updater(SGLD(learning_rate=0.25, seed=seed))
+    updater.engine = engine
+    weights = [torch.zeros(4), torch.zeros(3, 2)]
+    for _ in range(steps):
+        for i in order:
+            updater(i, torch.zeros_like(weights[i]), weights[i])
+    return torch.cat([weight.flatten() for weight in weights])
+
+
+def test_the_noise_of_sgld_comes_from_its_seed_parameter_and_count_alone():
+    torch.manual_seed(1)
+    once = _sgld_steps()
+    torch.manual_seed(2)
+    assert torch.equal(_sgld_steps(order=(1, 0)), once)
+    for engine in ("cpu", "eager", "triton"):
+        torch.testing.assert_close(_sgld_steps(engine=engine), once, rtol=1e-5, atol=1e-6)
+    others = [_sgld_steps(seed=1), _sgld_steps(steps=3)]
+    assert all(not torch.isclose(other, once).any() for other in others)
+    assert len(once.unique()) == len(once)
+
+
+def test_lars_measures_the_master_copy():
+    """Of 1 + 2**-12, float16 keeps only the 1. The trust ratio makes steps of |w|, whatever the gradient."""
+    updater = get_updater(LARS(learning_rate=1.0, eta=1.0, multi_precision=True))
+    weight = torch.ones(1).half()
+    updater(0, torch.full((1,), 0.5).half(), weight)
+    assert updater.masters[0].item() == 0.0
+    weight.fill_(1.0)
+    updater.masters[0].fill_(1 + 2.0**-12)
+    updater(0, torch.full((1,), 0.5).half(), weight)
+    assert updater.masters[0].item() == 0.0  # a step of 1 would leave 2**-12
+
+
+def test_lars_corrects_the_momentum_of_all_parameters_of_a_step():
+    """MXNet does it for the first four."""
+    weights = [torch.ones(2) for _ in range(9)]
+    made = LARS(learning_rate=1.0, eta=1.0, momentum=0.5)
+    updater = get_updater(made)
+    for rate in (1.0, 0.5):
+        made.set_learning_rate(rate)
+        updater(list(range(9)), [torch.ones(2)] * 9, weights)
+    # After the first step, of |w| / |g| = 1, weights are 0 and so scale no more.
+    assert [weight.tolist() for weight in weights] == [[-(0.5 * 0.5 * 1 + 0.5)] * 2] * 9
+
+
+def test_lbsgd_keeps_its_sum_of_gradients_with_the_state():
+    trainer = Trainer([("w", Parameter(torch.zeros(2)))], "lbsgd", {"learning_rate": 1.0, "batch_scale": 2})
+    trainer._params[0].grad = torch.ones(2)
+    trainer.step(4)
+    assert trainer.state_dict()["state"]["w"]["total"].tolist() == [0.25] * 2
+    trainer._params[0].grad = torch.ones(2)
+    trainer.step(1)  # of the mean, 0.625, at a rate that the warm-up has raised a little
+    assert trainer._params[0].tolist() == [pytest.approx(-(1 + 2 / 160) * 0.625)] * 2
+
+
+def test_the_optimizer_for_tests_counts():
+    trainer = Trainer([Parameter(torch.ones(2))], AddingTest())
+    trainer._params[0].grad = torch.ones(2)
+    trainer.step(2)
+    assert trainer.optimizer.num_update == 1
+    assert trainer._params[0].tolist() == [1.5] * 2
+
+
+def test_a_rate_given_to_ftrl_beside_a_schedule_holds():
+    schedule = lr_scheduler.FactorScheduler(10, base_lr=0.5)
+    with pytest.warns(UserWarning, match="learning_rate=0.2 replaces base_lr=0.5"):
+        assert Ftrl(learning_rate=0.2, lr_scheduler=schedule).learning_rate == 0.2
+
+
+@pytest.mark.parametrize("name", sorted(registered()))
+def test_no_update_changes_the_gradient(name, engine, device, monkeypatch):
+    monkeypatch.setenv("TRISTEP_ENGINE", engine)
+    updater = get_updater(optimizer.create(name, rescale_grad=0.5, clip_gradient=0.25))
+    weight, gradient = (torch.randn(4, 3, device=device) for _ in range(2))
+    before = gradient.clone()
+    for _ in range(2):
+        updater(0, gradient, weight)
+    assert torch.equal(gradient, before)
+
+
+@pytest.mark.parametrize("make", [Ftrl, FTML])
+def test_a_rate_of_zero_is_refused_where_it_divides(make, everything):
+    params = {"a": Parameter(torch.ones(3)), "b": Parameter(torch.ones(3))}
+    trainer = Trainer(params, make())
+    for _ in range(2):
+        for param in params.values():
+            param.grad = torch.ones(3)
+        if "lr_mult" in vars(params["b"]):
+            break
+        trainer.step(1)
+        params["b"].lr_mult = 0.0
+    before = everything(trainer, params.values())
+    with pytest.raises(ValueError, match=f"a learning rate of 0, by schedule or lr_mult: {make.__name__} divides by it"):
+        trainer.step(1)
+    assert everything(trainer, params.values()) == before
+
+
+def test_a_schedule_that_gives_no_rate_is_refused(everything):
+    given = [1.0, math.nan, -0.5, math.inf, "fast", None, torch.ones(1)]
+    weight = Parameter(torch.ones(3))
+    trainer = Trainer([weight], "sgd", {"lr_scheduler": lambda num_update: given[num_update - 1]})
+    weight.grad = torch.ones(3)
+    trainer.step(1)
+    for wrong in given[1:]:
+        given[1] = wrong
+        weight.grad = torch.ones(3)
+        before = everything(trainer, [weight])
+        with pytest.raises((ValueError, TypeError), match=r"lr_scheduler\(2\)=.*: must be"):
+            trainer.step(1)
+        assert everything(trainer, [weight]) == before
 
 
 # ---- counts ----------------------------------------------------------------------------------------------------------
@@ -114,8 +276,10 @@ def test_counts_go_with_the_parameter_to_another_device():
 
 
 def test_the_first_argument_is_the_learning_rate():
-    for make in (SGD, NAG, Signum, Adam, AdamW, AdaGrad, RMSProp):
+    kin_of_sgd, kin_of_adam = (SGD, NAG, SGLD, Signum, DCASGD), (Adam, AdamW, Adamax, AdaBelief, Nadam, FTML)
+    for make in (*kin_of_sgd, *kin_of_adam, AdaGrad, GroupAdaGrad, RMSProp, LARS, LAMB, LANS, LBSGD):
         assert make(0.75).learning_rate == 0.75
+    assert Ftrl(0.75).lamda1 == optimizer.AdaDelta(0.75).rho == 0.75  # as in 1.9.1
 
 
 def test_arguments_of_the_base_class_are_given_by_name():

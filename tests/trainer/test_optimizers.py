@@ -16,11 +16,23 @@ from tristep.kernels import rules, tl
 from tristep.trainer import optimizer as optimizers
 from tristep.trainer import trainer as trainer_module
 from tristep.trainer.optimizer import (
+    DCASGD,
+    FTML,
+    LANS,
+    LARS,
+    LBSGD,
     NAG,
     SGD,
+    SGLD,
+    AdaBelief,
+    AdaDelta,
     AdaGrad,
     Adam,
+    Adamax,
     AdamW,
+    Ftrl,
+    GroupAdaGrad,
+    Nadam,
     Optimizer,
     RMSProp,
     RuleOptimizer,
@@ -75,7 +87,7 @@ def test_create_names_the_nearest(wrong, near):
 
 
 def test_create_lists_what_there_is():
-    with pytest.raises(ValueError, match="there are adagrad, adam, adamw, nag, rmsprop, sgd, signum"):
+    with pytest.raises(ValueError, match=f"there are {', '.join(sorted(registered()))}"):
         create("zzz")
 
 
@@ -156,7 +168,7 @@ def lion(w, g, state, hyper):
     return w - lr * (c + wd * w), (beta2 * mean + one_minus_beta2 * g,)
 
 
-class Lion(RuleOptimizer):
+class MyLion(RuleOptimizer):
     default_learning_rate = 1e-4
     rule = lion
 
@@ -187,11 +199,11 @@ SHAPES = [(3, 5), (), (70,), (0, 2)]
 
 
 def test_a_rule_and_a_class_train_on_every_engine(engine, device):
-    register(Lion)
+    register(MyLion)
     params = [Parameter(_random(shape, device=device)) for shape in SHAPES]
     gradients = [[torch.randn_like(param) for param in params] for _ in range(6)]
     before = _values(*params)
-    made = create("lion", learning_rate=0.01, wd=0.1, beta1=0.8, clip_gradient=0.7)
+    made = create("mylion", learning_rate=0.01, wd=0.1, beta1=0.8, clip_gradient=0.7)
     trainer = _train(params, made, gradients, engine)
     for i, start in enumerate(before):
         rows = [_values(row[i])[0] for row in gradients]
@@ -205,7 +217,7 @@ def test_a_rule_of_ones_own_with_master_copies(engine, device, dtype):
     params = [Parameter(_random(shape, dtype, device)) for shape in SHAPES]
     gradients = [[torch.randn_like(param) for param in params] for _ in range(6)]
     before = _values(*params)
-    trainer = _train(params, Lion(learning_rate=1e-3, multi_precision=True), gradients, engine)
+    trainer = _train(params, MyLion(learning_rate=1e-3, multi_precision=True), gradients, engine)
     for i, start in enumerate(before):
         weight, mean = _lion_in_numpy(start, [_values(row[i])[0] for row in gradients], 1e-3, 0.0, 0.9, 0.99)
         slots = trainer.state_dict()["state"][str(i)]
@@ -450,8 +462,14 @@ def test_begin_num_update_moves_the_schedule_and_the_bias_correction(engine, dev
 
 
 def test_the_default_rate_is_the_classes_own_and_no_scheduler_is_overruled():
-    assert [create(name).lr for name in ("sgd", "nag", "adagrad", "signum")] == [0.01] * 4
-    assert [create(name).lr for name in ("adam", "adamw", "rmsprop")] == [0.001] * 3
+    rates = {
+        0.001: ("adam", "adamw", "adabelief", "nadam", "rmsprop", "lamb", "lans"),
+        0.002: ("adamax",),
+        0.01: ("sgd", "ccsgd", "nag", "sgld", "signum", "dcasgd", "adagrad", "groupadagrad", "ftml", "lars", "lbsgd"),
+        0.1: ("ftrl",),
+    }
+    for rate, names in rates.items():
+        assert {create(name).lr for name in names} == {rate}
     for name in registered():
         assert create(name, lr_scheduler=lr_scheduler.FactorScheduler(10, base_lr=0.7)).learning_rate == 0.7
 
@@ -485,6 +503,23 @@ def test_a_scheduler_of_another_kind_gets_its_base_lr_too():
     assert made.learning_rate == 0.4
 
 
+def test_lbsgd_asks_a_schedule_before_it_counts():
+    """As MXNet does, however it is driven."""
+    asked = []
+
+    def schedule(num_update):
+        asked.append(num_update)
+        return 1.0
+
+    updater = get_updater(LBSGD(lr_scheduler=schedule, begin_num_update=5))
+    for _ in range(3):
+        updater([0, 1], [torch.ones(2)] * 2, [torch.ones(2)] * 2)
+    assert asked == [5, 6, 7]
+    made, weight = updater.optimizer, torch.ones(2)
+    made.update(0, weight, torch.ones(2), made.create_state(0, weight))
+    assert asked[3:] == [8]
+
+
 def test_reading_the_rate_changes_nothing():
     """MXNet's FactorScheduler drops for good when it is asked for a late update."""
     made = SGD(lr_scheduler=lr_scheduler.FactorScheduler(1, factor=0.5, base_lr=1.0))
@@ -492,6 +527,183 @@ def test_reading_the_rate_changes_nothing():
     assert made.learning_rate == 0.0625
     made.num_update = 0
     assert made.learning_rate == 1.0
+
+
+@pytest.mark.parametrize("given", [-0.5, math.nan, math.inf, "fast", None, True, torch.ones(1)], ids=repr)
+def test_a_schedule_must_give_a_rate(given, everything):
+    """Else the step changes nothing, in both forms of optimizers; nor does reading the rate."""
+    for made in (SGD(momentum=0.5), PlainAdam(), Nadam(), LBSGD()):
+        params = [Parameter(torch.ones(3)) for _ in range(2)]
+        trainer = _train(params, made, [[torch.ones(3)] * 2])
+        made.lr_scheduler = lambda num_update: given if num_update >= 1 else 1.0
+        for param in params:
+            param.grad = torch.ones(3)
+        before = everything(trainer, params)
+        asked = 1 if isinstance(made, LBSGD) else 2
+        with pytest.raises((ValueError, TypeError)) as caught:
+            trainer.step(1)
+        assert str(caught.value).startswith(f"lr_scheduler({asked})={given!r}: must be ")
+        assert everything(trainer, params) == before
+        with pytest.raises(caught.type, match=r"lr_scheduler\(1\)=.*: must be"):
+            trainer.learning_rate  # noqa: B018
+        made.lr_scheduler = lambda num_update: np.float32(0.5)
+        trainer.step(1)
+        assert made.num_update == 2
+
+
+# ---- what is carried from step to step besides states ----------------------------------------------------------------
+
+
+def test_nadams_schedule_follows_all_parameters():
+    """M is multiplied by mu_t once for each parameter, so that later ones see another M. Dozat (2016), as in MXNet."""
+    starts, gradients = np.linspace(-1, 1, 12).reshape(3, 4), np.cos(np.arange(36.0)).reshape(3, 3, 4)
+    params = [Parameter(torch.tensor(start, dtype=torch.float32)) for start in starts]
+    rows = [[torch.tensor(g, dtype=torch.float32) for g in row] for row in gradients]
+    trainer = _train(params, Nadam(learning_rate=0.1, epsilon=1e-3), rows)
+    w, m, v, product = starts.copy(), np.zeros((3, 4)), np.zeros((3, 4)), 1.0
+    for t in (1, 2, 3):
+        now, following = (0.9 * (1 - 0.5 * 0.96 ** (n * 0.004)) for n in (t, t + 1))
+        for i in range(3):
+            product *= now
+            g = gradients[t - 1, i]
+            m[i], v[i] = 0.9 * m[i] + 0.1 * g, 0.999 * v[i] + 0.001 * g * g
+            mean = (1 - now) * g / (1 - product) + following * m[i] / (1 - product * following)
+            w[i] -= 0.1 * mean / (np.sqrt(v[i] / (1 - 0.999**t)) + 1e-3)
+    for param, weight in zip(params, w, strict=True):
+        np.testing.assert_allclose(_values(param)[0], weight, rtol=1e-5, atol=1e-6)
+    assert trainer.optimizer.m_schedule == pytest.approx(product, rel=1e-12)
+
+
+@pytest.mark.parametrize("where", ["multiplier", "schedule", "hyper-parameter", "launch"])
+@pytest.mark.parametrize("make", [lambda: Nadam(), lambda: LARS(momentum=0.9)], ids=["Nadam", "LARS"])
+def test_a_step_that_fails_carries_nothing_on(make, where, everything, monkeypatch):
+    params = [Parameter(torch.linspace(1, 2, 4)) for _ in range(3)]
+    made = make()
+    made.lr_scheduler = lambda num_update: 0.1 / num_update
+    trainer = _train(params, made, [[torch.ones(4)] * 3] * 2)
+    for param in params:
+        param.grad = torch.full((4,), 0.5)
+    before, carried = everything(trainer, params), made.carried()
+    assert carried == ((made.m_schedule,) if isinstance(made, Nadam) else (0.05, 0.5))
+
+    def fail(*_, **__):
+        raise RuntimeError("not today")
+
+    with monkeypatch.context() as patch:
+        if where == "multiplier":
+            patch.setattr(params[2], "lr_mult", math.nan, raising=False)
+        elif where == "schedule":
+            patch.setattr(made, "lr_scheduler", fail)
+        elif where == "launch":
+            patch.setattr(type(trainer._plan.update), "__call__", fail)
+        else:
+            good = made.hyper_of
+            patch.setattr(made, "hyper_of", lambda index, *others: fail() if index == 2 else good(index, *others))
+        for _ in range(2):
+            with pytest.raises((RuntimeError, ValueError), match="not today|lr_mult of parameter 2=nan"):
+                trainer.step(1)
+            assert made.carried() == carried
+    assert everything(trainer, params) == before
+    trainer.step(1)
+    assert made.carried() != carried
+
+
+def test_what_is_driven_by_hand_and_fails_carries_nothing_on(monkeypatch):
+    made, weight = Nadam(), torch.ones(3)
+    state = made.create_state(0, weight)
+    made.update(0, weight, torch.ones(3), state)
+    carried = made.carried()
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "beta2", "high")
+        with pytest.raises(TypeError):
+            made.update(0, weight, torch.ones(3), state)
+    assert made.carried() == carried
+    assert made.counts == {0: 1}
+    assert made.num_update == 1
+
+
+@pytest.mark.golden("sgld")
+@pytest.mark.golden("sgld", version=2)
+def test_the_noise_of_sgld_has_mxnets_moments(golden, engine, device, monkeypatch):
+    monkeypatch.setenv("TRISTEP_ENGINE", engine)
+    config = golden.config
+    n = config["draws"]
+    weight = torch.full((n,), config["weight"], device=device)
+    get_updater(SGLD(**config["kwargs"]))(0, torch.full((n,), config["gradient"], device=device), weight)
+    (moved,) = _values(weight)
+    moved -= config["weight"]
+    error = config["standard_error_of_mean"]
+    assert abs(moved.mean() - config["displacement_mean"]) < 5 * math.sqrt(2) * error  # both are estimates
+    assert moved.std() == pytest.approx(config["displacement_std"], rel=5 * math.sqrt(1 / n))
+    z = (moved - moved.mean()) / moved.std()
+    assert abs((z**3).mean()) < 5 * math.sqrt(6 / n)
+    assert abs((z**4).mean() - 3) < 5 * math.sqrt(24 / n)
+    assert len(np.unique(moved)) > 0.9 * n
+    assert abs((z[1:] * z[:-1]).mean()) < 5 / math.sqrt(n)  # neighbours know nothing of each other
+
+
+def test_layerwise_rates_and_names():
+    """LARS scales neither gamma, beta nor bias, and by its rule only weights decay."""
+    names = {0: "a_weight", 1: "a_bias", 2: "a_gamma"}
+    made = LARS(learning_rate=0.5, eta=0.1, wd=0.2, param_idx2name=names)
+    weights = [torch.full((4,), 2.0) for _ in range(3)]
+    get_updater(made)([0, 1, 2], [torch.ones(4)] * 3, weights)
+    scaled = 2 - 0.5 * 0.1 * 4 / (2 + 0.2 * 4) * (1 + 0.2 * 2)
+    assert [weight.tolist() for weight in weights] == [[pytest.approx(x)] * 4 for x in (scaled, 1.5, 1.5)]
+
+
+def test_lans_is_always_corrected():
+    with pytest.raises(TypeError, match=r"LANS has no argument 'bias_correction' \(=False\)"):
+        LANS(bias_correction=False)
+
+
+def test_groupadagrad_keeps_one_number_for_each_row(engine, device, monkeypatch):
+    monkeypatch.setenv("TRISTEP_ENGINE", engine)
+    weight, updater = torch.zeros(3, 2, device=device), get_updater(GroupAdaGrad(learning_rate=1.0, eps=0.0))
+    updater(0, torch.tensor([[1.0, 1.0], [3.0, 1.0], [0.5, 0.5]], device=device), weight)
+    (history,) = updater.states[0]
+    assert history.tolist() == [[1.0], [5.0], [0.25]]
+    root = 5**0.5
+    torch.testing.assert_close(weight.cpu(), torch.tensor([[-1.0, -1.0], [-3 / root, -1 / root], [-1.0, -1.0]]))
+
+
+def test_groupadagrad_names_the_parameter_that_is_no_matrix():
+    trainer = Trainer(torch.nn.Linear(2, 3), GroupAdaGrad())
+    for param in trainer._params:
+        param.grad = torch.ones_like(param)
+    with pytest.raises(ValueError, match=r"'bias': GroupAdaGrad updates matrices, got a parameter of shape \(3,\)"):
+        trainer.step(1)
+    assert trainer.state_dict()["state"] == {}
+    assert trainer.optimizer.num_update == 0
+
+
+def test_states_keep_their_place_when_a_plan_is_made_anew():
+    """One at a time, as a store drives them."""
+    updater = get_updater(GroupAdaGrad())
+    weights = [torch.ones(3, 2) for _ in range(2)]
+    for i in (0, 1):
+        updater(i, torch.ones(3, 2), weights[i])
+    places = [updater.states[i][0].data_ptr() for i in (0, 1)]
+    for i in (0, 1):
+        updater(i, torch.ones(3, 2), weights[i])
+    assert [updater.states[i][0].data_ptr() for i in (0, 1)] == places
+
+
+def test_ftml_by_its_paper(engine, device):
+    """Zheng & Kwok (2017), algorithm 1, in float64."""
+    weight = Parameter(_random((5,), device=device))
+    gradients = [[torch.randn_like(weight)] for _ in range(6)]
+    (w,) = _values(weight)
+    _train([weight], FTML(learning_rate=0.1, epsilon=1e-3), gradients, engine)
+    d, v, z = 0.0, 0.0, 0.0
+    for t, (gradient,) in enumerate(gradients, start=1):
+        (g,) = _values(gradient)
+        v = 0.999 * v + 0.001 * g * g
+        new = (1 - 0.6**t) / 0.1 * (np.sqrt(v / (1 - 0.999**t)) + 1e-3)
+        sigma = new - 0.6 * d
+        z = 0.6 * z + 0.4 * g - sigma * w
+        d, w = new, -z / new
+    np.testing.assert_allclose(_values(weight)[0], w, rtol=1e-4, atol=1e-5)
 
 
 # ---- multipliers -----------------------------------------------------------------------------------------------------
@@ -564,8 +776,17 @@ def _clip(x, bound):
     return np.clip(x, -bound, bound)
 
 
+def _rms(*x):
+    return np.sqrt(np.mean(np.square(x)))
+
+
 def _first_adam(w, g, decay):
     return w - 0.5 * math.sqrt(0.001) / 0.1 * (0.1 * g / (np.sqrt(0.001 * g**2) + 0.1) + decay)
+
+
+def _first_ftrl(g):
+    z = g - np.abs(g) * W / LR
+    return np.where(np.abs(z) > 0.1, (np.sign(z) * 0.1 - z) / ((1 + np.abs(g)) / LR + WD), 0.0)
 
 
 # The first step of each, as the equations of MXNet 1.9.1 (AdamW: 2.0) have it. The epsilons are large so that the size of
@@ -592,6 +813,34 @@ FIRST_STEPS = {
         RMSProp,
         {"epsilon": 0.1, "centered": True},
         lambda c: W - LR * _clip(R * G + WD * W, c) / np.sqrt((0.1 - 0.01) * _clip(R * G + WD * W, c) ** 2 + 0.1),
+    ),
+    "dcasgd": (DCASGD, {"lamda": 0.5}, lambda c: W - LR * (_clip(R * G, c) + WD * W)),
+    "adadelta": (
+        AdaDelta,
+        {"epsilon": 0.1},
+        lambda c: W - (np.sqrt(0.1 / (0.1 * _clip(R * G, c) ** 2 + 0.1)) * _clip(R * G, c) + WD * W),
+    ),
+    "adamax": (
+        Adamax,
+        {},
+        lambda c: W - LR * np.sign(_clip(R * G + WD * W, c)),
+    ),
+    "adabelief": (
+        AdaBelief,
+        {"epsilon": 0.1},
+        lambda c: (
+            W
+            - 0.5
+            * math.sqrt(0.001)
+            / 0.1
+            * (0.1 * _clip(R * G + WD * W, c) / (np.sqrt(0.001 * (0.9 * _clip(R * G + WD * W, c)) ** 2 + 0.1) + 0.1))
+        ),
+    ),
+    "ftrl": (Ftrl, {"lamda1": 0.1}, lambda c: _first_ftrl(_clip(R * G, c))),
+    "lars": (
+        LARS,
+        {"eta": 0.5},
+        lambda c: W - LR * 0.5 * _rms(W) / (R * _rms(G) + WD * _rms(W)) * (_clip(R * G, c) + WD * W),
     ),
     "clipped weights": (
         RMSProp,
@@ -658,5 +907,6 @@ def test_the_updater_refuses_what_does_not_fit():
 
 
 def test_public_names_of_optimizers():
-    assert {"SGD", "NAG", "Signum", "Adam", "AdamW", "AdaGrad", "RMSProp"} <= set(optimizers.__all__)
+    of_1_9_1 = "AdaDelta AdaGrad Adam Adamax DCASGD FTML Ftrl GroupAdaGrad LAMB LARS LBSGD NAG Nadam RMSProp SGD SGLD Signum"
+    assert {*of_1_9_1.split(), "ccSGD", "Test", "AdamW", "AdaBelief", "LANS"} <= set(optimizers.__all__)
     assert {name.lower() for name in optimizers.__all__} >= set(registered())

@@ -197,6 +197,13 @@ TORCH_PEERS = {
         {"lr": 0.01, "eps": 1e-12, "weight_decay": 0},
     ),
     "adagrad": ("adagrad", {"learning_rate": 0.1, "eps": 1e-14}, torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-14}),
+    "adadelta": ("adadelta", {"rho": 0.8, "epsilon": 1e-4}, torch.optim.Adadelta, {"lr": 1.0, "rho": 0.8, "eps": 1e-4}),
+    "adamax": (
+        "adamax",
+        {"learning_rate": 0.01, "beta2": 0.9, "wd": 0.02},
+        torch.optim.Adamax,
+        {"lr": 0.01, "betas": (0.9, 0.9), "eps": 1e-12, "weight_decay": 0.02},
+    ),
     "rmsprop": (
         "rmsprop",
         {"learning_rate": 0.01, "gamma1": 0.95, "epsilon": 1e-14},
@@ -1023,6 +1030,14 @@ OPTIMIZERS = {
     "adamw": {"correct_bias": False},
     "adagrad": {"clip_gradient": 0.5},
     "rmsprop": {"centered": True},
+    "dcasgd": {"momentum": 0.5},
+    "sgld": {"seed": 5},
+    "nadam": {"schedule_decay": 0.1},
+    "adabelief": {"wd": 0.1},
+    "ftrl": {"lamda1": 0.1},
+    "lars": {"momentum": 0.9},
+    "lans": {"wd": 0.1},
+    "lbsgd": {"batch_scale": 2, "warmup_strategy": "lars"},
 }
 
 

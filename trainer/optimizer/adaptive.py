@@ -27,7 +27,7 @@ class Adam(RuleOptimizer):
         learning_rate: default 0.001.
         beta1, beta2: decay of the averages of the gradient and of its square, in [0, 1).
         epsilon: added to the root, >= 0, after the bias correction (not the paper's epsilon-hat).
-        lazy_update: kept for MXNet's sake; it concerns sparse gradients.
+        lazy_update: with a sparse gradient update only the rows that it has, state and decay included; if False, all.
         **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
 
     Source: MXNet 1.9.1 Adam; Kingma & Ba (2015).
@@ -35,6 +35,7 @@ class Adam(RuleOptimizer):
 
     default_learning_rate = 0.001
     rule = rules.adam
+    takes_sparse = True
 
     def __init__(
         self,
@@ -100,12 +101,14 @@ class AdaGrad(RuleOptimizer):
     Args:
         learning_rate: default 0.01.
         eps: added under the root, >= 0.
-        **kwargs: those of `Optimizer`. The decay is apart from the gradient.
+        **kwargs: those of `Optimizer`. The decay is apart from the gradient; where that is sparse it must be 0.
 
-    Source: MXNet 1.9.1 AdaGrad; Duchi, Hazan & Singer (2011).
+    Source: MXNet 1.9.1 AdaGrad; Duchi, Hazan & Singer (2011). A sparse gradient updates only the rows that it has.
     """
 
     rule = rules.adagrad
+    takes_sparse = True
+    decays_sparse = False
 
     def __init__(self, learning_rate: float | None = None, eps: float = 1e-7, **kwargs: Any) -> None:
         self.eps = real("eps", eps, low=0)
@@ -124,10 +127,11 @@ class GroupAdaGrad(RuleOptimizer):
         eps: added under the root, >= 0.
         **kwargs: those of `Optimizer`, except for `wd`, which must be 0.
 
-    Source: MXNet 1.9.1 GroupAdaGrad.
+    Source: MXNet 1.9.1 GroupAdaGrad. A sparse gradient updates only the rows that it has.
     """
 
     rule = rules.group_adagrad
+    takes_sparse = True
 
     def __init__(self, learning_rate: float | None = None, eps: float = 1e-5, **kwargs: Any) -> None:
         self.eps = real("eps", eps, low=0)
@@ -221,9 +225,7 @@ class Adamax(RuleOptimizer):
     default_learning_rate = 0.002
     rule = rules.adamax
 
-    def __init__(
-        self, learning_rate: float | None = None, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any
-    ) -> None:
+    def __init__(self, learning_rate: float | None = None, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any) -> None:
         self.beta1 = real("beta1", beta1, low=0, below=1)
         self.beta2 = real("beta2", beta2, low=0, below=1)
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -253,6 +255,7 @@ class Nadam(RuleOptimizer):
     default_learning_rate = 0.001
     rule = rules.nadam
     alike = False
+    carries = ("m_schedule",)
 
     def __init__(
         self,

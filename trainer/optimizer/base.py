@@ -18,6 +18,7 @@ import torch
 from ...kernels import Rule, Update
 from ...kernels.table import states_for
 from ..arguments import did_you_mean, flag, real, whole
+from .sparse import RowUpdate, split
 
 __all__ = ["Index", "Optimizer", "RuleOptimizer", "WithMaster", "create", "register", "registered"]
 
@@ -148,7 +149,17 @@ class Optimizer(abc.ABC):
     @property
     def learning_rate(self) -> float:
         """The rate at the present number of updates, before multipliers."""
-        return self.lr if self.lr_scheduler is None else float(self.lr_scheduler(self.num_update))
+        return self.rate_at(self.num_update)
+
+    def rate_at(self, num_update: int) -> float:
+        """The rate at this number of updates, before multipliers.
+
+        Raises:
+            ValueError, TypeError: the scheduler gave something else than a finite number >= 0.
+        """
+        if self.lr_scheduler is None:
+            return self.lr
+        return real(f"lr_scheduler({num_update})", self.lr_scheduler(num_update), low=0)
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the rate.
@@ -240,8 +251,8 @@ class RuleOptimizer(Optimizer):
     """An optimizer that is an update rule and its hyper-parameters. Runs fused, on every engine.
 
     A subclass sets `rule`, takes its hyper-parameters in `__init__` and keeps each in an attribute of the name that the
-    rule uses. `lr`, `wd` and `clip` are there already, with multipliers and schedule in them, and `one_minus_x` is formed
-    from `x`. What depends on the number of updates is returned by `hyper`.
+    rule uses. `lr`, `wd`, `decay` (lr wd) and `clip` are there already, with multipliers and schedule in them, and
+    `one_minus_x` is formed from `x`. What depends on the number of updates is returned by `hyper`.
 
     Example:
         >>> import tristep
@@ -254,7 +265,11 @@ class RuleOptimizer(Optimizer):
 
     rule: Rule
     reads_rate_first: ClassVar[bool] = False  # whether a schedule is asked for the count before the update
+    counted: bool = True  # whether a step counts as an update
     alike: ClassVar[bool] = True  # whether parameters of equal count, rate and decay have equal hyper-parameters
+    carries: ClassVar[tuple[str, ...]] = ()  # what `begin_step` and `hyper` change; put back where a step fails
+    takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates its rows only, unless lazy_update is False
+    decays_sparse: ClassVar[bool] = True  # whether these rows can be decayed
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """Hyper-parameters at a parameter's update number `t` (the first is 1), where they are not plain attributes.
@@ -270,12 +285,17 @@ class RuleOptimizer(Optimizer):
     def begin_step(self, lr: float) -> None:
         """Called before a step over any number of parameters, with the rate before multipliers."""
 
+    def average(self) -> tuple[Rule, dict[str, float]] | None:
+        """A rule that makes averaged weights of weights and states, and its hyper-parameters; None if there is no average."""
+        return None
+
     def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
         """Fill the state tensors, which are zero, where a rule starts otherwise."""
 
     def row(self, t: int, lr: float, wd: float, index: Index | None = None) -> list[float]:
         """All hyper-parameters of the rule in its order, after `rescale_grad`."""
-        values = {"lr": lr, "wd": wd, "clip": self.clip_gradient or math.inf} | self.hyper_of(index, t, lr, wd)
+        values = {"lr": lr, "wd": wd, "decay": lr * wd, "clip": self.clip_gradient or math.inf}
+        values |= self.hyper_of(index, t, lr, wd)
         if values["clip"] < 0:
             values["clip"] = math.inf
         row = [self.rescale_grad]
@@ -301,13 +321,38 @@ class RuleOptimizer(Optimizer):
 
     def update(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
         """Update one weight in place. Slow for many: `get_updater` and `Trainer` launch once for all of them."""
-        run = Update(self.rule, [weight], [tuple(state)])
-        run.bind([grad])
-        self._update_count(index)
-        t = int(self._counts[self._slots[index]])
-        self.begin_step(self.learning_rate)
-        run.hyper[0] = self.row(t, self._get_lr(index), self._get_wd(index), index)
-        run()
+        run: Update | RowUpdate
+        whole, by_row = split(self, [index], ["the weight"], [weight], [grad])
+        if by_row:
+            run = RowUpdate(self.rule, [weight], [grad], [tuple(state)], [None], names=["the weight"])
+        else:
+            run = Update(self.rule, [weight], [tuple(state)], names=["the weight"])
+            run.bind(whole)
+        (slot,) = self.slots([index])
+        t = int(self._counts[slot]) + 1
+        number = max(self.num_update, t)
+        lr_mult, wd_mult = self.multipliers(index)
+        before = self.carried()
+        try:
+            lr = self.rate_at(self.num_update if self.reads_rate_first else number)
+            self.begin_step(lr)
+            run.hyper[0] = self.row(t, lr * lr_mult, self.wd * wd_mult, index)
+            run()
+        except BaseException:
+            self.put_back(before)
+            raise
+        if self.counted:
+            self._counts[slot] = t
+            self.num_update = number
+
+    def carried(self) -> tuple[Any, ...]:
+        """The values of what a step carries on to the next, besides counts and states."""
+        return tuple(getattr(self, name) for name in self.carries)
+
+    def put_back(self, carried: tuple[Any, ...]) -> None:
+        """Undo what a step that failed has changed of these."""
+        for name, value in zip(self.carries, carried, strict=True):
+            setattr(self, name, value)
 
 
 _registry: dict[str, type[Optimizer]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ...kernels import rules
@@ -22,18 +21,24 @@ class Ftrl(RuleOptimizer):
         beta: added to the root, >= 0.
         **kwargs: those of `Optimizer`. The decay acts as an L2 penalty.
 
-    Source: MXNet 1.9.1 Ftrl; McMahan et al. (2013).
+    Raises:
+        ValueError: at a step, a rate of 0 for any parameter.
+
+    Source: MXNet 1.9.1 Ftrl; McMahan et al. (2013). A sparse gradient updates only the rows that it has.
     """
 
     default_learning_rate = 0.1
     rule = rules.ftrl
+    takes_sparse = True
 
-    def __init__(
-        self, lamda1: float = 0.01, learning_rate: float | None = None, beta: float = 1.0, **kwargs: Any
-    ) -> None:
+    def __init__(self, lamda1: float = 0.01, learning_rate: float | None = None, beta: float = 1.0, **kwargs: Any) -> None:
         self.lamda1 = real("lamda1", lamda1, low=0)
         self.beta = real("beta", beta, low=0)
-        super().__init__(learning_rate=learning_rate, **kwargs)
+        super().__init__(learning_rate=_positive(learning_rate), **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        _refuse_zero(self, lr)
+        return {}
 
 
 @register
@@ -45,6 +50,9 @@ class FTML(RuleOptimizer):
         beta1, beta2: decay of the averages, in [0, 1).
         epsilon: added to the root, >= 0.
         **kwargs: those of `Optimizer`. The decay is added to the gradient before clipping.
+
+    Raises:
+        ValueError: at a step, a rate of 0 for any parameter.
 
     Source: MXNet 1.9.1 FTML; Zheng & Kwok (2017).
     """
@@ -62,10 +70,20 @@ class FTML(RuleOptimizer):
         self.beta1 = real("beta1", beta1, low=0, below=1)
         self.beta2 = real("beta2", beta2, low=0, below=1)
         self.epsilon = real("epsilon", epsilon, low=0)
-        super().__init__(learning_rate=learning_rate, **kwargs)
+        super().__init__(learning_rate=_positive(learning_rate), **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        return {
-            "scale": (1.0 - self.beta1**t) / lr if lr else math.inf,
-            "correction2": 1.0 / (1.0 - self.beta2**t),
-        }
+        _refuse_zero(self, lr)
+        return {"scale": (1.0 - self.beta1**t) / lr, "correction2": 1.0 / (1.0 - self.beta2**t)}
+
+
+def _positive(learning_rate: float | None) -> float | None:
+    return None if learning_rate is None else real("learning_rate", learning_rate, above=0)
+
+
+def _refuse_zero(optimizer: RuleOptimizer, lr: float) -> None:
+    if lr == 0:
+        raise ValueError(
+            f"a learning rate of 0, by schedule or lr_mult: {type(optimizer).__name__} divides by it, so it must be greater "
+            "than 0; parameters with requires_grad=False stay as they are"
+        )

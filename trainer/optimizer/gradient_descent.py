@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,13 @@ class SGD(RuleOptimizer):
     Args:
         learning_rate: default 0.01.
         momentum: in [0, 1); 0 keeps no state.
-        lazy_update: kept for MXNet's sake; it concerns sparse gradients.
+        lazy_update: with a sparse gradient update only the rows that it has, state and decay included; if False, all.
         **kwargs: those of `Optimizer`.
 
     Source: MXNet 1.9.1 SGD. The momentum is a step in weight space: a new rate does not rescale the past.
     """
+
+    takes_sparse = True
 
     def __init__(
         self, learning_rate: float | None = None, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any
@@ -84,7 +87,7 @@ class Signum(RuleOptimizer):
 
 
 @register
-class ccSGD(SGD):  # noqa: N801  # MXNet's name
+class ccSGD(SGD):  # MXNet's name
     """SGD under an old name.
 
     Source: MXNet 1.9.1 ccSGD.
@@ -111,8 +114,8 @@ class SGLD(RuleOptimizer):
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
-        # The keys come from the parameter's number and count, not from a stream, so that the order of updates is no matter.
-        number = self._slots.get(index, 0)  # type: ignore[arg-type]
+        # The keys come from the parameter's index and count, not from a stream, so that the order of updates is no matter.
+        number = index if isinstance(index, int) and index >= 0 else zlib.crc32(str(index).encode())
         key0, key1 = np.random.SeedSequence([self.seed, number, t]).generate_state(2) >> 8
         return {"key0": float(key0), "key1": float(key1)}
 

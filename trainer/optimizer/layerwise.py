@@ -19,7 +19,7 @@ class LARS(RuleOptimizer):
     Args:
         learning_rate: default 0.01.
         momentum: in [0, 1); 0 keeps no momentum.
-        lazy_update: kept for MXNet's sake; it concerns sparse gradients.
+        lazy_update: kept for MXNet's sake; it concerns sparse gradients, which are refused.
         eta: the trust coefficient, > 0.
         eps: added to the denominator, >= 0.
         momentum_correction: multiply the momentum by the ratio of the rates where the rate has changed.
@@ -30,6 +30,7 @@ class LARS(RuleOptimizer):
     """
 
     alike = False
+    carries = ("last_lr", "ratio")
     decayed_names = ("_weight", ".weight")
 
     def __init__(
@@ -69,6 +70,7 @@ class _Lamb(RuleOptimizer):
     """What LAMB and LANS have in common."""
 
     default_learning_rate = 0.001
+    bias_correction = True
 
     def __init__(
         self,
@@ -78,7 +80,6 @@ class _Lamb(RuleOptimizer):
         epsilon: float = 1e-6,
         lower_bound: float | None = None,
         upper_bound: float | None = None,
-        bias_correction: bool = True,
         **kwargs: Any,
     ) -> None:
         self.beta1 = real("beta1", beta1, low=0, below=1)
@@ -86,7 +87,6 @@ class _Lamb(RuleOptimizer):
         self.epsilon = real("epsilon", epsilon, low=0)
         self.lower_bound = None if lower_bound is None else real("lower_bound", lower_bound, low=0)
         self.upper_bound = None if upper_bound is None else real("upper_bound", upper_bound, low=0)
-        self.bias_correction = flag("bias_correction", bias_correction)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -116,6 +116,20 @@ class LAMB(_Lamb):
 
     rule = rules.lamb
 
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        lower_bound: float | None = None,
+        upper_bound: float | None = None,
+        bias_correction: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.bias_correction = flag("bias_correction", bias_correction)
+        super().__init__(learning_rate, beta1, beta2, epsilon, lower_bound, upper_bound, **kwargs)
+
 
 @register
 class LANS(_Lamb):
@@ -132,18 +146,6 @@ class LANS(_Lamb):
     """
 
     rule = rules.lans
-
-    def __init__(
-        self,
-        learning_rate: float | None = None,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        lower_bound: float | None = None,
-        upper_bound: float | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, lower_bound, upper_bound, **kwargs)
 
 
 @register

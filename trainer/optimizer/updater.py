@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...kernels import Update
+from ...kernels import Rule, Update
 from ...kernels.table import allocate_states, compute_dtype, is_dense, states_for
 from .base import Index, Optimizer, RuleOptimizer
+from .sparse import RowUpdate, is_sparse, split
 
 __all__ = ["Plan", "Updater", "get_updater"]
 
@@ -66,6 +67,37 @@ class Updater:
             plan = self._plan = Plan(self, indices, weights)
         plan.step(grads)
 
+    def apply(
+        self,
+        rule: Rule,
+        hyper: Mapping[str, float],
+        indices: Sequence[Index],
+        weights: Sequence[torch.Tensor],
+        grads: Sequence[torch.Tensor | None] | None = None,
+    ) -> None:
+        """Apply another rule than the optimizer's to weights, not to their masters, with the states that it names.
+
+        It counts as no update. Weights stay as they are that have no gradient, or, without `grads`, no state yet.
+        """
+        if grads is None:
+            grads = [
+                torch.zeros_like(weight) if i in self.states else None for i, weight in zip(indices, weights, strict=True)
+            ]
+        chosen = [i for i, grad in enumerate(grads) if grad is not None]
+        names = self.optimizer.rule.slots if rule.slots else ()  # type: ignore[attr-defined]
+        states = [dict(zip(names, self.states.get(indices[i], ()), strict=False)) for i in chosen]
+        masters = [self.masters[index].clone() if (index := indices[i]) in self.masters else None for i in chosen]
+        run = Update(
+            rule,
+            [weights[i] for i in chosen],
+            [tuple(row[name] for name in rule.slots) for row in states],
+            masters,
+            self.engine,
+        )
+        run.hyper[:] = [1.0, *(hyper[name] for name in rule.hyper)]
+        run.bind([grads[i] for i in chosen])
+        run()
+
     def forget_plan(self) -> None:
         """Make the next call look at everything anew, after states have been replaced."""
         self._plan = None
@@ -100,9 +132,11 @@ class Plan:
         self.indices = list(indices)
         self.weights = list(weights)
         self.update: Update | None = None
+        self._met_sparse = False  # whether there has been a sparse gradient, for which to look from then on
+        self._by_row: tuple[RowUpdate, list[int], list[torch.Tensor | None]] | None = None  # of a step with such gradients
         self._slots = np.array(updater.optimizer.slots(self.indices), dtype=np.int64)
         self._active = [True] * len(self.indices)
-        # The active parameters that share hyper-parameters: rows, slot of the count, lr_mult, wd_mult, the first one's index.
+        # Active parameters that share hyper-parameters: rows, slot of the count, lr_mult, wd_mult, the first one's index.
         self._shared: list[tuple[Any, int, float, float, Index]] = []
         self._counted: Any = self._slots
         self._multipliers: Any = _UNKNOWN
@@ -128,7 +162,7 @@ class Plan:
 
     def references(self, grads: Sequence[torch.Tensor | None]) -> list[weakref.ref[torch.Tensor] | None]:
         """Weak references to these gradients, those of the last step."""
-        if self.update is not None:
+        if self.update is not None and not self._met_sparse:
             return list(self.update.references)
         return [None if grad is None else weakref.ref(grad) for grad in grads]
 
@@ -144,7 +178,7 @@ class Plan:
         if not (held or update.holds(grads)):
             if not update.fits(optimizer.keeps_master):
                 update = self._make_update(optimizer)
-            update.bind(grads, own=self._gradients_own)
+            self._bind(optimizer, update, grads)
             active = [grad is not None for grad in grads]
             if active != self._active:
                 self._active, self._multipliers = active, _UNKNOWN
@@ -157,14 +191,56 @@ class Plan:
         counts, number = optimizer._counts, optimizer.num_update
         for _, slot, _, _, _ in self._shared:
             number = max(number, int(counts[slot]) + 1)
-        asked = optimizer.num_update if optimizer.reads_rate_first else number
-        lr = optimizer.lr if optimizer.lr_scheduler is None else float(optimizer.lr_scheduler(asked))
-        optimizer.begin_step(lr)
-        for rows, slot, lr_mult, wd_mult, index in self._shared:
-            update.hyper[rows] = optimizer.row(int(counts[slot]) + 1, lr * lr_mult, optimizer.wd * wd_mult, index)
+        before = optimizer.carried() if optimizer.carries else ()
+        try:
+            asked = optimizer.num_update if optimizer.reads_rate_first else number
+            lr = optimizer.lr if optimizer.lr_scheduler is None else optimizer.rate_at(asked)
+            optimizer.begin_step(lr)
+            for rows, slot, lr_mult, wd_mult, index in self._shared:
+                update.hyper[rows] = optimizer.row(int(counts[slot]) + 1, lr * lr_mult, optimizer.wd * wd_mult, index)
+            if self._by_row is None:
+                update()
+            else:
+                self._step_by_row(update, *self._by_row)
+        except BaseException:
+            optimizer.put_back(before)
+            raise
+        if optimizer.counted:
+            counts[self._counted] += 1
+            optimizer.num_update = number
+
+    def _bind(self, optimizer: RuleOptimizer, update: Update, grads: Sequence[torch.Tensor | None]) -> None:
+        """Take these gradients for the step. Checks all of them and changes no weight."""
+        self._by_row = None
+        if not (self._met_sparse and any(map(is_sparse, grads))):
+            try:
+                update.bind(grads, own=self._gradients_own)
+                return
+            except TypeError:  # to look for sparse gradients at every step would cost those who have none
+                if not optimizer.takes_sparse or not any(map(is_sparse, grads)):
+                    raise
+                self._met_sparse = True
+        names, updater = list(map(repr, self._names)), self.updater
+        whole, places = split(optimizer, self.indices, names, self.weights, grads)
+        update.bind(whole)
+        by_row = RowUpdate(
+            optimizer.rule,
+            [self.weights[i] for i in places],
+            [grads[i] for i in places],  # type: ignore[misc]  # these are there
+            [updater.states[self.indices[i]] for i in places],
+            [updater.masters.get(self.indices[i]) for i in places],
+            updater.engine,
+            [names[i] for i in places],
+        )
+        self._by_row = by_row, places, whole
+
+    def _step_by_row(self, update: Update, by_row: RowUpdate, places: list[int], whole: list[Any]) -> None:
+        """Update rows and whole weights. `whole`, the gradients of these, has been kept alive until here."""
+        by_row.hyper[:] = update.hyper[places]
+        by_row.compute()
         update()
-        counts[self._counted] += 1
-        optimizer.num_update = number
+        by_row.write_back()
+        self._by_row = None
 
     def _make_update(self, optimizer: RuleOptimizer) -> Update:
         """Match states and masters to the weights as they are now, creating, moving and converting where needed."""
@@ -180,7 +256,10 @@ class Plan:
         if missing:
             weights = [self.weights[i].detach() for i in missing]
             for i, weight, state in zip(missing, weights, states_for(rule, weights), strict=True):
-                optimizer.init_state(weight, state)
+                try:
+                    optimizer.init_state(weight, state)
+                except ValueError as error:
+                    raise ValueError(f"{self._names[i]!r}: {error}") from error
                 updater.states[self.indices[i]] = state
         for index, weight in zip(self.indices, self.weights, strict=True):
             state = updater.states[index]
@@ -237,6 +316,10 @@ class Plan:
     @torch.no_grad()
     def _step_by_hand(self, optimizer: Optimizer, grads: Sequence[torch.Tensor | None]) -> None:
         states = self.updater.states
+        active = [index for index, grad in zip(self.indices, grads, strict=True) if grad is not None]
+        if optimizer.lr_scheduler is not None and active:  # a rate that is none must be found out before the first update
+            counts = optimizer._counts[optimizer.slots(active)]
+            optimizer.rate_at(max(optimizer.num_update, int(counts.max()) + 1))
         for index, weight, grad in zip(self.indices, self.weights, grads, strict=True):
             if grad is not None:
                 states[index] = optimizer.follow(weight, states[index])
@@ -244,7 +327,7 @@ class Plan:
 
 
 def _goes_with(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether a state or master of the weight's shape also has the type, the place and the order of elements it needs."""
+    """Whether a state or master has the type and place it needs, and, if of the weight's shape, the order of elements."""
     strides = weight.stride() if is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
-    same_order = tensor.stride() == strides or tensor.numel() <= 1
+    same_order = tensor.stride() == strides or tensor.numel() <= 1 or tensor.shape != weight.shape
     return tensor.device == weight.device and tensor.dtype == compute_dtype(weight.dtype) and same_order

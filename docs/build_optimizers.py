@@ -1,0 +1,75 @@
+"""Writes docs/optimizers.md from the registry: `python docs/build_optimizers.py`. A test holds the page against it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from tristep.kernels import Rule
+from tristep.trainer.optimizer import Optimizer, RuleOptimizer, create, registered
+
+COMMON = tuple(inspect.signature(Optimizer.__init__).parameters)
+PAGE = Path(__file__).with_name("optimizers.md")
+
+HEAD = """\
+# Optimizers
+
+Made by `docs/build_optimizers.py` from what is registered; a name goes into `Trainer(params, "name", {...})`, in any case.
+
+- **State** is what is kept of each parameter: tensors of its shape, float32 (float64 for float64 weights). Numbers kept once
+  for each tensor are in italics, tensors of other shapes in brackets. It is given for the default arguments.
+- **Bytes** are what a step must move for each float32 element: every input read once, every output written once, and once
+  more what a norm needs.
+- **Engines**: rules written once run on all three; "torch" stands for rules of whole matrices, in torch's own operations.
+- Besides its own **arguments**, each takes those of every optimizer: learning_rate, wd, rescale_grad, clip_gradient,
+  lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict.
+
+| name | what it does | state | bytes | engines | arguments | source |
+|---|---|---|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return HEAD + "".join(_row(name, cls) for name, cls in registered().items() if cls.__module__.startswith("tristep."))
+
+
+def _row(name: str, cls: type) -> str:
+    optimizer = create(name)
+    assert isinstance(optimizer, RuleOptimizer)
+    rule = optimizer.rule
+    text = inspect.getdoc(cls) or ""
+    what = " ".join(text.split("\n\n")[0].split())
+    source = re.search(r"Source: (.*?)(?:\n\n|\Z)", text, re.DOTALL)
+    arguments = [
+        parameter.name
+        for parameter in inspect.signature(cls).parameters.values()
+        if parameter.kind != parameter.VAR_KEYWORD and parameter.name not in COMMON
+    ]
+    if isinstance(rule, Rule):
+        state = [*rule.state, *(f"*{number}*" for number in rule.kept)]
+        size = 3 + 2 * len(rule.state) + sum(2 + len(reduction.state) for reduction in rule.reductions)
+        moved, engines = str(4 * size), "triton, cpu, eager"
+    else:
+        import torch
+
+        whole = torch.Size((8, 4))
+        shapes = zip(rule.state, rule.shapes(whole), strict=True)
+        state = [slot if shape == whole else f"[{slot}]" for slot, shape in shapes if shape.numel()]
+        moved, engines = "", "torch"
+    cells = (
+        cls.__name__,
+        what,
+        ", ".join(state) or "none",
+        moved,
+        engines,
+        ", ".join(arguments),
+        " ".join(source[1].split()),
+    )
+    return "| " + " | ".join(cells) + " |\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"written: {PAGE.name}")

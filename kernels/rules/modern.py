@@ -1,0 +1,223 @@
+"""Rules of recent papers, each with its own averages: Lion, Adan, AdEMAMix, ADOPT, Sophia, StableAdamW, MARS, NovoGrad.
+
+`decay` is what is taken off the weight, lr wd as a rule. `correction` stands for 1 / (1 - beta^t).
+"""
+
+from ..language import jit, reduction, rule, tl
+from .adam import moments
+from .common import clipped, sign
+
+
+@rule
+def lion(w, g, state, hyper):
+    """w <- w - lr sign(beta1 m + (1 - beta1) g) - decay w, and only then m. Chen et al. (2023), alg. 2."""
+    (mean,) = state
+    lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2 = hyper
+    g = clipped(g, clip)
+    vote = beta1 * mean + one_minus_beta1 * g
+    return w - (lr * sign(vote) + decay * w), (beta2 * mean + one_minus_beta2 * g,)
+
+
+@rule
+def adan(w, g, state, hyper):
+    """Adam with averages of the gradient and of its change. Xie et al. (2022), alg. 1, with their proximal decay.
+
+    `seen` is 0 at a parameter's first update, whose gradient has no predecessor, and then 1. The betas are those of the
+    averages, 1 minus the paper's.
+    """
+    mean, change, square, previous = state
+    (
+        lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, beta3, one_minus_beta3, epsilon, correction1,
+        correction2, correction3, seen,
+    ) = hyper  # fmt: skip
+    g = clipped(g, clip)
+    difference = seen * (g - previous)
+    mean = beta1 * mean + one_minus_beta1 * g
+    change = beta2 * change + one_minus_beta2 * difference
+    looked_ahead = g + beta2 * difference
+    square = beta3 * square + one_minus_beta3 * looked_ahead * looked_ahead
+    step = (correction1 * mean + beta2 * correction2 * change) / (tl.sqrt(correction3 * square) + epsilon)
+    return (w - lr * step) / (1.0 + decay), (mean, change, square, g)
+
+
+@rule
+def ademamix(w, g, state, hyper):
+    """AdamW with a second, much slower average of the gradient. Pagliardini, Ablin & Grangier (2024), alg. 1."""
+    fast, slow, var = state
+    (
+        lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, beta3, one_minus_beta3, alpha, epsilon, correction1,
+        correction2,
+    ) = hyper  # fmt: skip
+    g = clipped(g, clip)
+    fast, var = moments(g, fast, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
+    slow = beta3 * slow + one_minus_beta3 * g
+    step = (correction1 * fast + alpha * slow) / (tl.sqrt(correction2 * var) + epsilon)
+    return w - (lr * step + decay * w), (fast, slow, var)
+
+
+@rule
+def adopt(w, g, state, hyper):
+    """Adam that divides by the average of the squares before this gradient. Taniguchi et al. (2024), alg. 2.
+
+    `seen` is 0 at a parameter's first update, which only fills `var`, and then 1; `limit` is the paper's c_t.
+    """
+    mean, var = state
+    lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, limit, seen = hyper
+    g = clipped(g, clip)
+    normalized = clipped(g / tl.maximum(tl.sqrt(var), epsilon), limit)
+    new_mean = beta1 * mean + one_minus_beta1 * normalized
+    mean = tl.where(seen > 0.0, new_mean, mean)
+    var = tl.where(seen > 0.0, beta2 * var + one_minus_beta2 * g * g, g * g)
+    return tl.where(seen > 0.0, w - (lr * new_mean + decay * w), w), (mean, var)
+
+
+@rule
+def sophia(w, g, state, hyper):
+    """w <- w - lr clamp(m / max(rho h, epsilon), 1) - decay w, with the curvature h. Liu et al. (2023), alg. 3."""
+    mean, curvature = state
+    lr, decay, clip, beta1, one_minus_beta1, rho, epsilon = hyper
+    mean = beta1 * mean + one_minus_beta1 * clipped(g, clip)
+    return w - (lr * clipped(mean / tl.maximum(rho * curvature, epsilon), 1.0) + decay * w), (mean, curvature)
+
+
+@rule
+def sophia_curvature(w, g, state, hyper):
+    """h <- beta2 h + (1 - beta2) scale g^2 with the gradient of labels drawn from the model. Liu et al. (2023), alg. 2."""
+    mean, curvature = state
+    beta2, one_minus_beta2, scale = hyper
+    return w, (mean, beta2 * curvature + one_minus_beta2 * scale * g * g)
+
+
+@jit
+def stable_moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon):
+    """The new averages, and the square of the gradient over its expected size."""
+    mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
+    return mean, var, g * g / tl.maximum(var, epsilon * epsilon)
+
+
+@reduction
+def surprise(w, g, state, hyper):
+    """Sums of g^2 / v, and of ones."""
+    mean, var = state
+    clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper
+    mean, var, size = stable_moments(clipped(g, clip), mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon)
+    return size, tl.where(w == w, 1.0, 1.0)
+
+
+@rule(sums=surprise)
+def stable_adamw(w, g, state, hyper, sums):
+    """AdamW at the rate lr / max(1, RMS(g / sqrt(v))), for each tensor. Wortsman et al. (2023), alg. 2.
+
+    The betas come with the bias correction in them. `wd` is multiplied by the rate that is used.
+    """
+    mean, var = state
+    lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper
+    size, count = sums
+    mean, var, _ = stable_moments(clipped(g, clip), mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon)
+    lr = lr / tl.maximum(tl.sqrt(size / count), 1.0)
+    return w - lr * (mean / (tl.sqrt(var) + epsilon) + wd * w), (mean, var)
+
+
+@jit
+def corrected(g, previous, gamma):
+    """The gradient, corrected by how much it changed; the one before the first is zero, as in the authors' code."""
+    return g + gamma * (g - previous)
+
+
+@reduction
+def corrected_square(w, g, state, hyper):
+    """Sum of squares of the corrected gradient."""
+    (previous,) = state
+    clip, gamma = hyper
+    c = corrected(clipped(g, clip), previous, gamma)
+    return (c * c,)
+
+
+@rule(sums=corrected_square)
+def mars(w, g, state, hyper, sums):
+    """AdamW on gradients with their variance reduced, of norm 1 at most. Yuan et al. (2024), alg. 2 (MARS-AdamW).
+
+    `gamma` is the paper's gamma beta1 / (1 - beta1).
+    """
+    mean, var, previous = state
+    (
+        lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, gamma,
+    ) = hyper  # fmt: skip
+    (c2,) = sums
+    g = clipped(g, clip)
+    c = corrected(g, previous, gamma) / tl.maximum(tl.sqrt(c2), 1.0)
+    mean, var = moments(c, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
+    step = correction1 * mean / (tl.sqrt(correction2 * var) + epsilon)
+    return w - (lr * step + decay * w), (mean, var, g)
+
+
+@reduction
+def novograd_square(w, g, state, hyper):
+    """Sum of squares of the gradient."""
+    (clip,) = hyper
+    g = clipped(g, clip)
+    return (g * g,)
+
+
+@novograd_square.finish
+def novograd_average(sums, kept, hyper):
+    """The running average of the squared norm; at the first update the squared norm itself."""
+    (square,) = sums
+    (norm2,) = kept
+    beta2, one_minus_beta2, seen = hyper
+    return (tl.where(seen > 0.0, beta2 * norm2 + one_minus_beta2 * square, square),)
+
+
+@rule(sums=novograd_square)
+def novograd(w, g, state, hyper, sums):
+    """m <- beta1 m + g / (|g| + epsilon) + wd w with the running |g| of the tensor. Ginsburg et al. (2019), alg. 1."""
+    (mean,) = state
+    lr, wd, clip, beta1, beta2, one_minus_beta2, epsilon, seen = hyper  # noqa: RUF059  # the average's
+    (norm2,) = sums
+    mean = beta1 * mean + (clipped(g, clip) / (tl.sqrt(norm2) + epsilon) + wd * w)
+    return w - lr * mean, (mean,)
+
+
+@rule
+def radam(w, g, state, hyper):
+    """Adam without its denominator, `adaptive` 0, as long as that is too uncertain. Liu et al. (2020), alg. 2.
+
+    `lr` arrives with the bias corrections and the rectification in it. `wd` is added to the gradient.
+    """
+    mean, var = state
+    lr, wd, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, adaptive = hyper
+    g = clipped(g, clip) + wd * w
+    mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
+    return w - (lr * tl.where(adaptive > 0.0, mean / (tl.sqrt(var) + epsilon), mean) + decay * w), (mean, var)
+
+
+@rule
+def asgd(w, g, state, hyper):
+    """SGD that decays and averages the weights. Polyak & Juditsky (1992), with the rates of Bottou's sgd as in torch.
+
+    `decay` is lr lambd, `share` by how much the average moves.
+    """
+    (average,) = state
+    lr, wd, clip, decay, share = hyper
+    new_w = w - (decay * w + lr * (clipped(g, clip) + wd * w))
+    return new_w, (average + share * (new_w - average),)
+
+
+@rule
+def averaged(w, g, state, hyper):
+    """w <- average, whatever the gradient."""
+    (average,) = state
+    return average, (average,)
+
+
+@rule
+def rprop(w, g, state, hyper):
+    """Steps by the gradient's sign, longer while it stays, shorter when it turns. Riedmiller & Braun (1993), as in torch."""
+    previous, size = state
+    clip, shrink, grow, smallest, largest = hyper
+    g = clipped(g, clip)
+    agreement = g * previous
+    factor = tl.where(agreement > 0.0, grow, tl.where(agreement < 0.0, shrink, 1.0))
+    size = tl.minimum(tl.maximum(size * factor, smallest), largest)
+    g = tl.where(agreement < 0.0, 0.0, g)
+    return w - size * sign(g), (g, size)

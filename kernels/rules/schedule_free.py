@@ -1,0 +1,37 @@
+"""Schedule-free training: gradients are taken at y, between the iterate z and the average x, which needs no schedule.
+
+Defazio et al. (2024), eq. 3-5. While training the weight is y; `toward` finds x.
+"""
+
+from ..language import rule, tl
+from .common import clipped
+
+
+@rule
+def schedule_free_sgd(w, g, state, hyper):
+    """`share` is c_{t+1}, by which the average moves towards z."""
+    (z,) = state
+    lr, wd, clip, beta, share = hyper
+    g = clipped(g, clip) + wd * w
+    y = w + share * (z - w) - lr * (1.0 - beta * (1.0 - share)) * g
+    return y, (z - lr * g,)
+
+
+@rule
+def schedule_free_adamw(w, g, state, hyper):
+    """The same, with Adam's denominator in place of its average of gradients; `correction2` is 1 / (1 - beta2^t)."""
+    z, var = state
+    lr, wd, clip, beta, beta2, one_minus_beta2, epsilon, correction2, share = hyper
+    g = clipped(g, clip)
+    var = beta2 * var + one_minus_beta2 * g * g
+    step = g / (tl.sqrt(correction2 * var) + epsilon) + wd * w
+    y = w + share * (z - w) - lr * (1.0 - beta * (1.0 - share)) * step
+    return y, (z - lr * step, var)
+
+
+@rule
+def toward(w, g, state, hyper):
+    """w <- w + share (z - w): the average x from the weight y, with share = 1 - 1 / beta, whatever the gradient."""
+    (z,) = state
+    (share,) = hyper
+    return w + share * (z - w), state

@@ -1,0 +1,154 @@
+"""Random numbers by counting: Philox-4x32-10 against its authors' own answers, and normal numbers alike on every engine."""
+
+# ruff: noqa: RUF059  # a rule names all its states, whether it needs them or not
+
+import numpy as np
+import pytest
+import torch
+
+from tristep.kernels import random, reduction, rule, rules, tl, update
+from tristep.kernels.table import states_for
+
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+# A radius is a logarithm and a root, an angle a polynomial: an ulp or two each, whichever library computes them.
+CLOSE = {"rtol": 6 * 2.0**-24, "atol": 1e-12}
+LARGEST_KEY = 2**24 - 1
+
+# Counter, key and result of "philox4x32 10" in kat_vectors of Random123 (Salmon et al. 2011).
+KNOWN_ANSWERS = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+@rule
+def noise(w, g, state, hyper, index):
+    """w <- a standard normal number."""
+    key0, key1 = hyper
+    return tl.normal(key0, key1, index) + 0.0 * g, state
+
+
+def drawn(place, sizes, keys, dtype=F32):
+    """The numbers for tensors of these sizes, each with its keys."""
+    weights = [torch.zeros(size, dtype=dtype, device=place.device) for size in sizes]
+    place.run(noise, weights, [torch.zeros_like(w) for w in weights], [()] * len(sizes), [[1.0, *pair] for pair in keys])
+    return [weight.cpu().double().numpy() for weight in weights]
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
+def test_the_judge_knows_the_authors_answers(oracle_module, counter, key, expected):
+    words = [[int(word, 16) for word in text.split()] for text in (counter, key, expected)]
+    assert [int(word) for word in oracle_module.philox(*words[:2])] == words[2]
+
+
+def test_torchs_words_are_the_judges(oracle_module):
+    """For counters of up to 62 bits, of which all carries happen, and keys of any 32."""
+    rng = np.random.default_rng(0)
+    index = np.concatenate([np.arange(1000), 2**32 + np.arange(-500, 500), rng.integers(0, 2**62, 1000)])
+    halves = (index & 0xFFFFFFFF, index >> 32, 0 * index, 0 * index)
+    for key in [(0, 0), (1, 0), (0, 1), (LARGEST_KEY, 3), (2**32 - 1, 2**32 - 1)]:
+        expected = oracle_module.philox(halves, key)[:2]
+        for got, words in zip(random._philox(*key, torch.from_numpy(index)), expected, strict=True):
+            assert np.array_equal(got.numpy().astype(np.uint64), words)
+    assert [int(word) for word in random._philox(0, 0, torch.tensor([0]))] == [0x6627E8D5, 0xE169C58D]
+
+
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+@pytest.mark.parametrize("keys", [(0, 0), (1, 0), (0, 1), (12_345, 678), (LARGEST_KEY, LARGEST_KEY)])
+def test_normal_numbers_are_the_judges(place, oracle_module, keys, dtype):
+    (got,) = drawn(place, [place.tile + 1000], [keys], dtype)
+    expected = oracle_module.normal(*keys, np.arange(got.size)).astype(np.float64)
+    np.testing.assert_allclose(got, expected, **CLOSE)
+
+
+def test_normal_numbers_have_the_moments_of_the_normal_distribution():
+    """Each within four standard errors: for a million numbers, 1 / 1000 times the deviation of what is averaged."""
+    x = random.normal(3, 4, torch.arange(1_000_000)).double()
+    for power, mean, deviation in [(1, 0, 1), (2, 1, 2**0.5), (3, 0, 15**0.5), (4, 3, 96**0.5)]:
+        assert float((x**power).mean()) == pytest.approx(mean, abs=4e-3 * deviation)
+    assert float((x[1:] * x[:-1]).mean()) == pytest.approx(0, abs=4e-3)  # neighbours know nothing of each other
+    for bound, share in [(1.0, 0.3173105), (2.0, 0.0455003), (3.0, 0.0026998)]:
+        assert float((x.abs() > bound).double().mean()) == pytest.approx(share, abs=4e-3 * (share * (1 - share)) ** 0.5)
+    assert 4.5 < float(x.abs().max()) < (2 * 24 * np.log(2)) ** 0.5  # the smallest number that the radius can be of is 2^-24
+
+
+def test_other_keys_give_other_numbers(place):
+    pairs = [(0, 0), (1, 0), (0, 1), (1, 1), (LARGEST_KEY, 0), (0, LARGEST_KEY)]
+    rows = drawn(place, [2000] * len(pairs), pairs)
+    for i, first in enumerate(rows):
+        for second in rows[:i]:
+            assert np.count_nonzero(first == second) < 3
+            assert abs(np.corrcoef(first, second)[0, 1]) < 4 / 2000**0.5
+
+
+def test_numbers_depend_on_keys_and_index_only(place):
+    """Not on the other tensors, on their order, on where tiles begin, nor on threads."""
+    keys = [(5, k) for k in range(4)]
+    sizes = [3 * place.tile + 5, 10, 1, 1000]
+    together = drawn(place, sizes, keys)
+    backwards = drawn(place, sizes[::-1], keys[::-1])[::-1]
+    for got, other, size, pair in zip(together, backwards, sizes, keys, strict=True):
+        assert np.array_equal(got, other)
+        # A shorter tensor's last elements may be computed in another way, as the last of a tile that is not full.
+        (shorter,) = drawn(place, [size - size // 3], [pair])
+        np.testing.assert_allclose(shorter, got[: shorter.size], **CLOSE)
+
+
+def test_no_number_is_drawn_from_torchs_generator(place):
+    before = torch.get_rng_state()
+    drawn(place, [100], [(1, 2)])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_index_is_the_elements_place_in_memory_order(place):
+    """Of a transposed weight too, with states or without; and of the elements alone, where there are gaps between them."""
+
+    @rule
+    def numbered(w, g, state, hyper, index):
+        (seen,) = state
+        return index + 0.0 * w, (index + 0.0 * w,)
+
+    for weight in (torch.zeros(5, 6).T, torch.zeros(6, 8)[:, ::2], torch.zeros(6, 5)):
+        weight = weight.to(place.device)
+        states = states_for(numbered, [weight])
+        place.run(numbered, [weight], [torch.zeros_like(weight)], states, [[1.0]])
+        count = torch.arange(float(weight.numel()))
+        expected = count.reshape(weight.shape[::-1]).T if weight.T.is_contiguous() else count.reshape(weight.shape)
+        assert torch.equal(weight.cpu(), expected)
+        assert torch.equal(states[0][0].cpu(), expected)
+
+
+def test_reductions_may_draw_too(place, oracle_module):
+    w = torch.ones(3000, device=place.device)
+    states = states_for(measured, [w])
+    place.run(measured, [w], [torch.ones_like(w)], states, [[1.0, 8.0, 9.0]])
+    x = oracle_module.normal(8, 9, np.arange(3000))
+    assert float(states[0][0][0]) == pytest.approx(float(np.sum(x**2)), rel=1e-5)
+
+
+@reduction
+def squares_of_noise(w, g, state, hyper, index):
+    key0, key1 = hyper
+    x = tl.normal(key0, key1, index)
+    return (x * x,)
+
+
+@rule(sums=squares_of_noise)
+def measured(w, g, state, hyper, sums):
+    (seen,) = state
+    key0, key1 = hyper
+    (square,) = sums
+    return w, (square + 0.0 * w,)
+
+
+def test_the_same_step_draws_the_same_noise_again(place):
+    """As after a resume, when the keys are what they were."""
+    results = []
+    for _ in range(2):
+        w = torch.ones(100, device=place.device)
+        values = {"lr": 0.1, "wd": 0.0, "clip": 1.0, "key0": 1, "key1": 2}
+        update(rules.sgld, [w], [torch.zeros_like(w)], [()], values, engine=place.engine)
+        results.append(w)
+    assert torch.equal(*results)
+    assert float(results[0].std()) == pytest.approx(0.1**0.5, rel=0.3)

@@ -1,0 +1,195 @@
+"""Rules of whole tensors: plain torch on every device, whatever engine is asked for, beside what rules of elements do."""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from tristep.kernels import TensorRule, Update, rules, tensor_rule, update
+from tristep.kernels.table import compute_dtype, states_for
+
+F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+
+
+@tensor_rule(shapes=lambda shape: {"rows": shape[:1], "pair": (2,)})
+def by_rows(w, g, state, hyper):
+    """Momentum, and beside it sums of rows, of which there is one for each, and two numbers."""
+    mom, rows, pair = state
+    (lr,) = hyper
+    mom = 0.5 * mom + g
+    return w - lr * mom, (mom, rows + w.reshape(len(w), -1).sum(1), pair + torch.stack([w.sum(), g.sum()]))
+
+
+@tensor_rule
+def swapped(w, g, state, hyper):
+    """States change places, and one takes the old weight."""
+    first, second, _third = state
+    return w + g, (second, first, w)
+
+
+@tensor_rule
+def normalized(w, g, state, hyper):
+    """The example of the documentation."""
+    (lr,) = hyper
+    return w - lr * g / g.norm(), state
+
+
+@pytest.mark.parametrize("masters", [False, True], ids=["", "masters"])
+@pytest.mark.parametrize("dtype", [F64, F32, F16, BF16], ids=str)
+def test_whole_tensors_come_in_the_arithmetics_type(place, dtype, masters):
+    if masters and dtype in (F64, F32):
+        pytest.skip("has no masters")
+    rng = np.random.default_rng(0)
+    arithmetic = compute_dtype(dtype)
+    weights = [place.tensor(rng.normal(size=shape), dtype) for shape in [(3, 4), (5,), (2, 3, 4), (0, 3)]]
+    gradients = [place.tensor(rng.normal(size=weight.shape), dtype) for weight in weights]
+    copies = [place.tensor(rng.normal(size=weight.shape), arithmetic) for weight in weights] if masters else None
+    states = states_for(by_rows, weights)
+    read = [tensor.cpu().double().numpy().copy() for tensor in (copies or weights)]
+    place.run(by_rows, weights, gradients, states, [[0.5, 0.25]] * 4, copies)
+    for k, (w, gradient) in enumerate(zip(read, gradients, strict=True)):
+        mom, rows, pair = states[k]
+        assert {tensor.dtype for tensor in states[k]} == {arithmetic}
+        assert [tuple(tensor.shape) for tensor in states[k]] == [w.shape, w.shape[:1], (2,)]
+        if not w.size:
+            continue
+        g = 0.5 * gradient.cpu().double().numpy()
+        close = {"rtol": 1e-12 if dtype == F64 else 1e-5, "atol": 1e-12 if dtype == F64 else 1e-5}
+        np.testing.assert_allclose(mom.cpu(), g, **close)
+        np.testing.assert_allclose(rows.cpu(), w.reshape(len(w), -1).sum(1), **close)
+        np.testing.assert_allclose(pair.cpu(), [w.sum(), g.sum()], **close)
+        moved = weights[k] if copies is None else copies[k]
+        expected = torch.from_numpy(w - 0.25 * g)
+        if copies is None:
+            torch.testing.assert_close(moved.cpu().double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+        else:
+            np.testing.assert_allclose(moved.cpu(), expected, **close)
+            assert torch.equal(weights[k], moved.to(dtype))
+
+
+@pytest.mark.parametrize("layout", ["transposed", "with gaps", "turned"])
+def test_weights_and_gradients_of_any_layout(place, layout):
+    """They reach the rule in their own shape."""
+    w, g = torch.randn(2, 4, 6).unbind()
+    pair = []
+    for values in (w, g):
+        shape, strides = {"transposed": ((24,), (1, 4)), "with gaps": ((80,), (20, 3)), "turned": ((40,), (1, 6))}[layout]
+        buffer = torch.full(shape, math.nan).to(place.device)
+        pair.append(buffer.as_strided((4, 6), strides).copy_(values))
+    weight, gradient = pair
+    states = states_for(by_rows, [weight])
+    place.run(by_rows, [weight], [gradient], states, [[1.0, 0.5]])
+    torch.testing.assert_close(weight.cpu(), w - 0.5 * g)
+    torch.testing.assert_close(states[0][0].cpu(), g)
+    torch.testing.assert_close(states[0][1].cpu(), w.sum(1))
+
+
+def test_old_values_may_become_new_ones_of_others(place):
+    w, g = torch.full((3,), 5.0, device=place.device), torch.ones(3, device=place.device)
+    state = tuple(torch.full((3,), value, device=place.device) for value in (1.0, 2.0, 3.0))
+    place.run(swapped, [w], [g], [state], [[1.0]])
+    assert [tensor[0].item() for tensor in (w, *state)] == [6.0, 2.0, 1.0, 5.0]
+
+
+@pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
+def test_group_adagrad_has_one_sum_for_each_row(place, dtype, oracles, ulps):
+    """An embedding, a convolution's kernel, and a bias, each of whose elements is a row."""
+    rng = np.random.default_rng(1)
+    weights = [place.tensor(rng.normal(size=shape), dtype) for shape in [(300, 40), (8, 3, 5, 5), (70,), ()]]
+    gradients = [place.tensor(rng.normal(size=weight.shape), dtype) for weight in weights]
+    states = states_for(rules.group_adagrad, weights)
+    assert [tuple(row[0].shape) for row in states] == [(300, 1), (8, 1, 1, 1), (70,), ()]
+    values = {"rescale_grad": 0.5, "lr": 0.1, "clip": 0.6, "epsilon": 1e-5}
+    arithmetic = compute_dtype(dtype)
+    h = type("Values", (), {name: np.longdouble(torch.tensor(x, dtype=arithmetic).item()) for name, x in values.items()})
+    for w, g, (history,) in zip(weights, gradients, states, strict=True):
+        expected, (sums,) = oracles["group_adagrad"](*map(ulps.numpy_of, (w, g)), [ulps.numpy_of(history)], h)
+        place.run(rules.group_adagrad, [w], [g], [(history,)], [[*values.values()]])
+        ulps.assert_close(history, sums.value, arithmetic=arithmetic, ulps=4)
+        ulps.assert_close(w, expected.value, scale=expected.scale, arithmetic=arithmetic, ulps=4)
+
+
+def test_a_tensor_without_gradient_or_elements_is_left_alone(place):
+    weights = [torch.ones(shape, device=place.device) for shape in [(2, 3), (0, 3), (2,)]]
+    states = states_for(by_rows, weights)
+    gradients = [None, *(torch.ones_like(weight) for weight in weights[1:])]
+    place.run(by_rows, weights, gradients, states, [[1.0, 0.5]] * 3)
+    assert bool((weights[0] == 1).all())
+    assert not any(tensor.any() for tensor in states[0])
+    assert weights[2].tolist() == [0.5, 0.5]
+
+
+def test_steps_leave_no_graph_behind_and_are_noticed(place):
+    w = torch.nn.Parameter(torch.ones(3, device=place.device))
+    version = w._version
+    update(normalized, [w], [torch.ones(3, device=place.device)], [()], {"lr": 3.0**0.5}, engine=place.engine)
+    torch.testing.assert_close(w.detach().cpu(), torch.zeros(3), rtol=0, atol=1e-6)
+    assert w.requires_grad
+    assert w.grad_fn is None
+    assert w._version > version
+
+
+def test_whatever_engine_is_asked_for_it_is_torch(place):
+    w = torch.ones(3, device=place.device)
+    run = Update(normalized, [w], [()], engine=place.engine)
+    assert run.engines() == ["eager"]
+    assert Update(rules.sgd, [w], [()], engine=place.engine).engines() == [place.engine]
+    with pytest.raises(ValueError, match="engine='tritom'"):
+        Update(normalized, [w], [()], engine="tritom")
+
+
+def test_names_and_shapes():
+    assert isinstance(by_rows, TensorRule)
+    assert (by_rows.name, by_rows.state, by_rows.hyper, by_rows.kept) == ("by_rows", ("mom", "rows", "pair"), ("lr",), ())
+    assert by_rows.slots == by_rows.state
+    assert by_rows.shapes(torch.Size([4, 5])) == [torch.Size([4, 5]), torch.Size([4]), torch.Size([2])]
+    assert swapped.shapes(torch.Size([4, 5])) == [torch.Size([4, 5])] * 3
+    assert repr(by_rows) == "<tensor rule by_rows: state (mom, rows, pair), hyper (lr)>"
+    assert by_rows.__doc__.startswith("Momentum")
+    assert "each row" in rules.group_adagrad.__doc__
+
+
+def test_tensor_rules_are_pickled_by_name():
+    assert pickle.loads(pickle.dumps(rules.group_adagrad)) is rules.group_adagrad
+    assert copy.deepcopy(rules.group_adagrad) is rules.group_adagrad
+
+
+REFUSED = {
+    "three arguments": ("(w, g, state):\n    return w, state\n", r"takes \(w, g, state\): it must be \(w, g"),
+    "sums": ("(w, g, state, hyper, sums):\n    return w, state\n", r"it must be \(w, g, state, hyper\)"),
+    "hyper not unpacked": ("(w, g, state, hyper):\n    return w - hyper[0], state\n", "'refused' must unpack hyper"),
+    "state not unpacked": ("(w, g, state, hyper):\n    m = state[0]\n    return w, (m,)\n", "'refused' must unpack state"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_is(write_rules, what):
+    text, message = REFUSED[what]
+    with pytest.raises(TypeError, match=message):
+        write_rules(f"@tensor_rule\ndef refused{text}")
+
+
+def test_only_functions_become_tensor_rules():
+    with pytest.raises(TypeError, match="@tensor_rule takes a plain Python function, got Rule"):
+        tensor_rule(rules.sgd)
+
+
+def test_states_of_another_shape_are_refused():
+    w = torch.zeros(4, 5)
+    with pytest.raises(ValueError, match=r"rows of weights\[0\] is torch.float32 \(5,\) .*: must be torch.float32 \(4,\)"):
+        Update(by_rows, [w], [(torch.zeros(4, 5), torch.zeros(5), torch.zeros(2))])
+    with pytest.raises(ValueError, match=r"the state of weights\[0\] has 1 tensors: .* has 3 \(mom, rows, pair\)"):
+        Update(by_rows, [w], [(torch.zeros(4, 5),)])
+    with pytest.raises(TypeError, match=r"rows of weights\[0\] must be a tensor, got int"):
+        Update(by_rows, [w], [(torch.zeros(4, 5), 3, torch.zeros(2))])
+
+
+def test_states_that_do_not_fit_a_weight_that_was_cut_are_found():
+    w = torch.nn.Parameter(torch.zeros(4, 5))
+    run = Update(by_rows, [w], states_for(by_rows, [w]))
+    assert run.fits()
+    w.data = w.data[:3].clone()
+    assert not run.fits()

@@ -1,0 +1,554 @@
+"""Sparse gradients, such as those of torch.nn.Embedding(sparse=True). MXNet's own numbers: test_golden_optimizers.py.
+
+The judges are torch.optim, and the same training with gradients written out.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import Parameter
+
+from tristep import StaleGradientError, Trainer, rule
+from tristep.kernels import reduction
+from tristep.trainer.optimizer import SGD, Adam, RuleOptimizer, create, get_updater, registered
+
+CLOSE = {"rtol": 2e-6, "atol": 1e-6}
+
+# Those that take sparse gradients, with decay where they can.
+TAKERS = {
+    "sgd": ("sgd", {"learning_rate": 0.1, "wd": 0.1}),
+    "momentum": ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1}),
+    "ccsgd": ("ccsgd", {"learning_rate": 0.1, "momentum": 0.9}),
+    "adam": ("adam", {"learning_rate": 0.01, "wd": 0.1}),
+    "adagrad": ("adagrad", {"learning_rate": 0.1}),
+    "groupadagrad": ("groupadagrad", {"learning_rate": 0.1}),
+    "ftrl": ("ftrl", {"learning_rate": 0.1, "wd": 0.1}),
+}
+ALL = pytest.mark.parametrize("name", TAKERS)
+
+
+@pytest.fixture(autouse=True)
+def _checked():
+    """torch would like to be told whether sparse tensors are to be checked."""
+    with torch.sparse.check_sparse_tensor_invariants():
+        yield
+
+
+def _make(name, **more):
+    optimizer, kwargs = TAKERS[name]
+    return create(optimizer, **kwargs | more)
+
+
+def _sparse(rows, values, shape):
+    index = torch.as_tensor(rows, device=values.device)[None]
+    return torch.sparse_coo_tensor(index, values, shape)
+
+
+def _values(*tensors):
+    return [tensor.detach().cpu().double().numpy().copy() for tensor in tensors]
+
+
+class Net(torch.nn.Module):
+    """An embedding with sparse gradients, and a dense layer."""
+
+    def __init__(self, sparse=True):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(9, 4, sparse=sparse)
+        self.head = torch.nn.Linear(4, 3)
+
+    def forward(self, words):
+        return self.head(torch.tanh(self.embedding(words)))
+
+
+def _twins(device):
+    """A net with sparse gradients and its copy with dense ones."""
+    net, other = Net().to(device), Net(sparse=False).to(device)
+    other.load_state_dict(net.state_dict())
+    return net, other
+
+
+def _backward(net, words):
+    torch.nn.functional.cross_entropy(net(words), words % 3, reduction="sum").backward()
+
+
+BATCHES = [[0, 3, 3, 8], [1], [3, 0, 5, 5, 5], [2, 7], [8, 3]]
+
+
+def _train(net, trainer, device, batches=BATCHES):
+    for words in batches:
+        net.zero_grad()
+        _backward(net, torch.tensor(words, device=device))
+        trainer.step(len(words))
+
+
+# ---- which rows are touched ------------------------------------------------------------------------------------------
+
+
+@ALL
+def test_only_the_rows_of_the_gradient_are_touched(name, engine, device, monkeypatch):
+    """Each row is trained as if it were a weight of its own that skips the steps in which it does not occur."""
+    monkeypatch.setenv("TRISTEP_ENGINE", engine)
+    weight = torch.randn(6, 3, device=device)
+    alone = {row: weight[row : row + 1].clone() for row in range(6)}
+    together, apart = get_updater(_make(name)), get_updater(_make(name))
+    for step, rows in enumerate(([0, 2], [2], [5, 0, 2], [4])):
+        values = torch.randn(len(rows), 3, device=device)
+        together(0, _sparse(rows, values, weight.shape), weight)
+        for row, value in zip(rows, values, strict=True):
+            (slot,) = apart.optimizer.slots([row])
+            apart.optimizer._counts[slot] = step  # Adam's t is that of the whole parameter
+            apart(row, value[None], alone[row])
+    for row in range(6):
+        torch.testing.assert_close(weight[row], alone[row][0], **CLOSE)
+    for k, state in enumerate(together.states[0]):
+        for row in range(6):
+            theirs = apart.states[row][k][0] if row in apart.states else torch.zeros_like(state[row])
+            torch.testing.assert_close(state[row], theirs, **CLOSE)
+    assert 1 not in apart.states
+    assert together.optimizer.counts == {0: 4}
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_without_lazy_update_a_sparse_gradient_is_as_good_as_a_dense_one(name, engine, device):
+    net, other = _twins(device)
+    for those in (net, other):
+        _train(those, Trainer(those, _make(name, lazy_update=False), engine=engine), device)
+    for one, two in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two, **CLOSE)
+    assert net.embedding.weight.grad.is_sparse
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_lazy_update_leaves_absent_rows_without_decay(name, device):
+    lazy, eager = (torch.ones(3, 2, device=device) for _ in range(2))
+    for weight, lazy_update in ((lazy, True), (eager, False)):
+        updater = get_updater(_make(name, lazy_update=lazy_update))
+        updater(0, _sparse([1], torch.ones(1, 2, device=device), (3, 2)), weight)
+    assert lazy[[0, 2]].tolist() == [[1.0, 1.0]] * 2
+    assert (eager[[0, 2]] < 1).all()
+    assert torch.equal(lazy[1], eager[1])
+
+
+@ALL
+def test_a_gradient_with_all_rows_is_as_good_as_a_dense_one(name, engine, device, monkeypatch):
+    monkeypatch.setenv("TRISTEP_ENGINE", engine)
+    sparse = torch.randn(5, 3, device=device)
+    dense = sparse.clone()
+    one, other = get_updater(_make(name)), get_updater(_make(name))
+    for _ in range(3):
+        gradient = torch.randn(5, 3, device=device)
+        order = torch.randperm(5, device=device)
+        one(0, _sparse(order, gradient[order], sparse.shape), sparse)
+        other(0, gradient, dense)
+    assert torch.equal(sparse, dense)
+    assert all(torch.equal(a, b) for a, b in zip(one.states[0], other.states[0], strict=True))
+
+
+def test_rows_that_occur_twice_are_added_up_before_anything_else(engine, device):
+    weight = Parameter(torch.zeros(4, 2, device=device))
+    trainer = Trainer([weight], "sgd", {"learning_rate": 1.0, "clip_gradient": 1.0}, engine=engine)
+    values = torch.tensor([[3.0, 0.25], [-2.5, 0.5], [8.0, 8.0]], device=device)
+    weight.grad = _sparse([2, 2, 0], values, (4, 2))
+    trainer.step(1)
+    assert weight.tolist() == [[-1.0, -1.0], [0.0, 0.0], [-0.5, -0.75], [0.0, 0.0]]
+    assert not weight.grad.is_coalesced()  # it is left as it was
+    assert torch.equal(weight.grad._values(), values)
+
+
+@ALL
+def test_a_row_of_zeros_is_present(name, device):
+    """What counts is that it is listed: momentum goes on, and the decay too."""
+    weight, dense = torch.ones(3, 2, device=device), torch.ones(3, 2, device=device)
+    one, other = get_updater(_make(name)), get_updater(_make(name))
+    for gradient in (torch.ones(3, 2, device=device), torch.zeros(3, 2, device=device)):
+        one(0, _sparse([0, 1, 2], gradient, (3, 2)), weight)
+        other(0, gradient, dense)
+    assert torch.equal(weight, dense)
+
+
+def test_a_gradient_without_rows_changes_nothing_but_the_count(device):
+    weight = torch.ones(3, 2, device=device)
+    updater = get_updater(_make("adam"))
+    updater(0, _sparse(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2, device=device), (3, 2)), weight)
+    assert weight.tolist() == [[1.0, 1.0]] * 3
+    assert updater.optimizer.counts == {0: 1}
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 3), (3, 2, 2)])
+def test_gradients_that_list_elements_count_by_the_row(shape, device):
+    weight, dense = torch.ones(shape, device=device), torch.ones(shape, device=device)
+    gradient = torch.zeros(shape, device=device)
+    gradient[1] = torch.arange(gradient[1].numel(), device=device).reshape(shape[1:]) + 1.0
+    updater = get_updater(_make("momentum"))
+    updater(0, gradient.to_sparse(), weight)
+    get_updater(_make("momentum"))(0, gradient, dense)
+    assert torch.equal(weight[1], dense[1])
+    assert (weight[[0, 2]] == 1).all()
+
+
+def test_a_sparse_number_is_a_dense_one(device):
+    weight = torch.tensor(1.0, device=device)
+    get_updater(SGD(learning_rate=0.5))(0, torch.tensor(1.0, device=device).to_sparse(), weight)
+    assert weight.item() == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("multi_precision", [False, True])
+@ALL
+def test_weights_of_every_type(name, multi_precision, dtype, device):
+    weight = torch.randn(5, 3, device=device).to(dtype)
+    dense = weight.clone()
+    one, other = (get_updater(_make(name, multi_precision=multi_precision)) for _ in range(2))
+    for _ in range(3):
+        gradient = torch.randn(5, 3, device=device).to(dtype)
+        one(0, _sparse([4, 3, 2, 1, 0], gradient.flip(0), weight.shape), weight)
+        other(0, gradient, dense)
+    assert torch.equal(weight, dense)
+    assert one.masters.keys() == other.masters.keys()
+    assert all(torch.equal(one.masters[i], other.masters[i]) for i in one.masters)
+
+
+def test_weights_of_any_layout(engine, device, monkeypatch):
+    monkeypatch.setenv("TRISTEP_ENGINE", engine)
+    whole = torch.randn(6, 8, device=device)
+    for cut in (lambda t: t.t(), lambda t: t[:, ::2], lambda t: t[1:4]):
+        weight, dense = cut(whole.clone()), cut(whole.clone())
+        one, other = get_updater(_make("adam")), get_updater(_make("adam"))
+        for _ in range(2):
+            rows = torch.arange(len(weight), device=device)
+            gradient = torch.randn(weight.shape, device=device)
+            one(0, _sparse(rows, gradient, weight.shape), weight)
+            other(0, gradient, dense)
+        torch.testing.assert_close(weight, dense, **CLOSE)
+
+
+# ---- in a trainer ----------------------------------------------------------------------------------------------------
+
+
+def test_twenty_steps_like_torchs_sparse_adam(engine, device):
+    net = Net().to(device)
+    twin = copy.deepcopy(net).double()
+    trainer = Trainer(net.embedding, "adam", {"learning_rate": 0.01, "epsilon": 1e-12}, engine=engine)
+    reference = torch.optim.SparseAdam(list(twin.embedding.parameters()), lr=0.01, eps=1e-12)
+    for step in range(20):
+        words = torch.tensor(BATCHES[step % len(BATCHES)], device=device)
+        for those in (net, twin):
+            those.zero_grad()
+            _backward(those, words)
+        trainer.step(1)
+        reference.step()
+    np.testing.assert_allclose(*_values(net.embedding.weight, twin.embedding.weight), rtol=2e-5, atol=2e-6)
+
+
+def test_twenty_steps_like_torchs_sgd(engine, device):
+    """torch's SGD takes sparse gradients where there is neither momentum nor decay."""
+    net = Net().to(device)
+    twin = copy.deepcopy(net).double()
+    trainer = Trainer(net, "sgd", {"learning_rate": 0.1}, engine=engine)
+    reference = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for step in range(20):
+        words = torch.tensor(BATCHES[step % len(BATCHES)], device=device)
+        for those in (net, twin):
+            those.zero_grad()
+            _backward(those, words)
+        trainer.step(1)
+        reference.step()
+    for one, other in zip(net.parameters(), twin.parameters(), strict=True):
+        np.testing.assert_allclose(*_values(one, other), rtol=2e-5, atol=2e-6)
+
+
+def test_ten_steps_like_torchs_adagrad(engine, device):
+    """It takes sparse gradients, too, and touches their rows only."""
+    net = Net().to(device)
+    twin = copy.deepcopy(net).double()
+    trainer = Trainer(net, "adagrad", {"learning_rate": 0.1, "eps": 1e-14}, engine=engine)
+    reference = torch.optim.Adagrad(twin.parameters(), lr=0.1, eps=1e-14)
+    for step in range(10):
+        words = torch.tensor(BATCHES[step % len(BATCHES)], device=device)
+        for those in (net, twin):
+            those.zero_grad()
+            _backward(those, words)
+        trainer.step(1)
+        reference.step()
+    for one, other in zip(net.parameters(), twin.parameters(), strict=True):
+        np.testing.assert_allclose(*_values(one, other), rtol=2e-5, atol=2e-6)
+
+
+def test_rates_and_decay_follow_multipliers_and_schedule(device):
+    net = Net().to(device)
+    net.embedding.weight.lr_mult, net.embedding.weight.wd_mult = 0.5, 2.0
+    trainer = Trainer(net, "sgd", {"lr_scheduler": lambda num_update: 1.0 / num_update, "wd": 0.1})
+    for t in (1, 2):
+        (before,) = _values(net.embedding.weight)
+        net.zero_grad()
+        _backward(net, torch.tensor([4, 4, 6], device=device))
+        trainer.step(3)
+        (gradient,) = _values(net.embedding.weight.grad.to_dense())
+        wanted = before.copy()
+        wanted[[4, 6]] -= 0.5 / t * (gradient / 3 + 0.2 * before)[[4, 6]]
+        np.testing.assert_allclose(_values(net.embedding.weight)[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_sparse_and_dense_gradients_may_take_turns(engine, device):
+    """The same parameter: in every second step as a sparse gradient with all rows."""
+    weight, other = Parameter(torch.randn(4, 3, device=device)), Parameter(torch.randn(2, device=device))
+    twins = [Parameter(param.detach().clone()) for param in (weight, other)]
+    turning, dense = (Trainer(those, "adam", engine=engine) for those in ((weight, other), twins))
+    for step in range(6):
+        gradient = torch.randn(4, 3, device=device)
+        weight.grad = _sparse([0, 1, 2, 3], gradient.clone(), (4, 3)) if step % 2 else gradient.clone()
+        twins[0].grad = gradient
+        other.grad = torch.ones(2, device=device)
+        twins[1].grad = torch.ones(2, device=device)
+        turning.step(1)
+        dense.step(1)
+    assert torch.equal(weight, twins[0])
+    assert torch.equal(other, twins[1])
+
+
+def test_a_graph_from_before_the_step_is_refused(device):
+    net = Net().to(device)
+    loss = net(torch.tensor([1, 2], device=device)).square().sum() + net.embedding.weight.square().sum()
+    net.embedding.weight.grad = _sparse([1], torch.ones(1, 4, device=device), (9, 4))
+    trainer = Trainer([net.embedding.weight], "sgd")
+    trainer.step(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_converted_model_is_followed(device):
+    net, other = _twins(device)
+    trainers = [Trainer(those, "adam", {"multi_precision": True}) for those in (net, other)]
+    words = torch.arange(9, device=device)  # all rows, so that both do the same
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        for those, trainer in zip((net, other), trainers, strict=True):
+            those.to(dtype)
+            those.zero_grad()
+            _backward(those, words)
+            trainer.step(1)
+    for one, two in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two, **CLOSE)
+
+
+@ALL
+def test_saved_states_go_on_to_the_bit(name, tmp_path):
+    weight = Parameter(torch.randn(9, 4))
+    trainer = Trainer([("w", weight)], _make(name))
+
+    def step(param, trainer, seed):
+        torch.manual_seed(seed)
+        param.grad = _sparse([1, 3, seed], torch.randn(3, 4), (9, 4))
+        trainer.step(2)
+
+    for seed in (4, 5):
+        step(weight, trainer, seed)
+    trainer.save_states(tmp_path / "a")
+    other = Parameter(weight.detach().clone())
+    resumed = Trainer([("w", other)], _make(name))
+    resumed.load_states(tmp_path / "a")
+    for seed in (4, 6):
+        step(weight, trainer, seed)
+        step(other, resumed, seed)
+    assert torch.equal(weight, other)
+
+
+def test_an_optimizer_driven_by_hand_takes_them(device):
+    one, other = (torch.linspace(-1, 1, 12, device=device).reshape(4, 3) for _ in range(2))
+    by_hand, updater = Adam(wd=0.1), get_updater(Adam(wd=0.1))
+    state = by_hand.create_state(0, one)
+    for rows in ([1, 2], [3], [1]):
+        gradient = _sparse(rows, torch.randn(len(rows), 3, device=device), (4, 3))
+        by_hand.update(0, one, gradient, state)
+        updater(0, gradient, other)
+    assert torch.equal(one, other)
+    assert by_hand.counts == {0: 3}
+
+
+@reduction
+def _count(w, g, state, hyper):
+    return (g * 0.0 + 1.0,)
+
+
+@_count.finish
+def _elements(sums, kept, hyper):
+    (total,) = kept
+    (found,) = sums
+    return (total + found,)
+
+
+@rule(sums=_count)
+def counting(w, g, state, hyper, sums):
+    """w <- w - lr g, and how many elements have been updated."""
+    (lr,) = hyper
+    (total,) = sums
+    return w - lr * g + 0.0 * total, state
+
+
+def test_numbers_that_a_rule_keeps_belong_to_all_rows(engine, device, monkeypatch):
+    monkeypatch.setenv("TRISTEP_ENGINE", engine)
+
+    class Counting(RuleOptimizer):
+        rule = counting
+        takes_sparse = True
+
+    weight, updater = torch.zeros(4, 2, device=device), get_updater(Counting(learning_rate=1.0))
+    for rows in ([1, 2], [3]):
+        updater(0, _sparse(rows, torch.ones(len(rows), 2, device=device), (4, 2)), weight)
+    assert weight.tolist() == [[0.0, 0.0], [-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0]]
+    (total,) = updater.states[0]
+    assert total.item() == 6
+
+
+# ---- which gradients are fresh ---------------------------------------------------------------------------------------
+
+
+def _fails_and_changes_nothing(trainer, net, everything, words):
+    before = everything(trainer, net.parameters())
+    with pytest.raises(StaleGradientError, match=words):
+        trainer.step(1)
+    assert everything(trainer, net.parameters()) == before
+
+
+def test_a_sparse_gradient_is_used_once(device, everything):
+    net = Net().to(device)
+    trainer = Trainer(net, "adam")
+    words = torch.tensor([1, 1, 2], device=device)
+    for _ in range(3):
+        net.zero_grad()
+        _backward(net, words)
+        trainer.step(1)
+        _fails_and_changes_nothing(trainer, net, everything, "'embedding.weight', 'head.weight', 'head.bias'")
+    _backward(net, words)  # adds to the gradients, which makes them fresh
+    trainer.step(1)
+    used = net.embedding.weight.grad
+    net.zero_grad()
+    _backward(net, words)
+    net.embedding.weight.grad = used
+    _fails_and_changes_nothing(trainer, net, everything, "for 'embedding.weight': call")
+    assert trainer.optimizer.num_update == 4
+
+
+def test_a_refused_step_uses_no_sparse_gradient_up(device, everything):
+    net = Net().to(device)
+    trainer = Trainer(net, "sgd", {"learning_rate": 1.0})
+    net.embedding(torch.tensor([2], device=device)).sum().backward()
+    before = net.embedding.weight.detach().clone()
+    _fails_and_changes_nothing(trainer, net, everything, "for 'head.weight'.*, 'head.bias'")
+    trainer.step(1, ignore_stale_grad=True)
+    before[2] -= 1
+    torch.testing.assert_close(net.embedding.weight.detach(), before)
+    assert trainer.optimizer.counts == {0: 1, 1: 0, 2: 0}
+    now = everything(trainer, net.parameters())
+    trainer.step(1, ignore_stale_grad=True)
+    assert everything(trainer, net.parameters()) == now
+
+
+def test_gradients_accumulate_over_backward_passes(device):
+    weight = Parameter(torch.zeros(4, 2, device=device))
+    trainer = Trainer([weight], "sgd", {"learning_rate": 1.0})
+    for rows in ([1, 1], [3, 1]):
+        torch.nn.functional.embedding(torch.tensor(rows, device=device), weight, sparse=True).sum().backward()
+    assert weight.grad.is_sparse
+    trainer.step(1)
+    assert weight.tolist() == [[0.0, 0.0], [-3.0, -3.0], [0.0, 0.0], [-1.0, -1.0]]
+
+
+def test_zeroing_makes_no_sparse_gradient_fresh(device, everything):
+    net = Net().to(device)
+    trainer = Trainer(net, "sgd")
+    _backward(net, torch.tensor([1], device=device))
+    trainer.step(1)
+    trainer.zero_grad(set_to_none=False)
+    assert not net.embedding.weight.grad.to_dense().any()
+    _fails_and_changes_nothing(trainer, net, everything, "'embedding.weight'")
+    _backward(net, torch.tensor([1], device=device))
+    trainer.step(1)
+    assert trainer.optimizer.num_update == 2
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, klass in registered().items() if not getattr(klass, "takes_sparse", True)])
+def test_the_other_optimizers_refuse_them(name, everything):
+    weight, bias = Parameter(torch.ones(4, 2)), Parameter(torch.ones(2))
+    trainer = Trainer({"a": bias, "b": weight}, name)
+    for param in (weight, bias):
+        param.grad = torch.ones_like(param)
+    trainer.step(1)
+    weight.grad = None
+    torch.nn.functional.embedding(torch.tensor([1, 3]), weight, sparse=True).sum().backward()
+    bias.grad = torch.ones(2)
+    before = everything(trainer, [weight, bias])
+    with pytest.raises(TypeError, match=r"the gradient of 'b' is sparse \(torch.sparse_coo\).*: use sparse=False"):
+        trainer.step(1)
+    assert everything(trainer, [weight, bias]) == before
+
+
+def test_those_that_take_them_are_mxnets():
+    assert {name for name, klass in registered().items() if getattr(klass, "takes_sparse", False)} >= {
+        name for name, _ in TAKERS.values()
+    }
+
+
+def test_other_sparse_layouts_are_refused(device):
+    weight = torch.ones(4, 3, device=device)
+    with pytest.warns(UserWarning, match="Sparse CSR tensor support is in beta"):
+        gradient = torch.eye(4, 3, device=device).to_sparse_csr()
+    with pytest.raises(TypeError, match=r"the gradient of '0' is sparse \(torch.sparse_csr\)"):
+        get_updater(SGD())(0, gradient, weight)
+
+
+def test_adagrad_decays_no_weights_with_sparse_gradients(everything, device):
+    """As in MXNet."""
+    net = Net().to(device)
+    trainer = Trainer(net, "adagrad", {"wd": 0.1})
+    _backward(net, torch.tensor([1], device=device))
+    before = everything(trainer, net.parameters())
+    words = r"wd=0.1 for 'embedding.weight', whose gradient is sparse: AdaGrad does not decay such weights"
+    with pytest.raises(ValueError, match=words):
+        trainer.step(1)
+    assert everything(trainer, net.parameters()) == before
+    net.embedding.weight.wd_mult = 0.0
+    trainer.step(1)
+    assert trainer.optimizer.num_update == 1
+
+
+@pytest.mark.parametrize(
+    ("gradient", "error", "message"),
+    [
+        (torch.ones(3, 3).to_sparse(1), ValueError, r"the gradient of '0' is \(3, 3\) on cpu: its weight is \(4, 3\)"),
+        (torch.ones(4, 3, dtype=torch.int64).to_sparse(1), TypeError, "the gradient of '0' is torch.int64: must be one of"),
+    ],
+)
+def test_gradients_that_do_not_fit_are_refused(gradient, error, message):
+    weight, updater = torch.ones(4, 3), get_updater(SGD(momentum=0.5))
+    with pytest.raises(error, match=message):
+        updater(0, gradient, weight)
+    assert weight.tolist() == [[1.0] * 3] * 4
+    assert updater.optimizer.num_update == 0
+
+
+def test_a_step_that_fails_leaves_rows_as_they_were(everything, device):
+    broken = True
+
+    def schedule(num_update):
+        return -1.0 if broken and num_update == 2 else 1.0
+
+    net = Net().to(device)
+    trainer = Trainer(net, "sgd", {"lr_scheduler": schedule, "momentum": 0.5})
+    words = torch.tensor([1, 1, 2], device=device)
+    _backward(net, words)
+    trainer.step(1)
+    net.zero_grad()
+    _backward(net, words)
+    before = everything(trainer, net.parameters())
+    with pytest.raises(ValueError, match=r"lr_scheduler\(2\)=-1.0"):
+        trainer.step(1)
+    assert everything(trainer, net.parameters()) == before
+    broken = False
+    (old,) = _values(net.embedding.weight)
+    trainer.step(1)
+    assert (_values(net.embedding.weight)[0] != old).any(axis=1).tolist() == [False, True, True] + [False] * 6

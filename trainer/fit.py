@@ -1,0 +1,333 @@
+"""fit: train a model in one call, in the way of MXNet's `Module.fit`, with progress and a report for each epoch."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .arguments import choice, flag, whole
+from .optimizer import Optimizer
+from .trainer import Trainer
+
+__all__ = ["Batch", "Fit", "fit"]
+
+Metric = Callable[[torch.Tensor, torch.Tensor], "float | torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What callbacks after a batch are told.
+
+    Attributes:
+        epoch, batch: their numbers, from 0.
+        loss: the mean over the batch.
+        trainer: the trainer in use.
+    """
+
+    epoch: int
+    batch: int
+    loss: float
+    trainer: Trainer
+
+
+@dataclass
+class Fit:
+    """What `fit` did.
+
+    Attributes:
+        trainer: the trainer, ready for more steps.
+        epochs: for each epoch that was finished a dict of "epoch", "loss", the metrics by name, the same with "eval_" before
+            them where there was `eval_data`, "learning_rate" at its end, and "seconds".
+        losses: the mean loss of every batch.
+        interrupted: whether it was stopped early, by Ctrl-C or a callback.
+    """
+
+    trainer: Trainer
+    epochs: list[dict[str, float]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    interrupted: bool = False
+
+
+def fit(
+    net: torch.nn.Module,
+    loss: Callable[[Any, Any], torch.Tensor],
+    data: Iterable[Any],
+    *,
+    optimizer: str | Optimizer = "sgd",
+    optimizer_params: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
+    initializer: Any = None,
+    lr_scheduler: Callable[[int], float] | None = None,
+    num_epoch: int = 1,
+    begin_epoch: int = 0,
+    eval_data: Iterable[Any] | None = None,
+    eval_metric: str | Metric | Sequence[str | Metric] | None = None,
+    batch_end_callback: Callable[[Batch], Any] | Sequence[Callable[[Batch], Any]] = (),
+    epoch_end_callback: Callable[[Fit], Any] | Sequence[Callable[[Fit], Any]] = (),
+    kvstore: str | None = "device",
+    trainer: Trainer | None = None,
+    progress: bool = True,
+) -> Fit:
+    """Train `net` for some epochs.
+
+    A first Ctrl-C, or the notebook's stop button, ends training after the batch at hand, with model and trainer as after any
+    other batch. A second one raises KeyboardInterrupt at once.
+
+    Args:
+        net: the model, called with the inputs of a batch.
+        loss: from outputs and labels to one number for each sample, shape [batch_size], or to their mean, of no dimension.
+        data: batches (inputs, labels), iterated anew in every epoch: a DataLoader or a list, say. Inputs may be a tuple of
+            tensors, which become several arguments. Tensors are moved to where the model is.
+        optimizer, optimizer_params, kvstore: as for `Trainer`.
+        initializer: applied to the model first, as `tristep.initializer.initialize` takes it; None leaves it as it is.
+        lr_scheduler: from the number of updates to the rate; instead of one in `optimizer_params`.
+        num_epoch: which epoch to end before, > begin_epoch.
+        begin_epoch: the number of the first epoch, >= 0; for going on.
+        eval_data: batches to be evaluated after each epoch, without gradients and with the model in evaluation mode.
+        eval_metric: "accuracy" (or "acc"), "mse", "mae", or a callable from labels and outputs to the mean over a batch; or
+            several. They are averaged over samples, during training too.
+        batch_end_callback: called with a `Batch` after each; one that returns True ends training.
+        epoch_end_callback: called with the `Fit` so far after each epoch; one that returns True ends training.
+        trainer: one to go on with, instead of `optimizer`, `optimizer_params`, `lr_scheduler` and `kvstore`.
+        progress: show a progress bar and a line for each epoch.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit; nothing has been changed.
+
+    Example:
+        >>> import torch, tristep
+        >>> net = torch.nn.Linear(2, 1)
+        >>> data = [(torch.ones(4, 2), torch.zeros(4, 1))]
+        >>> done = tristep.fit(net, torch.nn.MSELoss(), data, num_epoch=3, eval_metric="mse", progress=False)
+        >>> len(done.epochs), done.epochs[0]["loss"] > done.epochs[2]["loss"]
+        (3, True)
+
+    Source: MXNet 1.9.1, `module.BaseModule.fit`.
+    """
+    if not isinstance(net, torch.nn.Module):
+        raise TypeError(f"net must be a torch.nn.Module, got {type(net).__name__}")
+    if not callable(loss):
+        raise TypeError(f"loss must be callable with outputs and labels, got {type(loss).__name__}")
+    for name, given in (("data", data), ("eval_data", eval_data)):
+        if isinstance(given, Iterator):
+            raise TypeError(f"{name} is an iterator, which ends after one epoch: give a DataLoader, a list, or the like")
+        if given is not None and not isinstance(given, Iterable):
+            raise TypeError(f"{name} must give batches (inputs, labels), got {type(given).__name__}")
+    begin_epoch = whole("begin_epoch", begin_epoch, low=0)
+    num_epoch = whole("num_epoch", num_epoch, low=begin_epoch + 1)
+    metrics = _metrics(eval_metric)
+    flag("progress", progress)
+    batch_callbacks = _callables("batch_end_callback", batch_end_callback)
+    epoch_callbacks = _callables("epoch_end_callback", epoch_end_callback)
+    arguments = dict(optimizer_params or {})
+    if lr_scheduler is not None:
+        if "lr_scheduler" in arguments:
+            raise ValueError("lr_scheduler is given twice, by itself and in optimizer_params: leave one out")
+        if isinstance(optimizer, Optimizer):
+            raise ValueError("lr_scheduler beside an Optimizer: give it to the optimizer itself")
+        arguments["lr_scheduler"] = lr_scheduler
+    if trainer is not None and (arguments or initializer is not None):
+        raise ValueError("trainer goes on as it is: leave out optimizer_params, lr_scheduler and initializer beside it")
+    made = Trainer(net, optimizer, arguments or None, kvstore=kvstore) if trainer is None else trainer
+    if initializer is not None:
+        from .initializer import initialize
+
+        initialize(net, initializer)
+    from tqdm.auto import tqdm  # which looks for widgets when it is imported
+
+    done = Fit(made)
+    with _interruptible() as interrupted:
+        for epoch in range(begin_epoch, num_epoch):
+            if not _one_epoch(done, net, loss, data, epoch, num_epoch, metrics, batch_callbacks, interrupted, progress):
+                done.interrupted = True
+                break
+            if eval_data is not None:
+                found = evaluate(net, loss, eval_data, metrics)
+                done.epochs[-1] |= {f"eval_{name}": value for name, value in found.items()}
+            if progress:
+                tqdm.write(_line(done.epochs[-1], num_epoch))
+            if _ends(epoch_callbacks, done) or interrupted.is_set():
+                done.interrupted = epoch + 1 < num_epoch
+                break
+    return done
+
+
+def evaluate(
+    net: torch.nn.Module, loss: Callable[[Any, Any], torch.Tensor], data: Iterable[Any], metrics: Mapping[str, Metric]
+) -> dict[str, float]:
+    """Mean loss and metrics over data, without gradients; the model is in evaluation mode meanwhile.
+
+    Args:
+        net, loss, data: as for `fit`.
+        metrics: by name, from labels and outputs to the mean over a batch.
+    """
+    sums, place, training = _Sums(metrics), _place(net), net.training
+    net.eval()
+    try:
+        with torch.no_grad():
+            for batch in data:
+                inputs, labels = _unpack("eval_data", batch, place)
+                outputs = net(*inputs)
+                sums.add(len(inputs[0]), loss(outputs, labels).mean(), labels, outputs)
+    finally:
+        net.train(training)
+    return sums.means()
+
+
+def _one_epoch(
+    done: Fit,
+    net: torch.nn.Module,
+    loss: Callable[[Any, Any], torch.Tensor],
+    data: Iterable[Any],
+    epoch: int,
+    num_epoch: int,
+    metrics: Mapping[str, Metric],
+    callbacks: Sequence[Callable[[Batch], Any]],
+    interrupted: threading.Event,
+    progress: bool,
+) -> bool:
+    """Train for an epoch; whether it came to its end."""
+    from tqdm.auto import tqdm
+
+    trainer, place, sums, start = done.trainer, _place(net), _Sums(metrics), time.perf_counter()
+    with tqdm(data, desc=f"epoch {epoch + 1}/{num_epoch}", unit=" batches", leave=False, disable=not progress) as batches:
+        for number, batch in enumerate(batches):
+            inputs, labels = _unpack("data", batch, place)
+            outputs = net(*inputs)
+            value = loss(outputs, labels)
+            size = len(inputs[0])
+            if value.shape not in (torch.Size(), torch.Size([size])):
+                raise ValueError(
+                    f"loss gave shape {tuple(value.shape)} for a batch of {size}: it must give one number for each sample, "
+                    f"shape ({size},), or their mean, shape ()"
+                )
+            trainer.zero_grad()
+            value.sum().backward()
+            trainer.step(size if value.dim() else 1)
+            mean = value.detach().mean()
+            sums.add(size, mean, labels, outputs.detach() if isinstance(outputs, torch.Tensor) else outputs)
+            done.losses.append(mean.item())
+            batches.set_postfix(loss=f"{done.losses[-1]:.4g}", refresh=False)
+            told = Batch(epoch, number, done.losses[-1], trainer)
+            if _ends(callbacks, told) or interrupted.is_set():
+                return False
+    if not sums.count:
+        raise ValueError(f"data gave no batch in epoch {epoch + 1}: it must be iterable anew in every epoch")
+    found = {"epoch": epoch + 1, **sums.means(), "learning_rate": trainer.learning_rate}
+    done.epochs.append(found | {"seconds": time.perf_counter() - start})
+    return True
+
+
+class _Sums:
+    """Means of loss and metrics over samples, added up batch by batch."""
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self._metrics = metrics
+        self._totals: dict[str, Any] = dict.fromkeys(("loss", *metrics), 0.0)
+        self.count = 0
+
+    def add(self, size: int, loss: torch.Tensor, labels: Any, outputs: Any) -> None:
+        self.count += size
+        self._totals["loss"] += size * loss.detach().double()
+        for name, metric in self._metrics.items():
+            self._totals[name] += size * metric(labels, outputs)
+
+    def means(self) -> dict[str, float]:
+        return {name: float(total) / self.count if self.count else float("nan") for name, total in self._totals.items()}
+
+
+def _accuracy(labels: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+    predicted = outputs.argmax(dim=1) if outputs.dim() > labels.dim() else outputs
+    return (predicted == labels).double().mean()
+
+
+def _mse(labels: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+    return (outputs - labels).square().mean().double()
+
+
+def _mae(labels: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+    return (outputs - labels).abs().mean().double()
+
+
+_METRICS: dict[str, tuple[str, Metric]] = {
+    "accuracy": ("accuracy", _accuracy),
+    "acc": ("accuracy", _accuracy),
+    "mse": ("mse", _mse),
+    "mae": ("mae", _mae),
+}
+
+
+def _metrics(given: Any) -> dict[str, Metric]:
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [] if given is None else [given]
+    found: dict[str, Metric] = {}
+    for metric in several:
+        if callable(metric):
+            name = getattr(metric, "__name__", type(metric).__name__)
+        else:
+            name, metric = _METRICS[choice("eval_metric", metric, _METRICS, ignore_case=True)]
+        if name in found or name == "loss":
+            raise ValueError(f"eval_metric: there are two of the name {name!r}")
+        found[name] = metric
+    return found
+
+
+def _callables(name: str, given: Any) -> list[Callable[..., Any]]:
+    several = [given] if callable(given) else list(given)
+    for one in several:
+        if not callable(one):
+            raise TypeError(f"{name} must be callable, or a list of callables, got {type(one).__name__}")
+    return several
+
+
+def _ends(callbacks: Sequence[Callable[[Any], Any]], told: Any) -> bool:
+    """Call all of them; whether one returned True."""
+    answers = [callback(told) for callback in callbacks]
+    return any(answer is True for answer in answers)
+
+
+def _place(net: torch.nn.Module) -> torch.device:
+    return next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
+
+
+def _unpack(name: str, batch: Any, place: torch.device) -> tuple[tuple[Any, ...], Any]:
+    if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+        raise TypeError(f"{name} must give pairs (inputs, labels), got {type(batch).__name__}")
+    inputs, labels = batch
+    inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    return tuple(_moved(each, place) for each in inputs), _moved(labels, place)
+
+
+def _moved(value: Any, place: torch.device) -> Any:
+    return value.to(place, non_blocking=True) if isinstance(value, torch.Tensor) else value
+
+
+def _line(epoch: Mapping[str, float], num_epoch: int) -> str:
+    values = {name: value for name, value in epoch.items() if name not in ("epoch", "seconds")}
+    shown = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in values.items())
+    return f"epoch {epoch['epoch']:.0f}/{num_epoch}: {shown}; {epoch['seconds']:.1f} s"
+
+
+@contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """An event that a first Ctrl-C sets, instead of raising in the middle of something; a second one raises."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked  # signals reach the main thread only
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,136 @@
+"""Sparse gradients: the rule runs on copies of those rows that a gradient has, which are then written back.
+
+A gradient as `torch.nn.Embedding(sparse=True)` gives it (`torch.sparse_coo`) lists rows and what stands in them. Other
+sparse layouts, and gradients for optimizers that take none, are left to the kernels, which refuse them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...kernels import Rule, TensorRule, Update
+
+if TYPE_CHECKING:
+    from .base import Index, RuleOptimizer
+
+__all__ = ["RowUpdate", "is_sparse", "split"]
+
+
+class RowUpdate:
+    """One rule on the rows that gradients have, once. Everything that may fail happens when it is made.
+
+    Args:
+        rule: the update rule.
+        weights: the whole weights.
+        gradients: sparse, of the shapes of the weights.
+        states: for each weight its whole states, one tensor for each slot of the rule.
+        masters: for each weight its whole copy in the arithmetic's type, or None.
+        engine, names: as for `tristep.kernels.Update`.
+
+    Attributes:
+        hyper: as that of `tristep.kernels.Update`.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        rule: Rule | TensorRule,
+        weights: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        states: Sequence[tuple[torch.Tensor, ...]],
+        masters: Sequence[torch.Tensor | None],
+        engine: str | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        found = [_rows(gradient) for gradient in gradients]
+        self._values = [values for _, values in found]  # bound, so they must stay alive
+        self._pieces: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # whole tensor, rows, copy of these
+
+        def cut(tensor: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            if tensor.shape[:1] != weight.shape[:1]:  # one for all rows, such as a number that the rule keeps
+                return tensor
+            piece = tensor.detach().index_select(0, rows).contiguous()
+            self._pieces.append((tensor.detach(), rows, piece))
+            return piece
+
+        cut_weights, cut_states, cut_masters = [], [], []
+        for weight, (rows, _), state, master in zip(weights, found, states, masters, strict=True):
+            cut_weights.append(cut(weight, weight, rows))
+            cut_states.append(tuple(cut(tensor, weight, rows) for tensor in state))
+            cut_masters.append(None if master is None else cut(master, weight, rows))
+        self._update = Update(rule, cut_weights, cut_states, cut_masters, engine, names)
+        self._update.bind(self._values)
+
+    @property
+    def hyper(self) -> np.ndarray:
+        return self._update.hyper
+
+    def __call__(self) -> None:
+        """Run the step with the values in `hyper`."""
+        self.compute()
+        self.write_back()
+
+    def compute(self) -> None:
+        """Update the copies."""
+        self._update()
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Put the copies where they come from."""
+        for whole, rows, piece in self._pieces:
+            whole.index_copy_(0, rows, piece)
+
+
+def is_sparse(gradient: Any) -> bool:
+    """Whether a gradient lists its rows."""
+    return isinstance(gradient, torch.Tensor) and gradient.layout == torch.sparse_coo
+
+
+def split(
+    optimizer: RuleOptimizer,
+    indices: Sequence[Index],
+    names: Sequence[str],
+    weights: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+) -> tuple[list[torch.Tensor | None], list[int]]:
+    """The gradients that are to be taken as a whole, None for the others; and the places of those to be taken by row.
+
+    With `lazy_update=False` a sparse gradient is as good as a dense one, zeros and all.
+
+    Raises:
+        ValueError: a sparse gradient that does not fit its weight, or that the optimizer cannot decay.
+    """
+    whole, by_row = list(gradients), []
+    for i, gradient in enumerate(gradients):
+        if gradient is None or not is_sparse(gradient) or not optimizer.takes_sparse:
+            continue
+        weight = weights[i]
+        if gradient.shape != weight.shape or gradient.device != weight.device:
+            raise ValueError(
+                f"the gradient of {names[i]} is {tuple(gradient.shape)} on {gradient.device}: "
+                f"its weight is {tuple(weight.shape)} on {weight.device}"
+            )
+        if not optimizer.decays_sparse and (wd := optimizer._get_wd(indices[i])):
+            raise ValueError(
+                f"wd={wd:g} for {names[i]}, whose gradient is sparse: {type(optimizer).__name__} does not decay such "
+                "weights, so it must be 0; set the parameter's wd_mult to 0, or use sparse=False in the layer"
+            )
+        if getattr(optimizer, "lazy_update", True) and gradient.sparse_dim():
+            whole[i] = None
+            by_row.append(i)
+        else:
+            whole[i] = gradient.detach().to_dense()
+    return whole, by_row
+
+
+def _rows(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which rows a gradient has, each once, and what stands in them."""
+    gradient = gradient.detach().coalesce()
+    if gradient.sparse_dim() == 1:
+        return gradient.indices()[0], gradient.values()
+    rows = gradient.indices()[0].unique()  # it lists single elements
+    return rows, gradient.to_dense().index_select(0, rows)
