@@ -286,7 +286,7 @@ class RuleOptimizer(Optimizer):
         """Called before a step over any number of parameters, with the rate before multipliers."""
 
     def average(self) -> tuple[Rule, dict[str, float]] | None:
-        """A rule that makes averaged weights of weights and states, and its hyper-parameters; None if there is no average."""
+        """A rule that makes averaged weights of weights and states, and its hyper-parameters; None if there is none."""
         return None
 
     def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
