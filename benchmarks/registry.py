@@ -52,7 +52,7 @@ HYPER = {
     "beta1": 0.9, "beta2": 0.999, "momentum": 0.9, "gamma1": 0.9, "gamma2": 0.9, "epsilon": 1e-8, "rho": 0.9, "lamda": 0.04,
     "lamda1": 0.01, "beta": 1.0, "eta": 1e-3, "scaled": 1.0, "correction1": 1.1, "correction2": 1.1, "lower_bound": 0.0,
     "upper_bound": float("inf"), "of_gradient": 0.1, "of_mean": 0.9, "scale": 100.0, "one_over_scale": 1.0, "apply": 1.0,
-    "key0": 1.0, "key1": 2.0,
+    "key0": 1.0, "key1": 2.0, "share": 0.9, "of_momentum": 1.0, "of_delta": -1e-3, "epsilon_outside": 1e-8,
 }  # fmt: skip
 
 

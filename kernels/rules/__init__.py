@@ -6,7 +6,7 @@ parameter's multipliers in them, `one_minus_x` is formed in float64 from `x`, an
 
 from .adadelta import adadelta
 from .adagrad import adagrad, group_adagrad
-from .adam import adabelief, adam, adamax, adamw, nadam
+from .adam import adabelief, adam, adamax, adamw, amsgrad, nadam
 from .ftrl import ftml, ftrl
 from .layerwise import lamb, lans, lars, lars_momentum
 from .matrix import adafactor, came, muon  # noqa: F401
@@ -25,9 +25,22 @@ from .modern import (  # noqa: F401
     sophia_curvature,
     stable_adamw,
 )
-from .rmsprop import rmsprop, rmsprop_centered
+from .rmsprop import rmsprop, rmsprop_centered, rmsprop_momentum, rmsprop_variance
 from .schedule_free import schedule_free_adamw, schedule_free_sgd, toward  # noqa: F401
-from .sgd import dcasgd, dcasgd_momentum, lbsgd, lbsgd_lars, nag, sgd, sgd_momentum, sgld, sign_sgd, signum, test
+from .sgd import (
+    dcasgd,
+    dcasgd_momentum,
+    heavy_ball,
+    lbsgd,
+    lbsgd_lars,
+    nag,
+    sgd,
+    sgd_momentum,
+    sgld,
+    sign_sgd,
+    signum,
+    test,
+)
 from .sharpness import ascent  # noqa: F401
 
 __all__ = [
@@ -37,11 +50,13 @@ __all__ = [
     "adam",
     "adamax",
     "adamw",
+    "amsgrad",
     "dcasgd",
     "dcasgd_momentum",
     "ftml",
     "ftrl",
     "group_adagrad",
+    "heavy_ball",
     "lamb",
     "lans",
     "lars",
@@ -52,6 +67,8 @@ __all__ = [
     "nag",
     "rmsprop",
     "rmsprop_centered",
+    "rmsprop_momentum",
+    "rmsprop_variance",
     "sgd",
     "sgd_momentum",
     "sgld",

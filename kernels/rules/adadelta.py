@@ -1,7 +1,7 @@
 """AdaDelta: steps measured by the running size of the steps before."""
 
 from ..language import jit, rule, tl
-from .common import clipped
+from .common import decayed_after_clip
 
 
 @jit
@@ -14,8 +14,12 @@ def delta(g, square, step_square, rho, one_minus_rho, epsilon):
 
 @rule
 def adadelta(w, g, state, hyper):
-    """w <- w - (delta + wd w), without a learning rate. Zeiler (2012), alg. 1; numbers of MXNet 1.9.1."""
+    """w <- w - (lr delta + decay w). Zeiler (2012), alg. 1, where lr is 1.
+
+    MXNet 1.9.1 decays apart from the gradient, torch adds wd w to it.
+    """
     square, step_square = state
-    wd, clip, rho, one_minus_rho, epsilon = hyper
-    step, square, step_square = delta(clipped(g, clip), square, step_square, rho, one_minus_rho, epsilon)
-    return w - (step + wd * w), (square, step_square)
+    lr, wd, decay, clip, rho, one_minus_rho, epsilon = hyper
+    g = decayed_after_clip(w, g, wd, clip)
+    step, square, step_square = delta(g, square, step_square, rho, one_minus_rho, epsilon)
+    return w - (lr * step + decay * w), (square, step_square)

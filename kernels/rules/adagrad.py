@@ -1,17 +1,20 @@
 """AdaGrad: the rate of each element falls with the sum of its squared gradients."""
 
 from ..language import rule, tensor_rule, tl
-from .common import clipped
+from .common import decayed_after_clip
 
 
 @rule
 def adagrad(w, g, state, hyper):
-    """h <- h + g^2;  w <- w - lr (g / sqrt(h + epsilon) + wd w). Duchi et al. (2011); numbers of MXNet 1.9.1."""
+    """h <- h + g^2;  w <- w - lr g / (sqrt(h + epsilon) + epsilon_outside) - decay w. Duchi et al. (2011).
+
+    MXNet 1.9.1 has its epsilon inside the root and its decay apart from the gradient; torch has it outside, and adds wd w.
+    """
     (history,) = state
-    lr, wd, clip, epsilon = hyper
-    g = clipped(g, clip)
+    lr, wd, decay, clip, epsilon, epsilon_outside = hyper
+    g = decayed_after_clip(w, g, wd, clip)
     history = history + g * g
-    return w - lr * (g / tl.sqrt(history + epsilon) + wd * w), (history,)
+    return w - (lr * g / (tl.sqrt(history + epsilon) + epsilon_outside) + decay * w), (history,)
 
 
 @tensor_rule(shapes=lambda shape: {"history": (*shape[:1], *[1] * len(shape[1:]))})

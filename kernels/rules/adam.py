@@ -38,16 +38,31 @@ def adamw(w, g, state, hyper):
 
 
 @rule
-def adamax(w, g, state, hyper):
-    """w <- w - lr m / u with the decaying maximum u of |g|; `lr` arrives with 1 / (1 - beta1^t) in it.
+def amsgrad(w, g, state, hyper):
+    """Adam divided by the root of the largest average of squares so far. Reddi, Kale & Kumar (2018), alg. 2.
 
-    Kingma & Ba (2015), alg. 2; numbers of MXNet 1.9.1, except that a weight whose gradients were all zero stays.
+    `lr` arrives with the bias corrections in it, as in torch. `wd` is added to the gradient, `decay` taken off the weight.
+    """
+    mean, var, largest = state
+    lr, wd, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper
+    g = decayed_before_clip(w, g, wd, clip)
+    mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
+    largest = tl.maximum(largest, var)
+    return w - (lr * mean / (tl.sqrt(largest) + epsilon) + decay * w), (mean, var, largest)
+
+
+@rule
+def adamax(w, g, state, hyper):
+    """w <- w - lr m / u with the decaying maximum u of |g| + epsilon; `lr` arrives with 1 / (1 - beta1^t) in it.
+
+    Kingma & Ba (2015), alg. 2; numbers of MXNet 1.9.1, whose epsilon is 0, except that a weight whose gradients were all
+    zero stays.
     """
     mean, largest = state
-    lr, wd, clip, beta1, one_minus_beta1, beta2 = hyper
+    lr, wd, clip, beta1, one_minus_beta1, beta2, epsilon = hyper
     g = decayed_before_clip(w, g, wd, clip)
     mean = beta1 * mean + one_minus_beta1 * g
-    largest = tl.maximum(beta2 * largest, tl.abs(g))
+    largest = tl.maximum(beta2 * largest, tl.abs(g) + epsilon)
     return w - lr * mean / tl.where(largest == 0.0, 1.0, largest), (mean, largest)  # where it is 0, so is the mean
 
 
@@ -56,13 +71,16 @@ def nadam(w, g, state, hyper):
     """Adam with Nesterov's momentum. Dozat (2016), alg. 2; decay inside the clip as in MXNet 1.9.1.
 
     The weights of gradient and average, `of_gradient` and `of_mean`, follow the momentum's schedule; `correction2` is
-    1 / (1 - beta2^t).
+    1 / (1 - beta2^t). `wd` is added to the gradient, `decay` taken off the weight.
     """
     mean, var = state
-    lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, of_gradient, of_mean, correction2 = hyper
+    (
+        lr, wd, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, of_gradient, of_mean, correction2,
+    ) = hyper  # fmt: skip
     g = decayed_before_clip(w, g, wd, clip)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
-    return w - lr * (of_gradient * g + of_mean * mean) / (tl.sqrt(correction2 * var) + epsilon), (mean, var)
+    step = (of_gradient * g + of_mean * mean) / (tl.sqrt(correction2 * var) + epsilon)
+    return w - (lr * step + decay * w), (mean, var)
 
 
 @rule

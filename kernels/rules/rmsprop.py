@@ -1,26 +1,64 @@
-"""RMSProp, plain (Tieleman & Hinton 2012) and centered (Graves 2013, eq. 38-45); numbers of MXNet 1.9.1."""
+"""RMSProp, plain (Tieleman & Hinton 2012) and centered (Graves 2013, eq. 38-45), each with momentum and without.
 
-from ..language import rule, tl
+MXNet 1.9.1 adds its epsilon under the root, torch outside of it. With momentum the step is of_gradient g / root, and the
+weight moves by of_delta delta: MXNet has the rate in the step, -lr and 1, torch in the move, 1 and -lr.
+"""
+
+from ..language import jit, rule, tl
 from .common import clipped, decayed_before_clip
+
+
+@jit
+def average(old, new, gamma1, one_minus_gamma1):
+    """The running average."""
+    return gamma1 * old + one_minus_gamma1 * new
+
+
+@jit
+def over_root(g, variance, epsilon, epsilon_outside):
+    """The gradient over its running size."""
+    return g / (tl.sqrt(variance + epsilon) + epsilon_outside)
 
 
 @rule
 def rmsprop(w, g, state, hyper):
     """n <- gamma1 n + (1 - gamma1) g^2;  w <- w - lr g / sqrt(n + epsilon), then limited to +-clip_weights."""
     (n,) = state
-    lr, wd, clip, gamma1, one_minus_gamma1, epsilon, clip_weights = hyper
+    lr, wd, clip, gamma1, one_minus_gamma1, epsilon, epsilon_outside, clip_weights = hyper
     g = decayed_before_clip(w, g, wd, clip)
-    n = gamma1 * n + one_minus_gamma1 * g * g
-    return clipped(w - lr * g / tl.sqrt(n + epsilon), clip_weights), (n,)
+    n = average(n, g * g, gamma1, one_minus_gamma1)
+    return clipped(w - lr * over_root(g, n, epsilon, epsilon_outside), clip_weights), (n,)
+
+
+@rule
+def rmsprop_momentum(w, g, state, hyper):
+    """As `rmsprop`, with momentum gamma2 on the step."""
+    n, delta = state
+    wd, clip, gamma1, one_minus_gamma1, gamma2, epsilon, epsilon_outside, of_gradient, of_delta, clip_weights = hyper
+    g = decayed_before_clip(w, g, wd, clip)
+    n = average(n, g * g, gamma1, one_minus_gamma1)
+    delta = gamma2 * delta + of_gradient * over_root(g, n, epsilon, epsilon_outside)
+    return clipped(w + of_delta * delta, clip_weights), (n, delta)
+
+
+@rule
+def rmsprop_variance(w, g, state, hyper):
+    """As `rmsprop`, with the variance n - mean^2 under the root."""
+    n, mean = state
+    lr, wd, clip, gamma1, one_minus_gamma1, epsilon, epsilon_outside, clip_weights = hyper
+    g = decayed_before_clip(w, g, wd, clip)
+    n = average(n, g * g, gamma1, one_minus_gamma1)
+    mean = average(mean, g, gamma1, one_minus_gamma1)
+    return clipped(w - lr * over_root(g, n - mean * mean, epsilon, epsilon_outside), clip_weights), (n, mean)
 
 
 @rule
 def rmsprop_centered(w, g, state, hyper):
-    """As `rmsprop`, with the variance n - mean^2 under the root, and momentum gamma2 on the step."""
+    """With the variance under the root, and with momentum: what MXNet 1.9.1 calls centered."""
     n, mean, delta = state
-    lr, wd, clip, gamma1, one_minus_gamma1, gamma2, epsilon, clip_weights = hyper
+    wd, clip, gamma1, one_minus_gamma1, gamma2, epsilon, epsilon_outside, of_gradient, of_delta, clip_weights = hyper
     g = decayed_before_clip(w, g, wd, clip)
-    n = gamma1 * n + one_minus_gamma1 * g * g
-    mean = gamma1 * mean + one_minus_gamma1 * g
-    delta = gamma2 * delta - lr * g / tl.sqrt(n - mean * mean + epsilon)
-    return clipped(w + delta, clip_weights), (n, mean, delta)
+    n = average(n, g * g, gamma1, one_minus_gamma1)
+    mean = average(mean, g, gamma1, one_minus_gamma1)
+    delta = gamma2 * delta + of_gradient * over_root(g, n - mean * mean, epsilon, epsilon_outside)
+    return clipped(w + of_delta * delta, clip_weights), (n, mean, delta)

@@ -25,6 +25,20 @@ def sgd_momentum(w, g, state, hyper):
 
 
 @rule
+def heavy_ball(w, g, state, hyper):
+    """m <- momentum m + share (g + wd w);  w <- w - lr (of_gradient (g + wd w) + of_momentum m).
+
+    Momentum before the rate, as in torch: `share` is 1 - dampening, and 1 at a parameter's first step. The step is m, or for
+    Nesterov's momentum g + wd w + momentum m. Sutskever et al. (2013), section 2, with the rate outside.
+    """
+    (mom,) = state
+    lr, wd, clip, momentum, share, of_gradient, of_momentum = hyper
+    g = decayed_after_clip(w, g, wd, clip)
+    mom = momentum * mom + share * g
+    return w - lr * (of_gradient * g + of_momentum * mom), (mom,)
+
+
+@rule
 def nag(w, g, state, hyper):
     """Nesterov's accelerated gradient as MXNet 1.9.1 computes it.
 

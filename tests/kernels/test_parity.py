@@ -41,9 +41,9 @@ RANGES = {
     "z": (0.3, 2.0),
 }
 POSITIVE = ("var", "history", "n", "square", "step_square", "largest", "d", "v")
-# Else 2. `nag` multiplies a difference, and the errors of it, by 1.9; the others round roots and quotients on their way, up
+# Else 2. `nag` multiplies a difference, and the errors of it, by 1.9, and a variance is a difference, too; the others round roots and quotients on their way, up
 # to nine times, before these are multiplied.
-ULPS = {"nag": 3, "adadelta": 4, "ftrl": 4, "ftml": 6}
+ULPS = {"nag": 3, "rmsprop_momentum": 3, "rmsprop_variance": 3, "rmsprop_centered": 4, "adadelta": 4, "ftrl": 4, "ftml": 6}
 # How far a sum of 65,537 squares may be off: that many roundings, of which most cancel, and some of them made on many lanes.
 SUM_ERROR = {F32: 1e-6, F64: 1e-14}
 
@@ -73,6 +73,10 @@ HYPER = [
         "correction2": 1.6,
         "of_gradient": 0.3,
         "of_mean": 0.9,
+        "of_momentum": 0.9,
+        "of_delta": 1.0,
+        "epsilon_outside": 1e-10,
+        "share": 0.9,
         "lower_bound": 0.0,
         "upper_bound": 2.0,
         "scale": 1.5,
@@ -105,6 +109,10 @@ HYPER = [
         "correction2": 1.0,
         "of_gradient": 1.2,
         "of_mean": 0.5,
+        "of_momentum": 1.0,
+        "of_delta": -0.003,
+        "epsilon_outside": 0.01,
+        "share": 1.0,
         "lower_bound": 3.0,
         "upper_bound": math.inf,
         "scale": 0.8,
@@ -370,6 +378,8 @@ def _adam(t, decay_name, decay, beta1=0.9, beta2=0.99):
     return values | {"beta1": beta1, "beta2": beta2}
 
 
+# torch adds its epsilon to the root, MXNet under the root.
+RMSPROP = {"wd": WD, "gamma1": 0.9, "epsilon": 0.0, "epsilon_outside": EPS, "clip_weights": math.inf}
 TORCH = {
     # The rate is constant, so that it makes no difference that our momentum contains it and torch's does not.
     "SGD": ({"momentum": 0.9, "weight_decay": WD}, rules.sgd_momentum, lambda t: {"momentum": 0.9, "wd": WD}),
@@ -377,19 +387,17 @@ TORCH = {
     "NAG": ({"momentum": 0.9, "nesterov": True}, rules.nag, lambda t: {"momentum": 0.9, "wd": 0.0}),
     "Adam": ({"betas": (0.9, 0.99), "eps": EPS, "weight_decay": WD}, rules.adam, lambda t: _adam(t, "wd", WD)),
     "AdamW": ({"betas": (0.9, 0.99), "eps": EPS, "weight_decay": WD}, rules.adamw, lambda t: _adam(t, "decay", LR * WD)),
-    # Epsilon is 0, because torch adds it to the root and MXNet under the root.
-    "RMSprop": (
-        {"alpha": 0.9, "eps": 0.0, "weight_decay": WD},
-        rules.rmsprop,
-        lambda t: {"wd": WD, "gamma1": 0.9, "epsilon": 0.0, "clip_weights": math.inf},
-    ),
+    "RMSprop": ({"alpha": 0.9, "eps": EPS, "weight_decay": WD}, rules.rmsprop, lambda t: RMSPROP),
     "RMSprop centered": (
-        {"alpha": 0.9, "eps": 0.0, "weight_decay": WD, "centered": True, "momentum": 0.8},
+        {"alpha": 0.9, "eps": EPS, "weight_decay": WD, "centered": True, "momentum": 0.8},
         rules.rmsprop_centered,
-        lambda t: {"wd": WD, "gamma1": 0.9, "gamma2": 0.8, "epsilon": 0.0, "clip_weights": math.inf},
+        lambda t: RMSPROP | {"gamma2": 0.8, "of_gradient": -LR, "of_delta": 1.0},
     ),
-    # Without decay, which torch adds to the gradient and MXNet to the step.
-    "Adagrad": ({"eps": 0.0}, rules.adagrad, lambda t: {"wd": 0.0, "epsilon": 0.0}),
+    "Adagrad": (
+        {"eps": EPS, "weight_decay": WD},
+        rules.adagrad,
+        lambda t: {"wd": WD, "decay": 0.0, "epsilon": 0.0, "epsilon_outside": EPS},
+    ),
 }
 TORCH_CLASSES = {"NAG": "SGD", "RMSprop centered": "RMSprop"}
 

@@ -54,6 +54,14 @@ def sgd_momentum(w, g, state, h):
     return _sum(w, m.value), [m]
 
 
+def heavy_ball(w, g, state, h):
+    # torch.optim.SGD with momentum; Sutskever et al. (2013), section 2, with the rate outside
+    (m,) = state
+    g = _sum(_clip(h.rescale_grad * g, h.clip), h.wd * w)
+    m = _sum(h.momentum * m, h.share * g.value)
+    return _sum(w, -h.lr * h.of_gradient * g.value, -h.lr * h.of_momentum * m.value), [m]
+
+
 def nag(w, g, state, h):
     # NAGMomKernel, which brings the momentum forward with the weight that it has just written
     (m,) = state
@@ -80,10 +88,11 @@ def sign_sgd(w, g, state, h):
 
 def adagrad(w, g, state, h):
     # AdaGrad of python/mxnet/optimizer/optimizer.py; Duchi et al. (2011)
+    # and of torch.optim, which adds its epsilon to the root and its decay to the gradient
     (history,) = state
-    g = _clip(h.rescale_grad * g, h.clip)
+    g = _clip(h.rescale_grad * g, h.clip) + h.wd * w
     history = _sum(history, g**2)
-    return _sum(w, -h.lr * g / np.sqrt(history.value + h.epsilon), -h.lr * h.wd * w), [history]
+    return _sum(w, -h.lr * g / (np.sqrt(history.value + h.epsilon) + h.epsilon_outside), -h.decay * w), [history]
 
 
 def _moments(g, mean, var, h):
@@ -105,12 +114,32 @@ def adamw(w, g, state, h):
 
 
 def rmsprop(w, g, state, h):
-    # RMSPropUpdateKernel; Tieleman & Hinton (2012)
+    # RMSPropUpdateKernel; Tieleman & Hinton (2012); and torch.optim.RMSprop, which adds its epsilon to the root
     (n,) = state
     g = _clip(h.rescale_grad * g + h.wd * w, h.clip)
     n = _sum(h.gamma1 * n, h.one_minus_gamma1 * g**2)
-    w = _sum(w, -h.lr * g / np.sqrt(n.value + h.epsilon))
+    w = _sum(w, -h.lr * g / (np.sqrt(n.value + h.epsilon) + h.epsilon_outside))
     return w._replace(value=_clip(w.value, h.clip_weights)), [n]
+
+
+def rmsprop_momentum(w, g, state, h):
+    # torch.optim.RMSprop with momentum; Tieleman & Hinton (2012)
+    n, delta = state
+    g = _clip(h.rescale_grad * g + h.wd * w, h.clip)
+    n = _sum(h.gamma1 * n, h.one_minus_gamma1 * g**2)
+    delta = _sum(h.gamma2 * delta, h.of_gradient * g / (np.sqrt(n.value + h.epsilon) + h.epsilon_outside))
+    w = _sum(w, h.of_delta * delta.value)
+    return w._replace(value=_clip(w.value, h.clip_weights)), [n, delta]
+
+
+def rmsprop_variance(w, g, state, h):
+    # torch.optim.RMSprop, centered; Graves (2013), eq. 38 to 40
+    n, mean = state
+    g = _clip(h.rescale_grad * g + h.wd * w, h.clip)
+    n = _sum(h.gamma1 * n, h.one_minus_gamma1 * g**2)
+    mean = _sum(h.gamma1 * mean, h.one_minus_gamma1 * g)
+    w = _sum(w, -h.lr * g / (np.sqrt(n.value - mean.value**2 + h.epsilon) + h.epsilon_outside))
+    return w._replace(value=_clip(w.value, h.clip_weights)), [n, mean]
 
 
 def rmsprop_centered(w, g, state, h):
@@ -119,18 +148,19 @@ def rmsprop_centered(w, g, state, h):
     g = _clip(h.rescale_grad * g + h.wd * w, h.clip)
     n = _sum(h.gamma1 * n, h.one_minus_gamma1 * g**2)
     mean = _sum(h.gamma1 * mean, h.one_minus_gamma1 * g)
-    delta = _sum(h.gamma2 * delta, -h.lr * g / np.sqrt(n.value - mean.value**2 + h.epsilon))
-    w = _sum(w, delta.value)
+    root = np.sqrt(n.value - mean.value**2 + h.epsilon) + h.epsilon_outside
+    delta = _sum(h.gamma2 * delta, h.of_gradient * g / root)
+    w = _sum(w, h.of_delta * delta.value)
     return w._replace(value=_clip(w.value, h.clip_weights)), [n, mean, delta]
 
 
 def adadelta(w, g, state, h):
-    # AdaDelta of optimizer.py; Zeiler (2012), algorithm 1. There is no rate.
+    # AdaDelta of optimizer.py, and of torch.optim, which adds the decay to the gradient; Zeiler (2012), algorithm 1
     square, step_square = state
-    g = _clip(h.rescale_grad * g, h.clip)
+    g = _clip(h.rescale_grad * g, h.clip) + h.wd * w
     square = _sum(h.rho * square, h.one_minus_rho * g**2)
     step = np.sqrt(step_square + h.epsilon) / np.sqrt(square.value + h.epsilon) * g
-    return _sum(w, -step, -h.wd * w), [square, _sum(h.rho * step_square, h.one_minus_rho * step**2)]
+    return _sum(w, -h.lr * step, -h.decay * w), [square, _sum(h.rho * step_square, h.one_minus_rho * step**2)]
 
 
 def group_adagrad(w, g, state, h):
@@ -144,20 +174,30 @@ def group_adagrad(w, g, state, h):
 
 
 def adamax(w, g, state, h):
-    # Adamax of optimizer.py; Kingma & Ba (2015), algorithm 2, with the bias correction in the rate
+    # Adamax of optimizer.py, where epsilon is 0, and of torch.optim; Kingma & Ba (2015), algorithm 2, with the bias correction in the rate
     mean, largest = state
     g = _clip(h.rescale_grad * g + h.wd * w, h.clip)
     mean = _sum(h.beta1 * mean, h.one_minus_beta1 * g)
-    largest = np.maximum(h.beta2 * largest, np.abs(g))
+    largest = np.maximum(h.beta2 * largest, np.abs(g) + h.epsilon)
     return _sum(w, -h.lr * mean.value / largest), [mean, _sum(largest)]
 
 
+def amsgrad(w, g, state, h):
+    # torch.optim.Adam with amsgrad=True; Reddi, Kale & Kumar (2018), algorithm 2, with both bias corrections in the rate
+    *averages, largest = state
+    g = _clip(h.rescale_grad * g + h.wd * w, h.clip)
+    mean, var = _moments(g, *averages, h)
+    largest = _sum(np.maximum(largest, var.value))
+    return _sum(w, -h.lr * mean.value / (np.sqrt(largest.value) + h.epsilon), -h.decay * w), [mean, var, largest]
+
+
 def nadam(w, g, state, h):
-    # Nadam of optimizer.py; Dozat (2016), algorithm 2
+    # Nadam of optimizer.py; Dozat (2016), algorithm 2; and torch.optim.NAdam, which can decay apart from the gradient
     g = _clip(h.rescale_grad * g + h.wd * w, h.clip)
     mean, var = _moments(g, *state, h)
     root = np.sqrt(h.correction2 * var.value) + h.epsilon
-    return _sum(w, -h.lr * h.of_gradient * g / root, -h.lr * h.of_mean * mean.value / root), [mean, var]
+    terms = -h.lr * h.of_gradient * g / root, -h.lr * h.of_mean * mean.value / root, -h.decay * w
+    return _sum(w, *terms), [mean, var]
 
 
 def adabelief(w, g, state, h):
@@ -340,6 +380,7 @@ _PI = "3.14159265358979323846264338327950288"
 ORACLES = {
     function.__name__: function
     for function in (
+        *(amsgrad, heavy_ball, rmsprop_momentum, rmsprop_variance),
         *(adabelief, adadelta, adagrad, adam, adamax, adamw, dcasgd, dcasgd_momentum, ftml, ftrl, group_adagrad, lamb, lans),
         *(lars, lars_momentum, lbsgd, lbsgd_lars, nadam, nag, rmsprop, rmsprop_centered, sgd, sgd_momentum, sgld, sign_sgd),
         *(signum, test),

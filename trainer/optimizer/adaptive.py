@@ -115,7 +115,7 @@ class AdaGrad(RuleOptimizer):
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        return {"epsilon": self.eps}
+        return {"wd": 0.0, "epsilon": self.eps, "epsilon_outside": 0.0}
 
 
 @register
@@ -187,7 +187,8 @@ class RMSProp(RuleOptimizer):
         return rules.rmsprop_centered if self.centered else rules.rmsprop
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        return {"clip_weights": self.clip_weights or math.inf}
+        momentum = {"of_gradient": -lr, "of_delta": 1.0}
+        return momentum | {"epsilon_outside": 0.0, "clip_weights": self.clip_weights or math.inf}
 
 
 @register
@@ -208,6 +209,9 @@ class AdaDelta(RuleOptimizer):
         self.rho = real("rho", rho, low=0, below=1)
         self.epsilon = real("epsilon", epsilon, above=0)
         super().__init__(**kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {"lr": 1.0, "wd": 0.0, "decay": wd}
 
 
 @register
@@ -231,7 +235,7 @@ class Adamax(RuleOptimizer):
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        return {"lr": lr / (1.0 - self.beta1**t)}
+        return {"lr": lr / (1.0 - self.beta1**t), "epsilon": 0.0}
 
 
 @register
@@ -277,6 +281,7 @@ class Nadam(RuleOptimizer):
         now, following = (self.beta1 * (1.0 - 0.5 * 0.96 ** (n * self.schedule_decay)) for n in (t, t + 1))
         self.m_schedule *= now
         return {
+            "decay": 0.0,
             "of_gradient": (1.0 - now) / (1.0 - self.m_schedule),
             "of_mean": following / (1.0 - self.m_schedule * following),
             "correction2": 1.0 / (1.0 - self.beta2**t),
