@@ -6,8 +6,8 @@ Imports ``tristep.kernels``.
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.trainer'; import it by that name (imported as {__name__!r})")
 
-from . import initializer, lr_scheduler, optimizer
+from . import initializer, lr_scheduler, optim, optimizer
 from .fit import Fit, fit
 from .trainer import StaleGradientError, Trainer
 
-__all__ = ["Fit", "StaleGradientError", "Trainer", "fit", "initializer", "lr_scheduler", "optimizer"]
+__all__ = ["Fit", "StaleGradientError", "Trainer", "fit", "initializer", "lr_scheduler", "optim", "optimizer"]

@@ -12,18 +12,18 @@ from .adam import adamw
 
 # Newton-Schulz iteration of Jordan et al. (2024), section "Tuning the coefficients": a steep start, singular values end in
 # about [0.7, 1.2].
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+COEFFICIENTS = {"ns_a": 3.4445, "ns_b": -4.7750, "ns_c": 2.0315}
 
 
-def orthogonalized(matrix: torch.Tensor, steps: int, epsilon: float) -> torch.Tensor:
+def orthogonalized(matrix: torch.Tensor, steps: int, epsilon: float, a: float, b: float, c: float) -> torch.Tensor:
     """About U V^T of the singular value decomposition U S V^T, in bfloat16 as its authors do. Jordan et al. (2024).
 
     Args:
         matrix: [rows, columns].
         steps: iterations of Newton and Schulz.
         epsilon: the smallest norm that is divided by.
+        a, b, c: of each iteration's polynomial a x + b x^3 + c x^5.
     """
-    a, b, c = COEFFICIENTS
     x = matrix.bfloat16()
     if turned := matrix.shape[0] > matrix.shape[1]:
         x = x.T
@@ -44,7 +44,7 @@ def muon(w, g, state, hyper):
     mean, var = state
     (
         lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, steps, epsilon, scale, adam_lr, adam_decay,
-        beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon,
+        beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon, ns_a, ns_b, ns_c,
     ) = hyper  # fmt: skip
     if w.dim() != 2:
         return adamw(
@@ -57,7 +57,7 @@ def muon(w, g, state, hyper):
     mean = momentum * mean + one_minus_momentum * g
     rows, columns = w.shape
     ratio = scale * math.sqrt(max(rows, columns)) if scale else math.sqrt(max(1.0, rows / columns))
-    step = orthogonalized(of_gradient * g + of_mean * mean, int(steps), epsilon)
+    step = orthogonalized(of_gradient * g + of_mean * mean, int(steps), epsilon, ns_a, ns_b, ns_c)
     return w - (lr * ratio * step.to(w.dtype) + decay * w), (mean, var)
 
 

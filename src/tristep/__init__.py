@@ -6,13 +6,14 @@ them), ``tristep.trainer`` (optimizers, schedules, stores, ``Trainer``) and ``tr
 widgets, loaded on first use because they need the ``notebook`` extra).
 """
 
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from . import kernels, trainer
 from .kernels import rule
-from .trainer import StaleGradientError, Trainer, fit, initializer, lr_scheduler, optimizer
+from .trainer import StaleGradientError, Trainer, fit, initializer, lr_scheduler, optim, optimizer
 from .trainer import initializer as init
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "initializer",
     "kernels",
     "lr_scheduler",
+    "optim",
     "optimizer",
     "rule",
     "trainer",
@@ -33,6 +35,10 @@ try:
     __version__ = version("tristep")
 except PackageNotFoundError:  # a checkout on PYTHONPATH, never installed
     __version__ = "0+uninstalled"
+
+# So that `from tristep.optim import AdamW` and the like work as they do with torch and MXNet.
+for _name in ("init", "initializer", "lr_scheduler", "optim", "optimizer"):
+    sys.modules[f"{__name__}.{_name}"] = globals()[_name]
 
 _LAZY = ("viz",)  # sub-packages imported on first use
 

@@ -41,8 +41,8 @@ RANGES = {
     "z": (0.3, 2.0),
 }
 POSITIVE = ("var", "history", "n", "square", "step_square", "largest", "d", "v")
-# Else 2. `nag` multiplies a difference, and the errors of it, by 1.9, and a variance is a difference, too; the others round roots and quotients on their way, up
-# to nine times, before these are multiplied.
+# Else 2. `nag` multiplies a difference, and the errors of it, by 1.9, and a variance is a difference, too; the others round
+# roots and quotients on their way, up to nine times, before these are multiplied.
 ULPS = {"nag": 3, "rmsprop_momentum": 3, "rmsprop_variance": 3, "rmsprop_centered": 4, "adadelta": 4, "ftrl": 4, "ftml": 6}
 # How far a sum of 65,537 squares may be off: that many roundings, of which most cancel, and some of them made on many lanes.
 SUM_ERROR = {F32: 1e-6, F64: 1e-14}

@@ -174,7 +174,8 @@ def group_adagrad(w, g, state, h):
 
 
 def adamax(w, g, state, h):
-    # Adamax of optimizer.py, where epsilon is 0, and of torch.optim; Kingma & Ba (2015), algorithm 2, with the bias correction in the rate
+    # Adamax of optimizer.py, where epsilon is 0, and of torch.optim; Kingma & Ba (2015), algorithm 2. The bias correction is
+    # in the rate.
     mean, largest = state
     g = _clip(h.rescale_grad * g + h.wd * w, h.clip)
     mean = _sum(h.beta1 * mean, h.one_minus_beta1 * g)

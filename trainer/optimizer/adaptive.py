@@ -14,7 +14,7 @@ from .base import RuleOptimizer, register
 __all__ = ["AdaBelief", "AdaDelta", "AdaGrad", "Adam", "AdamW", "Adamax", "GroupAdaGrad", "Nadam", "RMSProp"]
 
 
-def _bias_correction(beta1: float, beta2: float, t: int) -> float:
+def bias_correction(beta1: float, beta2: float, t: int) -> float:
     """What Adam's rate is multiplied by at update `t`, for averages that started at zero (Kingma & Ba, section 2)."""
     return math.sqrt(1.0 - beta2**t) / (1.0 - beta1**t)
 
@@ -53,7 +53,7 @@ class Adam(RuleOptimizer):
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        return {"lr": lr * _bias_correction(self.beta1, self.beta2, t)}
+        return {"lr": lr * bias_correction(self.beta1, self.beta2, t)}
 
 
 @register
@@ -90,7 +90,7 @@ class AdamW(RuleOptimizer):
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         if self.correct_bias:
-            lr *= _bias_correction(self.beta1, self.beta2, t)
+            lr *= bias_correction(self.beta1, self.beta2, t)
         return {"lr": lr, "decay": lr * wd}
 
 
@@ -278,7 +278,7 @@ class Nadam(RuleOptimizer):
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        now, following = (self.beta1 * (1.0 - 0.5 * 0.96 ** (n * self.schedule_decay)) for n in (t, t + 1))
+        now, following = (nesterov_momentum(self.beta1, self.schedule_decay, n) for n in (t, t + 1))
         self.m_schedule *= now
         return {
             "decay": 0.0,
@@ -286,6 +286,11 @@ class Nadam(RuleOptimizer):
             "of_mean": following / (1.0 - self.m_schedule * following),
             "correction2": 1.0 / (1.0 - self.beta2**t),
         }
+
+
+def nesterov_momentum(beta1: float, schedule_decay: float, t: int) -> float:
+    """Nadam's momentum at update `t`, which approaches beta1. Dozat (2016), section 2.1, with Sutskever's schedule."""
+    return beta1 * (1.0 - 0.5 * 0.96 ** (t * schedule_decay))
 
 
 @register

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...kernels import Rule, rules
+from ...kernels.rules.matrix import COEFFICIENTS
 from ..arguments import flag, real, whole
 from .base import RuleOptimizer, register
 
@@ -403,6 +404,7 @@ class Muon(RuleOptimizer):
             "adam_lr": lr * self.adam_ratio * root / (1.0 - self.beta1**t),
             "adam_decay": lr * self.adam_ratio * wd,
             "adam_epsilon": self.adam_epsilon * root,
+            **COEFFICIENTS,
         }
 
 
@@ -617,15 +619,20 @@ class RAdam(_WithBetas):
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        correction = 1.0 - self.beta2**t
-        longest = 2.0 / (1.0 - self.beta2) - 1.0
-        length = longest - 2.0 * t * self.beta2**t / correction
-        rate = lr / (1.0 - self.beta1**t)
-        if adaptive := length > 5.0:
-            above = (length - 4.0) * (length - 2.0) * longest
-            rate *= math.sqrt(correction * above / ((longest - 4.0) * (longest - 2.0) * length))
         decays = {"wd": 0.0, "decay": lr * wd} if self.decoupled else {"wd": wd, "decay": 0.0}
-        return {"lr": rate, "adaptive": float(adaptive)} | decays
+        return rectified(lr, self.beta1, self.beta2, t) | decays
+
+
+def rectified(lr: float, beta1: float, beta2: float, t: int) -> dict[str, float]:
+    """RAdam's rate with its bias corrections and rectification, and whether it is adaptive. Liu et al. (2020), alg. 2."""
+    correction = 1.0 - beta2**t
+    longest = 2.0 / (1.0 - beta2) - 1.0
+    length = longest - 2.0 * t * beta2**t / correction
+    rate = lr / (1.0 - beta1**t)
+    if adaptive := length > 5.0:
+        above = (length - 4.0) * (length - 2.0) * longest
+        rate *= math.sqrt(correction * above / ((longest - 4.0) * (longest - 2.0) * length))
+    return {"lr": rate, "adaptive": float(adaptive)}
 
 
 @register

@@ -1,0 +1,410 @@
+"""FusedOptimizer: torch's optimizer interface on update rules. One call updates all parameters of all groups.
+
+`step` is short on purpose: a `_Plan` keeps all that stays from step to step, and a few comparisons of identities tell
+whether it still holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, MutableMapping
+from operator import is_ as _is
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from ...kernels import Rule, TensorRule, Update
+from ...kernels.engine import DTYPES
+from ...kernels.table import compute_dtype, is_dense, states_for
+from ..optimizer.sparse import RowUpdate, is_sparse
+
+__all__ = ["FusedOptimizer"]
+
+Group = dict[str, Any]
+Numbers = MutableMapping[str, Any]
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """A `torch.optim.Optimizer` whose step is an update rule, fused over all parameters.
+
+    A subclass says which rule a group takes (`_rule`) and with what hyper-parameters (`_hyper`), and how the rule's states
+    are called in `state` (`_keys`). States of 16-bit parameters are float32, also after `load_state_dict`.
+
+    Raises:
+        ValueError: `differentiable=True`, as no graph is recorded through a fused step.
+        NotImplementedError: `capturable=True`.
+        TypeError: a parameter of a type that cannot be trained.
+    """
+
+    _keys: ClassVar[Mapping[str, str]] = {}  # by the rule's name of a state its key in `state[parameter]`
+    _shown: ClassVar[tuple[str, ...]] = ("step",)  # the numbers that stand in `state[parameter]`, too
+    _takes_sparse: ClassVar[bool] = False
+    _plan: _Plan | None = None
+
+    def _rule(self, group: Group) -> Rule | TensorRule:
+        """The rule for a group with these options."""
+        raise NotImplementedError
+
+    def _hyper(self, group: Group, numbers: Numbers) -> Mapping[str, float]:
+        """The rule's hyper-parameters by name, without `clip`, at a step whose number is `numbers["step"]`.
+
+        Numbers that it changes are kept for the next step.
+        """
+        raise NotImplementedError
+
+    def _row(self, group: Group, numbers: Numbers) -> list[float]:
+        """What gradients are multiplied by, and the hyper-parameters in the rule's order."""
+        values = {"clip": math.inf, **self._hyper(group, numbers)}
+        rule = self._rule(group)
+        return [1.0, *(values[name] if name in values else 1.0 - values[name[len("one_minus_") :]] for name in rule.hyper)]
+
+    def _begin(self, group: Group) -> None:
+        """Called before a step for each group that takes part in it."""
+
+    def _end(self, group: Group) -> None:
+        """Called for these groups after a step that went well."""
+
+    def _counted(self, group: Group) -> bool:
+        """Whether the step counts as one."""
+        return True
+
+    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+        """The numbers of a parameter before its first step; those that are in `state` already replace them."""
+        return {"step": 0.0}
+
+    def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
+        """Fill states, which are zero, where a rule starts otherwise; those that a parameter has already replace them."""
+
+    def _by_row(self, group: Group) -> bool:
+        """Whether a sparse gradient updates its rows only; otherwise it is made dense."""
+        return True
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient.
+
+        Args:
+            closure: evaluates the model again and returns the loss, which is then returned here.
+
+        Raises:
+            RuntimeError: a gradient is sparse and this optimizer takes none; nothing has been changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # What torch.amp.GradScaler leaves here where `fused=True` has told it that the step unscales gradients itself.
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and found_inf.item():
+            return loss
+        if self._plan is None or not self._plan.holds():
+            self._plan = _Plan(self)
+        self._plan.step()
+        return loss
+
+    def add_param_group(self, param_group: Group) -> None:
+        """As torch's; refuses what cannot be trained before anything is added."""
+        if isinstance(param_group, Mapping) and "params" in param_group:
+            options = {**self.defaults, **param_group}
+            name = type(self).__name__
+            if options.get("differentiable"):
+                raise ValueError(
+                    f"differentiable=True: the fused step of {name} records no graph; use torch.optim.{name} for that"
+                )
+            if options.get("capturable"):
+                raise NotImplementedError(f"capturable=True: {name} cannot be captured in a CUDA graph yet")
+        super().add_param_group(param_group)
+        added = self.param_groups[-1]
+        for k, parameter in enumerate(added["params"]):
+            dtype = parameter.real.dtype if parameter.is_complex() else parameter.dtype
+            if dtype not in DTYPES or parameter.layout != torch.strided:
+                self.param_groups.pop()
+                raise TypeError(
+                    f"{_name(added, k)} is {parameter.dtype}, {parameter.layout}: must be dense, and of type "
+                    f"{', '.join(map(str, DTYPES))} or complex"
+                )
+        self._plan = None
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """As torch's, but states keep the type that they were saved in, where that is the one they are kept in."""
+        given: dict[str, Any] = {}
+
+        def remember(_: Any, state_dict: Any) -> None:
+            given.update(state_dict)
+
+        def restore(optimizer: torch.optim.Optimizer) -> None:
+            saved = [key for group in given["param_groups"] for key in group["params"]]
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for key, parameter in zip(saved, parameters, strict=True):
+                for name, value in given["state"].get(key, {}).items():
+                    if isinstance(value, torch.Tensor) and value.dtype != optimizer.state[parameter][name].dtype:
+                        device = optimizer.state[parameter][name].device
+                        optimizer.state[parameter][name] = value.detach().to(device, copy=True)
+
+        hooks = (
+            self.register_load_state_dict_pre_hook(remember),
+            self.register_load_state_dict_post_hook(restore, prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._plan = None
+
+
+class _Plan:
+    """How one optimizer's parameters are updated at every step, as long as groups and states stay what they are."""
+
+    def __init__(self, optimizer: FusedOptimizer) -> None:
+        self._optimizer = optimizer
+        members: dict[Any, list[tuple[Group, int]]] = {}
+        self._waiting: list[torch.Tensor] = []  # those that have had no gradient yet, and so have no state
+        seen: set[int] = set()
+        for group in optimizer.param_groups:
+            rule = optimizer._rule(group)
+            for k, parameter in enumerate(group["params"]):
+                if id(parameter) in seen:  # torch only warns of duplicates
+                    continue
+                seen.add(id(parameter))
+                if parameter.grad is None and not optimizer.state.get(parameter):
+                    self._waiting.append(parameter)
+                else:
+                    members.setdefault(rule, []).append((group, k))
+        self._parts = [_Part(optimizer, rule, each) for rule, each in members.items()]
+        self._groups = [(group, group["params"], optimizer._rule(group)) for group in optimizer.param_groups]
+        self._parameters = [list(params) for _, params, _ in self._groups]
+        self._state = optimizer.state
+        self._rows = list(optimizer.state.values())
+        # Views of complex tensors do not notice when these are given other memory.
+        self._lasting = not any(parameter.is_complex() for part in self._parts for parameter in part.parameters)
+
+    def holds(self) -> bool:
+        """Whether a step needs nothing but new gradients and options."""
+        optimizer = self._optimizer
+        return (
+            self._lasting
+            and len(optimizer.param_groups) == len(self._groups)
+            and all(
+                group is now and group["params"] is params and optimizer._rule(group) is rule
+                for (group, params, rule), now in zip(self._groups, optimizer.param_groups, strict=True)
+            )
+            and all(map(_same, self._parameters, [params for _, params, _ in self._groups]))
+            and optimizer.state is self._state
+            and _same(self._rows, list(optimizer.state.values()))
+            and all(part.holds() for part in self._parts)
+            and all(parameter.grad is None for parameter in self._waiting)
+        )
+
+    def step(self) -> None:
+        for part in self._parts:
+            part.prepare()
+        for part in self._parts:
+            part.run()
+
+
+class _Part:
+    """The parameters that share a rule, whatever their groups.
+
+    Attributes:
+        parameters: in order.
+    """
+
+    def __init__(self, optimizer: FusedOptimizer, rule: Rule | TensorRule, members: list[tuple[Group, int]]) -> None:
+        self._optimizer = optimizer
+        self._rule = rule
+        self._groups = [group for group, _ in members]
+        self._names = [_name(group, k) for group, k in members]
+        self.parameters = [group["params"][k] for group, k in members]
+        self._weights = [_real(parameter) for parameter in self.parameters]
+        first = [
+            optimizer._first_numbers(group, parameter, optimizer.state.get(parameter, {}))
+            for group, parameter in zip(self._groups, self.parameters, strict=True)
+        ]
+        found = [self._found(i) for i in range(len(members))]
+        self._numbers = self._numbers_of(first)
+        states = [self._states_of(i, each) for i, each in enumerate(found)]
+        self._rows = [optimizer.state[parameter] for parameter in self.parameters if parameter in optimizer.state]
+        self._kept = [list(row.values()) for row in self._rows]
+        self._update = Update(rule, self._weights, states, names=self._names)
+        self._states = states
+        self._active: list[bool] = []
+        self._shared: list[tuple[Any, int]] = []  # rows of equal hyper-parameters, and the first of them
+        self._met_sparse = False
+        self._by_row: tuple[RowUpdate, list[int]] | None = None
+        self._alive: list[Any] = []  # dense copies of gradients, until they have been used
+
+    def holds(self) -> bool:
+        """Whether states are the tensors that they were."""
+        return all(map(_same, self._kept, map(_values, self._rows))) and self._update.fits()
+
+    def _found(self, i: int) -> dict[str, torch.Tensor]:
+        """The states that a parameter has already."""
+        optimizer, rule = self._optimizer, self._rule
+        row = optimizer.state.get(self.parameters[i], {})
+        found = {}
+        for slot, shape in zip(rule.slots, rule.shapes(self._weights[i].shape), strict=True):
+            key = optimizer._keys.get(slot, slot)
+            if row.get(key) is None:
+                continue
+            found[slot] = _real(row[key])
+            if found[slot].shape != shape:
+                raise ValueError(
+                    f"{key!r} of {self._names[i]} has shape {tuple(row[key].shape)}, the parameter "
+                    f"{tuple(self.parameters[i].shape)}: the state of another model?"
+                )
+        return found
+
+    def _states_of(self, i: int, usable: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The states of a parameter: those found, converted where they do not go with it, and new ones."""
+        optimizer, rule, parameter, weight = self._optimizer, self._rule, self.parameters[i], self._weights[i]
+        if len(usable) < len(rule.slots) or not all(_goes_with(state, weight) for state in usable.values()):
+            (made,) = states_for(rule, [weight.detach()])
+            new = dict(zip(rule.slots, made, strict=True))
+            optimizer._first_states(self._groups[i], weight.detach(), new)
+            for slot, state in new.items():
+                if slot in usable and _goes_with(usable[slot], weight):
+                    new[slot] = usable[slot]
+                    continue
+                if slot in usable:
+                    state.copy_(usable[slot])
+                if state.numel() or not weight.numel():  # a factored state has no elements where it is not used
+                    shown = torch.view_as_complex(state) if parameter.is_complex() and state.dim() else state
+                    optimizer.state[parameter][optimizer._keys.get(slot, slot)] = shown
+            usable = new
+        return tuple(usable[slot] for slot in rule.slots)
+
+    def _numbers_of(self, first: list[dict[str, float]]) -> dict[str, np.ndarray]:
+        """One array for each number; where they are shown, `state` has views of its elements."""
+        optimizer = self._optimizer
+        dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+        arrays = {}
+        for name in first[0]:
+            values = torch.tensor([numbers[name] for numbers in first], dtype=dtype)
+            if name in optimizer._shown:
+                for i, parameter in enumerate(self.parameters):
+                    row = optimizer.state[parameter]
+                    if name in row:
+                        values[i] = float(row[name])
+                    row[name] = values[i]
+            arrays[name] = values.numpy()
+        return arrays
+
+    def prepare(self) -> None:
+        """Take the gradients, and check all of them. Changes nothing that a user sees."""
+        gradients: list[Any] = [parameter.grad for parameter in self.parameters]
+        if any(weight is not parameter for weight, parameter in zip(self._weights, self.parameters, strict=True)):
+            gradients = [None if gradient is None else _real(gradient) for gradient in gradients]
+            self._alive = gradients
+        self._by_row = None
+        if not self._update.holds(gradients):
+            active = [gradient is not None for gradient in gradients]
+            if self._met_sparse:
+                gradients = self._without_sparse(gradients)
+            try:
+                self._update.bind(gradients, own=not self._alive)
+            except TypeError:
+                if not any(map(is_sparse, gradients)):
+                    raise
+                self._met_sparse = True
+                self._update.bind(self._without_sparse(gradients))
+            if active != self._active:
+                self._active, self._shared = active, []
+        self._share()
+
+    def _without_sparse(self, gradients: list[Any]) -> list[Any]:
+        """The gradients to be taken as a whole; None for those to be taken by row."""
+        optimizer = self._optimizer
+        sparse = [i for i, gradient in enumerate(gradients) if is_sparse(gradient)]
+        if sparse and not optimizer._takes_sparse:
+            raise RuntimeError(
+                f"the gradient of {self._names[sparse[0]]} is sparse, which {type(optimizer).__name__} does not support: "
+                "use sparse=False in the layer, or SparseAdam, SGD or Adagrad"
+            )
+        whole = list(gradients)
+        by_row = [i for i in sparse if optimizer._by_row(self._groups[i])]
+        for i in sparse:
+            whole[i] = None if i in by_row else gradients[i].to_dense()
+        self._alive = whole
+        if by_row:
+            weights = [self._weights[i].detach() for i in by_row]
+            chosen = [[every[i] for i in by_row] for every in (gradients, self._states, self._names)]
+            rows = RowUpdate(self._rule, weights, chosen[0], chosen[1], [None] * len(by_row), names=chosen[2])  # type: ignore[arg-type]
+            self._by_row = rows, by_row
+        return whole
+
+    def _share(self) -> None:
+        """Find the parameters that share hyper-parameters: those of one group and of equal numbers."""
+        arrays = self._numbers.values()
+        if self._shared and all((array[rows] == array[first]).all() for rows, first in self._shared for array in arrays):
+            return
+        members: dict[Any, list[int]] = {}
+        for i, (group, active) in enumerate(zip(self._groups, self._active, strict=True)):
+            if active:
+                members.setdefault((id(group), *(float(array[i]) for array in arrays)), []).append(i)
+        everything = [slice(None)] if len(members) == 1 and all(self._active) else map(np.array, members.values())
+        self._shared = [(rows, each[0]) for rows, each in zip(everything, members.values(), strict=True)]
+
+    def run(self) -> None:
+        """Update the parameters and, if that went well, their numbers."""
+        optimizer, update = self._optimizer, self._update
+        scale = getattr(optimizer, "grad_scale", None)
+        unscale = 1.0 if scale is None else 1.0 / float(scale)
+        groups = {id(self._groups[first]): self._groups[first] for _, first in self._shared}
+        for group in groups.values():
+            optimizer._begin(group)
+        changes = []
+        for rows, first in self._shared:
+            group = self._groups[first]
+            numbers = {name: array[first] for name, array in self._numbers.items()}
+            numbers["step"] += 1
+            row = optimizer._row(group, numbers)
+            row[0] *= -unscale if group.get("maximize") else unscale
+            update.hyper[rows] = row
+            if optimizer._counted(group):
+                changes.append((rows, numbers))
+        if self._by_row is None:
+            update()
+        else:
+            by_row, places = self._by_row
+            by_row.hyper[:] = update.hyper[places]
+            by_row.compute()
+            update()
+            by_row.write_back()
+        for rows, numbers in changes:
+            for name, array in self._numbers.items():
+                array[rows] = numbers[name]
+        for group in groups.values():
+            optimizer._end(group)
+        self._by_row, self._alive = None, []
+
+
+def _goes_with(state: torch.Tensor, weight: torch.Tensor) -> bool:
+    if state.device != weight.device or state.dtype != compute_dtype(weight.dtype):
+        return False
+    if state.shape != weight.shape or state.numel() < 2:
+        return True
+    expected = weight.stride() if is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
+    return state.stride() == expected
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a complex one's real and imaginary parts, which rules take for numbers of their own."""
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
+
+
+def _name(group: Group, k: int) -> str:
+    return repr(group["param_names"][k]) if "param_names" in group else f"params[{k}]"
+
+
+def _values(row: Mapping[str, Any]) -> list[Any]:
+    return list(row.values())
+
+
+def _same(a: list[Any], b: list[Any]) -> bool:
+    """Whether two lists have the very same objects."""
+    return len(a) == len(b) and all(map(_is, a, b))

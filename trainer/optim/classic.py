@@ -1,0 +1,325 @@
+"""torch.optim's own optimizers on fused updates: arguments, defaults, numbers and `state_dict` are torch's.
+
+Each class is torch's, with another `step`; what a rule needs follows from a group's options and from how often its
+parameters have been updated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from ...kernels import Rule, TensorRule, rules
+from ..optimizer.adaptive import bias_correction, nesterov_momentum
+from ..optimizer.modern import rectified
+from .base import FusedOptimizer, Group, Numbers
+
+__all__ = [
+    "ASGD",
+    "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Muon",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SparseAdam",
+]
+
+
+class SGD(FusedOptimizer, torch.optim.SGD):
+    """`torch.optim.SGD`, fused. Sparse gradients update their rows only, where there is no momentum."""
+
+    _keys: ClassVar = {"mom": "momentum_buffer"}
+    _shown = ()
+    _takes_sparse = True
+
+    def _rule(self, group: Group) -> Rule:
+        return rules.heavy_ball if group["momentum"] else rules.sgd
+
+    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+        return {"step": 0.0 if state.get("momentum_buffer") is None else 1.0}
+
+    def _by_row(self, group: Group) -> bool:
+        return not group["momentum"] and not group["weight_decay"]
+
+    def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
+        momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])
+        return {
+            "lr": float(group["lr"]),
+            "wd": float(group["weight_decay"]),
+            "momentum": momentum,
+            "share": 1.0 if numbers["step"] == 1 else 1.0 - group["dampening"],
+            "of_gradient": float(nesterov),
+            "of_momentum": momentum if nesterov else 1.0,
+        }
+
+
+class Adam(FusedOptimizer, torch.optim.Adam):
+    """`torch.optim.Adam`, fused."""
+
+    _keys: ClassVar = {"mean": "exp_avg", "var": "exp_avg_sq", "largest": "max_exp_avg_sq"}
+
+    def _rule(self, group: Group) -> Rule:
+        if group["amsgrad"]:
+            return rules.amsgrad
+        return rules.adamw if group["decoupled_weight_decay"] else rules.adam
+
+    def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
+        lr, (beta1, beta2), t = float(group["lr"]), map(float, group["betas"]), int(numbers["step"])
+        return {
+            "lr": lr * bias_correction(beta1, beta2, t),
+            "beta1": beta1,
+            "beta2": beta2,
+            # torch adds it to the corrected root; here the correction is in the rate
+            "epsilon": group["eps"] * math.sqrt(1.0 - beta2**t),
+            **_decay(group, lr),
+        }
+
+
+class AdamW(Adam, torch.optim.AdamW):
+    """`torch.optim.AdamW`, fused."""
+
+
+class SparseAdam(FusedOptimizer, torch.optim.SparseAdam):
+    """`torch.optim.SparseAdam`, fused: only those rows are updated that a sparse gradient has."""
+
+    _keys: ClassVar = Adam._keys
+    _takes_sparse = True
+
+    def _rule(self, group: Group) -> Rule:
+        return rules.adam
+
+    def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
+        (beta1, beta2), t = map(float, group["betas"]), int(numbers["step"])
+        rate = float(group["lr"]) * bias_correction(beta1, beta2, t)
+        return {"lr": rate, "wd": 0.0, "beta1": beta1, "beta2": beta2, "epsilon": group["eps"]}
+
+    def step(self, closure: Any = None) -> Any:
+        """As torch's.
+
+        Raises:
+            RuntimeError: a gradient is dense.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and not parameter.grad.is_sparse:
+                    raise RuntimeError("SparseAdam does not support dense gradients: use Adam for these parameters")
+        super().step()
+        return loss
+
+
+class NAdam(FusedOptimizer, torch.optim.NAdam):
+    """`torch.optim.NAdam`, fused."""
+
+    _keys: ClassVar = Adam._keys
+    _shown = ("step", "mu_product")
+
+    def _rule(self, group: Group) -> Rule:
+        return rules.nadam
+
+    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+        return {"step": 0.0, "mu_product": 1.0}
+
+    def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
+        lr, (beta1, beta2), t = float(group["lr"]), map(float, group["betas"]), int(numbers["step"])
+        now, following = (nesterov_momentum(beta1, group["momentum_decay"], n) for n in (t, t + 1))
+        numbers["mu_product"] = numbers["mu_product"] * now
+        product = float(numbers["mu_product"])
+        return {
+            "lr": lr,
+            "beta1": beta1,
+            "beta2": beta2,
+            "epsilon": group["eps"],
+            "of_gradient": (1.0 - now) / (1.0 - product),
+            "of_mean": following / (1.0 - product * following),
+            "correction2": 1.0 / (1.0 - beta2**t),
+            **_decay(group, lr),
+        }
+
+
+class RAdam(FusedOptimizer, torch.optim.RAdam):
+    """`torch.optim.RAdam`, fused."""
+
+    _keys: ClassVar = Adam._keys
+
+    def _rule(self, group: Group) -> Rule:
+        return rules.radam
+
+    def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
+        lr, (beta1, beta2), t = float(group["lr"]), map(float, group["betas"]), int(numbers["step"])
+        own = {"beta1": beta1, "beta2": beta2, "epsilon": group["eps"]}
+        return rectified(lr, beta1, beta2, t) | own | _decay(group, lr)
+
+
+class Adamax(FusedOptimizer, torch.optim.Adamax):
+    """`torch.optim.Adamax`, fused."""
+
+    _keys: ClassVar = {"mean": "exp_avg", "largest": "exp_inf"}
+
+    def _rule(self, group: Group) -> Rule:
+        return rules.adamax
+
+    def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
+        beta1, beta2 = map(float, group["betas"])
+        rate = float(group["lr"]) / (1.0 - beta1 ** int(numbers["step"]))
+        return {"lr": rate, "wd": group["weight_decay"], "beta1": beta1, "beta2": beta2, "epsilon": group["eps"]}
+
+
+class Adagrad(FusedOptimizer, torch.optim.Adagrad):
+    """`torch.optim.Adagrad`, fused. Sparse gradients update their rows only."""
+
+    _keys: ClassVar = {"history": "sum"}
+    _takes_sparse = True
+
+    def _rule(self, group: Group) -> Rule:
+        return rules.adagrad
+
+    def _by_row(self, group: Group) -> bool:
+        if group["weight_decay"]:
+            raise RuntimeError(
+                f"weight_decay={group['weight_decay']}: Adagrad does not decay parameters whose gradients are sparse, so "
+                "it must be 0"
+            )
+        return True
+
+    def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
+        states["history"].fill_(group["initial_accumulator_value"])
+
+    def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
+        rate = float(group["lr"]) / (1.0 + (float(numbers["step"]) - 1.0) * group["lr_decay"])
+        own = {"epsilon": 0.0, "epsilon_outside": group["eps"]}
+        return {"lr": rate, "wd": group["weight_decay"], "decay": 0.0} | own
+
+
+class Adadelta(FusedOptimizer, torch.optim.Adadelta):
+    """`torch.optim.Adadelta`, fused."""
+
+    _keys: ClassVar = {"square": "square_avg", "step_square": "acc_delta"}
+
+    def _rule(self, group: Group) -> Rule:
+        return rules.adadelta
+
+    def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
+        own = {"rho": group["rho"], "epsilon": group["eps"]}
+        return {"lr": float(group["lr"]), "wd": group["weight_decay"], "decay": 0.0} | own
+
+
+class RMSprop(FusedOptimizer, torch.optim.RMSprop):
+    """`torch.optim.RMSprop`, fused."""
+
+    _keys: ClassVar = {"n": "square_avg", "mean": "grad_avg", "delta": "momentum_buffer"}
+
+    def _rule(self, group: Group) -> Rule:
+        if group["momentum"] > 0:
+            return rules.rmsprop_centered if group["centered"] else rules.rmsprop_momentum
+        return rules.rmsprop_variance if group["centered"] else rules.rmsprop
+
+    def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
+        lr = float(group["lr"])
+        momentum = {"gamma2": group["momentum"], "of_gradient": 1.0, "of_delta": -lr}
+        own = {"gamma1": group["alpha"], "epsilon": 0.0, "epsilon_outside": group["eps"], "clip_weights": math.inf}
+        return {"lr": lr, "wd": group["weight_decay"]} | own | momentum
+
+
+class ASGD(FusedOptimizer, torch.optim.ASGD):
+    """`torch.optim.ASGD`, fused. As in torch, a changed rate takes effect one step later."""
+
+    _keys: ClassVar = {"average": "ax"}
+    _shown = ("step", "eta", "mu")
+
+    def _rule(self, group: Group) -> Rule:
+        return rules.asgd
+
+    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+        return {"step": 0.0, "eta": float(group["lr"]), "mu": 1.0}
+
+    def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
+        lr, lambd, t = float(group["lr"]), group["lambd"], float(numbers["step"])
+        rate, share = float(numbers["eta"]), float(numbers["mu"])
+        numbers["eta"] = lr / (1.0 + lambd * lr * t) ** group["alpha"]
+        numbers["mu"] = 1.0 / max(1.0, t - group["t0"])
+        return {"lr": rate, "wd": group["weight_decay"], "decay": rate * lambd, "share": share}
+
+
+class Rprop(FusedOptimizer, torch.optim.Rprop):
+    """`torch.optim.Rprop`, fused."""
+
+    _keys: ClassVar = {"previous": "prev", "size": "step_size"}
+
+    def _rule(self, group: Group) -> Rule:
+        return rules.rprop
+
+    def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
+        states["size"].fill_(float(group["lr"]))
+
+    def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
+        (shrink, grow), (smallest, largest) = group["etas"], group["step_sizes"]
+        return {"shrink": shrink, "grow": grow, "smallest": smallest, "largest": largest}
+
+
+class Adafactor(FusedOptimizer, torch.optim.Adafactor):
+    """`torch.optim.Adafactor` on tristep's rule, one tensor after the other."""
+
+    _keys: ClassVar = {"row": "row_var", "column": "col_var", "var": "variance"}
+
+    def _rule(self, group: Group) -> TensorRule:
+        return rules.adafactor
+
+    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+        smallest = group["eps"][0]
+        return {"step": 0.0, "epsilon1": torch.finfo(parameter.dtype).eps if smallest is None else smallest}
+
+    def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
+        lr, t = float(group["lr"]), float(numbers["step"])
+        return {
+            "lr": min(lr, 1.0 / math.sqrt(t)),
+            "decay": lr * group["weight_decay"],
+            "new": t ** group["beta2_decay"],
+            "epsilon1": float(numbers["epsilon1"]),
+            "epsilon2": group["eps"][1],
+            "limit": group["d"],
+        }
+
+
+class Muon(FusedOptimizer, torch.optim.Muon):
+    """`torch.optim.Muon` on tristep's rule, one tensor after the other. For matrices; `tristep.Trainer`'s takes all."""
+
+    _keys: ClassVar = {"mean": "momentum_buffer"}
+    _shown = ()
+
+    def _rule(self, group: Group) -> TensorRule:
+        return rules.muon
+
+    def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
+        lr, momentum, nesterov = float(group["lr"]), group["momentum"], group["nesterov"]
+        of_adam = dict.fromkeys(("adam_lr", "adam_decay", "beta1", "beta2", "adam_epsilon"), 0.0)
+        return of_adam | {
+            "lr": lr,
+            "decay": lr * group["weight_decay"],
+            "momentum": momentum,
+            "of_gradient": 1.0 - momentum if nesterov else 0.0,
+            "of_mean": momentum if nesterov else 1.0,
+            "steps": group["ns_steps"],
+            "epsilon": group["eps"],
+            "scale": 0.2 if group["adjust_lr_fn"] == "match_rms_adamw" else 0.0,
+            **dict(zip(("ns_a", "ns_b", "ns_c"), group["ns_coefficients"], strict=True)),
+        }
+
+
+def _decay(group: Group, lr: float) -> dict[str, float]:
+    """Where the decay goes: into the gradient, or apart from it."""
+    wd = float(group["weight_decay"])
+    return {"wd": 0.0, "decay": lr * wd} if group["decoupled_weight_decay"] else {"wd": wd, "decay": 0.0}

@@ -1,0 +1,238 @@
+"""tristep's own optimizers, and a user's, behind torch's interface: `as_torch` makes a class of each."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar
+
+import torch
+
+from ...kernels import Rule, TensorRule, Update
+from .. import optimizer as gluon
+from ..arguments import did_you_mean
+from .base import FusedOptimizer, Group, Numbers
+
+__all__ = [
+    "ADOPT",
+    "CAME",
+    "DCASGD",
+    "FTML",
+    "LAMB",
+    "LANS",
+    "LARS",
+    "MARS",
+    "NAG",
+    "SGLD",
+    "AdEMAMix",
+    "AdaBelief",
+    "Adan",
+    "Ftrl",
+    "Lion",
+    "NovoGrad",
+    "ScheduleFreeAdamW",
+    "ScheduleFreeSGD",
+    "Signum",
+    "Sophia",
+    "StableAdamW",
+    "as_torch",
+]
+
+# What torch has other names or other ways for: lr, weight_decay, schedulers, GradScaler, groups.
+_NOT_OPTIONS = (
+    *("self", "learning_rate", "wd", "rescale_grad", "lr_scheduler", "begin_num_update", "multi_precision"),
+    *("param_idx2name", "param_dict"),
+)
+
+
+def as_torch(klass: type[gluon.RuleOptimizer]) -> Any:
+    """A `torch.optim.Optimizer` class of an optimizer class of `tristep.optimizer`, such as one with a rule of your own.
+
+    Its arguments are `lr` and `weight_decay`, `maximize`, and by name those of the class; each can be given for a group.
+
+    Args:
+        klass: a subclass of `RuleOptimizer`.
+
+    Example:
+        >>> import torch, tristep
+        >>> from tristep.kernels import rules
+        >>> class Plain(tristep.optimizer.RuleOptimizer):
+        ...     rule = rules.sgd
+        >>> net = torch.nn.Linear(2, 1)
+        >>> optimizer = tristep.optim.as_torch(Plain)(net.parameters(), lr=0.1)
+    """
+    if not (isinstance(klass, type) and issubclass(klass, gluon.RuleOptimizer)):
+        raise TypeError(f"klass={klass!r}: must be a subclass of tristep.optimizer.RuleOptimizer")
+    options: dict[str, Any] = {}
+    for base in klass.__mro__:
+        if "__init__" in vars(base) and base is not object:
+            for name, parameter in inspect.signature(vars(base)["__init__"]).parameters.items():
+                if parameter.kind is not parameter.VAR_KEYWORD and name not in _NOT_OPTIONS:
+                    options.setdefault(name, parameter.default)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    plain = inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    arguments = [plain, *(plain.replace(name=name, default=value) for name, value in _common(klass).items())]
+    arguments += [
+        plain.replace(name=name, default=value, kind=keyword) for name, value in {"maximize": False, **options}.items()
+    ]
+    body = {
+        "_klass": klass,
+        "_options": options,
+        "__doc__": f"`tristep.optimizer.{klass.__name__}` as a `torch.optim.Optimizer`; see there.",
+        "__module__": sys._getframe(1).f_globals["__name__"],  # where it gets its name, for pickle to find it
+        "__signature__": inspect.Signature(arguments),
+    }
+    return type(klass.__name__, (_OfRule,), body)
+
+
+def _common(klass: type[gluon.RuleOptimizer]) -> dict[str, Any]:
+    return {"lr": klass.default_learning_rate, "weight_decay": 0.0}
+
+
+class _OfRule(FusedOptimizer):
+    """A group's options make one `RuleOptimizer`, which is asked for rule and hyper-parameters.
+
+    What it carries from step to step besides states stands in the group, under "carried".
+    """
+
+    _klass: ClassVar[type[gluon.RuleOptimizer]]
+    _options: ClassVar[dict[str, Any]]
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | torch.Tensor | None = None,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        **options: Any,
+    ) -> None:
+        allowed = ("lr", "weight_decay", "maximize", *self._options)
+        for name in options:
+            if name not in allowed:
+                raise TypeError(
+                    f"{type(self).__name__} has no argument {name!r}; it has {', '.join(allowed)}."
+                    f"{did_you_mean(name, allowed)}"
+                )
+        common = {**_common(self._klass), "weight_decay": weight_decay, "maximize": maximize}
+        if lr is not None:
+            common["lr"] = lr
+        super().__init__(params, {**common, **self._options, **options})
+
+    def add_param_group(self, param_group: Group) -> None:
+        super().add_param_group(param_group)
+        try:
+            self._of(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _of(self, group: Group) -> gluon.RuleOptimizer:
+        """The optimizer with this group's options."""
+        known: dict[int, Any] = self.__dict__.setdefault("_known", {})
+        options = [group[name] for name in self._options]
+        owner, made_of, optimizer = known.get(id(group), (None, None, None))
+        if owner is not group or made_of != options:
+            numbers: dict[str, Any] = {"learning_rate": float(group["lr"]), "wd": float(group["weight_decay"])}
+            optimizer = self._klass(**numbers, **dict(zip(self._options, options, strict=True)))
+            known[id(group)] = group, options, optimizer
+        return optimizer
+
+    def _rule(self, group: Group) -> Rule | TensorRule:
+        return self._of(group).rule
+
+    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+        if self._klass.alike:
+            return {"step": 0.0}
+        every = [other for each in self.param_groups for other in each["params"]]
+        return {"step": 0.0, "index": next(i for i, other in enumerate(every) if other is parameter)}
+
+    def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
+        self._of(group).init_state(weight, tuple(states.values()))
+
+    def _row(self, group: Group, numbers: Numbers) -> list[float]:
+        index = int(numbers["index"]) if "index" in numbers else None
+        return self._of(group).row(int(numbers["step"]), float(group["lr"]), float(group["weight_decay"]), index)
+
+    def _begin(self, group: Group) -> None:
+        optimizer = self._of(group)
+        if optimizer.carries:
+            optimizer.put_back(group.setdefault("carried", optimizer.carried()))
+        optimizer.begin_step(float(group["lr"]))
+
+    def _end(self, group: Group) -> None:
+        optimizer = self._of(group)
+        if optimizer.carries:
+            group["carried"] = optimizer.carried()
+
+    def _counted(self, group: Group) -> bool:
+        return self._of(group).counted
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """A context in which the parameters have their averaged values, where the optimizer keeps an average.
+
+        Afterwards they have those that they had before, to the bit.
+
+        Raises:
+            ValueError: the optimizer keeps no average; nothing has been changed.
+        """
+        averages = [(group, self._of(group).average()) for group in self.param_groups]
+        if not all(average for _, average in averages):
+            raise ValueError(f"{type(self).__name__} keeps no averaged weights; ScheduleFreeAdamW, for one, does")
+        before = [(parameter, parameter.detach().clone()) for group in self.param_groups for parameter in group["params"]]
+        for group, average in averages:
+            rule, hyper = average  # type: ignore[misc]
+            weights = [parameter.detach() for parameter in group["params"] if self.state.get(parameter)]
+            states = [tuple(self.state[p][name] for name in rule.slots) for p in group["params"] if self.state.get(p)]
+            update = Update(rule, weights, states)
+            update.hyper[:] = [1.0, *(hyper[name] for name in rule.hyper)]
+            gradients = [torch.zeros_like(weight) for weight in weights]
+            update.bind(gradients)
+            update()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, old in before:
+                    parameter.copy_(old)
+
+
+ADOPT = as_torch(gluon.ADOPT)
+CAME = as_torch(gluon.CAME)
+DCASGD = as_torch(gluon.DCASGD)
+FTML = as_torch(gluon.FTML)
+LAMB = as_torch(gluon.LAMB)
+LANS = as_torch(gluon.LANS)
+LARS = as_torch(gluon.LARS)
+MARS = as_torch(gluon.MARS)
+NAG = as_torch(gluon.NAG)
+SGLD = as_torch(gluon.SGLD)
+AdEMAMix = as_torch(gluon.AdEMAMix)
+AdaBelief = as_torch(gluon.AdaBelief)
+Adan = as_torch(gluon.Adan)
+Ftrl = as_torch(gluon.Ftrl)
+Lion = as_torch(gluon.Lion)
+NovoGrad = as_torch(gluon.NovoGrad)
+ScheduleFreeAdamW = as_torch(gluon.ScheduleFreeAdamW)
+ScheduleFreeSGD = as_torch(gluon.ScheduleFreeSGD)
+Signum = as_torch(gluon.Signum)
+StableAdamW = as_torch(gluon.StableAdamW)
+
+
+class Sophia(as_torch(gluon.Sophia)):  # type: ignore[misc]
+    """`tristep.optimizer.Sophia` as a `torch.optim.Optimizer`; see there."""
+
+    @contextmanager
+    def estimating(self, scale: float = 1.0) -> Iterator[None]:
+        """A context in which a step takes its gradients for the curvature and leaves the weights as they are.
+
+        Args:
+            scale: the number of samples or tokens in the batch, > 0.
+        """
+        with ExitStack() as stack:
+            for group in self.param_groups:
+                stack.enter_context(self._of(group).estimating(scale))
+            yield
