@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping
+from itertools import chain
 from operator import is_ as _is
 from typing import Any, ClassVar
 
@@ -177,7 +178,7 @@ class _Plan:
                     members.setdefault(rule, []).append((group, k))
         self._parts = [_Part(optimizer, rule, each) for rule, each in members.items()]
         self._groups = [(group, group["params"], optimizer._rule(group)) for group in optimizer.param_groups]
-        self._parameters = [list(params) for _, params, _ in self._groups]
+        self._parameters = [parameter for _, params, _ in self._groups for parameter in params]
         self._state = optimizer.state
         self._rows = list(optimizer.state.values())
         # Views of complex tensors do not notice when these are given other memory.
@@ -193,7 +194,7 @@ class _Plan:
                 group is now and group["params"] is params and optimizer._rule(group) is rule
                 for (group, params, rule), now in zip(self._groups, optimizer.param_groups, strict=True)
             )
-            and all(map(_same, self._parameters, [params for _, params, _ in self._groups]))
+            and _same(self._parameters, list(chain.from_iterable(params for _, params, _ in self._groups)))
             and optimizer.state is self._state
             and _same(self._rows, list(optimizer.state.values()))
             and all(part.holds() for part in self._parts)
@@ -229,7 +230,7 @@ class _Part:
         self._numbers = self._numbers_of(first)
         states = [self._states_of(i, each) for i, each in enumerate(found)]
         self._rows = [optimizer.state[parameter] for parameter in self.parameters if parameter in optimizer.state]
-        self._kept = [list(row.values()) for row in self._rows]
+        self._kept = list(chain.from_iterable(map(dict.values, self._rows)))
         self._update = Update(rule, self._weights, states, names=self._names)
         self._states = states
         self._active: list[bool] = []
@@ -240,7 +241,7 @@ class _Part:
 
     def holds(self) -> bool:
         """Whether states are the tensors that they were."""
-        return all(map(_same, self._kept, map(_values, self._rows))) and self._update.fits()
+        return _same(self._kept, list(chain.from_iterable(map(dict.values, self._rows)))) and self._update.fits()
 
     def _found(self, i: int) -> dict[str, torch.Tensor]:
         """The states that a parameter has already."""
@@ -399,10 +400,6 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 def _name(group: Group, k: int) -> str:
     return repr(group["param_names"][k]) if "param_names" in group else f"params[{k}]"
-
-
-def _values(row: Mapping[str, Any]) -> list[Any]:
-    return list(row.values())
 
 
 def _same(a: list[Any], b: list[Any]) -> bool:
