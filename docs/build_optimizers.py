@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from tristep.kernels import Rule
+from tristep.trainer.optim import classic, of_rules
 from tristep.trainer.optimizer import Optimizer, RuleOptimizer, create, registered
 
 COMMON = tuple(inspect.signature(Optimizer.__init__).parameters)
@@ -15,7 +16,7 @@ PAGE = Path(__file__).with_name("optimizers.md")
 HEAD = """\
 # Optimizers
 
-Made by `docs/build_optimizers.py` from what is registered; a name goes into `Trainer(params, "name", {...})`, in any case.
+Made by `docs/build_optimizers.py` from what is registered; a name goes into `Trainer(params, "name", {{...}})`, in any case.
 
 - **State** is what is kept of each parameter: tensors of its shape, float32 (float64 for float64 weights). Numbers kept once
   for each tensor are in italics, tensors of other shapes in brackets. It is given for the default arguments.
@@ -24,6 +25,8 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 - **Engines**: rules written once run on all three; "torch" stands for rules of whole matrices, in torch's own operations.
 - Besides its own **arguments**, each takes those of every optimizer: learning_rate, wd, rescale_grad, clip_gradient,
   lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict.
+- **torch**: by torch's interface, with torch's arguments and numbers, `tristep.optim` has {classic}; and, with `lr` and
+  `weight_decay` for learning_rate and wd, {own}.
 
 | name | what it does | state | bytes | engines | arguments | source |
 |---|---|---|---|---|---|---|
@@ -32,7 +35,10 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 
 def page() -> str:
     """The whole page."""
-    return HEAD + "".join(_row(name, cls) for name, cls in registered().items() if cls.__module__.startswith("tristep."))
+    lists = {"classic": ", ".join(classic.__all__), "own": ", ".join(n for n in of_rules.__all__ if n[0].isupper())}
+    return HEAD.format(**lists) + "".join(
+        _row(name, cls) for name, cls in registered().items() if cls.__module__.startswith("tristep.")
+    )
 
 
 def _row(name: str, cls: type) -> str:

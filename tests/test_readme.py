@@ -69,8 +69,8 @@ def test_lion_can_be_had_by_its_name(cells):
 
 
 def test_the_code_for_those_from_mxnet_does_gluons_step():
-    (text,) = _blocks("diff")
-    before, after = ("\n".join(line[1:] for line in text.splitlines() if line[:1] in ("", " ", sign)) for sign in ("-", "+"))
+    _, text = _blocks("diff")
+    before, after = _sides(text)
     ast.parse(before)  # there is no MXNet here to run it
     *_, step = (line for line in after.splitlines() if line.strip())
     names: dict = {}
@@ -79,6 +79,31 @@ def test_the_code_for_those_from_mxnet_does_gluons_step():
     expected = weight.detach() - 1 / 8 * weight.grad
     _run(step, names, "<README, step>")
     torch.testing.assert_close(weight.detach(), expected)
+
+
+def test_those_from_torch_get_torchs_numbers():
+    text, _ = _blocks("diff")
+    trained = []
+    for side in _sides(text):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 2)
+        names = {"net": net}
+        _run(side, names, "<README, torch>")
+        for _ in range(5):
+            net(torch.randn(4, 3)).square().sum().backward()
+            names["optimizer"].step()
+        trained.append((type(names["optimizer"]).__module__.split(".")[0], net.weight.detach()))
+    (theirs, expected), (ours, actual) = trained
+    assert (theirs, ours) == ("torch", "tristep")
+    torch.testing.assert_close(actual, expected)
+
+
+def test_those_named_of_torch_are_all_of_its_but_one():
+    (sentence,) = re.findall(r"`tristep.optim` has (.+?) of torch", README.replace("\n", " "))
+    named = set(re.split(r", | and ", sentence))
+    assert named <= set(tristep.optim.__all__)
+    classes = {name for name, value in vars(torch.optim).items() if isinstance(value, type) and name != "Optimizer"}
+    assert classes - named == {"LBFGS"}
 
 
 def test_every_local_link_leads_somewhere():
@@ -110,6 +135,12 @@ def _blocks(language):
     blocks = re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     assert blocks
     return blocks
+
+
+def _sides(diff):
+    """What stands before a change and what after it."""
+    lines = diff.splitlines()
+    return ["\n".join(line[1:] for line in lines if line[:1] in ("", " ", sign)) for sign in ("-", "+")]
 
 
 def _run(text, names, filename):

@@ -222,6 +222,7 @@ class _Part:
         self._names = [_name(group, k) for group, k in members]
         self.parameters = [group["params"][k] for group, k in members]
         self._weights = [_real(parameter) for parameter in self.parameters]
+        self._complex = any(parameter.is_complex() for parameter in self.parameters)
         first = [
             optimizer._first_numbers(group, parameter, optimizer.state.get(parameter, {}))
             for group, parameter in zip(self._groups, self.parameters, strict=True)
@@ -298,7 +299,7 @@ class _Part:
     def prepare(self) -> None:
         """Take the gradients, and check all of them. Changes nothing that a user sees."""
         gradients: list[Any] = [parameter.grad for parameter in self.parameters]
-        if any(weight is not parameter for weight, parameter in zip(self._weights, self.parameters, strict=True)):
+        if self._complex:
             gradients = [None if gradient is None else _real(gradient) for gradient in gradients]
             self._alive = gradients
         self._by_row = None
