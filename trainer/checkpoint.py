@@ -29,7 +29,7 @@ __all__ = ["collect", "read", "restore", "write"]
 
 FORMAT = 1
 MASTER = "master copy"  # with a space, so that no rule's state has the same name
-CALLABLE = "callable"  # stands for a schedule that is a plain function
+CALLABLE = "callable"  # stands for a schedule that is a function, or has one in it, that only the program has
 _METADATA_KEY, _CHECKSUM_KEY = "tristep", "tristep checksum"
 
 
@@ -37,8 +37,9 @@ def collect(updater: Updater, names: Sequence[str], params: Sequence[torch.Tenso
     """The state of an updater whose parameters have these names: JSON-able data, and tensors under "state".
 
     Keys: "format", "optimizer" (name of its class), "settings", "lr_scheduler" (None where there is none, "callable" where
-    it is a plain callable), "num_update", "counts", "parameters" (shapes by name, None where not initialized yet), "layout"
-    (nesting of each parameter's state) and "state" (tensors by parameter and by slot; none before the first step).
+    it is or has a function without a name to be saved by), "num_update", "counts", "parameters" (shapes by name, None where
+    not initialized yet), "layout" (nesting of each parameter's state) and "state" (tensors by parameter and by slot; none
+    before the first step).
     """
     optimizer = updater.optimizer
     state: dict[str, dict[str, torch.Tensor]] = {}
@@ -295,7 +296,10 @@ def _saved_states(
 def _schedule(optimizer: Optimizer) -> dict[str, Any] | str | None:
     scheduler = optimizer.lr_scheduler
     if isinstance(scheduler, lr_scheduler.LRScheduler):
-        return scheduler.to_config()
+        try:
+            return scheduler.to_config()
+        except TypeError:  # it has a function in it that is known by no name
+            return CALLABLE
     return None if scheduler is None else CALLABLE
 
 
@@ -305,7 +309,7 @@ def _saved_schedule(optimizer: Optimizer, schedule: Any) -> Any:
     if schedule != CALLABLE:
         return lr_scheduler.from_config(schedule)
     mine = optimizer.lr_scheduler
-    if mine is None or isinstance(mine, lr_scheduler.LRScheduler):
+    if _schedule(optimizer) != CALLABLE:
         raise ValueError(
             f"saved state had a plain callable as its lr_scheduler, which cannot be saved; this trainer has {mine!r}: give "
             "it that callable before loading"

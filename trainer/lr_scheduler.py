@@ -766,7 +766,7 @@ class FunctionScheduler(LRScheduler):
 
     A function that gives the rate itself needs none of this: an optimizer takes any callable as its schedule. To be
     saved, the function is registered under its name (``@register`` above its ``def``), and so it must be before
-    loading.
+    loading; of one that is not, a trainer's saved states only say that the schedule must be there again.
 
     Args:
         function: a callable from an int >= 0 to a number >= 0, the same for the same int; or its registered name.

@@ -443,9 +443,15 @@ def test_states_in_mxnets_form_keep_their_nesting(tmp_path):
     assert other.optimizer.total == 4.0
 
 
-def test_a_plain_callable_is_not_saved_but_must_be_there(tmp_path, everything):
+def _falling(num_update):
+    return 0.1 / num_update
+
+
+@pytest.mark.parametrize(
+    "schedule", [_falling, lr_scheduler.FunctionScheduler(_falling, base_lr=1.0)], ids=["plain", "FunctionScheduler"]
+)
+def test_a_plain_callable_is_not_saved_but_must_be_there(tmp_path, everything, schedule):
     params = _params()
-    schedule = lambda num_update: 0.1 / num_update  # noqa: E731
     trainer = Trainer(params, "sgd", {"lr_scheduler": schedule})
     _step(trainer, params, _gradients(params))
     trainer.save_states(tmp_path / "a")
