@@ -184,7 +184,7 @@ class Update:
         self._own = False
         self._glance: Any = None
         self._touched: list[torch.Tensor] = []  # weights that have a gradient
-        self._kinds: Any = None
+        self._kinds: _Kinds | None = None
         counts = {"states": len(self.states), "masters": len(self.masters), "names": len(self._names)}
         for what, count in counts.items():
             if count != len(self.weights):
@@ -257,15 +257,15 @@ class Update:
         if len(gradients) != len(self.weights):
             raise ValueError(f"{len(gradients)} gradients for {len(self.weights)} weights: there must be as many")
         self._own = own
-        kinds = _kinds(gradients, own)
-        if kinds is None or kinds != self._kinds or not self._rebind(gradients):
+        addresses = None if self._kinds is None else self._kinds.addresses(gradients, own)
+        if addresses is None or not self._rebind(gradients, addresses):
+            self._kinds = None
             self._bind(gradients)
-            simple = all(group.table.aligned and not group.sources and not group.copied for group in self._groups)
-            self._kinds = kinds if simple else None
+            if all(group.table.aligned and not group.sources and not group.copied for group in self._groups):
+                self._kinds = _Kinds.of(gradients, own, self.engine)
 
-    def _rebind(self, gradients: Sequence[Any]) -> bool:
+    def _rebind(self, gradients: Sequence[Any], addresses: np.ndarray) -> bool:
         """The quick way, for new tensors of the kinds that were bound before; whether it could be gone."""
-        addresses = np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
         if (addresses & 15).any() or not self._weights_hold():
             return False
         self._remember(gradients, addresses)
@@ -493,8 +493,35 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+class _Kinds:
+    """What, besides its address, decides how a gradient is read, for all gradients that were bound."""
+
+    def __init__(self, kinds: Any, own: bool, look: Any) -> None:
+        self._kinds, self._own, self._look = kinds, own, look
+
+    @classmethod
+    def of(cls, gradients: Sequence[Any], own: bool, engine: str | None) -> _Kinds | None:
+        """None where some gradients are missing."""
+        kinds = _kinds(gradients, own)
+        if kinds is None:
+            return None
+        glance = _glance(engine) if own else None
+        look = glance.KindGlance(gradients) if glance is not None and glance.KindGlance.possible() else None
+        return cls(kinds, own, look)
+
+    def addresses(self, gradients: Sequence[Any], own: bool) -> np.ndarray | None:
+        """Where these gradients lie, if they are of the same kinds."""
+        if own != self._own:
+            return None
+        if self._look is not None:
+            return self._look(gradients)
+        if _kinds(gradients, own) != self._kinds:
+            return None
+        return np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
+
+
 def _kinds(gradients: Sequence[Any], own: bool) -> Any:
-    """What, besides its address, decides how a gradient is read; None where some are missing or of a strange kind."""
+    """Types, strides and sizes; None where some gradients are missing or of a strange kind."""
     try:
         kinds = [gradient.dtype for gradient in gradients], [gradient.stride() for gradient in gradients]
     except (AttributeError, RuntimeError):

@@ -20,7 +20,7 @@ import torch
 from llvmlite import ir
 from numba.extending import intrinsic
 
-__all__ = ["AddressGlance", "GradientGlance", "kept", "library_function"]
+__all__ = ["AddressGlance", "GradientGlance", "KindGlance", "kept", "library_function"]
 
 
 class AddressGlance:
@@ -80,6 +80,35 @@ class GradientGlance:
         _bump(self._bump, self._weights)
 
 
+class KindGlance:
+    """Tells whether other gradients are of the kinds that these are, and where they lie.
+
+    Args:
+        gradients: dense tensors, one for each weight.
+    """
+
+    def __init__(self, gradients: Sequence[torch.Tensor], functions: tuple[int, ...] | None = None) -> None:
+        functions = functions or _kind_functions()
+        strides = [gradient.stride() for gradient in gradients]
+        table = np.zeros((len(gradients), 4 + max(map(len, strides), default=0)), dtype=np.int64)
+        self._answer = np.zeros(1, dtype=np.int64)
+        self._address = self._answer.ctypes.data
+        for row, gradient, own in zip(table, gradients, strides, strict=True):
+            kind = _asked(functions, id(gradient), self._answer, self._address)
+            row[: 4 + len(own)] = *kind, gradient.numel(), len(own), *own
+        self._arguments = functions, _data_address(), id(None), table
+
+    @staticmethod
+    def possible() -> bool:
+        return _kind_functions() is not None
+
+    def __call__(self, gradients: Sequence[torch.Tensor | None]) -> np.ndarray | None:
+        """The addresses, int64 [n], of other gradients; None if one is missing or of another type, size or stride."""
+        addresses = np.empty(len(gradients), dtype=np.int64)
+        alike = _kinds_hold(*self._arguments, _ids(gradients), addresses, self._answer, self._address)
+        return addresses if alike else None
+
+
 def kept(decorator: Any, *arguments: Any, **options: Any) -> Any:
     """One of numba's decorators, that keeps the compiled code on disk where numba finds a folder to write to."""
 
@@ -114,6 +143,18 @@ def _call(typingctx, function, argument):
         return builder.call(builder.inttoptr(args[0], ir.FunctionType(word, [word]).as_pointer()), [args[1]])
 
     return numba.types.int64(numba.types.int64, numba.types.int64), codegen
+
+
+@intrinsic
+def _ask(typingctx, function, tensor, answer):
+    """Call a C function of torch's stable interface, which gives 0 if all is well and puts its answer where it is told."""
+
+    def codegen(context, builder, signature, args):
+        word = ir.IntType(64)
+        kind = ir.FunctionType(ir.IntType(32), [word, word]).as_pointer()
+        return builder.zext(builder.call(builder.inttoptr(args[0], kind), args[1:]), word)
+
+    return numba.types.int64(numba.types.int64, numba.types.int64, numba.types.int64), codegen
 
 
 @intrinsic
@@ -162,6 +203,38 @@ def _bump(function, weights):
         _call(bump_version, weights[i] + offset)
 
 
+@kept(numba.njit)
+def _kinds_hold(functions, data_address, none, table, gradients, addresses, answer, at):
+    layout, dtype, numel, strides, offset = functions
+    if gradients.size != table.shape[0]:
+        return False
+    for i in range(gradients.size):
+        tensor = gradients[i] + offset
+        if gradients[i] == none or _ask(layout, tensor, at) != 0 or answer[0] & 0xFFFFFFFF != table[i, 0]:
+            return False
+        if _ask(dtype, tensor, at) != 0 or answer[0] & 0xFFFFFFFF != table[i, 1]:
+            return False
+        if _ask(numel, tensor, at) != 0 or answer[0] != table[i, 2]:
+            return False
+        if _ask(strides, tensor, at) != 0:
+            return False
+        for k in range(table[i, 3]):
+            if _read(answer[0] + 8 * k) != table[i, 4 + k]:
+                return False
+        addresses[i] = _call(data_address, gradients[i])
+    return True
+
+
+@kept(numba.njit)
+def _asked(functions, gradient, answer, at):
+    """Layout and type of a tensor, as torch numbers them."""
+    layout, dtype, _, _, offset = functions
+    _ask(layout, gradient + offset, at)
+    first = answer[0] & 0xFFFFFFFF
+    _ask(dtype, gradient + offset, at)
+    return first, answer[0] & 0xFFFFFFFF
+
+
 @cache
 def _data_address() -> int | None:
     """Of torch's function from a tensor's Python object to the address of its data, made for its own generated code."""
@@ -192,6 +265,30 @@ def _tried(found: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | N
     functions = (_data_address(), addresses["requires_grad"], addresses["grad"], addresses["version"], offset)
     bump = (addresses["bump_version"], offset)
     return (functions, bump) if _answer_rightly(functions, bump) else None  # type: ignore[arg-type, return-value]
+
+
+@cache
+def _kind_functions() -> tuple[int, ...] | None:
+    """The argument `functions` of `_kinds_hold`; None where one is missing or does not do what it must."""
+    found = [library_function(f"aoti_torch_get_{name}") for name in ("layout", "dtype", "numel", "strides")]
+    offset = _offset()
+    if None in found or offset is None or _data_address() is None:
+        return None
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in found]
+    functions = (*addresses, offset)
+    return functions if _tells_kinds_apart(functions) else None  # type: ignore[arg-type, return-value]
+
+
+def _tells_kinds_apart(functions: tuple[int, ...]) -> bool:
+    """Whether tensors of the same kinds are recognized, and those of others."""
+    tensors = [torch.zeros(2, 3), torch.zeros(3, 2).T, torch.zeros((), dtype=torch.bfloat16)]
+    look = KindGlance(tensors, functions)
+    copies = [tensor.clone() for tensor in tensors]
+    found = look(copies)
+    if found is None or found.tolist() != [tensor.data_ptr() for tensor in copies]:
+        return False
+    others = [None, tensors[0].double(), tensors[0][:1], tensors[0].contiguous().T.contiguous().T, tensors[0].to_sparse()]
+    return all(look([other, *tensors[1:]]) is None for other in others)
 
 
 def _offset() -> int | None:

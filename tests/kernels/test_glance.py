@@ -7,6 +7,7 @@ import torch
 import tristep
 
 glance = pytest.importorskip("tristep.kernels.glance", reason="numba is not installed")
+pytest.importorskip("tristep.kernels.native")  # before any test makes glance another one
 
 
 @pytest.fixture
@@ -30,6 +31,7 @@ def test_it_is_possible_with_this_torch():
     """Should a new torch take the functions away, steps become slower and nobody would notice."""
     assert glance.AddressGlance.possible()
     assert glance.GradientGlance.possible()
+    assert glance.KindGlance.possible()
 
 
 def test_written_gradients_are_fresh_and_their_versions_seen(looked_at):
@@ -96,6 +98,38 @@ def test_addresses_are_seen():
     assert not look()
 
 
+KINDS = {
+    "none": lambda tensor: None,
+    "another type": lambda tensor: tensor.double(),
+    "another type of the same size": lambda tensor: tensor.to(torch.int32),
+    "fewer elements": lambda tensor: tensor[:2],
+    "another order in memory": lambda tensor: tensor.contiguous(memory_format=torch.channels_last),
+    "gaps": lambda tensor: torch.zeros(3, 2, 4, 6)[..., :5],
+    "another number of dimensions": lambda tensor: tensor.flatten(),
+    "sparse": lambda tensor: tensor.to_sparse(),
+}
+
+
+@pytest.mark.parametrize("i", [0, 1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_another_kind_are_seen(kind, i):
+    tensors = [torch.ones(3, 2, 4, 5) for _ in range(3)]
+    look = glance.KindGlance(tensors)
+    copies = [tensor.clone() for tensor in tensors]
+    assert look(copies).tolist() == [copy.data_ptr() for copy in copies]
+    copies[i] = KINDS[kind](copies[i])
+    assert look(copies) is None
+    assert look(copies[:i] + copies[i + 1 :]) is None
+
+
+def test_kinds_differ_from_gradient_to_gradient():
+    tensors = [torch.ones(()), torch.ones(0, 3), torch.ones(2, 3).T, torch.ones(4, dtype=torch.bfloat16)]
+    look = glance.KindGlance(tensors)
+    copies = [tensor.clone() for tensor in tensors]
+    assert look(copies).tolist() == [copy.data_ptr() for copy in copies]
+    assert look(copies[::-1]) is None
+
+
 @pytest.mark.parametrize("missing", ["a function", "the place in the Python object", "the right answers"])
 def test_without_it_python_asks_and_the_steps_are_the_same(monkeypatch, missing):
     if missing == "a function":
@@ -104,21 +138,27 @@ def test_without_it_python_asks_and_the_steps_are_the_same(monkeypatch, missing)
         monkeypatch.setattr(glance, "_offset", lambda: None)
     else:
         monkeypatch.setattr(glance, "_answer_rightly", lambda *functions: False)
+        monkeypatch.setattr(glance, "_tells_kinds_apart", lambda functions: False)
     expected = _trained()
     glance._functions.cache_clear()
+    glance._kind_functions.cache_clear()
     try:
         assert not glance.GradientGlance.possible()
+        assert not glance.KindGlance.possible()
         assert torch.equal(_trained(), expected)
     finally:
         glance._functions.cache_clear()
+        glance._kind_functions.cache_clear()
 
 
 def _trained():
-    """A weight after five steps, each a stale one too many."""
+    """A weight after ten steps, each a stale one too many, in the second half with new gradients."""
     torch.manual_seed(0)
     net = torch.nn.Linear(3, 1)
     trainer = tristep.Trainer(net, "adam", {"learning_rate": 0.1})
-    for _ in range(5):
+    for t in range(10):
+        if t >= 5:
+            trainer.zero_grad()
         net(torch.rand(2, 3)).sum().backward()
         trainer.step(2)
         with pytest.raises(tristep.StaleGradientError):
