@@ -115,11 +115,12 @@ class TensorUpdate:
             if gradient is None or not table.sizes[i]:
                 continue
             weight = table.weights[i].detach()
-            master = weight if table.masters is None else table.masters[i]
+            written = [weight] if table.masters is None else [weight, table.masters[i]]
             rescale, *hyper = table.hyper[i].tolist()
-            g = gradient.to(table.dtype) * rescale
-            w, states = table.rule(master.to(table.dtype), g, table.states[i], tuple(hyper))
-            _write([weight, master, *table.states[i]], [w, w, *states])
+            g = gradient.to(table.dtype)
+            g = g if rescale == 1.0 else g * rescale  # a large new tensor costs more than what is computed in it
+            w, states = table.rule(written[-1].to(table.dtype), g, table.states[i], tuple(hyper))
+            _write([*written, *table.states[i]], [*[w] * len(written), *states])
 
 
 def _write(old: list[torch.Tensor], new: list[Any]) -> None:

@@ -1,7 +1,9 @@
 """AdaGrad: the rate of each element falls with the sum of its squared gradients."""
 
+import torch
+
 from ..language import rule, tensor_rule, tl
-from .common import decayed_after_clip
+from .common import decayed_after_clip, limited
 
 
 @rule
@@ -22,9 +24,8 @@ def group_adagrad(w, g, state, hyper):
     """AdaGrad with one sum for each row, of the mean of its squares; no decay. Numbers of MXNet 1.9.1 GroupAdaGrad."""
     (history,) = state
     lr, clip, epsilon = hyper
-    g = g.clamp(-clip, clip)
+    g = limited(g, clip)
     square = g * g
-    if g.dim() > 1:  # or each element is a row
-        square = square.mean(dim=tuple(range(1, g.dim())), keepdim=True)
-    history = history + square
-    return w - lr * g / (history + epsilon).sqrt(), (history,)
+    others = tuple(range(1, g.dim()))
+    history = history + (square.mean(dim=others, keepdim=True) if others else square)  # or each element is a row
+    return torch.mul(g, -lr / (history + epsilon).sqrt(), out=square).add_(w), (history,)

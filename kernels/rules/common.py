@@ -1,5 +1,9 @@
 """What several families of rules share: how decay and clipping meet the gradient."""
 
+import math
+
+import torch
+
 from ..language import jit, tl
 
 
@@ -7,6 +11,11 @@ from ..language import jit, tl
 def clipped(g, clip):
     """`g` limited to [-clip, clip]; an infinite `clip` changes nothing, and NaN stays NaN."""
     return tl.where(g > clip, clip, tl.where(g < -clip, -clip, g))
+
+
+def limited(g: torch.Tensor, clip: float) -> torch.Tensor:
+    """As `clipped`, for rules of whole tensors; `g` itself where nothing is to be done."""
+    return g if clip == math.inf else g.clamp(-clip, clip)
 
 
 @jit

@@ -1,4 +1,7 @@
-"""Rules that see a whole matrix: Muon, and the factored Adafactor and CAME. In plain torch operations, for whole tensors."""
+"""Rules that see a whole matrix: Muon, and the factored Adafactor and CAME. In plain torch operations, for whole tensors.
+
+Their own intermediate results they change in place: on a CPU, a large new tensor costs more than what is computed in it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 
 from ..language import tensor_rule
 from .adam import adamw
+from .common import limited
 
 # Newton-Schulz iteration of Jordan et al. (2024), section "Tuning the coefficients": a steep start, singular values end in
 # about [0.7, 1.2].
@@ -53,12 +57,12 @@ def muon(w, g, state, hyper):
             (mean, var),
             (adam_lr, adam_decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon),
         )
-    g = g.clamp(-clip, clip)
-    mean = momentum * mean + one_minus_momentum * g
+    g = limited(g, clip)
+    mean = (momentum * mean).add_(g, alpha=one_minus_momentum)
     rows, columns = w.shape
     ratio = scale * math.sqrt(max(rows, columns)) if scale else math.sqrt(max(1.0, rows / columns))
-    step = orthogonalized(of_gradient * g + of_mean * mean, int(steps), epsilon, ns_a, ns_b, ns_c)
-    return w - (lr * ratio * step.to(w.dtype) + decay * w), (mean, var)
+    step = orthogonalized((of_mean * mean).add_(g, alpha=of_gradient), int(steps), epsilon, ns_a, ns_b, ns_c)
+    return moved(w, step.to(w.dtype, copy=True), lr * ratio, decay), (mean, var)
 
 
 def factored(shape: torch.Size) -> dict[str, Any]:
@@ -68,28 +72,42 @@ def factored(shape: torch.Size) -> dict[str, Any]:
     return {"row": (*shape[:-1], 1), "column": (*shape[:-2], 1, shape[-1]), "var": (0,)}
 
 
-def squares(
-    square: torch.Tensor, row: torch.Tensor, column: torch.Tensor, var: torch.Tensor, new: float, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The estimated average, and the new row, column and whole averages. Shazeer & Stern (2018), alg. 2 and 4.
+def averages(
+    square: torch.Tensor, row: torch.Tensor, column: torch.Tensor, var: torch.Tensor, new: float, added: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The new row, column and whole averages. Shazeer & Stern (2018), alg. 4.
 
     Args:
         square: what is averaged.
         row, column, var: the averages, as `factored` shapes them.
         new: the share of `square`.
-        epsilon: the smallest mean of rows that is divided by.
+        added: to each square.
     """
     if square.dim() < 2:
-        var = torch.lerp(var, square, new)
-        return var, row, column, var
-    row = torch.lerp(row, square.mean(dim=-1, keepdim=True), new)
-    column = torch.lerp(column, square.mean(dim=-2, keepdim=True), new)
-    return row @ column / row.mean(dim=-2, keepdim=True).clamp(min=epsilon), row, column, var
+        return row, column, (1.0 - new) * var + new * (square + added)  # torch.lerp would make NaN of an infinite square
+    row = (1.0 - new) * row + new * (square.mean(dim=-1, keepdim=True) + added)
+    column = (1.0 - new) * column + new * (square.mean(dim=-2, keepdim=True) + added)
+    return row, column, var
+
+
+def over_root(
+    x: torch.Tensor, row: torch.Tensor, column: torch.Tensor, var: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """`x` over the root of the average that its rows and columns stand for, in `out`; never as their product, which may
+    be too small for a number."""
+    if x.dim() < 2:
+        return torch.mul(x, var.rsqrt(), out=out)
+    return torch.mul(x, (row / row.mean(dim=-2, keepdim=True)).rsqrt(), out=out).mul_(column.rsqrt())
 
 
 def rms(x: torch.Tensor) -> torch.Tensor:
     """The root of the mean square."""
     return x.norm() / math.sqrt(x.numel())
+
+
+def moved(w: torch.Tensor, step: torch.Tensor, lr: float | torch.Tensor, decay: float) -> torch.Tensor:
+    """w - lr step - decay w, in the memory of `step`."""
+    return step.mul_(-lr).add_(w, alpha=1.0 - decay)
 
 
 @tensor_rule(shapes=factored)
@@ -100,11 +118,17 @@ def adafactor(w, g, state, hyper):
     """
     row, column, var = state
     lr, decay, clip, new, epsilon1, epsilon2, limit = hyper
-    g = g.clamp(-clip, clip)
-    estimate, row, column, var = squares(g * g, row, column, var, new, epsilon1)
-    step = g * estimate.clamp(min=epsilon1 * epsilon1).rsqrt()
+    g = limited(g, clip)
+    step = g * g
+    row, column, var = averages(step, row, column, var, new)
+    if w.dim() < 2:
+        step.copy_(var)
+    else:
+        torch.mul(row / row.mean(dim=-2, keepdim=True).clamp(min=epsilon1), column, out=step)
+    # The paper's epsilon1 of 1e-30 has no square in float32.
+    step.clamp_(min=max(epsilon1 * epsilon1, torch.finfo(step.dtype).tiny)).rsqrt_().mul_(g)
     lr = lr * rms(w).clamp(min=epsilon2) / (rms(step) / limit).clamp(min=1.0)
-    return w - decay * w - lr * step, (row, column, var)
+    return moved(w, step, lr, decay), (row, column, var)
 
 
 def factored_twice(shape: torch.Size) -> dict[str, Any]:
@@ -118,18 +142,19 @@ def came(w, g, state, hyper):
     """Adafactor with momentum, divided by a factored measure of how unsteady it is. Luo et al. (2023), alg. 2."""
     mean, row, column, var, unstable_row, unstable_column, unstable_var = state
     lr, decay, clip, beta1, one_minus_beta1, one_minus_beta2, one_minus_beta3, epsilon1, epsilon2, limit = hyper
-    g = g.clamp(-clip, clip)
-    estimate, row, column, var = squares(g * g + epsilon1, row, column, var, one_minus_beta2, 0.0)
-    step = g * estimate.rsqrt()
-    step = step / (rms(step) / limit).clamp(min=1.0)
-    mean = beta1 * mean + one_minus_beta1 * step
+    g = limited(g, clip)
+    step = g * g
+    row, column, var = averages(step, row, column, var, one_minus_beta2, epsilon1)
+    over_root(g, row, column, var, out=step)
+    step.div_((rms(step) / limit).clamp(min=1.0))
+    mean = (beta1 * mean).add_(step, alpha=one_minus_beta1)
     if w.dim() < 2:
-        direction = mean
+        step.copy_(mean)
     else:
-        unsteady = (step - mean) ** 2 + epsilon2
-        estimate, unstable_row, unstable_column, unstable_var = squares(
-            unsteady, unstable_row, unstable_column, unstable_var, one_minus_beta3, 0.0
+        step.sub_(mean).square_()
+        unstable_row, unstable_column, unstable_var = averages(
+            step, unstable_row, unstable_column, unstable_var, one_minus_beta3, epsilon2
         )
-        direction = mean * estimate.rsqrt()
+        over_root(mean, unstable_row, unstable_column, unstable_var, out=step)
     state = mean, row, column, var, unstable_row, unstable_column, unstable_var
-    return w - (lr * direction + decay * w), state
+    return moved(w, step, lr, decay), state

@@ -122,6 +122,29 @@ def test_a_tensor_without_gradient_or_elements_is_left_alone(place):
     assert weights[2].tolist() == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("shape", [(4, 3), (2, 4, 3), (5,)], ids=str)
+@pytest.mark.parametrize("name", ["muon", "adafactor", "came", "group_adagrad"])
+def test_gradients_of_zero_move_no_weight(place, name, shape):
+    """Not even when all were zero so far, and the papers' epsilons and products of averages are too small for float32."""
+    values = dict.fromkeys(getattr(rules, name).hyper, 0.5) | {"decay": 0.0, "adam_decay": 0.0, "clip": math.inf}
+    values |= {name: x for name, x in {"epsilon1": 1e-30, "epsilon2": 1e-16, "steps": 5.0}.items() if name in values}
+    w = torch.ones(shape, device=place.device)
+    (state,) = states_for(getattr(rules, name), [w])
+    for _ in range(2):
+        update(getattr(rules, name), [w], [torch.zeros_like(w)], [state], values, engine=place.engine)
+    assert bool((w == 1).all())
+
+
+def test_gradients_and_weights_that_no_step_may_change(place):
+    """Rules of whole tensors may work in place, but only on what is their own."""
+    for name in ("muon", "adafactor", "came", "group_adagrad"):
+        w, g = torch.ones(4, 3, device=place.device), torch.randn(4, 3, device=place.device)
+        (state,) = states_for(getattr(rules, name), [w])
+        before = [tensor.clone() for tensor in (w, g, *state)]
+        getattr(rules, name)(w, g, state, (0.5,) * (len(getattr(rules, name).hyper) - 1) + (1.0,))
+        assert all(torch.equal(tensor, old) for tensor, old in zip((w, g, *state), before, strict=True))
+
+
 def test_steps_leave_no_graph_behind_and_are_noticed(place):
     w = torch.nn.Parameter(torch.ones(3, device=place.device))
     version = w._version
