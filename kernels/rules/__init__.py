@@ -9,8 +9,8 @@ from .adagrad import adagrad, group_adagrad
 from .adam import adabelief, adam, adamax, adamw, amsgrad, nadam
 from .ftrl import ftml, ftrl
 from .layerwise import lamb, lans, lars, lars_momentum
-from .matrix import adafactor, came, muon  # noqa: F401
-from .modern import (  # noqa: F401
+from .matrix import adafactor, came, muon
+from .modern import (
     adan,
     ademamix,
     adopt,
@@ -26,7 +26,7 @@ from .modern import (  # noqa: F401
     stable_adamw,
 )
 from .rmsprop import rmsprop, rmsprop_centered, rmsprop_momentum, rmsprop_variance
-from .schedule_free import schedule_free_adamw, schedule_free_sgd, toward  # noqa: F401
+from .schedule_free import schedule_free_adamw, schedule_free_sgd, toward
 from .sgd import (
     dcasgd,
     dcasgd_momentum,
@@ -41,16 +41,24 @@ from .sgd import (
     signum,
     test,
 )
-from .sharpness import ascent  # noqa: F401
+from .sharpness import ascent
 
 __all__ = [
     "adabelief",
     "adadelta",
+    "adafactor",
     "adagrad",
     "adam",
     "adamax",
     "adamw",
+    "adan",
+    "ademamix",
+    "adopt",
     "amsgrad",
+    "ascent",
+    "asgd",
+    "averaged",
+    "came",
     "dcasgd",
     "dcasgd_momentum",
     "ftml",
@@ -63,16 +71,28 @@ __all__ = [
     "lars_momentum",
     "lbsgd",
     "lbsgd_lars",
+    "lion",
+    "mars",
+    "muon",
     "nadam",
     "nag",
+    "novograd",
+    "radam",
     "rmsprop",
     "rmsprop_centered",
     "rmsprop_momentum",
     "rmsprop_variance",
+    "rprop",
+    "schedule_free_adamw",
+    "schedule_free_sgd",
     "sgd",
     "sgd_momentum",
     "sgld",
     "sign_sgd",
     "signum",
+    "sophia",
+    "sophia_curvature",
+    "stable_adamw",
     "test",
+    "toward",
 ]

@@ -31,7 +31,7 @@ def adan(w, g, state, hyper):
         correction2, correction3, seen,
     ) = hyper  # fmt: skip
     g = clipped(g, clip)
-    difference = seen * (g - previous)
+    difference = tl.where(seen > 0.0, g - previous, 0.0)
     mean = beta1 * mean + one_minus_beta1 * g
     change = beta2 * change + one_minus_beta2 * difference
     looked_ahead = g + beta2 * difference
@@ -88,20 +88,14 @@ def sophia_curvature(w, g, state, hyper):
     return w, (mean, beta2 * curvature + one_minus_beta2 * scale * g * g)
 
 
-@jit
-def stable_moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon):
-    """The new averages, and the square of the gradient over its expected size."""
-    mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
-    return mean, var, g * g / tl.maximum(var, epsilon * epsilon)
-
-
 @reduction
 def surprise(w, g, state, hyper):
     """Sums of g^2 / v, and of ones."""
-    mean, var = state
-    clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper
-    mean, var, size = stable_moments(clipped(g, clip), mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon)
-    return size, tl.where(w == w, 1.0, 1.0)
+    (var,) = state
+    clip, beta2, one_minus_beta2, epsilon = hyper
+    g = clipped(g, clip)
+    _, var = moments(g, 0.0, var, 0.0, 0.0, beta2, one_minus_beta2)
+    return g * g / tl.maximum(var, epsilon * epsilon), 1.0
 
 
 @rule(sums=surprise)
@@ -113,7 +107,7 @@ def stable_adamw(w, g, state, hyper, sums):
     mean, var = state
     lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper
     size, count = sums
-    mean, var, _ = stable_moments(clipped(g, clip), mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon)
+    mean, var = moments(clipped(g, clip), mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     lr = lr / tl.maximum(tl.sqrt(size / count), 1.0)
     return w - lr * (mean / (tl.sqrt(var) + epsilon) + wd * w), (mean, var)
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import Update, rule, rules, update
+from tristep.kernels import TensorRule, Update, rule, rules, update
 from tristep.kernels.table import allocate_states, compute_dtype
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 DTYPES = (F64, F32, F16, BF16)
 SMALL = [(), (0,), (1,), (3, 5), (2, 0, 3)]
+MATRICES = [(3, 5), (5, 3), (2, 4, 3), (2, 4, 3), (70, 30)]  # more, for rules of whole tensors: each form, with both rows
 RULES = [getattr(rules, name) for name in rules.__all__]
 
 # Sizes of weights, gradients and states. None is near 0, and averages outweigh what is added to them: so no rule comes near
@@ -39,8 +40,28 @@ RANGES = {
     "d": (0.5, 2.0),
     "v": (0.5, 2.0),
     "z": (0.3, 2.0),
+    "fast": (0.25, 0.7),
+    "slow": (0.25, 0.7),
+    "change": (0.25, 0.7),
+    "average": (0.5, 2.0),
+    "curvature": (5.0, 40.0),
+    "norm2": (0.5, 2.0),
+    "size": (1e-3, 0.1),
+    "row": (0.5, 2.0),
+    "column": (0.5, 2.0),
+    "unstable_row": (0.5, 2.0),
+    "unstable_column": (0.5, 2.0),
+    "unstable_var": (0.5, 2.0),
 }
-POSITIVE = ("var", "history", "n", "square", "step_square", "largest", "d", "v")
+POSITIVE = (
+    *("var", "history", "n", "square", "step_square", "largest", "d", "v", "curvature", "norm2", "size", "row", "column"),
+    *("unstable_row", "unstable_column", "unstable_var"),
+)
+# For one rule, so that it comes to both of two places, but not where it jumps between them.
+OWN_RANGES = {
+    "lion": {"mean": (0.01, 0.02)},  # outvotes the gradient in the first row, and not in the second
+    "stable_adamw": {"var": (0.05, 1.0)},  # gradients are as expected in the first row, and too large in the second
+}
 # Else 2. `nag` multiplies a difference, and the errors of it, by 1.9, and a variance is a difference, too; the others round
 # roots and quotients on their way, up to nine times, before these are multiplied.
 ULPS = {"nag": 3, "rmsprop_momentum": 3, "rmsprop_variance": 3, "rmsprop_centered": 4, "adadelta": 4, "ftrl": 4, "ftml": 6}
@@ -84,6 +105,27 @@ HYPER = [
         "apply": 1.0,
         "key0": 16_777_215,
         "key1": 12_345,
+        "beta3": 0.9999,
+        "alpha": 5.0,
+        "correction3": 2.5,
+        "seen": 1.0,
+        "limit": 0.4,
+        "gamma": 0.475,
+        "adaptive": 1.0,
+        "shrink": 0.5,
+        "grow": 1.2,
+        "smallest": 1e-3,
+        "largest": 0.1,
+        "new": 0.25,
+        "epsilon1": 1e-7,
+        "epsilon2": 1e-3,
+        "steps": 5,
+        "ns_a": 3.4445,
+        "ns_b": -4.775,
+        "ns_c": 2.0315,
+        "adam_lr": 0.01,
+        "adam_decay": 0.001,
+        "adam_epsilon": 1e-8,
     },
     {
         "rescale_grad": 1.0,
@@ -120,21 +162,54 @@ HYPER = [
         "apply": 0.0,
         "key0": 0,
         "key1": 7,
+        "beta3": 0.99,
+        "alpha": 2.0,
+        "correction3": 1.0,
+        "seen": 0.0,
+        "limit": 2.0,
+        "gamma": 0.1,
+        "adaptive": 0.0,
+        "shrink": 0.5,
+        "grow": 1.2,
+        "smallest": 1e-6,
+        "largest": 50.0,
+        "new": 0.9,
+        "epsilon1": 1e-3,
+        "epsilon2": 2.0,
+        "steps": 3,
+        "ns_a": 1.875,
+        "ns_b": -1.25,
+        "ns_c": 0.375,
+        "adam_lr": 0.003,
+        "adam_decay": 0.0,
+        "adam_epsilon": 1e-3,
     },
 ]
+# Where a name means something else in one rule, or that rule would not come to all of its cases.
+OWN_HYPER = {
+    "adopt": ({"epsilon": 0.9}, {}),
+    "ascent": ({"rho": 0.05}, {"rho": 2.0}),
+    "lion": ({"beta1": 0.99}, {"beta1": 0.9}),
+    "muon": ({"scale": 0.2}, {"scale": 0.0, "of_gradient": 0.0, "of_mean": 1.0}),
+    "schedule_free_adamw": ({"beta": 0.9, "share": 0.3}, {"beta": 0.98}),
+    "schedule_free_sgd": ({"beta": 0.9, "share": 0.3}, {"beta": 0.98}),
+    "sophia": ({"rho": 0.04}, {"rho": 0.04, "epsilon": 0.5}),
+    "sophia_curvature": ({"scale": 480.0}, {"scale": 1.0}),
+    "toward": ({"share": 1 - 1 / 0.9}, {"share": 1 - 1 / 0.98}),
+}
 
 
-def hyper_row(rule, values, dtype):
+def hyper_row(rule, k, dtype):
     """What a rule is given: rescale_grad and its hyper-parameters, by name, rounded once to the arithmetic's type."""
-    row = {}
+    row, values = {}, HYPER[k] | OWN_HYPER.get(rule.name, ({}, {}))[k]
     for name in ("rescale_grad", *rule.hyper):
         value = 1.0 - values[name[10:]] if name.startswith("one_minus_") else values[name]
         row[name] = value if dtype == F64 else float(np.float32(value))
     return row
 
 
-def draw(rng, name, shape):
-    values = rng.uniform(*RANGES[name], shape)
+def draw(rng, rule, name, shape):
+    values = rng.uniform(*(RANGES | OWN_RANGES.get(rule.name, {}))[name], shape)
     return values if name in POSITIVE else values * rng.choice([-1.0, 1.0], shape)
 
 
@@ -144,30 +219,34 @@ class Step:
     def __init__(self, place, rule, shapes, weight_dtype, gradient_dtype, masters=False, special=None):
         rng = np.random.default_rng(1)
         self.dtype = compute_dtype(weight_dtype)
-        self.weights = [place.tensor(draw(rng, "weight", shape), weight_dtype) for shape in shapes]
-        self.gradients = [place.tensor(draw(rng, "gradient", shape), gradient_dtype) for shape in shapes]
+        self.weights = [place.tensor(draw(rng, rule, "weight", shape), weight_dtype) for shape in shapes]
+        self.gradients = [place.tensor(draw(rng, rule, "gradient", shape), gradient_dtype) for shape in shapes]
         self.states = [
             tuple(
-                place.tensor(draw(rng, *each), self.dtype)
-                for each in zip(rule.state, rule.shapes(torch.Size(shape)), strict=True)
+                place.tensor(draw(rng, rule, *each), self.dtype)
+                for each in zip(rule.slots, rule.shapes(torch.Size(shape)), strict=True)
             )
             for shape in shapes
         ]
-        self.masters = [place.tensor(draw(rng, "weight", shape), self.dtype) for shape in shapes] if masters else None
+        self.masters = [place.tensor(draw(rng, rule, "weight", shape), self.dtype) for shape in shapes] if masters else None
         if special is not None:
             for gradient in self.gradients:
                 gradient[:] = torch.tensor(special, dtype=gradient_dtype)
         self.rule = rule
-        self.hyper = [hyper_row(rule, HYPER[i % len(HYPER)], self.dtype) for i in range(len(shapes))]
+        self.hyper = [hyper_row(rule, i % len(HYPER), self.dtype) for i in range(len(shapes))]
         self.before = [tensor.clone() for tensor in [*self.weights, *self.gradients]]
 
-    def expected(self, oracle, ulps, i):
+    def read(self, ulps, i):
         w = self.weights[i] if self.masters is None else self.masters[i]
-        state = [ulps.numpy_of(tensor) for tensor in self.states[i]]
         h = SimpleNamespace(**{name: np.longdouble(value) for name, value in self.hyper[i].items()})
+        return ulps.numpy_of(w), ulps.numpy_of(self.gradients[i]), h
+
+    def expected(self, oracle, ulps, i):
+        w, g, h = self.read(ulps, i)
         h.sum_error = SUM_ERROR[self.dtype]
+        h.all = [self.read(ulps, k) for k in range(len(self.weights))]
         with np.errstate(all="ignore"):
-            return oracle(ulps.numpy_of(w), ulps.numpy_of(self.gradients[i]), state, h)
+            return oracle(w, g, [ulps.numpy_of(tensor) for tensor in self.states[i]], h)
 
     def check(self, place, oracle, ulps):
         expected = [self.expected(oracle, ulps, i) for i in range(len(self.weights))]
@@ -177,7 +256,7 @@ class Step:
         for i, (weight, states) in enumerate(expected):
             shape = tuple(self.weights[i].shape)
             got = [self.weights[i] if self.masters is None else self.masters[i], *self.states[i]]
-            for name, tensor, result in zip(("weight", *self.rule.state), got, [weight, *states], strict=True):
+            for name, tensor, result in zip(("weight", *self.rule.slots), got, [weight, *states], strict=True):
                 ulps.assert_close(
                     tensor,
                     result.value,
@@ -200,7 +279,8 @@ def test_every_rule_has_an_oracle(oracles):
 def test_a_step_is_the_oracles(place, rule, dtype, oracles, ulps):
     # Each size in a step of its own, because together they would be enough work for threads, which is another loop.
     for size in [place.tile - 1, place.tile, place.tile + 1] if dtype == F32 else [place.tile + 1]:
-        Step(place, rule, [*SMALL, (size,)], dtype, dtype).check(place, oracles[rule.name], ulps)
+        shapes = [*SMALL, *(MATRICES if isinstance(rule, TensorRule) else ()), (size,)]
+        Step(place, rule, shapes, dtype, dtype).check(place, oracles[rule.name], ulps)
 
 
 @pytest.mark.parametrize("gradient_dtype", DTYPES, ids=str)

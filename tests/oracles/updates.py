@@ -1,8 +1,8 @@
 """One step of every rule in NumPy, from the equations as published; written apart from kernels/rules, to judge it.
 
-The numbers are those of MXNet 1.9.1, or of 2.0 where it says so: the comment of each function names its kernel in
-`src/operator/optimizer_op-inl.h`, or its class in `python/mxnet/optimizer`, and the paper that the equations come from. Each
-function takes the arrays w and g, a list of state arrays, and `h`, the
+Those of MXNet come first, with the numbers of 1.9.1, or of 2.0 where it says so: the comment of each function names its
+kernel in `src/operator/optimizer_op-inl.h`, or its class in `python/mxnet/optimizer`, and the paper that the equations come
+from. Those of recent papers follow. Each function takes the arrays w and g, a list of state arrays, and `h`, the
 hyper-parameters by name. The gradient is multiplied by `h.rescale_grad` first; where the equations say 1 - x, it is taken
 from `h.one_minus_x`, because that is a number of its own, which was rounded only once.
 
@@ -12,6 +12,7 @@ many squares may be off, relative to itself: it is added up in another order by 
 `slack`.
 """
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -351,6 +352,248 @@ def test(w, g, state, h):
     return _sum(w, h.rescale_grad * g), [_sum(w, h.rescale_grad * g)]
 
 
+# Rules of recent papers. `decay` is what is taken off the weight; `correction` is the paper's 1 / (1 - beta^t).
+
+
+def lion(w, g, state, h):
+    # Chen et al. (2023), algorithm 2: the vote first, with the old momentum
+    (m,) = state
+    g = _clip(h.rescale_grad * g, h.clip)
+    vote = _sign(h.beta1 * m + h.one_minus_beta1 * g)
+    return _sum(w, -h.lr * vote, -h.decay * w), [_sum(h.beta2 * m, h.one_minus_beta2 * g)]
+
+
+def adan(w, g, state, h):
+    # Xie et al. (2022), algorithm 1, whose betas are 1 minus these; the corrections are those of the authors' code
+    m, v, n, previous = state
+    g = _clip(h.rescale_grad * g, h.clip)
+    change = g - previous if h.seen else np.zeros_like(g)
+    m = _sum(h.beta1 * m, h.one_minus_beta1 * g)
+    v = _sum(h.beta2 * v, h.one_minus_beta2 * change)
+    n = _sum(h.beta3 * n, h.one_minus_beta3 * (g + h.beta2 * change) ** 2)
+    rate = h.lr / (np.sqrt(h.correction3 * n.value) + h.epsilon)
+    w = _sum(w, -rate * h.correction1 * m.value, -rate * h.beta2 * h.correction2 * v.value)
+    return Result(w.value / (1 + h.decay), w.scale / (1 + h.decay)), [m, v, n, _sum(g)]
+
+
+def ademamix(w, g, state, h):
+    # Pagliardini, Ablin & Grangier (2024), algorithm 1
+    fast, slow, var = state
+    g = _clip(h.rescale_grad * g, h.clip)
+    fast, var = _moments(g, fast, var, h)
+    slow = _sum(h.beta3 * slow, h.one_minus_beta3 * g)
+    root = np.sqrt(h.correction2 * var.value) + h.epsilon
+    terms = h.correction1 * fast.value / root, h.alpha * slow.value / root
+    return _sum(w, *(-h.lr * term for term in terms), -h.decay * w), [fast, slow, var]
+
+
+def adopt(w, g, state, h):
+    # Taniguchi et al. (2024), algorithm 2, whose v_0 is the square of the first gradient
+    m, v = state
+    g = _clip(h.rescale_grad * g, h.clip)
+    if not h.seen:
+        return _sum(w), [_sum(m), _sum(g**2)]
+    m = _sum(h.beta1 * m, h.one_minus_beta1 * _clip(g / np.maximum(np.sqrt(v), h.epsilon), h.limit))
+    return _sum(w, -h.lr * m.value, -h.decay * w), [m, _sum(h.beta2 * v, h.one_minus_beta2 * g**2)]
+
+
+def sophia(w, g, state, h):
+    # Liu et al. (2023), algorithm 3, lines 6 and 12 to 13, with rho for the paper's gamma
+    m, curvature = state
+    m = _sum(h.beta1 * m, h.one_minus_beta1 * _clip(h.rescale_grad * g, h.clip))
+    step = _clip(m.value / np.maximum(h.rho * curvature, h.epsilon), 1)
+    return _sum(w, -h.decay * w, -h.lr * step), [m, _sum(curvature)]
+
+
+def sophia_curvature(w, g, state, h):
+    # the same, line 9, with the Gauss-Newton-Bartlett estimate of algorithm 2; `scale` is B
+    m, curvature = state
+    estimate = h.scale * (h.rescale_grad * g) ** 2
+    return _sum(w), [_sum(m), _sum(h.beta2 * curvature, h.one_minus_beta2 * estimate)]
+
+
+def stable_adamw(w, g, state, h):
+    # Wortsman et al. (2023), algorithm 2, whose corrections are in the betas
+    g = _clip(h.rescale_grad * g, h.clip)
+    mean, var = _moments(g, *state, h)
+    rms = np.sqrt(np.sum(g**2 / np.maximum(var.value, h.epsilon**2)) / g.size)
+    rate = h.lr / np.maximum(1, rms)
+    return _scaled(w, rate, h, mean.value / (np.sqrt(var.value) + h.epsilon), h.wd * w), [mean, var]
+
+
+def mars(w, g, state, h):
+    # Yuan et al. (2024), algorithm 2, with the gradient of the batch before; `gamma` is gamma_t beta1 / (1 - beta1)
+    mean, var, previous = state
+    g = _clip(h.rescale_grad * g, h.clip)
+    c = g + h.gamma * (g - previous)
+    c = c / np.maximum(1, _norm(c))
+    mean, var = _moments(c, mean, var, h)
+    mean = mean._replace(slack=h.sum_error * h.one_minus_beta1 * np.abs(c))
+    var = var._replace(slack=2 * h.sum_error * h.one_minus_beta2 * c**2)
+    rate = h.lr * h.correction1 / (np.sqrt(h.correction2 * var.value) + h.epsilon)
+    # What is in the averages of the norm's error; that of the root is not more than the square's own.
+    slack = rate * (mean.slack + h.sum_error * np.abs(mean.value))
+    return _sum(w, -rate * mean.value, -h.decay * w)._replace(slack=slack), [mean, var, _sum(g)]
+
+
+def novograd(w, g, state, h):
+    # Ginsburg et al. (2019), algorithm 1: v_1 is the first squared norm
+    m, v = state
+    g = _clip(h.rescale_grad * g, h.clip)
+    square = np.sum(g**2)
+    v = _sum(h.beta2 * v, h.one_minus_beta2 * square) if h.seen else _sum(square)
+    v = v._replace(slack=h.sum_error * square)
+    normalized = g / (np.sqrt(v.value) + h.epsilon)
+    m = _sum(h.beta1 * m, normalized, h.wd * w)._replace(slack=h.sum_error * np.abs(normalized))
+    return _sum(w, -h.lr * m.value)._replace(slack=h.lr * m.slack), [m, v]
+
+
+def radam(w, g, state, h):
+    # Liu et al. (2020), algorithm 2; `adaptive` is whether rho_t is large enough; r_t and the corrections are in the rate
+    g = _clip(h.rescale_grad * g, h.clip) + h.wd * w
+    mean, var = _moments(g, *state, h)
+    below = np.sqrt(var.value) + h.epsilon if h.adaptive else 1
+    return _sum(w, -h.lr * mean.value / below, -h.decay * w), [mean, var]
+
+
+def asgd(w, g, state, h):
+    # torch.optim.ASGD; Polyak & Juditsky (1992), eq. 3, with Bottou's decay: `decay` is lambda eta, `share` mu
+    (average,) = state
+    g = _clip(h.rescale_grad * g, h.clip)
+    w = _sum(w, -h.decay * w, -h.lr * g, -h.lr * h.wd * w)
+    return w, [_sum(average, -h.share * average, h.share * w.value)]
+
+
+def averaged(w, g, state, h):
+    # the weight that is looked at is the average
+    (average,) = state
+    return _sum(average), [_sum(average)]
+
+
+def rprop(w, g, state, h):
+    # torch.optim.Rprop; Riedmiller & Braun (1993), section II: a turn takes no step, and is forgotten
+    previous, size = state
+    g = _clip(h.rescale_grad * g, h.clip)
+    turned, stayed = g * previous < 0, g * previous > 0
+    size = np.where(stayed, np.minimum(size * h.grow, h.largest), size)
+    size = np.where(turned, np.maximum(size * h.shrink, h.smallest), size)
+    g = np.where(turned, 0, g)
+    return _sum(w, -size * _sign(g)), [_sum(g), _sum(size)]
+
+
+def muon(w, g, state, h):
+    # Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks"; AdamW for all but matrices
+    m, var = state
+    if w.ndim != 2:
+        own = {"lr": h.adam_lr, "decay": h.adam_decay, "epsilon": h.adam_epsilon}
+        return adamw(w, g, state, SimpleNamespace(**vars(h) | own))
+    g = _clip(h.rescale_grad * g, h.clip)
+    m = _sum(h.momentum * m, h.one_minus_momentum * g)
+    # The iteration is an odd polynomial of the matrix, and so of each of its singular values.
+    left, values, right = np.linalg.svd((h.of_gradient * g + h.of_mean * m.value).astype(np.float64), full_matrices=False)
+    values = values / np.sqrt(np.sum(values**2))
+    for _ in range(int(h.steps)):
+        values = h.ns_a * values + h.ns_b * values**3 + h.ns_c * values**5
+    rows, columns = w.shape
+    # `scale` is the 0.2 of Liu et al. (2025), "Muon is scalable for LLM training", eq. 4
+    rate = h.lr * (h.scale * np.sqrt(max(rows, columns)) if h.scale else np.sqrt(max(1, rows / columns)))
+    moved = _sum(w, -rate * ((left * values) @ right), -h.decay * w)
+    return moved._replace(slack=rate * BFLOAT16_ORTHOGONAL), [m, _sum(var)]
+
+
+def _factored(square, averages, share, h):
+    # Shazeer & Stern (2018), algorithm 4, line 6 to 8, in means for sums; without rows and columns a plain average
+    row, column, var = averages
+    if square.ndim < 2:
+        var = _sum((1 - share) * var, share * square)
+        return var.value, [_sum(row), _sum(column), var]
+    row, column = (
+        _sum((1 - share) * old, share * new)._replace(slack=h.sum_error * share * new)
+        for old, new in ((row, _mean(square, -1)), (column, _mean(square, -2)))
+    )
+    return row.value * column.value / _mean(row.value, -2), [row, column, _sum(var)]
+
+
+def _mean(x, axis):
+    return np.sum(x, axis=axis, keepdims=True) / x.shape[axis]
+
+
+def _rms(x):
+    return np.sqrt(np.sum(x**2) / x.size)
+
+
+def adafactor(w, g, state, h):
+    # the same, algorithms 4 and 5. The limits are those of torch.optim.Adafactor, which adds epsilon1 to nothing.
+    if not w.size:
+        return _sum(w), [_sum(each) for each in state]
+    g = _clip(h.rescale_grad * g, h.clip)
+    estimate, averages = _factored(g**2, state, h.new, h)
+    step = g / np.sqrt(np.maximum(estimate, h.epsilon1**2))
+    rate = h.lr * np.maximum(h.epsilon2, _rms(w)) / np.maximum(1, _rms(step) / h.limit)
+    moved = _sum(w, -h.decay * w, -rate * step)
+    return moved._replace(slack=3 * h.sum_error * np.abs(rate * step)), averages
+
+
+def came(w, g, state, h):
+    # Luo et al. (2023), algorithm 2; as in the authors' code, tensors without rows and columns are as steady as any
+    m, *state = state
+    if not w.size:
+        return _sum(w), [_sum(each) for each in (m, *state)]
+    g = _clip(h.rescale_grad * g, h.clip)
+    estimate, averages = _factored(g**2 + h.epsilon1, state[:3], h.one_minus_beta2, h)
+    step = g / np.sqrt(estimate)
+    step = step / np.maximum(1, _rms(step) / h.limit)
+    m = _sum(h.beta1 * m, h.one_minus_beta1 * step)._replace(slack=3 * h.sum_error * h.one_minus_beta1 * np.abs(step))
+    direction, unsteady = m.value, [_sum(each) for each in state[3:]]
+    if w.ndim > 1:
+        estimate, unsteady = _factored((step - m.value) ** 2 + h.epsilon2, state[3:], h.one_minus_beta3, h)
+        direction = direction / np.sqrt(estimate)
+    moved = _sum(w, -h.lr * direction, -h.decay * w)
+    return moved._replace(slack=3 * h.sum_error * np.abs(h.lr * direction)), [m, *averages, *unsteady]
+
+
+def _schedule_free(y, z, step, h):
+    # Defazio et al. (2024), eq. 3 to 5, with the x of before from y = (1 - beta) z + beta x; `share` is c
+    x = (y - (1 - h.beta) * z) / h.beta
+    new_z = _sum(z, -h.lr * step)
+    x = (1 - h.share) * x + h.share * new_z.value
+    new_y = (1 - h.beta) * new_z.value + h.beta * x
+    return Result(new_y, np.max([np.abs(y), np.abs(h.share * z), np.abs(h.lr * step)], axis=0)), new_z
+
+
+def schedule_free_sgd(w, g, state, h):
+    # the same; the decay is of y
+    y, z = _schedule_free(w, *state, _clip(h.rescale_grad * g, h.clip) + h.wd * w, h)
+    return y, [z]
+
+
+def schedule_free_adamw(w, g, state, h):
+    # the same, algorithm 1, with the correction in the root, as in the authors' code
+    z, var = state
+    g = _clip(h.rescale_grad * g, h.clip)
+    var = _sum(h.beta2 * var, h.one_minus_beta2 * g**2)
+    y, z = _schedule_free(w, z, g / (np.sqrt(h.correction2 * var.value) + h.epsilon) + h.wd * w, h)
+    return y, [z, var]
+
+
+def toward(w, g, state, h):
+    # the same, eq. 3 solved for x; `share` is 1 - 1 / beta
+    (z,) = state
+    beta = 1 / (1 - h.share)
+    return _sum(w / beta, -(1 / beta - 1) * z), [_sum(z)]
+
+
+def ascent(w, g, state, h):
+    # Foret et al. (2021), eq. 2; adaptive: Kwon et al. (2021), eq. 8, with T = |w|. The norm is that of all tensors.
+    # The 1e-12 is that of the implementation which its authors point to.
+    def scaled(w, g, h):
+        return h.rescale_grad * g * (np.abs(w) if h.adaptive else 1)
+
+    norm = np.sqrt(sum(np.sum(scaled(*each) ** 2) for each in h.all))
+    step = h.rho * (np.abs(w) if h.adaptive else 1) * scaled(w, g, h) / (norm + 1e-12)
+    return _sum(w, step)._replace(slack=h.sum_error * np.abs(step)), []
+
+
 def philox(counter, key):
     """Philox-4x32-10 of Salmon et al. (2011), section 3.3: four words of 32 bits, arrays or numbers, and two."""
     c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
@@ -377,6 +620,9 @@ def normal(key0, key1, index):
     return np.sqrt(-2 * np.log((first + 1) / 2**24)) * np.sin(2 * np.longdouble(_PI) * x)
 
 
+# Newton & Schulz' iteration is done in bfloat16, of which 1 has an ulp of 2^-7, and its first steps multiply small singular
+# values, with their errors, by 3.4 each. Elements of an orthogonal matrix are 1 at most.
+BFLOAT16_ORTHOGONAL = 0.03
 _PI = "3.14159265358979323846264338327950288"
 ORACLES = {
     function.__name__: function
@@ -385,5 +631,7 @@ ORACLES = {
         *(adabelief, adadelta, adagrad, adam, adamax, adamw, dcasgd, dcasgd_momentum, ftml, ftrl, group_adagrad, lamb, lans),
         *(lars, lars_momentum, lbsgd, lbsgd_lars, nadam, nag, rmsprop, rmsprop_centered, sgd, sgd_momentum, sgld, sign_sgd),
         *(signum, test),
+        *(adafactor, adan, ademamix, adopt, ascent, asgd, averaged, came, lion, mars, muon, novograd, radam, rprop),
+        *(schedule_free_adamw, schedule_free_sgd, sophia, sophia_curvature, stable_adamw, toward),
     )
 }
