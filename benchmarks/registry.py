@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -45,15 +49,78 @@ GPU_WORKLOADS = (
     Workload("GPT-2 124M, 148 tensors", _gpt2()),
     Workload("1 x 2^28", ((2**28,),)),
 )
-RULE_WORKLOAD = {"cpu": CPU_WORKLOADS[-1], "cuda": GPU_WORKLOADS[-1]}
+# For rules, a matrix, because some peers treat vectors otherwise; Muon gets smaller ones, because it multiplies them.
+RULE_WORKLOAD = {"cpu": Workload("16,800 x 1,000", ((16_800, 1000),)), "cuda": Workload("2^14 x 2^14", ((2**14, 2**14),))}
+MUON_WORKLOAD = {
+    "cpu": Workload("2 x 1,024 x 1,024", ((1024, 1024),) * 2),
+    "cuda": Workload("16 x 2,048 x 2,048", ((2048, 2048),) * 16),
+}
 
 HYPER = {
     "lr": 1e-3, "wd": 0.01, "decay": 1e-5, "wd_lh": 0.0, "clip": float("inf"), "clip_weights": float("inf"),
     "beta1": 0.9, "beta2": 0.999, "momentum": 0.9, "gamma1": 0.9, "gamma2": 0.9, "epsilon": 1e-8, "rho": 0.9, "lamda": 0.04,
     "lamda1": 0.01, "beta": 1.0, "eta": 1e-3, "scaled": 1.0, "correction1": 1.1, "correction2": 1.1, "lower_bound": 0.0,
     "upper_bound": float("inf"), "of_gradient": 0.1, "of_mean": 0.9, "scale": 100.0, "one_over_scale": 1.0, "apply": 1.0,
-    "key0": 1.0, "key1": 2.0, "share": 0.9, "of_momentum": 1.0, "of_delta": -1e-3, "epsilon_outside": 1e-8,
+    "key0": 1.0, "key1": 2.0, "share": 0.9, "of_momentum": 1.0, "of_delta": -1e-3, "epsilon_outside": 1e-8, "beta3": 0.999,
+    "correction3": 1.1, "alpha": 5.0, "seen": 1.0, "limit": 1.0, "gamma": 0.475, "adaptive": 1.0, "shrink": 0.5, "grow": 1.2,
+    "smallest": 1e-6, "largest": 50.0, "new": 0.01, "epsilon1": 1e-7, "epsilon2": 1e-3, "steps": 5.0, "ns_a": 3.4445,
+    "ns_b": -4.775, "ns_c": 2.0315, "adam_lr": 1e-3, "adam_decay": 1e-5, "adam_epsilon": 1e-8,
 }  # fmt: skip
+OWN_HYPER = {
+    "ascent": {"rho": 0.05, "adaptive": 0.0},
+    "came": {"epsilon1": 1e-30, "epsilon2": 1e-16},
+    "muon": {"momentum": 0.95, "scale": 0.0, "of_gradient": 0.05, "of_mean": 0.95},
+    "schedule_free_adamw": {"beta": 0.9, "share": 0.01},
+    "schedule_free_sgd": {"beta": 0.9, "share": 0.01},
+    "sophia": {"rho": 0.04},
+}
+
+# Optimizers that do what a rule does: the class, and its arguments beside the rate. Of torch.optim's, `foreach` and, where
+# there is one, `fused` are timed; others as they come.
+PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "adabelief": ("pytorch_optimizer", "AdaBelief", {"weight_decay": 0.01}),
+    "adadelta": ("torch.optim", "Adadelta", {"weight_decay": 0.01}),
+    "adafactor": ("torch.optim", "Adafactor", {"weight_decay": 0.01}),
+    "adagrad": ("torch.optim", "Adagrad", {"weight_decay": 0.01}),
+    "adam": ("torch.optim", "Adam", {"weight_decay": 0.01}),
+    "adamax": ("torch.optim", "Adamax", {"weight_decay": 0.01}),
+    "adamw": ("torch.optim", "AdamW", {"weight_decay": 0.01}),
+    "adan": ("pytorch_optimizer", "Adan", {"weight_decay": 0.01}),
+    "ademamix": ("pytorch_optimizer", "AdEMAMix", {"weight_decay": 0.01, "weight_decouple": True}),
+    "adopt": ("pytorch_optimizer", "ADOPT", {"weight_decay": 0.01, "weight_decouple": True}),
+    "amsgrad": ("torch.optim", "Adam", {"weight_decay": 0.01, "amsgrad": True}),
+    "asgd": ("torch.optim", "ASGD", {"weight_decay": 0.01, "t0": 0.0}),
+    "came": ("pytorch_optimizer", "CAME", {"weight_decay": 0.01}),
+    "ftrl": ("pytorch_optimizer", "FTRL", {"beta": 1.0, "lambda_1": 0.01, "lambda_2": 0.01}),
+    "heavy_ball": ("torch.optim", "SGD", {"weight_decay": 0.01, "momentum": 0.9}),
+    "lamb": ("pytorch_optimizer", "Lamb", {"weight_decay": 0.01, "max_grad_norm": 0.0}),
+    "lars": ("pytorch_optimizer", "LARS", {"weight_decay": 0.01, "momentum": 0.0}),
+    "lars_momentum": ("pytorch_optimizer", "LARS", {"weight_decay": 0.01}),
+    "lion": ("pytorch_optimizer", "Lion", {"weight_decay": 0.01}),
+    "mars": ("pytorch_optimizer", "MARS", {"weight_decay": 0.01, "weight_decay_1d": 0.01, "optimize_1d": True}),
+    "muon": ("torch.optim", "Muon", {"weight_decay": 0.01}),
+    "nadam": ("torch.optim", "NAdam", {"weight_decay": 0.01}),
+    "nag": ("torch.optim", "SGD", {"weight_decay": 0.01, "momentum": 0.9, "nesterov": True}),
+    "novograd": ("pytorch_optimizer", "NovoGrad", {"weight_decay": 0.01}),
+    "radam": ("torch.optim", "RAdam", {"weight_decay": 0.01, "decoupled_weight_decay": True}),
+    "rmsprop": ("torch.optim", "RMSprop", {"weight_decay": 0.01}),
+    "rmsprop_centered": ("torch.optim", "RMSprop", {"weight_decay": 0.01, "centered": True, "momentum": 0.9}),
+    "rmsprop_momentum": ("torch.optim", "RMSprop", {"weight_decay": 0.01, "momentum": 0.9}),
+    "rmsprop_variance": ("torch.optim", "RMSprop", {"weight_decay": 0.01, "centered": True}),
+    "rprop": ("torch.optim", "Rprop", {}),
+    "schedule_free_adamw": ("pytorch_optimizer", "ScheduleFreeAdamW", {"weight_decay": 0.01}),
+    "schedule_free_sgd": ("pytorch_optimizer", "ScheduleFreeSGD", {"weight_decay": 0.01}),
+    "sgd": ("torch.optim", "SGD", {"weight_decay": 0.01}),
+    "sgd_momentum": ("torch.optim", "SGD", {"weight_decay": 0.01, "momentum": 0.9}),
+    "sign_sgd": ("pytorch_optimizer", "SignSGD", {"weight_decay": 0.01, "momentum": 0.0}),
+    "signum": ("pytorch_optimizer", "SignSGD", {"weight_decay": 0.01}),
+    "stable_adamw": ("pytorch_optimizer", "StableAdamW", {"weight_decay": 0.01, "kahan_sum": False}),
+}
+
+
+def rule_workload(name: str, device: str) -> Workload:
+    """What a rule is measured on."""
+    return (MUON_WORKLOAD if name == "muon" else RULE_WORKLOAD)[device]
 
 
 def parameters(workload: Workload, device: str) -> list[torch.nn.Parameter]:
@@ -65,12 +132,12 @@ def parameters(workload: Workload, device: str) -> list[torch.nn.Parameter]:
 
 
 def adamw_steps(
-    workload: Workload, device: str, zero: bool = False
+    workload: Workload, device: str, zero: bool = False, only: str | None = None
 ) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     """By name: what comes before a step, untimed, and one step of AdamW. Each with parameters of its own.
 
     Before each step gradients count as written anew (no byte of them is touched), or, with `zero`, they are new tensors, as
-    after `zero_grad()`.
+    after `zero_grad()`. `only` one of them is made, if asked for.
     """
     steps = {}
 
@@ -88,13 +155,15 @@ def adamw_steps(
 
         return fresh
 
-    params = parameters(workload, device)
-    trainer = tristep.Trainer(params, "adamw", {"learning_rate": 1e-3, "wd": 0.01})
-    steps["tristep"] = prepared(params), lambda: trainer.step(1)
-    for name, options in {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}.items():
+    if only in (None, "tristep"):
         params = parameters(workload, device)
-        optimizer = torch.optim.AdamW(params, lr=1e-3, weight_decay=0.01, **options)
-        steps[f"torch {name}"] = prepared(params), optimizer.step
+        trainer = tristep.Trainer(params, "adamw", {"learning_rate": 1e-3, "wd": 0.01})
+        steps["tristep"] = prepared(params), lambda: trainer.step(1)
+    for name, options in {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}.items():
+        if only in (None, f"torch {name}"):
+            params = parameters(workload, device)
+            optimizer = torch.optim.AdamW(params, lr=1e-3, weight_decay=0.01, **options)
+            steps[f"torch {name}"] = prepared(params), optimizer.step
     return steps
 
 
@@ -102,16 +171,13 @@ def rule_step(name: str, workload: Workload, device: str) -> tuple[Callable[[], 
     """One step of a rule on its own, and the bytes that it must move.
 
     Each array is read once, where it is used, and once more by every reduction that uses it; each output is written once.
-    A rule of whole tensors gets matrices, whose rows it may be about.
     """
     rule = getattr(rules, name)
     weights = [torch.randn(shape, device=device) for shape in workload.shapes]
-    if not isinstance(rule, Rule):
-        weights = [weight.view(-1, 1000) if weight.numel() % 1000 == 0 else weight for weight in weights]
     gradients = [torch.randn_like(weight) for weight in weights]
     states = states_for(rule, weights)
     update = Update(rule, weights, states)
-    update.hyper[:] = [1.0, *hyper_values(rule, HYPER)]
+    update.hyper[:] = [1.0, *hyper_values(rule, HYPER | OWN_HYPER.get(name, {}))]
     update.bind(gradients)
 
     def step() -> None:
@@ -122,6 +188,23 @@ def rule_step(name: str, workload: Workload, device: str) -> tuple[Callable[[], 
         n_arrays = sum(map(_arrays_read, (rule, *rule.reductions))) + 1 + len(rule.state)
         return step, 4 * workload.elements * n_arrays
     return step, 4 * (3 * workload.elements + 2 * sum(tensor.numel() for row in states for tensor in row))
+
+
+def peer_steps(name: str, workload: Workload, device: str) -> dict[str, Callable[[], object]]:
+    """By name, a step of each optimizer that does what this rule does; none where its library is not installed."""
+    if name not in PEERS or importlib.util.find_spec(PEERS[name][0]) is None:
+        return {}
+    library, cls, arguments = PEERS[name]
+    make = getattr(importlib.import_module(library), cls)
+    known = inspect.signature(make).parameters
+    ways = [way for way in ("foreach", "fused") if way in known] if library == "torch.optim" else []
+    steps = {}
+    for way in ways or [""]:
+        optimizer = make(parameters(workload, device), lr=HYPER["lr"], **arguments, **({way: True} if way else {}))
+        if hasattr(optimizer, "train"):
+            optimizer.train()
+        steps[f"torch {way}".strip() if library == "torch.optim" else library] = optimizer.step
+    return steps
 
 
 def _arrays_read(function: Rule | Reduction) -> int:

@@ -1,7 +1,7 @@
 """Times tristep beside torch.optim, in one process and in turns, and writes what it saw as JSON.
 
-    python benchmarks/run.py                 on the CPU: AdamW on four workloads, every rule on 16.8 M elements, the first
-                                             step, and the host's cost of a launch through a pretended GPU
+    python benchmarks/run.py                 on the CPU: AdamW on four workloads, every rule on 16.8 M elements beside its
+                                             peers, the first step, and the host's cost of a launch through a pretended GPU
     python benchmarks/run.py --gpu           on the GPU: AdamW on four workloads, every rule on 2^28 elements
     python benchmarks/run.py --only rules    one part: steps, rules, first or host
     python benchmarks/run.py --out FILE      where the JSON goes
@@ -83,7 +83,7 @@ def time_steps(device: str) -> dict[str, Any]:
             if zero and workload.elements > 1_000_000:
                 continue
             steps = registry.adamw_steps(workload, device, zero)
-            times = in_turns(steps, device, seconds=3.0)
+            times, _ = in_turns(steps, device, seconds=3.0)
             if not names:
                 names = list(steps)
                 print(f"{'':26}" + "".join(f"{name:>16}" for name in names) + f"{'fused / tristep':>18}")
@@ -98,28 +98,45 @@ def time_steps(device: str) -> dict[str, Any]:
 
 
 def time_rules(device: str) -> dict[str, Any]:
-    """Every rule on one large tensor: its own bytes over its time, as a share of torch's fused AdamW and of a copy."""
+    """Every rule on one large tensor: its own bytes over its time, as a share of torch's fused AdamW and of a copy.
+
+    And its peers' times over its own.
+    """
     workload = registry.RULE_WORKLOAD[device]
-    print(f"Every rule, {workload.name}: bytes per second, relative to torch's fused AdamW and to a copy")
+    print(
+        f"Every rule, {workload.name}: bytes per second, relative to torch's fused AdamW and a copy; peers' times over its"
+    )
+    source = torch.randn(workload.elements, device=device)
+    target = torch.empty_like(source)
+    common: dict[str, Step] = {
+        "torch fused AdamW": registry.adamw_steps(workload, device, only="torch fused")["torch fused"],
+        "copy": (nothing, lambda: target.copy_(source)),
+    }
     found = {}
-    fused_bytes = 28 * workload.elements
     for name in rules.__all__:
-        step, moved = registry.rule_step(name, workload, device)
-        source = torch.randn(workload.elements, device=device)
-        target = torch.empty_like(source)
-        fused = registry.adamw_steps(workload, device)["torch fused"]
-        steps: dict[str, Step] = {
-            "tristep": (nothing, step),
-            "torch fused": fused,
-            "copy": (nothing, lambda target=target, source=source: target.copy_(source)),
-        }
-        times = in_turns(steps, device, seconds=2.0)
+        own = registry.rule_workload(name, device)
+        step, moved = registry.rule_step(name, own, device)
+        peers = registry.peer_steps(name, own, device)
+        steps = {"tristep": (nothing, step)} | {peer: (nothing, each) for peer, each in peers.items()}
+        times, turns = in_turns(common | steps, device, seconds=1.5, least=7)
         rate = moved / times["tristep"]
-        to_fused = rate / (fused_bytes / times["torch fused"])
+        to_fused = rate / (28 * workload.elements / times["torch fused AdamW"])
         to_copy = rate / (8 * workload.elements / times["copy"])
-        speed = f"{times['tristep']:12.1f} µs{rate / 1e3:10.1f} GB/s"
-        print(f"{name:20}{speed}{to_fused:8.2f} of fused AdamW's{to_copy:8.2f} of a copy's")
-        found[name] = {"us": times["tristep"], "bytes": moved, "rate / fused AdamW": to_fused, "rate / copy": to_copy}
+        ratios = {peer: times[peer] / times["tristep"] for peer in peers}
+        print(
+            f"{name:20}{times['tristep']:12.1f} µs{rate / 1e3:8.1f} GB/s{to_fused:7.2f} of fused AdamW's{to_copy:6.2f} of a "
+            f"copy's  {turns:4} turns  " + ", ".join(f"{peer} {ratio:.2f}" for peer, ratio in ratios.items()),
+            flush=True,
+        )
+        found[name] = {
+            "workload": own.name,
+            "us": times["tristep"],
+            "bytes": moved,
+            "turns": turns,
+            "rate / fused AdamW": to_fused,
+            "rate / copy": to_copy,
+            "peers / tristep": ratios,
+        }
     print()
     return found
 
@@ -162,8 +179,8 @@ def nothing() -> None:
     """What comes before a step that needs nothing."""
 
 
-def in_turns(steps: Mapping[str, Step], device: str, seconds: float) -> dict[str, float]:
-    """Median µs of each, called in turn for about this long, at least 20 times.
+def in_turns(steps: Mapping[str, Step], device: str, seconds: float, least: int = 20) -> tuple[dict[str, float], int]:
+    """Median µs of each, called in turn for about this long, at least so many times; and how many times it was.
 
     A step that is shorter than a millisecond is called ten times in a row, as in the loop that trains a small model; the
     first of these, which finds the processor's caches full of the others' code and data, stands under "(first of ten)".
@@ -171,13 +188,17 @@ def in_turns(steps: Mapping[str, Step], device: str, seconds: float) -> dict[str
     times: dict[str, list[float]] = {name: [] for name in steps}
     firsts: dict[str, list[float]] = {}
     for name, (before, step) in steps.items():
-        for _ in range(5):
+        end = time.perf_counter() + seconds / 4
+        for k in range(5):
+            if k > 1 and time.perf_counter() > end:
+                break
             before()
             took = once(step, device)
         if took < 1000:
             firsts[f"{name} (first of ten)"] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(next(iter(times.values()))) < 20:
+    turns, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end or turns < least:
+        turns += 1
         for name, (before, step) in steps.items():
             first = firsts.get(f"{name} (first of ten)")
             if first is not None:
@@ -186,7 +207,7 @@ def in_turns(steps: Mapping[str, Step], device: str, seconds: float) -> dict[str
             for _ in range(1 if first is None else 9):
                 before()
                 times[name].append(once(step, device))
-    return {name: statistics.median(values) for name, values in (times | firsts).items()}
+    return {name: statistics.median(values) for name, values in (times | firsts).items()}, turns
 
 
 def once(step: Callable[[], object], device: str) -> float:

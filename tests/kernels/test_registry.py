@@ -20,6 +20,16 @@ ARRAYS = {
     "lamb": 7 + 4,
     "lans": 7 + 1 + 4,
     "lbsgd_lars": 7 + 3,
+    "lion": 5,
+    "adan": 11,
+    "averaged": 3,  # weight and gradient are not read
+    "toward": 4,
+    "sophia_curvature": 7,
+    "stable_adamw": 7 + 2,
+    "mars": 9 + 2,
+    "novograd": 5 + 1,
+    "ascent": 3 + 2,
+    "schedule_free_adamw": 7,
 }
 
 
@@ -44,7 +54,26 @@ def test_every_rule_can_be_measured(registry, name):
 
 
 def test_a_rule_of_whole_tensors_moves_its_states_as_they_are(registry):
-    """One number for each row, of which there are three, or for each element of a vector."""
+    """One number for each row, of which there are two, or for each element of a vector."""
     _, moved = registry.rule_step("group_adagrad", registry.Workload("small", ((2, 1500), (7,))), "cpu")
-    assert moved == 4 * (3 * 3007 + 2 * (3 + 7))
-    assert torch.Size((2, 1500)).numel() == 3 * 1000
+    assert moved == 4 * (3 * 3007 + 2 * (2 + 7))
+
+
+@pytest.mark.parametrize("name", rules.__all__)
+def test_peers_take_a_step_of_the_same_parameters(registry, name):
+    if registry.PEERS.get(name, ("torch",))[0] == "pytorch_optimizer":
+        pytest.importorskip("pytorch_optimizer", reason="not installed")
+    steps = registry.peer_steps(name, registry.Workload("small", ((20, 15), (5, 7))), "cpu")
+    assert bool(steps) == (name in registry.PEERS)
+    for step in steps.values():
+        params = step.__self__.param_groups[0]["params"]
+        before = [param.detach().clone() for param in params]
+        for _ in range(2):  # ADOPT's first moves no weight
+            step()
+        assert [param.shape for param in params] == [(20, 15), (5, 7)]
+        assert not any(torch.equal(param, old) for param, old in zip(params, before, strict=True))
+
+
+def test_peers_are_left_out_where_their_library_is_missing(registry, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert registry.peer_steps("lion", registry.Workload("small", ((2, 3),)), "cpu") == {}
