@@ -12,6 +12,7 @@ import torch
 from torch.nn import Parameter
 
 from tristep import Trainer, lr_scheduler, optimizer
+from tristep import init as initializer
 from tristep.trainer.optimizer import (
     DCASGD,
     FTML,
@@ -247,6 +248,44 @@ def test_a_schedule_that_gives_no_rate_is_refused(everything):
         with pytest.raises((ValueError, TypeError), match=r"lr_scheduler\(2\)=.*: must be"):
             trainer.step(1)
         assert everything(trainer, [weight]) == before
+
+
+# ---- initializers ----------------------------------------------------------------------------------------------------
+
+
+def test_a_module_is_filled_as_often_as_asked():
+    net = torch.nn.Linear(2, 2)
+    for value in (1.0, 2.0):
+        initializer.initialize(net, initializer.Constant(value))
+        assert net.weight.tolist() == [[value] * 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("upsampling0_weight", 7.0), ("stn_loc_weight", 7.0), ("stn_loc_bias", 0.0), ("bn_moving_var", 1.0)],
+)
+def test_a_plain_name_is_as_good_as_a_description(name, expected):
+    """MXNet makes the first bilinear, the second zeros, and the third 1, 0, 0, 0, 1, 0; and warns each time."""
+    for given in (name, initializer.InitDesc(name)):
+        values = torch.full((6,), 9.0)
+        initializer.Constant(7)(given, values)
+        assert values.tolist() == [expected] * 6
+
+
+@pytest.mark.parametrize(("kind", "rows", "columns"), [("i2h", 6, 3), ("h2h", 6, 2)])
+def test_rnnfused_hands_on_matrices(kind, rows, columns):
+    """One GRU of 2 on inputs of 3. The bound of Glorot and Bengio needs both sides of a matrix."""
+    others = {"i2h_weight_initializer": "zeros", "h2h_weight_initializer": "zeros"}
+    rule = initializer.RNNFused("gru", 1, 2, **others | {f"{kind}_weight_initializer": "xavier"})
+    bound = math.sqrt(6 / (rows + columns))
+    largest = 0.0
+    for _ in range(50):
+        vector = torch.full((6 * 3 + 6 * 2 + 6 + 6,), 9.0)
+        rule("rnn_weight", vector)
+        drawn = vector[:18] if kind == "i2h" else vector[18:30]
+        assert vector.count_nonzero() == drawn.count_nonzero() == rows * columns
+        largest = max(largest, drawn.abs().max().item())
+    assert 0.95 * bound < largest <= bound
 
 
 # ---- counts ----------------------------------------------------------------------------------------------------------
