@@ -75,7 +75,7 @@ class EagerUpdate:
             self._weight(i)[part].to(table.dtype),
             gradient.to(table.dtype) * float(table.hyper[i, 0]),
             states,
-            tuple(hyper[name] for name in function.hyper),
+            tuple(hyper[name] for name in function.own_hyper),
             *extras,
         )
 

@@ -367,7 +367,7 @@ def _constants(
         "FUNCTION": function.bind("triton", _words, _compiled),
         "EXTRAS": ("sums" in function.extras) + 2 * ("index" in function.extras),
         "STATES": tuple(rule.state.index(name) for name in function.state),
-        "HYPER": tuple(1 + rule.hyper.index(name) for name in function.hyper),
+        "HYPER": tuple(1 + rule.hyper.index(name) for name in function.own_hyper),
         "SUMS": tuple(range(_n_sums(function))),
         "N_STATES": len(rule.state),
         "N_HYPER": len(rule.hyper),

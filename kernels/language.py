@@ -74,8 +74,8 @@ def rule(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None)
 def reduction(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None, over: str = "tensor") -> Any:
     """Make a reduction of a function `(w, g, state, hyper) -> (a, b, ...)`, whose values are summed over each tensor.
 
-    It is written as a rule is, and changes nothing. It unpacks only those states and hyper-parameters of the rule that it
-    needs. A rule made with `@rule(sums=it)` gets the sums, in the arithmetic's type.
+    It is written as a rule is, and changes nothing. It unpacks those states of the rule that it needs, and hyper-parameters,
+    the rule's or others. A rule made with `@rule(sums=it)` gets the sums, in the arithmetic's type.
 
     Args:
         fn: the function. It may have the further arguments `sums` and `index`, as a rule.
@@ -245,7 +245,7 @@ class _OverTensors(Function):
 
     Attributes:
         state: names of the state tensors that it reads, in order.
-        hyper: names of the hyper-parameters, in order.
+        own_hyper: names of the hyper-parameters that it unpacks, in order.
         extras: which of "sums" and "index" it takes besides.
         sums: the reduction that runs before it, or None.
     """
@@ -270,7 +270,7 @@ class _OverTensors(Function):
             )
         self.sums = sums
         self.state = _unpacked_names(self._tree, arguments[2], may_return=True)
-        self.hyper = _unpacked_names(self._tree, arguments[3])
+        self.own_hyper = _unpacked_names(self._tree, arguments[3])
         if sums is not None:
             sums._used_by = self.name
             names = _unpacked_names(self._tree, "sums")
@@ -292,7 +292,7 @@ class Rule(_OverTensors):
     Attributes:
         state: names of the state tensors, in order.
         kept: names of the numbers that are kept for each tensor, in order.
-        hyper: names of the hyper-parameters, in order.
+        hyper: names of the hyper-parameters: those that it unpacks, then those that only its reductions need.
         sums: the reduction that runs before it, or None.
     """
 
@@ -300,13 +300,14 @@ class Rule(_OverTensors):
         super().__init__(fn, sums)
         _check_return(self._tree, self._tree.args.args[2].arg, self.state)
         self.kept = tuple(name for stage in self.reductions for name in stage.kept)
+        needed = (name for stage in self.reductions for name in (*stage.own_hyper, *stage.finish_hyper))
+        self.hyper = tuple(dict.fromkeys((*self.own_hyper, *needed)))
         for stage in self.reductions:
-            for what, names in {"state": stage.state, "hyper": stage.hyper + stage.finish_hyper}.items():
-                if unknown := [name for name in names if name not in getattr(self, what)]:
-                    raise TypeError(
-                        f"reduction {stage.name!r} unpacks {unknown[0]!r} from {what}: rule {self.name!r} has only "
-                        f"{', '.join(getattr(self, what)) or 'none'}"
-                    )
+            if unknown := [name for name in stage.state if name not in self.state]:
+                raise TypeError(
+                    f"reduction {stage.name!r} unpacks {unknown[0]!r} from state: rule {self.name!r} has only "
+                    f"{', '.join(self.state) or 'none'}"
+                )
         if len(set(self.kept)) < len(self.kept) or set(self.kept) & set(self.state):
             raise TypeError(f"rule {self.name!r}: the names of its states and kept numbers must differ, all of them")
 

@@ -402,7 +402,7 @@ def _loop_source(function: Rule | Reduction, rule: Rule, masters: bool, threaded
         f"carray(pointer(addresses[{row[a]}, t] + start * {like.get(a, 'REAL')}.itemsize, {like.get(a, 'REAL')}), n)"
         for a in arrays
     )
-    hyper = "".join(f"hyper[t, {1 + rule.hyper.index(name)}], " for name in function.hyper)
+    hyper = "".join(f"hyper[t, {1 + rule.hyper.index(name)}], " for name in function.own_hyper)
     n_sums = function.sums.n_results if function.sums is not None else 0
     sums = "".join(f"sums[t, {k}], " for k in range(n_sums))
     values = (

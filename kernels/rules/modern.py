@@ -166,7 +166,7 @@ def novograd_average(sums, kept, hyper):
 def novograd(w, g, state, hyper, sums):
     """m <- beta1 m + g / (|g| + epsilon) + wd w with the running |g| of the tensor. Ginsburg et al. (2019), alg. 1."""
     (mean,) = state
-    lr, wd, clip, beta1, beta2, one_minus_beta2, epsilon, seen = hyper  # noqa: RUF059  # the average's
+    lr, wd, clip, beta1, epsilon = hyper
     (norm2,) = sums
     mean = beta1 * mean + (clipped(g, clip) / (tl.sqrt(norm2) + epsilon) + wd * w)
     return w - lr * mean, (mean,)

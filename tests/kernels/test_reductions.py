@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tristep.kernels import Reduction, Update, jit, reduction, rule, rules, tl
+from tristep.kernels import update as one_step
 from tristep.kernels.table import compute_dtype, states_for
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
@@ -435,6 +436,48 @@ def test_a_reduction_may_name_some_of_the_rules_values_in_any_order(place, size)
     assert [float(values[-1]) for values in state] == [3 * 4.0 * 1000.0, 2.0, 7.0 + size * 10.0]
 
 
+@reduction
+def scaled_sum(w, g, state, hyper):
+    beta, scale = hyper
+    return (scale * g,)
+
+
+@scaled_sum.finish
+def scaled_average(sums, kept, hyper):
+    (found,) = sums
+    (average,) = kept
+    fresh, beta = hyper
+    return (beta * average + fresh * found,)
+
+
+@rule(sums=scaled_sum)
+def by_average(w, g, state, hyper, sums):
+    lr, scale = hyper
+    (average,) = sums
+    return w - lr * scale * average, state
+
+
+def test_hyper_parameters_of_reductions_alone_follow_the_rules_own(place):
+    """Weights with different ones, which lie in one table, one of them on two tiles."""
+    assert by_average.own_hyper == ("lr", "scale")
+    assert by_average.hyper == ("lr", "scale", "beta", "fresh")
+    weights = [torch.zeros(size, device=place.device) for size in (4, place.tile + 1)]
+    states = states_for(by_average, weights)
+    rows = [[1.0, 0.5, 2.0, 0.25, 3.0], [1.0, 0.25, 4.0, 0.5, 0.125]]
+    for _ in range(2):
+        place.run(by_average, weights, [torch.ones_like(w) for w in weights], states, rows)
+    for w, (average,), (_, lr, scale, beta, fresh) in zip(weights, states, rows, strict=True):
+        first = fresh * scale * w.numel()
+        assert float(average) == pytest.approx((1.0 + beta) * first)
+        assert w[0].item() == w[-1].item() == pytest.approx(-lr * scale * (2.0 + beta) * first)
+
+
+def test_a_hyper_parameter_of_a_reduction_alone_is_asked_for_by_name():
+    w = torch.zeros(3)
+    with pytest.raises(TypeError, match="rule 'by_average' needs the hyper-parameter 'fresh'; given were beta, lr, scale"):
+        one_step(by_average, [w], [w], [(torch.zeros(()),)], {"lr": 1.0, "scale": 1.0, "beta": 0.5})
+
+
 # What is refused.
 
 REFUSED = {
@@ -442,17 +485,6 @@ REFUSED = {
         "@reduction\ndef r(w, g, state, hyper):\n    (n,) = state\n    return (n,)\n"
         "@rule(sums=r)\ndef u(w, g, state, hyper, sums):\n    (m,) = state\n    return w, (m,)\n",
         "reduction 'r' unpacks 'n' from state: rule 'u' has only m",
-    ),
-    "a hyper-parameter that the rule has not": (
-        "@reduction\ndef r(w, g, state, hyper):\n    (lr,) = hyper\n    return (lr * g,)\n"
-        "@rule(sums=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
-        "reduction 'r' unpacks 'lr' from hyper: rule 'u' has only none",
-    ),
-    "a finish with a hyper-parameter that the rule has not": (
-        "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@r.finish\ndef f(sums, kept, hyper):\n    (x,) = kept\n    (lr,) = hyper\n    return (lr * x,)\n"
-        "@rule(sums=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
-        "reduction 'r' unpacks 'lr' from hyper: rule 'u' has only none",
     ),
     "sums without a reduction": (
         "@rule\ndef u(w, g, state, hyper, sums):\n    (s,) = sums\n    return w * s, state\n",
