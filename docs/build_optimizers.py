@@ -10,7 +10,8 @@ from tristep.kernels import Rule
 from tristep.trainer.optim import classic, of_rules
 from tristep.trainer.optimizer import Optimizer, RuleOptimizer, create, registered
 
-COMMON = tuple(inspect.signature(Optimizer.__init__).parameters)
+OPTIONS = [name for name in inspect.signature(RuleOptimizer.__init__).parameters if name not in ("self", "kwargs")]
+COMMON = (*OPTIONS, *inspect.signature(Optimizer.__init__).parameters)
 PAGE = Path(__file__).with_name("optimizers.md")
 
 HEAD = """\
@@ -24,7 +25,9 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   more what a norm needs.
 - **Engines**: rules written once run on all three; "torch" stands for rules of whole matrices, in torch's own operations.
 - Besides its own **arguments**, each takes those of every optimizer: learning_rate, wd, rescale_grad, clip_gradient,
-  lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict.
+  lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict; those on all three engines also the options
+  cautious, decoupled_wd, lookahead and lookahead_alpha (see `tristep.optimizer.RuleOptimizer`). Lookahead keeps one more
+  state, which only its synchronisations read and write.
 - **torch**: by torch's interface, with torch's arguments and numbers, `tristep.optim` has {classic}; and, with `lr` and
   `weight_decay` for learning_rate and wd, {own}.
 
@@ -55,7 +58,7 @@ def _row(name: str, cls: type) -> str:
     ]
     if isinstance(rule, Rule):
         state = [*rule.state, *(f"*{number}*" for number in rule.kept)]
-        size = 3 + 2 * len(rule.state) + sum(2 + len(reduction.state) for reduction in rule.reductions)
+        size = 3 + len(rule.used) + len(rule.changed) + sum(2 + len(reduction.state) for reduction in rule.reductions)
         moved, engines = str(4 * size), "triton, cpu, eager"
     else:
         import torch

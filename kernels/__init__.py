@@ -3,7 +3,7 @@
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.kernels'; import it by that name (imported as {__name__!r})")
 
-from . import rules
+from . import compose, rules
 from .engine import ENGINES, Update, choose_engine, update
 from .language import Function, Reduction, Rule, TensorRule, jit, reduction, rule, tensor_rule, tl
 
@@ -15,6 +15,7 @@ __all__ = [
     "TensorRule",
     "Update",
     "choose_engine",
+    "compose",
     "jit",
     "reduction",
     "rule",

@@ -85,8 +85,12 @@ class EagerUpdate:
         rescale, *hyper = table.hyper[members[0][0]].tolist()
         w = torch.cat([self._weight(i) for i, _ in members]).to(table.dtype)
         g = torch.cat([gradient for _, gradient in members]).to(table.dtype) * rescale
-        states = tuple(torch.cat([self._states[i][name] for i, _ in members]) for name in table.rule.state)
-        w, states = table.rule(w, g, states, tuple(hyper))
+        used = self._rule.used
+        states = tuple(
+            torch.cat([self._states[i][name] for i, _ in members]) if name in used else self._states[members[0][0]][name]
+            for name in self._rule.state
+        )
+        w, states = self._rule(w, g, states, tuple(hyper))
         start = 0
         for i, gradient in members:
             part = slice(start, start + gradient.numel())
@@ -97,8 +101,11 @@ class EagerUpdate:
         return self._weights[i] if self._masters is None else self._masters[i]
 
     def _store(self, i: int, part: slice, w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
-        written = [self._weights[i], *([] if self._masters is None else [self._masters[i]]), *self._states[i].values()]
-        _write([old[part] for old in written], [*[w] * (len(written) - len(states)), *states])
+        weights = [self._weights[i], *([] if self._masters is None else [self._masters[i]])]
+        new = dict(zip(self._rule.state, states, strict=True))
+        changed = self._rule.changed
+        written = [*weights, *(self._states[i][name] for name in changed)]
+        _write([old[part] for old in written], [*[w] * len(weights), *(new[name] for name in changed)])
 
 
 class TensorUpdate:

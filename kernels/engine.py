@@ -353,9 +353,11 @@ class Update:
                 group.execute.measure(k)
             if reduction.over == "all" and self._groups:
                 _add_together([group.execute.totals[k] for group in self._groups])
-            if reduction.finished is not None:
-                for group in self._groups:
+            for group in self._groups:
+                if reduction.finished is not None:
                     group.finish(k)
+                if reduction.passes_on:
+                    group.pass_on(k)
         for group in self._groups:
             group.execute()
             group.end()
@@ -478,7 +480,15 @@ class _Group:
         found = [torch.as_tensor(value, dtype=kept.dtype, device=kept.device).expand(len(rows)) for value in found]
         new = torch.where(active[:, None], torch.stack(found, dim=1), kept)
         torch._foreach_copy_([number for row in rows for number in row], list(new.flatten().unbind()))
-        execute.sums[stage].copy_(new)
+        execute.sums[stage][:, : len(reduction.kept)] = new
+
+    def pass_on(self, stage: int) -> None:
+        """Put the results of the reduction before this one behind its own."""
+        reduction, execute = self.table.rule.reductions[stage], self.execute
+        own = reduction.n_own_results
+        if reduction.finished is None:
+            execute.sums[stage][:, :own] = execute.totals[stage]
+        execute.sums[stage][:, own:] = execute.sums[stage - 1]
 
 
 def _strides(weight: torch.Tensor, companions: Sequence[torch.Tensor | None]) -> tuple[int, ...]:

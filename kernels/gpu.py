@@ -190,6 +190,7 @@ def _store_tile(
     w,
     states,
     N_STATES: tl.constexpr,
+    CHANGED: tl.constexpr,
     WEIGHT_TYPE: tl.constexpr,
     COMPUTE: tl.constexpr,
     MASTERS: tl.constexpr,
@@ -201,7 +202,8 @@ def _store_tile(
         _store(master, w, offsets, n, COMPUTE, FULL, ALIGNED)
     _store(tl.load(addresses + tensor), w, offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
     for k in tl.static_range(N_STATES):
-        _store(tl.load(addresses + (2 + k) * n_tensors + tensor), states[k], offsets, n, COMPUTE, FULL, ALIGNED)
+        if CHANGED[k]:
+            _store(tl.load(addresses + (2 + k) * n_tensors + tensor), states[k], offsets, n, COMPUTE, FULL, ALIGNED)
 
 
 # Compiled once, whatever the number of tensors, on which the alignment of `hyper` and of `sums` depends too.
@@ -230,6 +232,7 @@ def _update_kernel(
     MASTERS: tl.constexpr,
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
+    CHANGED: tl.constexpr,
 ):
     tensor = tl.load(tiles + 2 * tl.program_id(0))
     start = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int64) * TILE
@@ -243,16 +246,18 @@ def _update_kernel(
                 N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, True, ALIGNED,
             )  # fmt: skip
             _store_tile(
-                addresses, tensor, n_tensors, offsets, n, w, states, N_STATES, WEIGHT_TYPE, COMPUTE, MASTERS, True, ALIGNED
-            )
+                addresses, tensor, n_tensors, offsets, n, w, states, N_STATES, CHANGED, WEIGHT_TYPE, COMPUTE, MASTERS, True,
+                ALIGNED,
+            )  # fmt: skip
         else:
             w, states = _compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
                 N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, False, ALIGNED,
             )  # fmt: skip
             _store_tile(
-                addresses, tensor, n_tensors, offsets, n, w, states, N_STATES, WEIGHT_TYPE, COMPUTE, MASTERS, False, ALIGNED
-            )
+                addresses, tensor, n_tensors, offsets, n, w, states, N_STATES, CHANGED, WEIGHT_TYPE, COMPUTE, MASTERS, False,
+                ALIGNED,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -354,6 +359,14 @@ def _n_sums(function: Rule | Reduction) -> int:
     return 0 if function.sums is None else function.sums.n_results
 
 
+def _n_states(function: Rule | Reduction) -> int:
+    return len(function.used if isinstance(function, Rule) else function.state)
+
+
+def _changed(rule: Rule) -> tuple[bool, ...]:
+    return tuple(name in rule.changed for name in rule.state)
+
+
 def _constants(
     function: Rule | Reduction,
     rule: Rule,
@@ -432,7 +445,9 @@ class TritonUpdate:
         constants = _constants(function, self._rule, *types, table.masters is not None, table.aligned)
         if isinstance(function, Reduction):
             constants["N_VALUES"] = function.n_values
-        options = launch_options(*types, len(function.state), _n_sums(function))
+        else:
+            constants["CHANGED"] = _changed(function)
+        options = launch_options(*types, _n_states(function), _n_sums(function))
         return _Launch(kernel, self._n_tiles, (*arguments, len(table.weights)), constants, options)
 
     def _sums_launcher(self, stage: int) -> tuple[_Launch, _Launch]:
@@ -538,8 +553,10 @@ def compile_for(
     if isinstance(function, Reduction):
         signature["partials"] = real
         constants["N_VALUES"] = function.n_values
+    else:
+        constants["CHANGED"] = _changed(function)
     signature |= {"n_tensors": "i32"} | dict.fromkeys(constants, "constexpr")
     kernel = _update_kernel if stage is None else _sums_kernel
     source = ASTSource(kernel, signature=signature, constexprs=constants)
-    options = launch_options(weight_dtype, gradient_dtype, dtype, len(function.state), _n_sums(function))
+    options = launch_options(weight_dtype, gradient_dtype, dtype, _n_states(function), _n_sums(function))
     return triton.compile(source, target=target, options=options)

@@ -71,7 +71,13 @@ def rule(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None)
     return Rule(fn, sums)
 
 
-def reduction(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None, over: str = "tensor") -> Any:
+def reduction(
+    fn: Callable[..., Any] | None = None,
+    *,
+    sums: Reduction | None = None,
+    over: str = "tensor",
+    passes_on: bool = False,
+) -> Any:
     """Make a reduction of a function `(w, g, state, hyper) -> (a, b, ...)`, whose values are summed over each tensor.
 
     It is written as a rule is, and changes nothing. It unpacks those states of the rule that it needs, and hyper-parameters,
@@ -81,6 +87,7 @@ def reduction(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = 
         fn: the function. It may have the further arguments `sums` and `index`, as a rule.
         sums: a reduction that runs before this one and gives its `sums`.
         over: "tensor" sums over each tensor, "all" over all tensors of the update together.
+        passes_on: what comes after it gets its results and, after them, those of `sums`.
 
     A second function, `@it.finish`, may turn the sums into numbers that are kept from step to step, one of each for each
     tensor, zero at first: `(sums, kept, hyper) -> new_kept`. It unpacks `kept` into their names, and its result takes the
@@ -89,8 +96,8 @@ def reduction(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = 
     if over not in ("tensor", "all"):
         raise ValueError(f"over={over!r}: must be 'tensor' or 'all'")
     if fn is None:
-        return lambda fn: Reduction(fn, sums, over)
-    return Reduction(fn, sums, over)
+        return lambda fn: Reduction(fn, sums, over, passes_on)
+    return Reduction(fn, sums, over, passes_on)
 
 
 def tensor_rule(
@@ -236,7 +243,7 @@ class Function:
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} {self.name}>"
 
-    def __reduce__(self) -> str:
+    def __reduce__(self) -> str | tuple[Any, ...]:
         return self.fn.__qualname__  # by reference, as functions are: pickle sees to it that this name leads here
 
 
@@ -294,11 +301,19 @@ class Rule(_OverTensors):
         kept: names of the numbers that are kept for each tensor, in order.
         hyper: names of the hyper-parameters: those that it unpacks, then those that only its reductions need.
         sums: the reduction that runs before it, or None.
+        changed: names of the states that it returns otherwise than they came; engines do not write the others.
+        used: names of the states that it reads or changes; the others may as well not be there.
     """
 
     def __init__(self, fn: Callable[..., Any], sums: Reduction | None = None) -> None:
         super().__init__(fn, sums)
-        _check_return(self._tree, self._tree.args.args[2].arg, self.state)
+        argument = self._tree.args.args[2].arg
+        _check_return(self._tree, argument, self.state)
+        as_they_came = _returned_as_they_came(self._tree, argument, self.state)
+        read = _names_read(self._tree, self.state)
+        self.changed = tuple(name for name in self.state if name not in as_they_came)
+        self.made_of_it: dict[Any, Rule] = {}  # by compose.py
+        self.used = tuple(name for name in self.state if name in self.changed or name in read)
         self.kept = tuple(name for stage in self.reductions for name in stage.kept)
         needed = (name for stage in self.reductions for name in (*stage.own_hyper, *stage.finish_hyper))
         self.hyper = tuple(dict.fromkeys((*self.own_hyper, *needed)))
@@ -378,19 +393,23 @@ class Reduction(_OverTensors):
     Attributes:
         n_values: how many values it sums.
         over: "tensor" or "all".
+        passes_on: whether the results of the reduction before it follow its own.
         finished: the function given to `finish`, or None.
         kept: names of the numbers that it keeps for each tensor.
     """
 
     kind = "reduction"
 
-    def __init__(self, fn: Callable[..., Any], sums: Reduction | None, over: str) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], sums: Reduction | None = None, over: str = "tensor", passes_on: bool = False
+    ) -> None:
         super().__init__(fn, sums)
         returned = self._tree.body[-1].value  # type: ignore[attr-defined]
         if not isinstance(returned, ast.Tuple) or not returned.elts:
             raise TypeError(f"reduction {self.name!r} must end by returning a tuple of values, such as `return (g * g,)`")
         self.n_values = len(returned.elts)
         self.over = over
+        self.passes_on = passes_on and sums is not None
         self.finished: Function | None = None
         self.kept: tuple[str, ...] = ()
         self.finish_hyper: tuple[str, ...] = ()
@@ -421,9 +440,15 @@ class Reduction(_OverTensors):
         return function
 
     @property
+    def n_own_results(self) -> int:
+        """How many numbers it finds."""
+        return self.n_values if self.finished is None else len(self.kept)
+
+    @property
     def n_results(self) -> int:
         """How many numbers the rule gets."""
-        return self.n_values if self.finished is None else len(self.kept)
+        passed_on = self.sums.n_results if self.sums is not None and self.passes_on else 0
+        return self.n_own_results + passed_on
 
 
 def _parse(fn: types.FunctionType) -> ast.FunctionDef:
@@ -557,6 +582,31 @@ def _check_return(tree: ast.FunctionDef, argument: str, states: tuple[str, ...])
             f"rule {tree.name!r} returns {ast.unparse(returned)!r}: it must return the new weight and a tuple of the "
             f"{len(states)} new states, as in `return w, {f'({example})' if states else argument}`"
         )
+
+
+def _returned_as_they_came(tree: ast.FunctionDef, argument: str, states: tuple[str, ...]) -> set[str]:
+    """The states that a rule returns in their places as it unpacked them, as far as that can be seen in the text."""
+    stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    returned = tree.body[-1].value  # type: ignore[attr-defined]
+    if not isinstance(returned, ast.Tuple):
+        return set()
+    second = returned.elts[1]
+    if isinstance(second, ast.Name) and second.id == argument and argument not in stored:
+        return set(states)
+    if not isinstance(second, ast.Tuple):
+        return set()
+    places = zip(states, second.elts, strict=True)
+    return {name for name, new in places if isinstance(new, ast.Name) and new.id == name and stored.count(name) == 1}
+
+
+def _names_read(tree: ast.FunctionDef, states: tuple[str, ...]) -> set[str]:
+    """The names that a rule reads, other than to return states in their own places."""
+    returned = tree.body[-1].value  # type: ignore[attr-defined]
+    second = returned.elts[1] if isinstance(returned, ast.Tuple) else None
+    places = zip(states, second.elts, strict=True) if isinstance(second, ast.Tuple) else ()
+    passed = {id(new) for name, new in places if isinstance(new, ast.Name) and new.id == name}
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+    return {node.id for node in names if id(node) not in passed}
 
 
 def _uses_beyond_return(tree: ast.FunctionDef, argument: str) -> bool:

@@ -414,7 +414,8 @@ def _loop_source(function: Rule | Reduction, rule: Rule, masters: bool, threaded
     if isinstance(function, Rule):
         before = after = take = clear = take_after = ""
         inner = f"value, new = function({values})\n        w[i] = store_weight(value)"
-        inner += "".join(f"\n        {s}[i] = new[{k}]" for k, s in enumerate(states))
+        changed = [k for k, name in enumerate(rule.state) if name in rule.changed]
+        inner += "".join(f"\n        {states[k]}[i] = new[{k}]" for k in changed)
         inner += "\n        m[i] = value" if masters else ""
     else:
         totals = [f"a{k}" for k in range(function.n_values)]

@@ -139,7 +139,7 @@ class TensorTable:
     def room_for_sums(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """For each of the rule's reductions room for what it sums up, and for what the rule gets of it.
 
-        Both are [n_tensors, n] in the table's type on its device, and one and the same where the sums are not worked on.
+        Both are [n_tensors, n] in the table's type on its device, and one and the same where the sums are all that it gets.
         """
 
         def room(width: int) -> torch.Tensor:
@@ -147,7 +147,7 @@ class TensorTable:
 
         totals = [room(reduction.n_values) for reduction in self.rule.reductions]
         sums = [
-            total if reduction.finished is None else room(len(reduction.kept))
+            total if reduction.finished is None and not reduction.passes_on else room(reduction.n_results)
             for total, reduction in zip(totals, self.rule.reductions, strict=True)
         ]
         return totals, sums

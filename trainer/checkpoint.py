@@ -49,9 +49,10 @@ def collect(updater: Updater, names: Sequence[str], params: Sequence[torch.Tenso
             continue
         if isinstance(optimizer, RuleOptimizer):
             tensors = updater.states[i]
-            if len(tensors) != len(optimizer.rule.slots):  # another rule since the last step; the next one does the same
+            slots = optimizer.composed_rule.slots
+            if len(tensors) != len(slots):  # another rule since the last step; the next one does the same
                 tensors = optimizer.create_state(i, params[i])
-            state[name] = dict(zip(optimizer.rule.slots, tensors, strict=True))
+            state[name] = dict(zip(slots, tensors, strict=True))
             if i in updater.masters:
                 state[name][MASTER] = updater.masters[i]
         else:
@@ -260,7 +261,7 @@ def _saved_rule(optimizer: RuleOptimizer, settings: Mapping[str, Any]) -> Rule:
     try:
         for attribute, value in settings.items():
             setattr(optimizer, attribute, value)
-        return optimizer.rule
+        return optimizer.composed_rule
     finally:
         for attribute, value in now.items():
             setattr(optimizer, attribute, value)

@@ -107,6 +107,7 @@ class AdaGrad(RuleOptimizer):
     """
 
     rule = rules.adagrad
+    decays_apart = ("wd",)
     takes_sparse = True
     decays_sparse = False
 
@@ -204,6 +205,7 @@ class AdaDelta(RuleOptimizer):
     """
 
     rule = rules.adadelta
+    decays_apart = ("wd",)
 
     def __init__(self, rho: float = 0.90, epsilon: float = 1e-5, **kwargs: Any) -> None:
         self.rho = real("rho", rho, low=0, below=1)

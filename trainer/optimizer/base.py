@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from ...kernels import Rule, Update
+from ...kernels import Rule, TensorRule, Update, compose
 from ...kernels.table import states_for
 from ..arguments import did_you_mean, flag, real, whole
 from .sparse import RowUpdate, split
@@ -243,8 +243,12 @@ class Optimizer(abc.ABC):
         return {k: v for k, v in own.items() if k not in ("lr_scheduler", "num_update") and isinstance(v, plain)}
 
     def __repr__(self) -> str:
-        shown = {k: v for k, v in self.settings().items() if isinstance(v, (bool, int, float))}
+        shown = {k: v for k, v in self.settings().items() if isinstance(v, (bool, int, float)) and k not in self._hidden()}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+    def _hidden(self) -> tuple[str, ...]:
+        """Settings that `repr` leaves out."""
+        return ()
 
 
 class RuleOptimizer(Optimizer):
@@ -253,6 +257,22 @@ class RuleOptimizer(Optimizer):
     A subclass sets `rule`, takes its hyper-parameters in `__init__` and keeps each in an attribute of the name that the
     rule uses. `lr`, `wd`, `decay` (lr wd) and `clip` are there already, with multipliers and schedule in them, and
     `one_minus_x` is formed from `x`. What depends on the number of updates is returned by `hyper`.
+
+    Args:
+        cautious: use the step, decay apart from the gradient excepted, only in elements where it goes down the gradient,
+            divided by their share in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
+        decoupled_wd: take learning rate times `wd` off the weights, instead of adding `wd` times them to the gradient
+            (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization").
+        lookahead: every so many updates of a parameter go from its slow weight `lookahead_alpha` of the way to where it
+            is, and start again from there, >= 1; None means never (Zhang et al. 2019, "Lookahead Optimizer", alg. 1).
+        lookahead_alpha: in (0, 1].
+        **kwargs: those of `Optimizer`.
+
+    The options work together, in this order, for all rules of single elements, and cost nothing where they are not used.
+
+    Raises:
+        TypeError: an option of an optimizer whose rule is one of whole tensors.
+        ValueError: `decoupled_wd` of an optimizer that decays the weights apart from the gradient already, or not at all.
 
     Example:
         >>> import tristep
@@ -264,12 +284,45 @@ class RuleOptimizer(Optimizer):
     """
 
     rule: Rule
+    decays_apart: tuple[str, ...] = ("decay",)  # hyper-parameters of decay that is not part of the step
     reads_rate_first: ClassVar[bool] = False  # whether a schedule is asked for the count before the update
     counted: bool = True  # whether a step counts as an update
     alike: ClassVar[bool] = True  # whether parameters of equal count, rate and decay have equal hyper-parameters
     carries: ClassVar[tuple[str, ...]] = ()  # what `begin_step` and `hyper` change; put back where a step fails
     takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates its rows only, unless lazy_update is False
     decays_sparse: ClassVar[bool] = True  # whether these rows can be decayed
+
+    def __init__(
+        self,
+        *,
+        cautious: bool = False,
+        decoupled_wd: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        **kwargs: Any,
+    ) -> None:
+        self.cautious = flag("cautious", cautious)
+        self.decoupled_wd = flag("decoupled_wd", decoupled_wd)
+        self.lookahead = None if lookahead is None else whole("lookahead", lookahead, low=1)
+        self.lookahead_alpha = real("lookahead_alpha", lookahead_alpha, above=0, high=1)
+        super().__init__(**kwargs)
+        if self._has_options:
+            self._check_options()
+
+    @property
+    def composed_rule(self) -> Rule:
+        """`rule` with the options in it, right for all parameters at every step."""
+        return self._composed(sync=True)
+
+    def rule_for(self, slots: np.ndarray) -> Rule:
+        """As `composed_rule`, for the next update of the parameters whose counts are in these slots.
+
+        Between two of Lookahead's synchronisations that is a rule which leaves the slow weights alone.
+        """
+        if self.lookahead is None:
+            return self._composed()
+        n = self._counts[slots] - self.begin_num_update + 1
+        return self._composed(sync=not (n % self.lookahead).all())
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """Hyper-parameters at a parameter's update number `t` (the first is 1), where they are not plain attributes.
@@ -292,14 +345,19 @@ class RuleOptimizer(Optimizer):
     def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
         """Fill the state tensors, which are zero, where a rule starts otherwise."""
 
-    def row(self, t: int, lr: float, wd: float, index: Index | None = None) -> list[float]:
-        """All hyper-parameters of the rule in its order, after `rescale_grad`."""
+    def row(self, t: int, lr: float, wd: float, index: Index | None = None, rule: Rule | None = None) -> list[float]:
+        """All hyper-parameters of the rule, or of `composed_rule`, in its order, after `rescale_grad`."""
+        rule = self.composed_rule if rule is None else rule
         values = {"lr": lr, "wd": wd, "decay": lr * wd, "clip": self.clip_gradient or math.inf}
+        if self.decoupled_wd:
+            values["wd"] = wd = 0.0
+        if self.lookahead is not None:
+            values["sync"] = float((t - self.begin_num_update) % self.lookahead == 0)
         values |= self.hyper_of(index, t, lr, wd)
         if values["clip"] < 0:
             values["clip"] = math.inf
         row = [self.rescale_grad]
-        for name in self.rule.hyper:
+        for name in rule.hyper:
             if name in values:
                 row.append(values[name])
             elif hasattr(self, name):
@@ -308,25 +366,33 @@ class RuleOptimizer(Optimizer):
                 row.append(1.0 - getattr(self, name[10:]))
             else:
                 raise TypeError(
-                    f"rule {self.rule.name!r} needs {name!r}, which {type(self).__name__} lacks: set self.{name} in "
+                    f"rule {rule.name!r} needs {name!r}, which {type(self).__name__} lacks: set self.{name} in "
                     "__init__, or return it from hyper(t, lr, wd)"
                 )
         return row
 
     def create_state(self, index: Index, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One tensor for each state of the rule, in the arithmetic's type."""
-        (state,) = states_for(self.rule, [weight])
-        self.init_state(weight.detach(), state)
+        (state,) = states_for(self.composed_rule, [weight])
+        self.start_state(weight.detach(), state)
         return state
+
+    def start_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
+        """Fill all that `composed_rule` keeps, zeros so far, as it is before the first update."""
+        slots = dict(zip(self.composed_rule.slots, state, strict=True))
+        self.init_state(weight, tuple(slots[name] for name in self.rule.slots))
+        if self.lookahead is not None:
+            slots["slow_weight"].copy_(weight)
 
     def update(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
         """Update one weight in place. Slow for many: `get_updater` and `Trainer` launch once for all of them."""
         run: Update | RowUpdate
+        rule = self.composed_rule
         whole, by_row = split(self, [index], ["the weight"], [weight], [grad])
         if by_row:
-            run = RowUpdate(self.rule, [weight], [grad], [tuple(state)], [None], names=["the weight"])
+            run = RowUpdate(rule, [weight], [grad], [tuple(state)], [None], names=["the weight"])
         else:
-            run = Update(self.rule, [weight], [tuple(state)], names=["the weight"])
+            run = Update(rule, [weight], [tuple(state)], names=["the weight"])
             run.bind(whole)
         (slot,) = self.slots([index])
         t = int(self._counts[slot]) + 1
@@ -336,7 +402,7 @@ class RuleOptimizer(Optimizer):
         try:
             lr = self.rate_at(self.num_update if self.reads_rate_first else number)
             self.begin_step(lr)
-            run.hyper[0] = self.row(t, lr * lr_mult, self.wd * wd_mult, index)
+            run.hyper[0] = self.row(t, lr * lr_mult, self.wd * wd_mult, index, rule)
             run()
         except BaseException:
             self.put_back(before)
@@ -353,6 +419,40 @@ class RuleOptimizer(Optimizer):
         """Undo what a step that failed has changed of these."""
         for name, value in zip(self.carries, carried, strict=True):
             setattr(self, name, value)
+
+    def _hidden(self) -> tuple[str, ...]:
+        off = [name for name in ("cautious", "decoupled_wd") if not getattr(self, name)]
+        return (*off, *(("lookahead_alpha",) if self.lookahead is None else ()))
+
+    @property
+    def _has_options(self) -> bool:
+        return self.cautious or self.decoupled_wd or self.lookahead is not None
+
+    def _composed(self, sync: bool = False) -> Rule:
+        rule = self.rule
+        if not self._has_options:
+            return rule
+        if self.counted:  # what counts as no update is left as it is
+            if self.cautious:
+                rule = compose.cautious(rule, self.decays_apart)
+            if self.decoupled_wd:
+                rule = compose.decoupled(rule)
+        return rule if self.lookahead is None else compose.lookahead(rule, sync and self.counted)
+
+    def _check_options(self) -> None:
+        name, rule = type(self).__name__, self.rule
+        if isinstance(rule, TensorRule):
+            options = {"cautious": self.cautious, "decoupled_wd": self.decoupled_wd, "lookahead": self.lookahead}
+            given = ", ".join(f"{option}={value!r}" for option, value in options.items() if value)
+            raise TypeError(f"{given}: {name} has a rule of whole tensors; options are for rules of single elements")
+        if self.decoupled_wd:
+            apart = [other for other in rule.hyper if other in self.decays_apart]
+            if "wd" in apart or "decay" in rule.hyper:
+                raise ValueError(
+                    f"decoupled_wd=True: {name} decays the weights apart from the gradient already, so it must be False"
+                )
+            if "wd" not in rule.hyper:
+                raise ValueError(f"decoupled_wd=True: {name} has no weight decay, so it must be False")
 
 
 _registry: dict[str, type[Optimizer]] = {}

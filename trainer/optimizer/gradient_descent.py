@@ -85,6 +85,10 @@ class Signum(RuleOptimizer):
     def rule(self) -> Rule:  # type: ignore[override]
         return rules.signum if self.momentum else rules.sign_sgd
 
+    @property
+    def decays_apart(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("wd_lh",) if self.momentum else ("wd", "wd_lh")
+
 
 @register
 class ccSGD(SGD):  # MXNet's name

@@ -262,6 +262,7 @@ class StableAdamW(_WithBetas):
 
     default_learning_rate = 0.001
     rule = rules.stable_adamw
+    decays_apart = ("wd",)
 
     def __init__(
         self,
@@ -569,6 +570,7 @@ class ScheduleFreeAdamW(_ScheduleFree):
 
     default_learning_rate = 0.0025
     rule = rules.schedule_free_adamw
+    decays_apart = ("wd",)
 
     def __init__(
         self,

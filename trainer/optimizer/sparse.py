@@ -114,6 +114,11 @@ def split(
                 f"the gradient of {names[i]} is {tuple(gradient.shape)} on {gradient.device}: "
                 f"its weight is {tuple(weight.shape)} on {weight.device}"
             )
+        if optimizer.lookahead is not None:
+            raise ValueError(
+                f"lookahead={optimizer.lookahead!r} for {names[i]}, whose gradient is sparse: slow weights are those of all "
+                "rows, so it must be None; or use sparse=False in the layer"
+            )
         if not optimizer.decays_sparse and (wd := optimizer._get_wd(indices[i])):
             raise ValueError(
                 f"wd={wd:g} for {names[i]}, whose gradient is sparse: {type(optimizer).__name__} does not decay such "

@@ -84,7 +84,7 @@ class Updater:
                 torch.zeros_like(weight) if i in self.states else None for i, weight in zip(indices, weights, strict=True)
             ]
         chosen = [i for i, grad in enumerate(grads) if grad is not None]
-        names = self.optimizer.rule.slots if rule.slots else ()  # type: ignore[attr-defined]
+        names = self.optimizer.composed_rule.slots if rule.slots else ()  # type: ignore[attr-defined]
         states = [dict(zip(names, self.states.get(indices[i], ()), strict=False)) for i in chosen]
         masters = [self.masters[index].clone() if (index := indices[i]) in self.masters else None for i in chosen]
         run = Update(
@@ -132,6 +132,7 @@ class Plan:
         self.indices = list(indices)
         self.weights = list(weights)
         self.update: Update | None = None
+        self._updates: dict[Rule, Update] = {}  # by rule: an optimizer may go from one to another and back
         self._met_sparse = False  # whether there has been a sparse gradient, for which to look from then on
         self._by_row: tuple[RowUpdate, list[int], list[torch.Tensor | None]] | None = None  # of a step with such gradients
         self._slots = np.array(updater.optimizer.slots(self.indices), dtype=np.int64)
@@ -144,7 +145,7 @@ class Plan:
         self._own = [getattr(updater.optimizer.param_dict.get(index), "__dict__", {}) for index in self.indices]
         self._by_rule = isinstance(updater.optimizer, RuleOptimizer)
         if isinstance(updater.optimizer, RuleOptimizer):
-            self._make_update(updater.optimizer)
+            self._make_update(updater.optimizer, updater.optimizer.rule_for(self._slots))
         else:
             with torch.no_grad():  # a state may be a copy of the weight, but has no history
                 for index, weight in zip(self.indices, self.weights, strict=True):
@@ -158,7 +159,8 @@ class Plan:
     def fresh(self, used: np.ndarray, seen: np.ndarray) -> bool:
         """As `Update.fresh`; false where the next step needs to look at anything."""
         optimizer: Any = self.updater.optimizer
-        return self.update is not None and self.update.rule is optimizer.rule and self.update.fresh(used, seen)
+        update = self.update
+        return update is not None and update.rule is optimizer.rule_for(self._slots) and update.fresh(used, seen)
 
     def references(self, grads: Sequence[torch.Tensor | None]) -> list[weakref.ref[torch.Tensor] | None]:
         """Weak references to these gradients, those of the last step."""
@@ -172,13 +174,14 @@ class Plan:
         if not self._by_rule:
             self._step_by_hand(optimizer, grads)
             return
-        update = self.update
-        if update is None or update.rule is not optimizer.rule:
-            update, held = self._make_update(optimizer), False
-        if not (held or update.holds(grads)):
+        update, rule = self.update, optimizer.rule_for(self._slots)
+        if switched := update is None or update.rule is not rule:
+            update, held = self._use(optimizer, rule), False
+        if not (held or (update.holds(grads) and not switched)):
             if not update.fits(optimizer.keeps_master):
-                update = self._make_update(optimizer)
-            self._bind(optimizer, update, grads)
+                update = self._make_update(optimizer, rule)
+            if not (switched and update.holds(grads)):
+                self._bind(optimizer, update, grads)
             active = [grad is not None for grad in grads]
             if active != self._active:
                 self._active, self._multipliers = active, _UNKNOWN
@@ -197,7 +200,8 @@ class Plan:
             lr = optimizer.lr if optimizer.lr_scheduler is None else optimizer.rate_at(asked)
             optimizer.begin_step(lr)
             for rows, slot, lr_mult, wd_mult, index in self._shared:
-                update.hyper[rows] = optimizer.row(int(counts[slot]) + 1, lr * lr_mult, optimizer.wd * wd_mult, index)
+                t, wd = int(counts[slot]) + 1, optimizer.wd * wd_mult
+                update.hyper[rows] = optimizer.row(t, lr * lr_mult, wd, index, rule)
             if self._by_row is None:
                 update()
             else:
@@ -224,7 +228,7 @@ class Plan:
         whole, places = split(optimizer, self.indices, names, self.weights, grads)
         update.bind(whole)
         by_row = RowUpdate(
-            optimizer.rule,
+            update.rule,
             [self.weights[i] for i in places],
             [grads[i] for i in places],  # type: ignore[misc]  # these are there
             [updater.states[self.indices[i]] for i in places],
@@ -242,9 +246,21 @@ class Plan:
         by_row.write_back()
         self._by_row = None
 
-    def _make_update(self, optimizer: RuleOptimizer) -> Update:
+    def _use(self, optimizer: RuleOptimizer, rule: Rule) -> Update:
+        """Go on with another rule, with the `Update` that was made for it before if that still has the right states."""
+        updater, update = self.updater, self._updates.get(rule)
+        if (
+            update is None
+            or any(row is not updater.states.get(index) for index, row in zip(self.indices, update.states, strict=True))
+            or any(m is not updater.masters.get(index) for index, m in zip(self.indices, update.masters, strict=True))
+        ):
+            return self._make_update(optimizer, rule)
+        self.update = update
+        return update
+
+    def _make_update(self, optimizer: RuleOptimizer, rule: Rule) -> Update:
         """Match states and masters to the weights as they are now, creating, moving and converting where needed."""
-        updater, rule = self.updater, optimizer.rule
+        updater = self.updater
         for name, index, weight in zip(self._names, self.indices, self.weights, strict=True):
             for tensor, shape in zip(updater.states.get(index, ()), rule.shapes(weight.shape), strict=False):
                 if tensor.shape != shape:
@@ -257,7 +273,7 @@ class Plan:
             weights = [self.weights[i].detach() for i in missing]
             for i, weight, state in zip(missing, weights, states_for(rule, weights), strict=True):
                 try:
-                    optimizer.init_state(weight, state)
+                    optimizer.start_state(weight, state)
                 except ValueError as error:
                     raise ValueError(f"{self._names[i]!r}: {error}") from error
                 updater.states[self.indices[i]] = state
@@ -265,7 +281,7 @@ class Plan:
             state = updater.states[index]
             if len(state) != len(rule.slots):
                 (state,) = states_for(rule, [weight])
-                optimizer.init_state(weight.detach(), state)
+                optimizer.start_state(weight.detach(), state)
             elif not all(_goes_with(tensor, weight) for tensor in state):
                 (moved,) = states_for(rule, [weight])
                 for new, old in zip(moved, state, strict=True):
@@ -286,6 +302,7 @@ class Plan:
             updater.engine,
             list(map(repr, self._names)),
         )
+        self._updates[rule] = self.update
         self._multipliers = _UNKNOWN
         return self.update
 
