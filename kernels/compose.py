@@ -248,7 +248,8 @@ def _made(function: Callable[..., Rule], make: Callable[..., Any], rule: Rule, *
     """The rule that was made in the same way before, or a new one."""
     key = function, options
     if key not in rule.made_of_it:
-        rule.made_of_it[key] = _Composed(*make(rule, *options), (function, (rule, *options)))
+        made, sums = make(rule, *options)
+        rule.made_of_it[key] = _Composed(made, sums, (function, (rule, *options)))
     return rule.made_of_it[key]
 
 

@@ -10,7 +10,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -440,7 +440,7 @@ class RuleOptimizer(Optimizer):
         return rule if self.lookahead is None else compose.lookahead(rule, sync and self.counted)
 
     def _check_options(self) -> None:
-        name, rule = type(self).__name__, self.rule
+        name, rule = type(self).__name__, cast("Rule | TensorRule", self.rule)
         if isinstance(rule, TensorRule):
             options = {"cautious": self.cautious, "decoupled_wd": self.decoupled_wd, "lookahead": self.lookahead}
             given = ", ".join(f"{option}={value!r}" for option, value in options.items() if value)

@@ -1,0 +1,308 @@
+"""Rules made of rules, on every engine: against the papers' formulas in NumPy, on what the rule itself makes of the same
+numbers; what states cost that a rule leaves as they are; copies, names and refusals."""
+
+import copy
+import inspect
+import json
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from tristep.kernels import Rule, compose, rule, rules
+from tristep.kernels.table import states_for
+
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+VALUES = {
+    "lr": 0.1, "wd": 0.3, "decay": 0.02, "clip": math.inf, "epsilon": 1e-3, "correction1": 1.5, "correction2": 1.2,
+    "correction3": 1.1, "lower_bound": 0.0, "upper_bound": math.inf, "eta": 0.5, "scaled": 1.0, "seen": 1.0, "alpha": 2.0,
+    "rho": 0.5, "momentum": 0.9, "key0": 1.0, "key1": 2.0, "lookahead_alpha": 0.3,
+}  # fmt: skip
+VALUES |= dict.fromkeys(("beta1", "beta2", "beta3"), 0.9) | {f"one_minus_beta{k}": 0.1 for k in (1, 2, 3)}
+# Rules without states, with reductions, kept numbers, random numbers, a state that only passes through, decay of another
+# name, and names that the composed rule would choose.
+RULES = ("sgd", "adamw", "lamb", "lars_momentum", "novograd", "sgld", "sophia", "stable_adamw", "ademamix", "adan")
+APART = {"stable_adamw": ("wd",)}
+SHAPES = ((5, 3), (), (1500,))
+
+
+def hyper(made, **others):
+    values = VALUES | others
+    return [1.0, *(values[name] for name in made.hyper)]
+
+
+@pytest.fixture
+def numbers(place):
+    """A function giving weights, gradients and states of a rule, none of them zero; always the same."""
+
+    def make(made, dtype=F64, gradient_dtype=None):
+        rng = np.random.default_rng(0)
+        weights = [place.tensor(rng.normal(size=shape), dtype) for shape in SHAPES]
+        gradients = [place.tensor(rng.normal(size=shape), gradient_dtype or dtype) for shape in SHAPES]
+        states = states_for(made, weights)
+        for row in states:
+            for tensor in row:
+                tensor.copy_(torch.tensor(np.abs(rng.normal(size=tensor.shape)) + 0.1))
+        return weights, gradients, states
+
+    return make
+
+
+def result(place, made, numbers, **others):
+    """New weights and states as NumPy arrays after a step of this rule."""
+    weights, gradients, states = numbers(made)
+    place.run(made, weights, gradients, states, [hyper(made, **others)] * len(weights))
+    return [w.cpu().numpy() for w in weights], [
+        dict(zip(made.slots, (s.cpu().numpy() for s in row), strict=True)) for row in states
+    ]
+
+
+def same_states(found, expected):
+    for row, other in zip(found, expected, strict=True):
+        for name, values in other.items():
+            np.testing.assert_allclose(row[name], values, rtol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_cautious_rule_masks_its_step_and_nothing_else(place, numbers, name):
+    base = getattr(rules, name)
+    apart = APART.get(name, ("decay",))
+    made = compose.cautious(base, apart)
+    assert (made.slots, made.hyper) == (base.slots, base.hyper)
+    before, gradients, _ = numbers(base)
+    full, states = result(place, base, numbers)
+    bare, _ = result(place, base, numbers, **dict.fromkeys(apart, 0.0))
+    found, found_states = result(place, made, numbers)
+    same_states(found_states, states)
+    shares = []
+    for w, g, w_full, w_bare, new in zip(before, gradients, full, bare, found, strict=True):
+        step = w_bare - w.cpu().numpy()
+        mask = step * g.cpu().numpy() < 0
+        shares.append(mask.mean())
+        expected = w.cpu().numpy() + step * mask / max(mask.mean(), 1e-3) + (w_full - w_bare)
+        np.testing.assert_allclose(new, expected, rtol=1e-9, atol=1e-12)
+    assert name in ("sgd", "lars_momentum") or 0 < min(shares[0], shares[2]) < 1
+    assert name not in ("adamw", "stable_adamw", "adan") or not np.allclose(full[0], bare[0])
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "lars_momentum", "novograd", "sgld"])
+def test_a_decoupled_rule_decays_apart_from_its_step(place, numbers, name):
+    base = getattr(rules, name)
+    made = compose.decoupled(base)
+    assert made.hyper == (*base.own_hyper, "decay", *base.hyper[len(base.own_hyper) :])
+    before, _, _ = numbers(base)
+    undecayed, states = result(place, base, numbers, wd=0.0)
+    found, found_states = result(place, made, numbers, wd=0.0)
+    same_states(found_states, states)
+    for w, stepped, new in zip(before, undecayed, found, strict=True):
+        np.testing.assert_allclose(new, stepped - 0.02 * w.cpu().numpy(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lamb", "novograd", "sgld", "sophia", "ademamix"])
+def test_lookahead_moves_the_slow_weight_where_it_is_time(place, numbers, name):
+    base = getattr(rules, name)
+    sync, between = compose.lookahead(base), compose.lookahead(base, sync=False)
+    assert sync.slots == between.slots == (*base.state, "slow_weight", *base.kept)
+    plain, states = result(place, base, numbers)
+    for made, others, moves in [(sync, {"sync": 1.0}, True), (sync, {"sync": 0.0}, False), (between, {}, False)]:
+        weights, gradients, rows = numbers(base)
+        own = []
+        for w, row in zip(weights, rows, strict=True):
+            slots = dict(zip(base.slots, row, strict=True)) | {"slow_weight": w.cos()}
+            own.append(tuple(slots[name] for name in made.slots))
+        slow = [w.cpu().cos().numpy() for w in weights]
+        place.run(made, weights, gradients, own, [hyper(made, **others)] * len(weights))
+        found_states = [dict(zip(made.slots, (s.cpu().numpy() for s in row), strict=True)) for row in own]
+        same_states(found_states, states)
+        for w, old, new, row in zip(plain, slow, weights, found_states, strict=True):
+            expected = old + 0.3 * (w - old) if moves else w
+            np.testing.assert_allclose(new.cpu().numpy(), expected, rtol=1e-12, atol=1e-14)
+            np.testing.assert_array_equal(row["slow_weight"], new.cpu().numpy() if moves else old)
+
+
+def test_rules_are_composed_in_any_depth(place, numbers):
+    """LAMB, whose own reduction comes first; masked, decayed and synchronised at once."""
+    made = compose.lookahead(compose.decoupled(compose.cautious(rules.lamb)))
+    assert [stage.name for stage in made.reductions] == ["lamb_squares", "lamb_agreement"]
+    weights, gradients, states = numbers(made)
+    before = [w.cpu().numpy().copy() for w in weights]
+    slow = [row[2].cpu().numpy().copy() for row in states]
+    masked = [w.clone() for w in weights]
+    place.run(
+        compose.cautious(rules.lamb),
+        masked,
+        gradients,
+        [tuple(tensor.clone() for tensor in row[:2]) for row in states],
+        [hyper(rules.lamb, wd=0.0)] * 3,
+    )
+    place.run(made, weights, gradients, states, [hyper(made, wd=0.0, sync=1.0)] * 3)
+    for new, stepped, old, w in zip(weights, masked, slow, before, strict=True):
+        decayed = stepped.cpu().numpy() - 0.02 * w
+        np.testing.assert_allclose(new.cpu().numpy(), old + 0.3 * (decayed - old), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kinds", [(F32, F32), (BF16, BF16), (BF16, F32)], ids=str)
+def test_composed_rules_of_other_types(place, numbers, kinds):
+    """In float32 the share is that of float64, and the result its rounding."""
+    made = compose.lookahead(compose.cautious(rules.adamw))
+    weights, gradients, states = numbers(made, *kinds)
+    wide = [tensor.double() for tensor in weights], [tensor.double() for tensor in gradients]
+    wide_states = [tuple(tensor.double() for tensor in row) for row in states]
+    rows = [hyper(made, sync=1.0)] * 3
+    place.run(made, weights, gradients, states, rows)
+    place.run(made, *wide, wide_states, rows)
+    for w, expected, row, wide_row in zip(weights, wide[0], states, wide_states, strict=True):
+        torch.testing.assert_close(w.double(), expected, rtol=1e-2 if w.dtype == BF16 else 2e-6, atol=1e-6)
+        for tensor, other in zip(row, wide_row, strict=True):
+            torch.testing.assert_close(tensor.double(), other, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [6, 3000])
+def test_what_is_not_a_number_stays_that_under_a_mask(place, size):
+    w, g = torch.ones(size, device=place.device), torch.ones(size, device=place.device)
+    g[2] = math.nan
+    made = compose.cautious(rules.sgd)
+    place.run(made, [w], [g], [()], [hyper(made, wd=0.0)])
+    assert w.isnan().tolist() == [i == 2 for i in range(size)]
+
+
+def test_a_step_that_goes_nowhere_down_the_gradient_is_left_out(place):
+    made = compose.cautious(rules.sgd_momentum)
+    w, mom = torch.ones(4, device=place.device), torch.full((4,), 1.0, device=place.device)
+    place.run(made, [w], [torch.ones_like(w)], [(mom,)], [hyper(made, wd=0.0)])
+    assert w.tolist() == [1.0] * 4
+    assert mom.tolist() == pytest.approx([0.8] * 4)
+
+
+# States that a rule leaves as they are.
+
+TEXTS = {
+    "all": ("    a, b = state\n    return w - g, (a + g, b * 2.0)", ("a", "b"), ("a", "b")),
+    "read only": ("    a, b = state\n    return w - a, (a, b + g)", ("b",), ("a", "b")),
+    "neither": ("    a, b = state\n    return w, (a, b + g)", ("b",), ("b",)),
+    "written only": ("    a, b = state\n    return w, (g, b)", ("a",), ("a",)),
+    "exchanged": ("    a, b = state\n    return w, (b, a)", ("a", "b"), ("a", "b")),
+    "copied": ("    a, b = state\n    return w, (a, a)", ("b",), ("a", "b")),
+    "assigned anew": ("    a, b = state\n    a = a + g\n    return w, (a, b)", ("a",), ("a",)),
+    "as they came": ("    a, b = state\n    return w + b, state", (), ("b",)),
+    "by a function": ("    a, b = state\n    return same(w, a, b)", ("a", "b"), ("a", "b")),
+    "state assigned": ("    a, b = state\n    state = (b, a)\n    return w, state", ("a", "b"), ("a", "b")),
+}
+
+
+@pytest.mark.parametrize("what", TEXTS)
+def test_states_that_come_back_as_they_were_are_known(write_rules, what):
+    body, changed, used = TEXTS[what]
+    text = f"@jit\ndef same(w, a, b):\n    return w, (a, b)\n\n@rule\ndef r(w, g, state, hyper):\n{body}\n"
+    found = write_rules(text).r
+    assert (found.changed, found.used) == (changed, used)
+
+
+@pytest.mark.parametrize("size", [3, 5000])
+def test_states_that_a_rule_leaves_as_they_are_are_not_written(place, write_rules, size):
+    """Here such a state lies where another one is changed: written after it, it would undo the change."""
+    text = "@rule\ndef r(w, g, state, hyper):\n    a, b = state\n    return w + b, (a + g, b)\n"
+    memory = torch.ones(size, device=place.device)
+    w = torch.zeros(size, device=place.device)
+    place.run(write_rules(text).r, [w], [torch.ones_like(w)], [(memory, memory)], [[1.0]])
+    assert memory.tolist() == [2.0] * size
+    assert w.tolist() == [1.0] * size
+
+
+COMPILE = """
+import json, re
+from triton.backends.compiler import GPUTarget
+from tristep.kernels import compose, gpu, rules
+
+def accesses(rule):
+    text = gpu.compile_for(GPUTarget("cuda", 90, 32), rule).asm["ptx"]
+    return len(re.findall(r"ld\\.global", text)), len(re.findall(r"st\\.global", text))
+
+made = rules.adamw, compose.lookahead(rules.adamw, sync=False), compose.lookahead(rules.adamw)
+print(json.dumps(list(map(accesses, made))))
+"""
+
+
+@pytest.mark.slow
+def test_slow_weights_cost_a_gpu_nothing_between_synchronisations(fresh_python, tmp_path):
+    pytest.importorskip("triton", reason="Triton has builds for Linux only")
+    (tmp_path / "count.py").write_text(COMPILE, encoding="utf-8")
+    found = fresh_python(tmp_path / "count.py", unset=("TRITON_INTERPRET",))
+    plain, between, sync = json.loads(found)
+    assert between == plain
+    assert sync != plain
+
+
+# Copies, names, and what is refused.
+
+
+def test_rules_made_alike_are_one():
+    made = compose.lookahead(compose.cautious(rules.adamw))
+    assert compose.lookahead(compose.cautious(rules.adamw)) is made
+    assert compose.lookahead(compose.cautious(rules.adamw), sync=False) is not made
+    assert compose.cautious(rules.adamw, ()) is not compose.cautious(rules.adamw)
+    assert compose.cautious(rules.adam, ("decay",)) is compose.cautious(rules.adam, ())  # it has none
+    assert pickle.loads(pickle.dumps(made)) is made
+    assert pickle.loads(pickle.dumps(made.sums)) is made.sums
+    assert copy.deepcopy([made])[0] is made
+    assert repr(made).startswith("<rule adamw_cautious_lookahead: state (mean, var, slow_weight), hyper (lr, decay,")
+
+
+def test_the_text_of_a_composed_rule_can_be_read():
+    made = compose.decoupled(rules.adam)
+    assert inspect.getsource(made.fn).startswith("def adam_decoupled(w, g, state, hyper):\n    (mean, var, ) = state\n")
+    assert "decay * w" in inspect.getsource(made.fn)
+    assert made.source.endswith(rules.adam.source)
+
+
+AWKWARD = """
+@rule
+def awkward(weight, slope, memory, numbers, index):
+    w, stepped, state = memory
+    g, tl, rule = numbers
+    return weight - g * slope + w * 0.0, (stepped, state, w * tl + rule)
+"""
+
+
+def test_names_of_the_rule_never_meet_those_of_the_text(place, write_rules):
+    base = write_rules(AWKWARD).awkward
+    made = compose.lookahead(compose.cautious(base))
+    assert made.state == ("w", "stepped", "state", "slow_weight")
+    assert made.hyper == ("g", "tl", "rule", "lookahead_alpha", "sync")
+    weight = torch.zeros(3, device=place.device)
+    states = [tuple(torch.full((3,), value, device=place.device) for value in (1.0, 2.0, 3.0, 10.0))]
+    place.run(made, [weight], [torch.ones_like(weight)], states, [[1.0, 0.5, 4.0, 0.25, 0.5, 1.0]])
+    assert weight.tolist() == [10.0 + 0.5 * (-0.5 - 10.0)] * 3
+    assert [state.tolist() for state in states[0]] == [[2.0] * 3, [3.0] * 3, [4.25] * 3, weight.tolist()]
+
+
+def test_what_cannot_be_composed_is_refused(write_rules):
+    for function in (compose.cautious, compose.decoupled, compose.lookahead):
+        with pytest.raises(TypeError, match="rule must be elementwise, made with @rule, got TensorRule"):
+            function(rules.muon)
+    with pytest.raises(ValueError, match="rule 'adamw' has no hyper-parameter 'wd'"):
+        compose.decoupled(rules.adamw)
+    with pytest.raises(ValueError, match="rule 'adam_decoupled' has a hyper-parameter 'decay'"):
+        compose.decoupled(compose.decoupled(rules.adam))
+    with pytest.raises(ValueError, match="rule 'adam_lookahead' has a state or hyper-parameter 'slow_weight' already"):
+        compose.lookahead(compose.lookahead(rules.adam))
+    named = write_rules("@rule\ndef named(w, g, state, hyper):\n    (sums,) = hyper\n    return w - sums * g, state\n").named
+    with pytest.raises(ValueError, match="rule 'named' has a state or hyper-parameter 'sums'"):
+        compose.cautious(named)
+
+
+def test_a_rule_of_ones_own_may_be_composed(place):
+    made = compose.decoupled(_halving)
+    assert isinstance(made, Rule)
+    w = torch.tensor([4.0], device=place.device)
+    place.run(made, [w], [torch.ones_like(w)], [()], [[1.0, 0.0, 0.25]])
+    assert w.tolist() == [1.0]
+    assert pickle.loads(pickle.dumps(made)) is made
+
+
+@rule
+def _halving(w, g, state, hyper):
+    (wd,) = hyper
+    return 0.5 * w - wd * w * g, state

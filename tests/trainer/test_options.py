@@ -1,0 +1,425 @@
+"""Options of all optimizers by rule: cautious steps, decay apart from the gradient, Lookahead; alone and together.
+
+The judges are `pytorch_optimizer`, `torch.optim` and NumPy, in float64.
+"""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from tristep import Trainer, optimizer
+from tristep.kernels import rule, rules
+from tristep.trainer.optimizer import updater as updater_module
+
+SHAPES = ((5, 3), (7,), (4, 4), ())
+STEPS = 17
+NO_EPSILON = 1e-300  # it stands in other places
+
+
+@pytest.fixture
+def reference(monkeypatch):
+    """`pytorch_optimizer`, with the mask of the paper's authors: there it is that of an earlier form."""
+    library = pytest.importorskip("pytorch_optimizer", reason="not installed")
+
+    def apply_cautious(update, grad):  # github.com/kyleliang919/C-Optim, c_adamw.py
+        mask = (update * grad > 0).to(grad.dtype)
+        mask.div_(mask.mean().clamp_(min=1e-3))
+        update.mul_(mask)
+
+    monkeypatch.setattr(library.base.optimizer.BaseOptimizer, "apply_cautious", staticmethod(apply_cautious))
+    return library
+
+
+def parameters(device, dtype=torch.float64):
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, dtype=dtype).to(device)) for shape in SHAPES]
+
+
+def train(params, step, steps=STEPS, seed=1):
+    torch.manual_seed(seed)
+    for _ in range(steps):
+        for param in params:
+            param.grad = torch.randn(param.shape, dtype=torch.float64).to(param)
+        step()
+
+
+def trained(device, name, arguments, engine=None, **others):
+    params = parameters(device)
+    trainer = Trainer(params, name, {"learning_rate": 0.05, **arguments}, engine=engine, **others)
+    train(params, lambda: trainer.step(1))
+    return params, trainer
+
+
+DECAY = {"weight_decay": 0.1, "weight_decouple": True}
+PEERS = {
+    "lion, cautious": (("lion", {"wd": 0.1, "cautious": True}), ("Lion", {"betas": (0.9, 0.99), "cautious": True, **DECAY})),
+    "mars, cautious": (
+        ("mars", {"wd": 0.1, "cautious": True, "epsilon": NO_EPSILON}),
+        (
+            "MARS",
+            {"betas": (0.95, 0.99), "eps": NO_EPSILON, "optimize_1d": True, "lr_1d": 0.05, "betas_1d": (0.95, 0.99)}
+            | {"weight_decay_1d": 0.1, "cautious": True}
+            | DECAY,
+        ),
+    ),
+    # There the slow average is not masked: without it, this is AdamW.
+    "ademamix, cautious": (
+        ("ademamix", {"wd": 0.1, "alpha": 0.0, "cautious": True}),
+        ("AdEMAMix", {"betas": (0.9, 0.999, 0.9999), "alpha": 0.0, "eps": 1e-8, "cautious": True, **DECAY}),
+    ),
+    "sgd, decoupled": (("sgd", {"wd": 0.1, "momentum": 0.9, "decoupled_wd": True}), ("SGDW", {"momentum": 0.9, **DECAY})),
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_options_like_the_reference(reference, name, engine, device):
+    (ours, arguments), (theirs, their_arguments) = PEERS[name]
+    params, _ = trained(device, ours, arguments, engine)
+    expected = parameters(device)
+    train(expected, getattr(reference, theirs)(expected, lr=0.05, **their_arguments).step)
+    torch.testing.assert_close(params, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamax"])
+def test_decoupled_decay_like_torch(name, engine, device):
+    """Adam with decay apart from the gradient is AdamW; Adamax has none of its own, so that it is applied by hand."""
+    if name == "adam":
+        params, _ = trained(device, "adam", {"wd": 0.1, "decoupled_wd": True, "epsilon": NO_EPSILON}, engine)
+        expected = parameters(device)
+        train(expected, torch.optim.AdamW(expected, lr=0.05, weight_decay=0.1, eps=NO_EPSILON).step)
+    else:
+        params, _ = trained(device, "adamax", {"wd": 0.1, "decoupled_wd": True}, engine)
+        expected = parameters(device)
+        peer = torch.optim.Adamax(expected, lr=0.05, eps=NO_EPSILON)
+
+        def step():
+            with torch.no_grad():
+                for param in expected:
+                    param -= 0.05 * 0.1 * param
+            peer.step()
+
+        train(expected, step)
+    torch.testing.assert_close(params, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lion, cautious"])
+@pytest.mark.parametrize("k", [1, 5])
+def test_lookahead_like_the_reference(reference, name, k, engine, device):
+    if name == "sgd":
+        ours, expected = ("sgd", {"momentum": 0.9}), parameters(device)
+        inner = torch.optim.SGD(expected, lr=0.05, momentum=0.9)
+    elif name == "adamw":
+        ours, expected = ("adam", {"wd": 0.1, "decoupled_wd": True, "epsilon": NO_EPSILON}), parameters(device)
+        inner = torch.optim.AdamW(expected, lr=0.05, weight_decay=0.1, eps=NO_EPSILON)
+    else:
+        ours, expected = ("lion", {"wd": 0.1, "cautious": True}), parameters(device)
+        inner = reference.Lion(expected, lr=0.05, betas=(0.9, 0.99), cautious=True, **DECAY)
+    arguments = ours[1] | {"lookahead": k, "lookahead_alpha": 0.3}
+    params, trainer = trained(device, ours[0], arguments, engine)
+    peer = reference.Lookahead(inner, k=k, alpha=0.3)
+    train(expected, peer.step)
+    torch.testing.assert_close(params, expected, rtol=1e-9, atol=1e-11)
+    slow = [trainer.state_dict()["state"][str(i)]["slow_weight"] for i in range(len(params))]
+    torch.testing.assert_close(slow, [peer.state[param]["slow_params"] for param in expected], rtol=1e-9, atol=1e-11)
+
+
+def test_all_options_at_once_around_norms_in_numpy(engine, device):
+    """LAMB by its paper (alg. 2), masked, then decayed, then synchronised."""
+    lr, wd, k, alpha = 0.05, 0.1, 3, 0.5
+    arguments = {"wd": wd, "cautious": True, "decoupled_wd": True, "lookahead": k, "lookahead_alpha": alpha}
+    params, _ = trained(device, "lamb", arguments, engine)
+    weights = [param.detach().cpu().numpy() for param in parameters("cpu")]
+    slow, means, squares = list(weights), [0.0] * 4, [0.0] * 4
+    torch.manual_seed(1)
+    for t in range(1, STEPS + 1):
+        for i, shape in enumerate(SHAPES):
+            g, w = torch.randn(shape, dtype=torch.float64).numpy(), weights[i]
+            means[i] = 0.9 * means[i] + 0.1 * g
+            squares[i] = 0.999 * squares[i] + 0.001 * g * g
+            direction = means[i] / (1 - 0.9**t) / (np.sqrt(squares[i] / (1 - 0.999**t)) + 1e-6)
+            step = lr * np.linalg.norm(w) / np.linalg.norm(direction) * direction
+            mask = step * g > 0
+            w = w - step * mask / max(mask.mean(), 1e-3) - lr * wd * w
+            if t % k == 0:
+                slow[i] = w = slow[i] + alpha * (w - slow[i])
+            weights[i] = w
+    for param, expected in zip(params, weights, strict=True):
+        np.testing.assert_allclose(param.detach().cpu().numpy(), expected, rtol=1e-9, atol=1e-11)
+
+
+ALL = {"cautious": True, "lookahead": 3, "wd": 0.1, "decoupled_wd": True}
+
+
+def test_masters_are_what_options_work_on(engine, device):
+    """A bfloat16 weight with a master is the rounding of a float32 weight that has the same gradients."""
+    wide = [torch.nn.Parameter(param.detach().bfloat16().float()) for param in parameters(device)]
+    narrow = [torch.nn.Parameter(param.detach().bfloat16()) for param in wide]
+    trainers = [
+        Trainer(params, "adam", {"learning_rate": 0.01, "multi_precision": True, **ALL}, engine=engine)
+        for params in (wide, narrow)
+    ]
+    torch.manual_seed(2)
+    for _ in range(7):
+        for a, b in zip(wide, narrow, strict=True):
+            b.grad = torch.randn(b.shape).bfloat16().to(device)
+            a.grad = b.grad.float()
+        for trainer in trainers:
+            trainer.step(1)
+    for i, (a, b) in enumerate(zip(wide, narrow, strict=True)):
+        torch.testing.assert_close(
+            trainers[1].state_dict()["state"][str(i)]["master copy"], a.detach(), rtol=2e-6, atol=1e-7
+        )
+        torch.testing.assert_close(b.float(), a, rtol=1e-2, atol=1e-4)
+
+
+def test_multipliers_hold_for_steps_and_for_decay(engine, device):
+    """Those of one parameter are as if all had had them."""
+    params = parameters(device)
+    params[1].lr_mult, params[1].wd_mult = 0.5, 3.0
+    trainer = Trainer(params, "adam", {"learning_rate": 0.05, **ALL}, engine=engine)
+    train(params, lambda: trainer.step(1))
+    for i, arguments in [(0, {}), (1, {"learning_rate": 0.025, "wd": 0.3})]:
+        expected, _ = trained(device, "adam", ALL | arguments, engine)
+        torch.testing.assert_close(params[i], expected[i], rtol=1e-12, atol=1e-14)
+
+
+def test_every_parameter_synchronises_at_its_own_updates(engine, device):
+    """One of two is left out now and then: each goes as if it were alone."""
+    together = parameters(device)[:2]
+    alone = parameters(device)[:2]
+    arguments = {"learning_rate": 0.05, "momentum": 0.9, "lookahead": 3}
+    trainer = Trainer(together, "sgd", arguments, engine=engine)
+    trainers = [Trainer([param], "sgd", arguments, engine=engine) for param in alone]
+    torch.manual_seed(3)
+    for t in range(14):
+        for i, (param, other) in enumerate(zip(together, alone, strict=True)):
+            param.grad = other.grad = None
+            if i == 0 or t % 4 != 1:
+                param.grad = torch.randn(param.shape, dtype=torch.float64).to(device)
+                other.grad = param.grad.clone()
+                trainers[i].step(1)
+        trainer.step(1, ignore_stale_grad=True)
+        assert all(map(torch.equal, together, alone))
+    assert list(trainer.optimizer.counts.values()) == [14, 10]
+
+
+def test_the_count_of_updates_may_start_anywhere(device):
+    start = {"begin_num_update": 1}
+    found = [trained(device, "sgd", {"lookahead": 4, **others})[0] for others in ({}, start)]
+    assert all(map(torch.equal, *found))
+
+
+def test_training_goes_on_from_a_file_to_the_bit(engine, device, tmp_path):
+    for stop in (3, 5):  # at a synchronisation, and between two
+        params = parameters(device)
+        trainer = Trainer(params, "adam", {"learning_rate": 0.05, **ALL}, engine=engine)
+        train(params, lambda trainer=trainer: trainer.step(1), steps=stop)
+        trainer.save_states(tmp_path / "states")
+        copies = [torch.nn.Parameter(param.detach().clone()) for param in params]
+        other = Trainer(copies, "adam", engine=engine)
+        other.load_states(tmp_path / "states")
+        assert (other.optimizer.lookahead, other.optimizer.cautious) == (3, True)
+        for each, own in ((trainer, params), (other, copies)):
+            train(own, lambda each=each: each.step(1), steps=5, seed=9)
+        assert all(map(torch.equal, params, copies))
+        plain = Trainer(copies, "adam", {"wd": 0.1}, engine=engine)
+        plain.load_state_dict(trainer.state_dict())
+        assert sorted(plain.state_dict()["state"]["0"]) == ["mean", "slow_weight", "var"]
+
+
+def test_each_rule_of_a_training_is_prepared_once(monkeypatch, engine, device):
+    """Synchronising ten times does not mean to build everything ten times."""
+    made = []
+
+    class Counted(updater_module.Update):
+        def __init__(self, rule, *others):
+            made.append(rule)
+            super().__init__(rule, *others)
+
+    monkeypatch.setattr(updater_module, "Update", Counted)
+    params = parameters(device)
+    trainer = Trainer(params, "adamw", {"lookahead": 2}, engine=engine)
+    gradients = [torch.randn_like(param) for param in params]
+    for param, gradient in zip(params, gradients, strict=True):
+        param.grad = gradient
+    for t in range(20):
+        for gradient in gradients:
+            gradient.add_(0.0)
+        if t == 10:  # new gradients are bound by both
+            for param in params:
+                param.grad = param.grad.clone()
+            gradients = [param.grad for param in params]
+        trainer.step(1)
+    assert len(made) == 2
+    assert {made.changed for made in made} == {("mean", "var"), ("mean", "var", "slow_weight")}
+
+
+@pytest.mark.parametrize("gap", [1, 3])
+def test_other_gradients_between_synchronisations_are_the_ones_that_are_used(gap, engine, device):
+    """Two rules share a plan: each must notice what was bound, moved or left out while the other one was in use."""
+    params, expected = parameters(device), parameters(device)
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.1, "lookahead": 2, "lookahead_alpha": 1.0}, engine=engine)
+    plain = Trainer(expected, "sgd", {"learning_rate": 0.1}, engine=engine)  # alpha 1 is no Lookahead at all
+    torch.manual_seed(4)
+    for t in range(12):
+        for i, (param, other) in enumerate(zip(params, expected, strict=True)):
+            new = torch.randn(param.shape, dtype=torch.float64).to(device)
+            if t % gap == 0 or param.grad is None:
+                param.grad, other.grad = new, new.clone()
+            else:
+                param.grad.copy_(new)
+                other.grad.copy_(new)
+            if t in (4, 5) and i == 1:
+                param.grad = other.grad = None
+        if t == 8:
+            for param, other in zip(params, expected, strict=True):
+                param.data, other.data = param.data.clone(), other.data.clone()
+        trainer.step(1, ignore_stale_grad=True)
+        plain.step(1, ignore_stale_grad=True)
+        torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_sophia_estimates_between_options(device):
+    """A step for the curvature is no update: nothing is masked, synchronised or counted."""
+    param = torch.nn.Parameter(torch.tensor([3.0, -2.0], device=device))
+    trainer = Trainer([param], "sophia", {"learning_rate": 0.1, "lookahead": 1, "cautious": True, "lookahead_alpha": 0.5})
+    param.grad = torch.tensor([1.0, 2.0], device=device)
+    with trainer.optimizer.estimating(scale=2.0):
+        trainer.step(1)
+    assert param.tolist() == [3.0, -2.0]
+    state = trainer.state_dict()["state"]["0"]
+    assert state["curvature"].tolist() == pytest.approx([0.02, 0.08])
+    assert state["slow_weight"].tolist() == [3.0, -2.0]
+    param.grad = torch.tensor([1.0, 2.0], device=device)
+    trainer.step(1)
+    assert param.tolist() == pytest.approx([3.0 - 0.05, -2.0 - 0.05])  # both steps are at their limit, halved
+    assert trainer.state_dict()["state"]["0"]["slow_weight"].tolist() == param.tolist()
+
+
+def test_optimizers_with_states_of_their_own_start_them_as_before(device):
+    """DCASGD's last state is the weight at first; the slow weight comes after it."""
+    params, _ = trained(device, "dcasgd", {"lookahead": 1, "lookahead_alpha": 1.0, "lamda": 0.5})
+    expected, _ = trained(device, "dcasgd", {"lamda": 0.5})
+    torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_averages_are_found_beside_the_slow_weights(device):
+    params, trainer = trained(device, "schedulefreesgd", {"lookahead": 100})
+    expected, other = trained(device, "schedulefreesgd", {})
+    with trainer.averaged_weights(), other.averaged_weights():
+        torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_one_weight_at_a_time_is_updated_as_all_are(device):
+    params, expected = parameters(device), parameters(device)
+    made = optimizer.create("adam", **ALL)
+    states = [made.create_state(i, param) for i, param in enumerate(params)]
+    trainer = Trainer(expected, "adam", ALL)
+    torch.manual_seed(5)
+    for _ in range(7):
+        for i, (param, other) in enumerate(zip(params, expected, strict=True)):
+            other.grad = torch.randn(param.shape, dtype=torch.float64).to(device)
+            with torch.no_grad():
+                made.update(i, param, other.grad, states[i])
+        trainer.step(1)
+    torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_sparse_gradients_take_masks_and_decay_but_no_slow_weights(device):
+    table = torch.nn.Embedding(6, 2, sparse=True, device=device)
+    rows = torch.tensor([1, 4], device=device)
+    trainer = Trainer(table, "sgd", {"learning_rate": 0.5, "wd": 0.1, "cautious": True, "decoupled_wd": True})
+    before = table.weight.detach().clone()
+    table(rows).sum().backward()
+    trainer.step(1)
+    expected = before.clone()
+    expected[rows] = before[rows] - 0.5 - 0.05 * before[rows]
+    torch.testing.assert_close(table.weight.detach(), expected)
+    trainer = Trainer(table, "sgd", {"lookahead": 2})
+    table(rows).sum().backward()
+    before = table.weight.detach().clone()
+    with pytest.raises(ValueError, match="lookahead=2 for 'weight', whose gradient is sparse: .*must be None"):
+        trainer.step(1)
+    assert torch.equal(table.weight, before)
+
+
+def test_an_option_that_is_off_leaves_no_trace(device):
+    _, trainer = trained(device, "adamw", {})
+    assert trainer.optimizer.composed_rule is rules.adamw
+    assert sorted(trainer.state_dict()["state"]["0"]) == ["mean", "var"]
+    assert "cautious" not in repr(trainer.optimizer)
+    assert "lookahead" not in repr(trainer.optimizer)
+    assert "cautious=True, lookahead=3, lookahead_alpha=0.5" in repr(optimizer.create("adamw", cautious=True, lookahead=3))
+
+
+def test_an_optimizer_with_options_can_be_copied(device):
+    made = optimizer.create("adamw", cautious=True, lookahead=3)
+    for twin in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert twin.composed_rule is made.composed_rule
+
+
+class Halving(optimizer.RuleOptimizer):
+    rule = rules.sign_sgd
+    wd_lh = 0.0
+
+
+def test_options_of_an_optimizer_of_ones_own(device):
+    param = torch.nn.Parameter(torch.tensor([4.0, 2.0], device=device))
+    trainer = Trainer([param], Halving(learning_rate=1.0, lookahead=2))
+    for expected in ([3.0, 1.0], [3.0, 1.0], [2.0, 0.0]):
+        param.grad = torch.ones_like(param)
+        trainer.step(1)
+        assert param.tolist() == expected
+
+
+REFUSED = {
+    "muon": ({"cautious": True}, TypeError, "cautious=True: Muon has a rule of whole tensors"),
+    "adafactor": ({"lookahead": 5}, TypeError, "lookahead=5: Adafactor has a rule of whole tensors"),
+    "adamw": (
+        {"decoupled_wd": True},
+        ValueError,
+        "decoupled_wd=True: AdamW decays the weights apart from the gradient already",
+    ),
+    "adagrad": ({"decoupled_wd": True}, ValueError, "AdaGrad decays the weights apart from the gradient already"),
+    "rprop": ({"decoupled_wd": True}, ValueError, "decoupled_wd=True: Rprop has no weight decay, so it must be False"),
+    "adam": ({"cautious": 1}, TypeError, "cautious=1: must be True or False"),
+    "nag": ({"lookahead": 0}, ValueError, "lookahead=0: must be 1 or more"),
+    "ftml": ({"lookahead": 2.5}, TypeError, "lookahead=2.5: must be a whole number"),
+    "nadam": ({"lookahead_alpha": 0.0}, ValueError, "lookahead_alpha=0.0: must be .*greater than 0"),
+    "lion": ({"lookahead_alpha": 1.5}, ValueError, "lookahead_alpha=1.5: must be .*1 or less"),
+    "lamb": ({"look_ahead": 5}, TypeError, "LAMB has no argument 'look_ahead'.*Did you mean 'lookahead'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_is(name):
+    arguments, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        optimizer.create(name, **arguments)
+
+
+def test_signum_without_momentum_has_all_its_decay_apart():
+    optimizer.create("signum", decoupled_wd=True)
+    with pytest.raises(ValueError, match="Signum decays the weights apart"):
+        optimizer.create("signum", momentum=0.0, decoupled_wd=True)
+
+
+@rule
+def _unnamed(w, g, state, hyper):
+    lr, missing = hyper
+    return w - lr * missing * g, state
+
+
+def test_a_missing_hyper_parameter_is_named_with_the_composed_rule(device):
+    class Lacking(optimizer.RuleOptimizer):
+        rule = _unnamed
+
+    param = torch.nn.Parameter(torch.ones(2, device=device))
+    param.grad = torch.ones_like(param)
+    with pytest.raises(TypeError, match="rule '_unnamed_lookahead' needs 'missing', which Lacking lacks"):
+        Trainer([param], Lacking(lookahead=1)).step(1)
+    assert math.isclose(param.sum().item(), 2.0)
