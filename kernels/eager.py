@@ -67,8 +67,8 @@ class EagerUpdate:
         states = tuple(self._states[i][name][part] for name in function.state)
         hyper = dict(zip(rule.hyper, table.hyper[i, 1:].tolist(), strict=True))
         extras: list[Any] = []
-        if "sums" in function.extras:
-            extras.append(tuple(self.sums[len(function.reductions) - 1][i].unbind()))
+        if function.numbers_from is not None:
+            extras.append(tuple(self.sums[function.numbers_from][i].unbind()))
         if "index" in function.extras:
             extras.append(torch.arange(part.start, part.start + gradient.numel(), device=table.device))
         return function(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from .language import Rule, TensorRule, has_numba, has_triton
+from .language import Reduction, Rule, TensorRule, has_numba, has_triton
 from .table import GRADIENT, TensorTable, compute_dtype, is_dense
 
 __all__ = ["ENGINES", "Update", "choose_engine", "update"]
@@ -350,17 +350,33 @@ class Update:
             group.begin(self.hyper)
         for k, reduction in enumerate(self.rule.reductions):
             for group in self._groups:
+                if "kept" in reduction.extras:
+                    group.recall(k)
                 group.execute.measure(k)
             if reduction.over == "all" and self._groups:
                 _add_together([group.execute.totals[k] for group in self._groups])
-            for group in self._groups:
-                if reduction.finished is not None:
-                    group.finish(k)
-                if reduction.passes_on:
+            if reduction.finished is not None:
+                self._finish(k, reduction)
+            if reduction.passes_on:
+                for group in self._groups:
                     group.pass_on(k)
         for group in self._groups:
             group.execute()
             group.end()
+
+    def _finish(self, stage: int, reduction: Reduction) -> None:
+        """Turn the sums of a reduction into the numbers that it keeps."""
+        if reduction.over == "tensor":
+            for group in self._groups:
+                found, before = group.finished(stage, slice(None)), group.kept(stage)
+                group.keep(stage, torch.where(group.active()[:, None], found, before))
+            return
+        for group in self._groups:  # any tensor's will do: all have the same sums and have kept the same
+            if (i := group.first_active()) is not None:
+                found = group.finished(stage, slice(i, i + 1))
+                for each in self._groups:
+                    each.keep(stage, found)
+                return
 
 
 def _add_together(totals: Sequence[torch.Tensor]) -> None:
@@ -465,22 +481,41 @@ class _Group:
             if self.table.gradients[k] is not None:
                 self.originals[k].copy_(self.table.weights[k])
 
-    def finish(self, stage: int) -> None:
-        """Turn the sums of a reduction into the numbers that it keeps."""
-        table, rule, execute = self.table, self.table.rule, self.execute
-        reduction = rule.reductions[stage]
+    def active(self) -> torch.Tensor:
+        """Which tensors have a gradient."""
+        return torch.tensor([gradient is not None for gradient in self.table.gradients], device=self.table.device)
+
+    def first_active(self) -> int | None:
+        return next((i for i, gradient in enumerate(self.table.gradients) if gradient is not None), None)
+
+    def kept(self, stage: int, rows: slice = slice(None)) -> torch.Tensor:
+        """The numbers that a reduction keeps, [n_tensors, n]."""
+        return torch.stack([torch.stack(row) for row in self._kept(stage)[rows]])
+
+    def finished(self, stage: int, rows: slice) -> torch.Tensor:
+        """What these tensors' sums turn the kept numbers into, [n_rows, n]."""
+        table, reduction, kept = self.table, self.table.rule.reductions[stage], self.kept(stage, rows)
         assert reduction.finished is not None
+        columns = [1 + table.rule.hyper.index(name) for name in reduction.finish_hyper]
+        hyper = torch.from_numpy(table.hyper[rows, columns]).to(table.device)
+        new = reduction.finished(self.execute.totals[stage][rows].unbind(1), kept.unbind(1), hyper.unbind(1))
+        new = [torch.as_tensor(value, dtype=kept.dtype, device=kept.device).expand(len(kept)) for value in new]
+        return torch.stack(new, dim=1)
+
+    def keep(self, stage: int, new: torch.Tensor) -> None:
+        """Make these the kept numbers, and what comes after the reduction gets."""
+        room = self.execute.sums[stage][:, : new.shape[1]]
+        room[:] = new
+        torch._foreach_copy_([number for row in self._kept(stage) for number in row], list(room.flatten().unbind()))
+
+    def recall(self, stage: int) -> None:
+        """Show a reduction the numbers that it has kept."""
+        self.execute.sums[stage][:, : len(self.table.rule.reductions[stage].kept)] = self.kept(stage)
+
+    def _kept(self, stage: int) -> list[tuple[torch.Tensor, ...]]:
+        rule = self.table.rule
         start = len(rule.state) + sum(len(earlier.kept) for earlier in rule.reductions[:stage])
-        rows = [row[start : start + len(reduction.kept)] for row in table.states]
-        kept = torch.stack([torch.stack(row) for row in rows])
-        columns = [1 + rule.hyper.index(name) for name in reduction.finish_hyper]
-        hyper = torch.from_numpy(table.hyper[:, columns]).to(table.device)
-        active = torch.tensor([gradient is not None for gradient in table.gradients], device=table.device)
-        found = reduction.finished(execute.totals[stage].unbind(1), kept.unbind(1), hyper.unbind(1))
-        found = [torch.as_tensor(value, dtype=kept.dtype, device=kept.device).expand(len(rows)) for value in found]
-        new = torch.where(active[:, None], torch.stack(found, dim=1), kept)
-        torch._foreach_copy_([number for row in rows for number in row], list(new.flatten().unbind()))
-        execute.sums[stage][:, : len(reduction.kept)] = new
+        return [row[start : start + len(rule.reductions[stage].kept)] for row in self.table.states]
 
     def pass_on(self, stage: int) -> None:
         """Put the results of the reduction before this one behind its own."""

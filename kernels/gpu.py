@@ -355,10 +355,6 @@ def launch_options(
     return {"num_warps": 8 if mixed or max(n_states, n_sums) > 2 else 4, "enable_fp_fusion": True}
 
 
-def _n_sums(function: Rule | Reduction) -> int:
-    return 0 if function.sums is None else function.sums.n_results
-
-
 def _n_states(function: Rule | Reduction) -> int:
     return len(function.used if isinstance(function, Rule) else function.state)
 
@@ -378,10 +374,10 @@ def _constants(
 ) -> dict[str, Any]:
     return {
         "FUNCTION": function.bind("triton", _words, _compiled),
-        "EXTRAS": ("sums" in function.extras) + 2 * ("index" in function.extras),
+        "EXTRAS": (function.n_numbers > 0) + 2 * ("index" in function.extras),
         "STATES": tuple(rule.state.index(name) for name in function.state),
         "HYPER": tuple(1 + rule.hyper.index(name) for name in function.own_hyper),
-        "SUMS": tuple(range(_n_sums(function))),
+        "SUMS": tuple(range(function.n_numbers)),
         "N_STATES": len(rule.state),
         "N_HYPER": len(rule.hyper),
         "WEIGHT_TYPE": _TYPES[weight_dtype],
@@ -439,7 +435,7 @@ class TritonUpdate:
 
     def _launcher(self, kernel: Any, function: Rule | Reduction, partials: tuple[torch.Tensor, ...] = ()) -> _Launch:
         table = self.table
-        sums = self.sums[len(function.reductions) - 1] if function.reductions else self._upload.hyper
+        sums = self._upload.hyper if function.numbers_from is None else self.sums[function.numbers_from]
         arguments = (self._addresses, self._upload.gradients, self._upload.hyper, self._sizes, self._tiles, sums, *partials)
         types = table.weight_dtype, table.gradient_dtype, table.dtype
         constants = _constants(function, self._rule, *types, table.masters is not None, table.aligned)
@@ -447,7 +443,7 @@ class TritonUpdate:
             constants["N_VALUES"] = function.n_values
         else:
             constants["CHANGED"] = _changed(function)
-        options = launch_options(*types, _n_states(function), _n_sums(function))
+        options = launch_options(*types, _n_states(function), function.n_numbers)
         return _Launch(kernel, self._n_tiles, (*arguments, len(table.weights)), constants, options)
 
     def _sums_launcher(self, stage: int) -> tuple[_Launch, _Launch]:
@@ -558,5 +554,5 @@ def compile_for(
     signature |= {"n_tensors": "i32"} | dict.fromkeys(constants, "constexpr")
     kernel = _update_kernel if stage is None else _sums_kernel
     source = ASTSource(kernel, signature=signature, constexprs=constants)
-    options = launch_options(weight_dtype, gradient_dtype, dtype, _n_states(function), _n_sums(function))
+    options = launch_options(weight_dtype, gradient_dtype, dtype, _n_states(function), function.n_numbers)
     return triton.compile(source, target=target, options=options)

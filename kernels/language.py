@@ -84,14 +84,16 @@ def reduction(
     the rule's or others. A rule made with `@rule(sums=it)` gets the sums, in the arithmetic's type.
 
     Args:
-        fn: the function. It may have the further arguments `sums` and `index`, as a rule.
+        fn: the function. It may have the further arguments `sums` and `index`, as a rule, or `kept` in place of `sums`: the
+            numbers that its `finish` keeps, as the step before has left them.
         sums: a reduction that runs before this one and gives its `sums`.
         over: "tensor" sums over each tensor, "all" over all tensors of the update together.
         passes_on: what comes after it gets its results and, after them, those of `sums`.
 
     A second function, `@it.finish`, may turn the sums into numbers that are kept from step to step, one of each for each
     tensor, zero at first: `(sums, kept, hyper) -> new_kept`. It unpacks `kept` into their names, and its result takes the
-    place of the sums.
+    place of the sums. A tensor without gradient keeps its numbers; those of sums over all tensors are the same for all, made
+    with the hyper-parameters of the first that has a gradient.
     """
     if over not in ("tensor", "all"):
         raise ValueError(f"over={over!r}: must be 'tensor' or 'all'")
@@ -253,19 +255,21 @@ class _OverTensors(Function):
     Attributes:
         state: names of the state tensors that it reads, in order.
         own_hyper: names of the hyper-parameters that it unpacks, in order.
-        extras: which of "sums" and "index" it takes besides.
+        extras: which of "sums" (or, a reduction, "kept") and "index" it takes besides.
         sums: the reduction that runs before it, or None.
     """
 
     kind = "rule"
+    _NUMBERS: tuple[str, ...] = ("sums",)
 
     def __init__(self, fn: Callable[..., Any], sums: Reduction | None = None) -> None:
         super().__init__(fn)
         arguments = [argument.arg for argument in self._tree.args.args]
-        if len(arguments) < 4 or arguments[4:] not in ([], ["sums"], ["index"], ["sums", "index"]):
+        further = [argument for argument in arguments[4:] if argument in self._NUMBERS][:1]
+        if len(arguments) < 4 or arguments[4:] not in (further, [*further, "index"]):
             raise TypeError(
                 f"{self.kind} {self.name!r} takes ({', '.join(arguments)}): it must have four arguments, "
-                "(w, g, state, hyper), and may have sums and index after them, in this order"
+                f"(w, g, state, hyper), and may have {' or '.join(self._NUMBERS)} and index after them, in this order"
             )
         if sums is not None and not isinstance(sums, Reduction):
             raise TypeError(f"sums of {self.name!r} must be made with @reduction, got {type(sums).__name__}")
@@ -279,6 +283,8 @@ class _OverTensors(Function):
         self.state = _unpacked_names(self._tree, arguments[2], may_return=True)
         self.own_hyper = _unpacked_names(self._tree, arguments[3])
         if sums is not None:
+            if "kept" in sums.extras and sums.finished is None:
+                raise TypeError(f"reduction {sums.name!r} takes kept, but keeps nothing: give it a @{sums.name}.finish")
             sums._used_by = self.name
             names = _unpacked_names(self._tree, "sums")
             if names and len(names) != sums.n_results:
@@ -291,6 +297,16 @@ class _OverTensors(Function):
     def reductions(self) -> tuple[Reduction, ...]:
         """Those that run before it, the first one first."""
         return () if self.sums is None else (*self.sums.reductions, self.sums)
+
+    @property
+    def numbers_from(self) -> int | None:
+        """Which of the rule's reductions has the numbers of each tensor that it gets; None if it gets none."""
+        return len(self.reductions) - 1 if self.sums is not None else None
+
+    @property
+    def n_numbers(self) -> int:
+        """How many numbers of each tensor it gets."""
+        return 0 if self.sums is None else self.sums.n_results
 
 
 class Rule(_OverTensors):
@@ -366,6 +382,7 @@ class TensorRule:
         self.state = _unpacked_names(tree, arguments[2], may_return=True)
         self.hyper = _unpacked_names(tree, arguments[3])
         self._shapes = shapes
+        self._how: tuple[Any, ...] | None = None
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -380,11 +397,19 @@ class TensorRule:
     def __call__(self, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Any) -> Any:
         return self.fn(w, g, state, hyper)
 
+    def with_shapes(
+        self, shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]], how: tuple[Callable[..., Any], tuple[Any, ...]]
+    ) -> TensorRule:
+        """The same rule with states of other shapes; `how`, a function and arguments, makes it again for pickle."""
+        other = TensorRule(self.fn, shapes)
+        other._how = how
+        return other
+
     def __repr__(self) -> str:
         return f"<tensor rule {self.name}: state ({', '.join(self.state)}), hyper ({', '.join(self.hyper)})>"
 
-    def __reduce__(self) -> str:
-        return self.fn.__qualname__  # by reference, as functions are
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return self._how or self.fn.__qualname__  # by reference, as functions are
 
 
 class Reduction(_OverTensors):
@@ -399,6 +424,7 @@ class Reduction(_OverTensors):
     """
 
     kind = "reduction"
+    _NUMBERS = ("sums", "kept")
 
     def __init__(
         self, fn: Callable[..., Any], sums: Reduction | None = None, over: str = "tensor", passes_on: bool = False
@@ -431,6 +457,12 @@ class Reduction(_OverTensors):
                 f"reduction {self.name!r} gives {self.n_values}"
             )
         returned = function._tree.body[-1].value  # type: ignore[attr-defined]
+        read = _unpacked_names(self._tree, "kept") if "kept" in self.extras else ()
+        if read and read != kept:
+            raise TypeError(
+                f"{function.name!r} unpacks {arguments[1]} into {', '.join(kept) or 'nothing'}: reduction {self.name!r} has "
+                f"{', '.join(read)}"
+            )
         if not kept or len(set(kept)) < len(kept) or not isinstance(returned, ast.Tuple) or len(returned.elts) != len(kept):
             raise TypeError(
                 f"{function.name!r} must unpack {arguments[1]} into the names of one number or more, and end by returning a "
@@ -438,6 +470,14 @@ class Reduction(_OverTensors):
             )
         self.finished, self.kept, self.finish_hyper = function, kept, hyper
         return function
+
+    @property
+    def numbers_from(self) -> int | None:
+        return len(self.reductions) if "kept" in self.extras else super().numbers_from
+
+    @property
+    def n_numbers(self) -> int:
+        return len(self.kept) if "kept" in self.extras else super().n_numbers
 
     @property
     def n_own_results(self) -> int:

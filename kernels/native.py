@@ -74,7 +74,7 @@ class NativeUpdate:
         table = self.table
         loop = _compiled(table, function, self._threaded)
         nothing = np.zeros((0, 0), dtype=table.hyper.dtype)
-        sums = self.sums[len(function.reductions) - 1].numpy() if function.reductions else nothing
+        sums = nothing if function.numbers_from is None else self.sums[function.numbers_from].numpy()
         partials = np.zeros((0, 0)) if partials is None else partials
         arrays = (table.addresses, table.sizes, table.hyper, table.tiles, sums, partials)
         if not self._threaded:
@@ -403,12 +403,11 @@ def _loop_source(function: Rule | Reduction, rule: Rule, masters: bool, threaded
         for a in arrays
     )
     hyper = "".join(f"hyper[t, {1 + rule.hyper.index(name)}], " for name in function.own_hyper)
-    n_sums = function.sums.n_results if function.sums is not None else 0
-    sums = "".join(f"sums[t, {k}], " for k in range(n_sums))
+    sums = "".join(f"sums[t, {k}], " for k in range(function.n_numbers))
     values = (
         f"load_weight({'m' if masters else 'w'}[i]), load_gradient(g[i]) * rescale, "
         f"({''.join(f'{s}[i], ' for s in states)}), hyper"
-        + (", sums" if "sums" in function.extras else "")
+        + (", sums" if function.n_numbers else "")
         + (", start + i" if "index" in function.extras else "")
     )
     if isinstance(function, Rule):

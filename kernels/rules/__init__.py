@@ -9,7 +9,7 @@ from .adagrad import adagrad, group_adagrad
 from .adam import adabelief, adam, adamax, adamw, amsgrad, nadam
 from .ftrl import ftml, ftrl
 from .layerwise import lamb, lans, lars, lars_momentum
-from .matrix import adafactor, came, muon
+from .matrix import adafactor, came, muon, soap, soap_up_to  # noqa: F401
 from .modern import (
     adan,
     ademamix,
@@ -25,6 +25,7 @@ from .modern import (
     sophia_curvature,
     stable_adamw,
 )
+from .prodigy import prodigy  # noqa: F401
 from .rmsprop import rmsprop, rmsprop_centered, rmsprop_momentum, rmsprop_variance
 from .schedule_free import schedule_free_adamw, schedule_free_sgd, toward
 from .sgd import (

@@ -1,16 +1,19 @@
-"""Rules that see a whole matrix: Muon, and the factored Adafactor and CAME. In plain torch operations, for whole tensors.
+"""Rules that see a whole matrix: Muon, SOAP, and the factored Adafactor and CAME.
 
-Their own intermediate results they change in place: on a CPU, a large new tensor costs more than what is computed in it.
+In plain torch operations, for whole tensors. Their own intermediate results they change in place: on a CPU, a large new
+tensor costs more than what is computed in it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
 
-from ..language import tensor_rule
+from ..language import TensorRule, tensor_rule
 from .adam import adamw
 from .common import limited
 
@@ -158,3 +161,94 @@ def came(w, g, state, hyper):
         over_root(mean, unstable_row, unstable_column, unstable_var, out=step)
     state = mean, row, column, var, unstable_row, unstable_column, unstable_var
     return moved(w, step, lr, decay), state
+
+
+LIMIT = 10_000  # the largest dimension that SOAP turns by default
+
+
+def turned_dimensions(shape: Sequence[int], limit: float, vectors: float) -> list[int]:
+    """The dimensions' sizes, 0 for those that keep their axes: large ones, and those of vectors if not asked for."""
+    if len(shape) == 1 and not vectors:
+        return [0]
+    return [size if size <= limit else 0 for size in shape]
+
+
+def room_for_bases(shape: torch.Size, limit: int = LIMIT, vectors: bool = False) -> dict[str, Any]:
+    """The shapes of SOAP's matrices, one for each dimension, which lie one after the other in one state."""
+    size = sum(side * side for side in turned_dimensions(shape, limit, vectors))
+    return {"gram": (size,), "basis": (size,)}
+
+
+def matrices(flat: torch.Tensor, sides: Sequence[int]) -> list[torch.Tensor | None]:
+    """The matrices of each dimension, None for those that have none."""
+    pieces = flat.split([side * side for side in sides])
+    return [piece.view(side, side) if side else None for piece, side in zip(pieces, sides, strict=True)]
+
+
+def flattened(found: Sequence[torch.Tensor | None], flat: torch.Tensor) -> torch.Tensor:
+    """The opposite of `matrices`; `flat` where there are none."""
+    pieces = [matrix.reshape(-1) for matrix in found if matrix is not None]
+    return torch.cat(pieces) if pieces else flat
+
+
+def turned(x: torch.Tensor, bases: Sequence[torch.Tensor | None], back: bool = False) -> torch.Tensor:
+    """`x` in the coordinates of these bases, the columns of the matrices, or `back` from there."""
+    for basis in bases:  # each takes the first dimension, and puts its own last
+        x = x.movedim(0, -1) if basis is None else torch.tensordot(x, basis, dims=([0], [1 if back else 0]))
+    return x
+
+
+def gram_matrix(g: torch.Tensor, dimension: int) -> torch.Tensor:
+    """The products of the slices along a dimension with each other, [size, size]."""
+    others = [k for k in range(g.dim()) if k != dimension]
+    return torch.tensordot(g, g, dims=(others, others))
+
+
+def eigenvectors(matrix: torch.Tensor) -> torch.Tensor:
+    """Those of a symmetric matrix as columns, of the largest eigenvalue first."""
+    try:
+        _, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # of matrices that are too near to singular for float32
+        _, vectors = torch.linalg.eigh(matrix.double())
+    return vectors.flip(1).to(matrix.dtype)
+
+
+@tensor_rule(shapes=room_for_bases)
+def soap(w, g, state, hyper):
+    """Adam in the eigenbases of Shampoo's preconditioner. Vyas et al. (2024), alg. 3; numbers of the authors' code.
+
+    A parameter's first update, with `first` 1, only finds the bases; where `turn` is 1 they follow by a step of the power
+    iteration (alg. 4). `lr` arrives with the bias corrections in it; `decay` is taken off the stepped weight.
+    """
+    mean, var, gram, basis = state
+    (
+        lr, decay, clip, one_minus_beta1, one_minus_beta2, one_minus_shampoo_beta, epsilon, limit, vectors, first, turn,
+    ) = hyper  # fmt: skip
+    g = g.clamp(-clip, clip)
+    sides = turned_dimensions(w.shape, limit, vectors)
+    grams, bases = matrices(gram, sides), matrices(basis, sides)
+    if not first:
+        mean = torch.lerp(mean, g, one_minus_beta1)
+        var = torch.lerp(var, turned(g, bases).square(), one_minus_beta2)
+        w = w - lr * turned(turned(mean, bases) / (var.sqrt() + epsilon), bases, back=True)
+        w = w - decay * w
+    for k, old in enumerate(grams):
+        if old is None:
+            continue
+        new = grams[k] = torch.lerp(old, gram_matrix(g, k), one_minus_shampoo_beta)
+        if first:
+            bases[k] = eigenvectors(new)
+        elif turn:
+            product = new @ bases[k]
+            order = (bases[k] * product).sum(dim=0).argsort(descending=True)
+            var = var.index_select(k, order)
+            bases[k] = torch.linalg.qr(product.index_select(1, order)).Q
+    return w, (mean, var, flattened(grams, gram), flattened(bases, basis))
+
+
+@cache
+def soap_up_to(limit: int, vectors: bool) -> TensorRule:
+    """`soap` with room for the bases of dimensions up to this size, and of vectors or not; its hyper-parameters agree."""
+    if (limit, vectors) == (LIMIT, False):
+        return soap
+    return soap.with_shapes(partial(room_for_bases, limit=limit, vectors=vectors), (soap_up_to, (limit, vectors)))

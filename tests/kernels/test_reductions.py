@@ -381,6 +381,103 @@ def test_two_reductions_may_both_keep_numbers(place):
             assert found == pytest.approx([previous, average, previous, last], rel=2e-6)
 
 
+# What a reduction has kept.
+
+
+@reduction(over="all")
+def since(w, g, state, hyper, kept, index):
+    (lr,) = hyper
+    level, steps = kept
+    return lr * (g - level), tl.where(index == 0, steps, 0.0)
+
+
+@since.finish
+def level_since(sums, kept, hyper):
+    change, steps_seen = sums
+    level, steps = kept
+    (fading,) = hyper
+    return fading * level + change, steps_seen + 1.0
+
+
+@rule(sums=since)
+def by_level(w, g, state, hyper, sums):
+    (lr,) = hyper
+    level, steps = sums
+    return w - lr * level, state
+
+
+def test_a_reduction_may_read_what_it_has_kept(place):
+    """Numbers of all tensors together are the same for all: of other types, without gradient, of other rates."""
+    kinds = [(F32, 3), (F64, 5), (F32, 1500), (BF16, 2)]
+    weights = [torch.zeros(size, dtype=dtype, device=place.device) for dtype, size in kinds]
+    states = states_for(by_level, weights)
+    update = Update(by_level, weights, states, engine=place.engine)
+    rates = [0.5, 0.25, 0.125, 1.0]
+    level, steps, moved = 0.0, 0.0, [0.0] * 4
+    for t in range(4):
+        gradients = [torch.full_like(weight, 1.0 + i - t) for i, weight in enumerate(weights)]
+        left_out = {0: [0, 1], 2: [2, 3], 3: [0, 1, 2, 3]}.get(t, [])
+        for i in left_out:
+            gradients[i] = None
+        for i, rate in enumerate(rates):  # a tensor that is left out may have any hyper-parameters
+            update.hyper[i] = [1.0, *([math.nan] * 2 if i in left_out else [rate, 0.5])]
+        update.bind(gradients)
+        update()
+        there = [i for i in range(4) if i not in left_out]
+        if there:
+            change = sum(rates[i] * weights[i].numel() * (1.0 + i - t - level) for i in there)
+            level, steps = 0.5 * level + change, len(there) * steps + 1.0
+        for i in there:
+            moved[i] -= rates[i] * level
+        for row in states:
+            assert [float(number) for number in row] == pytest.approx([level, steps], rel=1e-6)
+    for weight, expected in zip(weights, moved, strict=True):
+        assert weight[0].item() == weight[-1].item() == pytest.approx(expected, rel=1e-2 if weight.dtype == BF16 else 1e-5)
+
+
+@reduction
+def first_sum(w, g, state, hyper):
+    return g, 1.0
+
+
+@reduction(sums=first_sum, passes_on=True)
+def with_the_first(w, g, state, hyper, sums):
+    total, count = sums
+    return ((g - total / count) * (g - total / count),)
+
+
+@reduction(sums=with_the_first, passes_on=True)
+def with_both(w, g, state, hyper, sums):
+    square, total, count = sums
+    return (w,)
+
+
+@with_both.finish
+def weight_sums(sums, kept, hyper):
+    (w_sum,) = sums
+    (sum_of_weights,) = kept
+    return (sum_of_weights + w_sum,)
+
+
+@rule(sums=with_both)
+def by_all_of_them(w, g, state, hyper, sums):
+    a, b, c, d = state
+    w_sum, square, total, count = sums
+    return w, (everywhere(w, w_sum), everywhere(w, square), everywhere(w, total), everywhere(w, count))
+
+
+def test_reductions_may_pass_on_what_came_before_them(place):
+    assert (with_both.n_results, by_all_of_them.kept) == (4, ("sum_of_weights",))
+    weights, gradients = tensors(place, [(5,), (place.tile + 3,)], F64)
+    states = states_for(by_all_of_them, weights)
+    for t in (1, 2):
+        place.run(by_all_of_them, weights, gradients, states, [[1.0]] * 2)
+        for w, g, row in zip(weights, gradients, states, strict=True):
+            w, g = w.cpu().double(), g.cpu().double()
+            expected = [t * w.sum(), ((g - g.mean()) ** 2).sum(), g.sum(), g.numel()]
+            assert [float(state[-1]) for state in row[:4]] == pytest.approx([float(x) for x in expected], rel=1e-9)
+
+
 @reduction
 def flagged(w, g, state, hyper):
     return (g * g,)
@@ -532,6 +629,24 @@ REFUSED = {
     "a reduction of an unknown word": (
         "@reduction\ndef r(w, g, state, hyper):\n    return (tl.sum(g),)\n",
         "uses tl.sum; rules",
+    ),
+    "a rule with kept": (
+        "@rule\ndef u(w, g, state, hyper, kept):\n    (k,) = kept\n    return w * k, state\n",
+        r"rule 'u' takes \(w, g, state, hyper, kept\): .* may have sums and index after them",
+    ),
+    "a reduction with sums and kept": (
+        "@reduction\ndef r(w, g, state, hyper, sums, kept):\n    (k,) = kept\n    return (g * k,)\n",
+        r"reduction 'r' takes .* may have sums or kept and index after them",
+    ),
+    "kept numbers of no finish": (
+        "@reduction\ndef r(w, g, state, hyper, kept):\n    (k,) = kept\n    return (g * k,)\n"
+        "@rule(sums=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
+        "reduction 'r' takes kept, but keeps nothing: give it a @r.finish",
+    ),
+    "kept numbers of other names": (
+        "@reduction\ndef r(w, g, state, hyper, kept):\n    (k,) = kept\n    return (g * k,)\n"
+        "@r.finish\ndef f(sums, kept, hyper):\n    (x,) = kept\n    return (x,)\n",
+        "'f' unpacks kept into x: reduction 'r' has k",
     ),
     "a finish of two arguments": (
         "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"

@@ -1,11 +1,16 @@
 """Optimizers of recent papers against `pytorch_optimizer` and `torch.optim`, on every engine, in float64."""
 
+import copy
+import pickle
+import sys
+
 import numpy as np
 import pytest
 import torch
 
 import tristep
 from tristep import Trainer
+from tristep.kernels import rules
 
 reference = pytest.importorskip("pytorch_optimizer", reason="not installed")
 
@@ -239,6 +244,162 @@ def test_sophia_estimates_curvature_in_steps_of_their_own(engine, device):
         w = w - lr * wd * w - lr * step_size
     np.testing.assert_allclose(param.detach().cpu(), w, rtol=1e-9, atol=1e-11)
     assert trainer.optimizer.num_update == 12
+
+
+PRODIGY = {
+    "plain": ({}, {}),
+    "decay": ({"wd": 0.1}, {"weight_decay": 0.1}),
+    "warm-up": (
+        {"learning_rate": 0.3, "safeguard_warmup": True, "d_coef": 2.0},
+        {"lr": 0.3, "safeguard_warmup": True, "d_coef": 2.0},
+    ),
+    "slow": (
+        {"use_bias_correction": True, "growth_rate": 1.02, "beta3": 0.9, "d0": 0.001},
+        {"bias_correction": True, "growth_rate": 1.02, "beta3": 0.9, "d0": 0.001},
+    ),
+}
+
+
+@pytest.fixture
+def float64_by_default():
+    """The reference adds its sums up in torch's default type."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def _descend(params, step, steps=40, decay=0.0, left_out=lambda i, t: False):
+    for t in range(steps):
+        for i, param in enumerate(params):
+            param.grad = None if left_out(i, t) else (2.0 * (param - 1.0) + decay * param).detach()
+        step()
+
+
+@pytest.mark.parametrize("name", PRODIGY)
+@pytest.mark.usefixtures("float64_by_default")
+def test_prodigy_and_its_estimate_like_the_reference(name, engine, device):
+    """Rounding in the first steps, as small as the first estimate, is what the last digits are lost to."""
+    arguments, their_arguments = PRODIGY[name]
+    params, expected = _parameters(device), _parameters(device)
+    trainer = Trainer(params, "prodigy", arguments, engine=engine)
+    assert trainer.optimizer.d == arguments.get("d0", 1e-6)
+    _descend(params, lambda: trainer.step(1))
+    peer = reference.Prodigy(expected, **their_arguments)
+    _descend(expected, peer.step)
+    torch.testing.assert_close(params, expected, rtol=1e-8, atol=1e-9)
+    assert trainer.optimizer.d == pytest.approx(peer.param_groups[0]["d"], rel=1e-9)
+    assert trainer.optimizer.d > 2 * arguments.get("d0", 1e-6)
+
+
+@pytest.mark.usefixtures("float64_by_default")
+def test_prodigy_with_decay_in_the_gradient(engine, device):
+    params, expected = _parameters(device), _parameters(device)
+    trainer = Trainer(params, "prodigy", {"wd": 0.3, "decoupled": False}, engine=engine)
+    _descend(params, lambda: trainer.step(1))
+    _descend(expected, reference.Prodigy(expected).step, decay=0.3)
+    torch.testing.assert_close(params, expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.usefixtures("float64_by_default")
+def test_prodigys_estimate_is_one_for_parameters_that_are_left_out_at_times(engine, device):
+    params, expected = _parameters(device), _parameters(device)
+    trainer = Trainer(params, "prodigy", engine=engine)
+
+    def left_out(i, t):
+        return i == t % 5 and t > 0
+
+    _descend(params, lambda: trainer.step(1, ignore_stale_grad=True), left_out=left_out)
+    _descend(expected, reference.Prodigy(expected).step, left_out=left_out)
+    torch.testing.assert_close(params, expected, rtol=1e-8, atol=1e-9)
+    assert len(set(trainer.optimizer.kept("d").values())) == 1
+
+
+def test_prodigys_estimate_is_saved_and_not_copied(engine, device, tmp_path):
+    params = [torch.nn.Parameter(param.detach().float()) for param in _parameters(device)]
+    trainer = Trainer(params, "prodigy", {"d0": 0.01}, engine=engine)
+    _descend(params, lambda: trainer.step(1), steps=10)
+    trainer.save_states(tmp_path / "states")
+    other = Trainer([torch.nn.Parameter(param.detach().clone()) for param in params], "prodigy", engine=engine)
+    assert other.optimizer.d == 1e-6
+    other.load_states(tmp_path / "states")
+    assert other.optimizer.d == trainer.optimizer.d > 0.01
+    assert copy.deepcopy(trainer.optimizer).d == 0.01
+
+
+def test_prodigy_without_any_gradient_stays(engine, device):
+    param = torch.nn.Parameter(torch.ones(3, device=device))
+    trainer = Trainer([param], "prodigy", engine=engine)
+    for _ in range(2):
+        param.grad = torch.zeros_like(param)
+        trainer.step(1)
+    assert param.tolist() == [1.0] * 3
+    assert trainer.optimizer.d == pytest.approx(1e-6)
+
+
+class _TorchInFloat64:
+    """The module torch, where the reference's step down to float32 stays in float64."""
+
+    float32 = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+SOAP = {
+    "plain": ({}, {}),
+    "often": (
+        {"precondition_frequency": 1, "beta1": 0.9, "beta2": 0.8, "shampoo_beta": 0.7, "wd": 0.1},
+        {"precondition_frequency": 1, "betas": (0.9, 0.8), "shampoo_beta": 0.7, "weight_decay": 0.1},
+    ),
+    "of small dimensions": (
+        {"max_precondition_dim": 3, "correct_bias": False},
+        {"max_precondition_dim": 3, "correct_bias": False},
+    ),
+    # Not before the vectors' matrices are of full rank: till then some of the coordinates are made of rounding errors.
+    "of vectors too": ({"precondition_1d": True}, {"precondition_1d": True}),
+}
+
+
+@pytest.mark.parametrize("name", SOAP)
+def test_soap_like_the_reference(monkeypatch, name, engine, device):
+    arguments, their_arguments = SOAP[name]
+    monkeypatch.setattr(sys.modules[reference.SOAP.__module__], "torch", _TorchInFloat64())
+    monkeypatch.setitem(globals(), "SHAPES", (*SHAPES, (2, 3, 4), (3, 1, 5, 2)))
+    params, expected = (_parameters(device, (0, 1, 2, 3, 4)) for _ in range(2))
+    trainer = Trainer(params, "soap", {"learning_rate": 0.01} | arguments, engine=engine)
+    _train(params, lambda: trainer.step(1))
+    _train(expected, reference.SOAP(expected, **{"lr": 0.01, "weight_decay": 0.0} | their_arguments).step)
+    torch.testing.assert_close(params, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_soap_only_looks_at_the_first_gradient(device):
+    """Each parameter's own first one; then it steps along the gradient's eigenvectors, each as far as the other."""
+    params = [torch.nn.Parameter(torch.zeros(2, 2, device=device)) for _ in range(2)]
+    trainer = Trainer(params, "soap", {"learning_rate": 0.5, "epsilon": 1e-4, "begin_num_update": 7})
+    gradient = torch.tensor([[3.0, 4.0], [-4.0, 3.0]], device=device) @ torch.diag(torch.tensor([1.0, 9.0], device=device))
+    for t in range(2):
+        params[0].grad = gradient.clone()
+        params[1].grad = gradient.clone() if t else None
+        trainer.step(1, ignore_stale_grad=True)
+        assert not params[1].any()
+        assert bool(params[0].any()) == (t == 1)
+    orthogonal = torch.tensor([[0.6, 0.8], [-0.8, 0.6]], device=device)
+    assert (params[0].detach() / -0.5 - orthogonal).abs().max() < 0.02
+
+
+def test_soap_keeps_room_for_the_dimensions_that_it_turns(device):
+    params = [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in ((3, 5), (4,), (2, 3, 4))]
+    for arguments, sizes in [({}, (34, 0, 29)), ({"max_precondition_dim": 3, "precondition_1d": True}, (9, 0, 13))]:
+        trainer = Trainer(params, "soap", arguments)
+        for param in params:
+            param.grad = torch.randn_like(param)
+        trainer.step(1)
+        state = trainer.state_dict()["state"]
+        assert tuple(state[str(i)]["gram"].numel() for i in range(3)) == sizes
+        assert tuple(state[str(i)]["basis"].numel() for i in range(3)) == sizes
+    used = trainer.optimizer.rule
+    assert pickle.loads(pickle.dumps(used)) is used
+    assert pickle.loads(pickle.dumps(rules.soap)) is rules.soap
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

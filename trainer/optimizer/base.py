@@ -305,6 +305,7 @@ class RuleOptimizer(Optimizer):
         self.decoupled_wd = flag("decoupled_wd", decoupled_wd)
         self.lookahead = None if lookahead is None else whole("lookahead", lookahead, low=1)
         self.lookahead_alpha = real("lookahead_alpha", lookahead_alpha, above=0, high=1)
+        self._updater: Callable[[], Any] | None = None  # a weak reference to what has the states
         super().__init__(**kwargs)
         if self._has_options:
             self._check_options()
@@ -410,6 +411,17 @@ class RuleOptimizer(Optimizer):
         if self.counted:
             self._counts[slot] = t
             self.num_update = number
+
+    def kept(self, name: str) -> dict[Index, float]:
+        """A number that the rule keeps of each parameter, by index; none before the first step. Waits for the device."""
+        updater = None if self._updater is None else self._updater()
+        if updater is None:
+            return {}
+        place = self.composed_rule.slots.index(name)
+        return {index: float(state[place]) for index, state in updater.states.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_updater": None}  # a copy has no states yet
 
     def carried(self) -> tuple[Any, ...]:
         """The values of what a step carries on to the next, besides counts and states."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...kernels import Rule, rules
+from ...kernels import Rule, TensorRule, rules
 from ...kernels.rules.matrix import COEFFICIENTS
 from ..arguments import flag, real, whole
 from .base import RuleOptimizer, register
@@ -17,12 +17,14 @@ __all__ = [
     "ASGD",
     "CAME",
     "MARS",
+    "SOAP",
     "AdEMAMix",
     "Adafactor",
     "Adan",
     "Lion",
     "Muon",
     "NovoGrad",
+    "Prodigy",
     "RAdam",
     "Rprop",
     "ScheduleFreeAdamW",
@@ -346,6 +348,78 @@ class NovoGrad(_WithBetas):
 
 
 @register
+class Prodigy(_WithBetas):
+    """Adam that finds its learning rate, from how far the weights have come; the rate that is given is a factor of it.
+
+    Args:
+        learning_rate: default 1.0; a schedule may still lower it.
+        beta1, beta2: decay of the averages, in [0, 1).
+        beta3: decay of the sums that the estimate is made of, in [0, 1); None means the root of beta2.
+        epsilon: added to the root, times the estimate, >= 0.
+        d0: the first estimate, > 0.
+        d_coef: what estimates are multiplied by, > 0; the number to change where rates are too large or too small.
+        growth_rate: by how much the estimate may grow in one update, > 1; None means by any.
+        safeguard_warmup: whether to leave the learning rate out of the estimate's denominator, for schedules that warm up.
+        use_bias_correction: whether the averages are corrected for starting at zero.
+        decoupled: whether the decay is apart from the gradient, or added to it.
+        **kwargs: those of `Optimizer`.
+
+    Attributes:
+        d: the present estimate. To read it waits for the device.
+
+    Source: Mishchenko & Defazio (2023), "Prodigy: An Expeditiously Adaptive Parameter-Free Learner", alg. 4.
+    """
+
+    default_learning_rate = 1.0
+    rule = rules.prodigy
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        beta3: float | None = None,
+        epsilon: float = 1e-8,
+        d0: float = 1e-6,
+        d_coef: float = 1.0,
+        growth_rate: float | None = None,
+        safeguard_warmup: bool = False,
+        use_bias_correction: bool = False,
+        decoupled: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.beta3 = None if beta3 is None else real("beta3", beta3, low=0, below=1)
+        self.d0 = real("d0", d0, above=0)
+        self.d_coef = real("d_coef", d_coef, above=0)
+        self.growth_rate = None if growth_rate is None else real("growth_rate", growth_rate, above=1)
+        self.safeguard_warmup = flag("safeguard_warmup", safeguard_warmup)
+        self.use_bias_correction = flag("use_bias_correction", use_bias_correction)
+        self.decoupled = flag("decoupled", decoupled)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+
+    @property
+    def d(self) -> float:
+        return next(iter(self.kept("d").values()), self.d0)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        if self.use_bias_correction:
+            lr *= math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
+        decays = {"wd": 0.0, "decay": lr * wd} if self.decoupled else {"wd": wd, "decay": 0.0}
+        return decays | {
+            "lr": lr,
+            "beta3": math.sqrt(self.beta2) if self.beta3 is None else self.beta3,
+            "growth_rate": math.inf if self.growth_rate is None else self.growth_rate,
+            "safeguard": float(self.safeguard_warmup),
+        }
+
+    def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
+        slots = dict(zip(self.rule.slots, state, strict=True))
+        slots["start"].copy_(weight)
+        for name in ("d", "largest_d", "last_d"):
+            slots[name].fill_(self.d0)
+
+
+@register
 class Muon(RuleOptimizer):
     """Momentum made orthogonal, for the matrices of hidden layers; other tensors take AdamW's steps.
 
@@ -406,6 +480,65 @@ class Muon(RuleOptimizer):
             "adam_decay": lr * self.adam_ratio * wd,
             "adam_epsilon": self.adam_epsilon * root,
             **COEFFICIENTS,
+        }
+
+
+@register
+class SOAP(_WithBetas):
+    """Adam in coordinates that turn with the gradients, those of Shampoo's preconditioner.
+
+    Args:
+        learning_rate: default 0.003.
+        beta1, beta2: decay of the averages, in [0, 1).
+        shampoo_beta: decay of the matrices whose eigenvectors are the coordinates, in [0, 1); None means beta2.
+        epsilon: added to the root, >= 0.
+        precondition_frequency: the coordinates turn every so many updates, >= 1.
+        max_precondition_dim: larger dimensions keep their coordinates, >= 1; each other one has two matrices of its size.
+        precondition_1d: whether vectors have coordinates of their own, too.
+        correct_bias: whether the rate is corrected for averages that start at zero.
+        **kwargs: those of `Optimizer`. A parameter's first update only finds its coordinates.
+
+    Source: Vyas et al. (2024), "SOAP: Improving and Stabilizing Shampoo using Adam", alg. 3.
+    """
+
+    default_learning_rate = 0.003
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.95,
+        beta2: float = 0.95,
+        shampoo_beta: float | None = None,
+        epsilon: float = 1e-8,
+        precondition_frequency: int = 10,
+        max_precondition_dim: int = 10_000,
+        precondition_1d: bool = False,
+        correct_bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.shampoo_beta = None if shampoo_beta is None else real("shampoo_beta", shampoo_beta, low=0, below=1)
+        self.precondition_frequency = whole("precondition_frequency", precondition_frequency, low=1)
+        self.max_precondition_dim = whole("max_precondition_dim", max_precondition_dim, low=1)
+        self.precondition_1d = flag("precondition_1d", precondition_1d)
+        self.correct_bias = flag("correct_bias", correct_bias)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+
+    @property
+    def rule(self) -> TensorRule:  # type: ignore[override]
+        return rules.soap_up_to(self.max_precondition_dim, self.precondition_1d)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        steps = t - self.begin_num_update - 1  # the first update is none
+        rate = lr
+        if self.correct_bias and steps:
+            rate *= math.sqrt(1.0 - self.beta2**steps) / (1.0 - self.beta1**steps)
+        return {
+            "lr": rate,
+            "one_minus_shampoo_beta": 1.0 - (self.beta2 if self.shampoo_beta is None else self.shampoo_beta),
+            "limit": float(self.max_precondition_dim),
+            "vectors": float(self.precondition_1d),
+            "first": float(steps == 0),
+            "turn": float(steps % self.precondition_frequency == 0),
         }
 
 

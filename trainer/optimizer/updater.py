@@ -46,6 +46,8 @@ class Updater:
         self.states: dict[Index, Any] = {}
         self.masters: dict[Index, torch.Tensor] = {}
         self._plan: Plan | None = None
+        if isinstance(optimizer, RuleOptimizer):
+            optimizer._updater = weakref.ref(self)
 
     def __call__(
         self,

@@ -1,0 +1,52 @@
+"""Prodigy: Adam at a rate found from how far the weights have moved, one for all tensors.
+
+Mishchenko & Defazio (2023), alg. 4; numbers of the authors' package. `last_d` is the estimate before the step, `d` the one
+after it; `lr` arrives with the bias correction in it, and `decay` is `lr` wd or 0.
+"""
+
+from ..language import jit, reduction, rule, tl
+from .adam import moments
+from .common import clipped
+
+
+@jit
+def followed(s, g, lr, d, d0, beta3, safeguard):
+    """The running sum of gradients; `safeguard` leaves the rate out of it, which is small during a warm-up."""
+    return beta3 * s + d / d0 * tl.where(safeguard > 0.0, d, d * lr) * g
+
+
+@reduction(over="all")
+def prodigy_distances(w, g, state, hyper, kept):
+    """How far the weights have come along the gradient, and the size of the running sum, over all tensors."""
+    s, start = state
+    lr, wd, clip, d0, beta3, safeguard = hyper
+    numerator, d, largest_d, last_d = kept  # noqa: RUF059  # names them
+    g = clipped(g, clip) + wd * w
+    return d / d0 * (d * lr) * g * (start - w), tl.abs(followed(s, g, lr, d, d0, beta3, safeguard))
+
+
+@prodigy_distances.finish
+def prodigy_estimate(sums, kept, hyper):
+    """The estimate, which never falls and grows to `growth_rate` times itself at most; without any gradient as it was."""
+    product, size = sums
+    numerator, d, largest_d, last_d = kept  # noqa: RUF059  # names them
+    d0, beta3, d_coef, growth_rate = hyper
+    numerator = beta3 * numerator + product
+    found = tl.where(size == 0.0, d, d_coef * numerator / tl.where(size == 0.0, 1.0, size))
+    largest_d = tl.maximum(largest_d, found)
+    grown = tl.where(d == d0, tl.maximum(d, found), d) * growth_rate
+    return numerator, tl.where(size == 0.0, d, tl.minimum(largest_d, grown)), largest_d, d
+
+
+@rule(sums=prodigy_distances)
+def prodigy(w, g, state, hyper, sums):
+    """Adam on d times the gradient, at the rate d lr."""
+    mean, var, s, start = state
+    (
+        lr, wd, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, d0, beta3, safeguard,
+    ) = hyper  # fmt: skip
+    numerator, d, largest_d, last_d = sums  # noqa: RUF059  # names them
+    g = clipped(g, clip) + wd * w
+    s = followed(s, g, lr, last_d, d0, beta3, safeguard)
+    mean, var = moments(last_d * g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
+    return w - last_d * (lr * mean / (tl.sqrt(var) + d * epsilon) + decay * w), (mean, var, s, start)
