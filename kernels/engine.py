@@ -382,9 +382,19 @@ class Update:
 def _add_together(totals: Sequence[torch.Tensor]) -> None:
     """Put the sum over all tensors of all groups into each row of each group's totals."""
     first = totals[0].device
-    together = sum(total.sum(dim=0, dtype=torch.float64).to(first) for total in totals)
+    together = sum(total.sum(dim=0, dtype=_widest(total.device.type)).to(first) for total in totals)
     for total in totals:
         total.copy_(together)  # type: ignore[arg-type]
+
+
+@cache
+def _widest(device_type: str) -> torch.dtype:
+    """float64, or float32 on devices that have no float64, as Apple's."""
+    try:
+        torch.zeros((), dtype=torch.float64, device=device_type)
+    except (TypeError, RuntimeError):
+        return torch.float32
+    return torch.float64
 
 
 class _Addresses:

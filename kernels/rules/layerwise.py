@@ -93,27 +93,30 @@ def lans_directions(
     w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, g2
 ):
     """The directions of the average and of the gradient, normalised first, and the new averages."""
-    g = clipped(g / tl.sqrt(g2), clip)
+    g = clipped(g / tl.where(g2 == 0.0, 1.0, tl.sqrt(g2)), clip)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     root = tl.sqrt(correction2 * var) + epsilon
     return correction1 * mean / root + wd * w, g / root + wd * w, mean, var
 
 
-@reduction(sums=gradient_square)
+@reduction(sums=gradient_square, passes_on=True)
 def lans_squares(w, g, state, hyper, sums):
-    """Sums of squares of the weight, of both directions, and once more of the gradient."""
+    """Sums of squares of the weight and of both directions; that of the gradient follows them."""
     mean, var = state
     wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2 = hyper
     (g2,) = sums
     a, b, mean, var = lans_directions(
         w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, g2
     )
-    return w * w, a * a, b * b, g * g
+    return w * w, a * a, b * b
 
 
 @rule(sums=lans_squares)
 def lans(w, g, state, hyper, sums):
-    """LAMB with a normalised gradient and Nesterov's momentum. Zheng et al. (2020), alg. 2; numbers of MXNet 2.0."""
+    """LAMB with a normalised gradient and Nesterov's momentum. Zheng et al. (2020), alg. 2.
+
+    Numbers of MXNet 2.0, except for gradients that are all zero, which stay that.
+    """
     mean, var = state
     (
         lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, lower_bound,

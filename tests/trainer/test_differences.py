@@ -99,7 +99,8 @@ def test_every_optimizer_trains_weights_of_every_type(name, dtype, engine, devic
     weight = torch.full((5, 1), 3.0, dtype=dtype, device=device)
     rescale = -0.125 if name == "test" else 1.0  # which adds the gradient
     rate = 8.0 if name == "lars" else 0.125  # of which LARS takes a thousandth
-    updater = get_updater(optimizer.create(name, learning_rate=rate, rescale_grad=rescale))
+    more = {"d0": 0.1} if name == "prodigy" else {}  # whose first steps are too small for 16 bits otherwise
+    updater = get_updater(optimizer.create(name, learning_rate=rate, rescale_grad=rescale, **more))
     for _ in range(20):
         updater(0, weight.clone(), weight)  # the gradient of w**2 / 2
     assert weight.dtype == dtype
@@ -120,6 +121,20 @@ def test_adamax_survives_gradients_of_zero(engine, device, monkeypatch):
     weight, updater = torch.ones(3, device=device), get_updater(Adamax(learning_rate=0.5))
     updater(0, torch.tensor([0.0, 1.0, -2.0], device=device), weight)
     assert weight.tolist() == [1.0, pytest.approx(0.5), pytest.approx(1.5)]
+
+
+def test_lans_survives_gradients_of_zero(engine, device, monkeypatch):
+    """MXNet 2.0 divides them by their norm. As with LAMB, what is left of the direction is momentum and decay."""
+    monkeypatch.setenv("TRISTEP_ENGINE", engine)
+    weight, updater = torch.tensor([3.0, -4.0], device=device), get_updater(LANS(learning_rate=0.5))
+    updater(0, torch.zeros_like(weight), weight)
+    assert weight.tolist() == [3.0, -4.0]
+    updater(0, torch.tensor([1.0, 2.0], device=device), weight)
+    assert weight.isfinite().all()
+    assert (weight < torch.tensor([3.0, -4.0], device=device)).all()
+    weight, updater = torch.tensor([3.0, -4.0], device=device), get_updater(LANS(learning_rate=0.5, wd=0.1))
+    updater(0, torch.zeros_like(weight), weight)  # the decay alone, as long as the weight by LANS's own ratio
+    assert weight.tolist() == pytest.approx([1.5, -2.0], rel=1e-6)
 
 
 def test_dcasgd_has_momentum(engine, device, monkeypatch):

@@ -362,7 +362,7 @@ class Prodigy(_WithBetas):
         safeguard_warmup: whether to leave the learning rate out of the estimate's denominator, for schedules that warm up.
         use_bias_correction: whether the averages are corrected for starting at zero.
         decoupled: whether the decay is apart from the gradient, or added to it.
-        **kwargs: those of `Optimizer`.
+        **kwargs: those of `Optimizer`. Weights of 16 bits need `multi_precision`: the first steps are too small for them.
 
     Attributes:
         d: the present estimate. To read it waits for the device.
