@@ -36,21 +36,21 @@ def cautious(rule: Rule, apart: Iterable[str] = ("decay",)) -> Rule:
 
 
 def decoupled(rule: Rule) -> Rule:
-    """The rule with a last hyper-parameter `decay`, by how much the weight shrinks besides its step; give it a `wd` of 0.
+    """The rule with one more hyper-parameter, `decoupled_decay`: by how much the weight shrinks besides its step.
+
+    The hyper-parameter `wd` stays, for the decay in the gradient; it is to be 0.
 
     Args:
-        rule: an elementwise rule that has a hyper-parameter `wd` and none named `decay`.
+        rule: an elementwise rule that has a hyper-parameter `wd`.
 
     Raises:
-        ValueError: the rule has other hyper-parameters.
+        ValueError: the rule has none.
 
     Source: Loshchilov & Hutter (2019), "Decoupled Weight Decay Regularization", alg. 1 and 2, lines 9 and 12.
     """
     _check(rule)
     if "wd" not in rule.hyper:
         raise ValueError(f"rule {rule.name!r} has no hyper-parameter 'wd': there is no decay in it to be taken out")
-    if "decay" in rule.hyper:
-        raise ValueError(f"rule {rule.name!r} has a hyper-parameter 'decay': its decay is apart from the gradient already")
     return _made(decoupled, _decoupled, rule)
 
 
@@ -117,11 +117,12 @@ def _cautious(rule: Rule, apart: tuple[str, ...]) -> tuple[Any, Reduction | None
 
 
 def _decoupled(rule: Rule) -> tuple[Any, Reduction | None]:
-    text = _Text(rule, "decay")
+    text = _Text(rule, "decoupled_decay")
     (stepped,) = text.new("stepped")
-    first = text.unpacked(rule.extras, rule.state, (*rule.own_hyper, "decay"), text.sums)
+    first = text.unpacked(rule.extras, rule.state, (*rule.own_hyper, "decoupled_decay"), text.sums)
     lines = [f"{stepped}, {text.new_states} = {text.call()}"]
-    return text.define("decoupled", first, lines, f"{stepped} - decay * {text.w}, {text.returned()}"), rule.sums
+    result = f"{stepped} - decoupled_decay * {text.w}, {text.returned()}"
+    return text.define("decoupled", first, lines, result), rule.sums
 
 
 def _lookahead(rule: Rule, sync: bool) -> tuple[Any, Reduction | None]:

@@ -18,7 +18,7 @@ F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 VALUES = {
     "lr": 0.1, "wd": 0.3, "decay": 0.02, "clip": math.inf, "epsilon": 1e-3, "correction1": 1.5, "correction2": 1.2,
     "correction3": 1.1, "lower_bound": 0.0, "upper_bound": math.inf, "eta": 0.5, "scaled": 1.0, "seen": 1.0, "alpha": 2.0,
-    "rho": 0.5, "momentum": 0.9, "key0": 1.0, "key1": 2.0, "lookahead_alpha": 0.3,
+    "decoupled_decay": 0.02, "rho": 0.5, "momentum": 0.9, "key0": 1.0, "key1": 2.0, "lookahead_alpha": 0.3,
 }  # fmt: skip
 VALUES |= dict.fromkeys(("beta1", "beta2", "beta3"), 0.9) | {f"one_minus_beta{k}": 0.1 for k in (1, 2, 3)}
 # Rules without states, with reductions, kept numbers, random numbers, a state that only passes through, decay of another
@@ -91,7 +91,7 @@ def test_a_cautious_rule_masks_its_step_and_nothing_else(place, numbers, name):
 def test_a_decoupled_rule_decays_apart_from_its_step(place, numbers, name):
     base = getattr(rules, name)
     made = compose.decoupled(base)
-    assert made.hyper == (*base.own_hyper, "decay", *base.hyper[len(base.own_hyper) :])
+    assert made.hyper == (*base.own_hyper, "decoupled_decay", *base.hyper[len(base.own_hyper) :])
     before, _, _ = numbers(base)
     undecayed, states = result(place, base, numbers, wd=0.0)
     found, found_states = result(place, made, numbers, wd=0.0)
@@ -253,7 +253,7 @@ def test_rules_made_alike_are_one():
 def test_the_text_of_a_composed_rule_can_be_read():
     made = compose.decoupled(rules.adam)
     assert inspect.getsource(made.fn).startswith("def adam_decoupled(w, g, state, hyper):\n    (mean, var, ) = state\n")
-    assert "decay * w" in inspect.getsource(made.fn)
+    assert "decoupled_decay * w" in inspect.getsource(made.fn)
     assert made.source.endswith(rules.adam.source)
 
 
@@ -284,7 +284,7 @@ def test_what_cannot_be_composed_is_refused(write_rules):
             function(rules.muon)
     with pytest.raises(ValueError, match="rule 'adamw' has no hyper-parameter 'wd'"):
         compose.decoupled(rules.adamw)
-    with pytest.raises(ValueError, match="rule 'adam_decoupled' has a hyper-parameter 'decay'"):
+    with pytest.raises(ValueError, match="rule 'adam_decoupled' has a state or hyper-parameter 'decoupled_decay' already"):
         compose.decoupled(compose.decoupled(rules.adam))
     with pytest.raises(ValueError, match="rule 'adam_lookahead' has a state or hyper-parameter 'slow_weight' already"):
         compose.lookahead(compose.lookahead(rules.adam))

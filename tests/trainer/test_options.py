@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import tristep
 from tristep import Trainer, optimizer
 from tristep.kernels import rule, rules
 from tristep.trainer.optimizer import updater as updater_module
@@ -347,6 +348,16 @@ def test_sparse_gradients_take_masks_and_decay_but_no_slow_weights(device):
     assert torch.equal(table.weight, before)
 
 
+def test_options_by_torchs_interface(device):
+    params, _ = trained(device, "nadam", ALL | {"clip_gradient": 0.7})
+    expected = parameters(device)
+    options = {name: value for name, value in ALL.items() if name != "wd"}
+    made = tristep.optim.as_torch(optimizer.Nadam)(expected, lr=0.05, weight_decay=0.1, clip_gradient=0.7, **options)
+    train(expected, made.step)
+    torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
+    assert "slow_weight" in made.state[expected[0]]
+
+
 def test_an_option_that_is_off_leaves_no_trace(device):
     _, trainer = trained(device, "adamw", {})
     assert trainer.optimizer.composed_rule is rules.adamw
@@ -385,6 +396,8 @@ REFUSED = {
         "decoupled_wd=True: AdamW decays the weights apart from the gradient already",
     ),
     "adagrad": ({"decoupled_wd": True}, ValueError, "AdaGrad decays the weights apart from the gradient already"),
+    "stableadamw": ({"decoupled_wd": True}, ValueError, "StableAdamW decays the weights apart from the gradient already"),
+    "radam": ({"decoupled_wd": True}, ValueError, "RAdam decays the weights apart from the gradient already"),
     "rprop": ({"decoupled_wd": True}, ValueError, "decoupled_wd=True: Rprop has no weight decay, so it must be False"),
     "adam": ({"cautious": 1}, TypeError, "cautious=1: must be True or False"),
     "nag": ({"lookahead": 0}, ValueError, "lookahead=0: must be 1 or more"),
@@ -400,6 +413,23 @@ def test_refused_is(name):
     arguments, error, message = REFUSED[name]
     with pytest.raises(error, match=message):
         optimizer.create(name, **arguments)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("nadam", {}), ("radam", {"decoupled": False}), ("asgd", {"lambd": 0.0})])
+def test_optimizers_whose_rules_know_both_kinds_of_decay(name, arguments, device):
+    """As if the decay were none, and taken off before the step."""
+    params, _ = trained(device, name, arguments | {"wd": 0.1, "decoupled_wd": True})
+    expected = parameters(device)
+    trainer = Trainer(expected, name, arguments | {"learning_rate": 0.05})
+    train(expected, lambda: _decay_and_step(expected, trainer))
+    torch.testing.assert_close(params, expected, rtol=1e-9, atol=1e-11)
+
+
+def _decay_and_step(params, trainer):
+    with torch.no_grad():
+        for param in params:
+            param.mul_(1.0 - 0.05 * 0.1)
+    trainer.step(1)
 
 
 def test_signum_without_momentum_has_all_its_decay_apart():

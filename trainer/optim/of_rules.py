@@ -141,7 +141,7 @@ class _OfRule(FusedOptimizer):
         return optimizer
 
     def _rule(self, group: Group) -> Rule | TensorRule:
-        return self._of(group).rule
+        return self._of(group).composed_rule
 
     def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
         if self._klass.alike:
@@ -150,7 +150,7 @@ class _OfRule(FusedOptimizer):
         return {"step": 0.0, "index": next(i for i, other in enumerate(every) if other is parameter)}
 
     def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
-        self._of(group).init_state(weight, tuple(states.values()))
+        self._of(group).start_state(weight, tuple(states.values()))
 
     def _row(self, group: Group, numbers: Numbers) -> list[float]:
         index = int(numbers["index"]) if "index" in numbers else None

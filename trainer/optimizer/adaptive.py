@@ -107,7 +107,6 @@ class AdaGrad(RuleOptimizer):
     """
 
     rule = rules.adagrad
-    decays_apart = ("wd",)
     takes_sparse = True
     decays_sparse = False
 
@@ -205,7 +204,6 @@ class AdaDelta(RuleOptimizer):
     """
 
     rule = rules.adadelta
-    decays_apart = ("wd",)
 
     def __init__(self, rho: float = 0.90, epsilon: float = 1e-5, **kwargs: Any) -> None:
         self.rho = real("rho", rho, low=0, below=1)
@@ -260,6 +258,7 @@ class Nadam(RuleOptimizer):
 
     default_learning_rate = 0.001
     rule = rules.nadam
+    couples_wd = True
     alike = False
     carries = ("m_schedule",)
 

@@ -311,6 +311,11 @@ class RuleOptimizer(Optimizer):
             self._check_options()
 
     @property
+    def couples_wd(self) -> bool:
+        """Whether `wd` is part of the step, and not taken off the weight apart from it."""
+        return "wd" in self.rule.hyper and not {"wd", "decay"} & set(self.decays_apart) & set(self.rule.hyper)
+
+    @property
     def composed_rule(self) -> Rule:
         """`rule` with the options in it, right for all parameters at every step."""
         return self._composed(sync=True)
@@ -349,9 +354,10 @@ class RuleOptimizer(Optimizer):
     def row(self, t: int, lr: float, wd: float, index: Index | None = None, rule: Rule | None = None) -> list[float]:
         """All hyper-parameters of the rule, or of `composed_rule`, in its order, after `rescale_grad`."""
         rule = self.composed_rule if rule is None else rule
-        values = {"lr": lr, "wd": wd, "decay": lr * wd, "clip": self.clip_gradient or math.inf}
+        values = {"decoupled_decay": lr * wd}
         if self.decoupled_wd:
-            values["wd"] = wd = 0.0
+            wd = 0.0
+        values |= {"lr": lr, "wd": wd, "decay": lr * wd, "clip": self.clip_gradient or math.inf}
         if self.lookahead is not None:
             values["sync"] = float((t - self.begin_num_update) % self.lookahead == 0)
         values |= self.hyper_of(index, t, lr, wd)
@@ -457,14 +463,10 @@ class RuleOptimizer(Optimizer):
             options = {"cautious": self.cautious, "decoupled_wd": self.decoupled_wd, "lookahead": self.lookahead}
             given = ", ".join(f"{option}={value!r}" for option, value in options.items() if value)
             raise TypeError(f"{given}: {name} has a rule of whole tensors; options are for rules of single elements")
-        if self.decoupled_wd:
-            apart = [other for other in rule.hyper if other in self.decays_apart]
-            if "wd" in apart or "decay" in rule.hyper:
-                raise ValueError(
-                    f"decoupled_wd=True: {name} decays the weights apart from the gradient already, so it must be False"
-                )
-            if "wd" not in rule.hyper:
-                raise ValueError(f"decoupled_wd=True: {name} has no weight decay, so it must be False")
+        if self.decoupled_wd and not self.couples_wd:
+            known = {"wd", "decay", *self.decays_apart} & set(rule.hyper)
+            why = "decays the weights apart from the gradient already" if known else "has no weight decay"
+            raise ValueError(f"decoupled_wd=True: {name} {why}, so it must be False")
 
 
 _registry: dict[str, type[Optimizer]] = {}

@@ -401,6 +401,10 @@ class Prodigy(_WithBetas):
     def d(self) -> float:
         return next(iter(self.kept("d").values()), self.d0)
 
+    @property
+    def couples_wd(self) -> bool:
+        return not self.decoupled
+
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         if self.use_bias_correction:
             lr *= math.sqrt(1.0 - self.beta2**t) / (1.0 - self.beta1**t)
@@ -753,6 +757,10 @@ class RAdam(_WithBetas):
         self.decoupled = flag("decoupled", decoupled)
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
+    @property
+    def couples_wd(self) -> bool:
+        return not self.decoupled
+
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         decays = {"wd": 0.0, "decay": lr * wd} if self.decoupled else {"wd": wd, "decay": 0.0}
         return rectified(lr, self.beta1, self.beta2, t) | decays
@@ -785,6 +793,7 @@ class ASGD(RuleOptimizer):
     """
 
     rule = rules.asgd
+    couples_wd = True
 
     def __init__(
         self,
