@@ -325,6 +325,8 @@ class RuleOptimizer(Optimizer):
 
         Between two of Lookahead's synchronisations that is a rule which leaves the slow weights alone.
         """
+        if not (self.cautious or self.decoupled_wd or self.lookahead):  # asked at every step
+            return self.rule
         if self.lookahead is None:
             return self._composed()
         n = self._counts[slots] - self.begin_num_update + 1

@@ -156,7 +156,9 @@ class Plan:
 
     def holds(self, grads: Sequence[Any]) -> bool:
         """Whether nothing has changed since the last step but the contents of the tensors."""
-        return self.update is not None and self.update.holds(grads)
+        optimizer: Any = self.updater.optimizer
+        update = self.update
+        return update is not None and update.rule is optimizer.rule_for(self._slots) and update.holds(grads)
 
     def fresh(self, used: np.ndarray, seen: np.ndarray) -> bool:
         """As `Update.fresh`; false where the next step needs to look at anything."""
@@ -176,17 +178,9 @@ class Plan:
         if not self._by_rule:
             self._step_by_hand(optimizer, grads)
             return
-        update, rule = self.update, optimizer.rule_for(self._slots)
-        if switched := update is None or update.rule is not rule:
-            update, held = self._use(optimizer, rule), False
-        if not (held or (update.holds(grads) and not switched)):
-            if not update.fits(optimizer.keeps_master):
-                update = self._make_update(optimizer, rule)
-            if not (switched and update.holds(grads)):
-                self._bind(optimizer, update, grads)
-            active = [grad is not None for grad in grads]
-            if active != self._active:
-                self._active, self._multipliers = active, _UNKNOWN
+        update: Any = self.update
+        if not held:
+            update = self._prepare(optimizer, grads)
         multipliers = self._read_multipliers(optimizer)
         if multipliers != self._multipliers:
             self._share(optimizer, multipliers)
@@ -203,7 +197,7 @@ class Plan:
             optimizer.begin_step(lr)
             for rows, slot, lr_mult, wd_mult, index in self._shared:
                 t, wd = int(counts[slot]) + 1, optimizer.wd * wd_mult
-                update.hyper[rows] = optimizer.row(t, lr * lr_mult, wd, index, rule)
+                update.hyper[rows] = optimizer.row(t, lr * lr_mult, wd, index, update.rule)
             if self._by_row is None:
                 update()
             else:
@@ -214,6 +208,22 @@ class Plan:
         if optimizer.counted:
             counts[self._counted] += 1
             optimizer.num_update = number
+
+    def _prepare(self, optimizer: RuleOptimizer, grads: Sequence[torch.Tensor | None]) -> Update:
+        """What the step is to be taken with, these gradients bound to it."""
+        rule, update = optimizer.rule_for(self._slots), self.update
+        if switched := update is None or update.rule is not rule:
+            update = self._use(optimizer, rule)
+        bound = update.holds(grads)
+        if not (bound or update.fits(optimizer.keeps_master)):
+            update = self._make_update(optimizer, rule)
+        if not bound:
+            self._bind(optimizer, update, grads)
+        if switched or not bound:
+            active = [grad is not None for grad in grads]
+            if active != self._active:
+                self._active, self._multipliers = active, _UNKNOWN
+        return update
 
     def _bind(self, optimizer: RuleOptimizer, update: Update, grads: Sequence[torch.Tensor | None]) -> None:
         """Take these gradients for the step. Checks all of them and changes no weight."""
