@@ -99,16 +99,16 @@ def lans_directions(
     return correction1 * mean / root + wd * w, g / root + wd * w, mean, var
 
 
-@reduction(sums=gradient_square, passes_on=True)
+@reduction(sums=gradient_square)
 def lans_squares(w, g, state, hyper, sums):
-    """Sums of squares of the weight and of both directions; that of the gradient follows them."""
+    """Sums of squares of the weight, of both directions, and once more of the gradient."""
     mean, var = state
     wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2 = hyper
     (g2,) = sums
     a, b, mean, var = lans_directions(
         w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, g2
     )
-    return w * w, a * a, b * b
+    return w * w, a * a, b * b, g * g
 
 
 @rule(sums=lans_squares)

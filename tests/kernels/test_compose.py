@@ -176,6 +176,15 @@ def test_a_step_that_goes_nowhere_down_the_gradient_is_left_out(place):
     assert mom.tolist() == pytest.approx([0.8] * 4)
 
 
+def test_a_share_below_a_thousandth_counts_as_that(place):
+    made = compose.cautious(rules.sgd_momentum)
+    w, mom = torch.zeros(4000, device=place.device), torch.ones(4000, device=place.device)
+    mom[7] = 0.0  # whose step alone is along its gradient
+    place.run(made, [w], [torch.ones_like(w)], [(mom,)], [hyper(made, wd=0.0, lr=0.01)])
+    assert w.nonzero().tolist() == [[7]]
+    assert w[7].item() == pytest.approx(-0.01 * 1000)
+
+
 # States that a rule leaves as they are.
 
 TEXTS = {
