@@ -13,7 +13,7 @@ import torch
 
 import tristep
 from tristep import Trainer, optimizer
-from tristep.kernels import rule, rules
+from tristep.kernels import Rule, rule, rules
 from tristep.trainer.optimizer import updater as updater_module
 
 SHAPES = ((5, 3), (7,), (4, 4), ())
@@ -346,6 +346,32 @@ def test_sparse_gradients_take_masks_and_decay_but_no_slow_weights(device):
     with pytest.raises(ValueError, match="lookahead=2 for 'weight', whose gradient is sparse: .*must be None"):
         trainer.step(1)
     assert torch.equal(table.weight, before)
+
+
+ELEMENTWISE = [name for name in optimizer.registered() if isinstance(optimizer.create(name).rule, Rule)]
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_every_optimizer_of_single_elements_takes_the_options(name, device):
+    """To go all the way from the slow weights is no Lookahead at all; and what is left of a step is longer."""
+    plain, _ = trained(device, name, {"wd": 0.0}, "eager")
+    params, trainer = trained(device, name, {"lookahead": 2, "lookahead_alpha": 1.0}, "eager")
+    torch.testing.assert_close(params, plain, rtol=1e-9, atol=1e-11)
+    assert trainer.state_dict()["state"]["0"]["slow_weight"].shape == SHAPES[0]
+    more = {"decoupled_wd": True, "wd": 0.1} if trainer.optimizer.couples_wd else {}
+    params, _ = trained(device, name, {"cautious": True} | more, "eager")
+    assert all(param.isfinite().all() for param in params)
+    if name not in ("adadelta", "adagrad", "sgd", "ccsgd", "nag"):  # whose steps are all along the gradient
+        assert not torch.equal(params[0], plain[0])
+
+
+@pytest.mark.parametrize("name", ["Prodigy", "SOAP"])
+def test_later_optimizers_by_torchs_interface(name, device):
+    params, _ = trained(device, name, {"wd": 0.1})
+    expected = parameters(device)
+    made = getattr(tristep.optim, name)(expected, lr=0.05, weight_decay=0.1)
+    train(expected, made.step)
+    torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_options_by_torchs_interface(device):

@@ -26,12 +26,14 @@ __all__ = [
     "MARS",
     "NAG",
     "SGLD",
+    "SOAP",
     "AdEMAMix",
     "AdaBelief",
     "Adan",
     "Ftrl",
     "Lion",
     "NovoGrad",
+    "Prodigy",
     "ScheduleFreeAdamW",
     "ScheduleFreeSGD",
     "Signum",
@@ -210,12 +212,14 @@ LARS = as_torch(gluon.LARS)
 MARS = as_torch(gluon.MARS)
 NAG = as_torch(gluon.NAG)
 SGLD = as_torch(gluon.SGLD)
+SOAP = as_torch(gluon.SOAP)
 AdEMAMix = as_torch(gluon.AdEMAMix)
 AdaBelief = as_torch(gluon.AdaBelief)
 Adan = as_torch(gluon.Adan)
 Ftrl = as_torch(gluon.Ftrl)
 Lion = as_torch(gluon.Lion)
 NovoGrad = as_torch(gluon.NovoGrad)
+Prodigy = as_torch(gluon.Prodigy)
 ScheduleFreeAdamW = as_torch(gluon.ScheduleFreeAdamW)
 ScheduleFreeSGD = as_torch(gluon.ScheduleFreeSGD)
 Signum = as_torch(gluon.Signum)
