@@ -185,7 +185,7 @@ def rule_step(name: str, workload: Workload, device: str) -> tuple[Callable[[], 
         update()
 
     if isinstance(rule, Rule):
-        n_arrays = sum(map(_arrays_read, (rule, *rule.reductions))) + 1 + len(rule.state)
+        n_arrays = sum(map(_arrays_read, (rule, *rule.reductions))) + 1 + len(rule.changed)
         return step, 4 * workload.elements * n_arrays
     return step, 4 * (3 * workload.elements + 2 * sum(tensor.numel() for row in states for tensor in row))
 
@@ -212,4 +212,5 @@ def _arrays_read(function: Rule | Reduction) -> int:
     tree = ast.parse(function.source).body[0]
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     w, g = list(tree.args.args)[:2]  # type: ignore[attr-defined]
-    return sum(name in names for name in (w.arg, g.arg, *function.state))
+    states = function.used if isinstance(function, Rule) else function.state
+    return sum(name in names for name in (w.arg, g.arg, *states))

@@ -25,10 +25,11 @@ TARGETS = {
     "sm_100": ("cuda", 100, 32),
     "gfx942": ("hip", "gfx942", 64),
 }
-RULES = {name: len(found.state) for name in rules.__all__ if isinstance(found := getattr(rules, name), Rule)}  # and states
+# And how many states each changes; the others are not written.
+RULES = {name: len(found.changed) for name in rules.__all__ if isinstance(found := getattr(rules, name), Rule)}
 SUMS = [(name, stage) for name in RULES for stage in range(len(getattr(rules, name).reductions))]
 REGISTERS = {"adopt": 72}  # else 64
-KEPT = {"sophia_curvature": 2}  # weight and states left alone, whose wide accesses AMD's compiler leaves out
+KEPT = {"sophia_curvature": 1}  # its weight, left alone, whose wide accesses AMD's compiler leaves out
 FLOAT64 = r"D(ADD|MUL|FMA|SETP|MNMX)\b.*|.*\.F64\b.*|MUFU\.\w*64H"  # instructions
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -162,7 +163,8 @@ def reads(function):
     """How many arrays a rule or reduction reads: the compilers drop what it only unpacks."""
     names = ast.walk(ast.parse(function.source).body[0])
     loaded = {node.id for node in names if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    return sum(name in loaded for name in ("w", "g", *function.state))
+    states = function.used if isinstance(function, Rule) else function.state
+    return sum(name in loaded for name in ("w", "g", *states))
 
 
 def _instructions(text):

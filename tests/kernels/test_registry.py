@@ -22,9 +22,9 @@ ARRAYS = {
     "lbsgd_lars": 7 + 3,
     "lion": 5,
     "adan": 11,
-    "averaged": 3,  # weight and gradient are not read
-    "toward": 4,
-    "sophia_curvature": 7,
+    "averaged": 2,  # weight and gradient are not read, and its state is not written
+    "toward": 3,
+    "sophia_curvature": 5,
     "stable_adamw": 7 + 2,
     "mars": 9 + 2,
     "novograd": 5 + 1,
@@ -50,7 +50,7 @@ def test_every_rule_can_be_measured(registry, name):
     assert moved % 4 == 0
     if name in ARRAYS:
         assert moved == 4 * 3007 * ARRAYS[name]
-    assert moved > 2 * 4 * 3007
+    assert moved >= 2 * 4 * 3007
 
 
 def test_a_rule_of_whole_tensors_moves_its_states_as_they_are(registry):
