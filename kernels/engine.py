@@ -18,7 +18,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from .language import Reduction, Rule, TensorRule, has_numba, has_triton
-from .table import GRADIENT, TensorTable, compute_dtype, is_dense
+from .table import GRADIENT, TensorTable, compute_dtype, is_dense, is_wrapper
 
 __all__ = ["ENGINES", "Update", "choose_engine", "update"]
 
@@ -444,7 +444,7 @@ class _Group:
         states = [owner.states[i] for i in indices]
         n = len(owner.rule.state) if isinstance(owner.rule, Rule) else 0  # whole tensors keep the order they have
         strides = [_strides(owner.weights[i], [*owner.states[i][:n], owner.masters[i]]) for i in indices]
-        self.copied = [k for k, weight in enumerate(self.originals) if weight.stride() != strides[k] and weight.numel() > 1]
+        self.copied = [k for k, weight in enumerate(self.originals) if _needs_copy(weight, strides[k])]
         weights = list(self.originals)
         for k in self.copied:
             weights[k] = torch.empty_strided(weights[k].shape, strides[k], dtype=weights[k].dtype, device=device)
@@ -459,7 +459,7 @@ class _Group:
         for k, i in enumerate(self.indices):
             gradient, weight = gradients[i], table.weights[k]
             table.gradients[k] = references[i]
-            if gradient is not None and gradient.stride() != weight.stride() and weight.numel() > 1:
+            if gradient is not None and _needs_copy(gradient, weight.stride()):
                 dense = torch.empty_strided(weight.shape, weight.stride(), dtype=gradient.dtype, device=gradient.device)
                 self.sources.append((dense, references[i]))
                 table.gradients[k] = partial(_itself, dense)
@@ -544,6 +544,11 @@ def _strides(weight: torch.Tensor, companions: Sequence[torch.Tensor | None]) ->
     return weight.stride() if is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
 
 
+def _needs_copy(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether what lies in memory is not the tensor in the order of these strides."""
+    return tensor.is_neg() or (tensor.stride() != strides and tensor.numel() > 1)
+
+
 def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
@@ -551,8 +556,9 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 class _Kinds:
     """What, besides its address, decides how a gradient is read, for all gradients that were bound."""
 
-    def __init__(self, kinds: Any, own: bool, look: Any) -> None:
+    def __init__(self, kinds: Any, own: bool, look: Any, single: list[int]) -> None:
         self._kinds, self._own, self._look = kinds, own, look
+        self._single = single  # those of one element
 
     @classmethod
     def of(cls, gradients: Sequence[Any], own: bool, engine: str | None) -> _Kinds | None:
@@ -562,17 +568,21 @@ class _Kinds:
             return None
         glance = _glance(engine) if own else None
         look = glance.KindGlance(gradients) if glance is not None and glance.KindGlance.possible() else None
-        return cls(kinds, own, look)
+        return cls(kinds, own, look, [i for i, gradient in enumerate(gradients) if gradient.numel() == 1])
 
     def addresses(self, gradients: Sequence[Any], own: bool) -> np.ndarray | None:
         """Where these gradients lie, if they are of the same kinds."""
         if own != self._own:
             return None
         if self._look is not None:
-            return self._look(gradients)
-        if _kinds(gradients, own) != self._kinds:
+            addresses = self._look(gradients)
+        elif _kinds(gradients, own) != self._kinds:
             return None
-        return np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
+        else:
+            addresses = np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
+        # Autograd gives a view that is to be negated as it is only if its strides are the weight's. It is made of the
+        # imaginary parts of complex numbers, which lie apart, so there must be only one.
+        return None if addresses is None or any(gradients[i].is_neg() for i in self._single) else addresses
 
 
 def _kinds(gradients: Sequence[Any], own: bool) -> Any:
@@ -625,6 +635,8 @@ def _group_key(
 def _check(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any], master: Any) -> None:
     if not isinstance(weight, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(weight).__name__}")
+    if is_wrapper(weight):
+        raise TypeError(f"{name} is a {type(weight).__name__}, made of other tensors: rule updates take plain ones")
     if weight.layout != torch.strided:
         raise TypeError(f"{name} is sparse ({weight.layout}), which rule updates do not take")
     if weight.dtype not in DTYPES:

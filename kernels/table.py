@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .language import Rule, TensorRule
 
-__all__ = ["TensorTable", "allocate_states", "compute_dtype", "is_dense", "states_for"]
+__all__ = ["TensorTable", "allocate_states", "compute_dtype", "is_dense", "is_wrapper", "states_for"]
 
 WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, and last the master weights if any
 ALIGNMENT = 64  # bytes between the starts of two tensors of an arena: one vector register of any CPU, four of a GPU
@@ -37,6 +39,11 @@ def is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def is_wrapper(tensor: Any) -> bool:
+    """Whether the tensor is made of others, as those of a sharded model are, and has no memory of its own."""
+    return is_traceable_wrapper_subclass(tensor)
 
 
 def states_for(rule: Rule | TensorRule, weights: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:

@@ -171,6 +171,29 @@ def test_a_weight_that_got_other_strides_keeps_its_state(place, masters):
     assert parameter.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("shape", [(), SHAPE])
+@pytest.mark.parametrize("which", ["weight", "gradient"])
+def test_a_view_that_is_to_be_negated(place, which, shape):
+    """As the imaginary part of a conjugate is, whose memory holds the opposite of its values."""
+
+    def negated(values):
+        view = torch.complex(torch.zeros(shape), -values).to(place.device).conj().imag
+        assert view.is_neg()
+        return view
+
+    plain = _values(0, shape).to(place.device)
+    weight = negated(_values(0, shape)) if which == "weight" else plain.clone()
+    steps = [Update(rules.sgd, [each], [()], engine=place.engine) for each in (plain, weight)]
+    for step in range(4):
+        gradient = _values(step + 1, shape)
+        second = negated(gradient) if which == "gradient" and step > 1 else gradient.to(place.device)
+        for update_one, given in zip(steps, (gradient.to(place.device), second), strict=True):
+            update_one.hyper[:] = [1.0, 0.1, 0.01, INF]
+            update_one.bind([given])
+            update_one()
+        torch.testing.assert_close(weight, plain, rtol=1e-6, atol=1e-6)
+
+
 def test_another_gradient_tensor_is_found(place):
     weight = torch.zeros(1030, device=place.device)
     run, _ = _momentum_update(place, weight, torch.zeros(1030, device=place.device))
