@@ -6,6 +6,7 @@ whether it still holds.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, MutableMapping
 from itertools import chain
@@ -16,11 +17,11 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update
-from ...kernels.engine import DTYPES
-from ...kernels.table import compute_dtype, is_dense, states_for
+from ...kernels.engine import DTYPES, _Addresses
+from ...kernels.table import compute_dtype, is_dense, is_wrapper, states_for
 from ..optimizer.sparse import RowUpdate, is_sparse
 
-__all__ = ["FusedOptimizer"]
+__all__ = ["FusedOptimizer", "as_real", "name_of"]
 
 Group = dict[str, Any]
 Numbers = MutableMapping[str, Any]
@@ -33,14 +34,16 @@ class FusedOptimizer(torch.optim.Optimizer):
     are called in `state` (`_keys`). States of 16-bit parameters are float32, also after `load_state_dict`.
 
     Raises:
-        ValueError: `differentiable=True`, as no graph is recorded through a fused step.
+        ValueError: `differentiable=True`, as no graph is recorded through a fused step; a parameter that is sparse.
         NotImplementedError: `capturable=True`.
         TypeError: a parameter of a type that cannot be trained.
+        RuntimeError: a complex parameter for Adafactor or Muon.
     """
 
     _keys: ClassVar[Mapping[str, str]] = {}  # by the rule's name of a state its key in `state[parameter]`
     _shown: ClassVar[tuple[str, ...]] = ("step",)  # the numbers that stand in `state[parameter]`, too
     _takes_sparse: ClassVar[bool] = False
+    _takes_complex: ClassVar[bool] = True
     _plan: _Plan | None = None
 
     def _rule(self, group: Group) -> Rule | TensorRule:
@@ -99,10 +102,24 @@ class FusedOptimizer(torch.optim.Optimizer):
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None and found_inf.item():
             return loss
-        if self._plan is None or not self._plan.holds():
-            self._plan = _Plan(self)
-        self._plan.step()
+        self._step()
         return loss
+
+    @torch._disable_dynamo  # it is compiled already
+    def _step(self) -> None:
+        if self._plan is not None and self._plan.holds():
+            self._plan.step()
+            return
+        rows = {parameter: copy.copy(row) for parameter, row in self.state.items()}
+        try:
+            self._plan = _Plan(self)
+            self._plan.prepare()
+        except BaseException:  # a step that is refused leaves no states behind
+            self._plan = None
+            self.state.clear()
+            self.state.update(rows)
+            raise
+        self._plan.run()
 
     def add_param_group(self, param_group: Group) -> None:
         """As torch's; refuses what cannot be trained before anything is added."""
@@ -117,15 +134,28 @@ class FusedOptimizer(torch.optim.Optimizer):
                 raise NotImplementedError(f"capturable=True: {name} cannot be captured in a CUDA graph yet")
         super().add_param_group(param_group)
         added = self.param_groups[-1]
-        for k, parameter in enumerate(added["params"]):
-            dtype = parameter.real.dtype if parameter.is_complex() else parameter.dtype
-            if dtype not in DTYPES or parameter.layout != torch.strided:
-                self.param_groups.pop()
-                raise TypeError(
-                    f"{_name(added, k)} is {parameter.dtype}, {parameter.layout}: must be dense, and of type "
-                    f"{', '.join(map(str, DTYPES))} or complex"
-                )
+        try:
+            for k, parameter in enumerate(added["params"]):
+                self._check(name_of(added, k), parameter)
+        except Exception:
+            self.param_groups.pop()
+            raise
         self._plan = None
+
+    def _check(self, name: str, parameter: torch.Tensor) -> None:
+        """Refuse a parameter that cannot be trained."""
+        if is_wrapper(parameter):
+            raise TypeError(
+                f"{name} is a {type(parameter).__name__}, made of other tensors: {type(self).__name__} takes plain ones, so "
+                "use torch.optim where fully_shard or distribute_tensor has made it"
+            )
+        if parameter.layout != torch.strided:
+            raise ValueError(f"{name} is sparse ({parameter.layout}): must be dense")
+        if parameter.is_complex() and not self._takes_complex:
+            raise RuntimeError(f"{name} is {parameter.dtype}: {type(self).__name__} does not support complex parameters")
+        dtype = parameter.real.dtype if parameter.is_complex() else parameter.dtype
+        if dtype not in DTYPES:
+            raise TypeError(f"{name} is {parameter.dtype}: must be of type {', '.join(map(str, DTYPES))} or complex")
 
     def load_state_dict(self, state_dict: Any) -> None:
         """As torch's, but states keep the type that they were saved in, where that is the one they are kept in."""
@@ -202,8 +232,16 @@ class _Plan:
         )
 
     def step(self) -> None:
+        self.prepare()
+        self.run()
+
+    def prepare(self) -> None:
+        """All that may fail. Changes nothing that a user sees."""
         for part in self._parts:
             part.prepare()
+
+    def run(self) -> None:
+        """Update the parameters and, if that went well, their numbers."""
         for part in self._parts:
             part.run()
 
@@ -219,9 +257,9 @@ class _Part:
         self._optimizer = optimizer
         self._rule = rule
         self._groups = [group for group, _ in members]
-        self._names = [_name(group, k) for group, k in members]
+        self._names = [name_of(group, k) for group, k in members]
         self.parameters = [group["params"][k] for group, k in members]
-        self._weights = [_real(parameter) for parameter in self.parameters]
+        self._weights = [as_real(parameter) for parameter in self.parameters]
         self._complex = any(parameter.is_complex() for parameter in self.parameters)
         first = [
             optimizer._first_numbers(group, parameter, optimizer.state.get(parameter, {}))
@@ -234,15 +272,23 @@ class _Part:
         self._kept = list(chain.from_iterable(map(dict.values, self._rows)))
         self._update = Update(rule, self._weights, states, names=self._names)
         self._states = states
+        self._tensors = list(chain.from_iterable(states))
+        self._places = _Addresses(self._tensors, None)
         self._active: list[bool] = []
         self._shared: list[tuple[Any, int]] = []  # rows of equal hyper-parameters, and the first of them
+        self._changes: list[tuple[Any, dict[str, Any]]] = []  # what becomes of these rows' numbers after the step
+        self._stepping: list[Group] = []
         self._met_sparse = False
         self._by_row: tuple[RowUpdate, list[int]] | None = None
         self._alive: list[Any] = []  # dense copies of gradients, until they have been used
 
     def holds(self) -> bool:
-        """Whether states are the tensors that they were."""
-        return _same(self._kept, list(chain.from_iterable(map(dict.values, self._rows)))) and self._update.fits()
+        """Whether states are the tensors that they were, and lie where they lay."""
+        return (
+            _same(self._kept, list(chain.from_iterable(map(dict.values, self._rows))))
+            and self._places.hold(self._tensors)
+            and self._update.fits()
+        )
 
     def _found(self, i: int) -> dict[str, torch.Tensor]:
         """The states that a parameter has already."""
@@ -253,7 +299,9 @@ class _Part:
             key = optimizer._keys.get(slot, slot)
             if row.get(key) is None:
                 continue
-            found[slot] = _real(row[key])
+            if row[key].layout != torch.strided:  # as torch's SGD keeps the momentum of sparse gradients
+                row[key] = row[key].to_dense()
+            found[slot] = as_real(row[key])
             if found[slot].shape != shape:
                 raise ValueError(
                     f"{key!r} of {self._names[i]} has shape {tuple(row[key].shape)}, the parameter "
@@ -286,7 +334,7 @@ class _Part:
         dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
         arrays = {}
         for name in first[0]:
-            values = torch.tensor([numbers[name] for numbers in first], dtype=dtype)
+            values = torch.tensor([numbers[name] for numbers in first], dtype=dtype, device="cpu")
             if name in optimizer._shown:
                 for i, parameter in enumerate(self.parameters):
                     row = optimizer.state[parameter]
@@ -297,10 +345,10 @@ class _Part:
         return arrays
 
     def prepare(self) -> None:
-        """Take the gradients, and check all of them. Changes nothing that a user sees."""
+        """Take gradients and hyper-parameters, and check all of them. Changes nothing that a user sees."""
         gradients: list[Any] = [parameter.grad for parameter in self.parameters]
         if self._complex:
-            gradients = [None if gradient is None else _real(gradient) for gradient in gradients]
+            gradients = [None if gradient is None else as_real(gradient.resolve_conj()) for gradient in gradients]
             self._alive = gradients
         self._by_row = None
         if not self._update.holds(gradients):
@@ -317,6 +365,7 @@ class _Part:
             if active != self._active:
                 self._active, self._shared = active, []
         self._share()
+        self._take_hyper()
 
     def _without_sparse(self, gradients: list[Any]) -> list[Any]:
         """The gradients to be taken as a whole; None for those to be taken by row."""
@@ -351,15 +400,15 @@ class _Part:
         everything = [slice(None)] if len(members) == 1 and all(self._active) else map(np.array, members.values())
         self._shared = [(rows, each[0]) for rows, each in zip(everything, members.values(), strict=True)]
 
-    def run(self) -> None:
-        """Update the parameters and, if that went well, their numbers."""
+    def _take_hyper(self) -> None:
+        """Hyper-parameters, each group's own."""
         optimizer, update = self._optimizer, self._update
         scale = getattr(optimizer, "grad_scale", None)
         unscale = 1.0 if scale is None else 1.0 / float(scale)
-        groups = {id(self._groups[first]): self._groups[first] for _, first in self._shared}
-        for group in groups.values():
+        self._stepping = list({id(self._groups[first]): self._groups[first] for _, first in self._shared}.values())
+        for group in self._stepping:
             optimizer._begin(group)
-        changes = []
+        self._changes = []
         for rows, first in self._shared:
             group = self._groups[first]
             numbers = {name: array[first] for name, array in self._numbers.items()}
@@ -368,20 +417,23 @@ class _Part:
             row[0] *= -unscale if group.get("maximize") else unscale
             update.hyper[rows] = row
             if optimizer._counted(group):
-                changes.append((rows, numbers))
+                self._changes.append((rows, numbers))
+
+    def run(self) -> None:
+        """Update the parameters and, if that went well, their numbers."""
         if self._by_row is None:
-            update()
+            self._update()
         else:
             by_row, places = self._by_row
-            by_row.hyper[:] = update.hyper[places]
+            by_row.hyper[:] = self._update.hyper[places]
             by_row.compute()
-            update()
+            self._update()
             by_row.write_back()
-        for rows, numbers in changes:
+        for rows, numbers in self._changes:
             for name, array in self._numbers.items():
                 array[rows] = numbers[name]
-        for group in groups.values():
-            optimizer._end(group)
+        for group in self._stepping:
+            self._optimizer._end(group)
         self._by_row, self._alive = None, []
 
 
@@ -394,12 +446,13 @@ def _goes_with(state: torch.Tensor, weight: torch.Tensor) -> bool:
     return state.stride() == expected
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or a complex one's real and imaginary parts, which rules take for numbers of their own."""
     return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
 
 
-def _name(group: Group, k: int) -> str:
+def name_of(group: Group, k: int) -> str:
+    """What messages call a group's parameter."""
     return repr(group["param_names"][k]) if "param_names" in group else f"params[{k}]"
 
 

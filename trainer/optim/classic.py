@@ -15,7 +15,7 @@ import torch
 from ...kernels import Rule, TensorRule, rules
 from ..optimizer.adaptive import bias_correction, nesterov_momentum
 from ..optimizer.modern import rectified
-from .base import FusedOptimizer, Group, Numbers
+from .base import FusedOptimizer, Group, Numbers, name_of
 
 __all__ = [
     "ASGD",
@@ -114,11 +114,21 @@ class SparseAdam(FusedOptimizer, torch.optim.SparseAdam):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for parameter in group["params"]:
+            for k, parameter in enumerate(group["params"]):
                 if parameter.grad is not None and not parameter.grad.is_sparse:
-                    raise RuntimeError("SparseAdam does not support dense gradients: use Adam for these parameters")
+                    raise RuntimeError(
+                        f"the gradient of {name_of(group, k)} is dense, which SparseAdam does not support: use Adam for it"
+                    )
         super().step()
         return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, whose SparseAdam counts in plain numbers and would compute in float32 with others."""
+        saved = super().state_dict()
+        for key, row in saved.get("state", {}).items():  # hooks may have changed all of it
+            if "step" in row:
+                saved["state"][key] = {**row, "step": int(row["step"])}
+        return saved
 
 
 class NAdam(FusedOptimizer, torch.optim.NAdam):
@@ -274,22 +284,22 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
     """`torch.optim.Adafactor` on tristep's rule, one tensor after the other."""
 
     _keys: ClassVar = {"row": "row_var", "column": "col_var", "var": "variance"}
+    _takes_complex = False
 
     def _rule(self, group: Group) -> TensorRule:
         return rules.adafactor
 
     def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
-        smallest = group["eps"][0]
-        return {"step": 0.0, "epsilon1": torch.finfo(parameter.dtype).eps if smallest is None else smallest}
+        return {"step": 0.0, "epsilon": torch.finfo(parameter.dtype).eps}
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
-        lr, t = float(group["lr"]), float(numbers["step"])
+        lr, t, (epsilon1, epsilon2) = float(group["lr"]), float(numbers["step"]), group["eps"]
         return {
             "lr": min(lr, 1.0 / math.sqrt(t)),
             "decay": lr * group["weight_decay"],
             "new": t ** group["beta2_decay"],
-            "epsilon1": float(numbers["epsilon1"]),
-            "epsilon2": group["eps"][1],
+            "epsilon1": float(numbers["epsilon"]) if epsilon1 is None else epsilon1,
+            "epsilon2": epsilon2,
             "limit": group["d"],
         }
 
@@ -299,6 +309,12 @@ class Muon(FusedOptimizer, torch.optim.Muon):
 
     _keys: ClassVar = {"mean": "momentum_buffer"}
     _shown = ()
+    _takes_complex = False
+
+    def _check(self, name: str, parameter: torch.Tensor) -> None:
+        super()._check(name, parameter)
+        if parameter.dim() != 2:
+            raise ValueError(f"{name} has shape {tuple(parameter.shape)}: Muon is for matrices, use AdamW for the others")
 
     def _rule(self, group: Group) -> TensorRule:
         return rules.muon

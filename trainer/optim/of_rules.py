@@ -12,8 +12,8 @@ import torch
 
 from ...kernels import Rule, TensorRule, Update
 from .. import optimizer as gluon
-from ..arguments import did_you_mean
-from .base import FusedOptimizer, Group, Numbers
+from ..arguments import did_you_mean, real
+from .base import FusedOptimizer, Group, Numbers, as_real
 
 __all__ = [
     "ADOPT",
@@ -125,11 +125,24 @@ class _OfRule(FusedOptimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)
+        group = self.param_groups[-1]
         try:
-            self._of(self.param_groups[-1])
+            for name in ("lr", "weight_decay"):
+                value = group[name]
+                real(name, value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value, low=0)
+            optimizer = self._of(group)
         except Exception:
             self.param_groups.pop()
             raise
+        if optimizer.carries:
+            group.setdefault("carried", optimizer.carried())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, default in self._options.items():  # those that came after it was saved
+                group.setdefault(name, default)
+        self.__dict__.pop("_known", None)  # of groups that are no more
 
     def _of(self, group: Group) -> gluon.RuleOptimizer:
         """The optimizer with this group's options."""
@@ -185,16 +198,17 @@ class _OfRule(FusedOptimizer):
         if not all(average for _, average in averages):
             raise ValueError(f"{type(self).__name__} keeps no averaged weights; ScheduleFreeAdamW, for one, does")
         before = [(parameter, parameter.detach().clone()) for group in self.param_groups for parameter in group["params"]]
-        for group, average in averages:
-            rule, hyper = average  # type: ignore[misc]
-            weights = [parameter.detach() for parameter in group["params"] if self.state.get(parameter)]
-            states = [tuple(self.state[p][name] for name in rule.slots) for p in group["params"] if self.state.get(p)]
-            update = Update(rule, weights, states)
-            update.hyper[:] = [1.0, *(hyper[name] for name in rule.hyper)]
-            gradients = [torch.zeros_like(weight) for weight in weights]
-            update.bind(gradients)
-            update()
         try:
+            for group, average in averages:
+                rule, hyper = average  # type: ignore[misc]
+                trained = [parameter for parameter in group["params"] if self.state.get(parameter)]
+                weights = [as_real(parameter).detach() for parameter in trained]
+                states = [tuple(as_real(self.state[parameter][name]) for name in rule.slots) for parameter in trained]
+                update = Update(rule, weights, states)
+                update.hyper[:] = [1.0, *(hyper[name] for name in rule.hyper)]
+                gradients = [torch.zeros_like(weight) for weight in weights]
+                update.bind(gradients)
+                update()
             yield
         finally:
             with torch.no_grad():
