@@ -1,0 +1,343 @@
+"""tristep's own optimizers behind torch's interface, beside `tristep.Trainer` with the same ones: equal to the bit."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+
+import tristep
+from tristep import Trainer
+from tristep.kernels import tl
+
+OURS = [
+    name for name in tristep.optim.__all__ if not hasattr(torch.optim, name) and name not in ("as_torch", "FusedOptimizer")
+]
+# Arguments of each that are not the defaults.
+OPTIONS = {
+    "ADOPT": {"beta1": 0.8},
+    "AdEMAMix": {"alpha": 3.0, "warmup": 4},
+    "Adan": {"beta1": 0.9},
+    "DCASGD": {"momentum": 0.9, "lamda": 0.1},
+    "LARS": {"momentum": 0.8, "eta": 1.0},
+    "Lion": {"beta1": 0.5, "clip_gradient": 0.5},
+    "NAG": {"momentum": 0.7},
+    "Prodigy": {"d0": 0.1},
+    "SGLD": {"seed": 3},
+    "ScheduleFreeAdamW": {"warmup": 3},
+    "ScheduleFreeSGD": {"warmup": 3},
+    "Signum": {"momentum": 0.5},
+}
+
+
+@tristep.rule
+def halving(w, g, state, hyper):
+    (steps,) = state
+    lr, wd, share, one_minus_share = hyper
+    steps = share * steps + one_minus_share * g
+    return w - lr * tl.where(steps > 0.0, steps, 0.5 * steps) - wd * w, (steps,)
+
+
+class Halving(tristep.optimizer.RuleOptimizer):
+    """An optimizer of one's own."""
+
+    rule = halving
+
+    def __init__(self, share=0.5, **others):
+        self.share = share
+        super().__init__(**others)
+
+
+TorchHalving = tristep.optim.as_torch(Halving)
+TorchHalving.__name__ = TorchHalving.__qualname__ = "TorchHalving"  # by which pickle finds it
+
+
+def _parameters(dtype=torch.float32, device="cpu"):
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape).to(device, dtype)) for shape in ((4, 3), (5,), (), (2, 3, 2))]
+
+
+def _give_gradients(parameters, step):
+    torch.manual_seed(step)
+    for i, parameter in enumerate(parameters):
+        gradient = torch.randn(parameter.shape).to(parameter)
+        parameter.grad = None if (step + i) % 5 == 4 else gradient
+
+
+def _equal(ours, theirs):
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def _by_trainer(parameters, name, arguments, engine=None, steps=7, rates=()):
+    trainer = Trainer(parameters, name, arguments, engine=engine)
+    for step in range(steps):
+        _give_gradients(parameters, step)
+        if step in rates:
+            trainer.set_learning_rate(rates[step])
+        trainer.step(1, ignore_stale_grad=True)
+    return trainer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", OURS)
+def test_like_the_trainer(name, dtype):
+    options = OPTIONS.get(name, {})
+    expected = _parameters(dtype)
+    _by_trainer(expected, name, {"learning_rate": 0.02, "wd": 0.1, **options}, rates={4: 0.01})
+    parameters = _parameters(dtype)
+    optimizer = getattr(tristep.optim, name)(parameters, lr=0.02, weight_decay=0.1, **options)
+    for step in range(7):
+        _give_gradients(parameters, step)
+        if step == 4:
+            optimizer.param_groups[0]["lr"] = 0.01
+        optimizer.step()
+    assert _equal(parameters, expected)
+    assert not _equal(parameters, _parameters(dtype))
+
+
+@pytest.mark.parametrize("name", ["Lion", "LAMB", "ScheduleFreeAdamW", "Halving"])
+def test_like_the_trainer_on_every_engine(name, engine, device, monkeypatch):
+    monkeypatch.setenv("TRISTEP_ENGINE", engine)
+    klass = TorchHalving if name == "Halving" else getattr(tristep.optim, name)
+    theirs = Halving(learning_rate=0.02, wd=0.1) if name == "Halving" else name
+    expected, parameters = _parameters(device=device), _parameters(device=device)
+    _by_trainer(expected, theirs, None if name == "Halving" else {"learning_rate": 0.02, "wd": 0.1}, engine, steps=3)
+    optimizer = klass(parameters, lr=0.02, weight_decay=0.1)
+    for step in range(3):
+        _give_gradients(parameters, step)
+        optimizer.step()
+    assert _equal(parameters, expected)
+
+
+# SGLD's noise depends on where a parameter stands, and Prodigy's estimate on all parameters of all groups.
+@pytest.mark.parametrize("name", sorted(set(OURS) - {"SGLD", "Prodigy"}))
+def test_groups_have_options_of_their_own(name):
+    """Beside a trainer for each group."""
+    settings = [(0.02, 0.1, OPTIONS.get(name, {})), (0.05, 0.0, {})]
+    parts, expected = (slice(0, 2), slice(2, 4)), _parameters()
+    trainers = [
+        Trainer(expected[part], name, {"learning_rate": lr, "wd": wd, **options})
+        for part, (lr, wd, options) in zip(parts, settings, strict=True)
+    ]
+    parameters = _parameters()
+    optimizer = getattr(tristep.optim, name)(
+        [
+            {"params": parameters[part], "lr": lr, "weight_decay": wd, **options}
+            for part, (lr, wd, options) in zip(parts, settings, strict=True)
+        ]
+    )
+    for step in range(4):
+        _give_gradients(expected, step)
+        for trainer in trainers:
+            trainer.step(1, ignore_stale_grad=True)
+        _give_gradients(parameters, step)
+        optimizer.step()
+    assert _equal(parameters, expected)
+    assert not any(map(torch.equal, parameters, _parameters()))
+    assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.05]
+
+
+def test_prodigy_estimates_one_rate_for_all_groups():
+    expected, parameters = _parameters(), _parameters()
+    _by_trainer(expected, "prodigy", {"learning_rate": 1.0, "d0": 0.01})
+    optimizer = tristep.optim.Prodigy([{"params": parameters[:2]}, {"params": parameters[2:]}], d0=0.01)
+    for step in range(7):
+        _give_gradients(parameters, step)
+        optimizer.step()
+    assert _equal(parameters, expected)
+    assert len({row["d"].item() for row in optimizer.state.values()}) == 1
+
+
+def test_a_changed_option_holds_from_the_next_step_on():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = tristep.optim.NAG([parameter], lr=1.0, momentum=0.0)
+    parameter.grad = torch.ones(1)
+    optimizer.step()
+    optimizer.param_groups[0]["clip_gradient"] = 0.25
+    optimizer.step()
+    assert parameter.item() == -1.25
+
+
+def test_maximize_climbs():
+    up, down = (torch.nn.Parameter(torch.zeros(3)) for _ in range(2))
+    for parameter, maximize in ((up, True), (down, False)):
+        optimizer = tristep.optim.Lion([parameter], lr=0.5, maximize=maximize)
+        parameter.grad = torch.tensor([1.0, -1.0, 0.0])
+        optimizer.step()
+    assert up.tolist() == [0.5, -0.5, 0.0]
+    assert down.tolist() == [-0.5, 0.5, 0.0]
+
+
+def test_complex_parameters_are_pairs_of_numbers():
+    parameter = torch.nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
+    pairs = torch.nn.Parameter(torch.view_as_real(parameter.detach().clone()))
+    for each in (parameter, pairs):
+        optimizer = tristep.optim.AdaBelief([each], lr=0.1)
+        for _ in range(3):
+            gradient = torch.tensor([1 - 1j, 0.5 + 2j])
+            each.grad = gradient if each is parameter else torch.view_as_real(gradient).contiguous()
+            optimizer.step()
+    assert torch.equal(torch.view_as_real(parameter.detach()), pairs)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_signature_shows_the_arguments(name):
+    signature = inspect.signature(getattr(tristep.optim, name))
+    gluon = getattr(tristep.optimizer, name)
+    assert list(signature.parameters)[:4] == ["params", "lr", "weight_decay", "maximize"]
+    assert signature.parameters["lr"].default == gluon.default_learning_rate
+    optimizer = getattr(tristep.optim, name)([torch.nn.Parameter(torch.ones(2, 2))])
+    shown = {key: parameter.default for key, parameter in signature.parameters.items() if key != "params"}
+    assert {key: optimizer.defaults[key] for key in shown} == shown
+    own = inspect.signature(gluon.__init__).parameters
+    assert set(own) - {"self", "others", "kwargs", "learning_rate", "wd"} <= set(shown)
+
+
+def test_mistakes_are_named():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(TypeError, match="Lion has no argument 'beta_1'; it has lr, .*beta1.* Did you mean 'beta1'"):
+        tristep.optim.Lion([parameter], beta_1=0.9)
+    with pytest.raises(ValueError, match="beta1=1.5"):
+        tristep.optim.Lion([parameter], beta1=1.5)
+    with pytest.raises(ValueError, match="lr=-1"):
+        tristep.optim.Lion([parameter], lr=-1.0)
+    with pytest.raises(TypeError, match="lr=tensor.*must be a number"):
+        tristep.optim.Lion([parameter], lr=torch.ones(2))
+    with pytest.raises(TypeError, match="weight_decay='no'"):
+        tristep.optim.Lion([parameter], weight_decay="no")
+    with pytest.raises(TypeError, match="klass=.*must be a subclass of tristep.optimizer.RuleOptimizer"):
+        tristep.optim.as_torch(torch.optim.SGD)
+    optimizer = tristep.optim.Lion([parameter])
+    with pytest.raises(ValueError, match="beta2=-1"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "beta2": -1})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_an_optimizer_of_ones_own_is_saved_copied_and_pickled():
+    parameters = _parameters()
+    optimizer = TorchHalving([{"params": parameters[:2]}, {"params": parameters[2:], "share": 0.25}], lr=0.1)
+    for step in range(2):
+        _give_gradients(parameters, step)
+        optimizer.step()
+    clones = [copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))]
+    clones.append(TorchHalving([{"params": _parameters()[:2]}, {"params": _parameters()[2:]}]))
+    clones[-1].load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for old, new in zip(parameters, [p for group in clones[-1].param_groups for p in group["params"]], strict=True):
+        new.data.copy_(old.data)
+    _give_gradients(parameters, 2)
+    optimizer.step()
+    for clone in clones:
+        own = [parameter for group in clone.param_groups for parameter in group["params"]]
+        _give_gradients(own, 2)
+        clone.step()
+        assert [group["share"] for group in clone.param_groups] == [0.5, 0.25]
+        assert _equal(own, parameters)
+
+
+def test_options_that_a_saved_state_does_not_know_have_their_defaults():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = tristep.optim.NAG([parameter], lr=1.0, momentum=0.25)
+    saved = copy.deepcopy(optimizer.state_dict())
+    del saved["param_groups"][0]["clip_gradient"]
+    optimizer.load_state_dict(saved)
+    parameter.grad = torch.ones(1)
+    optimizer.step()
+    assert parameter.item() == -1.25
+
+
+# Averages and curvature
+
+
+@pytest.mark.parametrize("name", ["ScheduleFreeSGD", "ScheduleFreeAdamW"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_averaged_weights_like_the_trainers(name, dtype):
+    parameters, expected = _parameters(dtype), _parameters(dtype)
+    optimizer = getattr(tristep.optim, name)(parameters, lr=0.05, warmup=3)
+    trainer = _by_trainer(expected, name, {"learning_rate": 0.05, "warmup": 3}, steps=4)
+    for step in range(4):
+        _give_gradients(parameters, step)
+        optimizer.step()
+    trained = [parameter.detach().clone() for parameter in parameters]
+    with optimizer.averaged_weights(), trainer.averaged_weights():
+        assert _equal(parameters, expected)
+        assert not _equal(parameters, trained)
+    assert _equal(parameters, trained)
+    with pytest.raises(KeyError), optimizer.averaged_weights():
+        raise KeyError
+    assert _equal(parameters, trained)
+
+
+def test_averages_are_there_after_loading_too():
+    parameters = _parameters(torch.bfloat16)
+    optimizer = tristep.optim.ScheduleFreeSGD(parameters, lr=0.05)
+    for step in range(3):
+        _give_gradients(parameters, step)
+        optimizer.step()
+    again = tristep.optim.ScheduleFreeSGD(parameters, lr=0.05)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with optimizer.averaged_weights():
+        averages = [parameter.detach().clone() for parameter in parameters]
+    with again.averaged_weights():
+        assert _equal(parameters, averages)
+
+
+def test_averaged_complex_weights():
+    parameter = torch.nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
+    pairs = torch.nn.Parameter(torch.view_as_real(parameter.detach().clone()))
+    optimizers = [tristep.optim.ScheduleFreeSGD([each], lr=0.1) for each in (parameter, pairs)]
+    for _ in range(3):
+        parameter.grad = torch.tensor([1 - 1j, 0.5 + 2j])
+        pairs.grad = torch.view_as_real(parameter.grad).contiguous()
+        for optimizer in optimizers:
+            optimizer.step()
+    with optimizers[0].averaged_weights(), optimizers[1].averaged_weights():
+        assert torch.equal(torch.view_as_real(parameter.detach()), pairs)
+
+
+def test_before_the_first_step_averages_are_the_weights():
+    parameters = _parameters()
+    optimizer = tristep.optim.ScheduleFreeAdamW(parameters)
+    with optimizer.averaged_weights():
+        assert _equal(parameters, _parameters())
+
+
+def test_who_keeps_no_average_says_so():
+    optimizer = tristep.optim.Lion(_parameters())
+    with pytest.raises(ValueError, match="Lion keeps no averaged weights"), optimizer.averaged_weights():
+        pass
+
+
+def test_what_is_carried_stands_in_the_group_and_is_loaded():
+    parameters = _parameters()
+    optimizer = tristep.optim.ScheduleFreeSGD(parameters, lr=0.05, warmup=2)
+    before = optimizer.state_dict()["param_groups"][0]["carried"]
+    for step in range(3):
+        _give_gradients(parameters, step)
+        optimizer.step()
+    assert optimizer.state_dict()["param_groups"][0]["carried"] != before
+    other = tristep.optim.ScheduleFreeSGD(_parameters())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert other.param_groups[0]["carried"] == optimizer.param_groups[0]["carried"]
+
+
+def test_sophia_estimates_curvature_like_the_trainers():
+    parameters, expected = _parameters(), _parameters()
+    optimizer = tristep.optim.Sophia([{"params": parameters[:2]}, {"params": parameters[2:]}], lr=0.1)
+    trainer = Trainer(expected, "sophia", {"learning_rate": 0.1})
+    for step in range(4):
+        for given in (parameters, expected):
+            torch.manual_seed(step)
+            for parameter in given:
+                parameter.grad = torch.randn(parameter.shape)
+        before = [parameter.detach().clone() for parameter in parameters]
+        if step % 2 == 0:
+            with optimizer.estimating(scale=8.0), trainer.optimizer.estimating(scale=8.0):
+                optimizer.step()
+                trainer.step(1)
+            assert _equal(parameters, before)
+        else:
+            optimizer.step()
+            trainer.step(1)
+        assert _equal(parameters, expected)
+    assert [row["step"].item() for row in optimizer.state.values()] == [2.0] * 4

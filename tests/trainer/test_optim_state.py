@@ -1,0 +1,520 @@
+"""What is around a step of tristep.optim: states saved and loaded, hooks, schedules, scaled gradients, averages."""
+
+import contextlib
+import copy
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR, AveragedModel
+
+import tristep
+
+TORCHS = [name for name in tristep.optim.__all__ if hasattr(torch.optim, name)]
+OURS = [name for name in tristep.optim.__all__ if name not in (*TORCHS, "as_torch", "FusedOptimizer")]
+# Of each, arguments that give it all the states that it may have.
+RICH = {
+    "SGD": {"lr": 0.01, "momentum": 0.9, "nesterov": True},
+    "Adam": {"amsgrad": True},
+    "AdamW": {"amsgrad": True},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "ASGD": {"t0": 1},
+    "LARS": {"momentum": 0.9},
+    "DCASGD": {"momentum": 0.9},
+    "Muon": {"ns_steps": 1},  # as they are slow on some processors
+}
+
+
+def _parameters(name, dtype):
+    torch.manual_seed(0)
+    shapes = [(4, 3), (3, 5)] if name in ("Muon", "SparseAdam") else [(4, 3), (5,), (), (3, 5)]
+    return [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
+
+
+def _make(library, name, parameters, **more):
+    half = len(parameters) // 2
+    arguments = {"lr": 0.02, **RICH.get(name, {}), **more}
+    return getattr(library, name)([{"params": parameters[:half]}, {"params": parameters[half:], "lr": 0.05}], **arguments)
+
+
+def _steps(name, optimizer, first, last):
+    for step in range(first, last):
+        torch.manual_seed(step)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = torch.randn(parameter.shape).to(parameter.dtype)
+                parameter.grad = gradient.to_sparse() if name == "SparseAdam" else gradient
+        optimizer.step()
+
+
+def _saved_by_torch(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+WAYS = {"copied": copy.deepcopy, "saved": _saved_by_torch, "pickled": lambda state: pickle.loads(pickle.dumps(state))}
+
+
+def _equal(ours, theirs):
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def _plain(value):
+    """Data that can be compared for being the same to the bit."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# Saved and loaded
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", TORCHS + OURS)
+def test_a_training_resumed_goes_on_as_if_nothing_had_happened(name, way, dtype):
+    uninterrupted = _parameters(name, dtype)
+    _steps(name, _make(tristep.optim, name, uninterrupted), 0, 6)
+
+    parameters = _parameters(name, dtype)
+    optimizer = _make(tristep.optim, name, parameters)
+    _steps(name, optimizer, 0, 3)
+    resumed = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    again = _make(tristep.optim, name, resumed, lr=0.5)
+    saved = optimizer.state_dict()
+    states = [value for row in saved["state"].values() for value in row.values() if isinstance(value, torch.Tensor)]
+    assert {value.dtype for value in states} <= {torch.float32}
+    again.load_state_dict(WAYS[way](saved))
+    assert _plain(again.state_dict()) == _plain(saved)
+    _steps(name, again, 3, 6)
+    assert _equal(resumed, uninterrupted)
+    _steps(name, optimizer, 3, 6)  # and so does the one that was saved
+    assert _equal(parameters, uninterrupted)
+    assert _plain(again.state_dict()) == _plain(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("source", ["torch", "ours"])
+@pytest.mark.parametrize("name", TORCHS)
+def test_a_training_goes_on_in_the_other_library(name, source):
+    libraries = (torch.optim, tristep.optim) if source == "torch" else (tristep.optim, torch.optim)
+    uninterrupted = _parameters(name, torch.float64)
+    _steps(name, _make(torch.optim, name, uninterrupted), 0, 6)
+
+    parameters = _parameters(name, torch.float64)
+    optimizer = _make(libraries[0], name, parameters)
+    _steps(name, optimizer, 0, 3)
+    other = _make(libraries[1], name, parameters, lr=0.5)
+    other.load_state_dict(_saved_by_torch(optimizer.state_dict()))
+    _steps(name, other, 3, 6)
+    # Numbers that torch keeps in float32 are float64 in torch after loading.
+    torch.testing.assert_close(parameters, uninterrupted, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_states_of_an_old_checkpoint_count_in_plain_numbers(name):
+    parameters = _parameters(name, torch.float64)
+    peers = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    optimizer, peer = _make(tristep.optim, name, parameters), _make(torch.optim, name, peers)
+    _steps(name, peer, 0, 3)
+    torch._foreach_copy_([p.data for p in parameters], [p.data for p in peers])
+    saved = copy.deepcopy(peer.state_dict())
+    for row in saved["state"].values():
+        for key, value in row.items():
+            if isinstance(value, torch.Tensor) and key in ("step", "eta", "mu", "mu_product"):
+                row[key] = value.item()
+    for group in saved["param_groups"]:  # what torch has come to have since
+        for flag in ("foreach", "fused", "maximize", "capturable", "differentiable"):
+            group.pop(flag, None)
+    if name in ("Adafactor", "SparseAdam"):  # younger than the flags, or not for these
+        for group in saved["param_groups"]:
+            group["maximize"] = False
+    optimizer.load_state_dict(saved)
+    _steps(name, peer, 3, 5)
+    _steps(name, optimizer, 3, 5)
+    torch.testing.assert_close(parameters, peers, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("flags", [{"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_states_saved_with_torchs_fast_steps(name, flags):
+    parameters = _parameters(name, torch.float64)
+    peers = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    optimizer, peer = _make(tristep.optim, name, parameters), _make(torch.optim, name, peers, **flags)
+    _steps(name, peer, 0, 3)
+    torch._foreach_copy_([p.data for p in parameters], [p.data for p in peers])
+    optimizer.load_state_dict(copy.deepcopy(peer.state_dict()))
+    _steps(name, peer, 3, 5)
+    _steps(name, optimizer, 3, 5)
+    torch.testing.assert_close(parameters, peers, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(dict(optimizer.state_dict()["state"]), dict(peer.state_dict()["state"]))
+
+
+@pytest.mark.parametrize("flag", ["capturable", "differentiable"])
+def test_flags_in_a_loaded_state_are_no_hindrance(flag):
+    parameters = _parameters("Adam", torch.float32)
+    peer, optimizer = torch.optim.Adam(parameters, **{flag: True}), tristep.optim.Adam(parameters)
+    optimizer.load_state_dict(peer.state_dict())
+    assert optimizer.param_groups[0][flag]
+    _steps("Adam", optimizer, 0, 1)
+    assert optimizer.state[parameters[0]]["step"] == 1
+
+
+def test_16_bit_states_of_torch_become_float32_at_the_first_step():
+    parameters = _parameters("Adam", torch.bfloat16)
+    peer = torch.optim.Adam(parameters, lr=0.1)
+    _steps("Adam", peer, 0, 2)
+    optimizer = tristep.optim.Adam(parameters, lr=0.1)
+    optimizer.load_state_dict(peer.state_dict())
+    before = peer.state[parameters[0]]["exp_avg"].float()
+    parameters[0].grad = torch.zeros_like(parameters[0])
+    optimizer.step()
+    after = optimizer.state[parameters[0]]["exp_avg"]
+    torch.testing.assert_close(after, 0.9 * before)
+    assert after.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", TORCHS + OURS)
+@pytest.mark.parametrize("way", ["deepcopied", "pickled"])
+def test_a_copy_goes_on_like_its_original(name, way):
+    parameters = _parameters(name, torch.float32)
+    optimizer = _make(tristep.optim, name, parameters)
+    _steps(name, optimizer, 0, 2)
+    clone = copy.deepcopy(optimizer) if way == "deepcopied" else pickle.loads(pickle.dumps(optimizer))
+    assert type(clone) is type(optimizer)
+    assert repr(clone) == repr(optimizer)
+    before = [parameter.detach().clone() for parameter in parameters]
+    _steps(name, clone, 2, 4)
+    copies = [parameter for group in clone.param_groups for parameter in group["params"]]
+    assert _equal(parameters, before)
+    _steps(name, optimizer, 2, 4)
+    assert _equal(copies, parameters)
+    assert _plain(clone.state_dict()) == _plain(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("name", TORCHS + OURS)
+def test_equal_trainings_have_equal_states(name):
+    states = []
+    for _ in range(2):
+        optimizer = _make(tristep.optim, name, _parameters(name, torch.float32))
+        _steps(name, optimizer, 0, 2)
+        states.append(_plain(optimizer.state_dict()))
+    assert states[0] == states[1]
+    assert _plain(optimizer.state_dict()) == _plain(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_loading_other_groups_is_refused_and_changes_nothing(groups):
+    optimizer = _make(tristep.optim, "Adam", _parameters("Adam", torch.float32))
+    _steps("Adam", optimizer, 0, 1)
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(groups)]
+    other = tristep.optim.Adam([{"params": [parameter]} for parameter in parameters])
+    before = _plain(optimizer.state_dict())
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        optimizer.load_state_dict(other.state_dict())
+    assert _plain(optimizer.state_dict()) == before
+    _steps("Adam", optimizer, 1, 2)
+
+
+def test_names_are_saved_and_loaded_with_the_groups():
+    net = torch.nn.Linear(2, 1)
+    optimizer = tristep.optim.AdamW(net.named_parameters())
+    assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["param_names"] == ["weight", "bias"]
+    nameless = tristep.optim.AdamW(net.parameters())
+    nameless.load_state_dict(saved)
+    assert nameless.param_groups[0]["param_names"] == ["weight", "bias"]
+    nameless.step()
+
+
+@pytest.mark.parametrize("library", [torch.optim, tristep.optim])
+def test_distributed_checkpoints_see_the_same_states(library):
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    torch.manual_seed(0)
+    nets = [torch.nn.Linear(2, 2) for _ in range(2)]
+    optimizers = [library.AdamW(net.parameters(), lr=0.1) for net in nets]
+    nets[0](torch.ones(2)).sum().backward()
+    optimizers[0].step()
+    states = get_optimizer_state_dict(nets[0], optimizers[0])
+    assert set(states["state"]) == {"weight", "bias"}
+    before = [parameter.detach().clone() for parameter in nets[1].parameters()]
+    set_optimizer_state_dict(nets[1], optimizers[1], states)  # which makes a step at a rate of 0 to have states
+    assert _equal(nets[1].parameters(), before)
+    assert _plain(get_optimizer_state_dict(nets[1], optimizers[1])["state"]) == _plain(states["state"])
+
+
+# Hooks
+
+
+def _hooked(library):
+    """What hooks of all kinds see, in order."""
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = library.SGD([parameter], lr=0.1, momentum=0.9)
+    seen = []
+
+    def note(what):
+        return lambda *_: seen.append((what, parameter.tolist()))
+
+    optimizer.register_step_pre_hook(note("before step"))
+    optimizer.register_step_pre_hook(note("before step, second"))
+    optimizer.register_step_post_hook(note("after step"))
+    optimizer.register_state_dict_pre_hook(note("before state_dict"))
+    optimizer.register_state_dict_post_hook(note("after state_dict"))
+    optimizer.register_load_state_dict_pre_hook(note("before load"))
+    optimizer.register_load_state_dict_pre_hook(note("before load, first"), prepend=True)
+    optimizer.register_load_state_dict_post_hook(note("after load"))
+    parameter.grad = torch.ones(2)
+    for _ in range(2):
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    return seen
+
+
+def test_hooks_are_called_in_torchs_order():
+    seen = _hooked(tristep.optim)
+    assert len(seen) == 16
+    assert [what for what, _ in seen] == [what for what, _ in _hooked(torch.optim)]
+    torch.testing.assert_close([value for _, value in seen], [value for _, value in _hooked(torch.optim)])
+
+
+def test_hooks_change_what_is_given_saved_and_loaded():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = tristep.optim.Adam([parameter], lr=0.1)
+    parameter.grad = torch.ones(2)
+    handle = optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: ((optimizer, lambda: "other"), {}))
+    assert optimizer.step(lambda: "loss") == "other"
+    handle.remove()
+    assert optimizer.step(lambda: "loss") == "loss"
+
+    optimizer.register_state_dict_post_hook(lambda optimizer, state: {**state, "note": 1})
+    saved = optimizer.state_dict()
+    assert saved["note"] == 1
+
+    def doubled(optimizer, state):
+        rows = {i: {**row, "exp_avg": row["exp_avg"] * 2} for i, row in state["state"].items()}
+        return {**state, "state": rows}
+
+    optimizer.register_load_state_dict_pre_hook(doubled)
+
+    def halved(optimizer):
+        optimizer.state[parameter]["exp_avg_sq"] = optimizer.state[parameter]["exp_avg_sq"] / 2
+
+    optimizer.register_load_state_dict_post_hook(halved)
+    mean, square = (saved["state"][0][key].clone() for key in ("exp_avg", "exp_avg_sq"))
+    optimizer.load_state_dict(saved)
+    torch.testing.assert_close(optimizer.state[parameter]["exp_avg"], mean * 2)
+    torch.testing.assert_close(optimizer.state[parameter]["exp_avg_sq"], square / 2)
+    parameter.grad = torch.zeros(2)
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[parameter]["exp_avg"], mean * 2 * 0.9)
+
+
+def test_loading_leaves_no_hooks_of_ours_behind():
+    optimizer = tristep.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+    for state in (optimizer.state_dict(), {"state": {}, "param_groups": []}):
+        with contextlib.suppress(ValueError):
+            optimizer.load_state_dict(state)
+        assert not optimizer._optimizer_load_state_dict_pre_hooks
+        assert not optimizer._optimizer_load_state_dict_post_hooks
+
+
+# Schedules
+
+
+def _plateau(optimizer):
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    return lambda: scheduler.step(1.0)
+
+
+def _each(*made):
+    return lambda: [scheduler.step() for scheduler in made]
+
+
+SCHEDULES = {
+    "LambdaLR": lambda o: _each(lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch)),
+    "MultiplicativeLR": lambda o: _each(lr_scheduler.MultiplicativeLR(o, lambda epoch: 0.9)),
+    "StepLR": lambda o: _each(lr_scheduler.StepLR(o, 2)),
+    "MultiStepLR": lambda o: _each(lr_scheduler.MultiStepLR(o, [2, 3])),
+    "ConstantLR": lambda o: _each(lr_scheduler.ConstantLR(o, 0.5, 3)),
+    "LinearLR": lambda o: _each(lr_scheduler.LinearLR(o)),
+    "ExponentialLR": lambda o: _each(lr_scheduler.ExponentialLR(o, 0.8)),
+    "CosineAnnealingLR": lambda o: _each(lr_scheduler.CosineAnnealingLR(o, 5)),
+    "CosineAnnealingWarmRestarts": lambda o: _each(lr_scheduler.CosineAnnealingWarmRestarts(o, 3)),
+    "PolynomialLR": lambda o: _each(lr_scheduler.PolynomialLR(o, 6)),
+    "CyclicLR": lambda o: _each(lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, base_momentum=0.5, max_momentum=0.95)),
+    "OneCycleLR": lambda o: _each(lr_scheduler.OneCycleLR(o, 0.1, 8)),
+    "ReduceLROnPlateau": _plateau,
+    "SWALR": lambda o: _each(SWALR(o, 0.01, 3)),
+    "in sequence": lambda o: _each(
+        lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.StepLR(o, 1)], [2])
+    ),
+    "chained": lambda o: _each(
+        lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(o, 0.5, 2), lr_scheduler.ExponentialLR(o, 0.9)])
+    ),
+    "several": lambda o: _each(lr_scheduler.StepLR(o, 1, 0.9), lr_scheduler.ExponentialLR(o, 0.9)),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("SGD", {"momentum": 0.9}), ("AdamW", {}), ("Adam", {"lr": torch.tensor(0.1, dtype=torch.float64), "foreach": False})],
+    ids=["SGD", "AdamW", "Adam with a tensor"],
+)
+def test_schedules_like_torch(name, arguments, schedule):
+    runs = []
+    for library in (tristep.optim, torch.optim):
+        parameter = torch.nn.Parameter(torch.linspace(-1, 1, 5, dtype=torch.float64))
+        optimizer = getattr(library, name)([parameter], **copy.deepcopy({"lr": 0.1, **arguments}))
+        advance = SCHEDULES[schedule](optimizer)
+        path = []
+        for _ in range(7):
+            optimizer.zero_grad()
+            (parameter - 3).square().sum().backward()
+            optimizer.step()
+            advance()
+            path.append(parameter.detach().clone())
+        runs.append((path, float(optimizer.param_groups[0]["lr"])))
+    torch.testing.assert_close(*runs, rtol=1e-9, atol=1e-11)
+
+
+def test_tristeps_own_follow_torchs_schedules():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = tristep.optim.Lion([parameter], lr=1.0)
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for _ in range(3):
+        parameter.grad = torch.tensor([1.0, -1.0])
+        optimizer.step()
+        scheduler.step()
+    assert parameter.tolist() == [-1.75, 1.75]
+
+
+# Scaled and limited gradients
+
+
+def _scaled(library, name, arguments, gradients, unscale=False, dtype=torch.float32):
+    """Weights and counts of steps through a GradScaler, after each step."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 5, dtype=dtype))
+    optimizer = getattr(library, name)([parameter], lr=0.1, **arguments)
+    path = []
+    for gradient in gradients:
+        optimizer.zero_grad()
+        scaler.scale((parameter * torch.tensor(gradient)).sum()).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_([parameter], 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        path.append(parameter.detach().clone())
+    assert not hasattr(optimizer, "grad_scale")
+    return path, scaler.get_scale(), {k: v for k, v in optimizer.state[parameter].items() if k != "sum" or v is not None}
+
+
+INFINITE = float("inf")
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_a_grad_scaler_like_torchs(name, fused, unscale):
+    gradients = [1.0, 2.0, INFINITE, 3.0, float("nan"), 1.0]
+    ours = _scaled(tristep.optim, name, {"fused": fused}, gradients, unscale)
+    theirs = _scaled(torch.optim, name, {"fused": fused}, gradients, unscale)
+    torch.testing.assert_close(ours, theirs)
+    path = ours[0]
+    assert torch.equal(path[1], path[2])
+    assert torch.equal(path[3], path[4])
+    assert not torch.equal(path[4], path[5])
+
+
+def test_gradients_that_a_step_unscales_stay_scaled():
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = tristep.optim.SGD([parameter], lr=0.25, fused=True)
+    scaler.scale(parameter.sum()).backward()
+    scaler.step(optimizer)
+    assert parameter.tolist() == [0.75] * 2
+    assert parameter.grad.tolist() == [8.0] * 2
+
+
+@pytest.mark.parametrize("name", ["Lion", "ScheduleFreeAdamW", "RMSprop", "Adafactor"])
+def test_a_grad_scaler_unscales_gradients_for_the_others(name):
+    gradients = [1.0, INFINITE, 3.0]
+    path, scale, _ = _scaled(tristep.optim, name, {}, gradients)
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 5))
+    optimizer = getattr(tristep.optim, name)([parameter], lr=0.1)
+    for gradient in (1.0, 3.0):
+        parameter.grad = torch.full((5,), gradient)
+        optimizer.step()
+    assert torch.equal(path[-1], parameter)
+    assert scale == 4.0
+
+
+def test_clipped_gradients_like_torch():
+    weights = []
+    for library in (tristep.optim, torch.optim):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 3).double()
+        optimizer = library.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(torch.ones(2, 4, dtype=torch.float64)).square().sum().backward()
+            assert torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1) > 0.1
+            optimizer.step()
+        weights.append(net.state_dict())
+    torch.testing.assert_close(*weights, rtol=1e-9, atol=1e-11)
+
+
+# Averages of weights
+
+
+def test_averaged_models_like_torch():
+    averages = []
+    for library in (tristep.optim, torch.optim):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 2).double()
+        average = AveragedModel(net)
+        optimizer = library.SGD(net.parameters(), lr=0.1)
+        scheduler = SWALR(optimizer, swa_lr=0.05)
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(torch.ones(1, 3, dtype=torch.float64)).square().sum().backward()
+            optimizer.step()
+            average.update_parameters(net)
+            scheduler.step()
+        averages.append(average.state_dict())
+    torch.testing.assert_close(*averages, rtol=1e-9, atol=1e-11)
+
+
+def test_one_optimizer_for_each_parameter_stepping_in_the_backward_pass():
+    weights = []
+    for library in (tristep.optim, torch.optim):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)).double()
+        optimizers = {parameter: library.Adam([parameter], lr=0.1, foreach=False) for parameter in net.parameters()}
+
+        def step(parameter, optimizers=optimizers):
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in net.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        for _ in range(3):
+            net(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+        weights.append(net.state_dict())
+    torch.testing.assert_close(*weights, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", TORCHS + OURS)
+def test_signatures_begin_as_torchs(name):
+    names = list(inspect.signature(getattr(tristep.optim, name)).parameters)
+    assert names[:2] == ["params", "lr"]
