@@ -45,6 +45,8 @@ def _minimum(a, b):
 
 
 _S0, _S1, _S2, _S3, _S4 = map(tl.constexpr, random.SINE)
+_L0, _L1, _L2, _L3 = map(tl.constexpr, random.LOGARITHM)
+_ROOT_HALF, _LOG2 = tl.constexpr(random.ROOT_HALF), tl.constexpr(random.LOG2)
 
 
 @triton.jit
@@ -52,7 +54,13 @@ def _normal(key0, key1, index):
     low = index.to(tl.uint32)
     seed = key0.to(tl.uint64) | (key1.to(tl.uint64) << 32)
     first, second, _, _ = tl.philox(seed, low, (index >> 32).to(tl.uint32), low * 0, low * 0)
-    radius = tl.sqrt(-2.0 * tl.log(((first >> 8) + 1).to(tl.float32) * 5.9604644775390625e-08))
+    bits = (((first >> 8) + 1).to(tl.float32) * 5.9604644775390625e-08).to(tl.int32, bitcast=True)
+    exponent = (bits - _ROOT_HALF) >> 23
+    mantissa = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    square = s * s
+    logarithm = exponent.to(tl.float32) * _LOG2 + s * (_L0 + square * (_L1 + square * (_L2 + square * _L3)))
+    radius = tl.sqrt(-2.0 * logarithm)
     x = tl.abs((second >> 8).to(tl.float32) * 5.9604644775390625e-08 - 0.5) - 0.25
     square = x * x
     return radius * x * (_S0 + square * (_S1 + square * (_S2 + square * (_S3 + square * _S4))))
