@@ -42,8 +42,8 @@ PARALLEL_FROM = 100_000  # elements; below, handing work to a thread costs more 
 # A loop over six arrays needs more run-time checks against overlap than LLVM's default of 8 before it is vectorised.
 llvmlite.binding.set_option("tristep", "-runtime-memory-check-threshold=64")
 
-# `contract` allows fused multiply-add and nothing else: NaN, infinities and signed zeros stay honest. Inlining is not left to
-# LLVM, which shies away from large rules: a loop with a call in it is not vectorised (14 times slower, for random numbers).
+# `contract` allows fused multiply-add and nothing else: NaN, infinities and signed zeros stay honest. Inlining is not left
+# to LLVM, which shies away from large rules: a loop with a call in it is not vectorised (random numbers: 14 times slower).
 _jit = numba.njit(fastmath={"contract"}, error_model="numpy", nogil=True, forceinline=True)
 # A sum is vectorised only if its terms may be taken in another order.
 _jit_sums = numba.njit(fastmath={"contract", "reassoc"}, error_model="numpy", nogil=True)
