@@ -176,6 +176,8 @@ class Update:
         self._keys: list[Any] = []  # of the groups, by weight
         self._shapes: list[torch.Size] = []
         self._weight_addresses: _Addresses | None = None
+        self._companions = [tensor for row in self.states for tensor in row]
+        self._companions += [master for master in self.masters if master is not None]
         # What is bound: which tensors (and whether all of them still live), where they lie, and of what kinds they are.
         self._references: list[weakref.ref[torch.Tensor] | None] = []
         self._ids: list[int] = []
@@ -229,7 +231,7 @@ class Update:
             and list(map(id, gradients)) == self._ids
             and self._gradient_addresses is not None
             and self._gradient_addresses.hold(gradients)
-            and self._weights_hold()
+            and self._tensors_hold()
         )
         if held and self._own and self._glance is None and (glance := _glance(self.engine)) is not None:
             if glance.GradientGlance.possible():
@@ -266,7 +268,7 @@ class Update:
 
     def _rebind(self, gradients: Sequence[Any], addresses: np.ndarray) -> bool:
         """The quick way, for new tensors of the kinds that were bound before; whether it could be gone."""
-        if (addresses & 15).any() or not self._weights_hold():
+        if (addresses & 15).any() or not self._tensors_hold():
             return False
         self._remember(gradients, addresses)
         for group in self._groups:
@@ -291,12 +293,13 @@ class Update:
         keys = [_group_key(*each) for each in zip(self.weights, gradients, states, self.masters, strict=True)]
         if self._keys:  # a skipped weight stays in the group where it was
             keys = [old if gradient is None else new for old, new, gradient in zip(self._keys, keys, gradients, strict=True)]
-        if keys != self._keys or shapes != self._shapes or not self._weights_hold():
+        if keys != self._keys or shapes != self._shapes or not self._tensors_hold():
             members: dict[Any, list[int]] = {}
             for i, key in enumerate(keys):
                 members.setdefault(key, []).append(i)
             self._groups = [_Group(self, key, indices) for key, indices in members.items()]
             self._weight_addresses, self._keys, self._shapes = _Addresses(self.weights, self.engine), keys, shapes
+            self._companion_addresses = _Addresses(self._companions, self.engine)
         self._remember(gradients)
         for group in self._groups:
             group.bind(gradients, self._references)
@@ -321,6 +324,10 @@ class Update:
 
     def _weights_hold(self) -> bool:
         return self._weight_addresses is not None and self._weight_addresses.hold(self.weights)
+
+    def _tensors_hold(self) -> bool:
+        """Whether weights, states and masters are where they were."""
+        return self._weights_hold() and self._companion_addresses.hold(self._companions)
 
     def _on_loss(self) -> None:
         self._lost = True

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update
-from ...kernels.engine import DTYPES, _Addresses
+from ...kernels.engine import DTYPES
 from ...kernels.table import compute_dtype, is_dense, is_wrapper, states_for
 from ..optimizer.sparse import RowUpdate, is_sparse
 
@@ -272,8 +272,6 @@ class _Part:
         self._kept = list(chain.from_iterable(map(dict.values, self._rows)))
         self._update = Update(rule, self._weights, states, names=self._names)
         self._states = states
-        self._tensors = list(chain.from_iterable(states))
-        self._places = _Addresses(self._tensors, None)
         self._active: list[bool] = []
         self._shared: list[tuple[Any, int]] = []  # rows of equal hyper-parameters, and the first of them
         self._changes: list[tuple[Any, dict[str, Any]]] = []  # what becomes of these rows' numbers after the step
@@ -283,12 +281,8 @@ class _Part:
         self._alive: list[Any] = []  # dense copies of gradients, until they have been used
 
     def holds(self) -> bool:
-        """Whether states are the tensors that they were, and lie where they lay."""
-        return (
-            _same(self._kept, list(chain.from_iterable(map(dict.values, self._rows))))
-            and self._places.hold(self._tensors)
-            and self._update.fits()
-        )
+        """Whether states are the tensors that they were."""
+        return _same(self._kept, list(chain.from_iterable(map(dict.values, self._rows)))) and self._update.fits()
 
     def _found(self, i: int) -> dict[str, torch.Tensor]:
         """The states that a parameter has already."""
