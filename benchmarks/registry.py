@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,6 +56,11 @@ MUON_WORKLOAD = {
     "cpu": Workload("2 x 1,024 x 1,024", ((1024, 1024),) * 2),
     "cuda": Workload("16 x 2,048 x 2,048", ((2048, 2048),) * 16),
 }
+MATRIX_WORKLOADS = (
+    Workload("48 x 64 x 64", ((64, 64),) * 48),
+    Workload("24 x 256 x 1,024", ((256, 1024),) * 24),
+    Workload("8 x 1,024 x 1,024", ((1024, 1024),) * 8),
+)
 
 HYPER = {
     "lr": 1e-3, "wd": 0.01, "decay": 1e-5, "wd_lh": 0.0, "clip": float("inf"), "clip_weights": float("inf"),
@@ -165,6 +171,18 @@ def adamw_steps(
             optimizer = torch.optim.AdamW(params, lr=1e-3, weight_decay=0.01, **options)
             steps[f"torch {name}"] = prepared(params), optimizer.step
     return steps
+
+
+def muon_steps(workload: Workload, device: str) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+    """By name: what comes before a step, untimed, and one step of Muon. Each with parameters of its own."""
+    params, others = parameters(workload, device), parameters(workload, device)
+    trainer = tristep.Trainer(params, "muon", {"learning_rate": 1e-3, "wd": 0.1})
+    grads = [param.grad for param in params]
+    fresh = partial(torch.autograd.graph.increment_version, grads)
+    return {
+        "tristep": (fresh, lambda: trainer.step(1)),
+        "torch": (lambda: None, torch.optim.Muon(others, lr=1e-3, weight_decay=0.1).step),
+    }
 
 
 def rule_step(name: str, workload: Workload, device: str) -> tuple[Callable[[], object], int]:

@@ -1,9 +1,11 @@
 """Times tristep beside torch.optim, in one process and in turns, and writes what it saw as JSON.
 
     python benchmarks/run.py                 on the CPU: AdamW on four workloads, every rule on 16.8 M elements beside its
-                                             peers, the first step, and the host's cost of a launch through a pretended GPU
-    python benchmarks/run.py --gpu           on the GPU: AdamW on four workloads, every rule on 2^28 elements
-    python benchmarks/run.py --only rules    one part: steps, rules, first or host
+                                             peers, Muon on many matrices, the first step, and the host's
+                                             cost of a launch through a pretended GPU
+    python benchmarks/run.py --gpu           on the GPU: AdamW on four workloads, every rule on 2^28 elements, Muon on
+                                             many matrices
+    python benchmarks/run.py --only rules    one part: steps, rules, matrices, first or host
     python benchmarks/run.py --out FILE      where the JSON goes
 
 A time is the median of many steps after a warm-up. Ratios are what counts: machines differ and are noisy, but everything
@@ -32,7 +34,7 @@ import tristep
 from tristep.kernels import rules
 
 Step = tuple[Callable[[], object], Callable[[], object]]  # what comes before, untimed, and what is timed
-PARTS = ("steps", "rules", "first", "host")
+PARTS = ("steps", "rules", "matrices", "first", "host")
 
 
 def main() -> None:
@@ -46,10 +48,11 @@ def main() -> None:
         parser.error("--gpu: torch sees no GPU here")
     parts = [arguments.only] if arguments.only else [part for part in PARTS if not (arguments.gpu and part == "host")]
 
+    timed = {"steps": time_steps, "rules": time_rules, "matrices": time_matrices, "first": time_first, "host": time_host}
     results: dict[str, Any] = {"machine": machine(device)}
     print(results["machine"], "\n", sep="")
     for part in parts:
-        results[part] = {"steps": time_steps, "rules": time_rules, "first": time_first, "host": time_host}[part](device)
+        results[part] = timed[part](device)
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
@@ -137,6 +140,21 @@ def time_rules(device: str) -> dict[str, Any]:
             "rate / copy": to_copy,
             "peers / tristep": ratios,
         }
+    print()
+    return found
+
+
+def time_matrices(device: str) -> dict[str, Any]:
+    """A whole step of Muon on many matrices of one shape: `Trainer.step` beside `torch.optim.Muon.step`."""
+    print("Muon, µs per step, gradients kept in place")
+    found = {}
+    for workload in registry.MATRIX_WORKLOADS:
+        times, turns = in_turns(registry.muon_steps(workload, device), device, seconds=3.0, least=5)
+        ratio = times["torch"] / times["tristep"]
+        print(
+            f"{workload.name:26}{times['tristep']:16.1f}{times['torch']:16.1f}   torch / tristep {ratio:.2f}  {turns} turns"
+        )
+        found[workload.name] = {"us": times, "torch / tristep": ratio, "turns": turns}
     print()
     return found
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-from .language import Rule
+from .language import Rule, TensorRule
 from .table import TensorTable
 
 __all__ = ["EagerUpdate", "TensorUpdate"]
 
 TILE = 65536  # elements; on a CPU, a rule's temporaries of this size stay in its caches
 JOIN_UP_TO = 4096  # elements; smaller tensors with equal hyper-parameters are computed as one
+
+
+class _Limit(NamedTuple):
+    """The most elements of a tensor that is put into a stack, and of a stack."""
+
+    tensor: int
+    stack: int
+
+
+# To stack is to copy, which pays as long as the calls of a matrix cost more than its arithmetic. On two CPU cores stacks
+# gain a factor of ten for 64 x 64, nothing from 512 x 512 on. A GPU has room for some matrices of 1,024 rows at once.
+STACKS_ON_CPU, STACKS_ELSEWHERE = _Limit(2**16, 2**20), _Limit(2**22, 2**24)
 
 
 class EagerUpdate:
@@ -109,25 +121,63 @@ class EagerUpdate:
 
 
 class TensorUpdate:
-    """Runs a rule of whole tensors, one tensor after the other."""
+    """Runs a rule of whole tensors: one tensor after the other, or small ones of equal shape and hyper-parameters as one."""
 
     def __init__(self, table: TensorTable) -> None:
-        self.table = table
+        assert isinstance(table.rule, TensorRule)
+        self.table, self._rule = table, table.rule
+        # Elements of the largest of each tensor's weight and states; the bases of SOAP may be larger than the weight.
+        pairs = zip(table.weights, table.states, strict=True)
+        self._largest = [max(tensor.numel() for tensor in (weight, *states)) for weight, states in pairs]
 
     @torch.no_grad()
     def __call__(self) -> None:
         table = self.table
-        for i, bound in enumerate(table.gradients):
-            gradient = None if bound is None else bound()
-            if gradient is None or not table.sizes[i]:
-                continue
-            weight = table.weights[i].detach()
-            written = [weight] if table.masters is None else [weight, table.masters[i]]
-            rescale, *hyper = table.hyper[i].tolist()
-            g = gradient.to(table.dtype)
+        gradients = [None if bound is None else bound() for bound in table.gradients]
+        active = [i for i, gradient in enumerate(gradients) if gradient is not None and table.sizes[i]]
+        for members in self._stacks(active) if self._rule.batched else [[i] for i in active]:
+            weights = [table.weights[i].detach() for i in members]
+            read = weights if table.masters is None else [table.masters[i] for i in members]
+            states = list(zip(*(table.states[i] for i in members), strict=True))  # by name
+            rescale, *hyper = table.hyper[members[0]].tolist()
+            one = len(members) == 1
+            make = _only if one else torch.stack
+            g = make([gradients[i] for i in members]).to(table.dtype)  # type: ignore[misc]  # these are there
             g = g if rescale == 1.0 else g * rescale  # a large new tensor costs more than what is computed in it
-            w, states = table.rule(written[-1].to(table.dtype), g, table.states[i], tuple(hyper))
-            _write([*written, *table.states[i]], [*[w] * len(written), *states])
+            old = tuple(make(tensors) for tensors in states)
+            compute = self._rule if one else self._rule.fn
+            w, new = compute(make(read).to(table.dtype), g, old, tuple(hyper))
+            written = [weights] if table.masters is None else [weights, read]
+            if one:
+                _write([each for (each,) in (*written, *states)], [*[w] * len(written), *new])
+            else:
+                _write_stacks([*written, *states], [*[w] * len(written), *new], [*[None] * len(written), *old])
+
+    def _stacks(self, active: list[int]) -> list[list[int]]:
+        """Which tensors are computed together."""
+        table = self.table
+        limit = STACKS_ON_CPU if table.device.type == "cpu" else STACKS_ELSEWHERE
+        members: dict[Any, list[int]] = {}
+        for i in active:
+            small = self._largest[i] <= limit.tensor
+            members.setdefault((table.weights[i].shape, table.hyper[i].tobytes()) if small else i, []).append(i)
+        stacks = []
+        for each in members.values():
+            most = max(1, limit.stack // self._largest[each[0]])
+            stacks += [each[start : start + most] for start in range(0, len(each), most)]
+        return stacks
+
+
+def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The one tensor there is, in the place of a stack."""
+    return tensors[0]
+
+
+def _write_stacks(old: list[Any], new: list[torch.Tensor], given: list[torch.Tensor | None]) -> None:
+    """Copy each new stack to its tensors, but for a state that the rule returned as it was `given`."""
+    for tensors, stack, before in zip(old, new, given, strict=True):
+        if stack is not before:
+            torch._foreach_copy_(list(tensors), list(stack.unbind()))
 
 
 def _write(old: list[torch.Tensor], new: list[Any]) -> None:

@@ -103,17 +103,22 @@ def reduction(
 
 
 def tensor_rule(
-    fn: Callable[..., Any] | None = None, *, shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None
+    fn: Callable[..., Any] | None = None,
+    *,
+    shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None,
+    batched: bool = False,
 ) -> Any:
     """Make an update rule of whole tensors, `(w, g, state, hyper) -> (new_w, new_state)`, in plain torch operations.
 
     For what a rule cannot say because elements need each other: sums over rows, products of matrices. It runs on every
-    device as it is written, one tensor at a time. `w` and `g` come in the arithmetic's type, and nothing may be changed in
-    place.
+    device as it is written, one tensor at a time if it is not `batched`. `w` and `g` come in the arithmetic's type, and
+    nothing may be changed in place.
 
     Args:
         fn: the function. Its first lines unpack `state` and `hyper` as those of a rule do.
         shapes: from the weight's shape to those of the states, by name; states that it leaves out have the weight's.
+        batched: `w`, `g` and the states come as stacks, [n, *shape], of tensors that have shape, type and hyper-parameters
+            in common, one or more of them. Each is to be updated as if it were alone, and results are stacks too.
 
     Example:
         >>> from tristep.kernels import tensor_rule
@@ -123,8 +128,8 @@ def tensor_rule(
         ...     return w - lr * g / g.norm(), state
     """
     if fn is None:
-        return lambda fn: TensorRule(fn, shapes)
-    return TensorRule(fn, shapes)
+        return lambda fn: TensorRule(fn, shapes, batched)
+    return TensorRule(fn, shapes, batched)
 
 
 def jit(fn: Callable[..., Any]) -> Function:
@@ -362,13 +367,17 @@ class TensorRule:
         name: the function's name.
         state: names of the state tensors, in order.
         hyper: names of the hyper-parameters, in order.
+        batched: whether its function takes stacks of tensors.
     """
 
     kept: tuple[str, ...] = ()
     reductions: tuple[Reduction, ...] = ()
 
     def __init__(
-        self, fn: Callable[..., Any], shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None
+        self,
+        fn: Callable[..., Any],
+        shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None,
+        batched: bool = False,
     ) -> None:
         if not isinstance(fn, types.FunctionType):
             raise TypeError(f"@tensor_rule takes a plain Python function, got {type(fn).__name__}")
@@ -381,6 +390,7 @@ class TensorRule:
             raise TypeError(f"tensor rule {self.name!r} takes ({', '.join(arguments)}): it must be (w, g, state, hyper)")
         self.state = _unpacked_names(tree, arguments[2], may_return=True)
         self.hyper = _unpacked_names(tree, arguments[3])
+        self.batched = batched
         self._shapes = shapes
         self._how: tuple[Any, ...] | None = None
 
@@ -395,13 +405,17 @@ class TensorRule:
         return [torch.Size(own.get(name, shape)) for name in self.state]
 
     def __call__(self, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Any) -> Any:
-        return self.fn(w, g, state, hyper)
+        """The new weight and states of one tensor."""
+        if not self.batched:
+            return self.fn(w, g, state, hyper)
+        w, state = self.fn(w[None], g[None], tuple(old[None] for old in state), hyper)
+        return w[0], tuple(new[0] for new in state)
 
     def with_shapes(
         self, shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]], how: tuple[Callable[..., Any], tuple[Any, ...]]
     ) -> TensorRule:
         """The same rule with states of other shapes; `how`, a function and arguments, makes it again for pickle."""
-        other = TensorRule(self.fn, shapes)
+        other = TensorRule(self.fn, shapes, self.batched)
         other._how = how
         return other
 

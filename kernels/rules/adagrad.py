@@ -19,13 +19,13 @@ def adagrad(w, g, state, hyper):
     return w - (lr * g / (tl.sqrt(history + epsilon) + epsilon_outside) + decay * w), (history,)
 
 
-@tensor_rule(shapes=lambda shape: {"history": (*shape[:1], *[1] * len(shape[1:]))})
+@tensor_rule(shapes=lambda shape: {"history": (*shape[:1], *[1] * len(shape[1:]))}, batched=True)
 def group_adagrad(w, g, state, hyper):
     """AdaGrad with one sum for each row, of the mean of its squares; no decay. Numbers of MXNet 1.9.1 GroupAdaGrad."""
     (history,) = state
     lr, clip, epsilon = hyper
     g = limited(g, clip)
     square = g * g
-    others = tuple(range(1, g.dim()))
+    others = tuple(range(2, g.dim()))
     history = history + (square.mean(dim=others, keepdim=True) if others else square)  # or each element is a row
     return torch.mul(g, -lr / (history + epsilon).sqrt(), out=square).add_(w), (history,)

@@ -1,13 +1,14 @@
 """Rules that see a whole matrix: Muon, SOAP, and the factored Adafactor and CAME.
 
-In plain torch operations, for whole tensors. Their own intermediate results they change in place: on a CPU, a large new
-tensor costs more than what is computed in it.
+In plain torch operations, for stacks of tensors of one shape: the first dimension numbers the tensors, each of which is
+updated as if it were alone. Their own intermediate results they change in place: on a CPU, a large new tensor costs more
+than what is computed in it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -22,26 +23,29 @@ from .common import limited
 COEFFICIENTS = {"ns_a": 3.4445, "ns_b": -4.7750, "ns_c": 2.0315}
 
 
-def orthogonalized(matrix: torch.Tensor, steps: int, epsilon: float, a: float, b: float, c: float) -> torch.Tensor:
-    """About U V^T of the singular value decomposition U S V^T, in bfloat16 as its authors do. Jordan et al. (2024).
+def orthogonalized(matrices: torch.Tensor, steps: int, epsilon: float, a: float, b: float, c: float) -> torch.Tensor:
+    """About U V^T of the singular value decompositions U S V^T, in bfloat16 as its authors do. Jordan et al. (2024).
 
     Args:
-        matrix: [rows, columns].
+        matrices: [n, rows, columns].
         steps: iterations of Newton and Schulz.
         epsilon: the smallest norm that is divided by.
         a, b, c: of each iteration's polynomial a x + b x^3 + c x^5.
     """
-    x = matrix.bfloat16()
-    if turned := matrix.shape[0] > matrix.shape[1]:
-        x = x.T
-    x = x / x.norm().clamp(min=epsilon)
+    x = matrices.bfloat16()
+    if turned := matrices.shape[-2] > matrices.shape[-1]:
+        x = x.mT
+    multiplied: Callable[..., torch.Tensor] = torch.baddbmm
+    if len(x) == 1:  # torch multiplies a large matrix faster outside of a stack
+        x, multiplied = x[0], torch.addmm
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=epsilon)
     for _ in range(steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if turned else x
+        gram = x @ x.mT
+        x = multiplied(x, multiplied(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if turned else x).view(matrices.shape)
 
 
-@tensor_rule(shapes=lambda shape: {"var": (0,)} if len(shape) == 2 else {})
+@tensor_rule(shapes=lambda shape: {"var": (0,)} if len(shape) == 2 else {}, batched=True)
 def muon(w, g, state, hyper):
     """Momentum, made orthogonal. Jordan et al. (2024). Tensors that are no matrices take AdamW's step instead.
 
@@ -53,7 +57,7 @@ def muon(w, g, state, hyper):
         lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, steps, epsilon, scale, adam_lr, adam_decay,
         beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon, ns_a, ns_b, ns_c,
     ) = hyper  # fmt: skip
-    if w.dim() != 2:
+    if w.dim() != 3:
         return adamw(
             w,
             g,
@@ -62,7 +66,7 @@ def muon(w, g, state, hyper):
         )
     g = limited(g, clip)
     mean = (momentum * mean).add_(g, alpha=one_minus_momentum)
-    rows, columns = w.shape
+    rows, columns = w.shape[1:]
     ratio = scale * math.sqrt(max(rows, columns)) if scale else math.sqrt(max(1.0, rows / columns))
     step = orthogonalized((of_mean * mean).add_(g, alpha=of_gradient), int(steps), epsilon, ns_a, ns_b, ns_c)
     return moved(w, step.to(w.dtype, copy=True), lr * ratio, decay), (mean, var)
@@ -86,7 +90,7 @@ def averages(
         new: the share of `square`.
         added: to each square.
     """
-    if square.dim() < 2:
+    if square.dim() < 3:
         return row, column, (1.0 - new) * var + new * (square + added)  # torch.lerp would make NaN of an infinite square
     row = (1.0 - new) * row + new * (square.mean(dim=-1, keepdim=True) + added)
     column = (1.0 - new) * column + new * (square.mean(dim=-2, keepdim=True) + added)
@@ -98,14 +102,16 @@ def over_root(
 ) -> torch.Tensor:
     """`x` over the root of the average that its rows and columns stand for, in `out`; never as their product, which may
     be too small for a number."""
-    if x.dim() < 2:
+    if x.dim() < 3:
         return torch.mul(x, var.rsqrt(), out=out)
     return torch.mul(x, (row / row.mean(dim=-2, keepdim=True)).rsqrt(), out=out).mul_(column.rsqrt())
 
 
 def rms(x: torch.Tensor) -> torch.Tensor:
-    """The root of the mean square."""
-    return x.norm() / math.sqrt(x.numel())
+    """The root of each tensor's mean square, [n, 1, ...]."""
+    if x.dim() < 2:
+        return x.abs()
+    return torch.linalg.vector_norm(x, dim=tuple(range(1, x.dim())), keepdim=True) / math.sqrt(x[0].numel())
 
 
 def moved(w: torch.Tensor, step: torch.Tensor, lr: float | torch.Tensor, decay: float) -> torch.Tensor:
@@ -113,7 +119,7 @@ def moved(w: torch.Tensor, step: torch.Tensor, lr: float | torch.Tensor, decay: 
     return step.mul_(-lr).add_(w, alpha=1.0 - decay)
 
 
-@tensor_rule(shapes=factored)
+@tensor_rule(shapes=factored, batched=True)
 def adafactor(w, g, state, hyper):
     """Steps in proportion to the weights' size, divided by a factored root. Shazeer & Stern (2018), alg. 4 and 5.
 
@@ -124,7 +130,7 @@ def adafactor(w, g, state, hyper):
     g = limited(g, clip)
     step = g * g
     row, column, var = averages(step, row, column, var, new)
-    if w.dim() < 2:
+    if w.dim() < 3:
         step.copy_(var)
     else:
         torch.mul(row / row.mean(dim=-2, keepdim=True).clamp(min=epsilon1), column, out=step)
@@ -140,7 +146,7 @@ def factored_twice(shape: torch.Size) -> dict[str, Any]:
     return shapes | {f"unstable_{name}": own for name, own in shapes.items()}
 
 
-@tensor_rule(shapes=factored_twice)
+@tensor_rule(shapes=factored_twice, batched=True)
 def came(w, g, state, hyper):
     """Adafactor with momentum, divided by a factored measure of how unsteady it is. Luo et al. (2023), alg. 2."""
     mean, row, column, var, unstable_row, unstable_column, unstable_var = state
@@ -151,7 +157,7 @@ def came(w, g, state, hyper):
     over_root(g, row, column, var, out=step)
     step.div_((rms(step) / limit).clamp(min=1.0))
     mean = (beta1 * mean).add_(step, alpha=one_minus_beta1)
-    if w.dim() < 2:
+    if w.dim() < 3:
         step.copy_(mean)
     else:
         step.sub_(mean).square_()
@@ -180,40 +186,45 @@ def room_for_bases(shape: torch.Size, limit: int = LIMIT, vectors: bool = False)
 
 
 def matrices(flat: torch.Tensor, sides: Sequence[int]) -> list[torch.Tensor | None]:
-    """The matrices of each dimension, None for those that have none."""
-    pieces = flat.split([side * side for side in sides])
-    return [piece.view(side, side) if side else None for piece, side in zip(pieces, sides, strict=True)]
+    """The matrices of each dimension, [n, side, side], None for those that have none."""
+    pieces = flat.split([side * side for side in sides], dim=1)
+    return [piece.unflatten(1, (side, side)) if side else None for piece, side in zip(pieces, sides, strict=True)]
 
 
 def flattened(found: Sequence[torch.Tensor | None], flat: torch.Tensor) -> torch.Tensor:
     """The opposite of `matrices`; `flat` where there are none."""
-    pieces = [matrix.reshape(-1) for matrix in found if matrix is not None]
-    return torch.cat(pieces) if pieces else flat
+    pieces = [matrix.flatten(1) for matrix in found if matrix is not None]
+    return torch.cat(pieces, dim=1) if pieces else flat
 
 
 def turned(x: torch.Tensor, bases: Sequence[torch.Tensor | None], back: bool = False) -> torch.Tensor:
     """`x` in the coordinates of these bases, the columns of the matrices, or `back` from there."""
-    for basis in bases:  # each takes the first dimension, and puts its own last
-        x = x.movedim(0, -1) if basis is None else torch.tensordot(x, basis, dims=([0], [1 if back else 0]))
+    for basis in bases:  # each takes the first dimension of the tensors, and puts its own last
+        x = x.movedim(1, -1)
+        if basis is not None:
+            product = x.reshape(len(x), -1, x.shape[-1]) @ (basis.mT if back else basis)
+            x = product.view(x.shape)
     return x
 
 
 def gram_matrix(g: torch.Tensor, dimension: int) -> torch.Tensor:
-    """The products of the slices along a dimension with each other, [size, size]."""
-    others = [k for k in range(g.dim()) if k != dimension]
-    return torch.tensordot(g, g, dims=(others, others))
+    """The products of the slices along a dimension with each other, [n, size, size]."""
+    slices = g.movedim(dimension, 1).flatten(2) if g.dim() > 2 else g[..., None]
+    return slices @ slices.mT
 
 
 def eigenvectors(matrix: torch.Tensor) -> torch.Tensor:
-    """Those of a symmetric matrix as columns, of the largest eigenvalue first."""
+    """Those of symmetric matrices as columns, of the largest eigenvalue first."""
     try:
         _, vectors = torch.linalg.eigh(matrix)
     except torch.linalg.LinAlgError:  # of matrices that are too near to singular for float32
+        if len(matrix) > 1:
+            return torch.cat([eigenvectors(each) for each in matrix.split(1)])
         _, vectors = torch.linalg.eigh(matrix.double())
-    return vectors.flip(1).to(matrix.dtype)
+    return vectors.flip(-1).to(matrix.dtype)
 
 
-@tensor_rule(shapes=room_for_bases)
+@tensor_rule(shapes=room_for_bases, batched=True)
 def soap(w, g, state, hyper):
     """Adam in the eigenbases of Shampoo's preconditioner. Vyas et al. (2024), alg. 3; numbers of the authors' code.
 
@@ -225,7 +236,7 @@ def soap(w, g, state, hyper):
         lr, decay, clip, one_minus_beta1, one_minus_beta2, one_minus_shampoo_beta, epsilon, limit, vectors, first, turn,
     ) = hyper  # fmt: skip
     g = g.clamp(-clip, clip)
-    sides = turned_dimensions(w.shape, limit, vectors)
+    sides = turned_dimensions(w.shape[1:], limit, vectors)
     grams, bases = matrices(gram, sides), matrices(basis, sides)
     if not first:
         mean = torch.lerp(mean, g, one_minus_beta1)
@@ -235,14 +246,14 @@ def soap(w, g, state, hyper):
     for k, old in enumerate(grams):
         if old is None:
             continue
-        new = grams[k] = torch.lerp(old, gram_matrix(g, k), one_minus_shampoo_beta)
+        new = grams[k] = torch.lerp(old, gram_matrix(g, 1 + k), one_minus_shampoo_beta)
         if first:
             bases[k] = eigenvectors(new)
         elif turn:
             product = new @ bases[k]
-            order = (bases[k] * product).sum(dim=0).argsort(descending=True)
-            var = var.index_select(k, order)
-            bases[k] = torch.linalg.qr(product.index_select(1, order)).Q
+            order = (bases[k] * product).sum(dim=-2).argsort(descending=True)
+            var = torch.take_along_dim(var, order.view(len(w), *[-1 if j == k else 1 for j in range(w.dim() - 1)]), 1 + k)
+            bases[k] = torch.linalg.qr(torch.take_along_dim(product, order[:, None], 2)).Q
     return w, (mean, var, flattened(grams, gram), flattened(bases, basis))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import TensorRule, Update, rules, tensor_rule, update
+from tristep.kernels import TensorRule, Update, eager, rules, tensor_rule, update
 from tristep.kernels.table import compute_dtype, states_for
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
@@ -35,6 +35,14 @@ def normalized(w, g, state, hyper):
     """The example of the documentation."""
     (lr,) = hyper
     return w - lr * g / g.norm(), state
+
+
+@tensor_rule(batched=True, shapes=lambda shape: {"size": ()})
+def counting(w, g, state, hyper):
+    """Keeps how many tensors were computed together."""
+    size, same = state
+    (lr,) = hyper
+    return w - lr * g, (size + len(w), same)
 
 
 @pytest.mark.parametrize("masters", [False, True], ids=["", "masters"])
@@ -164,6 +172,77 @@ def test_whatever_engine_is_asked_for_it_is_torch(place):
         Update(normalized, [w], [()], engine="tritom")
 
 
+# ---- stacks ----------------------------------------------------------------------------------------------------------
+
+VALUES = {
+    "muon": {"steps": 5.0, "epsilon": 1e-7, "scale": 0.2, "ns_a": 3.4445, "ns_b": -4.775, "ns_c": 2.0315},
+    "adafactor": {"epsilon1": 1e-7, "epsilon2": 1e-3, "limit": 1.0},
+    "came": {"epsilon1": 1e-30, "epsilon2": 1e-16, "limit": 1.0},
+    "group_adagrad": {"epsilon": 1e-5},
+    "soap": {"epsilon": 1e-8, "limit": 10_000.0, "vectors": 0.0},
+}
+
+
+@pytest.mark.parametrize(("dtype", "masters"), [(F64, False), (F32, False), (BF16, False), (BF16, True)], ids=str)
+@pytest.mark.parametrize("name", VALUES)
+def test_a_stack_of_tensors_is_updated_as_each_alone(monkeypatch, place, name, dtype, masters):
+    """Some without gradient, of other hyper-parameters, transposed, and one whose gradient is infinite."""
+    rule = getattr(rules, name)
+    rng = np.random.default_rng(2)
+    shapes = [(6, 4)] * 5 + [(4, 6)] * 3 + [(7,)] * 3 + [(2, 3, 4)] * 2 + [(6, 4), ()]
+    start = [place.tensor(rng.normal(size=shape), dtype) for shape in shapes]
+    start[2] = start[2].T.contiguous().T
+    runs = []
+    for limit in (eager._Limit(2**16, 4 * 24), eager._Limit(0, 1)):  # at most four matrices together, or one
+        monkeypatch.setattr(eager, "STACKS_ON_CPU", limit)
+        monkeypatch.setattr(eager, "STACKS_ELSEWHERE", limit)
+        weights, states = [w.clone() for w in start], states_for(rule, start)
+        copies = [w.float() for w in start] if masters else None
+        draw = np.random.default_rng(3)
+        for step in range(3):
+            gradients = [place.tensor(draw.normal(size=shape), dtype) for shape in shapes]
+            if name != "soap":  # there are no eigenvectors of infinity
+                gradients[4][0, 0] = math.inf if step == 1 else 0.5
+            gradients[5] = None if step == 2 else gradients[5]
+            values = dict.fromkeys(rule.hyper, 0.25) | {"clip": math.inf, "decay": 0.01} | VALUES[name]
+            values |= {"first": float(step == 0), "turn": float(step == 2)} if name == "soap" else {}
+            each = [values | {"lr": 0.1 if i % 4 else 0.05} for i in range(len(shapes))]
+            rows = [[0.5, *(row[name] for name in rule.hyper)] for row in each]
+            place.run(rule, weights, gradients, states, rows, copies)
+        runs.append([*weights, *(copies or []), *(tensor for row in states for tensor in row)])
+    # The iteration of muon is in bfloat16, where a stack may be added up in another order; others differ by roundings.
+    close = {"rtol": 0.02, "atol": 0.02} if name == "muon" or dtype == BF16 else {"rtol": 1e-4, "atol": 1e-5}
+    for stacked, alone in zip(*runs, strict=True):
+        torch.testing.assert_close(stacked, alone, equal_nan=True, **close)
+
+
+def test_which_tensors_are_computed_together(monkeypatch):
+    """Those of equal shape and hyper-parameters, up to so many elements; states are seen one by one from outside."""
+    monkeypatch.setattr(eager, "STACKS_ON_CPU", eager._Limit(8, 16))
+    weights = [torch.zeros(shape) for shape in [(2, 2)] * 6 + [(4,)] * 2 + [(3, 3)] * 2 + [()]]
+    states = states_for(counting, weights)
+    hyper = [{"lr": 0.5 if i == 1 else 0.25} for i in range(len(weights))]
+    gradients = [None if i == 2 else torch.ones_like(weight) for i, weight in enumerate(weights)]
+    update(counting, weights, gradients, states, hyper)
+    assert [row[0].item() for row in states] == [4, 1, 0, 4, 4, 4, 2, 2, 1, 1, 1]
+    assert [row[1].shape for row in states] == [weight.shape for weight in weights]
+    assert all(bool((w == -values["lr"]).all()) for i, (w, values) in enumerate(zip(weights, hyper, strict=True)) if i != 2)
+
+
+def test_states_of_stacks_may_change_places():
+    weights = [torch.full((3,), 5.0) for _ in range(2)]
+    states = [tuple(torch.full((3,), value + 10 * k) for value in (1.0, 2.0, 3.0)) for k in range(2)]
+    batched = TensorRule(swapped.fn, batched=True)
+    update(batched, weights, [torch.ones(3)] * 2, states, {})
+    assert [[tensor[0].item() for tensor in row] for row in states] == [[2.0, 1.0, 5.0], [12.0, 11.0, 5.0]]
+
+
+def test_a_batched_rule_can_be_called_with_one_tensor():
+    w, (size, same) = counting(torch.ones(2, 3), torch.ones(2, 3), (torch.zeros(()), torch.zeros(2, 3)), (0.25,))
+    assert w.tolist() == [[0.75] * 3] * 2
+    assert (size.item(), same.shape) == (1, (2, 3))
+
+
 def test_names_and_shapes():
     assert isinstance(by_rows, TensorRule)
     assert (by_rows.name, by_rows.state, by_rows.hyper, by_rows.kept) == ("by_rows", ("mom", "rows", "pair"), ("lr",), ())
@@ -178,6 +257,7 @@ def test_names_and_shapes():
 def test_tensor_rules_are_pickled_by_name():
     assert pickle.loads(pickle.dumps(rules.group_adagrad)) is rules.group_adagrad
     assert copy.deepcopy(rules.group_adagrad) is rules.group_adagrad
+    assert pickle.loads(pickle.dumps(rules.soap_up_to(8, True))).batched
 
 
 REFUSED = {
