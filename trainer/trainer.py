@@ -19,6 +19,7 @@ from ..kernels import rules
 from ..kernels.engine import DTYPES, choose_engine
 from . import checkpoint
 from .arguments import choice, did_you_mean, flag, real
+from .in_backward import BackwardStep, check_optimizer
 from .optimizer import Optimizer, RuleOptimizer, Updater, create
 from .optimizer.updater import Plan
 
@@ -93,6 +94,7 @@ class Trainer:
         self._used: list[weakref.ref[torch.Tensor] | None] = [None] * len(self._params)
         self._used_versions = np.full(len(self._params), -1, dtype=np.int64)
         self._seen_versions = self._used_versions.copy()
+        self._backward: BackwardStep | None = None
         self._below: list[torch.Tensor] | None = None  # the weights from before `ascend`
 
     @property
@@ -125,6 +127,64 @@ class Trainer:
             ValueError, TypeError: a batch size or a gradient that does not fit; nothing has been changed.
         """
         self._step(batch_size, ignore_stale_grad)
+
+    @contextmanager
+    def step_in_backward(self, batch_size: float, ignore_stale_grad: bool = False) -> Iterator[None]:
+        """A context whose one backward pass is a step: each parameter is updated as soon as its gradient is complete.
+
+        The gradient is let go then (`grad` becomes None), so that the gradients of a model never need memory all at once;
+        small ones are collected, up to 1 MiB, and used together. Numbers, counts and states are those of `step`. To add up
+        gradients of several batches, let all backward passes but the last come before the context.
+
+            with trainer.step_in_backward(batch_size):
+                loss(net(x), y).backward()
+
+        Args:
+            batch_size: > 0; 1 if the loss is a mean already.
+            ignore_stale_grad: leave parameters that get no gradient as they are, instead of raising an error in the end. A
+                schedule is asked for the rate as if all of them got one.
+
+        Raises:
+            TypeError, ValueError: an argument that does not fit, or an optimizer that needs all gradients together, such as
+                Prodigy; nothing has been changed.
+            RuntimeError: after `ascend`, or inside another such context, nothing has been changed; or, from `backward`, a
+                second gradient for a parameter, which is not used.
+            StaleGradientError: on leaving, some parameters got no gradient; the others have been updated.
+        """
+        batch_size = real("batch_size", batch_size, above=0)
+        ignore_stale_grad = flag("ignore_stale_grad", ignore_stale_grad)
+        if self._below is not None:
+            raise RuntimeError("ascend() has moved the weights up, and needs all gradients to move them back: use step()")
+        if self._backward is not None and self._backward.is_open:
+            raise RuntimeError("step_in_backward() inside step_in_backward(): one backward pass can only be one step")
+        self._refuse_lazy()
+        check_optimizer(self._optimizer)
+        optimizer, updater = self._optimizer, self._updater
+        before = dict(updater.states), dict(updater.masters), optimizer.rescale_grad
+        optimizer.rescale_grad = self._scale / batch_size
+        step = self._backward = self._backward or BackwardStep(updater, self._params, self._names)
+        try:
+            step.begin(ignore_stale_grad)
+        except BaseException:
+            updater.states, updater.masters, optimizer.rescale_grad = before
+            raise
+        try:
+            yield
+        finally:
+            step.end()
+            if any(step.updated):
+                self._plan = None  # counts have moved, and perhaps not all of them
+            else:
+                updater.states, updater.masters, optimizer.rescale_grad = before
+        pairs = zip(self._params, self._names, step.updated, strict=True)
+        missing = [repr(name) for param, name, updated in pairs if param.requires_grad and not updated]
+        if missing and not ignore_stale_grad:
+            done = "the other parameters have been updated" if any(step.updated) else "nothing has been changed"
+            raise StaleGradientError(
+                f"step_in_backward() ended with no gradient for {_listed(missing)}; {done}: call backward() inside it, on a "
+                "loss that depends on them, or use step_in_backward(batch_size, ignore_stale_grad=True) to leave such "
+                "parameters as they are"
+            )
 
     def allreduce_grads(self) -> None:
         """Reduce gradients over the copies of the model, without updating; here, with one copy, there is nothing to do.

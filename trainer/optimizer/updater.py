@@ -198,16 +198,35 @@ class Plan:
             for rows, slot, lr_mult, wd_mult, index in self._shared:
                 t, wd = int(counts[slot]) + 1, optimizer.wd * wd_mult
                 update.hyper[rows] = optimizer.row(t, lr * lr_mult, wd, index, update.rule)
-            if self._by_row is None:
-                update()
-            else:
-                self._step_by_row(update, *self._by_row)
+            self._run(update)
         except BaseException:
             optimizer.put_back(before)
             raise
         if optimizer.counted:
             counts[self._counted] += 1
             optimizer.num_update = number
+
+    def step_with(self, grads: Sequence[torch.Tensor | None], rows: Sequence[Sequence[float]]) -> None:
+        """Update all weights whose gradient is not None, each with a row of hyper-parameters. No count moves."""
+        optimizer: Any = self.updater.optimizer
+        update = self._prepare(optimizer, grads)
+        update.hyper[:] = rows
+        self._run(update)
+
+    def has_states(self) -> bool:
+        """Whether it works on the states and masters that the updater has now."""
+        return self.update is not None and self._is_of_states(self.update)
+
+    def _run(self, update: Update) -> None:
+        if self._by_row is None:
+            update()
+        else:
+            self._step_by_row(update, *self._by_row)
+
+    def _is_of_states(self, update: Update) -> bool:
+        states, masters = self.updater.states, self.updater.masters
+        found = zip(self.indices, update.states, update.masters, strict=True)
+        return all(row is states.get(index) and master is masters.get(index) for index, row, master in found)
 
     def _prepare(self, optimizer: RuleOptimizer, grads: Sequence[torch.Tensor | None]) -> Update:
         """What the step is to be taken with, these gradients bound to it."""
@@ -260,12 +279,8 @@ class Plan:
 
     def _use(self, optimizer: RuleOptimizer, rule: Rule) -> Update:
         """Go on with another rule, with the `Update` that was made for it before if that still has the right states."""
-        updater, update = self.updater, self._updates.get(rule)
-        if (
-            update is None
-            or any(row is not updater.states.get(index) for index, row in zip(self.indices, update.states, strict=True))
-            or any(m is not updater.masters.get(index) for index, m in zip(self.indices, update.masters, strict=True))
-        ):
+        update = self._updates.get(rule)
+        if update is None or not self._is_of_states(update):
             return self._make_update(optimizer, rule)
         self.update = update
         return update

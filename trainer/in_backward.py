@@ -1,0 +1,161 @@
+"""Steps inside backward: each parameter is updated once its gradient is complete, and the gradient is let go then.
+
+All that a step asks of the optimizer is asked before the backward pass, in the order of the parameters, because some
+optimizers answer differently in another one. What is left to do for gradients is an update with known numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from .optimizer import Optimizer, RuleOptimizer, Updater
+from .optimizer.updater import Plan
+
+__all__ = ["BackwardStep", "check_optimizer"]
+
+GROUP_BYTES = 2**20  # gradients are collected up to so many bytes, for few launches
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """An error for optimizers whose step needs more than one parameter at a time."""
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, RuleOptimizer):
+        raise TypeError(
+            f"step_in_backward() needs an optimizer that is a rule, such as tristep's own: {name} updates by hand, and may "
+            "depend on the order of parameters; use step()"
+        )
+    together = [stage.name for stage in optimizer.composed_rule.reductions if stage.over == "all"]
+    if together:
+        raise ValueError(
+            f"step_in_backward() with {name}: its rule sums over all gradients together ({', '.join(together)}), which are "
+            "never there at once; use step()"
+        )
+
+
+class BackwardStep:
+    """The updates of a trainer's parameters as their gradients come, kept from one such step to the next.
+
+    Args:
+        updater: has the states.
+        params: the parameters, by index.
+        names: what messages call them.
+
+    Attributes:
+        updated: for each parameter whether the present step has updated it.
+    """
+
+    def __init__(self, updater: Updater, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
+        self._updater, self._params, self._names = updater, list(params), list(names)
+        self._plans: dict[tuple[int, ...], Plan] = {}  # by which parameters are updated together
+        self._hooks: list[Any] = []
+        self._slots: list[int] = []
+        self._rules: list[Any] = []
+        self._rows: list[list[float]] = []
+        self._number = 0
+        self._carried: tuple[Any, ...] = ()
+        self._waiting: list[int] = []  # parameters whose gradients are there, but so small that more are waited for
+        self._waiting_bytes = 0
+        self.updated = [False] * len(params)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it waits for gradients."""
+        return bool(self._hooks)
+
+    def begin(self, ignore_stale_grad: bool) -> None:
+        """Ask the optimizer for everything, then wait for gradients. If that fails, no count has moved."""
+        optimizer: Any = self._updater.optimizer
+        params = self._params
+        if any(i not in self._updater.states for i in range(len(params))):
+            Plan(self._updater, range(len(params)), params, self._names)  # makes states, in few pieces of memory
+        wanted = [i for i, param in enumerate(params) if param.requires_grad]
+        self.updated = [False] * len(params)
+        self._slots = optimizer.slots(range(len(params)))
+        self._rules, self._rows = [None] * len(params), [[] for _ in params]
+        counts = {i: int(optimizer._counts[self._slots[i]]) + 1 for i in wanted}
+        self._number = max([optimizer.num_update, *counts.values()])
+        self._carried = optimizer.carried()
+        known: dict[Any, list[float]] = {}
+        try:
+            lr = optimizer.rate_at(optimizer.num_update if optimizer.reads_rate_first else self._number)
+            optimizer.begin_step(lr)
+            begun = optimizer.carried()
+            for i in wanted:
+                rule = self._rules[i] = optimizer.rule_for(np.array(self._slots[i : i + 1]))
+                lr_mult, wd_mult = optimizer.multipliers(i)
+                key = (counts[i], lr_mult, wd_mult, rule) if optimizer.alike else i
+                if key not in known:
+                    known[key] = optimizer.row(counts[i], lr * lr_mult, optimizer.wd * wd_mult, i, rule)
+                self._rows[i] = known[key]
+            if ignore_stale_grad and optimizer.carried() != begun:
+                raise ValueError(
+                    f"ignore_stale_grad=True in step_in_backward() with {type(optimizer).__name__}, whose numbers depend on "
+                    "which parameters get a gradient: that is not known beforehand, so it must be False; or use step()"
+                )
+        except BaseException:
+            optimizer.put_back(self._carried)
+            raise
+        self._hooks = [params[i].register_post_accumulate_grad_hook(partial(self._arrived, i)) for i in wanted]
+
+    def end(self) -> None:
+        """Wait no longer. If no gradient came, the optimizer is as it was before."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._waiting, self._waiting_bytes = [], [], 0
+        if not any(self.updated):
+            self._updater.optimizer.put_back(self._carried)  # type: ignore[attr-defined]  # a RuleOptimizer
+
+    def _arrived(self, i: int, param: torch.Tensor) -> None:
+        gradient: Any = param.grad
+        if self.updated[i] or i in self._waiting:
+            raise RuntimeError(
+                f"a second gradient for {self._names[i]!r} inside step_in_backward(), which was updated with the first: "
+                "there can be one backward() in it, without reentrant checkpoints; to add gradients up, let all backward "
+                "passes but the last one come before it"
+            )
+        if gradient.requires_grad:
+            raise ValueError(
+                f"the gradient of {self._names[i]!r} has a graph (create_graph=True), which needs the weights as they were: "
+                "use step() instead of step_in_backward()"
+            )
+        size = gradient.numel() * gradient.element_size()
+        if size >= GROUP_BYTES:
+            self._update([i])
+            return
+        if self._waiting and self._rules[self._waiting[0]] is not self._rules[i]:
+            self._update_waiting()
+        if not self._waiting:  # the end of this backward pass will not wait for more
+            torch.autograd.Variable._execution_engine.queue_callback(self._update_waiting)
+        self._waiting.append(i)
+        self._waiting_bytes += size
+        if self._waiting_bytes >= GROUP_BYTES:
+            self._update_waiting()
+
+    def _update_waiting(self) -> None:
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        if waiting:
+            self._update(waiting)
+
+    @torch.no_grad()
+    def _update(self, members: list[int]) -> None:
+        optimizer: Any = self._updater.optimizer
+        params = [self._params[i] for i in members]
+        plan = self._plans.get(tuple(members))
+        if plan is None or not plan.has_states():
+            if len(self._plans) > 2 * len(self._params):  # gradients come in another order again and again
+                self._plans.clear()
+            plan = Plan(self._updater, members, params, [self._names[i] for i in members], own=True)
+            self._plans[tuple(members)] = plan
+        plan.step_with([param.grad for param in params], [self._rows[i] for i in members])
+        for i, param in zip(members, params, strict=True):
+            param.grad = None
+            self.updated[i] = True
+            if optimizer.counted:
+                optimizer._counts[self._slots[i]] += 1
+        if optimizer.counted:
+            optimizer.num_update = self._number
