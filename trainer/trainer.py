@@ -117,6 +117,15 @@ class Trainer:
         Gradients are fresh once `backward`, or anything else, has written to them since the last step. The gradients
         themselves are not changed.
 
+        Gradients of several backward passes add up, and make one step with the number of all their samples. Where
+        `zero_grad(set_to_none=False)` follows, the next ones are added up in the same memory. Those of 16-bit parameters add
+        up in float32 with `parameter.grad_dtype = torch.float32`, in a torch that has it.
+
+            for x, y in parts:
+                loss(net(x), y).backward()
+            trainer.step(batch_size=sum(len(x) for x, _ in parts))
+            trainer.zero_grad(set_to_none=False)
+
         Args:
             batch_size: > 0; 1 if the loss is a mean already.
             ignore_stale_grad: leave parameters without a fresh gradient as they are, their state and count too, instead

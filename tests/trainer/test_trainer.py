@@ -621,6 +621,47 @@ def test_zero_grad_without_gradients(trainer, net):
     assert all(param.grad is None for param in net.parameters())
 
 
+def test_gradients_of_several_backward_passes_add_up_in_place(engine, device):
+    """As in torch.optim, with the gradients in the same memory all along."""
+    nets = [torch.nn.Linear(4, 3).to(device) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    trainer = Trainer(nets[0], "sgd", {"learning_rate": 0.1, "momentum": 0.9}, engine=engine)
+    optimizer = torch.optim.SGD(nets[1].parameters(), lr=0.1, momentum=0.9)
+    places = set()
+    for _ in range(3):
+        parts = [torch.randn(n, 4, device=device) for n in (2, 5, 1)]
+        for x in parts:
+            nets[0](x).square().sum().backward()
+        places.add(tuple(param.grad.data_ptr() for param in nets[0].parameters()))
+        trainer.step(batch_size=8)
+        trainer.zero_grad(set_to_none=False)
+        optimizer.zero_grad()
+        (nets[1](torch.cat(parts)).square().sum() / 8).backward()
+        optimizer.step()
+    assert len(places) == 1
+    for weight, wanted in zip(_values(*nets[0].parameters()), _values(*nets[1].parameters()), strict=True):
+        np.testing.assert_allclose(weight, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch cannot add up in another type")
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_gradients_of_16_bits_may_add_up_in_float32(in_backward, engine, device):
+    """512 of them: in bfloat16 the sum would stay at 2, where 2 + 2^-7 is a tie that goes down."""
+    weight = Parameter(torch.ones(5, device=device, dtype=torch.bfloat16))
+    weight.grad_dtype = torch.float32
+    trainer = Trainer([weight], "sgd", {"learning_rate": 0.125}, engine=engine)
+    for _ in range(511):
+        (weight * 2**-7).sum().backward()
+    assert weight.grad.dtype == torch.float32
+    if in_backward:
+        with trainer.step_in_backward(1):
+            (weight * 2**-7).sum().backward()
+    else:
+        (weight * 2**-7).sum().backward()
+        trainer.step(1)
+    assert weight.tolist() == [0.5] * 5
+
+
 def test_a_gradient_of_zeros_from_backward_is_fresh(params):
     trainer = Trainer(params, "sgd")
     for _ in range(2):
