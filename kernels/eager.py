@@ -23,9 +23,9 @@ class _Limit(NamedTuple):
     stack: int
 
 
-# To stack is to copy, which pays as long as the calls of a matrix cost more than its arithmetic. On two CPU cores stacks
-# gain a factor of ten for 64 x 64, nothing from 512 x 512 on. A GPU has room for some matrices of 1,024 rows at once.
-STACKS_ON_CPU, STACKS_ELSEWHERE = _Limit(2**16, 2**20), _Limit(2**22, 2**24)
+# To stack is to copy, which pays as long as the calls of a matrix cost more than its arithmetic: on two CPU cores tenfold
+# for 64 x 64, hardly for 512 x 512. A GPU, where it was not measured, should gain up to some 1,000 rows, which fill it.
+STACKS_ON_CPU, STACKS_ELSEWHERE = _Limit(2**18, 2**21), _Limit(2**21, 2**24)
 
 
 class EagerUpdate:
