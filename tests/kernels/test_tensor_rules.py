@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tristep.kernels import TensorRule, Update, eager, rules, tensor_rule, update
+from tristep.kernels.rules.matrix import eigenvectors
 from tristep.kernels.table import compute_dtype, states_for
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
@@ -235,6 +236,27 @@ def test_states_of_stacks_may_change_places():
     batched = TensorRule(swapped.fn, batched=True)
     update(batched, weights, [torch.ones(3)] * 2, states, {})
     assert [[tensor[0].item() for tensor in row] for row in states] == [[2.0, 1.0, 5.0], [12.0, 11.0, 5.0]]
+
+
+def test_a_matrix_without_eigenvectors_in_float32_does_not_trouble_the_others(monkeypatch):
+    """It gets those of float64, and they the same as alone."""
+    decompose, asked = torch.linalg.eigh, []
+
+    def eigh(matrices):
+        asked.append((matrices.dtype, len(matrices)))
+        if matrices.dtype == F32 and bool((matrices.amax((1, 2)) > 100).any()):
+            raise torch.linalg.LinAlgError
+        return decompose(matrices)
+
+    monkeypatch.setattr(torch.linalg, "eigh", eigh)
+    roots = torch.randn(3, 4, 4)
+    roots[1] *= 100
+    grams = roots @ roots.mT
+    vectors = eigenvectors(grams)
+    assert asked == [(F32, 3), (F32, 1), (F32, 1), (F64, 1), (F32, 1)]
+    turned = (vectors.mT.double() @ grams.double() @ vectors.double()) / grams.double().norm(dim=(1, 2), keepdim=True)
+    values = torch.linalg.eigvalsh(grams.double()).flip(-1) / grams.double().norm(dim=(1, 2), keepdim=True)[..., 0]
+    torch.testing.assert_close(turned, torch.diag_embed(values), rtol=0, atol=1e-5)
 
 
 def test_a_batched_rule_can_be_called_with_one_tensor():
