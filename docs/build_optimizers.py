@@ -28,6 +28,22 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict; those on all three engines also the options
   cautious, decoupled_wd, lookahead and lookahead_alpha (see `tristep.optimizer.RuleOptimizer`). Lookahead keeps one more
   state, which only its synchronisations read and write.
+- How it is stored: the same optimizers take state_dtype, stochastic_rounding, rounding_seed, kahan and
+  `multi_precision="remainder"`. States that are weights or sums over all steps stay float32. In bytes, for each element of
+  AdamW, and kept besides weight and gradient:
+
+  | weight and gradient | options | moved | kept |
+  |---|---|---|---|
+  | float32 | none | 28 | 8 |
+  | float32 | `state_dtype="bfloat16"` | 20 | 4 |
+  | bfloat16 | none, or `stochastic_rounding=True` | 22 | 8 |
+  | bfloat16 | `stochastic_rounding=True, state_dtype="bfloat16"` | 14 | 4 |
+  | bfloat16 | `multi_precision=True` | 28 | 12 |
+  | bfloat16 | `multi_precision="remainder"`, or `kahan=True` | 26 | 10 |
+  | bfloat16 | the same with `state_dtype="bfloat16"` | 18 | 6 |
+
+  States of averages that move by less than 1/256 at a step, such as a variance with a beta2 of 0.999, hardly shrink when
+  they are rounded to the nearest bfloat16; `stochastic_rounding=True` rounds them right on average.
 - **torch**: by torch's interface, with torch's arguments and numbers, `tristep.optim` has {classic}; and, with `lr` and
   `weight_decay` for learning_rate and wd, {own}.
 

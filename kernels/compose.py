@@ -219,6 +219,8 @@ class _Composed(Rule):
     def __init__(self, fn: types.FunctionType, sums: Reduction | None, how: tuple[Any, ...]) -> None:
         super().__init__(fn, sums)
         self._how = how
+        inner = how[1][0]
+        self.exact = tuple(name for name in self.state if name in inner.exact or name not in inner.state)
         if isinstance(sums, _Agreement):
             sums.rule = self
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import storage
 from .language import Rule, TensorRule
 from .table import TensorTable
 
@@ -36,6 +37,7 @@ class EagerUpdate:
         self.table, self._rule = table, table.rule
         self._weights = [_flat(weight.detach()) for weight in table.weights]
         self._masters = None if table.masters is None else [_flat(master) for master in table.masters]
+        self._width = 1 + len(table.rule.hyper)  # of hyper-parameters; there may be keys after them
         self._states = [dict(zip(table.rule.state, map(_flat, row), strict=False)) for row in table.states]
         self.totals, self.sums = table.room_for_sums()
 
@@ -59,7 +61,7 @@ class EagerUpdate:
                 self._store(i, part, *self._compute(rule, i, gradient, part))
         joined: dict[tuple[float, ...], list[Any]] = {}
         for i, gradient in small:
-            joined.setdefault(tuple(self.table.hyper[i].tolist()), []).append((i, gradient))
+            joined.setdefault(tuple(self.table.hyper[i, : self._width].tolist()), []).append((i, gradient))
         for members in joined.values():
             self._compute_joined(members)
 
@@ -76,15 +78,15 @@ class EagerUpdate:
 
     def _compute(self, function: Any, i: int, gradient: torch.Tensor, part: slice) -> Any:
         table, rule = self.table, self._rule
-        states = tuple(self._states[i][name][part] for name in function.state)
-        hyper = dict(zip(rule.hyper, table.hyper[i, 1:].tolist(), strict=True))
+        states = tuple(self._states[i][name][part].to(table.dtype) for name in function.state)
+        hyper = dict(zip(rule.hyper, table.hyper[i, 1 : self._width].tolist(), strict=True))
         extras: list[Any] = []
         if function.numbers_from is not None:
             extras.append(tuple(self.sums[function.numbers_from][i].unbind()))
         if "index" in function.extras:
             extras.append(torch.arange(part.start, part.start + gradient.numel(), device=table.device))
         return function(
-            self._weight(i)[part].to(table.dtype),
+            self._weight(i, part),
             gradient.to(table.dtype) * float(table.hyper[i, 0]),
             states,
             tuple(hyper[name] for name in function.own_hyper),
@@ -94,12 +96,14 @@ class EagerUpdate:
     def _compute_joined(self, members: list[tuple[int, torch.Tensor]]) -> None:
         """Compute tensors with equal hyper-parameters as if they were one."""
         table = self.table
-        rescale, *hyper = table.hyper[members[0][0]].tolist()
-        w = torch.cat([self._weight(i) for i, _ in members]).to(table.dtype)
+        rescale, *hyper = table.hyper[members[0][0], : self._width].tolist()
+        w = torch.cat([self._weight(i) for i, _ in members])
         g = torch.cat([gradient for _, gradient in members]).to(table.dtype) * rescale
         used = self._rule.used
         states = tuple(
-            torch.cat([self._states[i][name] for i, _ in members]) if name in used else self._states[members[0][0]][name]
+            torch.cat([self._states[i][name] for i, _ in members]).to(table.dtype)
+            if name in used
+            else self._states[members[0][0]][name]
             for name in self._rule.state
         )
         w, states = self._rule(w, g, states, tuple(hyper))
@@ -109,15 +113,36 @@ class EagerUpdate:
             self._store(i, slice(None), w[part], tuple(state[part] for state in states))
             start = part.stop
 
-    def _weight(self, i: int) -> torch.Tensor:
-        return self._weights[i] if self._masters is None else self._masters[i]
+    def _weight(self, i: int, part: slice = slice(None)) -> torch.Tensor:
+        return storage.combined(self._weights[i][part], None if self._masters is None else self._masters[i][part])
 
     def _store(self, i: int, part: slice, w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
-        weights = [self._weights[i], *([] if self._masters is None else [self._masters[i]])]
+        kind, changed = self.table.storage.beside, self._rule.changed
         new = dict(zip(self._rule.state, states, strict=True))
-        changed = self._rule.changed
-        written = [*weights, *(self._states[i][name] for name in changed)]
-        _write([old[part] for old in written], [*[w] * len(weights), *(new[name] for name in changed)])
+        places = [self._weights[i], *([] if self._masters is None else [self._masters[i]])]
+        values: list[Any] = [w] * len(places)
+        if kind in (storage.REMAINDER, storage.COMPENSATION):
+            values = list(storage.parted(self._spread(w, i, part), self.table.weight_dtype, kind))
+        salts: list[int | None] = [0 if kind == storage.NONE else None, None][: len(places)]
+        places += [self._states[i][name] for name in changed]
+        values += [new[name] for name in changed]
+        salts += [1 + self._rule.state.index(name) for name in changed]
+        if self.table.storage.stochastic:
+            for k, (place, salt) in enumerate(zip(places, salts, strict=True)):
+                if place.dtype == torch.bfloat16 and salt is not None:
+                    values[k] = self._at_random(self._spread(values[k], i, part), i, part, salt)
+        _write([place[part] for place in places], values)
+
+    def _spread(self, value: Any, i: int, part: slice) -> torch.Tensor:
+        """A value for each element of the part, of a plain number too."""
+        table = self.table
+        return torch.as_tensor(value, dtype=table.dtype, device=table.device).expand(self._weights[i][part].shape)
+
+    def _at_random(self, value: torch.Tensor, i: int, part: slice, salt: int) -> torch.Tensor:
+        start, table = part.start or 0, self.table
+        index = torch.arange(start, start + value.numel(), device=table.device)
+        low, high = table.hyper[i, -2:].tolist()
+        return storage.rounded_at_random(value, storage.random_bits(low, high, index, salt))
 
 
 class TensorUpdate:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
+from . import storage
 from .language import Reduction, Rule, TensorRule, has_numba, has_triton
 from .table import GRADIENT, TensorTable, compute_dtype, is_dense, is_wrapper
 
@@ -141,13 +142,18 @@ class Update:
     Args:
         rule: the update rule.
         weights: floating-point tensors of any shape and layout. They are read anew when they have moved.
-        states: for each weight its state tensors, in the order of `rule.state`.
-        masters: for each weight its copy in the arithmetic's type, or None where there is none.
+        states: for each weight its state tensors, in the order of `rule.state`, each in the arithmetic's type or, where that
+            is float32 and the rule is elementwise, in bfloat16.
+        masters: for each weight its copy in the arithmetic's type, or None where there is none. Beside a bfloat16 weight it
+            may be int16, the bits that the weight lacks, and beside a 16-bit weight of its type, what rounding took off.
         engine: as for `choose_engine`.
         names: what messages call the weights; default "weights[0]" and so on.
+        seed: round what is stored as bfloat16 up or down with the probability of the bits that are cut off, each update of
+            each weight with numbers of its own; None rounds to the nearest.
 
     Attributes:
-        hyper: float64 [n_weights, 1 + n_hyper]; rescale_grad and the rule's hyper-parameters. Write here before a step.
+        hyper: float64 [n_weights, 1 + n_hyper]; rescale_grad and the rule's hyper-parameters, then, if there is a seed, the
+            update's number. Write here before a step.
         launches: native calls or GPU launches of a step, those of the rule's reductions not counted.
 
     Raises:
@@ -162,15 +168,19 @@ class Update:
         masters: Sequence[torch.Tensor | None] | None = None,
         engine: str | None = None,
         names: Sequence[str] | None = None,
+        seed: int | None = None,
     ) -> None:
         if not isinstance(rule, (Rule, TensorRule)):
             raise TypeError(f"rule must be made with @rule or @tensor_rule, got {type(rule).__name__}")
+        if seed is not None and isinstance(rule, TensorRule):
+            raise TypeError(f"seed={seed!r}: rule {rule.name!r} is one of whole tensors, which are rounded to the nearest")
         self.rule = rule
         self.weights = list(weights)
         self.states = list(states)
         self.masters = [None] * len(self.weights) if masters is None else list(masters)
         self.engine = engine
-        self.hyper = np.zeros((len(self.weights), 1 + len(rule.hyper)))
+        self.seed = seed
+        self.hyper = np.zeros((len(self.weights), 1 + len(rule.hyper) + (seed is not None)))
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
         self._groups: list[_Group] = []
         self._keys: list[Any] = []  # of the groups, by weight
@@ -208,17 +218,19 @@ class Update:
         """Weak references to the bound gradients; None for weights that are skipped."""
         return self._references
 
-    def fits(self, keeps_master: Callable[[torch.Tensor], bool] | None = None) -> bool:
+    def fits(self, master_dtype: Callable[[torch.Tensor], torch.dtype | None] | None = None) -> bool:
         """Whether states and masters still match the weights; a model may have been moved, converted or cut.
 
         Args:
-            keeps_master: says of a weight whether it is to have a master; by default those have one that had one.
+            master_dtype: the type of the master that a weight is to have, or None; by default those have one that had one.
         """
         return self._weights_hold() or all(
-            (keeps_master is None or keeps_master(weight) == (master is not None))
+            (master_dtype is None or master_dtype(weight) == (None if master is None else master.dtype))
             and all(
-                tensor.device == weight.device and tensor.dtype == compute_dtype(weight.dtype) and tensor.shape == shape
-                for tensor, shape in _companions(self.rule, weight, row, master)
+                tensor.device == weight.device and tensor.dtype in types and tensor.shape == shape
+                for (tensor, shape), types in zip(
+                    _companions(self.rule, weight, row, master), _types(self.rule, weight.dtype), strict=False
+                )
             )
             for weight, row, master in zip(self.weights, self.states, self.masters, strict=True)
         )
@@ -443,8 +455,10 @@ class _Group:
     """
 
     def __init__(self, owner: Update, key: Any, indices: list[int]) -> None:
-        device, _, gradient_dtype, has_masters, aligned = key
+        device, _, gradient_dtype, types, aligned = key
+        has_masters = types[-1] is not None
         self.indices = indices
+        self._seed, self._places = owner.seed, np.array(indices)
         self.rows = slice(None) if len(indices) == len(owner.weights) else np.array(indices)
         self.originals = [owner.weights[i] for i in indices]
         masters = [owner.masters[i] for i in indices] if has_masters else None
@@ -456,7 +470,8 @@ class _Group:
         for k in self.copied:
             weights[k] = torch.empty_strided(weights[k].shape, strides[k], dtype=weights[k].dtype, device=device)
         make, tile = _executor(_engine(owner.rule, device, owner.engine), isinstance(owner.rule, TensorRule))
-        self.table = TensorTable(owner.rule, weights, gradient_dtype, states, masters, tile, aligned)  # type: ignore[arg-type]
+        kinds = gradient_dtype, states, masters
+        self.table = TensorTable(owner.rule, weights, *kinds, tile, aligned, owner.seed)  # type: ignore[arg-type]
         self.execute = make(self.table)
         self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies, and functions giving what to copy
 
@@ -480,13 +495,24 @@ class _Group:
                 self.execute()
                 self.end()
         else:
-            self.table.hyper[:] = hyper[self.rows]
+            self._take(hyper)
             self.execute()
+
+    def _take(self, hyper: np.ndarray) -> None:
+        """Put the hyper-parameters into the table, and keys where rounding is stochastic."""
+        table = self.table
+        if self._seed is None:
+            table.hyper[:] = hyper[self.rows]
+            return
+        values, width = hyper[self.rows], 1 + len(table.rule.hyper)
+        table.hyper[:, :width] = values[:, :width]
+        if table.storage.stochastic:
+            table.hyper[:, width:] = storage.keys(self._seed, values[:, width], self._places)
 
     def begin(self, hyper: np.ndarray) -> None:
         """Everything before the first look at the tensors."""
         table = self.table
-        table.hyper[:] = hyper[self.rows]
+        self._take(hyper)
         for dense, gradient in self.sources:
             dense.copy_(gradient())
         for k in self.copied:
@@ -634,7 +660,7 @@ def _group_key(
         weight.device,
         weight.dtype,
         weight.dtype if gradient is None else gradient.dtype,
-        master is not None,
+        (*(state.dtype for state in states), None if master is None else master.dtype),
         aligned,
     )
 
@@ -659,18 +685,29 @@ def _check(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any
             f"{name} has several elements in one place in memory (shape {tuple(weight.shape)}, strides {weight.stride()}), "
             "as expand() makes them: use .contiguous()"
         )
-    dtype = compute_dtype(weight.dtype)
     strides = _strides(weight, [])
-    for slot, (tensor, shape) in zip((*rule.slots, "master"), _companions(rule, weight, states, master), strict=False):
+    for slot, (tensor, shape), types in zip(
+        (*rule.slots, "master"), _companions(rule, weight, states, master), _types(rule, weight.dtype), strict=False
+    ):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{slot} of {name} must be a tensor, got {type(tensor).__name__}")
-        if tensor.dtype != dtype or tensor.device != weight.device or tensor.shape != shape:
+        if tensor.dtype not in types or tensor.device != weight.device or tensor.shape != shape:
             raise ValueError(
                 f"{slot} of {name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}: "
-                f"must be {dtype} {tuple(shape)} on {weight.device}"
+                f"must be {' or '.join(map(str, types))} {tuple(shape)} on {weight.device}"
             )
         if shape == weight.shape and tensor.stride() != strides and tensor.numel() > 1:
             raise ValueError(f"{slot} of {name} has strides {tensor.stride()}: must have {strides}, the weight's")
+
+
+def _types(rule: Rule | TensorRule, weight: torch.dtype) -> tuple[tuple[torch.dtype, ...], ...]:
+    """The types that a rule's slots, and last the master, may have beside a weight of this type; the usual one first."""
+    usual = (compute_dtype(weight),)
+    if not isinstance(rule, Rule) or usual[0] == torch.float64:
+        return (usual,) * (len(rule.slots) + 1)
+    masters = [kind for kind in (torch.int16, weight) if storage.kind_of(weight, kind) not in (None, storage.FULL)]
+    states = [(*usual, torch.bfloat16)] * len(rule.state)
+    return (*states, *[usual] * len(rule.kept), (*usual, *masters))
 
 
 def _companions(

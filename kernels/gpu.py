@@ -19,9 +19,10 @@ import triton
 import triton.language as tl
 from triton.compiler import CompiledKernel
 
-from . import random
+from . import random, storage
 from .language import Reduction, Rule
-from .table import GRADIENT, TensorTable
+from .storage import Storage
+from .table import GRADIENT, TensorTable, slot_dtypes
 
 __all__ = ["TritonUpdate", "compile_for", "launch_options"]
 
@@ -32,6 +33,9 @@ _TYPES = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.bfloat16,
 }
+_FULL, _REMAINDER, _COMPENSATION = map(tl.constexpr, (storage.FULL, storage.REMAINDER, storage.COMPENSATION))
+_H0, _H1, _H2 = map(tl.constexpr, storage.HASH)
+_SALT = tl.constexpr(storage.SALT)
 
 
 @triton.jit
@@ -99,18 +103,51 @@ def _round_to_bfloat16(value):
 
 
 @triton.jit
-def _store(address, value, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
+def _rounded(value, TYPE: tl.constexpr):
+    if tl.bfloat16 == TYPE:
+        return _round_to_bfloat16(value)
+    else:
+        return value.to(TYPE)
+
+
+@triton.jit
+def _key(row, N_HYPER: tl.constexpr):
+    # It travels as the last two hyper-parameters.
+    low = tl.load(row + N_HYPER - 1).to(tl.int32)
+    return (low | (tl.load(row + N_HYPER).to(tl.int32) << 16)).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _round_at_random(value, key, index, SALT: tl.constexpr):
+    h = (index.to(tl.uint32) * _H0) ^ (key + SALT)
+    h = (h ^ (h >> 16)) * _H1
+    h = (h ^ (h >> 15)) * _H2
+    bits = value.to(tl.uint32, bitcast=True)
+    nan = (bits >> 16) | 0x40
+    cut = (bits + (h >> 16)) >> 16
+    return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, nan, cut).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _put(address, value, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
     pointer = address.to(tl.pointer_type(TYPE))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
-    if tl.bfloat16 == TYPE:
-        value = _round_to_bfloat16(value)
-    else:
-        value = value.to(TYPE)
     if FULL:
         tl.store(pointer + offsets, value)
     else:
         tl.store(pointer + offsets, value, mask=offsets < n)
+
+
+@triton.jit
+def _store(
+    address, value, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
+    AT_RANDOM: tl.constexpr = False, key=None, SALT: tl.constexpr = 0,
+):  # fmt: skip
+    if AT_RANDOM:
+        _put(address, _round_at_random(value, key, offsets, SALT), offsets, n, TYPE, FULL, ALIGNED)
+    else:
+        _put(address, _rounded(value, TYPE), offsets, n, TYPE, FULL, ALIGNED)
 
 
 @triton.jit
@@ -121,6 +158,7 @@ def _load_states(
     offsets,
     n,
     STATES: tl.constexpr,
+    STATE_TYPES: tl.constexpr,
     COMPUTE: tl.constexpr,
     FULL: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -128,7 +166,7 @@ def _load_states(
     states = ()
     for k in tl.static_range(len(STATES)):
         address = tl.load(addresses + (2 + STATES[k]) * n_tensors + tensor)
-        states = states + (_load(address, offsets, n, COMPUTE, COMPUTE, FULL, ALIGNED),)  # type: ignore[assignment]
+        states = states + (_load(address, offsets, n, STATE_TYPES[STATES[k]], COMPUTE, FULL, ALIGNED),)  # type: ignore[assignment]
     return states
 
 
@@ -172,25 +210,62 @@ def _compute_tile(
     WEIGHT_TYPE: tl.constexpr,
     GRADIENT_TYPE: tl.constexpr,
     COMPUTE: tl.constexpr,
-    MASTERS: tl.constexpr,
+    STATE_TYPES: tl.constexpr,
+    BESIDE: tl.constexpr,
     FULL: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     hyper += tensor * (1 + N_HYPER)
-    if MASTERS:
+    if BESIDE == _FULL:
         master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
         w = _load(master, offsets, n, COMPUTE, COMPUTE, FULL, ALIGNED)
     else:
         w = _load(tl.load(addresses + tensor), offsets, n, WEIGHT_TYPE, COMPUTE, FULL, ALIGNED)
+        if BESIDE == _REMAINDER:
+            beside = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
+            low = _load(beside, offsets, n, tl.int16, tl.int32, FULL, ALIGNED)
+            w = (w.to(tl.int32, bitcast=True) + low).to(COMPUTE, bitcast=True)
+        elif BESIDE == _COMPENSATION:
+            beside = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
+            w += _load(beside, offsets, n, WEIGHT_TYPE, COMPUTE, FULL, ALIGNED)
     g = _load(gradient, offsets, n, GRADIENT_TYPE, COMPUTE, FULL, ALIGNED) * tl.load(hyper)
-    states = _load_states(addresses, tensor, n_tensors, offsets, n, STATES, COMPUTE, FULL, ALIGNED)
+    states = _load_states(addresses, tensor, n_tensors, offsets, n, STATES, STATE_TYPES, COMPUTE, FULL, ALIGNED)
     numbers = _load_numbers(sums + tensor * len(SUMS), SUMS)
     return _call(FUNCTION, EXTRAS, w, g, states, _load_numbers(hyper, HYPER), numbers, offsets)
 
 
 @triton.jit
+def _store_weight(
+    address,
+    beside,
+    w,
+    offsets,
+    n,
+    WEIGHT_TYPE: tl.constexpr,
+    BESIDE: tl.constexpr,
+    FULL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    # The weight, rounded, and beside it what that took off; see storage.py.
+    if BESIDE == _REMAINDER:
+        bits = w.to(tl.uint32, bitcast=True)
+        nan = (bits & 0x7FFFFFFF) > 0x7F800000
+        high = tl.where(nan, (bits >> 16) | 0x40, (bits + 0x8000) >> 16).to(tl.uint16)
+        low = tl.where(nan, 0, bits & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True)
+        _put(address, high.to(tl.bfloat16, bitcast=True), offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
+        _put(beside, low, offsets, n, tl.int16, FULL, ALIGNED)
+    else:
+        rounded = _rounded(w, WEIGHT_TYPE)
+        lost = w - rounded.to(w.dtype)
+        lost = tl.where(tl.abs(lost) < float("inf"), lost, 0.0)
+        _put(address, rounded, offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
+        _put(beside, _rounded(lost, WEIGHT_TYPE), offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
+
+
+@triton.jit
 def _store_tile(
     addresses,
+    hyper,
     tensor,
     n_tensors,
     offsets,
@@ -198,20 +273,34 @@ def _store_tile(
     w,
     states,
     N_STATES: tl.constexpr,
+    N_HYPER: tl.constexpr,
     CHANGED: tl.constexpr,
     WEIGHT_TYPE: tl.constexpr,
     COMPUTE: tl.constexpr,
-    MASTERS: tl.constexpr,
+    STATE_TYPES: tl.constexpr,
+    BESIDE: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
     FULL: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    if MASTERS:
+    key = 0
+    if STOCHASTIC:
+        key = _key(hyper + tensor * (1 + N_HYPER), N_HYPER)
+    if BESIDE == _FULL:
         master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
         _store(master, w, offsets, n, COMPUTE, FULL, ALIGNED)
-    _store(tl.load(addresses + tensor), w, offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
+    if BESIDE == _REMAINDER or BESIDE == _COMPENSATION:  # noqa: SIM109  # the compiler knows no `in` of tuples
+        beside = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
+        _store_weight(tl.load(addresses + tensor), beside, w, offsets, n, WEIGHT_TYPE, BESIDE, FULL, ALIGNED)
+    else:
+        AT_RANDOM: tl.constexpr = STOCHASTIC and BESIDE != _FULL and tl.bfloat16 == WEIGHT_TYPE
+        _store(tl.load(addresses + tensor), w, offsets, n, WEIGHT_TYPE, FULL, ALIGNED, AT_RANDOM, key)
     for k in tl.static_range(N_STATES):
         if CHANGED[k]:
-            _store(tl.load(addresses + (2 + k) * n_tensors + tensor), states[k], offsets, n, COMPUTE, FULL, ALIGNED)
+            _store(
+                tl.load(addresses + (2 + k) * n_tensors + tensor), states[k], offsets, n, STATE_TYPES[k], FULL, ALIGNED,
+                STOCHASTIC and STATE_TYPES[k] == tl.bfloat16, key, (k + 1) * _SALT & 0xFFFFFFFF,
+            )  # fmt: skip
 
 
 # Compiled once, whatever the number of tensors, on which the alignment of `hyper` and of `sums` depends too.
@@ -237,7 +326,9 @@ def _update_kernel(
     WEIGHT_TYPE: tl.constexpr,
     GRADIENT_TYPE: tl.constexpr,
     COMPUTE: tl.constexpr,
-    MASTERS: tl.constexpr,
+    STATE_TYPES: tl.constexpr,
+    BESIDE: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
     CHANGED: tl.constexpr,
@@ -251,20 +342,20 @@ def _update_kernel(
         if start + TILE <= n:
             w, states = _compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
-                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, True, ALIGNED,
+                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
             )  # fmt: skip
             _store_tile(
-                addresses, tensor, n_tensors, offsets, n, w, states, N_STATES, CHANGED, WEIGHT_TYPE, COMPUTE, MASTERS, True,
-                ALIGNED,
+                addresses, hyper, tensor, n_tensors, offsets, n, w, states, N_STATES, N_HYPER, CHANGED, WEIGHT_TYPE, COMPUTE,
+                STATE_TYPES, BESIDE, STOCHASTIC, True, ALIGNED,
             )  # fmt: skip
         else:
             w, states = _compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
-                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, False, ALIGNED,
+                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
             )  # fmt: skip
             _store_tile(
-                addresses, tensor, n_tensors, offsets, n, w, states, N_STATES, CHANGED, WEIGHT_TYPE, COMPUTE, MASTERS, False,
-                ALIGNED,
+                addresses, hyper, tensor, n_tensors, offsets, n, w, states, N_STATES, N_HYPER, CHANGED, WEIGHT_TYPE, COMPUTE,
+                STATE_TYPES, BESIDE, STOCHASTIC, False, ALIGNED,
             )  # fmt: skip
 
 
@@ -297,7 +388,9 @@ def _sums_kernel(
     WEIGHT_TYPE: tl.constexpr,
     GRADIENT_TYPE: tl.constexpr,
     COMPUTE: tl.constexpr,
-    MASTERS: tl.constexpr,
+    STATE_TYPES: tl.constexpr,
+    BESIDE: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
     N_VALUES: tl.constexpr,
@@ -312,14 +405,14 @@ def _sums_kernel(
         if start + TILE <= n:
             values = _compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
-                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, True, ALIGNED,
+                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
                 tl.store(partials + k * tl.num_programs(0), tl.sum(_spread(values[k], offsets, COMPUTE), axis=0))
         else:
             values = _compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
-                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, MASTERS, False, ALIGNED,
+                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
                 value = tl.where(offsets < n, _spread(values[k], offsets, COMPUTE), 0.0)
@@ -352,14 +445,20 @@ def _totals_kernel(
 
 
 def launch_options(
-    weight_dtype: torch.dtype, gradient_dtype: torch.dtype, dtype: torch.dtype, n_states: int, n_sums: int = 0
+    weight_dtype: torch.dtype,
+    gradient_dtype: torch.dtype,
+    dtype: torch.dtype,
+    n_states: int,
+    n_sums: int = 0,
+    stored: Storage | None = None,
 ) -> dict[str, Any]:
     """Options of the compiler: 8 elements a thread, or 4.
 
     Mixed widths get 4, or layouts would be exchanged through shared memory; and so do rules of more than two states, or
     sums, which with 8 need 72 registers a thread instead of 48.
     """
-    mixed = len({weight_dtype.itemsize, gradient_dtype.itemsize, dtype.itemsize}) > 1
+    kinds = weight_dtype, gradient_dtype, dtype, *(() if stored is None else stored.states)
+    mixed = len({kind.itemsize for kind in kinds}) > 1
     return {"num_warps": 8 if mixed or max(n_states, n_sums) > 2 else 4, "enable_fp_fusion": True}
 
 
@@ -377,7 +476,7 @@ def _constants(
     weight_dtype: torch.dtype,
     gradient_dtype: torch.dtype,
     dtype: torch.dtype,
-    masters: bool,
+    stored: Storage,
     aligned: bool,
 ) -> dict[str, Any]:
     return {
@@ -387,11 +486,13 @@ def _constants(
         "HYPER": tuple(1 + rule.hyper.index(name) for name in function.own_hyper),
         "SUMS": tuple(range(function.n_numbers)),
         "N_STATES": len(rule.state),
-        "N_HYPER": len(rule.hyper),
+        "N_HYPER": len(rule.hyper) + 2 * stored.stochastic,
         "WEIGHT_TYPE": _TYPES[weight_dtype],
         "GRADIENT_TYPE": _TYPES[gradient_dtype],
         "COMPUTE": _TYPES[dtype],
-        "MASTERS": masters,
+        "STATE_TYPES": tuple(_TYPES[kind] for kind in stored.states),
+        "BESIDE": stored.beside,
+        "STOCHASTIC": stored.stochastic,
         "ALIGNED": aligned,
         "TILE": TILE,
     }
@@ -446,12 +547,12 @@ class TritonUpdate:
         sums = self._upload.hyper if function.numbers_from is None else self.sums[function.numbers_from]
         arguments = (self._addresses, self._upload.gradients, self._upload.hyper, self._sizes, self._tiles, sums, *partials)
         types = table.weight_dtype, table.gradient_dtype, table.dtype
-        constants = _constants(function, self._rule, *types, table.masters is not None, table.aligned)
+        constants = _constants(function, self._rule, *types, table.storage, table.aligned)
         if isinstance(function, Reduction):
             constants["N_VALUES"] = function.n_values
         else:
             constants["CHANGED"] = _changed(function)
-        options = launch_options(*types, _n_states(function), function.n_numbers)
+        options = launch_options(*types, _n_states(function), function.n_numbers, table.storage)
         return _Launch(kernel, self._n_tiles, (*arguments, len(table.weights)), constants, options)
 
     def _sums_launcher(self, stage: int) -> tuple[_Launch, _Launch]:
@@ -539,20 +640,25 @@ def compile_for(
     rule: Rule,
     weight_dtype: torch.dtype = torch.float32,
     gradient_dtype: torch.dtype = torch.float32,
-    masters: bool = False,
+    masters: bool | torch.dtype = False,
     aligned: bool = True,
     stage: int | None = None,
+    state_dtype: torch.dtype | None = None,
+    stochastic: bool = False,
 ) -> Any:
     """The compiled kernel of a rule for a `triton.backends.compiler.GPUTarget`; needs no GPU. For looking at its code.
 
-    With `stage` it is that of the rule's reduction of this number.
+    With `stage` it is that of the rule's reduction of this number. `masters` may be the type of what stands beside weights.
     """
     from triton.compiler import ASTSource
 
     dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
     real = {torch.float32: "*fp32", torch.float64: "*fp64"}[dtype]
     function = rule if stage is None else rule.reductions[stage]
-    constants = _constants(function, rule, weight_dtype, gradient_dtype, dtype, masters, aligned)
+    beside = (dtype if masters else None) if isinstance(masters, bool) else masters
+    states = slot_dtypes(rule, weight_dtype, state_dtype)[: len(rule.state)]
+    stored = storage.of_tensors(weight_dtype, states, beside, 0 if stochastic else None)
+    constants = _constants(function, rule, weight_dtype, gradient_dtype, dtype, stored, aligned)
     signature = {"addresses": "*i64", "gradients": "*i64", "hyper": real, "sizes": "*i64", "tiles": "*i32", "sums": real}
     if isinstance(function, Reduction):
         signature["partials"] = real
@@ -562,5 +668,5 @@ def compile_for(
     signature |= {"n_tensors": "i32"} | dict.fromkeys(constants, "constexpr")
     kernel = _update_kernel if stage is None else _sums_kernel
     source = ASTSource(kernel, signature=signature, constexprs=constants)
-    options = launch_options(weight_dtype, gradient_dtype, dtype, _n_states(function), function.n_numbers)
+    options = launch_options(weight_dtype, gradient_dtype, dtype, _n_states(function), function.n_numbers, stored)
     return triton.compile(source, target=target, options=options)

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-def rule(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None) -> Any:
+def rule(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None, exact: Sequence[str] = ()) -> Any:
     """Make an update rule of a function `(w, g, state, hyper) -> (new_w, new_state)`.
 
     `w` is the weight, `g` the gradient, already multiplied by `rescale_grad`, both in the arithmetic's type
@@ -52,6 +52,8 @@ def rule(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None)
         fn: the function. It may have two more arguments, known by their names: `sums`, what the reduction gave for
             this tensor, and `index`, the element's number in its tensor, which random numbers are drawn by.
         sums: the reduction that runs before the rule, for rules that need norms: `@rule(sums=norms)`.
+        exact: names of states that are never stored in fewer bits: those that are weights, or sums over all steps, to which
+            a single step adds too little.
 
     Raises:
         TypeError: the function is not of that form or uses a name that no engine would know.
@@ -67,8 +69,8 @@ def rule(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None)
         ((), ('lr',))
     """
     if fn is None:
-        return lambda fn: Rule(fn, sums)
-    return Rule(fn, sums)
+        return lambda fn: Rule(fn, sums, exact)
+    return Rule(fn, sums, exact)
 
 
 def reduction(
@@ -324,10 +326,14 @@ class Rule(_OverTensors):
         sums: the reduction that runs before it, or None.
         changed: names of the states that it returns otherwise than they came; engines do not write the others.
         used: names of the states that it reads or changes; the others may as well not be there.
+        exact: names of the states that are never stored in fewer bits.
     """
 
-    def __init__(self, fn: Callable[..., Any], sums: Reduction | None = None) -> None:
+    def __init__(self, fn: Callable[..., Any], sums: Reduction | None = None, exact: Sequence[str] = ()) -> None:
         super().__init__(fn, sums)
+        if unknown := [name for name in exact if name not in self.state]:
+            raise TypeError(f"exact={tuple(exact)!r}: rule {self.name!r} has no state {unknown[0]!r}")
+        self.exact = tuple(exact)
         argument = self._tree.args.args[2].arg
         _check_return(self._tree, argument, self.state)
         as_they_came = _returned_as_they_came(self._tree, argument, self.state)

@@ -28,9 +28,10 @@ import torch
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from . import random
+from . import random, storage
 from .glance import kept, library_function
 from .language import Reduction, Rule
+from .storage import COMPENSATION, FULL, REMAINDER, Storage
 from .table import FIRST_STATE, GRADIENT, WEIGHT, TensorTable
 
 __all__ = ["NativeUpdate", "cache_folder"]
@@ -153,7 +154,7 @@ _compile_lock = threading.Lock()
 
 def _compiled(table: TensorTable, function: Rule | Reduction, threaded: bool) -> Any:
     """The loop over a table that computes this function: the table's rule, or one of the reductions before it."""
-    key: Any = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.masters is not None, threaded)
+    key: Any = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.storage, threaded)
     with _compile_lock:
         if key not in _loops:
             _loops[key] = _compile(*key)
@@ -321,6 +322,51 @@ def _store_float16(value):
     return _half_of_float(np.float32(value))
 
 
+_H0, _H1, _H2 = map(np.uint32, storage.HASH)
+_NAN_ABOVE, _POSITIVE = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF)
+
+
+@_jit
+def _key(low, high, salt):
+    return np.uint32(np.uint32(low) + (np.uint32(high) << np.uint32(16)) + np.uint32(salt))
+
+
+@_jit
+def _store_at_random(value, key, index):
+    h = np.uint32(np.uint32(np.uint32(index) * _H0) ^ key)
+    h = np.uint32(np.uint32(h ^ (h >> np.uint32(16))) * _H1)
+    h = np.uint32(np.uint32(h ^ (h >> np.uint32(15))) * _H2)
+    bits = _bits_of_float(np.float32(value))
+    nan = (bits >> np.uint32(16)) | np.uint32(0x40)
+    cut = np.uint32(bits + (h >> np.uint32(16))) >> np.uint32(16)
+    return np.uint16(nan if (bits & _POSITIVE) > _NAN_ABOVE else cut)
+
+
+# A weight and what stands beside it: the bits that the weight lacks, or what rounding took off; see storage.py.
+@_jit
+def _joined(high, low):
+    return _float_of_bits(np.uint32((np.uint32(high) << np.uint32(16)) + np.uint32(np.int32(np.int16(low)))))
+
+
+@_jit
+def _high(value):
+    bits = _bits_of_float(np.float32(value))
+    nan = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.uint16(nan if (bits & _POSITIVE) > _NAN_ABOVE else np.uint32(bits + np.uint32(0x8000)) >> np.uint32(16))
+
+
+@_jit
+def _low(value):
+    bits = _bits_of_float(np.float32(value))
+    return np.uint16(np.uint32(0) if (bits & _POSITIVE) > _NAN_ABOVE else bits & np.uint32(0xFFFF))
+
+
+@_jit
+def _lost(value, rounded):
+    lost = value - rounded
+    return lost if np.abs(lost) < np.float32(np.inf) else np.float32(0)
+
+
 # How each type lies in memory, and how it is read and written.
 _MEMORY = {torch.float64: "f8", torch.float32: "f4", torch.float16: "u2", torch.bfloat16: "u2"}
 _LOAD = {torch.float16: _load_float16, torch.bfloat16: _load_bfloat16}
@@ -332,17 +378,25 @@ def _compile(
     rule: Rule,
     weight_dtype: torch.dtype,
     gradient_dtype: torch.dtype,
-    masters: bool,
+    stored: Storage,
     threaded: bool,
 ) -> Any:
     dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
     scalar = np.float64 if dtype == torch.float64 else np.float32
-    source = _loop_source(function, rule, masters, threaded)
+    source = _loop_source(function, rule, weight_dtype, stored, threaded)
     names = {
         "function": function.bind(f"numba {scalar.__name__}", _words, _for_type(scalar)),
-        "load_weight": _jit(lambda x: x) if masters else _LOAD.get(weight_dtype, _jit(lambda x: x)),
+        "load_weight": _jit(lambda x: x) if stored.beside == FULL else _LOAD.get(weight_dtype, _jit(lambda x: x)),
         "store_weight": _STORE.get(weight_dtype, _jit(lambda x: x)),
         "load_gradient": _LOAD.get(gradient_dtype, _jit(lambda x: scalar(x))),
+        "load_bfloat16": _load_bfloat16,
+        "store_bfloat16": _store_bfloat16,
+        "store_at_random": _store_at_random,
+        "key_of": _key,
+        "joined": _joined,
+        "high_bits": _high,
+        "low_bits": _low,
+        "lost": _lost,
         "pointer": _pointer,
         "carray": numba.carray,
         "take_ticket": _take_ticket,
@@ -352,6 +406,7 @@ def _compile(
         "WEIGHT": np.empty(0, dtype=_MEMORY[weight_dtype]),
         "GRADIENT": np.empty(0, dtype=_MEMORY[gradient_dtype]),
         "REAL": np.empty(0, dtype=_MEMORY[dtype]),
+        "HALF": np.empty(0, dtype="u2"),
         "ZERO": scalar(0),
         "TILE": TILE,
         "BLOCK": TILE if isinstance(function, Rule) else BLOCK,
@@ -361,7 +416,7 @@ def _compile(
     }
     # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
     engine = Path(__file__).read_text(encoding="utf-8")
-    key = repr((source, function.source, str(weight_dtype), str(gradient_dtype), engine))
+    key = repr((source, function.source, str(weight_dtype), str(gradient_dtype), stored, engine))
     name = f"{function.name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     module = _import_generated(name, source, names)
     if module is None:  # no folder to write to: compile in memory, every time anew
@@ -400,11 +455,41 @@ def _import_generated(name: str, source: str, names: dict[str, Any]) -> types.Mo
     return module
 
 
-def _loop_source(function: Rule | Reduction, rule: Rule, masters: bool, threaded: bool) -> str:
+def _is_half(stored: Storage, rule: Rule, name: str) -> bool:
+    return stored.states[rule.state.index(name)] == torch.bfloat16
+
+
+def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list[str], halves: list[str]) -> list[str]:
+    """The lines that store an element's new values."""
+
+    def at_random(value: str, salt: int) -> str:
+        return f"store_at_random({value}, key_of(key0, key1, {salt * storage.SALT & 0xFFFFFFFF}), start + i)"
+
+    if stored.beside == REMAINDER:
+        lines = ["w[i] = high_bits(value)", "m[i] = low_bits(value)"]
+    elif stored.beside == COMPENSATION:
+        lines = ["rounded = store_weight(value)", "w[i] = rounded", "m[i] = store_weight(lost(value, load_weight(rounded)))"]
+    elif stored.stochastic and weight_dtype == torch.bfloat16 and not stored.beside:
+        lines = [f"w[i] = {at_random('value', 0)}"]
+    else:
+        lines = ["w[i] = store_weight(value)"]
+    for k, name in enumerate(rule.state):
+        if name in rule.changed:
+            new = f"new[{k}]"
+            if states[k] in halves:
+                new = at_random(new, 1 + k) if stored.stochastic else f"store_bfloat16({new})"
+            lines.append(f"{states[k]}[i] = {new}")
+    return [*lines, "m[i] = value"] if stored.beside == FULL else lines
+
+
+def _loop_source(function: Rule | Reduction, rule: Rule, weight_dtype: torch.dtype, stored: Storage, threaded: bool) -> str:
     """The loop's text. The innermost function takes arrays, because only so does it vectorise."""
     states = [f"s{k}" for k in range(len(function.state))]
-    arrays = ["w", "g", *states] + (["m"] if masters else [])
-    like = {"w": "WEIGHT", "g": "GRADIENT"}
+    arrays = ["w", "g", *states] + (["m"] if stored.beside else [])
+    halves = [s for s, name in zip(states, function.state, strict=True) if _is_half(stored, rule, name)]
+    like = {"w": "WEIGHT", "g": "GRADIENT", **dict.fromkeys(halves, "HALF")}
+    if stored.beside in (REMAINDER, COMPENSATION):
+        like["m"] = "HALF"
     row = {"w": WEIGHT, "g": GRADIENT, "m": FIRST_STATE + len(rule.state)}
     row |= {s: FIRST_STATE + rule.state.index(name) for s, name in zip(states, function.state, strict=True)}
     views = ",\n                ".join(
@@ -413,18 +498,25 @@ def _loop_source(function: Rule | Reduction, rule: Rule, masters: bool, threaded
     )
     hyper = "".join(f"hyper[t, {1 + rule.hyper.index(name)}], " for name in function.own_hyper)
     sums = "".join(f"sums[t, {k}], " for k in range(function.n_numbers))
+    weight = {
+        FULL: "load_weight(m[i])",
+        REMAINDER: "joined(w[i], m[i])",
+        COMPENSATION: "load_weight(w[i]) + load_weight(m[i])",
+    }.get(stored.beside, "load_weight(w[i])")
+    read = "".join(f"load_bfloat16({s}[i]), " if s in halves else f"{s}[i], " for s in states)
     values = (
-        f"load_weight({'m' if masters else 'w'}[i]), load_gradient(g[i]) * rescale, "
-        f"({''.join(f'{s}[i], ' for s in states)}), hyper"
+        f"{weight}, load_gradient(g[i]) * rescale, ({read}), hyper"
         + (", sums" if function.n_numbers else "")
         + (", start + i" if "index" in function.extras else "")
     )
+    n = 1 + len(rule.hyper)  # where a key begins
+    at_random = stored.stochastic and isinstance(function, Rule)
+    keys = ", key0, key1" if at_random else ""
+    given_keys = f"\n                hyper[t, {n}],\n                hyper[t, {n + 1}]," if at_random else ""
     if isinstance(function, Rule):
         before = after = take = clear = take_after = ""
-        inner = f"value, new = function({values})\n        w[i] = store_weight(value)"
-        changed = [k for k, name in enumerate(rule.state) if name in rule.changed]
-        inner += "".join(f"\n        {states[k]}[i] = new[{k}]" for k in changed)
-        inner += "\n        m[i] = value" if masters else ""
+        lines = _stores(rule, weight_dtype, stored, states, halves)
+        inner = f"value, new = function({values})" + "".join(f"\n        {line}" for line in lines)
     else:
         totals = [f"a{k}" for k in range(function.n_values)]
         before = "".join(f"    {a} = ZERO\n" for a in totals)
@@ -437,7 +529,7 @@ def _loop_source(function: Rule | Reduction, rule: Rule, masters: bool, threaded
 
 
 @jit_chunk
-def chunk({", ".join(arrays)}, rescale, hyper, sums, start):
+def chunk({", ".join(arrays)}, rescale, hyper, sums, start{keys}):
 {before}    for i in range(w.size):
         {inner}
 {after}
@@ -454,7 +546,7 @@ def one(addresses, sizes, hyper, tiles, sums, partials, j):
                 hyper[t, 0],
                 ({hyper}),
                 ({sums}),
-                start,
+                start,{given_keys}
             ){take_after}
 
 

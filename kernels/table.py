@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from . import storage
 from .language import Rule, TensorRule
 
-__all__ = ["TensorTable", "allocate_states", "compute_dtype", "is_dense", "is_wrapper", "states_for"]
+__all__ = ["TensorTable", "allocate_states", "compute_dtype", "is_dense", "is_wrapper", "slot_dtypes", "states_for"]
 
 WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, and last the master weights if any
 ALIGNMENT = 64  # bytes between the starts of two tensors of an arena: one vector register of any CPU, four of a GPU
@@ -46,8 +47,22 @@ def is_wrapper(tensor: Any) -> bool:
     return is_traceable_wrapper_subclass(tensor)
 
 
-def states_for(rule: Rule | TensorRule, weights: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-    """Zeros for all that a rule keeps of each weight, in the order of `rule.slots`."""
+def slot_dtypes(
+    rule: Rule | TensorRule, weight_dtype: torch.dtype, state_dtype: torch.dtype | None = None
+) -> tuple[torch.dtype, ...]:
+    """The types of all that a rule keeps of a weight, whose states are to be stored in `state_dtype` where they may be."""
+    dtype = compute_dtype(weight_dtype)
+    if state_dtype is None or dtype != torch.float32 or not isinstance(rule, Rule):
+        return (dtype,) * len(rule.slots)
+    return tuple(dtype if name in (*rule.exact, *rule.kept) else state_dtype for name in rule.slots)
+
+
+def states_for(
+    rule: Rule | TensorRule, weights: Sequence[torch.Tensor], state_dtype: torch.dtype | None = None
+) -> list[tuple[torch.Tensor, ...]]:
+    """Zeros for all that a rule keeps of each weight, in the order of `rule.slots`; types as those of `slot_dtypes`."""
+    if state_dtype is not None and isinstance(rule, Rule):
+        return _in_fewer_bits(rule, weights, state_dtype)
     if isinstance(rule, Rule) and not rule.kept:
         return allocate_states(weights, len(rule.state))
     shapes = [rule.shapes(weight.shape) for weight in weights]
@@ -59,8 +74,19 @@ def states_for(rule: Rule | TensorRule, weights: Sequence[torch.Tensor]) -> list
     return states
 
 
-def allocate_states(weights: Sequence[torch.Tensor], n_states: int) -> list[tuple[torch.Tensor, ...]]:
-    """Zeros in the shape of each weight, `n_states` times.
+def _in_fewer_bits(rule: Rule, weights: Sequence[torch.Tensor], dtype: torch.dtype) -> list[tuple[torch.Tensor, ...]]:
+    columns = [allocate_states(weights, 1, None if name in rule.exact else dtype) for name in rule.state]
+    kept = [
+        tuple(torch.zeros((), dtype=compute_dtype(weight.dtype), device=weight.device) for _ in rule.kept)
+        for weight in weights
+    ]
+    return [tuple(row[0] for row in rows[:-1]) + rows[-1] for rows in zip(*columns, kept, strict=True)]
+
+
+def allocate_states(
+    weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None = None
+) -> list[tuple[torch.Tensor, ...]]:
+    """Zeros in the shape of each weight, `n_states` times, in `compute_dtype`, or in `dtype` where that is float32.
 
     One arena per device, type and state serves all weights: few allocations, always aligned. A dense weight's state
     has the weight's strides, so that both can be walked as one stretch of memory.
@@ -68,12 +94,13 @@ def allocate_states(weights: Sequence[torch.Tensor], n_states: int) -> list[tupl
     states: list[list[torch.Tensor]] = [[] for _ in weights]
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, weight in enumerate(weights):
-        kinds.setdefault((weight.device, compute_dtype(weight.dtype)), []).append(i)
-    for (device, dtype), members in kinds.items():
-        step = ALIGNMENT // dtype.itemsize
+        kind = compute_dtype(weight.dtype)
+        kinds.setdefault((weight.device, dtype if dtype is not None and kind == torch.float32 else kind), []).append(i)
+    for (device, kind), members in kinds.items():
+        step = ALIGNMENT // kind.itemsize
         starts = np.cumsum([0] + [-(-weights[i].numel() // step) * step for i in members])
         for _ in range(n_states):
-            arena = torch.zeros(int(starts[-1]), dtype=dtype, device=device)
+            arena = torch.zeros(int(starts[-1]), dtype=kind, device=device)
             for i, start in zip(members, starts, strict=False):
                 weight = weights[i]
                 flat = arena[int(start) : int(start) + weight.numel()]
@@ -91,16 +118,20 @@ class TensorTable:
         rule: the update rule.
         weights: dense tensors, all of one type and device, walked in memory order.
         gradients_dtype: the type of all gradients.
-        states: for each weight the rule's state tensors, with the weight's strides, in `compute_dtype`; then the numbers
-            that it keeps.
-        masters: for each weight its copy in `compute_dtype`, which is then what the rule reads; or None.
+        states: for each weight the rule's state tensors, with the weight's strides, each slot of one type, `compute_dtype`
+            or bfloat16; then the numbers that it keeps.
+        masters: for each weight what stands beside it, its copy in `compute_dtype` or another of those of storage.py, of
+            one type; or None.
         tile: elements per tile.
         aligned: whether every address is a multiple of 16 bytes.
+        seed: whether bfloat16 is rounded at random, and by which seed.
 
     Attributes:
         addresses: int64 [2 + n_states (+ 1 with masters), n_tensors]; a gradient address of 0 skips the tensor.
         sizes: int64 [n_tensors], elements.
-        hyper: float32 or float64 [n_tensors, 1 + n_hyper]: rescale_grad, then the rule's own.
+        storage: how weights and states are stored.
+        hyper: float32 or float64 [n_tensors, 1 + n_hyper]: rescale_grad, then the rule's own; after these, where rounding is
+            stochastic, the two halves of a key.
         tiles: int32 [n_tiles, 2]: tensor, and which of its tiles.
         gradients: for each tensor None where it is skipped, else a function that gives its gradient: the table keeps no
             gradient alive.
@@ -115,6 +146,7 @@ class TensorTable:
         masters: Sequence[torch.Tensor] | None,
         tile: int,
         aligned: bool,
+        seed: int | None = None,
     ) -> None:
         self.rule = rule
         self.weights = list(weights)
@@ -136,7 +168,10 @@ class TensorTable:
         if masters is not None:
             self.addresses[-1] = [master.data_ptr() for master in masters]
         self.sizes = np.array([weight.numel() for weight in weights], dtype=np.int64)
-        self.hyper = np.zeros((n, 1 + len(rule.hyper)), dtype=np.float64 if self.dtype == torch.float64 else np.float32)
+        types = [tensor.dtype for tensor in states[0][:n_states]] if states else []
+        self.storage = storage.of_tensors(self.weight_dtype, types, None if masters is None else masters[0].dtype, seed)
+        width = 1 + len(rule.hyper) + 2 * self.storage.stochastic
+        self.hyper = np.zeros((n, width), dtype=np.float64 if self.dtype == torch.float64 else np.float32)
         counts = -(-self.sizes // tile)
         owner = np.repeat(np.arange(n), counts)
         first = np.repeat(np.cumsum(counts) - counts, counts)

@@ -19,6 +19,7 @@ import safetensors.torch
 import torch
 
 from ..kernels import Rule
+from ..kernels.storage import kind_of
 from ..kernels.table import allocate_states, compute_dtype, states_for
 from . import lr_scheduler
 from .arguments import whole
@@ -83,7 +84,8 @@ def restore(updater: Updater, names: Sequence[str], params: Sequence[torch.Tenso
     scheduler = _saved_schedule(optimizer, saved["lr_scheduler"])
     states, masters = _saved_states(optimizer, names, params, saved)
     for attribute, value in saved["settings"].items():
-        setattr(optimizer, attribute, value)
+        if attribute != "state_dtype":  # which is the trainer's own: states are converted
+            setattr(optimizer, attribute, value)
     optimizer.lr_scheduler = scheduler
     slots = optimizer.slots(range(len(names)))  # which may make room for new ones
     optimizer._counts[slots] = [saved["counts"].get(name, optimizer.begin_num_update) for name in names]
@@ -196,6 +198,10 @@ def _check_settings(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
         raise ValueError(f"saved state has settings that {type(optimizer).__name__} does not know: {', '.join(unknown)}")
     for name, value in given.items():
         allowed = {_kind(known[name]), _kind(value)} - {None}
+        if name == "multi_precision" and isinstance(optimizer, RuleOptimizer):
+            if isinstance(value, bool) or value == "remainder":
+                continue
+            allowed.add("bool")
         if len(allowed) > 1 or "other" in allowed:
             raise TypeError(
                 f"saved state: setting {name!r} is {value!r}: must be a {_kind(known[name])}, such as this trainer's "
@@ -248,10 +254,13 @@ def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tenso
                     f"saved state: {slot} of {name!r} has shape {tuple(tensor.shape)}: for its parameter's "
                     f"{tuple(weight.shape)} it must have {tuple(shapes.get(slot, weight.shape))}"
                 )
-            if tensor.dtype != compute_dtype(weight.dtype):
+            dtype = compute_dtype(weight.dtype)
+            narrow = slot in rule.state and dtype == torch.float32 and tensor.dtype == torch.bfloat16
+            beside = slot == MASTER and kind_of(weight.dtype, tensor.dtype) is not None
+            if tensor.dtype != dtype and not (narrow or beside):
                 raise ValueError(
                     f"saved state: {slot} of {name!r} is {tensor.dtype}; for a weight of {weight.dtype} it must be "
-                    f"{compute_dtype(weight.dtype)}: load it before the model is converted"
+                    f"{dtype}: load it before the model is converted"
                 )
 
 
@@ -283,13 +292,13 @@ def _saved_states(
         return states, masters
     slots_of = saved["state"]
     rule = _saved_rule(optimizer, saved["settings"])
-    copies = states_for(rule, [params[index[name]].detach() for name in slots_of])
+    copies = states_for(rule, [params[index[name]].detach() for name in slots_of], optimizer.narrow)
     for (name, slots), state in zip(slots_of.items(), copies, strict=True):
         for slot, copy in zip(rule.slots, state, strict=True):
             copy.copy_(slots[slot])
         states[index[name]] = state
         if MASTER in slots:
-            ((master,),) = allocate_states([params[index[name]].detach()], 1)
+            ((master,),) = allocate_states([params[index[name]].detach()], 1, slots[MASTER].dtype)
             masters[index[name]] = master.copy_(slots[MASTER])
     return states, masters
 

@@ -185,7 +185,7 @@ def radam(w, g, state, hyper):
     return w - (lr * tl.where(adaptive > 0.0, mean / (tl.sqrt(var) + epsilon), mean) + decay * w), (mean, var)
 
 
-@rule
+@rule(exact=("average",))
 def asgd(w, g, state, hyper):
     """SGD that decays and averages the weights. Polyak & Juditsky (1992), with the rates of Bottou's sgd as in torch.
 
@@ -197,7 +197,7 @@ def asgd(w, g, state, hyper):
     return new_w, (average + share * (new_w - average),)
 
 
-@rule
+@rule(exact=("average",))
 def averaged(w, g, state, hyper):
     """w <- average, whatever the gradient."""
     (average,) = state

@@ -35,15 +35,20 @@ SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Case(NamedTuple):
-    """One kernel to compile: of a rule, or of its reduction with this number; `options` take the place of the engine's."""
+    """One kernel to compile: of a rule, or of its reduction with this number; `options` take the place of the engine's.
+
+    `masters` may be the type of what stands beside the weights, `state` is that of the states.
+    """
 
     target: str = "sm_90"
     rule: str = "adam"
     weight: str = "float32"
     gradient: str = "float32"
-    masters: bool = False
+    masters: bool | str = False
     aligned: bool = True
     stage: int | None = None
+    state: str | None = None
+    stochastic: bool = False
     options: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -62,6 +67,27 @@ MIXED = [
         ("float32", "bfloat16", False),
     ]
 ]
+STORED = [
+    Case(rule=rule, weight=weight, gradient=weight, masters=masters, state=state, stochastic=stochastic)
+    for rule in ("sgd_momentum", "adamw", "adan")
+    for weight, masters, state, stochastic in [
+        ("float32", False, "bfloat16", False),
+        ("float32", False, "bfloat16", True),
+        ("bfloat16", False, None, True),
+        ("bfloat16", False, "bfloat16", True),
+        ("bfloat16", True, "bfloat16", False),
+        ("bfloat16", "int16", None, False),
+        ("bfloat16", "int16", "bfloat16", False),
+        ("bfloat16", "bfloat16", "bfloat16", False),
+        ("float16", "float16", None, False),
+    ]
+]
+STORED_ELSEWHERE = [
+    Case(target, "adamw", "bfloat16", "bfloat16", masters, True, None, "bfloat16", not masters)
+    for target in TARGETS
+    for masters in (False, "int16", "bfloat16")
+]
+STORED_SUMS = [Case(rule="lamb", weight="bfloat16", gradient="bfloat16", masters="int16", stage=0, state="bfloat16")]
 EVERY_WORD = [Case(target, "every_word", kind, kind) for target in TARGETS for kind in ("float32", "float64")]
 NO_ANGLES = Case(rule="every_word_but_sin_and_cos")
 DOUBLE = Case(weight="float64", gradient="float64")
@@ -74,8 +100,12 @@ CASES = [
     *(Case(target, rule) for target in TARGETS for rule in RULES),
     *(Case(target, rule, stage=stage) for target in TARGETS for rule, stage in SUMS),
     *MIXED,
+    *STORED,
+    *STORED_ELSEWHERE,
+    *STORED_SUMS,
     *EVERY_WORD,
     *IN_A_CELL,
+    *(Case(rule="adamw", weight="bfloat16", gradient="bfloat16"),),
     *(NO_ANGLES, DOUBLE, UNALIGNED, WIDE_AND_MIXED, FEW_REGISTERS, MANY_REGISTERS),
 ]
 
@@ -110,11 +140,13 @@ exec(compile(CELL, "<cell>", "exec"))
 cases, folder = json.loads(Path("cases.json").read_text()), Path("code")
 folder.mkdir()
 usual = gpu.launch_options
-for name, target, rule, weight, gradient, masters, aligned, stage, options in cases:
+for name, target, rule, weight, gradient, masters, aligned, stage, state, stochastic, options in cases:
     gpu.launch_options = lambda *kinds: usual(*kinds) | dict(options)
     types = getattr(torch, weight), getattr(torch, gradient)
     rule = globals()[rule] if rule == "in_a_cell" else getattr(words if rule.startswith("every") else rules, rule)
-    compiled = gpu.compile_for(GPUTarget(*target), rule, *types, masters, aligned, stage)
+    masters = getattr(torch, masters) if isinstance(masters, str) else masters
+    state = None if state is None else getattr(torch, state)
+    compiled = gpu.compile_for(GPUTarget(*target), rule, *types, masters, aligned, stage, state, stochastic)
     code = {"kind": target[0], "warps": compiled.metadata.num_warps, "shared": compiled.metadata.shared}
     if target[0] == "hip":
         code["text"] = compiled.asm["amdgcn"]
@@ -236,7 +268,7 @@ def test_the_other_path_checks_every_access(rule, code):
     assert sum(not predicated for predicated, _ in stores) <= 1  # threads without this last one have left before it
 
 
-@pytest.mark.parametrize("case", [*(Case(rule=rule) for rule in RULES), *MIXED], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*(Case(rule=rule) for rule in RULES), *MIXED, *STORED], ids=lambda case: case.name)
 def test_no_spills_no_shared_memory_no_float64_few_registers(case, code):
     kernel = code(case)
     assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
@@ -256,6 +288,36 @@ def test_full_tiles_of_mixed_widths_take_one_access_a_tensor(case, code):
     assert stores == sorted(f"STG.E.{4 * 8 * SIZES[kind]}" for kind in stored)
     assert names.count("LDG.E.128") == loaded.count("float32")
     assert not [name for name in names if name.startswith("LDG") and "16" in name]
+
+
+@pytest.mark.parametrize("case", STORED, ids=lambda case: case.name)
+def test_full_tiles_of_fewer_bits_take_one_access_a_tensor(case, code):
+    """64 bits for 4 elements of 16, 128 for 4 of 32; nothing else is written, nor read in more pieces."""
+    kernel = code(case)
+    beside = {False: [], True: ["float32"]}.get(case.masters, [case.masters])
+    states = [case.state or "float32"] * RULES[case.rule]
+    bits = [4 * 8 * (SIZES | {"int16": 2})[kind] for kind in (case.weight, *beside, *states)]
+    names = [name for _, name in kernel.full_tile_path]
+    assert kernel.warps * 32 * 4 == TILE
+    assert sorted(name for name in names if name.startswith("STG")) == sorted(f"STG.E.{each}" for each in bits)
+    weights = [] if case.masters is True else [case.weight]
+    loaded = [*weights, case.gradient, *beside, *states]
+    assert names.count("LDG.E.128") == loaded.count("float32")
+    assert not [name for name in names if name.startswith("LDG") and "16" in name]
+
+
+@pytest.mark.parametrize("case", [*STORED_ELSEWHERE, *STORED_SUMS], ids=lambda case: case.name)
+def test_fewer_bits_compile_everywhere_and_in_reductions(case, code):
+    assert code(case).warps == 8
+
+
+def test_random_rounding_costs_few_instructions(code):
+    """Not those of Philox, 50 for each element and draw: there is one for the weight here."""
+    plain, random = (
+        len(code(Case(rule="adamw", weight="bfloat16", gradient="bfloat16", stochastic=stochastic)).full_tile_path)
+        for stochastic in (False, True)
+    )
+    assert random - plain < 12 * 4
 
 
 def test_float32_arithmetic_stays_float32_in_every_word(code):

@@ -18,7 +18,7 @@ import torch
 
 from ...kernels import Rule, TensorRule, Update
 from ...kernels.engine import DTYPES
-from ...kernels.table import compute_dtype, is_dense, is_wrapper, states_for
+from ...kernels.table import allocate_states, is_dense, is_wrapper, slot_dtypes, states_for
 from ..optimizer.sparse import RowUpdate, is_sparse
 
 __all__ = ["FusedOptimizer", "as_real", "name_of"]
@@ -31,7 +31,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """A `torch.optim.Optimizer` whose step is an update rule, fused over all parameters.
 
     A subclass says which rule a group takes (`_rule`) and with what hyper-parameters (`_hyper`), and how the rule's states
-    are called in `state` (`_keys`). States of 16-bit parameters are float32, also after `load_state_dict`.
+    are called in `state` (`_keys`). States of 16-bit parameters are float32, unless the group says otherwise (`_narrow`),
+    also after `load_state_dict`.
 
     Raises:
         ValueError: `differentiable=True`, as no graph is recorded through a fused step; a parameter that is sparse.
@@ -79,6 +80,18 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
         """Fill states, which are zero, where a rule starts otherwise; those that a parameter has already replace them."""
+
+    def _narrow(self, group: Group) -> torch.dtype | None:
+        """The type that states are stored in where that is not the arithmetic's."""
+        return None
+
+    def _rounding(self, group: Group) -> int | None:
+        """The seed of stochastic rounding, if there is any."""
+        return None
+
+    def _beside(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
+        """The type of what is kept beside a weight, as `state[parameter]["compensation"]`, if anything is."""
+        return None
 
     def _by_row(self, group: Group) -> bool:
         """Whether a sparse gradient updates its rows only; otherwise it is made dense."""
@@ -205,8 +218,9 @@ class _Plan:
                 if parameter.grad is None and not optimizer.state.get(parameter):
                     self._waiting.append(parameter)
                 else:
-                    members.setdefault(rule, []).append((group, k))
-        self._parts = [_Part(optimizer, rule, each) for rule, each in members.items()]
+                    kind = rule, optimizer._narrow(group), optimizer._rounding(group)
+                    members.setdefault(kind, []).append((group, k))
+        self._parts = [_Part(optimizer, kind[0], each) for kind, each in members.items()]
         self._groups = [(group, group["params"], optimizer._rule(group)) for group in optimizer.param_groups]
         self._parameters = [parameter for _, params, _ in self._groups for parameter in params]
         self._state = optimizer.state
@@ -247,7 +261,7 @@ class _Plan:
 
 
 class _Part:
-    """The parameters that share a rule, whatever their groups.
+    """The parameters that share a rule and how states are stored, whatever their groups.
 
     Attributes:
         parameters: in order.
@@ -257,6 +271,7 @@ class _Part:
         self._optimizer = optimizer
         self._rule = rule
         self._groups = [group for group, _ in members]
+        self._narrow, self._seed = optimizer._narrow(self._groups[0]), optimizer._rounding(self._groups[0])
         self._names = [name_of(group, k) for group, k in members]
         self.parameters = [group["params"][k] for group, k in members]
         self._weights = [as_real(parameter) for parameter in self.parameters]
@@ -268,9 +283,10 @@ class _Part:
         found = [self._found(i) for i in range(len(members))]
         self._numbers = self._numbers_of(first)
         states = [self._states_of(i, each) for i, each in enumerate(found)]
+        self._masters = [self._master_of(i) for i in range(len(members))]
         self._rows = [optimizer.state[parameter] for parameter in self.parameters if parameter in optimizer.state]
         self._kept = list(chain.from_iterable(map(dict.values, self._rows)))
-        self._update = Update(rule, self._weights, states, names=self._names)
+        self._update = Update(rule, self._weights, states, self._masters, names=self._names, seed=self._seed)
         self._states = states
         self._active: list[bool] = []
         self._shared: list[tuple[Any, int]] = []  # rows of equal hyper-parameters, and the first of them
@@ -306,12 +322,15 @@ class _Part:
     def _states_of(self, i: int, usable: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The states of a parameter: those found, converted where they do not go with it, and new ones."""
         optimizer, rule, parameter, weight = self._optimizer, self._rule, self.parameters[i], self._weights[i]
-        if len(usable) < len(rule.slots) or not all(_goes_with(state, weight) for state in usable.values()):
-            (made,) = states_for(rule, [weight.detach()])
+        types = dict(zip(rule.slots, slot_dtypes(rule, weight.dtype, self._narrow), strict=True))
+        usable = dict(usable)
+        fitting = {slot for slot, state in usable.items() if _goes_with(state, weight, types[slot])}
+        if len(fitting) < len(rule.slots):
+            (made,) = states_for(rule, [weight.detach()], self._narrow)
             new = dict(zip(rule.slots, made, strict=True))
             optimizer._first_states(self._groups[i], weight.detach(), new)
             for slot, state in new.items():
-                if slot in usable and _goes_with(usable[slot], weight):
+                if slot in fitting:
                     new[slot] = usable[slot]
                     continue
                 if slot in usable:
@@ -321,6 +340,20 @@ class _Part:
                     optimizer.state[parameter][optimizer._keys.get(slot, slot)] = shown
             usable = new
         return tuple(usable[slot] for slot in rule.slots)
+
+    def _master_of(self, i: int) -> torch.Tensor | None:
+        """What is kept beside a parameter, made or converted if need be."""
+        optimizer, parameter, weight = self._optimizer, self.parameters[i], self._weights[i]
+        dtype = optimizer._beside(self._groups[i], weight)
+        if dtype is None:
+            return None
+        row = optimizer.state[parameter]
+        found = row.get("compensation")
+        if found is None or not _goes_with(found, weight, dtype):
+            ((row["compensation"],),) = allocate_states([weight.detach()], 1, dtype)
+            if found is not None:
+                row["compensation"].copy_(found)
+        return row["compensation"]
 
     def _numbers_of(self, first: list[dict[str, float]]) -> dict[str, np.ndarray]:
         """One array for each number; where they are shown, `state` has views of its elements."""
@@ -377,8 +410,10 @@ class _Part:
         self._alive = whole
         if by_row:
             weights = [self._weights[i].detach() for i in by_row]
-            chosen = [[every[i] for i in by_row] for every in (gradients, self._states, self._names)]
-            rows = RowUpdate(self._rule, weights, chosen[0], chosen[1], [None] * len(by_row), names=chosen[2])  # type: ignore[arg-type]
+            every: Any = gradients, self._states, self._masters
+            given, states, masters = ([each[i] for i in by_row] for each in every)
+            names = [self._names[i] for i in by_row]
+            rows = RowUpdate(self._rule, weights, given, states, masters, None, names, self._seed)
             self._by_row = rows, by_row
         return whole
 
@@ -431,8 +466,8 @@ class _Part:
         self._by_row, self._alive = None, []
 
 
-def _goes_with(state: torch.Tensor, weight: torch.Tensor) -> bool:
-    if state.device != weight.device or state.dtype != compute_dtype(weight.dtype):
+def _goes_with(state: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    if state.device != weight.device or state.dtype != dtype:
         return False
     if state.shape != weight.shape or state.numel() < 2:
         return True

@@ -13,7 +13,7 @@ import torch
 from ...kernels import Rule, TensorRule, Update
 from .. import optimizer as gluon
 from ..arguments import did_you_mean, real
-from .base import FusedOptimizer, Group, Numbers, as_real
+from .base import FusedOptimizer, Group, Numbers, as_real, name_of
 
 __all__ = [
     "ADOPT",
@@ -131,6 +131,11 @@ class _OfRule(FusedOptimizer):
                 value = group[name]
                 real(name, value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value, low=0)
             optimizer = self._of(group)
+            for k, parameter in enumerate(group["params"]):
+                name = name_of(group, k)
+                if parameter.is_complex() and optimizer.narrow is not None:
+                    raise ValueError(f"state_dtype={group['state_dtype']!r}: {name} is complex; it must be None")
+                optimizer.check_storage(name, parameter)
         except Exception:
             self.param_groups.pop()
             raise
@@ -157,6 +162,15 @@ class _OfRule(FusedOptimizer):
 
     def _rule(self, group: Group) -> Rule | TensorRule:
         return self._of(group).composed_rule
+
+    def _narrow(self, group: Group) -> torch.dtype | None:
+        return self._of(group).narrow
+
+    def _rounding(self, group: Group) -> int | None:
+        return self._of(group).rounding
+
+    def _beside(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
+        return self._of(group).master_dtype(weight)
 
     def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
         if self._klass.alike:

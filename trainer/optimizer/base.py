@@ -16,14 +16,15 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update, compose
-from ...kernels.table import states_for
-from ..arguments import did_you_mean, flag, real, whole
+from ...kernels.table import slot_dtypes, states_for
+from ..arguments import choice, did_you_mean, flag, real, whole
 from .sparse import RowUpdate, split
 
 __all__ = ["Index", "Optimizer", "RuleOptimizer", "WithMaster", "create", "register", "registered"]
 
 Index = int | str
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
+STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 class WithMaster(NamedTuple):
@@ -92,7 +93,7 @@ class Optimizer(abc.ABC):
         # MXNet's kernels take 0 and negative numbers for "no limit".
         self.clip_gradient = None if clip_gradient is None else real("clip_gradient", clip_gradient)
         self.begin_num_update = whole("begin_num_update", begin_num_update, low=0)
-        self.multi_precision = flag("multi_precision", multi_precision)
+        self.multi_precision: bool | str = flag("multi_precision", multi_precision)
         self.lr = self.default_learning_rate if learning_rate is None else learning_rate
         self.lr_scheduler = lr_scheduler
         if lr_scheduler is not None and learning_rate is not None:
@@ -144,7 +145,7 @@ class Optimizer(abc.ABC):
 
     def keeps_master(self, weight: torch.Tensor) -> bool:
         """Whether this weight is updated through a float32 copy."""
-        return self.multi_precision and weight.dtype in _LOW_PRECISION
+        return bool(self.multi_precision) and weight.dtype in _LOW_PRECISION
 
     @property
     def learning_rate(self) -> float:
@@ -266,13 +267,25 @@ class RuleOptimizer(Optimizer):
         lookahead: every so many updates of a parameter go from its slow weight `lookahead_alpha` of the way to where it
             is, and start again from there, >= 1; None means never (Zhang et al. 2019, "Lookahead Optimizer", alg. 1).
         lookahead_alpha: in (0, 1].
-        **kwargs: those of `Optimizer`.
+        state_dtype: "float32", also None, or "bfloat16": how states are stored, except for those that are weights or sums
+            over all steps. It is computed in float32.
+        stochastic_rounding: round bfloat16 weights without a float32 copy, and bfloat16 states, up or down with the
+            probability of the bits that are cut off, so that they are right on average; the same at every run with the same
+            `rounding_seed` (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision").
+        rounding_seed: >= 0.
+        kahan: keep beside 16-bit weights, in their type, what rounding took off them, and add it at the next update (Kahan
+            1965, "Further remarks on reducing truncation errors").
+        **kwargs: those of `Optimizer`. `multi_precision="remainder"` keeps of the float32 copy only the 16 bits that a
+            bfloat16 weight lacks; a weight half-way between two numbers is then rounded away from zero, not to even.
 
-    The options work together, in this order, for all rules of single elements, and cost nothing where they are not used.
+    The options work together, the first four in this order, for all rules of single elements, and cost nothing where they
+    are not used.
 
     Raises:
         TypeError: an option of an optimizer whose rule is one of whole tensors.
-        ValueError: `decoupled_wd` of an optimizer that decays the weights apart from the gradient already, or not at all.
+        ValueError: `decoupled_wd` of an optimizer that decays the weights apart from the gradient already, or not at all;
+            `state_dtype` where there is no state that it is for; more than one of `multi_precision`, `kahan` and, for
+            weights that these would be for, `stochastic_rounding`.
 
     Example:
         >>> import tristep
@@ -299,15 +312,26 @@ class RuleOptimizer(Optimizer):
         decoupled_wd: bool = False,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
+        state_dtype: str | None = None,
+        stochastic_rounding: bool = False,
+        rounding_seed: int = 0,
+        kahan: bool = False,
         **kwargs: Any,
     ) -> None:
         self.cautious = flag("cautious", cautious)
         self.decoupled_wd = flag("decoupled_wd", decoupled_wd)
         self.lookahead = None if lookahead is None else whole("lookahead", lookahead, low=1)
         self.lookahead_alpha = real("lookahead_alpha", lookahead_alpha, above=0, high=1)
+        self.state_dtype = None if state_dtype is None else choice("state_dtype", state_dtype, STATE_DTYPES)
+        self.stochastic_rounding = flag("stochastic_rounding", stochastic_rounding)
+        self.rounding_seed = whole("rounding_seed", rounding_seed, low=0)
+        self.kahan = flag("kahan", kahan)
         self._updater: Callable[[], Any] | None = None  # a weak reference to what has the states
-        super().__init__(**kwargs)
-        if self._has_options:
+        remainder = isinstance(given := kwargs.get("multi_precision"), str) and given == "remainder"
+        super().__init__(**kwargs | ({"multi_precision": True} if remainder else {}))
+        if remainder:
+            self.multi_precision = "remainder"
+        if self._has_options or self._stores_otherwise:
             self._check_options()
 
     @property
@@ -365,7 +389,7 @@ class RuleOptimizer(Optimizer):
         values |= self.hyper_of(index, t, lr, wd)
         if values["clip"] < 0:
             values["clip"] = math.inf
-        row = [self.rescale_grad]
+        row: list[float] = [self.rescale_grad]
         for name in rule.hyper:
             if name in values:
                 row.append(values[name])
@@ -378,11 +402,56 @@ class RuleOptimizer(Optimizer):
                     f"rule {rule.name!r} needs {name!r}, which {type(self).__name__} lacks: set self.{name} in "
                     "__init__, or return it from hyper(t, lr, wd)"
                 )
+        if self.stochastic_rounding:
+            row.append(t)
         return row
+
+    @property
+    def rounding(self) -> int | None:
+        """The seed of stochastic rounding, if that is asked for."""
+        return self.rounding_seed if self.stochastic_rounding else None
+
+    def master_dtype(self, weight: torch.Tensor) -> torch.dtype | None:
+        """The type of what is kept beside this weight so that rounding loses nothing or little; None if there is nothing."""
+        if weight.dtype not in _LOW_PRECISION:
+            return None
+        if self.kahan:
+            return weight.dtype
+        if self.multi_precision == "remainder":
+            return torch.int16
+        return torch.float32 if self.multi_precision else None
+
+    def keeps_master(self, weight: torch.Tensor) -> bool:
+        return self.master_dtype(weight) is not None
+
+    def state_dtypes(self, weight: torch.Tensor) -> tuple[torch.dtype, ...]:
+        """The types of what `composed_rule` keeps of this weight, in order."""
+        return slot_dtypes(self.composed_rule, weight.dtype, self.narrow)
+
+    def states_for(self, weights: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+        """Zeros for all that `composed_rule` keeps of each weight."""
+        return states_for(self.composed_rule, weights, self.narrow)
+
+    def check_storage(self, name: str, weight: torch.Tensor) -> None:
+        """Refuse a weight whose type does not go with the options.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if self.narrow is not None and weight.dtype == torch.float64:
+            raise ValueError(
+                f"state_dtype={self.state_dtype!r}: {name} is torch.float64, whose states are so, too; it must be None"
+            )
+        if self.stochastic_rounding and weight.dtype == torch.float16 and not self.keeps_master(weight):
+            raise ValueError(f"stochastic_rounding=True: {name} is torch.float16; it must be torch.bfloat16 or wider")
+        if self.multi_precision == "remainder" and weight.dtype == torch.float16:
+            raise ValueError(
+                f"multi_precision='remainder': {name} is torch.float16, which lacks other bits; it must be True or False"
+            )
 
     def create_state(self, index: Index, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One tensor for each state of the rule, in the arithmetic's type."""
-        (state,) = states_for(self.composed_rule, [weight])
+        (state,) = self.states_for([weight])
         self.start_state(weight.detach(), state)
         return state
 
@@ -397,11 +466,12 @@ class RuleOptimizer(Optimizer):
         """Update one weight in place. Slow for many: `get_updater` and `Trainer` launch once for all of them."""
         run: Update | RowUpdate
         rule = self.composed_rule
+        self.check_storage("the weight", weight)
         whole, by_row = split(self, [index], ["the weight"], [weight], [grad])
         if by_row:
-            run = RowUpdate(rule, [weight], [grad], [tuple(state)], [None], names=["the weight"])
+            run = RowUpdate(rule, [weight], [grad], [tuple(state)], [None], names=["the weight"], seed=self.rounding)
         else:
-            run = Update(rule, [weight], [tuple(state)], names=["the weight"])
+            run = Update(rule, [weight], [tuple(state)], names=["the weight"], seed=self.rounding)
             run.bind(whole)
         (slot,) = self.slots([index])
         t = int(self._counts[slot]) + 1
@@ -441,8 +511,19 @@ class RuleOptimizer(Optimizer):
             setattr(self, name, value)
 
     def _hidden(self) -> tuple[str, ...]:
-        off = [name for name in ("cautious", "decoupled_wd") if not getattr(self, name)]
+        flags = ("cautious", "decoupled_wd", "stochastic_rounding", "kahan")
+        off = [name for name in flags if not getattr(self, name)]
+        off += [] if self.stochastic_rounding else ["rounding_seed"]
         return (*off, *(("lookahead_alpha",) if self.lookahead is None else ()))
+
+    @property
+    def narrow(self) -> torch.dtype | None:
+        """What states are stored as where that is not the arithmetic's type."""
+        return STATE_DTYPES[self.state_dtype] if self.state_dtype is not None else None
+
+    @property
+    def _stores_otherwise(self) -> bool:
+        return self.narrow is not None or self.stochastic_rounding or self.kahan or self.multi_precision == "remainder"
 
     @property
     def _has_options(self) -> bool:
@@ -462,13 +543,24 @@ class RuleOptimizer(Optimizer):
     def _check_options(self) -> None:
         name, rule = type(self).__name__, cast("Rule | TensorRule", self.rule)
         if isinstance(rule, TensorRule):
-            options = {"cautious": self.cautious, "decoupled_wd": self.decoupled_wd, "lookahead": self.lookahead}
+            names = ("cautious", "decoupled_wd", "lookahead", "state_dtype", "stochastic_rounding", "kahan")
+            options = {name: getattr(self, name) for name in names}
+            if self.multi_precision == "remainder":
+                options["multi_precision"] = "remainder"
             given = ", ".join(f"{option}={value!r}" for option, value in options.items() if value)
             raise TypeError(f"{given}: {name} has a rule of whole tensors; options are for rules of single elements")
         if self.decoupled_wd and not self.couples_wd:
             known = {"wd", "decay", *self.decays_apart} & set(rule.hyper)
             why = "decays the weights apart from the gradient already" if known else "has no weight decay"
             raise ValueError(f"decoupled_wd=True: {name} {why}, so it must be False")
+        if self.narrow is not None and not set(rule.state) - set(rule.exact):
+            why = "all its states are weights or sums over all steps" if rule.state else "it has no states"
+            raise ValueError(f"state_dtype={self.state_dtype!r}: must be None for {name}, as {why}")
+        if self.kahan and self.multi_precision:
+            raise ValueError(
+                f"kahan=True beside multi_precision={self.multi_precision!r}: one of them must be False, both keep what "
+                "rounding takes off a weight"
+            )
 
 
 _registry: dict[str, type[Optimizer]] = {}

@@ -29,7 +29,7 @@ class RowUpdate:
         gradients: sparse, of the shapes of the weights.
         states: for each weight its whole states, one tensor for each slot of the rule.
         masters: for each weight its whole copy in the arithmetic's type, or None.
-        engine, names: as for `tristep.kernels.Update`.
+        engine, names, seed: as for `tristep.kernels.Update`.
 
     Attributes:
         hyper: as that of `tristep.kernels.Update`.
@@ -45,6 +45,7 @@ class RowUpdate:
         masters: Sequence[torch.Tensor | None],
         engine: str | None = None,
         names: Sequence[str] | None = None,
+        seed: int | None = None,
     ) -> None:
         found = [_rows(gradient) for gradient in gradients]
         self._values = [values for _, values in found]  # bound, so they must stay alive
@@ -62,7 +63,7 @@ class RowUpdate:
             cut_weights.append(cut(weight, weight, rows))
             cut_states.append(tuple(cut(tensor, weight, rows) for tensor in state))
             cut_masters.append(None if master is None else cut(master, weight, rows))
-        self._update = Update(rule, cut_weights, cut_states, cut_masters, engine, names)
+        self._update = Update(rule, cut_weights, cut_states, cut_masters, engine, names, seed)
         self._update.bind(self._values)
 
     @property

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...kernels import Rule, Update
-from ...kernels.table import allocate_states, compute_dtype, is_dense, states_for
+from ...kernels import Rule, Update, storage
+from ...kernels.table import allocate_states, is_dense
 from .base import Index, Optimizer, RuleOptimizer
 from .sparse import RowUpdate, is_sparse, split
 
@@ -35,7 +36,8 @@ class Updater:
     Attributes:
         states: by parameter index. Of a `RuleOptimizer` a tuple with one tensor for each state of its rule, of another
             optimizer what its `create_state_multi_precision` returned.
-        masters: by parameter index, the float32 copy of a 16-bit weight; only with a `RuleOptimizer` and `multi_precision`.
+        masters: by parameter index, the float32 copy of a 16-bit weight, or what stands for it; only with a `RuleOptimizer`
+            and `multi_precision` or `kahan`.
     """
 
     def __init__(self, optimizer: Optimizer, engine: str | None = None) -> None:
@@ -234,7 +236,7 @@ class Plan:
         if switched := update is None or update.rule is not rule:
             update = self._use(optimizer, rule)
         bound = update.holds(grads)
-        if not (bound or update.fits(optimizer.keeps_master)):
+        if not (bound or update.fits(optimizer.master_dtype)):
             update = self._make_update(optimizer, rule)
         if not bound:
             self._bind(optimizer, update, grads)
@@ -266,6 +268,7 @@ class Plan:
             [updater.masters.get(self.indices[i]) for i in places],
             updater.engine,
             [names[i] for i in places],
+            optimizer.rounding,
         )
         self._by_row = by_row, places, whole
 
@@ -289,6 +292,7 @@ class Plan:
         """Match states and masters to the weights as they are now, creating, moving and converting where needed."""
         updater = self.updater
         for name, index, weight in zip(self._names, self.indices, self.weights, strict=True):
+            optimizer.check_storage(repr(name), weight)
             for tensor, shape in zip(updater.states.get(index, ()), rule.shapes(weight.shape), strict=False):
                 if tensor.shape != shape:
                     raise ValueError(
@@ -298,7 +302,7 @@ class Plan:
         missing = [i for i, index in enumerate(self.indices) if index not in updater.states]
         if missing:
             weights = [self.weights[i].detach() for i in missing]
-            for i, weight, state in zip(missing, weights, states_for(rule, weights), strict=True):
+            for i, weight, state in zip(missing, weights, optimizer.states_for(weights), strict=True):
                 try:
                     optimizer.start_state(weight, state)
                 except ValueError as error:
@@ -307,20 +311,19 @@ class Plan:
         for index, weight in zip(self.indices, self.weights, strict=True):
             state = updater.states[index]
             if len(state) != len(rule.slots):
-                (state,) = states_for(rule, [weight])
+                (state,) = optimizer.states_for([weight])
                 optimizer.start_state(weight.detach(), state)
-            elif not all(_goes_with(tensor, weight) for tensor in state):
-                (moved,) = states_for(rule, [weight])
+            elif not all(map(_goes_with, state, itertools.repeat(weight), optimizer.state_dtypes(weight))):
+                (moved,) = optimizer.states_for([weight])
                 for new, old in zip(moved, state, strict=True):
                     new.copy_(old)
                 state = moved
             updater.states[index] = state
-            if not optimizer.keeps_master(weight):
+            dtype, old = optimizer.master_dtype(weight), updater.masters.get(index)
+            if dtype is None:
                 updater.masters.pop(index, None)
-            elif index not in updater.masters or not _goes_with(updater.masters[index], weight):
-                (master,) = allocate_states([weight], 1)
-                master[0].copy_(updater.masters.get(index, weight).detach())
-                updater.masters[index] = master[0]
+            elif old is None or not _goes_with(old, weight, dtype):
+                updater.masters[index] = _master(weight.detach(), old, dtype)
         self.update = Update(
             rule,
             self.weights,
@@ -328,6 +331,7 @@ class Plan:
             [updater.masters.get(index) for index in self.indices],
             updater.engine,
             list(map(repr, self._names)),
+            optimizer.rounding,
         )
         self._updates[rule] = self.update
         self._multipliers = _UNKNOWN
@@ -370,8 +374,19 @@ class Plan:
                 optimizer.update_multi_precision(index, weight, grad, states[index])
 
 
-def _goes_with(tensor: torch.Tensor, weight: torch.Tensor) -> bool:
+def _master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """What is to be kept beside a weight, in this type; `old` is what has been kept beside it so far."""
+    if old is not None and storage.kind_of(weight.dtype, old.dtype) is None:  # of the type that the weight was of
+        old = None
+    ((master,),) = allocate_states([weight], 1, dtype)
+    whole = storage.combined(weight, None if old is None else old.to(weight.device))
+    if storage.kind_of(weight.dtype, dtype) == storage.FULL:
+        return master.copy_(whole)
+    return master.copy_(storage.beside(weight, whole, dtype))
+
+
+def _goes_with(tensor: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether a state or master has the type and place it needs, and, if of the weight's shape, the order of elements."""
     strides = weight.stride() if is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
     same_order = tensor.stride() == strides or tensor.numel() <= 1 or tensor.shape != weight.shape
-    return tensor.device == weight.device and tensor.dtype == compute_dtype(weight.dtype) and same_order
+    return tensor.device == weight.device and tensor.dtype == dtype and same_order

@@ -1,0 +1,317 @@
+"""Options for how weights and states are stored: bfloat16 states, stochastic rounding, compensation, remainders.
+
+The judges are runs with float32 states and masters, and torch's own rounding.
+"""
+
+import copy
+
+import pytest
+import torch
+
+import tristep
+from tristep import Trainer, optimizer
+
+F64, F32, F16, BF16, I16 = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int16
+SHAPES = ((40, 30), (7,), (4, 4), ())
+STORED = {
+    "states": (F32, {"state_dtype": "bfloat16"}),
+    "at random": (BF16, {"stochastic_rounding": True, "state_dtype": "bfloat16"}),
+    "kahan": (BF16, {"kahan": True}),
+    "kahan, float16": (F16, {"kahan": True, "state_dtype": "bfloat16"}),
+    "remainder": (BF16, {"multi_precision": "remainder", "state_dtype": "bfloat16"}),
+    "all together": (
+        BF16,
+        {
+            "multi_precision": "remainder",
+            "state_dtype": "bfloat16",
+            "cautious": True,
+            "lookahead": 3,
+            "stochastic_rounding": True,
+        },
+    ),
+}
+
+
+def parameters(device, dtype):
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape).to(device, dtype)) for shape in SHAPES]
+
+
+def train(params, step, steps, seed=1):
+    """With gradients of their own sizes, so that they do not depend on the weights."""
+    torch.manual_seed(seed)
+    for _ in range(steps):
+        for param in params:
+            param.grad = torch.randn(param.shape).to(param)
+        step()
+
+
+def made(device, dtype, arguments, engine=None, name="adamw"):
+    params = parameters(device, dtype)
+    return params, Trainer(params, name, {"learning_rate": 0.01, "wd": 0.1, **arguments}, engine=engine)
+
+
+def stepped(device, dtype, arguments, engine=None, name="adamw", steps=5):
+    params, trainer = made(device, dtype, arguments, engine, name)
+    train(params, lambda: trainer.step(1), steps)
+    return params, trainer
+
+
+def saved(trainer, slot):
+    return {name: slots[slot] for name, slots in trainer.state_dict()["state"].items()}
+
+
+def close_to(params, others, atol, rtol=2**-7):
+    for param, other in zip(params, others, strict=True):
+        torch.testing.assert_close(param.float(), other.float(), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_steps_are_near_those_in_full(stored, engine, device):
+    dtype, arguments = STORED[stored]
+    full = {key: value for key, value in arguments.items() if key in ("cautious", "lookahead")}
+    params, trainer = stepped(device, dtype, arguments, engine, steps=12)
+    expected, _ = stepped(device, dtype, {**full, "multi_precision": True}, engine, steps=12)
+    # Rounded at random, a weight walks by some of the distances between two numbers.
+    close_to(params, expected, 3e-3, rtol=2**-4 if stored == "at random" else 2**-7)
+    state = next(iter(trainer.state_dict()["state"].values()))
+    assert state["mean"].dtype == (BF16 if "state_dtype" in arguments else F32)
+    if "lookahead" in arguments:
+        assert state["slow_weight"].dtype == F32
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_training_goes_on_to_the_bit(stored, engine, device, everything, tmp_path):
+    dtype, arguments = STORED[stored]
+    params, trainer = stepped(device, dtype, arguments, engine, steps=4)
+    trainer.save_states(tmp_path / "states")
+    resumed, other = made(device, dtype, arguments, engine)
+    for param, old in zip(resumed, params, strict=True):
+        param.data.copy_(old)
+    other.load_states(tmp_path / "states")
+    for each, step in ((params, trainer), (resumed, other)):
+        train(each, lambda step=step: step.step(1), 3, seed=2)
+    after, again = everything(trainer, params), everything(other, resumed)
+    assert after["weights"] == again["weights"]
+    assert after["optimizer"] == again["optimizer"]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lion"])
+def test_remainders_are_masters_to_the_bit(name, engine, device):
+    """Gradients are given, so that weights half-way between two numbers, rounded otherwise, have no consequences."""
+    _, trainer = stepped(device, BF16, {"multi_precision": True}, engine, name, steps=10)
+    weights, other = stepped(device, BF16, {"multi_precision": "remainder"}, engine, name, steps=10)
+    masters, remainders = saved(trainer, "master copy"), saved(other, "master copy")
+    for weight, master, remainder in zip(weights, masters.values(), remainders.values(), strict=True):
+        assert remainder.dtype == I16
+        whole = (weight.detach().float().view(torch.int32) + remainder.to(torch.int32)).view(F32)
+        assert torch.equal(whole, master)
+
+
+def test_small_steps_move_weights_with_each_but_not_without(engine, device):
+    """A step of 1/64 of what bfloat16 tells from 1, 64 times."""
+    moved = {}
+    for name, arguments in {
+        "nearest": {},
+        "at random": {"stochastic_rounding": True},
+        "kahan": {"kahan": True},
+        "remainder": {"multi_precision": "remainder"},
+    }.items():
+        param = torch.nn.Parameter(torch.ones(20_000, dtype=BF16, device=device))
+        trainer = Trainer([param], "sgd", {"learning_rate": 2.0**-14, **arguments}, engine=engine)
+        for _ in range(64):
+            param.grad = torch.ones_like(param)
+            trainer.step(1)
+        moved[name] = 1.0 - float(param.detach().double().mean())
+    assert moved["nearest"] == 0.0
+    assert moved["kahan"] == pytest.approx(2.0**-8, rel=1e-6)
+    assert moved["remainder"] == pytest.approx(2.0**-8, rel=1e-6)
+    # Each step is 2^-8 down with a probability of 1/64 (below 1 the numbers are that close): variances add up.
+    assert moved["at random"] == pytest.approx(2.0**-8, abs=5 * 2.0**-8 / 20_000**0.5)
+
+
+def test_rounding_repeats_with_its_seed_and_differs_without(engine, device):
+    arguments = {"stochastic_rounding": True}
+    first, _ = stepped(device, BF16, arguments, engine)
+    again, _ = stepped(device, BF16, arguments, engine)
+    other, _ = stepped(device, BF16, {**arguments, "rounding_seed": 1}, engine)
+    assert all(map(torch.equal, first, again))
+    assert not torch.equal(first[0], other[0])
+
+
+def test_states_are_converted_when_they_are_loaded(engine, device):
+    """A trainer keeps how it stores; the rest is the file's."""
+    params, wide = stepped(device, F32, {}, engine)
+    _, narrow = made(device, F32, {"state_dtype": "bfloat16"}, engine)
+    narrow.load_state_dict(wide.state_dict())
+    assert narrow.optimizer.state_dtype == "bfloat16"
+    for slot in ("mean", "var"):
+        for name, state in saved(wide, slot).items():
+            assert torch.equal(saved(narrow, slot)[name], state.to(BF16))
+    _, back = made(device, F32, {}, engine)
+    back.load_state_dict(narrow.state_dict())
+    assert back.optimizer.state_dtype is None
+    for name, state in saved(narrow, "var").items():
+        assert saved(back, "var")[name].dtype == F32
+        assert torch.equal(saved(back, "var")[name], state.float())
+    train(params, lambda: wide.step(1), 1)
+
+
+def test_a_converted_model_takes_what_stands_beside_its_weights_along(engine, device):
+    params, trainer = stepped(device, BF16, {"multi_precision": "remainder"}, engine)
+    remainders = saved(trainer, "master copy")
+    whole = [
+        (param.detach().float().view(torch.int32) + rest.to(torch.int32)).view(F32)
+        for param, rest in zip(params, remainders.values(), strict=True)
+    ]
+    trainer.optimizer.multi_precision = True
+    for param in params:
+        param.data = param.data.clone()  # moved, so that the trainer looks
+        param.grad = torch.zeros_like(param)
+    trainer.optimizer.lr = 0.0
+    trainer.step(1)
+    assert all(map(torch.equal, saved(trainer, "master copy").values(), whole))
+    for param in params:
+        param.data = param.data.float()
+        param.grad = torch.zeros_like(param)
+    trainer.step(1)
+    assert all("master copy" not in slots for slots in trainer.state_dict()["state"].values())
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"state_dtype": "bfloat16"}, {"kahan": True}, {"multi_precision": "remainder"}, {}], ids=str
+)
+def test_rows_of_sparse_gradients(arguments, device):
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(9, 4).to(device, BF16)) for _ in range(2)]
+    trainers = [
+        Trainer(
+            [weights[0]], "sgd", {"learning_rate": 0.1, "momentum": 0.9, "stochastic_rounding": not arguments, **arguments}
+        ),
+        Trainer([weights[1]], "sgd", {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}),
+    ]
+    weights[1].data.copy_(weights[0])
+    before = weights[0].detach().clone()
+    for _ in range(3):
+        rows = torch.randn(2, 4)
+        for weight, trainer in zip(weights, trainers, strict=True):
+            weight.grad = torch.sparse_coo_tensor(torch.tensor([[1, 5]]), rows.to(BF16), (9, 4), check_invariants=True).to(
+                device
+            )
+            trainer.step(1)
+    close_to(weights[:1], weights[1:], 5e-3)
+    same = [row for row in range(9) if row not in (1, 5)]
+    assert torch.equal(weights[0][same], before[same])
+
+
+# torch's interface.
+
+
+@pytest.mark.parametrize("arguments", [{"state_dtype": "bfloat16"}, {"kahan": True}, {"stochastic_rounding": True}], ids=str)
+def test_by_torchs_interface_as_by_ours(arguments, device):
+    params, trainer = stepped(device, BF16, arguments, name="lion")
+    others = parameters(device, BF16)
+    by_torch = tristep.optim.Lion(others, lr=0.01, weight_decay=0.1, **arguments)
+    train(others, by_torch.step, 5)
+    assert all(map(torch.equal, params, others))
+    dtype = BF16 if "state_dtype" in arguments else F32
+    assert all(by_torch.state[param]["mean"].dtype == dtype for param in others)
+    assert all(("compensation" in by_torch.state[param]) == ("kahan" in arguments) for param in others)
+    assert trainer is not None
+
+
+@pytest.mark.parametrize("arguments", [{"state_dtype": "bfloat16"}, {"kahan": True}, {"stochastic_rounding": True}], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+def test_torchs_state_dict_goes_on_to_the_bit(arguments, dtype, device):
+    params = parameters(device, dtype)
+    first = tristep.optim.Adan(params, lr=0.01, **arguments)
+    train(params, first.step, 3)
+    resumed = [torch.nn.Parameter(param.detach().clone()) for param in params]
+    second = tristep.optim.Adan(resumed, lr=0.01, **arguments)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for each, step in ((params, first.step), (resumed, second.step)):
+        train(each, step, 2, seed=2)
+    assert all(map(torch.equal, params, resumed))
+    for param, other in zip(params, resumed, strict=True):
+        for key, state in first.state[param].items():
+            assert second.state[other][key].dtype == state.dtype
+            assert torch.equal(second.state[other][key], state)
+
+
+def test_groups_may_store_in_different_ways(device):
+    params = parameters(device, F32)
+    groups = [{"params": params[:2], "state_dtype": "bfloat16"}, {"params": params[2:]}]
+    mixed = tristep.optim.Lion(groups, lr=0.01)
+    train(params, mixed.step, 2)
+    assert [mixed.state[param]["mean"].dtype for param in params] == [BF16, BF16, F32, F32]
+    with pytest.raises(ValueError, match=r"state_dtype='bfloat16': params\[0\] is complex"):
+        tristep.optim.Lion([torch.zeros(2, dtype=torch.complex64, requires_grad=True)], state_dtype="bfloat16")
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "message"),
+    [
+        ("adam", {"state_dtype": "float8"}, ValueError, "state_dtype='float8': must be one of 'float32', 'bfloat16'"),
+        ("adam", {"state_dtype": BF16}, TypeError, "state_dtype=torch.bfloat16: must be a string"),
+        ("adam", {"stochastic_rounding": 1}, TypeError, "stochastic_rounding=1"),
+        ("adam", {"rounding_seed": -1}, ValueError, "rounding_seed=-1"),
+        ("adam", {"kahan": "yes"}, TypeError, "kahan='yes'"),
+        ("adam", {"multi_precision": "rest"}, TypeError, "multi_precision='rest'"),
+        ("adam", {"kahan": True, "multi_precision": True}, ValueError, "kahan=True beside multi_precision=True"),
+        (
+            "adam",
+            {"kahan": True, "multi_precision": "remainder"},
+            ValueError,
+            "kahan=True beside multi_precision='remainder'",
+        ),
+        ("muon", {"state_dtype": "bfloat16"}, TypeError, "state_dtype='bfloat16': Muon has a rule of whole tensors"),
+        ("muon", {"kahan": True}, TypeError, "kahan=True: Muon has a rule of whole tensors"),
+        ("muon", {"multi_precision": "remainder"}, TypeError, "multi_precision='remainder': Muon has a rule of whole"),
+        (
+            "sgd",
+            {"state_dtype": "bfloat16"},
+            ValueError,
+            "state_dtype='bfloat16': must be None for SGD, as it has no states",
+        ),
+        (
+            "adagrad",
+            {"state_dtype": "bfloat16"},
+            ValueError,
+            "must be None for AdaGrad, as all its states are weights or sums",
+        ),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused(name, arguments, error, message):
+    with pytest.raises(error, match=message):
+        optimizer.create(name, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "arguments", "message"),
+    [
+        (F64, {"state_dtype": "bfloat16"}, "state_dtype='bfloat16': '0' is torch.float64"),
+        (F16, {"stochastic_rounding": True}, "stochastic_rounding=True: '0' is torch.float16"),
+        (F16, {"multi_precision": "remainder"}, "multi_precision='remainder': '0' is torch.float16"),
+    ],
+    ids=str,
+)
+def test_weights_that_do_not_go_with_the_options_are_refused(dtype, arguments, message, device, everything):
+    params, trainer = made(device, dtype, arguments)
+    before = everything(trainer, params)["weights"]
+    with pytest.raises(ValueError, match=message):
+        train(params, lambda: trainer.step(1), 1)
+    assert everything(trainer, params)["weights"] == before
+    assert trainer.state_dict()["state"] == {}
+
+
+def test_float32_is_the_same_as_none(device):
+    params, _ = stepped(device, F64, {"state_dtype": "float32"})
+    others, _ = stepped(device, F64, {})
+    assert all(map(torch.equal, params, others))
+    assert repr(optimizer.create("sgd")) == repr(optimizer.create("sgd", state_dtype="float32"))
+    assert "kahan" not in repr(optimizer.create("sgd"))
+    assert "kahan=True" in repr(optimizer.create("sgd", kahan=True))
