@@ -363,8 +363,22 @@ def _low(value):
 
 @_jit
 def _lost(value, rounded):
-    lost = value - rounded
+    lost = np.float32(value) - rounded
     return lost if np.abs(lost) < np.float32(np.inf) else np.float32(0)
+
+
+@_jit
+def _lost_bfloat16(value, rounded):
+    # What is not finite becomes 0 by a mask: one more choice beside that of the first rounding halves the loop's speed.
+    bits = _bits_of_float(np.float32(value) - _load_bfloat16(rounded))
+    finite = np.uint32(np.int32(np.int32(bits & _POSITIVE) - np.int32(_NAN_ABOVE)) >> np.int32(31))
+    bits = bits & finite
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@_jit
+def _lost_float16(value, rounded):
+    return _store_float16(_lost(value, _load_float16(rounded)))
 
 
 # How each type lies in memory, and how it is read and written.
@@ -396,7 +410,7 @@ def _compile(
         "joined": _joined,
         "high_bits": _high,
         "low_bits": _low,
-        "lost": _lost,
+        "lost": _lost_bfloat16 if weight_dtype == torch.bfloat16 else _lost_float16,
         "pointer": _pointer,
         "carray": numba.carray,
         "take_ticket": _take_ticket,
@@ -468,7 +482,7 @@ def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list
     if stored.beside == REMAINDER:
         lines = ["w[i] = high_bits(value)", "m[i] = low_bits(value)"]
     elif stored.beside == COMPENSATION:
-        lines = ["rounded = store_weight(value)", "w[i] = rounded", "m[i] = store_weight(lost(value, load_weight(rounded)))"]
+        lines = ["rounded = store_weight(value)", "w[i] = rounded", "m[i] = lost(value, rounded)"]
     elif stored.stochastic and weight_dtype == torch.bfloat16 and not stored.beside:
         lines = [f"w[i] = {at_random('value', 0)}"]
     else:

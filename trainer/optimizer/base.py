@@ -268,7 +268,7 @@ class RuleOptimizer(Optimizer):
             is, and start again from there, >= 1; None means never (Zhang et al. 2019, "Lookahead Optimizer", alg. 1).
         lookahead_alpha: in (0, 1].
         state_dtype: "float32", also None, or "bfloat16": how states are stored, except for those that are weights or sums
-            over all steps. It is computed in float32.
+            over all steps. It is computed in float32. Saved states of another type are converted when they are loaded.
         stochastic_rounding: round bfloat16 weights without a float32 copy, and bfloat16 states, up or down with the
             probability of the bits that are cut off, so that they are right on average; the same at every run with the same
             `rounding_seed` (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision").
