@@ -6,6 +6,7 @@ if not __name__.startswith("tristep."):
 from . import compose, rules
 from .engine import ENGINES, Update, choose_engine, update
 from .language import Function, Reduction, Rule, TensorRule, jit, reduction, rule, tensor_rule, tl
+from .norms import clip_adaptively_, clip_by_global_norm_, clip_by_norm_, clip_by_value_, global_norm
 
 __all__ = [
     "ENGINES",
@@ -15,7 +16,12 @@ __all__ = [
     "TensorRule",
     "Update",
     "choose_engine",
+    "clip_adaptively_",
+    "clip_by_global_norm_",
+    "clip_by_norm_",
+    "clip_by_value_",
     "compose",
+    "global_norm",
     "jit",
     "reduction",
     "rule",

@@ -9,12 +9,13 @@ import torch
 
 from . import storage
 from .language import Rule, TensorRule
-from .table import TensorTable
+from .table import TensorTable, widest
 
 __all__ = ["EagerUpdate", "TensorUpdate"]
 
 TILE = 65536  # elements; on a CPU, a rule's temporaries of this size stay in its caches
 JOIN_UP_TO = 4096  # elements; smaller tensors with equal hyper-parameters are computed as one
+ALONE = 16384  # elements; torch shares longer sums out among threads, and their number would show in the result
 
 
 class _Limit(NamedTuple):
@@ -32,6 +33,8 @@ STACKS_ON_CPU, STACKS_ELSEWHERE = _Limit(2**18, 2**21), _Limit(2**21, 2**24)
 class EagerUpdate:
     """Runs one table with torch operations: large CPU tensors in tiles, small tensors joined."""
 
+    looks_at_tensors = True
+
     def __init__(self, table: TensorTable) -> None:
         assert isinstance(table.rule, Rule)
         self.table, self._rule = table, table.rule
@@ -41,14 +44,26 @@ class EagerUpdate:
         self._states = [dict(zip(table.rule.state, map(_flat, row), strict=False)) for row in table.states]
         self.totals, self.sums = table.room_for_sums()
 
+    def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
+        """Work on other weights from now on, as large as those before; there are no masters then."""
+        self._weights = [_flat(weight.detach()) for weight in weights]
+
     def measure(self, stage: int) -> None:
-        """Run the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values]."""
+        """Run the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values].
+
+        Those of one over all tensors are the same in each row.
+        """
         reduction = self.table.rule.reductions[stage]
-        totals = self.totals[stage].zero_()
+        largest, totals = reduction.by == "max", self.totals[stage].zero_()
         for i, gradient, part in self._parts():
             values = self._compute(reduction, i, gradient, part)
             spread = [torch.as_tensor(value, dtype=totals.dtype).expand(gradient.shape) for value in values]
-            totals[i] += torch.stack([torch.sum(value) for value in spread])
+            if largest:
+                totals[i] = torch.maximum(totals[i], torch.stack([value.amax() for value in spread]))
+            else:
+                totals[i] += torch.stack([_sum(value) for value in spread])
+        if reduction.over == "all":
+            totals[:] = totals.amax(dim=0) if largest else totals.sum(dim=0, dtype=widest(totals.device.type))
 
     @torch.no_grad()
     def __call__(self) -> None:
@@ -213,6 +228,12 @@ def _write(old: list[torch.Tensor], new: list[Any]) -> None:
             new[k] = value.clone()
     for tensor, value in zip(old, new, strict=True):
         tensor[...] = value
+
+
+def _sum(value: torch.Tensor) -> torch.Tensor:
+    if value.device.type != "cpu" or len(value) <= ALONE:
+        return torch.sum(value)
+    return torch.stack([torch.sum(piece) for piece in value.split(ALONE)]).sum()
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version
 
 from . import storage
 from .language import Reduction, Rule, TensorRule, has_numba, has_triton
-from .table import GRADIENT, TensorTable, compute_dtype, is_dense, is_wrapper
+from .table import GRADIENT, TensorTable, compute_dtype, is_dense, is_wrapper, widest
 
 __all__ = ["ENGINES", "Update", "choose_engine", "update"]
 
@@ -372,8 +372,8 @@ class Update:
                 if "kept" in reduction.extras:
                     group.recall(k)
                 group.execute.measure(k)
-            if reduction.over == "all" and self._groups:
-                _add_together([group.execute.totals[k] for group in self._groups])
+            if reduction.over == "all" and len(self._groups) > 1:
+                join_totals([group.execute.totals[k] for group in self._groups], reduction.by)
             if reduction.finished is not None:
                 self._finish(k, reduction)
             if reduction.passes_on:
@@ -398,22 +398,13 @@ class Update:
                 return
 
 
-def _add_together(totals: Sequence[torch.Tensor]) -> None:
-    """Put the sum over all tensors of all groups into each row of each group's totals."""
+def join_totals(totals: Sequence[torch.Tensor], by: str) -> None:
+    """Put the sum, or maximum, over all groups into each row of each group's totals, whose rows are that of the group."""
     first = totals[0].device
-    together = sum(total.sum(dim=0, dtype=_widest(total.device.type)).to(first) for total in totals)
+    rows = torch.stack([total[0].to(widest(total.device.type)).to(first) for total in totals])
+    together = rows.sum(dim=0) if by == "sum" else rows.amax(dim=0)
     for total in totals:
-        total.copy_(together)  # type: ignore[arg-type]
-
-
-@cache
-def _widest(device_type: str) -> torch.dtype:
-    """float64, or float32 on devices that have no float64, as Apple's."""
-    try:
-        torch.zeros((), dtype=torch.float64, device=device_type)
-    except (TypeError, RuntimeError):
-        return torch.float32
-    return torch.float64
+        total.copy_(together)
 
 
 class _Addresses:
@@ -547,13 +538,19 @@ class _Group:
 
     def keep(self, stage: int, new: torch.Tensor) -> None:
         """Make these the kept numbers, and what comes after the reduction gets."""
+        if self.table.rule.skips_nonfinite:
+            before = self.kept(stage)
+            new = torch.where(self.execute.totals[0].isfinite(), new.to(before), before)
         room = self.execute.sums[stage][:, : new.shape[1]]
         room[:] = new
         torch._foreach_copy_([number for row in self._kept(stage) for number in row], list(room.flatten().unbind()))
 
     def recall(self, stage: int) -> None:
-        """Show a reduction the numbers that it has kept."""
-        self.execute.sums[stage][:, : len(self.table.rule.reductions[stage].kept)] = self.kept(stage)
+        """Show a reduction the numbers that it has kept, and what is passed on to it."""
+        reduction, execute = self.table.rule.reductions[stage], self.execute
+        execute.sums[stage][:, : len(reduction.kept)] = self.kept(stage)
+        if reduction.passes_on:
+            execute.sums[stage][:, len(reduction.kept) :] = execute.sums[stage - 1]
 
     def _kept(self, stage: int) -> list[tuple[torch.Tensor, ...]]:
         rule = self.table.rule

@@ -9,6 +9,7 @@ tiles, which need no mask (a hint alone leaves all accesses scalar).
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -365,6 +366,16 @@ def _spread(value, offsets, COMPUTE: tl.constexpr):
     return value + tl.zeros_like(offsets).to(COMPUTE)
 
 
+@triton.jit
+def _gathered(values, LARGEST: tl.constexpr):
+    # The sum; or the maximum, of which Triton's own would drop a NaN.
+    if LARGEST:
+        nans = tl.sum((values != values).to(tl.int32), axis=0)
+        return tl.where(nans > 0, float("nan"), tl.max(values, axis=0))
+    else:
+        return tl.sum(values, axis=0)
+
+
 @triton.jit(
     do_not_specialize=["n_tensors"],
     do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums", "partials"],
@@ -394,6 +405,7 @@ def _sums_kernel(
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
     N_VALUES: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     tensor = tl.load(tiles + 2 * tl.program_id(0))
     start = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int64) * TILE
@@ -408,7 +420,8 @@ def _sums_kernel(
                 N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
-                tl.store(partials + k * tl.num_programs(0), tl.sum(_spread(values[k], offsets, COMPUTE), axis=0))
+                value = _spread(values[k], offsets, COMPUTE)
+                tl.store(partials + k * tl.num_programs(0), _gathered(value, LARGEST))
         else:
             values = _compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
@@ -416,19 +429,22 @@ def _sums_kernel(
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
                 value = tl.where(offsets < n, _spread(values[k], offsets, COMPUTE), 0.0)
-                tl.store(partials + k * tl.num_programs(0), tl.sum(value, axis=0))
+                tl.store(partials + k * tl.num_programs(0), _gathered(value, LARGEST))
     else:
         for k in tl.static_range(N_VALUES):
             tl.store(partials + k * tl.num_programs(0), 0.0)
 
 
-@triton.jit(do_not_specialize=["n_tiles"], do_not_specialize_on_alignment=["partials", "firsts", "totals"])
+@triton.jit(do_not_specialize=["n_tiles", "n_tensors"], do_not_specialize_on_alignment=["partials", "firsts", "totals"])
 def _totals_kernel(
     partials,  # [N_VALUES, n_tiles]
-    firsts,  # int64 [n_tensors + 1]: where each tensor's tiles begin
+    firsts,  # int64 [n_programs + 1]: where each tensor's tiles begin; or where all begin and end, for one program
     totals,  # [n_tensors, N_VALUES]
     n_tiles,
+    n_tensors,
     N_VALUES: tl.constexpr,
+    LARGEST: tl.constexpr,
+    TOGETHER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     tensor = tl.program_id(0)
@@ -439,9 +455,21 @@ def _totals_kernel(
         start = first
         while start < end:  # the interpreter of Triton 3.6 knows no range() of loaded numbers
             offsets = start + tl.arange(0, BLOCK)
-            total += tl.load(partials + k * n_tiles + offsets, mask=offsets < end, other=0.0)
+            value = tl.load(partials + k * n_tiles + offsets, mask=offsets < end, other=0.0)
+            if LARGEST:
+                total = _maximum(total, value)
+            else:
+                total += value
             start += BLOCK
-        tl.store(totals + tensor * N_VALUES + k, tl.sum(total, axis=0))
+        total = _gathered(total, LARGEST)
+        if TOGETHER:
+            row = 0
+            while row < n_tensors:
+                rows = row + tl.arange(0, BLOCK)
+                tl.store(totals + rows * N_VALUES + k, _spread(total, rows, totals.dtype.element_ty), mask=rows < n_tensors)
+                row += BLOCK
+        else:
+            tl.store(totals + tensor * N_VALUES + k, total)
 
 
 def launch_options(
@@ -501,11 +529,14 @@ def _constants(
 class TritonUpdate:
     """Runs one table on a GPU: keeps its arrays on the device, copies over what changed, launches once."""
 
+    looks_at_tensors = False  # but at memory
+
     def __init__(self, table: TensorTable) -> None:
         assert isinstance(table.rule, Rule)
         self.table, self._rule = table, table.rule
         self._upload = _Uploader(table)
         self._addresses = self._to_device(table.addresses)
+        self._sent: bytes | None = None
         self._sizes = self._to_device(table.sizes)
         self._tiles = self._to_device(table.tiles)
         self.totals, self.sums = table.room_for_sums()
@@ -514,8 +545,18 @@ class TritonUpdate:
         self._update = self._launcher(_update_kernel, self._rule)
         self._measure = [self._sums_launcher(stage) for stage in range(len(self._rule.reductions))]
 
+    def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
+        """Work on other weights from now on, those at the table's addresses."""
+        now = self.table.addresses.tobytes()
+        if weights and now != self._sent:
+            self._addresses.copy_(torch.from_numpy(self.table.addresses), non_blocking=True)
+            self._sent = now
+
     def measure(self, stage: int) -> None:
-        """Launch the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values]."""
+        """Launch the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values].
+
+        Those of one over all tensors are the same in each row.
+        """
         if not self._n_tiles:
             self.totals[stage].zero_()  # they may have been added to those of other tensors
             return
@@ -549,7 +590,7 @@ class TritonUpdate:
         types = table.weight_dtype, table.gradient_dtype, table.dtype
         constants = _constants(function, self._rule, *types, table.storage, table.aligned)
         if isinstance(function, Reduction):
-            constants["N_VALUES"] = function.n_values
+            constants |= {"N_VALUES": function.n_values, "LARGEST": function.by == "max"}
         else:
             constants["CHANGED"] = _changed(function)
         options = launch_options(*types, _n_states(function), function.n_numbers, table.storage)
@@ -559,14 +600,16 @@ class TritonUpdate:
         table, reduction = self.table, self._rule.reductions[stage]
         n_tensors, n_values = self.totals[stage].shape
         partials = torch.zeros(n_values, self._n_tiles, dtype=table.dtype, device=table.device)
-        firsts = self._to_device(np.searchsorted(table.tiles[:, 0], np.arange(n_tensors + 1)).astype(np.int64))
+        together = reduction.over == "all"
+        bounds = [0, n_tensors] if together else np.arange(n_tensors + 1)
+        firsts = self._to_device(np.searchsorted(table.tiles[:, 0], bounds).astype(np.int64))
         return (
             self._launcher(_sums_kernel, reduction, (partials,)),
             _Launch(
                 _totals_kernel,
-                n_tensors,
-                (partials, firsts, self.totals[stage], self._n_tiles),
-                {"N_VALUES": n_values, "BLOCK": 1024},
+                1 if together else n_tensors,
+                (partials, firsts, self.totals[stage], self._n_tiles, n_tensors),
+                {"N_VALUES": n_values, "LARGEST": reduction.by == "max", "TOGETHER": together, "BLOCK": 1024},
                 {},
             ),
         )
@@ -662,7 +705,7 @@ def compile_for(
     signature = {"addresses": "*i64", "gradients": "*i64", "hyper": real, "sizes": "*i64", "tiles": "*i32", "sums": real}
     if isinstance(function, Reduction):
         signature["partials"] = real
-        constants["N_VALUES"] = function.n_values
+        constants |= {"N_VALUES": function.n_values, "LARGEST": function.by == "max"}
     else:
         constants["CHANGED"] = _changed(function)
     signature |= {"n_tensors": "i32"} | dict.fromkeys(constants, "constexpr")

@@ -79,6 +79,7 @@ def reduction(
     sums: Reduction | None = None,
     over: str = "tensor",
     passes_on: bool = False,
+    by: str = "sum",
 ) -> Any:
     """Make a reduction of a function `(w, g, state, hyper) -> (a, b, ...)`, whose values are summed over each tensor.
 
@@ -91,6 +92,7 @@ def reduction(
         sums: a reduction that runs before this one and gives its `sums`.
         over: "tensor" sums over each tensor, "all" over all tensors of the update together.
         passes_on: what comes after it gets its results and, after them, those of `sums`.
+        by: "sum", or "max" for the largest of values that are 0 or more, NaN if one of them is that.
 
     A second function, `@it.finish`, may turn the sums into numbers that are kept from step to step, one of each for each
     tensor, zero at first: `(sums, kept, hyper) -> new_kept`. It unpacks `kept` into their names, and its result takes the
@@ -99,9 +101,11 @@ def reduction(
     """
     if over not in ("tensor", "all"):
         raise ValueError(f"over={over!r}: must be 'tensor' or 'all'")
+    if by not in ("sum", "max"):
+        raise ValueError(f"by={by!r}: must be 'sum' or 'max'")
     if fn is None:
-        return lambda fn: Reduction(fn, sums, over, passes_on)
-    return Reduction(fn, sums, over, passes_on)
+        return lambda fn: Reduction(fn, sums, over, passes_on, by)
+    return Reduction(fn, sums, over, passes_on, by)
 
 
 def tensor_rule(
@@ -268,6 +272,7 @@ class _OverTensors(Function):
 
     kind = "rule"
     _NUMBERS: tuple[str, ...] = ("sums",)
+    _kept_and_sums = False  # whether it may take as `kept` what it keeps and, after that, what comes before it
 
     def __init__(self, fn: Callable[..., Any], sums: Reduction | None = None) -> None:
         super().__init__(fn)
@@ -281,7 +286,7 @@ class _OverTensors(Function):
         if sums is not None and not isinstance(sums, Reduction):
             raise TypeError(f"sums of {self.name!r} must be made with @reduction, got {type(sums).__name__}")
         self.extras = tuple(arguments[4:])
-        if ("sums" in self.extras) != (sums is not None):
+        if ("sums" in self.extras) != (sums is not None) and not (self._kept_and_sums and "kept" in self.extras):
             raise TypeError(
                 f"{self.kind} {self.name!r} must take `sums` as an argument and name its reduction, @{self.kind}(sums=...), "
                 "or neither"
@@ -327,7 +332,11 @@ class Rule(_OverTensors):
         changed: names of the states that it returns otherwise than they came; engines do not write the others.
         used: names of the states that it reads or changes; the others may as well not be there.
         exact: names of the states that are never stored in fewer bits.
+        knows_total: whether its first reduction is the sum of squares of the gradient over all tensors, which it gets last.
+        skips_nonfinite: whether nothing is to be kept either of a step for which that sum is not finite.
     """
+
+    knows_total = skips_nonfinite = False
 
     def __init__(self, fn: Callable[..., Any], sums: Reduction | None = None, exact: Sequence[str] = ()) -> None:
         super().__init__(fn, sums)
@@ -378,6 +387,7 @@ class TensorRule:
 
     kept: tuple[str, ...] = ()
     reductions: tuple[Reduction, ...] = ()
+    skips_nonfinite = False
 
     def __init__(
         self,
@@ -438,6 +448,7 @@ class Reduction(_OverTensors):
     Attributes:
         n_values: how many values it sums.
         over: "tensor" or "all".
+        by: "sum" or "max".
         passes_on: whether the results of the reduction before it follow its own.
         finished: the function given to `finish`, or None.
         kept: names of the numbers that it keeps for each tensor.
@@ -447,7 +458,12 @@ class Reduction(_OverTensors):
     _NUMBERS = ("sums", "kept")
 
     def __init__(
-        self, fn: Callable[..., Any], sums: Reduction | None = None, over: str = "tensor", passes_on: bool = False
+        self,
+        fn: Callable[..., Any],
+        sums: Reduction | None = None,
+        over: str = "tensor",
+        passes_on: bool = False,
+        by: str = "sum",
     ) -> None:
         super().__init__(fn, sums)
         returned = self._tree.body[-1].value  # type: ignore[attr-defined]
@@ -455,6 +471,7 @@ class Reduction(_OverTensors):
             raise TypeError(f"reduction {self.name!r} must end by returning a tuple of values, such as `return (g * g,)`")
         self.n_values = len(returned.elts)
         self.over = over
+        self.by = by
         self.passes_on = passes_on and sums is not None
         self.finished: Function | None = None
         self.kept: tuple[str, ...] = ()
@@ -497,7 +514,9 @@ class Reduction(_OverTensors):
 
     @property
     def n_numbers(self) -> int:
-        return len(self.kept) if "kept" in self.extras else super().n_numbers
+        if "kept" not in self.extras:
+            return super().n_numbers
+        return len(self.kept) + (self.sums.n_results if self.sums is not None else 0)
 
     @property
     def n_own_results(self) -> int:

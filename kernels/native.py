@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -53,6 +53,8 @@ _jit_sums = numba.njit(fastmath={"contract", "reassoc"}, error_model="numpy", no
 class NativeUpdate:
     """Runs one table on the CPU in one native call, on several threads only where there is work enough."""
 
+    looks_at_tensors = False  # but at memory
+
     def __init__(self, table: TensorTable) -> None:
         self.table = table
         self._n_tiles = len(table.tiles)
@@ -63,10 +65,18 @@ class NativeUpdate:
         self._measure = [self._prepare(*each) for each in zip(table.rule.reductions, self._partials, strict=True)]
         self._run = self._prepare(table.rule)
 
+    def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
+        """Work on other weights from now on, those at the table's addresses; the loop reads these anew every time."""
+
     def measure(self, stage: int) -> None:
-        """Run the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values]."""
+        """Run the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values].
+
+        Those of one over all tensors are the same in each row.
+        """
         self._measure[stage]()
-        _add_up(self._partials[stage], self.table.tiles, self.table.addresses[GRADIENT], self.totals[stage].numpy())
+        table, reduction = self.table, self.table.rule.reductions[stage]
+        how = reduction.by == "max", reduction.over == "all"
+        _add_up(self._partials[stage], table.tiles, table.addresses[GRADIENT], self.totals[stage].numpy(), *how)
 
     def __call__(self) -> None:
         self._run()
@@ -247,13 +257,17 @@ def _pointer(typingctx, address, like):
 
 
 @kept(numba.njit)
-def _add_up(partials, tiles, gradients, totals):
-    """The sum over each tensor's tiles, always in the same order; 0 for tensors that are skipped."""
-    sums = np.zeros(totals.shape)
+def _add_up(partials, tiles, gradients, totals, largest, together):
+    """The sum, or maximum, over the tiles of each tensor or of all, in their order; skipped tensors count as 0."""
+    found = np.zeros(totals.shape)
     for j in range(tiles.shape[0]):
         if gradients[tiles[j, 0]] != 0:
-            sums[tiles[j, 0]] += partials[j]
-    totals[:] = sums
+            row = 0 if together else tiles[j, 0]
+            for k in range(found.shape[1]):
+                found[row, k] = np.maximum(found[row, k], partials[j, k]) if largest else found[row, k] + partials[j, k]
+    for i in range(found.shape[0]):
+        for k in range(found.shape[1]):
+            totals[i, k] = found[0 if together else i, k]
 
 
 @intrinsic
@@ -280,6 +294,34 @@ def _bits_of_float(typingctx, value):
         return builder.bitcast(args[0], ir.IntType(32))
 
     return numba.types.uint32(numba.types.float32), codegen
+
+
+@intrinsic
+def _double_of_bits(typingctx, bits):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return numba.types.float64(numba.types.uint64), codegen
+
+
+@intrinsic
+def _bits_of_double(typingctx, value):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(64))
+
+    return numba.types.uint64(numba.types.float64), codegen
+
+
+# The largest number of 0 or more is found among the bits, which are in the same order, with NaN above all. As numbers they
+# would be compared one by one, for the sake of NaN.
+@_jit
+def _larger_of_float(bits, value):
+    return max(np.uint32(bits), np.uint32(_bits_of_float(value) & np.uint32(0x7FFFFFFF)))
+
+
+@_jit
+def _larger_of_double(bits, value):
+    return max(np.uint64(bits), np.uint64(_bits_of_double(value) & np.uint64(0x7FFFFFFFFFFFFFFF)))
 
 
 @intrinsic
@@ -421,7 +463,12 @@ def _compile(
         "GRADIENT": np.empty(0, dtype=_MEMORY[gradient_dtype]),
         "REAL": np.empty(0, dtype=_MEMORY[dtype]),
         "HALF": np.empty(0, dtype="u2"),
-        "ZERO": scalar(0),
+        "ZERO": scalar(0)
+        if isinstance(function, Rule) or function.by == "sum"
+        else np.dtype(f"u{scalar(0).itemsize}").type(0),
+        "larger": _larger_of_double if dtype == torch.float64 else _larger_of_float,
+        "number": _double_of_bits if dtype == torch.float64 else _float_of_bits,
+        "maximum": np.maximum,
         "TILE": TILE,
         "BLOCK": TILE if isinstance(function, Rule) else BLOCK,
         "jit": _jit,
@@ -534,11 +581,14 @@ def _loop_source(function: Rule | Reduction, rule: Rule, weight_dtype: torch.dty
     else:
         totals = [f"a{k}" for k in range(function.n_values)]
         before = "".join(f"    {a} = ZERO\n" for a in totals)
-        inner = f"new = function({values})" + "".join(f"\n        {a} += new[{k}]" for k, a in enumerate(totals))
-        after = f"    return {''.join(f'{a}, ' for a in totals)}\n"
+        largest = function.by == "max"
+        gather = "{0} = larger({0}, new[{1}])" if largest else "{0} += new[{1}]"
+        inner = f"new = function({values})" + "".join(f"\n        {gather.format(a, k)}" for k, a in enumerate(totals))
+        after = f"    return {''.join(f'number({a}), ' if largest else f'{a}, ' for a in totals)}\n"
         take = "found = "
         clear = "".join(f"\n        partials[j, {k}] = 0.0" for k in range(function.n_values))
-        take_after = "".join(f"\n            partials[j, {k}] += found[{k}]" for k in range(function.n_values))
+        gather = "partials[j, {0}] = maximum(partials[j, {0}], found[{0}])" if largest else "partials[j, {0}] += found[{0}]"
+        take_after = "".join(f"\n            {gather.format(k)}" for k in range(function.n_values))
     text = f'''"""Generated by tristep from {function.kind} {function.name}; safe to delete."""
 
 

@@ -7,7 +7,7 @@ The arrays here are on the host; what a GPU needs of them is copied by `gpu.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,16 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from . import storage
 from .language import Rule, TensorRule
 
-__all__ = ["TensorTable", "allocate_states", "compute_dtype", "is_dense", "is_wrapper", "slot_dtypes", "states_for"]
+__all__ = [
+    "TensorTable",
+    "allocate_states",
+    "compute_dtype",
+    "is_dense",
+    "is_wrapper",
+    "slot_dtypes",
+    "states_for",
+    "widest",
+]
 
 WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, and last the master weights if any
 ALIGNMENT = 64  # bytes between the starts of two tensors of an arena: one vector register of any CPU, four of a GPU
@@ -26,6 +35,16 @@ ALIGNMENT = 64  # bytes between the starts of two tensors of an arena: one vecto
 def compute_dtype(weight_dtype: torch.dtype) -> torch.dtype:
     """The type in which a rule computes and keeps its state: float64 for float64 weights, else float32."""
     return torch.float64 if weight_dtype == torch.float64 else torch.float32
+
+
+@cache
+def widest(device_type: str) -> torch.dtype:
+    """float64, or float32 on devices that have no float64, as Apple's."""
+    try:
+        torch.zeros((), dtype=torch.float64, device=device_type)
+    except (TypeError, RuntimeError):
+        return torch.float32
+    return torch.float64
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -7,7 +7,18 @@ if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.trainer'; import it by that name (imported as {__name__!r})")
 
 from . import initializer, lr_scheduler, optim, optimizer
+from .clipping import clip_global_norm
 from .fit import Fit, fit
 from .trainer import StaleGradientError, Trainer
 
-__all__ = ["Fit", "StaleGradientError", "Trainer", "fit", "initializer", "lr_scheduler", "optim", "optimizer"]
+__all__ = [
+    "Fit",
+    "StaleGradientError",
+    "Trainer",
+    "clip_global_norm",
+    "fit",
+    "initializer",
+    "lr_scheduler",
+    "optim",
+    "optimizer",
+]

@@ -4,13 +4,25 @@ import math
 
 import torch
 
-from ..language import jit, tl
+from ..language import jit, reduction, tl
 
 
 @jit
 def clipped(g, clip):
     """`g` limited to [-clip, clip]; an infinite `clip` changes nothing, and NaN stays NaN."""
     return tl.where(g > clip, clip, tl.where(g < -clip, -clip, g))
+
+
+@jit
+def clip_coefficient(norm, max_norm, epsilon):
+    """What brings a norm down to `max_norm`, 1 for one that is smaller; NaN for NaN."""
+    return tl.minimum(max_norm / (norm + epsilon), 1.0)
+
+
+@reduction(over="all")
+def total_square(w, g, state, hyper):
+    """Sum of squares of the gradient over all tensors."""
+    return (g * g,)
 
 
 def limited(g: torch.Tensor, clip: float) -> torch.Tensor:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import Reduction, Update, engine, jit, reduction, rule, rules, tl
+from tristep.kernels import Reduction, Update, jit, reduction, rule, rules, tl
 from tristep.kernels import update as one_step
-from tristep.kernels.table import compute_dtype, states_for
+from tristep.kernels.table import compute_dtype, states_for, widest
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 SUM_ERROR = {F32: 2e-6, F64: 1e-14}  # relative to the sum of what is added, without its signs
@@ -291,16 +291,16 @@ def test_sums_over_tensors_on_devices_without_float64(monkeypatch, place):
     def zeros(*shape, **options):
         raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
 
-    engine._widest.cache_clear()
+    widest.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", zeros)
-        assert engine._widest(torch.device(place.device).type) == torch.float32
+        assert widest(torch.device(place.device).type) == torch.float32
     weights = [torch.ones(size, device=place.device) for size in (3, 100)]
     states = states_for(globally, weights)
     place.run(globally, weights, [torch.full_like(w, 2.0) for w in weights], states, [[1.0]] * 2)
     assert [[float(tensor[0]) for tensor in row] for row in states] == [[4.0 * 103, 103.0]] * 2
-    engine._widest.cache_clear()
-    assert engine._widest("cpu") == torch.float64
+    widest.cache_clear()
+    assert widest("cpu") == torch.float64
 
 
 def test_sums_over_no_tensors(place):

@@ -20,6 +20,7 @@ from .classic import (
     Rprop,
     SparseAdam,
 )
+from .clip_grad import clip_grad_norm_
 from .of_rules import (
     ADOPT,
     CAME,
@@ -87,4 +88,5 @@ __all__ = [
     "SparseAdam",
     "StableAdamW",
     "as_torch",
+    "clip_grad_norm_",
 ]

@@ -1,0 +1,397 @@
+"""Norms of lists of tensors, and clipping by them: one pass to measure, one to scale, whatever the number of tensors.
+
+Sums are taken in an order that depends on the tensors alone: neither on the number of threads nor on the run. Nothing waits
+for the device. How a list is walked is found out once for lists of the same types, sizes and strides, and found again
+without keeping any tensor alive.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.graph import increment_version
+
+from .engine import DTYPES, _executor, _itself, _Kinds, choose_engine, join_totals
+from .language import Rule, reduction, rule, tl
+from .rules.common import clip_coefficient, clipped, total_square
+from .rules.layerwise import gradient_square
+from .table import GRADIENT, WEIGHT, TensorTable, is_dense, is_wrapper
+
+__all__ = ["clip_adaptively_", "clip_by_global_norm_", "clip_by_norm_", "clip_by_value_", "global_norm"]
+
+EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
+
+
+@torch.no_grad()
+def global_norm(tensors: Iterable[torch.Tensor], ord: float = 2) -> torch.Tensor:
+    """The norm of all tensors together, as if they were one vector.
+
+    Args:
+        tensors: dense floating-point tensors of any types, shapes and layouts; none at all have the norm 0.
+        ord: 1, 2 or inf.
+
+    Returns:
+        A tensor without dimensions on the device of the first: float64 if one of them is, else float32.
+
+    Raises:
+        TypeError, ValueError: something that is no such tensor, or another `ord`.
+
+    Example:
+        >>> import torch
+        >>> from tristep.kernels import global_norm
+        >>> global_norm([torch.tensor([3.0]), torch.tensor([4.0])])
+        tensor(5.)
+    """
+    tensors, chosen = _list("tensors", tensors), _rule_of(ord)
+    with _lock:
+        plan = _plan(chosen, tensors)
+        try:
+            return plan.norm(ord)
+        finally:
+            plan.release()
+
+
+def clip_by_global_norm_(tensors: Iterable[torch.Tensor], max_norm: float, ord: float = 2) -> torch.Tensor:
+    """Multiply all tensors by min(1, max_norm / (norm + 1e-6)), in place; returns their norm from before.
+
+    Where the norm is not finite, they become 0 or NaN. One pass measures and one scales.
+
+    Args:
+        tensors, ord: as for `global_norm`.
+        max_norm: what their norm together is to be at most.
+
+    Source: Pascanu et al. (2013), "On the difficulty of training recurrent neural networks", alg. 1; numbers of torch.
+    """
+    return scale_to_norm_("tensors", tensors, max_norm, ord)
+
+
+@torch.no_grad()
+def clip_by_norm_(tensors: Iterable[torch.Tensor], max_norm: float) -> None:
+    """Multiply each tensor by min(1, max_norm / (norm + 1e-6)) with its own norm, in place."""
+    _apply("tensors", _clipped_each, tensors, [_number("max_norm", max_norm), EPSILON])
+
+
+@torch.no_grad()
+def clip_by_value_(tensors: Iterable[torch.Tensor], value: float) -> None:
+    """Limit all elements to [-value, value], in place; NaN stays NaN.
+
+    Raises:
+        ValueError: `value` is negative.
+    """
+    value = _number("value", value)
+    if value < 0:
+        raise ValueError(f"value={value!r}: must be 0 or more")
+    _apply("tensors", _limited, tensors, [value])
+
+
+@torch.no_grad()
+def clip_adaptively_(
+    weights: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor | None], clipping: float, eps: float = 1e-3
+) -> None:
+    """Scale each unit's gradient, in place, to at most `clipping` times its weight's norm, which counts as `eps` at least.
+
+    A unit is what the first index counts, a row of a matrix or a filter; of vectors and numbers it is the whole tensor.
+
+    Args:
+        weights: dense floating-point tensors.
+        gradients: one of the same shape for each weight; None is left out.
+        clipping: > 0.
+        eps: > 0; lets weights that are zero move.
+
+    Source: Brock et al. (2021), "High-Performance Large-Scale Image Recognition Without Normalization", eq. 3.
+    """
+    for name, value in (("clipping", clipping), ("eps", eps)):
+        if not _number(name, value) > 0:
+            raise ValueError(f"{name}={value!r}: must be greater than 0")
+    weights, gradients = list(weights), list(gradients)
+    if len(weights) != len(gradients):
+        raise ValueError(f"{len(gradients)} gradients for {len(weights)} weights: there must be as many")
+    pairs = [(w, g) for w, g in zip(weights, gradients, strict=True) if g is not None]
+    _check("weights", [w for w, _ in pairs])
+    _check("gradients", [g for _, g in pairs])
+    for w, g in pairs:
+        if w.shape != g.shape:
+            raise ValueError(f"a gradient has shape {tuple(g.shape)}: its weight has {tuple(w.shape)}")
+    for w, g in pairs:
+        limit = clipping * _unit_norm(w).clamp(min=eps)
+        norm = _unit_norm(g)
+        g.copy_(torch.where(norm > limit, g * (limit / norm), g))
+
+
+@torch.no_grad()
+def scale_to_norm_(
+    argument: str,
+    tensors: Iterable[torch.Tensor],
+    max_norm: float,
+    ord: float = 2,
+    epsilon: float = EPSILON,
+    decide: Callable[[torch.Tensor], bool] | None = None,
+) -> torch.Tensor:
+    """As `clip_by_global_norm_`, for forms of it: with another `epsilon`, and only where `decide` says so of the norm."""
+    tensors, chosen, max_norm = _list(argument, tensors), _rule_of(ord), _number("max_norm", max_norm)
+    with _lock:
+        plan = _plan(chosen, tensors, argument)
+        try:
+            norm = plan.norm(ord)
+            if decide is None or decide(norm):
+                plan.apply([max_norm, epsilon])
+        finally:
+            plan.release()
+    return norm
+
+
+# The tensor is both the weight and the gradient of these rules, which change it as the weight alone: a loop that reads one
+# array and writes another is not vectorised where the two overlap.
+
+
+@reduction(over="all")
+def total_size(w, g, state, hyper):
+    """Sum of absolute values over all tensors."""
+    return (tl.abs(g),)
+
+
+@reduction(over="all", by="max")
+def largest_size(w, g, state, hyper):
+    """The largest absolute value of all tensors."""
+    return (tl.abs(g),)
+
+
+@rule(sums=total_square)
+def _clipped_2(w, g, state, hyper, sums):
+    max_norm, epsilon = hyper
+    (square,) = sums
+    return w * clip_coefficient(tl.sqrt(square), max_norm, epsilon), state
+
+
+@rule(sums=total_size)
+def _clipped_1(w, g, state, hyper, sums):
+    max_norm, epsilon = hyper
+    (size,) = sums
+    return w * clip_coefficient(size, max_norm, epsilon), state
+
+
+@rule(sums=largest_size)
+def _clipped_inf(w, g, state, hyper, sums):
+    max_norm, epsilon = hyper
+    (size,) = sums
+    return w * clip_coefficient(size, max_norm, epsilon), state
+
+
+@rule(sums=gradient_square)
+def _clipped_each(w, g, state, hyper, sums):
+    max_norm, epsilon = hyper
+    (square,) = sums
+    return w * clip_coefficient(tl.sqrt(square), max_norm, epsilon), state
+
+
+@rule
+def _limited(w, g, state, hyper):
+    (value,) = hyper
+    return clipped(w, value), state
+
+
+_RULES: dict[float, Rule] = {1.0: _clipped_1, 2.0: _clipped_2, math.inf: _clipped_inf}
+
+
+class _Plan:
+    """One of these rules on lists of tensors of certain types, sizes and strides. Holds none of them but while it works."""
+
+    def __init__(self, rule: Rule, tensors: Sequence[torch.Tensor]) -> None:
+        self._rule = rule
+        self._tensors: Sequence[torch.Tensor] = []
+        self._shapes = [tensor.shape for tensor in tensors]
+        self._devices = list(map(_device, tensors))
+        self._gapped = [i for i, tensor in enumerate(tensors) if tensor.is_neg() or not is_dense(tensor)]
+        self._contiguous = not self._gapped and all(map(_is_contiguous, tensors))
+        self._kinds: Any = _Kinds.of(tensors, own=True, engine=None) if tensors else None
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        dense = self._dense(tensors)
+        self._aligned = np.array([tensor.data_ptr() % 16 == 0 for tensor in dense], dtype=bool)
+        members: dict[Any, list[int]] = {}
+        for i, tensor in enumerate(dense):
+            members.setdefault((tensor.device, tensor.dtype, bool(self._aligned[i])), []).append(i)
+        self._groups: list[tuple[Any, list[int], TensorTable, Any]] = []
+        for (device, dtype, aligned), indices in members.items():
+            make, tile = _executor(choose_engine(device), False)
+            table = TensorTable(rule, [dense[i] for i in indices], dtype, [()] * len(indices), None, tile, aligned)
+            table.hyper[:, 0] = 1.0
+            rows = slice(None) if len(indices) == len(tensors) else np.array(indices)
+            self._groups.append((rows, indices, table, make(table)))
+            table.weights = []
+        self._bind(dense, np.array([tensor.data_ptr() for tensor in dense], dtype=np.int64))
+        self._dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+    def take(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these tensors are such as it is made for; it works on them then until `release`."""
+        if self._kinds is None or (addresses := self._kinds.addresses(tensors, own=True)) is None:
+            return False
+        if list(map(_device, tensors)) != self._devices:
+            return False
+        if self._contiguous:  # the strides may be those of another shape, between whose elements there are gaps
+            if not all(map(_is_contiguous, tensors)):
+                return False
+        elif [t.shape for t in tensors] != self._shapes or any(t.is_neg() for t in tensors):
+            return False
+        if self._gapped:
+            tensors = self._dense(tensors)
+            addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
+        if (((addresses & 15) == 0) != self._aligned).any():
+            self._copies = []
+            return False
+        self._bind(tensors, addresses)
+        return True
+
+    def release(self) -> None:
+        """Let go of the tensors."""
+        self._copies = []
+        self._tensors = []
+        for _, _, table, execute in self._groups:
+            table.gradients = []
+            execute.replace_weights([])
+
+    def norm(self, ord: float) -> torch.Tensor:
+        """Measure: the norm of all."""
+        self._measure()
+        if not self._groups:
+            return torch.zeros((), dtype=torch.float32)
+        totals = [execute.totals[0][0, 0] for _, _, _, execute in self._groups]
+        total = next(total for total in totals if total.dtype == self._dtype)
+        norm = total.sqrt() if ord == 2 else total.clone()
+        return norm if norm.get_device() == self._devices[0] else norm.to(self._tensors[0].device)
+
+    def apply(self, hyper: Sequence[float]) -> None:
+        """Change the tensors, by what has been measured last if the rule needs that."""
+        for _, _, table, execute in self._groups:
+            table.hyper[:, 1:] = hyper
+            execute()
+        for tensor, copy in self._copies:
+            tensor.copy_(copy)
+        if self._copies:  # copying has counted some already, to which one more does no harm
+            increment_version([t for i, t in enumerate(self._tensors) if i not in self._gapped])
+        else:
+            increment_version(self._tensors)
+
+    def apply_measured(self, hyper: Sequence[float]) -> None:
+        """As `apply`, after measuring what the rule needs."""
+        if self._rule.reductions:
+            self._measure()
+        self.apply(hyper)
+
+    def _measure(self) -> None:
+        for _, _, _, execute in self._groups:
+            execute.measure(0)
+        if len(self._groups) > 1 and self._rule.reductions[0].over == "all":
+            join_totals([execute.totals[0] for _, _, _, execute in self._groups], self._rule.reductions[0].by)
+
+    def _dense(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors, with a copy in place of each that has gaps."""
+        dense = [tensor.detach() for tensor in tensors]
+        for i in self._gapped:
+            dense[i] = dense[i].resolve_neg().clone(memory_format=torch.contiguous_format)
+            self._copies.append((tensors[i], dense[i]))
+        return dense
+
+    def _bind(self, tensors: Sequence[torch.Tensor], addresses: np.ndarray) -> None:
+        self._tensors = tensors
+        for rows, indices, table, execute in self._groups:
+            table.addresses[WEIGHT] = table.addresses[GRADIENT] = addresses[rows]
+            execute.replace_weights([tensors[i] for i in indices])
+            table.gradients = [partial(_itself, tensors[i]) for i in indices] if execute.looks_at_tensors else []
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_lock = threading.RLock()  # plans are shared, and work on one list at a time
+_plans: dict[Any, list[_Plan]] = {}
+_MOST = 8  # plans of one key, and keys, that are kept
+
+
+def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str = "tensors") -> _Plan:
+    """A plan that has taken these tensors: one from before where there is one."""
+    if not set(map(type, tensors)) <= _PLAIN:
+        _check(argument, tensors)
+    key: Any = (rule, len(tensors))
+    if tensors:
+        device = tensors[0].device
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None  # two would share what it measured
+        key = (*key, choose_engine(device), stream)
+    known = _plans.get(key, ())
+    for plan in known:
+        if plan.take(tensors):
+            return plan
+    _check(argument, tensors)
+    plan = _Plan(rule, tensors)
+    if plan._kinds is not None:
+        if len(_plans) >= _MOST and key not in _plans:
+            _plans.pop(next(iter(_plans)))
+        _plans[key] = [plan, *known[: _MOST - 1]]
+    return plan
+
+
+def _apply(argument: str, rule: Rule, tensors: Iterable[torch.Tensor], hyper: Sequence[float]) -> None:
+    tensors = _list(argument, tensors)
+    with _lock:
+        plan = _plan(rule, tensors, argument)
+        try:
+            plan.apply_measured(hyper)
+        finally:
+            plan.release()
+
+
+_is_contiguous = torch.Tensor.is_contiguous
+_device = torch.Tensor.get_device
+
+
+def _list(argument: str, tensors: Any) -> list[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Iterable):
+        hint = ": put it into a list" if isinstance(tensors, torch.Tensor) else ""
+        raise TypeError(f"{argument} must be a list of tensors, got {type(tensors).__name__}{hint}")
+    return list(tensors)
+
+
+def _check(argument: str, tensors: Sequence[Any]) -> None:
+    for i, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{argument}[{i}] must be a tensor, got {type(tensor).__name__}")
+        if (refusal := _refusal(tensor)) is not None:
+            raise TypeError(f"{argument}[{i}] {refusal}")
+        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise ValueError(
+                f"{argument}[{i}] has several elements in one place in memory (shape {tuple(tensor.shape)}, strides "
+                f"{tensor.stride()}), as expand() makes them: use .contiguous()"
+            )
+
+
+def _refusal(tensor: torch.Tensor) -> str | None:
+    if is_wrapper(tensor):
+        return f"is a {type(tensor).__name__}, made of other tensors: must be a plain tensor"
+    if tensor.layout != torch.strided:
+        return f"is sparse ({tensor.layout}): must be dense; use .coalesce().values() or .to_dense()"
+    if tensor.dtype not in DTYPES:
+        return f"is {tensor.dtype}: must be one of {', '.join(map(str, DTYPES))}"
+    return None
+
+
+def _rule_of(ord: Any) -> Rule:
+    try:
+        return _RULES[float(ord)]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"ord={ord!r}: must be 1, 2 or inf") from None
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}") from None
+
+
+def _unit_norm(tensor: torch.Tensor) -> torch.Tensor:
+    dims = tuple(range(1, tensor.dim())) if tensor.dim() > 1 else None
+    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return torch.linalg.vector_norm(tensor, dim=dims, keepdim=True, dtype=dtype)

@@ -1,0 +1,299 @@
+"""Norms and clipping of lists of tensors, on every engine, against NumPy in float64 and torch.nn.utils."""
+
+# ruff: noqa: RUF059  # a rule names all its states and sums, whether it needs them or not
+
+import gc
+import math
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from tristep.kernels import (
+    clip_adaptively_,
+    clip_by_global_norm_,
+    clip_by_norm_,
+    clip_by_value_,
+    global_norm,
+    norms,
+    reduction,
+    rule,
+    tl,
+)
+from tristep.kernels.table import states_for
+
+F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+ORDERS = (1, 2, math.inf)
+
+
+@pytest.fixture(autouse=True)
+def on_this_engine(request, monkeypatch):
+    if "place" in request.fixturenames:
+        monkeypatch.setenv("TRISTEP_ENGINE", request.getfixturevalue("place").engine)
+
+
+def tensors(place, dtypes=(F32,), shapes=((5, 3), (), (1500,), (0,), (4, 2, 3)), seed=0):
+    rng = np.random.default_rng(seed)
+    return [place.tensor(rng.normal(size=shape), dtypes[i % len(dtypes)]) for i, shape in enumerate(shapes)]
+
+
+def flat(found):
+    return np.concatenate([tensor.double().cpu().numpy().ravel() for tensor in found])
+
+
+def norm_of(found, ord):
+    return np.linalg.norm(flat(found), ord)
+
+
+@pytest.mark.parametrize("ord", ORDERS)
+@pytest.mark.parametrize("dtypes", [(F32,), (F64,), (BF16, F32), (F16, F64, F32, BF16)], ids=str)
+def test_the_norm_is_that_of_one_long_vector(place, ord, dtypes):
+    for seed in (0, 1, 0):  # the second time by a plan of the first
+        found = tensors(place, dtypes, seed=seed)
+        norm = global_norm(found, ord)
+        assert (norm.shape, norm.device.type) == ((), place.device)
+        assert norm.dtype == (F64 if F64 in dtypes else F32)
+        assert norm.item() == pytest.approx(norm_of(found, ord), rel=1e-13 if dtypes == (F64,) else 2e-6)
+
+
+@pytest.mark.parametrize("ord", ORDERS)
+@pytest.mark.parametrize("max_norm", [0.5, 1e4])
+@pytest.mark.parametrize("dtypes", [(F32,), (F64,), (BF16, F64, F32)], ids=str)
+def test_clipping_is_torchs(place, ord, max_norm, dtypes):
+    found = tensors(place, dtypes)
+    peers = [torch.nn.Parameter(tensor.double()) for tensor in found]
+    for peer in peers:
+        peer.grad = peer.detach().clone() if peer.numel() else None  # of which torch knows no largest element
+    expected = torch.nn.utils.clip_grad_norm_(peers, max_norm, ord)
+    norm = clip_by_global_norm_(found, max_norm, ord)
+    torch.testing.assert_close(norm.double(), expected, rtol=2e-6, atol=0)
+    for tensor, peer in zip(found, peers, strict=True):
+        rounding = {BF16: 2**-8, F32: 2e-6, F64: 2e-6 if BF16 in dtypes else 1e-13}[tensor.dtype]
+        expected = peer.detach() if peer.grad is None else peer.grad
+        torch.testing.assert_close(tensor.double(), expected, rtol=rounding, atol=0)
+
+
+def test_tensors_with_gaps_in_other_orders_and_in_odd_places(place):
+    def make():
+        base = torch.arange(1.0, 25.0, device=place.device)
+        return [
+            base.clone().view(4, 6)[:, ::2],
+            base.clone().view(4, 6).t(),
+            base.clone()[1:6],
+            base.clone().view(1, 4, 2, 3).contiguous(memory_format=torch.channels_last),
+            torch._neg_view(base.clone()[:3]),
+        ]
+
+    for _ in range(2):
+        found, before = make(), flat(make())
+        norm = clip_by_global_norm_(found, 3.0)
+        assert norm.item() == pytest.approx(np.linalg.norm(before), rel=2e-6)
+        np.testing.assert_allclose(flat(found), before * 3.0 / (np.linalg.norm(before) + 1e-6), rtol=2e-6)
+
+
+def test_a_plan_is_not_taken_for_tensors_with_gaps_of_equal_strides(place):
+    """(2, 3) without gaps and (3, 2) with gaps: equal strides, equal numbers of elements."""
+    whole, base = torch.ones(2, 3, device=place.device), torch.ones(3, 3, device=place.device)
+    assert global_norm([whole]).item() == pytest.approx(math.sqrt(6))
+    clip_by_global_norm_([whole], 1.0)
+    clip_by_global_norm_([base[:, :2]], 1.0)
+    np.testing.assert_allclose(base[:, :2].cpu(), 1 / math.sqrt(6), rtol=1e-5)
+    assert base[:, 2].tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("ord", ORDERS)
+@pytest.mark.parametrize("dtype", [F32, F64, BF16])
+def test_what_is_not_finite_is_seen_wherever_it_stands(place, value, ord, dtype):
+    for size, at in [(6, 0), (6, 5), (3000, 1024), (3000, 2999)]:
+        found = [torch.ones(7, dtype=dtype, device=place.device), torch.ones(size, dtype=dtype, device=place.device)]
+        found[1][at] = value
+        norm = clip_by_global_norm_(found, 1.0, ord).item()
+        assert math.isnan(norm) if math.isnan(value) else norm == math.inf
+        assert found[0].isnan().all() if math.isnan(value) else (found[0] == 0).all()
+        assert bool(found[1][at].isnan())
+
+
+def test_none_and_empty(place):
+    assert global_norm([]).item() == clip_by_global_norm_([], 1.0).item() == 0.0
+    empty = [torch.zeros(0, device=place.device), torch.zeros(3, 0, device=place.device)]
+    for ord in ORDERS:
+        assert clip_by_global_norm_(empty, 1.0, ord).item() == 0.0
+    clip_by_norm_([], 1.0)
+    clip_by_value_(empty, 1.0)
+
+
+def test_each_by_its_own_norm(place):
+    found = tensors(place, (F32, F64))
+    before = [tensor.double().cpu().numpy() for tensor in found]
+    clip_by_norm_(found, 1.5)
+    for tensor, old in zip(found, before, strict=True):
+        factor = min(1.0, 1.5 / (np.linalg.norm(old.ravel()) + 1e-6))
+        np.testing.assert_allclose(tensor.cpu().numpy(), old * factor, rtol=2e-6)
+
+
+def test_by_value(place):
+    found = tensors(place, (F32, BF16))
+    found[2][7] = math.nan
+    expected = [tensor.clamp(-0.5, 0.5) for tensor in found]
+    clip_by_value_(found, 0.5)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_adaptively_by_the_papers_formula(place, dtype):
+    shapes = [(4, 3), (6,), (), (2, 3, 2, 2), (5, 2)]
+    weights, gradients = tensors(place, (dtype,), shapes, 0), tensors(place, (dtype,), shapes, 1)
+    weights[0][1] = 0.0
+    before = [g.double().cpu().numpy() for g in gradients]
+    clip_adaptively_(weights, [*gradients[:-1], None], 0.3)
+    for w, g, old in zip(weights[:-1], gradients, before, strict=False):
+        w = w.double().cpu().numpy()
+        units = [np.s_[i] for i in range(len(w))] if w.ndim > 1 else [np.s_[...]]
+        for unit in units:
+            w_norm, g_norm = max(np.linalg.norm(w[unit].ravel()), 1e-3), np.linalg.norm(old[unit].ravel())
+            factor = 0.3 * w_norm / g_norm if g_norm / w_norm > 0.3 else 1.0
+            np.testing.assert_allclose(g[unit].cpu().numpy(), old[unit] * factor, rtol=2e-6)
+    np.testing.assert_array_equal(gradients[-1].cpu().numpy(), before[-1].astype(gradients[-1].cpu().numpy().dtype))
+
+
+@pytest.mark.parametrize("name", ["cpu", "eager"])
+def test_neither_threads_nor_runs_change_a_bit(name, monkeypatch):
+    if name == "cpu":
+        pytest.importorskip("numba", reason="not installed")
+    monkeypatch.setenv("TRISTEP_ENGINE", name)
+    found = [torch.randn(300_000), torch.randn(70_000), torch.randn(3)]
+    threads, results = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 3, 1):
+            torch.set_num_threads(n)
+            norms._plans.clear()
+            results.append([global_norm(found, ord).item() for ord in ORDERS])
+    finally:
+        torch.set_num_threads(threads)
+    assert results == [results[0]] * 4
+
+
+def test_tensors_are_not_kept_alive(place):
+    found = tensors(place, (F32,), ((3,), (40,)))
+    references = [weakref.ref(tensor) for tensor in found]
+    clip_by_global_norm_(found, 1.0)
+    clip_by_value_(found, 1.0)
+    del found
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+
+
+def test_autograd_notices_the_change(place):
+    x = torch.ones(3, device=place.device)
+    before = x._version
+    global_norm([x])
+    assert x._version == before
+    clip_by_global_norm_([x], 1.0)
+    assert x._version > before
+
+
+def test_nothing_waits_for_the_device(place, monkeypatch):
+    if place.engine == "triton":
+        pytest.skip("the interpreter looks at the tensors itself")
+    found = tensors(place, (F32, F64))
+    clip_by_global_norm_(found, 1.0)
+
+    def wait(*_):
+        raise AssertionError("a number of a tensor was asked for")
+
+    for method in ("item", "__bool__", "__float__", "tolist"):
+        monkeypatch.setattr(torch.Tensor, method, wait)
+    clip_by_global_norm_(found, 0.5)
+    clip_by_norm_(found, 0.5)
+    clip_by_value_(found, 0.5)
+
+
+def test_repeated_calls_use_one_plan(place, monkeypatch):
+    clip_by_global_norm_(tensors(place), 1.0)
+    monkeypatch.setattr(norms, "_Plan", None)
+    clip_by_global_norm_(tensors(place, seed=1), 1.0)
+
+
+@reduction(over="all", by="max")
+def largest(w, g, state, hyper):
+    return tl.abs(w), tl.abs(g)
+
+
+@rule(sums=largest)
+def by_largest(w, g, state, hyper, sums):
+    a, b = state
+    w_max, g_max = sums
+    return w, (w * 0.0 + w_max, w * 0.0 + g_max)
+
+
+@reduction(by="max")
+def largest_of_each(w, g, state, hyper):
+    return (tl.abs(g),)
+
+
+@rule(sums=largest_of_each)
+def by_largest_of_each(w, g, state, hyper, sums):
+    (a,) = state
+    (g_max,) = sums
+    return w, (w * 0.0 + g_max,)
+
+
+@pytest.mark.parametrize("made", [by_largest, by_largest_of_each], ids=lambda made: made.name)
+def test_reductions_by_the_largest(place, made):
+    weights, gradients = tensors(place, (F32, F64)), tensors(place, (F64, F32), seed=1)
+    states = states_for(made, weights)
+    place.run(made, weights, [None, *gradients[1:]], states, [[1.0]] * len(weights))
+    active = list(zip(weights[1:], gradients[1:], states[1:], strict=True))
+    for _, g, row in active:
+        if row[0].numel():
+            over = [g] if made is by_largest_of_each else gradients[1:]
+            assert float(row[-1].flatten()[0]) == pytest.approx(norm_of(over, math.inf), rel=1e-6)
+            if made is by_largest:
+                assert float(row[0].flatten()[0]) == pytest.approx(norm_of(weights[1:], math.inf), rel=1e-6)
+    assert not states[0][0].any()
+
+
+def test_sums_over_all_tensors_are_one_more_launch(monkeypatch):
+    """On a GPU: one program adds up what all tensors have, and two launches measure."""
+    gpu = pytest.importorskip("tristep.kernels.gpu", reason="Triton has builds for Linux only")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    monkeypatch.setenv("TRISTEP_ENGINE", "triton")
+    launched = []
+    call = gpu._Launch.__call__
+    monkeypatch.setattr(gpu._Launch, "__call__", lambda self: launched.append(self._grid) or call(self))
+    found = [torch.ones(2000, device=device), torch.ones(3, device=device)]
+    assert global_norm(found).item() == pytest.approx(math.sqrt(2003))
+    assert launched == [(3, 1, 1), (1, 1, 1)]
+    clip_by_global_norm_(found, 1.0)
+    assert len(launched) == 5
+
+
+def test_what_is_refused():
+    x = torch.ones(3)
+    with pytest.raises(TypeError, match=r"tensors must be a list of tensors, got Tensor: put it into a list"):
+        global_norm(x)
+    with pytest.raises(TypeError, match=r"tensors\[1\] must be a tensor, got int"):
+        global_norm([x, 3])
+    with pytest.raises(TypeError, match=r"tensors\[0\] is sparse \(torch.sparse_coo\): must be dense"):
+        clip_by_global_norm_([x.to_sparse()], 1.0)
+    with pytest.raises(TypeError, match=r"tensors\[0\] is torch.int64: must be one of torch.float64"):
+        clip_by_norm_([torch.ones(3, dtype=torch.int64)], 1.0)
+    with pytest.raises(ValueError, match=r"tensors\[1\] has several elements in one place in memory"):
+        clip_by_value_([x, torch.ones(1).expand(3)], 1.0)
+    with pytest.raises(ValueError, match=r"ord=3: must be 1, 2 or inf"):
+        global_norm([x], 3)
+    with pytest.raises(TypeError, match=r"max_norm='a': must be a number, not str"):
+        clip_by_global_norm_([x], "a")
+    with pytest.raises(ValueError, match=r"value=-1.0: must be 0 or more"):
+        clip_by_value_([x], -1)
+    with pytest.raises(ValueError, match="clipping=0: must be greater than 0"):
+        clip_adaptively_([x], [x], 0)
+    with pytest.raises(ValueError, match="1 gradients for 2 weights"):
+        clip_adaptively_([x, x], [x], 0.1)
+    with pytest.raises(ValueError, match=r"shape \(2,\): its weight has \(3,\)"):
+        clip_adaptively_([x], [x[:2]], 0.1)
+    with pytest.raises(ValueError, match="by='min': must be 'sum' or 'max'"):
+        reduction(by="min")
+    assert x.tolist() == [1.0] * 3

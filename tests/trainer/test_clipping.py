@@ -1,0 +1,127 @@
+"""`tristep.clip_global_norm` by MXNet's formula in NumPy, and `tristep.optim.clip_grad_norm_` beside torch's."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import tristep
+
+SHAPES = ((5, 3), (), (150,), (4, 2, 3))
+
+
+def numbers(seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape) for shape in SHAPES]
+
+
+def as_tensors(arrays, device, dtype=torch.float32):
+    return [torch.tensor(array, dtype=dtype).to(device) for array in arrays]
+
+
+@pytest.mark.parametrize("max_norm", [0.7, 1e4])
+@pytest.mark.parametrize("check", [True, False])
+def test_gluons_formula(max_norm, check, device):
+    arrays = numbers()
+    found = as_tensors(arrays, device)
+    norm = math.sqrt(sum((array**2).sum() for array in arrays))
+    result = tristep.clip_global_norm(found, max_norm, check_isfinite=check)
+    if check:
+        assert type(result) is float
+    else:
+        assert result.shape == (1,)
+    assert float(result) == pytest.approx(norm, rel=1e-6)
+    for tensor, array in zip(found, arrays, strict=True):
+        np.testing.assert_allclose(tensor.cpu().numpy(), array * min(1.0, max_norm / (norm + 1e-8)), rtol=2e-6)
+
+
+def test_gluons_epsilon():
+    """Zeros would be divided by zero; a norm of 1e-8 shows which epsilon it is."""
+    x = torch.tensor([1e-8], dtype=torch.float64)
+    tristep.clip_global_norm([x], 1e-8)
+    assert x.item() == pytest.approx(0.5e-8)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_gluons_warning(value):
+    x, y = torch.tensor([1.0, value]), torch.tensor([2.0])
+    with pytest.warns(UserWarning, match="nan or inf is detected. Clipping results will be undefined."):
+        found = tristep.clip_global_norm([x, y], 1.0)
+    assert math.isnan(found) if math.isnan(value) else found == math.inf
+    assert y.item() == (2.0 if math.isnan(value) else 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tristep.clip_global_norm([torch.tensor([value])], 1.0, check_isfinite=False)
+
+
+def test_gluons_refusals():
+    with pytest.raises(ValueError, match="arrays is empty"):
+        tristep.clip_global_norm([], 1.0)
+    with pytest.raises(TypeError, match=r"arrays\[0\] must be a tensor, got ndarray"):
+        tristep.clip_global_norm([np.ones(3)], 1.0)
+    with pytest.raises(TypeError, match="check_isfinite=1: must be True or False"):
+        tristep.clip_global_norm([torch.ones(1)], 1.0, 1)
+    with pytest.raises(TypeError, match="arrays must be a list of tensors, got Tensor"):
+        tristep.clip_global_norm(torch.ones(1), 1.0)
+
+
+def pair(device, dtype=torch.float32, arrays=None):
+    made = []
+    for _ in range(2):
+        params = [torch.nn.Parameter(torch.zeros(array.shape, dtype=dtype, device=device)) for array in arrays or numbers()]
+        for param, gradient in zip(params, as_tensors(arrays or numbers(), device, dtype), strict=True):
+            param.grad = gradient
+        made.append([*params, torch.nn.Parameter(torch.zeros(2, device=device))])
+    return made
+
+
+@pytest.mark.parametrize("norm_type", [2, 2.0, 1, math.inf, "inf", 3.0, 0.5, 0.0, -math.inf])
+@pytest.mark.parametrize("max_norm", [0.5, 1e5, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_torchs_numbers(norm_type, max_norm, dtype, device):
+    ours, theirs = pair(device, dtype)
+    found = tristep.optim.clip_grad_norm_(ours, max_norm, norm_type)
+    expected = torch.nn.utils.clip_grad_norm_(theirs, max_norm, norm_type)
+    rtol = 2e-6 if dtype == torch.float32 else 1e-13
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=0)
+    for a, b in zip(ours[:-1], theirs[:-1], strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=rtol, atol=0)
+    assert ours[-1].grad is None
+
+
+def test_gradients_of_other_kinds_are_left_to_torch():
+    made = [torch.nn.Parameter(torch.ones(3, dtype=torch.complex64)) for _ in range(2)]
+    for param in made:
+        param.grad = torch.tensor([3 + 4j, 0, 1j])
+    found = tristep.optim.clip_grad_norm_(made[0], 1.0)
+    torch.testing.assert_close(found, torch.nn.utils.clip_grad_norm_(made[1], 1.0))
+    torch.testing.assert_close(made[0].grad, made[1].grad)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+def test_torchs_error_and_results_of_what_is_not_finite(value, norm_type, device):
+    arrays = [np.array([1.0, value]), np.array([2.0])]
+    ours, theirs = pair(device, arrays=arrays)
+    messages = []
+    for clip, params in ((tristep.optim.clip_grad_norm_, ours), (torch.nn.utils.clip_grad_norm_, theirs)):
+        with pytest.raises(RuntimeError) as caught:
+            clip(params, 1.0, norm_type, error_if_nonfinite=True)
+        messages.append(str(caught.value))
+        assert params[1].grad.item() == 2.0
+        clip(params, 1.0, norm_type)
+    assert messages[0] == messages[1]
+    for a, b in zip(ours[:-1], theirs[:-1], strict=True):
+        torch.testing.assert_close(a.grad, b.grad, equal_nan=True)
+
+
+def test_one_none_and_generators_of_parameters(device):
+    (ours, *_), (theirs, *_) = pair(device)
+    torch.testing.assert_close(tristep.optim.clip_grad_norm_(ours, 0.5), torch.nn.utils.clip_grad_norm_(theirs, 0.5))
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    assert tristep.optim.clip_grad_norm_([], 1.0).item() == 0.0
+    assert tristep.optim.clip_grad_norm_((p for p in [ours]), 10.0, error_if_nonfinite=True, foreach=False) > 0
+    with pytest.warns(UserWarning, match="empty generator"):
+        tristep.optim.clip_grad_norm_((p for p in []), 1.0)

@@ -1,0 +1,57 @@
+"""Gluon's `clip_global_norm`."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+
+import torch
+
+from ..kernels.norms import scale_to_norm_
+from .arguments import flag, real
+
+__all__ = ["clip_global_norm"]
+
+
+def clip_global_norm(arrays: Iterable[torch.Tensor], max_norm: float, check_isfinite: bool = True) -> float | torch.Tensor:
+    """Multiply all arrays by max_norm / (norm + 1e-8), in place, if that is less than 1; returns their norm from before.
+
+    Args:
+        arrays: dense floating-point tensors, at least one.
+        max_norm: what their 2-norm together is to be at most.
+        check_isfinite: look at the norm, which waits for the device: the result is a float then, and a norm that is not
+            finite gives a warning. A NaN leaves the arrays as they are then; otherwise it spreads to all of them.
+
+    Returns:
+        A float, or without `check_isfinite` a tensor of shape (1,).
+
+    Raises:
+        TypeError, ValueError: no arrays, or something that is no such tensor; nothing has been changed.
+
+    Example:
+        >>> import torch, tristep
+        >>> x = torch.tensor([3.0, 4.0])
+        >>> tristep.clip_global_norm([x], 1.0)
+        5.0
+        >>> x
+        tensor([0.6000, 0.8000])
+
+    Source: MXNet 1.9.1, `gluon.utils.clip_global_norm`.
+    """
+    arrays = arrays if isinstance(arrays, torch.Tensor) else list(arrays)
+    if not len(arrays):
+        raise ValueError("arrays is empty: there must be one tensor at least")
+    max_norm, check_isfinite = real("max_norm", max_norm), flag("check_isfinite", check_isfinite)
+    found: list[float] = []
+
+    def smaller(norm: torch.Tensor) -> bool:
+        found.append(norm.item())
+        return max_norm / (found[0] + 1e-8) < 1.0
+
+    norm = scale_to_norm_("arrays", arrays, max_norm, epsilon=1e-8, decide=smaller if check_isfinite else None)
+    if not check_isfinite:
+        return norm.reshape(1)
+    if not math.isfinite(found[0]):
+        warnings.warn("nan or inf is detected. Clipping results will be undefined.", stacklevel=2)
+    return found[0]

@@ -1,0 +1,65 @@
+"""Drop-in for `torch.nn.utils.clip_grad_norm_`."""
+
+from __future__ import annotations
+
+import math
+import types
+import warnings
+from collections.abc import Iterable
+
+import torch
+
+from ...kernels.norms import scale_to_norm_
+
+__all__ = ["clip_grad_norm_"]
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """As torch's, in one pass over all gradients that measures and one that scales; no copies, no waiting for the device.
+
+    Args:
+        parameters: a parameter, or several; those without gradient are left out.
+        max_norm: what the norm of all gradients together is to be at most.
+        norm_type: 1, 2 or inf; other norms, and gradients that are sparse, complex or sharded, are left to torch.
+        error_if_nonfinite: whether a norm that is not finite is an error; to know it, the host waits for the device.
+        foreach: taken for torch's sake, and without effect where torch is not asked.
+
+    Returns:
+        The norm before. Of 16-bit gradients it is float32, not rounded to their type as torch does.
+
+    Raises:
+        RuntimeError: the norm is not finite, and that is to be an error; nothing has been changed.
+
+    Source: `torch.nn.utils.clip_grad_norm_`.
+    """
+    if isinstance(parameters, torch.Tensor):
+        parameters = [parameters]
+    else:
+        generated = isinstance(parameters, types.GeneratorType)
+        parameters = list(parameters)
+        if generated and not parameters:
+            warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=2)
+    norm_type = float(norm_type)
+    gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+
+    def clippable(norm: torch.Tensor) -> bool:
+        if math.isfinite(norm.item()):
+            return True
+        raise RuntimeError(
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped. "
+            "To disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
+        )
+
+    if norm_type in (1.0, 2.0, math.inf):
+        decide = clippable if error_if_nonfinite else None
+        try:
+            return scale_to_norm_("parameters", gradients, float(max_norm), norm_type, decide=decide)
+        except (TypeError, ValueError):  # gradients of other kinds; nothing has been changed yet
+            pass
+    return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
