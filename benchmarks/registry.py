@@ -185,6 +185,45 @@ def muon_steps(workload: Workload, device: str) -> dict[str, tuple[Callable[[], 
     }
 
 
+def clip_steps(workload: Workload, device: str) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+    """By name: what comes before a step, untimed, and one step of AdamW on gradients clipped by their norm together.
+
+    In one pass with the step, and by functions of their own. The gradients are the same tensors from step to step.
+    """
+
+    def prepared(params: list[torch.nn.Parameter]) -> Callable[[], None]:
+        grads = [param.grad for param in params]
+        return lambda: torch.autograd.graph.increment_version(grads)
+
+    params = parameters(workload, device)
+    folded = tristep.Trainer(params, "adamw", {"learning_rate": 1e-3, "wd": 0.01, "clip_norm": 1.0})
+    steps = {"tristep": (prepared(params), lambda: folded.step(1))}
+    plain = parameters(workload, device)
+    trainer = tristep.Trainer(plain, "adamw", {"learning_rate": 1e-3, "wd": 0.01})
+
+    def apart() -> None:
+        tristep.optim.clip_grad_norm_(plain, 1.0)
+        trainer.step(1)
+
+    steps["tristep, clip apart"] = prepared(plain), apart
+    theirs = parameters(workload, device)
+    optimizer = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.01, fused=True)
+
+    def torchs() -> None:
+        torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+        optimizer.step()
+
+    steps["torch fused"] = prepared(theirs), torchs
+    alone, other = parameters(workload, device), parameters(workload, device)
+    steps["clip alone"] = nothing, lambda: tristep.optim.clip_grad_norm_(alone, 1.0)
+    steps["torch clip alone"] = nothing, lambda: torch.nn.utils.clip_grad_norm_(other, 1.0)
+    return steps
+
+
+def nothing() -> None:
+    """What comes before a step that needs nothing."""
+
+
 def rule_step(name: str, workload: Workload, device: str) -> tuple[Callable[[], object], int]:
     """One step of a rule on its own, and the bytes that it must move.
 

@@ -1,11 +1,11 @@
 """Times tristep beside torch.optim, in one process and in turns, and writes what it saw as JSON.
 
-    python benchmarks/run.py                 on the CPU: AdamW on four workloads, every rule on 16.8 M elements beside its
-                                             peers, Muon on many matrices, the first step, and the host's
-                                             cost of a launch through a pretended GPU
+    python benchmarks/run.py                 on the CPU: AdamW on four workloads, also with gradients clipped, every rule on
+                                             16.8 M elements beside its peers, Muon on many matrices, the first step, and
+                                             the host's cost of a launch through a pretended GPU
     python benchmarks/run.py --gpu           on the GPU: AdamW on four workloads, every rule on 2^28 elements, Muon on
                                              many matrices
-    python benchmarks/run.py --only rules    one part: steps, rules, matrices, first or host
+    python benchmarks/run.py --only rules    one part: steps, clip, rules, matrices, first or host
     python benchmarks/run.py --out FILE      where the JSON goes
 
 A time is the median of many steps after a warm-up. Ratios are what counts: machines differ and are noisy, but everything
@@ -34,7 +34,7 @@ import tristep
 from tristep.kernels import rules
 
 Step = tuple[Callable[[], object], Callable[[], object]]  # what comes before, untimed, and what is timed
-PARTS = ("steps", "rules", "matrices", "first", "host")
+PARTS = ("steps", "clip", "rules", "matrices", "first", "host")
 
 
 def main() -> None:
@@ -48,7 +48,8 @@ def main() -> None:
         parser.error("--gpu: torch sees no GPU here")
     parts = [arguments.only] if arguments.only else [part for part in PARTS if not (arguments.gpu and part == "host")]
 
-    timed = {"steps": time_steps, "rules": time_rules, "matrices": time_matrices, "first": time_first, "host": time_host}
+    timed = {"steps": time_steps, "clip": time_clip, "rules": time_rules, "matrices": time_matrices}
+    timed |= {"first": time_first, "host": time_host}
     results: dict[str, Any] = {"machine": machine(device)}
     print(results["machine"], "\n", sep="")
     for part in parts:
@@ -100,6 +101,20 @@ def time_steps(device: str) -> dict[str, Any]:
     return found
 
 
+def time_clip(device: str) -> dict[str, Any]:
+    """A step of AdamW on gradients clipped by their norm together, beside torch's `clip_grad_norm_` and fused AdamW."""
+    found = {}
+    print("clipping by the norm and AdamW, µs per step, gradients kept in place")
+    for workload in registry.CPU_WORKLOADS if device == "cpu" else registry.GPU_WORKLOADS:
+        times, _ = in_turns(registry.clip_steps(workload, device), device, seconds=6.0)
+        ratio, alone = times["tristep"] / times["torch fused"], times["clip alone"] / times["torch clip alone"]
+        shown = ", ".join(f"{name} {value:.1f}" for name, value in times.items() if "first" not in name)
+        print(f"{workload.name:26}{shown}: tristep / torch {ratio:.2f}, of clipping alone {alone:.2f}", flush=True)
+        found[workload.name] = {"us": times, "tristep / torch": ratio, "clip alone, tristep / torch": alone}
+    print()
+    return found
+
+
 def time_rules(device: str) -> dict[str, Any]:
     """Every rule on one large tensor: its own bytes over its time, as a share of torch's fused AdamW and of a copy.
 
@@ -113,14 +128,14 @@ def time_rules(device: str) -> dict[str, Any]:
     target = torch.empty_like(source)
     common: dict[str, Step] = {
         "torch fused AdamW": registry.adamw_steps(workload, device, only="torch fused")["torch fused"],
-        "copy": (nothing, lambda: target.copy_(source)),
+        "copy": (registry.nothing, lambda: target.copy_(source)),
     }
     found = {}
     for name in rules.__all__:
         own = registry.rule_workload(name, device)
         step, moved = registry.rule_step(name, own, device)
         peers = registry.peer_steps(name, own, device)
-        steps = {"tristep": (nothing, step)} | {peer: (nothing, each) for peer, each in peers.items()}
+        steps = {"tristep": (registry.nothing, step)} | {peer: (registry.nothing, each) for peer, each in peers.items()}
         times, turns = in_turns(common | steps, device, seconds=1.5, least=7)
         rate = moved / times["tristep"]
         to_fused = rate / (28 * workload.elements / times["torch fused AdamW"])
@@ -191,10 +206,6 @@ def time_host(device: str) -> dict[str, Any]:
         print(f"    {name:40}{value}")
     print()
     return found
-
-
-def nothing() -> None:
-    """What comes before a step that needs nothing."""
 
 
 def in_turns(steps: Mapping[str, Step], device: str, seconds: float, least: int = 20) -> tuple[dict[str, float], int]:

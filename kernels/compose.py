@@ -1,4 +1,6 @@
-"""Rules made of rules: masked steps, decay apart from the gradient, slow weights. No equation of a rule is repeated.
+"""Rules made of rules: clipping, masked steps, decay apart from the gradient, slow and averaged weights, steps left out.
+
+No equation of a rule is repeated.
 
 Each function takes an elementwise rule and gives another one, which calls it. As the compilers read source, and names are
 unpacked on lines of their own, the new rule is text, made for the names of the old one. Rules made of one rule in the same
@@ -14,9 +16,18 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .language import Function, Reduction, Rule, jit, tl
+from .language import Function, Reduction, Rule, jit, rule, tl
+from .rules.common import clip_coefficient, total_square
 
-__all__ = ["cautious", "decoupled", "lookahead"]
+__all__ = [
+    "averaging",
+    "cautious",
+    "clipped_by_global_norm",
+    "decoupled",
+    "lookahead",
+    "moving_average",
+    "skipping_nonfinite",
+]
 
 
 def cautious(rule: Rule, apart: Iterable[str] = ("decay",)) -> Rule:
@@ -68,6 +79,62 @@ def lookahead(rule: Rule, sync: bool = True) -> Rule:
     """
     _check(rule)
     return _made(lookahead, _lookahead, rule, bool(sync))
+
+
+def clipped_by_global_norm(rule: Rule) -> Rule:
+    """The rule with gradients multiplied by min(1, clip_norm / (norm + 1e-6)), of the norm over all tensors of an update.
+
+    It has one more hyper-parameter, `clip_norm`, and one more reduction, before its own, which see the clipped gradient too.
+    The gradients themselves stay as they are.
+
+    Args:
+        rule: an elementwise rule. To be clipped first, before the gradient is looked at in other ways.
+
+    Source: Pascanu et al. (2013), "On the difficulty of training recurrent neural networks", alg. 1; numbers of torch.
+    """
+    _check(rule)
+    return _made(clipped_by_global_norm, _clipped_by_global_norm, rule)
+
+
+def skipping_nonfinite(rule: Rule) -> Rule:
+    """The rule, but all stays exactly as it was where the sum of squares of the gradients over all tensors is not finite.
+
+    Weights, states and kept numbers, that is; whoever counts steps does not know, since that would mean to wait for the
+    device. In float32 the sum of squares is infinite from a norm of 1.8e19, too.
+
+    Args:
+        rule: an elementwise rule; what is composed after this is not skipped.
+    """
+    _check(rule)
+    return _made(skipping_nonfinite, _skipping_nonfinite, rule)
+
+
+def averaging(rule: Rule, moves: bool = True) -> Rule:
+    """The rule with a last state `ema`, the moving average of the weight: ema <- ema + (1 - ema_decay) (w - ema).
+
+    It must start as the weight. The hyper-parameter is `one_minus_ema_decay`. `moving_average` shows the average.
+
+    Args:
+        rule: an elementwise rule.
+        moves: if False, a rule of the same states that leaves the average as it is, and has no such hyper-parameter.
+
+    Source: Polyak & Juditsky (1992); as `torch.optim.swa_utils.get_ema_multi_avg_fn`.
+    """
+    _check(rule)
+    return _made(averaging, _averaging, rule, bool(moves))
+
+
+@rule
+def moving_average(w, g, state, hyper):
+    """w <- ema, whatever the gradient."""
+    (ema,) = state
+    return ema, (ema,)
+
+
+@jit
+def is_finite(x):
+    """Whether a number is neither infinite nor NaN: else its difference from itself is NaN."""
+    return x - x == 0.0
 
 
 @jit
@@ -139,26 +206,88 @@ def _lookahead(rule: Rule, sync: bool) -> tuple[Any, Reduction | None]:
     return text.define("lookahead", first, lines, result), rule.sums
 
 
+def _averaging(rule: Rule, moves: bool) -> tuple[Any, Reduction | None]:
+    added = ("one_minus_ema_decay",) if moves else ()
+    text = _Text(rule, "ema", *added, interpolated=interpolated)
+    (stepped,) = text.new("stepped")
+    first = text.unpacked(rule.extras, (*rule.state, "ema"), (*rule.own_hyper, *added), text.sums)
+    lines = [f"{stepped}, {text.new_states} = {text.call()}"]
+    ema = f"{text['interpolated']}(ema, {stepped}, one_minus_ema_decay)" if moves else "ema"
+    return text.define("averaging", first, lines, f"{stepped}, {text.returned(ema)}"), rule.sums
+
+
+def _clipped_by_global_norm(rule: Rule) -> tuple[Any, Reduction | None]:
+    sums = _behind_total(rule, "clipped", _clip)
+    text = _Text(rule, "clip_norm", clip_coefficient=clip_coefficient)
+    (stepped,) = text.new("stepped")
+    first, total = text.behind(sums, added=("clip_norm",))
+    lines, clipped = _clip(text, total)
+    lines += [f"{stepped}, {text.new_states} = {text.call(g=clipped)}"]
+    return text.define("clipped", first, lines, f"{stepped}, {text.returned()}"), sums
+
+
+def _clip(text: _Text, total: str) -> tuple[list[str], str]:
+    """Lines that clip the gradient, and what it is called then."""
+    (clipped,) = text.new("clipped")
+    coefficient = f"{text['clip_coefficient']}({text.tl}.sqrt({total}), clip_norm, 1e-6)"
+    return [f"{clipped} = {text.g} * {coefficient}"], clipped
+
+
+def _skipping_nonfinite(rule: Rule) -> tuple[Any, Reduction | None]:
+    sums: Any = rule.sums if rule.knows_total else _behind_total(rule, "behind")
+    text = _Text(rule, is_finite=is_finite)
+    stepped, finite = text.new("stepped", "finite")
+    first, total = text.behind(sums)
+    lines = [f"{stepped}, {text.new_states} = {text.call()}", f"{finite} = {text['is_finite']}({total})"]
+    states = _tuple(
+        f"{text.tl}.where({finite}, {text.new_state(name)}, {name})" if name in rule.changed else name for name in rule.state
+    )
+    result = f"{text.tl}.where({finite}, {stepped}, {text.w}), {states}"
+    return text.define("skipping", first, lines, result), sums
+
+
+def _behind_total(rule: Rule, what: str, change: Callable[[_Text, str], tuple[list[str], str]] | None = None) -> Reduction:
+    """The rule's last reduction when the sum of squares over all comes first, and is passed on to all others.
+
+    Args:
+        change: gives lines and the name of a gradient that is to take the place of theirs.
+    """
+    before = total_square
+    for stage in rule.reductions[1 if rule.knows_total else 0 :]:
+        text = _Text(stage, *(("clip_norm",) if change else ()), clip_coefficient=clip_coefficient)
+        values = text.new(*["value"] * stage.n_values)
+        first, total = text.behind(before, added=("clip_norm",) if change else ())
+        lines, g = ([], None) if change is None else change(text, total)
+        lines += [f"{_tuple(values)} = {text.call(g=g)}"]
+        before = _Behind(text.define(what, first, lines, _tuple(values)), before, stage)
+    return before
+
+
 class _Text:
     """What the texts made of one rule have in common. All names differ from those that the rule unpacks.
 
     Args:
-        rule: the rule that is called.
+        rule: the rule that is called; or the reduction.
         added: names that the new rule unpacks besides the rule's.
         **helpers: functions to be called, by what they are to be called in the text if the name is free.
     """
 
-    def __init__(self, rule: Rule, *added: str, **helpers: Function) -> None:
-        self.rule = rule
-        if twice := [name for name in added if name in (*rule.state, *rule.hyper)]:
-            raise ValueError(f"rule {rule.name!r} has a state or hyper-parameter {twice[0]!r} already")
-        self._taken = {"sums", "index", *rule.state, *rule.hyper, *added}
+    def __init__(self, rule: Rule | Reduction, *added: str, **helpers: Function) -> None:
+        self.rule: Any = rule
+        unpacked = rule.hyper if isinstance(rule, Rule) else rule.own_hyper
+        if twice := [name for name in added if name in (*rule.state, *unpacked)]:
+            raise ValueError(f"{rule.kind} {rule.name!r} has a state or hyper-parameter {twice[0]!r} already")
+        self._taken = {"sums", "kept", "index", *rule.state, *unpacked, *added}
         self.w, self.g, self._state, self._hyper, self.tl, self._rule = self.new("w", "g", "state", "hyper", "tl", "rule")
         self._called = dict(zip(helpers, self.new(*helpers), strict=True))
         self._names = {self.tl: tl, self._rule: rule, "__name__": __name__}
         self._names |= {called: helpers[wish] for wish, called in self._called.items()}
-        self.sums = self.new(*["found"] * rule.sums.n_results) if rule.sums is not None else ()
+        self.sums = self.new(*["found"] * rule.n_numbers)
         self._new = dict(zip(rule.state, self.new(*(f"new_{name}" for name in rule.state)), strict=True))
+
+    def new_state(self, name: str) -> str:
+        """What a state that the rule returns is called."""
+        return self._new[name]
 
     def __getitem__(self, helper: str) -> str:
         return self._called[helper]
@@ -177,14 +306,31 @@ class _Text:
     ) -> tuple[str, list[str]]:
         """The arguments, and the lines that unpack them."""
         arguments = ", ".join((self.w, self.g, self._state, self._hyper, *extras))
-        pairs = [(states, self._state), (hyper, self._hyper), (sums, "sums")]
+        pairs = [(states, self._state), (hyper, self._hyper), (sums, "kept" if "kept" in extras else "sums")]
         return arguments, [f"{_tuple(names)} = {argument}" for names, argument in pairs if names]
 
-    def call(self, exchanged: dict[str, str] | None = None) -> str:
-        """The call of the rule, with other values for some of its hyper-parameters."""
+    def behind(self, before: Reduction, added: tuple[str, ...] = ()) -> tuple[tuple[str, list[str]], str]:
+        """The arguments and the lines that unpack them after this reduction, whose last result is the total; its name.
+
+        What the rule gets by itself are the first of these numbers.
+        """
+        rule, numbers = self.rule, "kept" if "kept" in self.rule.extras else "sums"
+        n = before.n_results + (len(rule.kept) if numbers == "kept" else 0)
+        names = (*self.sums, *self.new(*["passed"] * (n - len(self.sums))))
+        extras = (numbers, *(("index",) if "index" in rule.extras else ()))
+        return self.unpacked(extras, rule.state, (*rule.own_hyper, *added), names), names[-1]
+
+    def call(self, exchanged: dict[str, str] | None = None, g: str | None = None) -> str:
+        """The call of the rule, with other values for some of its hyper-parameters, and with another gradient."""
         hyper = [(exchanged or {}).get(name, name) for name in self.rule.own_hyper]
-        values = {"sums": _tuple(self.sums), "index": "index"}
-        arguments = [self.w, self.g, _tuple(self.rule.state), _tuple(hyper), *(values[extra] for extra in self.rule.extras)]
+        values = {"sums": _tuple(self.sums), "kept": _tuple(self.sums), "index": "index"}
+        arguments = [
+            self.w,
+            g or self.g,
+            _tuple(self.rule.state),
+            _tuple(hyper),
+            *(values[extra] for extra in self.rule.extras),
+        ]
         return f"{self._rule}({', '.join(arguments)})"
 
     @property
@@ -216,34 +362,55 @@ _numbers = itertools.count()
 class _Composed(Rule):
     """A rule made of another one; `how` is the function and its arguments, which make it again."""
 
-    def __init__(self, fn: types.FunctionType, sums: Reduction | None, how: tuple[Any, ...]) -> None:
+    def __init__(self, fn: types.FunctionType, sums: Reduction | None, of: Rule, how: tuple[Any, ...]) -> None:
         super().__init__(fn, sums)
         self._how = how
-        inner = how[1][0]
-        self.exact = tuple(name for name in self.state if name in inner.exact or name not in inner.state)
-        if isinstance(sums, _Agreement):
-            sums.rule = self
+        self.exact = tuple(name for name in self.state if name in of.exact or name not in of.state)
+        self.knows_total = of.knows_total or how[0] in (clipped_by_global_norm, skipping_nonfinite)
+        self.skips_nonfinite = of.skips_nonfinite or how[0] is skipping_nonfinite
+        for place, stage in enumerate(self.reductions):
+            if isinstance(stage, _OfComposed) and stage.found is None:
+                stage.found = self, place
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._how
 
 
-class _Agreement(Reduction):
-    """The reduction of a cautious rule."""
+class _OfComposed(Reduction):
+    """A reduction of a composed rule; `found` says of which rule, and which one of its."""
 
-    rule: Rule
+    found: tuple[Rule, int] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        assert self.found is not None
+        return _reduction, self.found
+
+
+def _reduction(rule: Rule, place: int) -> Reduction:
+    return rule.reductions[place]
+
+
+class _Agreement(_OfComposed):
+    """The reduction of a cautious rule."""
 
     def __init__(self, fn: types.FunctionType, sums: Reduction | None) -> None:
         super().__init__(fn, sums, passes_on=True)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self.rule, "sums")
+
+class _Behind(_OfComposed):
+    """A reduction made of another one, to come after `sums` and pass its results on."""
+
+    _kept_and_sums = True
+
+    def __init__(self, fn: types.FunctionType, sums: Reduction, of: Reduction) -> None:
+        super().__init__(fn, sums, of.over, passes_on=True, by=of.by)
+        self.finished, self.kept, self.finish_hyper = of.finished, of.kept, of.finish_hyper
 
 
 def _check(rule: Any) -> None:
     if not isinstance(rule, Rule):
         raise TypeError(f"rule must be elementwise, made with @rule, got {type(rule).__name__}")
-    if taken := [name for name in (*rule.state, *rule.hyper) if name in ("sums", "index")]:
+    if taken := [name for name in (*rule.state, *rule.hyper) if name in ("sums", "kept", "index")]:
         raise ValueError(f"rule {rule.name!r} has a state or hyper-parameter {taken[0]!r}: composed rules need the name")
 
 
@@ -252,7 +419,7 @@ def _made(function: Callable[..., Rule], make: Callable[..., Any], rule: Rule, *
     key = function, options
     if key not in rule.made_of_it:
         made, sums = make(rule, *options)
-        rule.made_of_it[key] = _Composed(made, sums, (function, (rule, *options)))
+        rule.made_of_it[key] = _Composed(made, sums, rule, (function, (rule, *options)))
     return rule.made_of_it[key]
 
 

@@ -259,6 +259,8 @@ class Trainer:
     def averaged_weights(self) -> Iterator[None]:
         """A context in which the model has its averaged weights, for evaluation, where the optimizer keeps an average.
 
+        It does with `ema_decay`, a moving average; some do by themselves.
+
         Afterwards it has those that it had before, to the bit.
 
         Raises:
@@ -271,9 +273,9 @@ class Trainer:
             >>> with trainer.averaged_weights():
             ...     prediction = net(torch.ones(1, 2))
         """
-        found = self._optimizer.average() if isinstance(self._optimizer, RuleOptimizer) else None
+        found = self._optimizer.average_in_use() if isinstance(self._optimizer, RuleOptimizer) else None
         if found is None:
-            raise ValueError(f"{type(self._optimizer).__name__} keeps no averaged weights; ScheduleFreeSGD, for one, does")
+            raise ValueError(f"{type(self._optimizer).__name__} keeps no averaged weights: give it ema_decay=0.999, say")
         before = [parameter.detach().clone() for parameter in self._params]
         self._updater.apply(*found, range(len(self._params)), self._params)
         try:

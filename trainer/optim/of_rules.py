@@ -208,9 +208,9 @@ class _OfRule(FusedOptimizer):
         Raises:
             ValueError: the optimizer keeps no average; nothing has been changed.
         """
-        averages = [(group, self._of(group).average()) for group in self.param_groups]
+        averages = [(group, self._of(group).average_in_use()) for group in self.param_groups]
         if not all(average for _, average in averages):
-            raise ValueError(f"{type(self).__name__} keeps no averaged weights; ScheduleFreeAdamW, for one, does")
+            raise ValueError(f"{type(self).__name__} keeps no averaged weights: give it ema_decay=0.999, say")
         before = [(parameter, parameter.detach().clone()) for group in self.param_groups for parameter in group["params"]]
         try:
             for group, average in averages:

@@ -260,6 +260,8 @@ class RuleOptimizer(Optimizer):
     `one_minus_x` is formed from `x`. What depends on the number of updates is returned by `hyper`.
 
     Args:
+        clip_norm: multiply the gradients by min(1, clip_norm / (norm + 1e-6)) of the norm that all of a step have together,
+            after `rescale_grad` and before `clip_gradient`, > 0; None means never. They stay as they are in `.grad`.
         cautious: use the step, decay apart from the gradient excepted, only in elements where it goes down the gradient,
             divided by their share in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
         decoupled_wd: take learning rate times `wd` off the weights, instead of adding `wd` times them to the gradient
@@ -267,6 +269,10 @@ class RuleOptimizer(Optimizer):
         lookahead: every so many updates of a parameter go from its slow weight `lookahead_alpha` of the way to where it
             is, and start again from there, >= 1; None means never (Zhang et al. 2019, "Lookahead Optimizer", alg. 1).
         lookahead_alpha: in (0, 1].
+        ema_decay: keep a moving average of the weights, ema <- ema_decay ema + (1 - ema_decay) w after every update, in
+            [0, 1); None means none. `Trainer.averaged_weights` shows it. It is the average of this optimizer then.
+        skip_nonfinite: leave all weights and states exactly as they are where a step's gradients hold a NaN or an infinity,
+            or squares whose sum is infinite. The step counts nevertheless: the host does not wait to be told.
         state_dtype: "float32", also None, or "bfloat16": how states are stored, except for those that are weights or sums
             over all steps. It is computed in float32. Saved states of another type are converted when they are loaded.
         stochastic_rounding: round bfloat16 weights without a float32 copy, and bfloat16 states, up or down with the
@@ -308,20 +314,26 @@ class RuleOptimizer(Optimizer):
     def __init__(
         self,
         *,
+        clip_norm: float | None = None,
         cautious: bool = False,
         decoupled_wd: bool = False,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        skip_nonfinite: bool = False,
         state_dtype: str | None = None,
         stochastic_rounding: bool = False,
         rounding_seed: int = 0,
         kahan: bool = False,
         **kwargs: Any,
     ) -> None:
+        self.clip_norm = None if clip_norm is None else real("clip_norm", clip_norm, above=0)
         self.cautious = flag("cautious", cautious)
         self.decoupled_wd = flag("decoupled_wd", decoupled_wd)
         self.lookahead = None if lookahead is None else whole("lookahead", lookahead, low=1)
         self.lookahead_alpha = real("lookahead_alpha", lookahead_alpha, above=0, high=1)
+        self.ema_decay = None if ema_decay is None else real("ema_decay", ema_decay, low=0, below=1)
+        self.skip_nonfinite = flag("skip_nonfinite", skip_nonfinite)
         self.state_dtype = None if state_dtype is None else choice("state_dtype", state_dtype, STATE_DTYPES)
         self.stochastic_rounding = flag("stochastic_rounding", stochastic_rounding)
         self.rounding_seed = whole("rounding_seed", rounding_seed, low=0)
@@ -349,7 +361,7 @@ class RuleOptimizer(Optimizer):
 
         Between two of Lookahead's synchronisations that is a rule which leaves the slow weights alone.
         """
-        if not (self.cautious or self.decoupled_wd or self.lookahead):  # asked at every step
+        if not self._has_options:  # asked at every step
             return self.rule
         if self.lookahead is None:
             return self._composed()
@@ -373,6 +385,10 @@ class RuleOptimizer(Optimizer):
     def average(self) -> tuple[Rule, dict[str, float]] | None:
         """A rule that makes averaged weights of weights and states, and its hyper-parameters; None if there is none."""
         return None
+
+    def average_in_use(self) -> tuple[Rule, dict[str, float]] | None:
+        """As `average`; with `ema_decay` that of this option."""
+        return self.average() if self.ema_decay is None else (compose.moving_average, {})
 
     def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
         """Fill the state tensors, which are zero, where a rule starts otherwise."""
@@ -461,6 +477,8 @@ class RuleOptimizer(Optimizer):
         self.init_state(weight, tuple(slots[name] for name in self.rule.slots))
         if self.lookahead is not None:
             slots["slow_weight"].copy_(weight)
+        if self.ema_decay is not None:
+            slots["ema"].copy_(weight)
 
     def update(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
         """Update one weight in place. Slow for many: `get_updater` and `Trainer` launch once for all of them."""
@@ -511,7 +529,7 @@ class RuleOptimizer(Optimizer):
             setattr(self, name, value)
 
     def _hidden(self) -> tuple[str, ...]:
-        flags = ("cautious", "decoupled_wd", "stochastic_rounding", "kahan")
+        flags = ("cautious", "decoupled_wd", "skip_nonfinite", "stochastic_rounding", "kahan")
         off = [name for name in flags if not getattr(self, name)]
         off += [] if self.stochastic_rounding else ["rounding_seed"]
         return (*off, *(("lookahead_alpha",) if self.lookahead is None else ()))
@@ -527,27 +545,35 @@ class RuleOptimizer(Optimizer):
 
     @property
     def _has_options(self) -> bool:
-        return self.cautious or self.decoupled_wd or self.lookahead is not None
+        given = self.lookahead, self.clip_norm, self.ema_decay
+        return self.cautious or self.decoupled_wd or self.skip_nonfinite or given != (None, None, None)
 
     def _composed(self, sync: bool = False) -> Rule:
         rule = self.rule
         if not self._has_options:
             return rule
         if self.counted:  # what counts as no update is left as it is
+            if self.clip_norm is not None:
+                rule = compose.clipped_by_global_norm(rule)
             if self.cautious:
                 rule = compose.cautious(rule, self.decays_apart)
             if self.decoupled_wd:
                 rule = compose.decoupled(rule)
-        return rule if self.lookahead is None else compose.lookahead(rule, sync and self.counted)
+        if self.lookahead is not None:
+            rule = compose.lookahead(rule, sync and self.counted)
+        if self.ema_decay is not None:
+            rule = compose.averaging(rule, self.counted)
+        return compose.skipping_nonfinite(rule) if self.skip_nonfinite else rule
 
     def _check_options(self) -> None:
         name, rule = type(self).__name__, cast("Rule | TensorRule", self.rule)
         if isinstance(rule, TensorRule):
-            names = ("cautious", "decoupled_wd", "lookahead", "state_dtype", "stochastic_rounding", "kahan")
-            options = {name: getattr(self, name) for name in names}
+            names = ("clip_norm", "cautious", "decoupled_wd", "lookahead", "ema_decay", "skip_nonfinite")
+            names += ("state_dtype", "stochastic_rounding", "kahan")
+            values = {option: getattr(self, option) for option in names}
             if self.multi_precision == "remainder":
-                options["multi_precision"] = "remainder"
-            given = ", ".join(f"{option}={value!r}" for option, value in options.items() if value)
+                values["multi_precision"] = "remainder"
+            given = ", ".join(f"{option}={value!r}" for option, value in values.items() if value not in (None, False))
             raise TypeError(f"{given}: {name} has a rule of whole tensors; options are for rules of single elements")
         if self.decoupled_wd and not self.couples_wd:
             known = {"wd", "decay", *self.decays_apart} & set(rule.hyper)

@@ -120,12 +120,24 @@ def split(
                 f"lookahead={optimizer.lookahead!r} for {names[i]}, whose gradient is sparse: slow weights are those of all "
                 "rows, so it must be None; or use sparse=False in the layer"
             )
+        if optimizer.ema_decay is not None:
+            raise ValueError(
+                f"ema_decay={optimizer.ema_decay!r} for {names[i]}, whose gradient is sparse: averages are those of all "
+                "rows, so it must be None; or use sparse=False in the layer"
+            )
         if not optimizer.decays_sparse and (wd := optimizer._get_wd(indices[i])):
             raise ValueError(
                 f"wd={wd:g} for {names[i]}, whose gradient is sparse: {type(optimizer).__name__} does not decay such "
                 "weights, so it must be 0; set the parameter's wd_mult to 0, or use sparse=False in the layer"
             )
         if getattr(optimizer, "lazy_update", True) and gradient.sparse_dim():
+            for option in ("clip_norm", "skip_nonfinite"):
+                value, off = getattr(optimizer, option), None if option == "clip_norm" else False
+                if value not in (None, False):
+                    raise ValueError(
+                        f"{option}={value!r} for {names[i]}, whose gradient is sparse: rows are updated apart from the "
+                        f"other weights, so it must be {off}; or use lazy_update=False"
+                    )
             whole[i] = None
             by_row.append(i)
         else:

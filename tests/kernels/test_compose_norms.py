@@ -1,0 +1,230 @@
+"""Rules made of rules that look at the norm of all gradients: clipping, steps left out, and averages of weights beside them.
+
+The judge is the rule itself, given the clipped gradients.
+"""
+
+import copy
+import json
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from tristep.kernels import compose, rules
+from tristep.kernels.table import states_for
+
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+VALUES = {
+    "lr": 0.1, "wd": 0.3, "decay": 0.02, "clip": math.inf, "epsilon": 1e-3, "correction1": 1.5, "correction2": 1.2,
+    "correction3": 1.1, "lower_bound": 0.0, "upper_bound": math.inf, "eta": 0.5, "scaled": 1.0, "seen": 1.0, "alpha": 2.0,
+    "rho": 0.5, "momentum": 0.9, "key0": 1.0, "key1": 2.0, "clip_norm": 0.7, "one_minus_ema_decay": 0.25, "d0": 1e-2,
+    "d_coef": 1.0, "growth_rate": 1.5, "safeguard": 0.0,
+}  # fmt: skip
+VALUES |= dict.fromkeys(("beta1", "beta2", "beta3"), 0.9) | {f"one_minus_beta{k}": 0.1 for k in (1, 2, 3)}
+# Without states, with one and two reductions of their own, with kept numbers, with a reduction that reads these, with random
+# numbers, and rules that are composed already.
+RULES = {
+    name: getattr(rules, name)
+    for name in ("sgd", "adamw", "lamb", "lans", "lars_momentum", "novograd", "prodigy", "sgld", "sophia", "stable_adamw")
+}
+RULES |= {
+    "cautious lamb": compose.cautious(rules.lamb),
+    "cautious prodigy": compose.cautious(rules.prodigy),
+    "skipping lans": compose.skipping_nonfinite(rules.lans),
+    "skipping prodigy": compose.skipping_nonfinite(rules.prodigy),
+}
+SHAPES = ((5, 3), (), (1500,))
+
+
+def rows(made, **others):
+    values = VALUES | others
+    return [[0.5, *(values[name] for name in made.hyper)]] * len(SHAPES)
+
+
+@pytest.fixture
+def numbers(place):
+    """A function giving weights, gradients and states of a rule, none of them zero; always the same."""
+
+    def make(made, dtypes=(F64,), gradient_dtype=None):
+        rng = np.random.default_rng(0)
+        kinds = [dtypes[i % len(dtypes)] for i in range(len(SHAPES))]
+        weights = [place.tensor(rng.normal(size=s), kind) for s, kind in zip(SHAPES, kinds, strict=True)]
+        gradients = [place.tensor(rng.normal(size=w.shape), gradient_dtype or w.dtype) for w in weights]
+        states = states_for(made, weights)
+        for k in range(len(made.slots)):
+            number = np.abs(rng.normal()) + 0.1  # one for all tensors, as what is kept of sums over all is
+            for row in states:
+                shaped = np.abs(rng.normal(size=row[k].shape)) + 0.1
+                row[k].copy_(torch.tensor(number if k >= len(made.state) else shaped))
+        return weights, gradients, states
+
+    return make
+
+
+def test_the_names_of_a_clipped_rule():
+    made = compose.clipped_by_global_norm(rules.lans)
+    assert (made.slots, made.hyper) == (rules.lans.slots, (*rules.lans.hyper, "clip_norm"))
+    assert [stage.name for stage in made.reductions] == ["total_square", "gradient_square_clipped", "lans_squares_clipped"]
+    skipping = compose.skipping_nonfinite(made)
+    assert (skipping.slots, skipping.hyper, skipping.reductions) == (made.slots, made.hyper, made.reductions)
+    assert compose.clipped_by_global_norm(RULES["skipping lans"]).reductions[0] is made.reductions[0]
+
+
+@pytest.mark.parametrize("clip_norm", [0.7, 1e4])
+@pytest.mark.parametrize("name", RULES)
+def test_a_clipped_rule_is_the_rule_on_clipped_gradients(place, numbers, name, clip_norm):
+    base = RULES[name]
+    made = compose.clipped_by_global_norm(base)
+    weights, gradients, states = numbers(base)
+    before = [g.clone() for g in gradients]
+    expected, clipped, expected_states = numbers(base)
+    norm = math.sqrt(sum(float((0.5 * g).square().sum()) for g in gradients))
+    place.run(base, expected, [g * min(1.0, clip_norm / (norm + 1e-6)) for g in clipped], expected_states, rows(base))
+    place.run(made, weights, gradients, states, rows(made, clip_norm=clip_norm))
+    torch.testing.assert_close(gradients, before, rtol=0, atol=0)
+    torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(states, expected_states, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kinds", [((F32,), F32), ((BF16,), BF16), ((BF16,), F32), ((F32, F64, BF16), None)], ids=str)
+def test_clipping_with_other_types(place, numbers, kinds):
+    """The norm is that over all types."""
+    made = compose.clipped_by_global_norm(rules.lamb)
+    weights, gradients, states = numbers(made, *kinds)
+    wide = [tensor.double() for tensor in weights], [tensor.double() for tensor in gradients]
+    wide_states = [tuple(tensor.double() for tensor in row) for row in states]
+    place.run(made, weights, gradients, states, rows(made))
+    place.run(made, *wide, wide_states, rows(made))
+    for w, expected, row, wide_row in zip(weights, wide[0], states, wide_states, strict=True):
+        torch.testing.assert_close(w.double(), expected, rtol=1e-2 if w.dtype == BF16 else 4e-6, atol=1e-6)
+        for tensor, other in zip(row, wide_row, strict=True):
+            torch.testing.assert_close(tensor.double(), other, rtol=4e-6, atol=1e-6)
+
+
+def same_bits(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert a.cpu().numpy().tobytes() == b.cpu().numpy().tobytes() if a.dtype != BF16 else torch.equal(a, b)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize("kinds", [((F32,), F32), ((BF16, F64), None)], ids=str)
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("name", ["adamw", "averaging lamb", "novograd", "prodigy"])
+def test_a_step_with_what_is_not_finite_changes_no_bit(place, numbers, name, clip, kinds, value):
+    base = compose.averaging(compose.cautious(rules.lamb)) if name == "averaging lamb" else RULES[name]
+    made = compose.skipping_nonfinite(compose.clipped_by_global_norm(base) if clip else base)
+    weights, gradients, states = numbers(made, *kinds)
+    masters = [w.float() * 1.001 if w.dtype == BF16 else None for w in weights]
+    weights = [w if m is None else m.to(BF16) for w, m in zip(weights, masters, strict=True)]
+    gradients[2][1200] = value
+    before = copy.deepcopy((weights, states, masters))
+    place.run(made, weights, gradients, states, rows(made), masters)
+    same_bits(weights, before[0])
+    for row, old in zip(states, before[1], strict=True):
+        same_bits(row, old)
+    same_bits([m for m in masters if m is not None], [m for m in before[2] if m is not None])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_finite_step_is_not_skipped(place, numbers, name):
+    base = RULES[name]
+    made = compose.skipping_nonfinite(base)
+    weights, gradients, states = numbers(base)
+    expected, others, expected_states = numbers(base)
+    place.run(base, expected, others, expected_states, rows(base))
+    place.run(made, weights, gradients, states, rows(made))
+    torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(states, expected_states, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lamb", "novograd"])
+def test_the_average_follows_the_weight(place, numbers, name):
+    base = RULES[name]
+    moves, rests = compose.averaging(base), compose.averaging(base, moves=False)
+    assert moves.slots == rests.slots == (*base.state, "ema", *base.kept)
+    expected, others, expected_states = numbers(base)
+    place.run(base, expected, others, expected_states, rows(base))
+    for made in (moves, rests):
+        weights, gradients, states = numbers(base)
+        averages = [w.cos() for w in weights]
+        n = len(base.state)
+        own = [(*row[:n], average, *row[n:]) for row, average in zip(states, averages, strict=True)]
+        before = [average.clone() for average in averages]
+        place.run(made, weights, gradients, own, rows(made))
+        torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-14)
+        for average, old, w in zip(averages, before, weights, strict=True):
+            new = old + 0.25 * (w - old) if made is moves else old
+            torch.testing.assert_close(average, new, rtol=1e-12, atol=1e-14)
+        place.run(compose.moving_average, weights, gradients, [(average,) for average in averages], [[1.0]] * 3)
+        torch.testing.assert_close(weights, averages, rtol=0, atol=0)
+
+
+def test_runs_agree_to_the_bit(place, numbers):
+    made = compose.skipping_nonfinite(compose.clipped_by_global_norm(rules.lamb))
+    results = []
+    for _ in range(2):
+        weights, gradients, states = numbers(made, (F32,))
+        place.run(made, weights, gradients, states, rows(made))
+        results.append(weights)
+    same_bits(*results)
+
+
+def test_copies_of_clipped_rules_and_their_reductions():
+    made = compose.skipping_nonfinite(compose.cautious(compose.clipped_by_global_norm(rules.lans)))
+    assert made.knows_total
+    assert made.skips_nonfinite
+    assert pickle.loads(pickle.dumps(made)) is made
+    assert [pickle.loads(pickle.dumps(stage)) for stage in made.reductions] == list(made.reductions)
+    assert compose.clipped_by_global_norm(rules.lans) is compose.clipped_by_global_norm(rules.lans)
+    with pytest.raises(ValueError, match="has a state or hyper-parameter 'clip_norm' already"):
+        compose.clipped_by_global_norm(made)
+    with pytest.raises(ValueError, match="'adam_averaging' has a state or hyper-parameter 'ema' already"):
+        compose.averaging(compose.averaging(rules.adam))
+    for function in (compose.clipped_by_global_norm, compose.skipping_nonfinite, compose.averaging):
+        with pytest.raises(TypeError, match="rule must be elementwise, made with @rule, got TensorRule"):
+            function(rules.muon)
+
+
+COMPILE = """
+import json, re
+from triton.backends.compiler import GPUTarget
+from tristep.kernels import compose, gpu, rules
+
+def found(rule, stage=None):
+    compiled = gpu.compile_for(GPUTarget("cuda", 90, 32), rule, stage=stage)
+    ptx, sass = compiled.asm["ptx"], compiled.asm["sass"]
+    wide = re.findall(r"\\b(?:LDG|STG)\\.E\\S*", sass)
+    return {
+        "accesses": [len(re.findall(word, ptx)) for word in (r"ld\\.global\\S*v4", r"st\\.global\\S*v4")],
+        "spills": len(re.findall(r"\\b(?:LDL|STL)\\b", sass)),
+        "float64": len(re.findall(r"\\bD(?:ADD|MUL|FMA|SETP)\\b", sass)),
+        "wide": sum(".128" in access for access in wide),
+    }
+
+clipped = compose.clipped_by_global_norm(rules.adamw)
+made = {
+    "plain": found(rules.adamw),
+    "clipped": found(clipped),
+    "skipping": found(compose.skipping_nonfinite(clipped)),
+    "averaging": found(compose.averaging(rules.adamw)),
+    "square": found(clipped, 0),
+}
+print(json.dumps(made))
+"""
+
+
+@pytest.mark.slow
+def test_what_composed_rules_cost_a_gpu(fresh_python, tmp_path):
+    """Clipping and leaving out read and write no more tensors than the rule; an average is one more, read and written."""
+    pytest.importorskip("triton", reason="Triton has builds for Linux only")
+    (tmp_path / "count.py").write_text(COMPILE, encoding="utf-8")
+    found = json.loads(fresh_python(tmp_path / "count.py", unset=("TRITON_INTERPRET",)))
+    assert all(one["spills"] == one["float64"] == 0 for one in found.values())
+    assert found["clipped"]["accesses"] == found["skipping"]["accesses"] == found["plain"]["accesses"]
+    loads, stores = found["plain"]["accesses"]
+    assert (loads % 4, stores % 3) == (0, 0)
+    assert found["averaging"]["accesses"] == [5, 4]  # of 4 elements a thread each, as of all rules of three states
+    assert found["square"]["accesses"] == [loads // 4, 0]  # the gradient alone

@@ -1,0 +1,282 @@
+"""Options that need the norm of all gradients, and the moving average of the weights: alone, together and with the others.
+
+The judges are `torch.optim` behind `torch.nn.utils.clip_grad_norm_`, `torch.optim.swa_utils`, and NumPy in float64.
+"""
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import tristep
+from tristep import Trainer, optimizer
+
+SHAPES = ((5, 3), (7,), (4, 4), ())
+STEPS = 9
+
+
+@pytest.fixture(autouse=True)
+def _quiet_numpy():
+    """Triton's interpreter computes in NumPy, which would warn of what is not finite."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+def parameters(device, dtype=torch.float64):
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, dtype=dtype).to(device)) for shape in SHAPES]
+
+
+def gradients(params, t, scale=1.0):
+    torch.manual_seed(t)
+    for param in params:
+        param.grad = (scale * torch.randn(param.shape, dtype=torch.float64)).to(param)
+
+
+def train(params, step, scales=(0.1, 1.0, 30.0)):
+    """Gradients of very different norms, some of them below the limit."""
+    for t in range(STEPS):
+        gradients(params, t, scales[t % len(scales)])
+        step()
+
+
+def same_bits(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def plain(state_dict):
+    """Copies of all saved states."""
+    return {name: {slot: value.clone() for slot, value in row.items()} for name, row in state_dict["state"].items()}
+
+
+PEERS = {
+    "sgd": ({"momentum": 0.9, "wd": 0.01}, torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
+    "adam": ({"wd": 0.1, "decoupled_wd": True, "epsilon": 1e-300}, torch.optim.AdamW, {"weight_decay": 0.1, "eps": 1e-300}),
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize("scale", [1, 4])
+def test_clipping_like_torch(name, scale, engine, device):
+    """Of gradients divided by the batch size; those in `.grad` stay as they are."""
+    arguments, peer, theirs = PEERS[name]
+    params, expected = parameters(device), parameters(device)
+    trainer = Trainer(params, name, {"learning_rate": 0.05, "clip_norm": 1.0, **arguments}, engine=engine)
+    other = peer(expected, lr=0.05, **theirs)
+
+    def clipped():
+        for param in expected:
+            param.grad /= scale
+        torch.nn.utils.clip_grad_norm_(expected, 1.0)
+        other.step()
+
+    train(params, lambda: trainer.step(scale))
+    train(expected, clipped)
+    torch.testing.assert_close(params, expected, rtol=1e-9, atol=1e-11)
+    gradients(expected, STEPS - 1, 30.0)
+    same_bits([param.grad for param in params], [param.grad for param in expected])
+
+
+def test_clipping_behind_torchs_interface(device):
+    ours, expected = parameters(device), parameters(device)
+    groups = [{"params": ours[:2]}, {"params": ours[2:], "lr": 0.01}]
+    made = tristep.optim.NAG(groups, lr=0.05, clip_norm=1.0, momentum=0.0, ema_decay=0.9)
+    peer = torch.optim.SGD([{"params": expected[:2]}, {"params": expected[2:], "lr": 0.01}], lr=0.05)
+
+    def clipped():
+        torch.nn.utils.clip_grad_norm_(expected, 1.0)
+        peer.step()
+
+    average = torch.optim.swa_utils.AveragedModel(
+        torch.nn.ParameterList(expected), multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
+    average.update_parameters(torch.nn.ParameterList(expected))  # the first is a copy
+    train(ours, made.step)
+    train(expected, lambda: (clipped(), average.update_parameters(torch.nn.ParameterList(expected))))
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+    with made.averaged_weights():
+        torch.testing.assert_close(ours, list(average.module), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_averages_like_torch(dtype, engine, device):
+    params = parameters(device, dtype)
+    module = torch.nn.ParameterList(params)
+    trainer = Trainer(params, "adam", {"learning_rate": 0.05, "ema_decay": 0.9}, engine=engine)
+    peer = torch.optim.swa_utils.AveragedModel(module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    peer.update_parameters(module)  # the first is a copy
+    train(params, lambda: (trainer.step(1), peer.update_parameters(module)))
+    before = [param.detach().clone() for param in params]
+    rtol = 1e-5 if dtype == torch.float32 else 1e-12
+    with trainer.averaged_weights():
+        torch.testing.assert_close(params, list(peer.module), rtol=rtol, atol=1e-7)
+        assert not torch.allclose(params[0], before[0])
+    same_bits([param.detach() for param in params], before)
+
+
+def test_all_options_at_once_in_numpy(engine, device):
+    """SGD with momentum: clipped, masked, decayed, synchronised, averaged; and a step that is left out."""
+    lr, wd, k, alpha, limit, keep = 0.05, 0.1, 3, 0.5, 1.5, 0.8
+    options = {"clip_norm": limit, "cautious": True, "decoupled_wd": True, "lookahead": k, "lookahead_alpha": alpha}
+    options |= {"ema_decay": keep, "skip_nonfinite": True, "wd": wd, "momentum": 0.9, "learning_rate": lr}
+    params = parameters(device)
+    trainer = Trainer(params, "sgd", options, engine=engine)
+    weights = [param.detach().cpu().numpy() for param in parameters("cpu")]
+    slow, averages, momenta = list(weights), list(weights), [0.0] * 4
+    for t in range(1, 12):
+        gradients(params, t)
+        raw = [param.grad.cpu().numpy().copy() for param in params]
+        if t == 5:
+            params[2].grad[1, 1] = math.inf
+        trainer.step(1)
+        if t == 5:
+            continue
+        factor = min(1.0, limit / (math.sqrt(sum((g**2).sum() for g in raw)) + 1e-6))
+        for i, w in enumerate(weights):
+            g = factor * raw[i]
+            momenta[i] = 0.9 * momenta[i] - lr * g
+            mask = momenta[i] * g < 0
+            w = w + momenta[i] * mask / max(mask.mean(), 1e-3) - lr * wd * w
+            if t % k == 0:
+                slow[i] = w = slow[i] + alpha * (w - slow[i])
+            weights[i], averages[i] = w, keep * averages[i] + (1 - keep) * w
+    for param, expected in zip(params, weights, strict=True):
+        np.testing.assert_allclose(param.detach().cpu().numpy(), expected, rtol=1e-9, atol=1e-11)
+    with trainer.averaged_weights():
+        for param, expected in zip(params, averages, strict=True):
+            np.testing.assert_allclose(param.detach().cpu().numpy(), expected, rtol=1e-9, atol=1e-11)
+
+
+EVERYTHING = {"clip_norm": 1.0, "cautious": True, "lookahead": 2, "ema_decay": 0.9, "skip_nonfinite": True}
+OPTIMIZERS = ("sgd", "adamw", "lamb", "novograd", "prodigy", "lion")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_with_what_is_not_finite_is_left_out(name, dtype, value, engine, device):
+    params = parameters(device, dtype)
+    trainer = Trainer(params, name, {"multi_precision": True, **EVERYTHING}, engine=engine)
+    for t in range(3):
+        gradients(params, t)
+        trainer.step(1)
+    before, states = [param.detach().clone() for param in params], plain(trainer.state_dict())
+    gradients(params, 3)
+    params[3].grad.fill_(value)
+    trainer.step(1)
+    same_bits([param.detach() for param in params], before)
+    for key, row in plain(trainer.state_dict()).items():
+        same_bits(list(row.values()), list(states[key].values()))
+    assert trainer.optimizer.num_update == 4  # counted by the host, which does not know
+    gradients(params, 4)
+    trainer.step(1)
+    assert all(param.isfinite().all() for param in params)
+    assert not torch.equal(trainer.state_dict()["state"]["0"]["ema"], states["0"]["ema"])
+
+
+def test_masters_are_clipped_and_averaged(engine, device):
+    """bfloat16 weights with masters are the rounding of float32 weights that have the same gradients."""
+    wide = [torch.nn.Parameter(param.detach().bfloat16().float()) for param in parameters(device)]
+    narrow = [torch.nn.Parameter(param.detach().bfloat16()) for param in wide]
+    arguments = {"learning_rate": 0.01, "multi_precision": True, **EVERYTHING}
+    trainers = [Trainer(params, "adam", arguments, engine=engine) for params in (wide, narrow)]
+    for t in range(5):
+        gradients(narrow, t)
+        for a, b in zip(wide, narrow, strict=True):
+            a.grad = b.grad.float()
+        for trainer in trainers:
+            trainer.step(1)
+    for i, a in enumerate(wide):
+        states = [trainer.state_dict()["state"][str(i)] for trainer in trainers]
+        torch.testing.assert_close(states[1]["master copy"], a.detach(), rtol=4e-6, atol=1e-6)
+        torch.testing.assert_close(states[1]["ema"], states[0]["ema"], rtol=4e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adamw", "novograd", "prodigy"])
+def test_training_goes_on_from_a_file(name, engine, device, tmp_path):
+    arguments = {"learning_rate": 0.05, **EVERYTHING}
+    params = parameters(device)
+    trainer = Trainer(params, name, arguments, engine=engine)
+    train(params, lambda: trainer.step(1))
+    trainer.save_states(tmp_path / "states")
+    other = [torch.nn.Parameter(param.detach().clone()) for param in params]
+    resumed = Trainer(other, name, engine=engine)
+    resumed.load_states(tmp_path / "states")
+    assert resumed.optimizer.clip_norm == 1.0
+    for each, own in ((params, trainer), (other, resumed)):
+        train(each, lambda own=own: own.step(1))
+    same_bits([param.detach() for param in other], [param.detach() for param in params])
+    with trainer.averaged_weights(), resumed.averaged_weights():
+        same_bits([param.detach() for param in other], [param.detach() for param in params])
+
+
+def test_options_may_be_switched_on_later(engine, device):
+    params = parameters(device)
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.05}, engine=engine)
+    train(params, lambda: trainer.step(1))
+    trainer.optimizer.clip_norm = 1e-3
+    before = [param.detach().clone() for param in params]
+    gradients(params, 1)
+    trainer.step(1)
+    moved = torch.cat([(a.detach() - b).flatten() for a, b in zip(params, before, strict=True)])
+    assert float(moved.norm()) == pytest.approx(0.05 * 1e-3, rel=2e-3)
+
+
+def test_nothing_waits_for_the_device(engine, device, monkeypatch):
+    if engine == "triton":
+        pytest.skip("the interpreter looks at the tensors itself")
+    params = parameters(device)
+    trainer = Trainer(params, "adamw", EVERYTHING, engine=engine)
+    for t in range(2):
+        gradients(params, t)
+        trainer.step(1)
+    gradients(params, 2)
+
+    def wait(*_):
+        raise AssertionError("a number of a tensor was asked for")
+
+    for method in ("item", "__bool__", "__float__", "tolist"):
+        monkeypatch.setattr(torch.Tensor, method, wait)
+    trainer.step(1)
+
+
+def test_settings_copies_and_repr():
+    made = optimizer.create("adam", **EVERYTHING)
+    assert {name: made.settings()[name] for name in EVERYTHING} == EVERYTHING
+    for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert other.composed_rule is made.composed_rule
+    assert "clip_norm=1.0" in repr(made)
+    assert "skip_nonfinite" not in repr(optimizer.create("adam"))
+
+
+def test_what_is_refused():
+    for arguments, message in {
+        ("clip_norm", 0): "clip_norm=0: must be finite and greater than 0",
+        ("clip_norm", math.inf): "clip_norm=inf: must be finite",
+        ("ema_decay", 1): "ema_decay=1: must be finite and 0 or more and less than 1",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            optimizer.create("sgd", **dict([arguments]))
+    with pytest.raises(TypeError, match="skip_nonfinite=1: must be True or False"):
+        optimizer.create("sgd", skip_nonfinite=1)
+    with pytest.raises(TypeError, match="clip_norm=1.0: Muon has a rule of whole tensors"):
+        optimizer.create("muon", clip_norm=1)
+    trainer = Trainer([torch.nn.Parameter(torch.ones(2))], "sgd")
+    with pytest.raises(ValueError, match="SGD keeps no averaged weights: give it ema_decay"), trainer.averaged_weights():
+        pass
+
+
+@pytest.mark.parametrize("option", ["clip_norm", "skip_nonfinite", "ema_decay"])
+def test_rows_of_sparse_gradients_have_no_norm_of_all(option):
+    layer = torch.nn.Embedding(5, 2, sparse=True)
+    before = layer.weight.detach().clone()
+    trainer = Trainer(layer, "sgd", {option: EVERYTHING[option]})
+    layer(torch.tensor([1, 3])).sum().backward()
+    with pytest.raises(ValueError, match=f"{option}=.* whose gradient is sparse"):
+        trainer.step(1)
+    same_bits([layer.weight.detach()], [before])
