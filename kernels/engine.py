@@ -403,6 +403,9 @@ def join_totals(totals: Sequence[torch.Tensor], by: str) -> None:
     first = totals[0].device
     rows = torch.stack([total[0].to(widest(total.device.type)).to(first) for total in totals])
     together = rows.sum(dim=0) if by == "sum" else rows.amax(dim=0)
+    if torch.float32 in {total.dtype for total in totals}:  # what is infinite for one of them is so for all
+        narrow = together.float()
+        together = torch.where(narrow.isfinite(), together, narrow.to(together))
     for total in totals:
         total.copy_(together)
 

@@ -128,6 +128,17 @@ def test_a_step_with_what_is_not_finite_changes_no_bit(place, numbers, name, cli
     same_bits([m for m in masters if m is not None], [m for m in before[2] if m is not None])
 
 
+def test_a_sum_that_is_infinite_for_some_types_is_so_for_all(place):
+    made = compose.skipping_nonfinite(rules.sgd)
+    weights = [torch.ones(3, dtype=dtype, device=place.device) for dtype in (F32, F64)]
+    gradients = [torch.ones_like(weights[0]), torch.full_like(weights[1], 1e20)]
+    place.run(made, weights, gradients, [(), ()], rows(made)[:2])
+    assert [w.tolist() for w in weights] == [[1.0] * 3] * 2
+    gradients[1] *= 1e-2
+    place.run(made, weights, gradients, [(), ()], rows(made)[:2])
+    assert all((w != 1.0).all() for w in weights)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_a_finite_step_is_not_skipped(place, numbers, name):
     base = RULES[name]

@@ -12,7 +12,9 @@ from tristep import Trainer
 from tristep.kernels import tl
 
 OURS = [
-    name for name in tristep.optim.__all__ if not hasattr(torch.optim, name) and name not in ("as_torch", "FusedOptimizer")
+    name
+    for name in tristep.optim.__all__
+    if not hasattr(torch.optim, name) and name not in ("as_torch", "clip_grad_norm_", "FusedOptimizer")
 ]
 # Arguments of each that are not the defaults.
 OPTIONS = {

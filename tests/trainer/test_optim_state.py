@@ -14,7 +14,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel
 import tristep
 
 TORCHS = [name for name in tristep.optim.__all__ if hasattr(torch.optim, name)]
-OURS = [name for name in tristep.optim.__all__ if name not in (*TORCHS, "as_torch", "FusedOptimizer")]
+OURS = [name for name in tristep.optim.__all__ if name not in (*TORCHS, "as_torch", "clip_grad_norm_", "FusedOptimizer")]
 # Of each, arguments that give it all the states that it may have.
 RICH = {
     "SGD": {"lr": 0.01, "momentum": 0.9, "nesterov": True},
