@@ -154,6 +154,7 @@ class Update:
     Attributes:
         hyper: float64 [n_weights, 1 + n_hyper]; rescale_grad and the rule's hyper-parameters, then, if there is a seed, the
             update's number. Write here before a step.
+        places: int64 [n_weights], by which weights have random numbers of their own; 0, 1, ... Write here before `bind`.
         launches: native calls or GPU launches of a step, those of the rule's reductions not counted.
 
     Raises:
@@ -179,7 +180,7 @@ class Update:
         self.states = list(states)
         self.masters = [None] * len(self.weights) if masters is None else list(masters)
         self.engine = engine
-        self.seed = seed
+        self.seed, self.places = seed, np.arange(len(self.weights))
         self.hyper = np.zeros((len(self.weights), 1 + len(rule.hyper) + (seed is not None)))
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
         self._groups: list[_Group] = []
@@ -452,7 +453,7 @@ class _Group:
         device, _, gradient_dtype, types, aligned = key
         has_masters = types[-1] is not None
         self.indices = indices
-        self._seed, self._places = owner.seed, np.array(indices)
+        self._seed, self._places = owner.seed, owner.places[indices]
         self.rows = slice(None) if len(indices) == len(owner.weights) else np.array(indices)
         self.originals = [owner.weights[i] for i in indices]
         masters = [owner.masters[i] for i in indices] if has_masters else None

@@ -139,6 +139,23 @@ def test_rounding_repeats_with_its_seed_and_differs_without(engine, device):
     assert not torch.equal(first[0], other[0])
 
 
+def test_rounding_does_not_depend_on_what_is_updated_together(device):
+    params, _ = stepped(device, BF16, {"stochastic_rounding": True}, steps=3)
+    others = parameters(device, BF16)
+    by_one = optimizer.get_updater(optimizer.create("adamw", learning_rate=0.01, wd=0.1, stochastic_rounding=True))
+    torch.manual_seed(1)
+    for _ in range(3):
+        gradients = [torch.randn(param.shape).to(param) for param in others]
+        for i in reversed(range(len(others))):
+            by_one(i, gradients[i], others[i])
+    assert all(map(torch.equal, params, others))
+    zeros = [torch.zeros(1000, dtype=BF16, device=device) for _ in range(2)]
+    by_one = optimizer.get_updater(optimizer.create("sgd", learning_rate=1.0, stochastic_rounding=True))
+    for i in range(2):
+        by_one(i, torch.full((1000,), -1.0 - 2.0**-8, device=device), zeros[i])
+    assert 0.4 < float((zeros[0] == zeros[1]).float().mean()) < 0.6
+
+
 def test_states_are_converted_when_they_are_loaded(engine, device):
     """A trainer keeps how it stores; the rest is the file's."""
     params, wide = stepped(device, F32, {}, engine)

@@ -290,8 +290,8 @@ class RuleOptimizer(Optimizer):
     Raises:
         TypeError: an option of an optimizer whose rule is one of whole tensors.
         ValueError: `decoupled_wd` of an optimizer that decays the weights apart from the gradient already, or not at all;
-            `state_dtype` where there is no state that it is for; more than one of `multi_precision`, `kahan` and, for
-            weights that these would be for, `stochastic_rounding`.
+            `state_dtype` where there is no state that it is for; `kahan` beside `multi_precision`. At the first step, a
+            weight of a type that `state_dtype`, `stochastic_rounding` or a remainder is not for.
 
     Example:
         >>> import tristep
@@ -568,8 +568,10 @@ class RuleOptimizer(Optimizer):
     def _check_options(self) -> None:
         name, rule = type(self).__name__, cast("Rule | TensorRule", self.rule)
         if isinstance(rule, TensorRule):
-            names = ("clip_norm", "cautious", "decoupled_wd", "lookahead", "ema_decay", "skip_nonfinite")
-            names += ("state_dtype", "stochastic_rounding", "kahan")
+            names = (
+                *("clip_norm", "cautious", "decoupled_wd", "lookahead", "ema_decay", "skip_nonfinite"),
+                *("state_dtype", "stochastic_rounding", "kahan"),
+            )
             values = {option: getattr(self, option) for option in names}
             if self.multi_precision == "remainder":
                 values["multi_precision"] = "remainder"

@@ -333,6 +333,9 @@ class Plan:
             list(map(repr, self._names)),
             optimizer.rounding,
         )
+        # So that random numbers do not depend on what is updated together.
+        pairs = zip(self.indices, self._slots, strict=True)
+        self.update.places = np.array([index if isinstance(index, int) else slot for index, slot in pairs])
         self._updates[rule] = self.update
         self._multipliers = _UNKNOWN
         return self.update
