@@ -1,4 +1,4 @@
-"""What is measured: the workloads, tristep's way to step them, and the peers' ways. Nothing is timed here."""
+"""What is measured: tristep's way to take a step, and the peers' ways. Nothing is timed here."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import ast
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import workloads
+from workloads import Workload, parameters
 
 import tristep
 from tristep.kernels import Reduction, Rule, Update, rules
@@ -19,48 +20,15 @@ from tristep.kernels.engine import hyper_values
 from tristep.kernels.table import states_for
 
 
-@dataclass(frozen=True)
-class Workload:
-    """Parameter shapes under a name."""
+class Step(NamedTuple):
+    """Something to be timed: what comes before it, untimed, and how many bytes it must move, if that is known."""
 
-    name: str
-    shapes: tuple[tuple[int, ...], ...]
-
-    @property
-    def elements(self) -> int:
-        return sum(torch.Size(shape).numel() for shape in self.shapes)
+    run: Callable[[], object]
+    before: Callable[[], object] | None = None
+    moved: float | None = None
 
 
-def _gpt2() -> tuple[tuple[int, ...], ...]:
-    width = 768
-    attention = [(width,), (width,), (width, 3 * width), (3 * width,), (width, width), (width,)]
-    mlp = [(width,), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,)]
-    return ((50257, width), (1024, width), *(attention + mlp) * 12, (width,), (width,))
-
-
-CPU_WORKLOADS = (
-    Workload("6 tensors of an MLP", ((64, 2), (32,), (32, 32), (32,), (32, 1), (1,))),
-    Workload("148 x 8", ((8,),) * 148),
-    Workload("100 x 100,000", ((100_000,),) * 100),
-    Workload("1 x 16.8 M", ((16_800_000,),)),
-)
-GPU_WORKLOADS = (
-    Workload("148 x 8", ((8,),) * 148),
-    Workload("1,000 x 1,024", ((1024,),) * 1000),
-    Workload("GPT-2 124M, 148 tensors", _gpt2()),
-    Workload("1 x 2^28", ((2**28,),)),
-)
-# For rules, a matrix, because some peers treat vectors otherwise; Muon gets smaller ones, because it multiplies them.
-RULE_WORKLOAD = {"cpu": Workload("16,800 x 1,000", ((16_800, 1000),)), "cuda": Workload("2^14 x 2^14", ((2**14, 2**14),))}
-MUON_WORKLOAD = {
-    "cpu": Workload("2 x 1,024 x 1,024", ((1024, 1024),) * 2),
-    "cuda": Workload("16 x 2,048 x 2,048", ((2048, 2048),) * 16),
-}
-MATRIX_WORKLOADS = (
-    Workload("48 x 64 x 64", ((64, 64),) * 48),
-    Workload("24 x 256 x 1,024", ((256, 1024),) * 24),
-    Workload("8 x 1,024 x 1,024", ((1024, 1024),) * 8),
-)
+Steps = dict[str, Step]
 
 HYPER = {
     "lr": 1e-3, "wd": 0.01, "decay": 1e-5, "wd_lh": 0.0, "clip": float("inf"), "clip_weights": float("inf"),
@@ -124,108 +92,140 @@ PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def rule_workload(name: str, device: str) -> Workload:
-    """What a rule is measured on."""
-    return (MUON_WORKLOAD if name == "muon" else RULE_WORKLOAD)[device]
-
-
-def parameters(workload: Workload, device: str) -> list[torch.nn.Parameter]:
-    """Random parameters with random gradients, which stay the same tensors from step to step."""
-    params = [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in workload.shapes]
-    for param in params:
-        param.grad = torch.randn_like(param)
-    return params
-
-
-def adamw_steps(
-    workload: Workload, device: str, zero: bool = False, only: str | None = None
-) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """By name: what comes before a step, untimed, and one step of AdamW. Each with parameters of its own.
-
-    Before each step gradients count as written anew (no byte of them is touched), or, with `zero`, they are new tensors, as
-    after `zero_grad()`. `only` one of them is made, if asked for.
-    """
-    steps = {}
-
-    def prepared(params: list[torch.nn.Parameter]) -> Callable[[], None]:
-        grads = [param.grad for param in params]
-        spare = [[torch.randn_like(param) for param in params] for _ in range(2)] if zero else []
-
-        def fresh() -> None:
-            if zero:
-                spare.reverse()
-                for param, grad in zip(params, spare[0], strict=True):
-                    param.grad = grad.clone()
-            else:
-                torch.autograd.graph.increment_version(grads)
-
-        return fresh
-
-    if only in (None, "tristep"):
-        params = parameters(workload, device)
-        trainer = tristep.Trainer(params, "adamw", {"learning_rate": 1e-3, "wd": 0.01})
-        steps["tristep"] = prepared(params), lambda: trainer.step(1)
-    for name, options in {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}.items():
-        if only in (None, f"torch {name}"):
-            params = parameters(workload, device)
-            optimizer = torch.optim.AdamW(params, lr=1e-3, weight_decay=0.01, **options)
-            steps[f"torch {name}"] = prepared(params), optimizer.step
-    return steps
-
-
-def muon_steps(workload: Workload, device: str) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """By name: what comes before a step, untimed, and one step of Muon. Each with parameters of its own."""
-    params, others = parameters(workload, device), parameters(workload, device)
-    trainer = tristep.Trainer(params, "muon", {"learning_rate": 1e-3, "wd": 0.1})
-    grads = [param.grad for param in params]
-    fresh = partial(torch.autograd.graph.increment_version, grads)
-    return {
-        "tristep": (fresh, lambda: trainer.step(1)),
-        "torch": (lambda: None, torch.optim.Muon(others, lr=1e-3, weight_decay=0.1).step),
-    }
-
-
-def clip_steps(workload: Workload, device: str) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """By name: what comes before a step, untimed, and one step of AdamW on gradients clipped by their norm together.
-
-    In one pass with the step, and by functions of their own. The gradients are the same tensors from step to step.
-    """
-
-    def prepared(params: list[torch.nn.Parameter]) -> Callable[[], None]:
-        grads = [param.grad for param in params]
-        return lambda: torch.autograd.graph.increment_version(grads)
-
-    params = parameters(workload, device)
-    folded = tristep.Trainer(params, "adamw", {"learning_rate": 1e-3, "wd": 0.01, "clip_norm": 1.0})
-    steps = {"tristep": (prepared(params), lambda: folded.step(1))}
-    plain = parameters(workload, device)
-    trainer = tristep.Trainer(plain, "adamw", {"learning_rate": 1e-3, "wd": 0.01})
-
-    def apart() -> None:
-        tristep.optim.clip_grad_norm_(plain, 1.0)
-        trainer.step(1)
-
-    steps["tristep, clip apart"] = prepared(plain), apart
-    theirs = parameters(workload, device)
-    optimizer = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.01, fused=True)
-
-    def torchs() -> None:
-        torch.nn.utils.clip_grad_norm_(theirs, 1.0)
-        optimizer.step()
-
-    steps["torch fused"] = prepared(theirs), torchs
-    alone, other = parameters(workload, device), parameters(workload, device)
-    steps["clip alone"] = nothing, lambda: tristep.optim.clip_grad_norm_(alone, 1.0)
-    steps["torch clip alone"] = nothing, lambda: torch.nn.utils.clip_grad_norm_(other, 1.0)
-    return steps
+# AdamW with weights and states in fewer bits: the weights' type, options, and bytes that a step must move for each element.
+# States of 8 bits have a scale of 32 for each 256 elements.
+_EIGHT = 2 * 2 * (1 + 4 / 256)
+STORED: dict[str, tuple[torch.dtype, dict[str, Any], float]] = {
+    "float32": (torch.float32, {}, 28),
+    "float32, states bf16": (torch.float32, {"state_dtype": "bfloat16"}, 20),
+    "bf16, states bf16": (torch.bfloat16, {"state_dtype": "bfloat16"}, 14),
+    "the same, stochastic": (torch.bfloat16, {"state_dtype": "bfloat16", "stochastic_rounding": True}, 14),
+    "bf16 and float32": (torch.bfloat16, {"multi_precision": True}, 28),
+    "bf16 and remainder": (torch.bfloat16, {"multi_precision": "remainder"}, 26),
+    "bf16, Kahan, states bf16": (torch.bfloat16, {"kahan": True, "state_dtype": "bfloat16"}, 18),
+}
+# Peers for these: library, class (found in its `module`), the weights' type, arguments, bytes, and for which of the above.
+STORED_PEERS: dict[str, tuple[str, str, torch.dtype, dict[str, Any], float]] = {
+    "torch fused": ("torch.optim", "AdamW", torch.float32, {"fused": True}, 28),
+    "torch fused, bf16": ("torch.optim", "AdamW", torch.bfloat16, {"fused": True}, 14),
+    "optimi, bf16, Kahan": ("optimi", "AdamW", torch.bfloat16, {}, 18),
+    "torchao 8-bit, bf16, stochastic": (
+        "torchao.optim", "AdamW8bit", torch.bfloat16, {"bf16_stochastic_round": True}, 6 + _EIGHT,
+    ),
+    "bitsandbytes 8-bit, bf16": ("bitsandbytes.optim", "AdamW8bit", torch.bfloat16, {}, 6 + _EIGHT),
+}  # fmt: skip
 
 
 def nothing() -> None:
-    """What comes before a step that needs nothing."""
+    """A step that does nothing."""
 
 
-def rule_step(name: str, workload: Workload, device: str) -> tuple[Callable[[], object], int]:
-    """One step of a rule on its own, and the bytes that it must move.
+def copy_step(moved: float, device: str, most: float = 8e9) -> tuple[Step, float]:
+    """A copy that moves so many bytes, half of them read; and how much of them, which is less than 1 beyond `most`."""
+    source = torch.zeros(max(int(min(moved, most) / 2), 1), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return Step(lambda: target.copy_(source), moved=2 * len(source)), min(1.0, most / moved)
+
+
+def as_written(params: Sequence[torch.nn.Parameter]) -> Callable[[], None]:
+    """A function that makes all gradients count as written anew, without touching a byte of them."""
+    return partial(torch.autograd.graph.increment_version, [param.grad for param in params])
+
+
+def as_new(params: Sequence[torch.nn.Parameter]) -> Callable[[], None]:
+    """A function that puts new tensors in the place of all gradients, as after `zero_grad()`."""
+    spare = [torch.randn_like(param) for param in params]
+
+    def replace() -> None:
+        for param, gradient in zip(params, spare, strict=True):
+            param.grad = gradient.clone()
+
+    return replace
+
+
+def adamw_steps(params: list[torch.nn.Parameter], names: Sequence[str], new: bool = False) -> Steps:
+    """Steps of AdamW by name: "tristep", and "torch fused", "torch foreach", "torch loop" and "torch compiled".
+
+    All of them work on the same parameters and gradients, so that large ones fit into memory together; states are their own.
+    """
+    moved = 28 * sum(param.numel() for param in params)
+    before = as_new(params) if new else as_written(params)
+    ways: dict[str, dict[str, Any]] = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}
+    steps = {}
+    for name in names:
+        if name == "tristep":
+            trainer = tristep.Trainer(params, "adamw", {"learning_rate": 1e-3, "wd": 0.01})
+            run: Callable[[], object] = partial(trainer.step, 1)
+        elif name == "torch compiled":
+            # The rate must be a tensor, or each new one would be compiled again.
+            optimizer = torch.optim.AdamW(params, lr=torch.tensor(1e-3), weight_decay=0.01, foreach=True)
+            run = torch.compile(optimizer.step)
+        else:
+            run = torch.optim.AdamW(params, lr=1e-3, weight_decay=0.01, **ways[name.removeprefix("torch ")]).step
+        steps[name] = Step(run, before, moved)
+    return steps
+
+
+def clip_steps(params: list[torch.nn.Parameter]) -> Steps:
+    """AdamW on gradients clipped by their norm together: in one pass with the step, by functions of their own, and alone."""
+    before = as_written(params)
+    folded = tristep.Trainer(params, "adamw", {"learning_rate": 1e-3, "wd": 0.01, "clip_norm": 1.0})
+    trainer = tristep.Trainer(params, "adamw", {"learning_rate": 1e-3, "wd": 0.01})
+    optimizer = torch.optim.AdamW(params, lr=1e-3, weight_decay=0.01, fused=True)
+
+    def apart() -> None:
+        tristep.optim.clip_grad_norm_(params, 1.0)
+        trainer.step(1)
+
+    def torchs() -> None:
+        torch.nn.utils.clip_grad_norm_(params, 1.0)
+        optimizer.step()
+
+    n = sum(param.numel() for param in params)
+    return {
+        "tristep": Step(partial(folded.step, 1), before, 32 * n),
+        "tristep, clip apart": Step(apart, before),
+        "torch fused": Step(torchs, before),
+        "clip alone": Step(lambda: tristep.optim.clip_grad_norm_(params, 1.0)),
+        "torch clip alone": Step(lambda: torch.nn.utils.clip_grad_norm_(params, 1.0)),
+    }
+
+
+def stored_steps(workload: Workload, device: str) -> Iterator[tuple[str, Step]]:
+    """AdamW with weights and states in fewer bits, tristep's ways and then the peers' that are installed."""
+    params = {dtype: parameters(workload, device, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    for name, (dtype, options, moved) in STORED.items():
+        trainer = tristep.Trainer(params[dtype], "adamw", {"learning_rate": 1e-3, "wd": 0.01, **options})
+        yield name, Step(partial(trainer.step, 1), as_written(params[dtype]), moved * workload.elements)
+    for name, (library, cls, dtype, arguments, moved) in STORED_PEERS.items():
+        if is_installed(library) and not (library == "bitsandbytes.optim" and device == "cpu"):
+            make = getattr(importlib.import_module(library), cls)
+            optimizer = make(params[dtype], lr=1e-3, weight_decay=0.01, **arguments)
+            yield name, Step(optimizer.step, moved=moved * workload.elements)
+
+
+def muon_steps(workload: Workload, device: str) -> Steps:
+    """Whole steps of Muon."""
+    params = parameters(workload, device)
+    trainer = tristep.Trainer(params, "muon", {"learning_rate": 1e-3, "wd": 0.1})
+    return {
+        "tristep": Step(partial(trainer.step, 1), as_written(params)),
+        "torch": Step(torch.optim.Muon(params, lr=1e-3, weight_decay=0.1).step),
+    }
+
+
+def is_installed(module: str) -> bool:
+    """Whether the library that this module belongs to is there."""
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
+def rule_workload(name: str, device: str) -> Workload:
+    """What a rule is measured on."""
+    return (workloads.MUON if name == "muon" else workloads.RULES)[device]
+
+
+def rule_step(name: str, workload: Workload, device: str) -> Step:
+    """One step of a rule on its own.
 
     Each array is read once, where it is used, and once more by every reduction that uses it; each output is written once.
     """
@@ -243,13 +243,13 @@ def rule_step(name: str, workload: Workload, device: str) -> tuple[Callable[[], 
 
     if isinstance(rule, Rule):
         n_arrays = sum(map(_arrays_read, (rule, *rule.reductions))) + 1 + len(rule.changed)
-        return step, 4 * workload.elements * n_arrays
-    return step, 4 * (3 * workload.elements + 2 * sum(tensor.numel() for row in states for tensor in row))
+        return Step(step, moved=4 * workload.elements * n_arrays)
+    return Step(step, moved=4 * (3 * workload.elements + 2 * sum(tensor.numel() for row in states for tensor in row)))
 
 
-def peer_steps(name: str, workload: Workload, device: str) -> dict[str, Callable[[], object]]:
+def peer_steps(name: str, workload: Workload, device: str) -> Steps:
     """By name, a step of each optimizer that does what this rule does; none where its library is not installed."""
-    if name not in PEERS or importlib.util.find_spec(PEERS[name][0]) is None:
+    if name not in PEERS or not is_installed(PEERS[name][0]):
         return {}
     library, cls, arguments = PEERS[name]
     make = getattr(importlib.import_module(library), cls)
@@ -260,7 +260,7 @@ def peer_steps(name: str, workload: Workload, device: str) -> dict[str, Callable
         optimizer = make(parameters(workload, device), lr=HYPER["lr"], **arguments, **({way: True} if way else {}))
         if hasattr(optimizer, "train"):
             optimizer.train()
-        steps[f"torch {way}".strip() if library == "torch.optim" else library] = optimizer.step
+        steps[f"torch {way}".strip() if library == "torch.optim" else library] = Step(optimizer.step)
     return steps
 
 

@@ -1,20 +1,34 @@
-"""Times tristep beside torch.optim, in one process and in turns, and writes what it saw as JSON.
+"""Times tristep beside torch.optim and other peers, in one process and in turns; writes JSON and draws it.
 
-    python benchmarks/run.py                 on the CPU: AdamW on four workloads, also with gradients clipped, every rule on
-                                             16.8 M elements beside its peers, Muon on many matrices, the first step, and
-                                             the host's cost of a launch through a pretended GPU
-    python benchmarks/run.py --gpu           on the GPU: AdamW on four workloads, every rule on 2^28 elements, Muon on
-                                             many matrices
-    python benchmarks/run.py --only rules    one part: steps, clip, rules, matrices, first or host
-    python benchmarks/run.py --out FILE      where the JSON goes
+    python benchmarks/run.py                 on the CPU, all parts: 10 minutes on two cores
+    python benchmarks/run.py --gpu           on the GPU
+    python benchmarks/run.py --only rules    one part or several
+    python benchmarks/run.py --out FILE      where the JSON goes; of a file that is there, only the parts that are timed
+                                             change. A picture of the same name goes beside it
 
-A time is the median of many steps after a warm-up. Ratios are what counts: machines differ and are noisy, but everything
-in one table was timed in turns, so that a drift moves all of it.
+The parts:
+
+    steps       a whole step of AdamW on models and on many small tensors, beside torch's three ways
+    new         the same with new gradient tensors at every step, as after zero_grad(), where the host is what costs
+    compiled    the same beside torch.compile of torch's step
+    growth      what a step costs as tensors, or the elements of one, become more
+    clip        clipping by the norm of all gradients, and AdamW
+    stored      weights and states in fewer bits
+    rules       every rule on one large matrix, beside its peers
+    matrices    Muon on many matrices
+    memory      what a step of AdamW allocates (GPU)
+    first       the first step of a process
+    host        what the host pays for a launch, with a pretended GPU (CPU)
+
+A time is the median of at least 20 steps after a warm-up, fewer on the CPU where they are slow. Ratios are what counts:
+machines differ and are noisy, but everything in one line was timed in turns, so that a drift moves all of it. "of copy" is
+the time of a copy that moves as many bytes as the step must, over the step's: 1 is the most there can be.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -23,41 +37,61 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import registry
 import torch
+import workloads
+from registry import Step, copy_step
 
 import tristep
 from tristep.kernels import rules
 
-Step = tuple[Callable[[], object], Callable[[], object]]  # what comes before, untimed, and what is timed
-PARTS = ("steps", "clip", "rules", "matrices", "first", "host")
+SECONDS = {"cpu": 2.0, "cuda": 0.4}  # for which steps are called in turns
+Table = dict[str, dict[str, Any]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="measure on the GPU instead of the CPU")
-    parser.add_argument("--only", choices=PARTS, help="measure one part only")
+    parser.add_argument("--only", choices=PARTS, nargs="+", help="measure these parts only")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     device = "cuda" if arguments.gpu else "cpu"
     if arguments.gpu and not torch.cuda.is_available():
         parser.error("--gpu: torch sees no GPU here")
-    parts = [arguments.only] if arguments.only else [part for part in PARTS if not (arguments.gpu and part == "host")]
-
-    timed = {"steps": time_steps, "clip": time_clip, "rules": time_rules, "matrices": time_matrices}
-    timed |= {"first": time_first, "host": time_host}
-    results: dict[str, Any] = {"machine": machine(device)}
+    results: dict[str, Any] = {}
+    if arguments.out and arguments.out.exists():
+        results = json.loads(arguments.out.read_text(encoding="utf-8"))
+    results["machine"] = machine(device)
     print(results["machine"], "\n", sep="")
-    for part in parts:
-        results[part] = timed[part](device)
+    for part in arguments.only or [part for part in PARTS if part not in _NOT_ON[device]]:
+        begin = time.perf_counter()
+        found = PARTS[part](device)
+        # Of a machine and a day of its own, since parts can be timed alone.
+        results[part] = {"machine": results["machine"], "seconds": round(time.perf_counter() - begin, 1), "found": found}
+        print()
+        if arguments.out:  # after each part, so that a run that is cut off leaves what it has seen
+            write(arguments.out, results)
+        release()
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
         print(f"written to {arguments.out}")
+        try:
+            from plot import draw
+        except ImportError as error:
+            print(f"not drawn: {error}")
+        else:
+            draw(results, arguments.out.with_suffix(".png"))
+
+
+def write(path: Path, results: Mapping[str, Any]) -> None:
+    """Write the file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    os.replace(part, path)
 
 
 def machine(device: str) -> str:
@@ -77,68 +111,112 @@ def machine(device: str) -> str:
     return f"{name}, {torch.get_num_threads()} threads, {platform.system()}, {versions}, numba {numba.__version__}"
 
 
-def time_steps(device: str) -> dict[str, Any]:
+def time_steps(device: str) -> Table:
     """A whole step of AdamW: `Trainer.step` beside `torch.optim.AdamW.step`."""
+    print("AdamW, gradients kept in place")
+    names = ["tristep", "torch fused", "torch foreach", "torch loop"]
     found = {}
-    for zero in (False, True):
-        print(f"AdamW, µs per step, gradients {'new at every step, as after zero_grad()' if zero else 'kept in place'}")
-        names: list[str] = []
-        for workload in registry.CPU_WORKLOADS if device == "cpu" else registry.GPU_WORKLOADS:
-            if zero and workload.elements > 1_000_000:
-                continue
-            steps = registry.adamw_steps(workload, device, zero)
-            times, _ = in_turns(steps, device, seconds=3.0)
-            if not names:
-                names = list(steps)
-                print(f"{'':26}" + "".join(f"{name:>16}" for name in names) + f"{'fused / tristep':>18}")
-            ratio = times["torch fused"] / times["tristep"]
-            print(f"{workload.name:26}" + "".join(f"{times[name]:16.1f}" for name in names) + f"{ratio:18.2f}")
-            if all(f"{name} (first of ten)" in times for name in ("tristep", "torch fused")):
-                cold = [times.get(f"{name} (first of ten)", times[name]) for name in names]
-                print(f"{'    first of ten':26}" + "".join(f"{t:16.1f}" for t in cold) + f"{cold[1] / cold[0]:18.2f}")
-            found[workload.name + (", new gradients" if zero else "")] = {"us": times, "torch fused / tristep": ratio}
-        print()
+    for workload in workloads.STEPS[device]:
+        params = workloads.parameters(workload, device)
+        large = workload.elements > 2**29  # where a loop, which is like foreach then, would only take memory
+        steps = registry.adamw_steps(params, names[:3] if large else names)
+        found[workload.name] = race(workload.name, steps, device, copy=steps["tristep"].moved)
+        release(params, steps)
     return found
 
 
-def time_clip(device: str) -> dict[str, Any]:
+def time_new(device: str) -> Table:
+    """The same, each step with gradients that are other tensors than those of the step before."""
+    print("AdamW, new gradients at every step")
+    found = {}
+    for workload in workloads.STEPS[device]:
+        if workload.elements <= 10_000_000:
+            params = workloads.parameters(workload, device)
+            found[workload.name] = race(
+                workload.name, registry.adamw_steps(params, ["tristep", "torch fused", "torch foreach"], new=True), device
+            )
+    return found
+
+
+def time_compiled(device: str) -> Table:
+    """AdamW beside torch's own compiler."""
+    print("AdamW, beside torch.compile(optimizer.step)")
+    found = {}
+    for workload in {"cpu": workloads.STEPS["cpu"][:1], "cuda": workloads.STEPS["cuda"][4:5]}[device]:
+        params = workloads.parameters(workload, device)
+        steps = registry.adamw_steps(params, ["tristep", "torch fused", "torch compiled"])
+        begin = time.perf_counter()
+        steps["torch compiled"].run()
+        took = time.perf_counter() - begin
+        print(f"    torch's first compiled step took {took:.1f} s")
+        found[workload.name] = race(workload.name, steps, device) | {"compiled in s": took}
+    return found
+
+
+def time_growth(device: str) -> Table:
+    """Many tensors, large tensors."""
+    print("AdamW, as tensors and elements become more")
+    found = {}
+    for workload in (*workloads.TENSORS[device], *workloads.ELEMENTS[device]):
+        params = workloads.parameters(workload, device)
+        steps = registry.adamw_steps(params, ["tristep", "torch fused", "torch foreach"])
+        found[workload.name] = race(workload.name, steps, device, SECONDS[device] / 2, copy=steps["tristep"].moved)
+        found[workload.name] |= {"tensors": len(workload.shapes), "elements": workload.elements}
+        release(params, steps)
+    return found
+
+
+def time_clip(device: str) -> Table:
     """A step of AdamW on gradients clipped by their norm together, beside torch's `clip_grad_norm_` and fused AdamW."""
+    print("clipping by the norm and AdamW, gradients kept in place")
     found = {}
-    print("clipping by the norm and AdamW, µs per step, gradients kept in place")
-    for workload in registry.CPU_WORKLOADS if device == "cpu" else registry.GPU_WORKLOADS:
-        times, _ = in_turns(registry.clip_steps(workload, device), device, seconds=6.0)
-        ratio, alone = times["tristep"] / times["torch fused"], times["clip alone"] / times["torch clip alone"]
-        shown = ", ".join(f"{name} {value:.1f}" for name, value in times.items() if "first" not in name)
-        print(f"{workload.name:26}{shown}: tristep / torch {ratio:.2f}, of clipping alone {alone:.2f}", flush=True)
-        found[workload.name] = {"us": times, "tristep / torch": ratio, "clip alone, tristep / torch": alone}
-    print()
+    for workload in workloads.STEPS[device]:
+        params = workloads.parameters(workload, device)
+        steps = registry.clip_steps(params)
+        result = race(workload.name, steps, device, 2 * SECONDS[device], copy=steps["tristep"].moved)
+        result["clip alone, torch / tristep"] = result["us"]["torch clip alone"] / result["us"]["clip alone"]
+        found[workload.name] = result
+        release(params, steps)
     return found
 
 
-def time_rules(device: str) -> dict[str, Any]:
+def time_stored(device: str) -> Table:
+    """AdamW, how weights and states are stored."""
+    workload = workloads.STORED[device]
+    print(f"AdamW on {workload.name}, weights and states in fewer bits")
+    steps = dict(registry.stored_steps(workload, device))
+    copy, share = copy_step(28 * workload.elements, device, most=2e9)
+    times, turns = in_turns(steps | {"copy": copy}, device, SECONDS[device], least=10 if device == "cpu" else 20)
+    found = {}
+    for name, step in steps.items():
+        assert step.moved is not None
+        of_copy = times["copy"] / share * (step.moved / (28 * workload.elements)) / times[name]
+        per_element = step.moved / workload.elements
+        print(f"{name:34}{times[name]:12.1f} µs  {per_element:6.2f} bytes an element  {of_copy:5.2f} of copy")
+        found[name] = {"us": times[name], "bytes an element": per_element, "of copy": of_copy, "turns": turns}
+    return found
+
+
+def time_rules(device: str) -> Table:
     """Every rule on one large tensor: its own bytes over its time, as a share of torch's fused AdamW and of a copy.
 
     And its peers' times over its own.
     """
-    workload = registry.RULE_WORKLOAD[device]
+    workload = workloads.RULES[device]
     print(
-        f"Every rule, {workload.name}: bytes per second, relative to torch's fused AdamW and a copy; peers' times over its"
+        f"every rule, {workload.name}: bytes per second, relative to torch's fused AdamW and a copy; peers' times over its"
     )
-    source = torch.randn(workload.elements, device=device)
-    target = torch.empty_like(source)
-    common: dict[str, Step] = {
-        "torch fused AdamW": registry.adamw_steps(workload, device, only="torch fused")["torch fused"],
-        "copy": (registry.nothing, lambda: target.copy_(source)),
-    }
+    common = registry.adamw_steps(workloads.parameters(workload, device), ["torch fused"])
+    common["copy"], _ = copy_step(8 * workload.elements, device)
     found = {}
     for name in rules.__all__:
         own = registry.rule_workload(name, device)
-        step, moved = registry.rule_step(name, own, device)
         peers = registry.peer_steps(name, own, device)
-        steps = {"tristep": (registry.nothing, step)} | {peer: (registry.nothing, each) for peer, each in peers.items()}
-        times, turns = in_turns(common | steps, device, seconds=1.5, least=7)
+        steps = {"tristep": registry.rule_step(name, own, device)} | peers
+        times, turns = in_turns(common | steps, device, SECONDS[device] * 0.7, least=7 if device == "cpu" else 20)
+        moved: Any = steps["tristep"].moved
         rate = moved / times["tristep"]
-        to_fused = rate / (28 * workload.elements / times["torch fused AdamW"])
+        to_fused = rate / (28 * workload.elements / times["torch fused"])
         to_copy = rate / (8 * workload.elements / times["copy"])
         ratios = {peer: times[peer] / times["tristep"] for peer in peers}
         print(
@@ -152,25 +230,43 @@ def time_rules(device: str) -> dict[str, Any]:
             "bytes": moved,
             "turns": turns,
             "rate / fused AdamW": to_fused,
-            "rate / copy": to_copy,
+            "of copy": to_copy,
             "peers / tristep": ratios,
         }
-    print()
+        release(peers, steps)
     return found
 
 
-def time_matrices(device: str) -> dict[str, Any]:
+def time_matrices(device: str) -> Table:
     """A whole step of Muon on many matrices of one shape: `Trainer.step` beside `torch.optim.Muon.step`."""
-    print("Muon, µs per step, gradients kept in place")
+    print("Muon, gradients kept in place")
+    return {
+        workload.name: race(workload.name, registry.muon_steps(workload, device), device, least=5)
+        for workload in workloads.MATRICES
+    }
+
+
+def measure_memory(device: str) -> Table:
+    """How much more memory a step of AdamW needs while it runs than before and after it."""
+    print("most memory that a step of AdamW needs besides what stays, MB")
     found = {}
-    for workload in registry.MATRIX_WORKLOADS:
-        times, turns = in_turns(registry.muon_steps(workload, device), device, seconds=3.0, least=5)
-        ratio = times["torch"] / times["tristep"]
-        print(
-            f"{workload.name:26}{times['tristep']:16.1f}{times['torch']:16.1f}   torch / tristep {ratio:.2f}  {turns} turns"
-        )
-        found[workload.name] = {"us": times, "torch / tristep": ratio, "turns": turns}
-    print()
+    for workload in workloads.STEPS[device]:
+        if workload.elements < 2**29:
+            params = workloads.parameters(workload, device)
+            steps = registry.adamw_steps(params, ["tristep", "torch fused", "torch foreach"])
+            extra = {}
+            for name, step in steps.items():
+                for _ in range(3):
+                    assert step.before is not None
+                    step.before()
+                    torch.cuda.synchronize()
+                    torch.cuda.reset_peak_memory_stats()
+                    before = torch.cuda.memory_allocated()
+                    step.run()
+                    torch.cuda.synchronize()
+                extra[name] = (torch.cuda.max_memory_allocated() - before) / 1e6
+            print(f"{workload.name:28}" + ", ".join(f"{name} {value:.2f}" for name, value in extra.items()))
+            found[workload.name] = extra
     return found
 
 
@@ -191,7 +287,6 @@ def time_first(device: str) -> dict[str, float]:
             run = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
             found[name] = float(run.stdout)
             print(f"first step of a process, {name:6}: {found[name]:.2f} s")
-    print()
     return found
 
 
@@ -204,7 +299,52 @@ def time_host(device: str) -> dict[str, Any]:
     print("triton engine through a pretended driver, Adam, 148 tensors:")
     for name, value in found.items():
         print(f"    {name:40}{value}")
-    print()
+    return found
+
+
+PARTS: dict[str, Callable[[str], Any]] = {
+    "steps": time_steps,
+    "new": time_new,
+    "clip": time_clip,
+    "stored": time_stored,
+    "growth": time_growth,
+    "matrices": time_matrices,
+    "memory": measure_memory,
+    "first": time_first,
+    "host": time_host,
+    "rules": time_rules,
+    "compiled": time_compiled,
+}
+_NOT_ON = {"cpu": ("memory",), "cuda": ("host",)}
+
+
+def race(
+    name: str,
+    steps: Mapping[str, Step],
+    device: str,
+    seconds: float | None = None,
+    least: int = 20,
+    copy: float | None = None,
+) -> dict[str, Any]:
+    """Time these in turns, and a copy of so many bytes with them; print a line, the first one's time against each."""
+    share = 1.0
+    if copy is not None:
+        copying, share = copy_step(copy, device)
+        steps = {**steps, "copy": copying}
+    times, turns = in_turns(steps, device, seconds or SECONDS[device], least)
+    first, *others = (other for other in steps if other != "copy")
+    ratios = {f"{other} / {first}": times[other] / times[first] for other in others}
+    found: dict[str, Any] = {"us": times, "turns": turns, **ratios}
+    line = f"{name:28}{first} {times[first]:10.1f} µs"
+    line += "".join(f", {other} x {times[other] / times[first]:.2f}" for other in others)
+    cold = {other: times.get(f"{other} (first of ten)") for other in (first, *others)}
+    if None not in cold.values():
+        line += f"; first of ten {cold[first]:.1f} µs"
+        line += "".join(f", x {cold[other] / cold[first]:.2f}" for other in others)  # type: ignore[operator]  # not None
+    if copy is not None:
+        found["of copy"] = times["copy"] / share / times[first]
+        line += f"; {found['of copy']:.2f} of copy"
+    print(line, flush=True)
     return found
 
 
@@ -216,40 +356,46 @@ def in_turns(steps: Mapping[str, Step], device: str, seconds: float, least: int 
     """
     times: dict[str, list[float]] = {name: [] for name in steps}
     firsts: dict[str, list[float]] = {}
-    for name, (before, step) in steps.items():
+    for name, step in steps.items():
         end = time.perf_counter() + seconds / 4
         for k in range(5):
             if k > 1 and time.perf_counter() > end:
                 break
-            before()
             took = once(step, device)
         if took < 1000:
             firsts[f"{name} (first of ten)"] = []
     turns, end = 0, time.perf_counter() + seconds
     while time.perf_counter() < end or turns < least:
         turns += 1
-        for name, (before, step) in steps.items():
+        for name, step in steps.items():
             first = firsts.get(f"{name} (first of ten)")
             if first is not None:
-                before()
                 first.append(once(step, device))
             for _ in range(1 if first is None else 9):
-                before()
                 times[name].append(once(step, device))
     return {name: statistics.median(values) for name, values in (times | firsts).items()}, turns
 
 
-def once(step: Callable[[], object], device: str) -> float:
-    if device == "cpu":
-        begin = time.perf_counter()
-        step()
-        return (time.perf_counter() - begin) * 1e6
-    # Waiting for the device on both sides, so that the host's share counts too where it is the larger one.
-    torch.cuda.synchronize()
+def once(step: Step, device: str) -> float:
+    """µs of one step, and of waiting for the device, so that the host's share counts too where it is the larger one."""
+    if step.before is not None:
+        step.before()
+    if device != "cpu":
+        torch.cuda.synchronize()
     begin = time.perf_counter()
-    step()
-    torch.cuda.synchronize()
+    step.run()
+    if device != "cpu":
+        torch.cuda.synchronize()
     return (time.perf_counter() - begin) * 1e6
+
+
+def release(*containers: Iterable[Any]) -> None:
+    """Let go what these hold, and the memory with it."""
+    for container in containers:
+        container.clear()  # type: ignore[attr-defined]  # lists and dictionaries
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

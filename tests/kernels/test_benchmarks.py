@@ -1,0 +1,140 @@
+"""The benchmarks: that every rule can be measured, how many bytes it must move, and that all parts run and are drawn.
+
+What they find of so small tensors means nothing, and is not looked at.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tristep.kernels import rules
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+# Arrays read and written by a step; a reduction reads its own once more.
+ARRAYS = {
+    "sgd": 3,
+    "adamw": 7,
+    "test": 4,  # its state is written only
+    "lars": 3 + 2,
+    "lars_momentum": 5 + 2,
+    "lamb": 7 + 4,
+    "lans": 7 + 1 + 4,
+    "lbsgd_lars": 7 + 3,
+    "lion": 5,
+    "adan": 11,
+    "averaged": 2,  # weight and gradient are not read, and its state is not written
+    "toward": 3,
+    "sophia_curvature": 5,
+    "stable_adamw": 7 + 2,
+    "mars": 9 + 2,
+    "novograd": 5 + 1,
+    "ascent": 3 + 2,
+    "schedule_free_adamw": 7,
+}
+
+
+@pytest.fixture(scope="module")
+def benchmarks():
+    """The modules by name."""
+    sys.path.insert(0, str(BENCHMARKS))
+    names = ("workloads", "registry", "run", "plot")
+    try:
+        yield {name: __import__(name) for name in names}
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+        for name in names:
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def registry(benchmarks):
+    return benchmarks["registry"]
+
+
+@pytest.mark.parametrize("name", rules.__all__)
+def test_every_rule_can_be_measured(registry, name):
+    step = registry.rule_step(name, registry.Workload("small", ((2, 1500), (7,))), "cpu")
+    step.run()
+    moved = step.moved
+    assert moved % 4 == 0
+    if name in ARRAYS:
+        assert moved == 4 * 3007 * ARRAYS[name]
+    assert moved >= 2 * 4 * 3007
+
+
+def test_a_rule_of_whole_tensors_moves_its_states_as_they_are(registry):
+    """One number for each row, of which there are two, or for each element of a vector."""
+    step = registry.rule_step("group_adagrad", registry.Workload("small", ((2, 1500), (7,))), "cpu")
+    assert step.moved == 4 * (3 * 3007 + 2 * (2 + 7))
+
+
+@pytest.mark.parametrize("name", rules.__all__)
+def test_peers_take_a_step_of_the_same_parameters(registry, name):
+    if registry.PEERS.get(name, ("torch",))[0] == "pytorch_optimizer":
+        pytest.importorskip("pytorch_optimizer", reason="not installed")
+    steps = registry.peer_steps(name, registry.Workload("small", ((20, 15), (5, 7))), "cpu")
+    assert bool(steps) == (name in registry.PEERS)
+    for step in steps.values():
+        params = step.run.__self__.param_groups[0]["params"]
+        before = [param.detach().clone() for param in params]
+        for _ in range(2):  # ADOPT's first moves no weight
+            step.run()
+        assert [param.shape for param in params] == [(20, 15), (5, 7)]
+        assert not any(torch.equal(param, old) for param, old in zip(params, before, strict=True))
+
+
+def test_peers_are_left_out_where_their_library_is_missing(registry, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert registry.peer_steps("lion", registry.Workload("small", ((2, 3),)), "cpu") == {}
+
+
+def test_models_have_as_many_parameters_as_published(benchmarks):
+    workloads = benchmarks["workloads"]
+    for shapes, tensors, elements in [
+        (workloads.gpt2(), 148, 124_439_808),
+        (workloads.resnet50(), 161, 25_557_032),
+        (workloads.llama_shard(1), 291, 8_030_261_248),
+        (workloads.llama_shard(8), 291, 8_030_261_248 // 8),
+    ]:
+        assert (len(shapes), workloads.Workload("", shapes).elements) == (tensors, elements)
+
+
+@pytest.mark.slow
+def test_all_parts_run_write_and_are_drawn(benchmarks, monkeypatch, tmp_path, capsys):
+    workloads, run = benchmarks["workloads"], benchmarks["run"]
+    small = (workloads.Workload("2 x 8", ((8,),) * 2), workloads.Workload("1 x 5,000", ((5000,),)))
+    for name in ("STEPS", "TENSORS", "ELEMENTS"):
+        monkeypatch.setattr(workloads, name, {"cpu": small})
+    for name in ("STORED", "RULES", "MUON"):
+        monkeypatch.setattr(workloads, name, {"cpu": workloads.Workload("64 x 80", ((64, 80),))})
+    monkeypatch.setattr(workloads, "MATRICES", (workloads.Workload("2 x 8 x 4", ((8, 4),) * 2),))
+    monkeypatch.setattr(rules, "__all__", ["sgd", "lion", "muon"])
+    monkeypatch.setitem(run.SECONDS, "cpu", 0.01)
+    out = tmp_path / "found.json"
+    parts = [part for part in run.PARTS if part not in ("memory", "first", "host", "compiled")]
+    monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--only", *parts])
+    run.main()
+    results = json.loads(out.read_text())
+    assert set(results) == {"machine", *parts}
+    assert (tmp_path / "found.png").read_bytes()[:4] == b"\x89PNG"
+    assert list(results["steps"]["found"]) == ["2 x 8", "1 x 5,000"]
+    for row in results["steps"]["found"].values():
+        times = row["us"]
+        assert set(times) >= {"tristep", "torch fused", "torch foreach", "torch loop", "copy"}
+        assert row["torch fused / tristep"] == times["torch fused"] / times["tristep"]
+        assert row["turns"] >= 20
+        assert all(map(math.isfinite, times.values()))
+    assert list(results["rules"]["found"]) == ["sgd", "lion", "muon"]
+    assert "of copy" in capsys.readouterr().out
+
+    # A part that is timed alone leaves the others as they were.
+    before = results["rules"]
+    monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--only", "new"])
+    run.main()
+    after = json.loads(out.read_text())
+    assert after["rules"] == before
+    assert after["new"] != results["new"]
