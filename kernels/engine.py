@@ -195,7 +195,11 @@ class Update:
         self._lost = True
         self._gradient_addresses: _Addresses | None = None
         self._own = False
+        self._watched = True  # whether `_lost` tells when one of them dies, and all of the above is there
+        self._bound: np.ndarray | None = None  # their addresses, where they are not watched
+        self._looked = False  # whether they were bound a moment ago, by somebody who has them
         self._glance: Any = None
+        self._weight_glance: Any = None
         self._touched: list[torch.Tensor] = []  # weights that have a gradient
         self._kinds: _Kinds | None = None
         counts = {"states": len(self.states), "masters": len(self.masters), "names": len(self._names)}
@@ -239,6 +243,11 @@ class Update:
     def holds(self, gradients: Sequence[Any]) -> bool:
         """Whether these very tensors are bound, and they and the weights are where they were. Quick: asked at every step."""
         # Identities are worth comparing only as long as none of the bound tensors has died, which sets `_lost`.
+        if not self._watched:
+            alive = [reference() for reference in self._references]  # type: ignore[misc]  # all are there
+            if None in alive or list(map(id, alive)) != list(map(id, gradients)):
+                return False
+            self._remember(gradients, self._bound)
         held = (
             not self._lost
             and list(map(id, gradients)) == self._ids
@@ -263,16 +272,40 @@ class Update:
         """
         return self._glance is not None and not self._lost and self._glance.fresh(used, seen)
 
-    def bind(self, gradients: Sequence[torch.Tensor | None], *, own: bool = False) -> None:
+    def look(self, gradients: Sequence[Any], versions: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """A quick look at the weights' own gradients when they are other tensors than before; None says nothing.
+
+        Args:
+            gradients: the `.grad` of each weight.
+            versions: int64 [n_weights], gets their versions if the answer is not None.
+
+        Returns:
+            Identities and addresses, int64 [n_weights] each: every weight requires a gradient and has one, of the kind that
+            it had before. The addresses may be handed to `bind`.
+        """
+        glance = self._glance_at_weights()
+        if self._kinds is None or glance is None or not self._tensors_hold():
+            return None
+        found = self._kinds.found(gradients, own=True)
+        return found if found is not None and glance.need(found[0], versions) else None
+
+    def bind(
+        self, gradients: Sequence[torch.Tensor | None], *, own: bool = False, addresses: np.ndarray | None = None
+    ) -> None:
         """Take these gradients for the coming steps; None skips a weight. Checks everything, changes no weight.
 
-        They are not kept alive. To step again with other gradients, or with ones that have moved, bind again. `own` says
-        that each is its weight's `.grad`, whose shape and device torch has checked already.
+        They are not kept alive. To step again with other gradients, or with ones that have moved, bind again.
+
+        Args:
+            gradients: one for each weight.
+            own: that each is its weight's `.grad`, whose shape and device torch has checked already.
+            addresses: what `look` gave just now; the step must come before the gradients are let go.
         """
         if len(gradients) != len(self.weights):
             raise ValueError(f"{len(gradients)} gradients for {len(self.weights)} weights: there must be as many")
-        self._own = own
-        addresses = None if self._kinds is None else self._kinds.addresses(gradients, own)
+        self._own, self._looked = own, addresses is not None
+        if addresses is None and self._kinds is not None:
+            addresses = self._kinds.addresses(gradients, own)
         if addresses is None or not self._rebind(gradients, addresses):
             self._kinds = None
             self._bind(gradients)
@@ -281,12 +314,16 @@ class Update:
 
     def _rebind(self, gradients: Sequence[Any], addresses: np.ndarray) -> bool:
         """The quick way, for new tensors of the kinds that were bound before; whether it could be gone."""
-        if (addresses & 15).any() or not self._tensors_hold():
+        if (addresses & 15).any() or not (self._looked or self._tensors_hold()):
             return False
-        self._remember(gradients, addresses)
+        # Nothing more is noted of them, since after zero_grad() the next step will be with others again.
+        self._references = list(map(weakref.ref, gradients))
+        self._watched, self._bound, self._glance = False, addresses, None
+        self._lost, self._touched = False, self.weights
         for group in self._groups:
             group.table.addresses[GRADIENT] = addresses[group.rows]
-            group.table.gradients = [self._references[i] for i in group.indices]
+            whole = isinstance(group.rows, slice)
+            group.table.gradients = self._references if whole else [self._references[i] for i in group.indices]  # type: ignore[assignment]
         return True
 
     def _bind(self, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -333,7 +370,7 @@ class Update:
             self._gradient_addresses = None
             self._touched = [w for w, gradient in zip(self.weights, gradients, strict=True) if gradient is not None]
         self._ids = list(map(id, gradients))
-        self._lost, self._glance = False, None
+        self._lost, self._glance, self._watched, self._bound = False, None, True, None
 
     def _weights_hold(self) -> bool:
         return self._weight_addresses is not None and self._weight_addresses.hold(self.weights)
@@ -351,18 +388,25 @@ class Update:
         Raises:
             RuntimeError: no gradients are bound, or one of them has been deleted since; nothing has been changed.
         """
-        if self._lost:
+        if self._lost or not (self._watched or self._looked or all(map(_is_alive, self._references))):
             raise RuntimeError("there are no gradients to step with, or some of them have been deleted: bind() them first")
+        self._looked = False
         if not self.rule.reductions:
             for group in self._groups:
                 group.run(self.hyper)
         else:
             self._run_with_sums()
         # So that autograd notices, if a graph from before the step is still in use.
-        if self._glance is not None:
-            self._glance.count_change()
+        if self._touched is self.weights and (glance := self._glance_at_weights()) is not None:
+            glance.count_change()
         else:
             increment_version(self._touched)
+
+    def _glance_at_weights(self) -> Any:
+        """What asks torch's own functions about the weights, where that can be done."""
+        if self._weight_glance is None and (glance := _glance(self.engine)) is not None and glance.WeightGlance.possible():
+            self._weight_glance = glance.WeightGlance(self.weights)
+        return self._weight_glance
 
     @torch.no_grad()
     def _run_with_sums(self) -> None:
@@ -472,7 +516,7 @@ class _Group:
 
     def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
         table = self.table
-        self.sources = []
+        self.sources, table.gradients = [], [None] * len(self.indices)
         for k, i in enumerate(self.indices):
             gradient, weight = gradients[i], table.weights[k]
             table.gradients[k] = references[i]
@@ -587,6 +631,10 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _is_alive(reference: Any) -> bool:
+    return reference() is not None
+
+
 class _Kinds:
     """What, besides its address, decides how a gradient is read, for all gradients that were bound."""
 
@@ -606,17 +654,24 @@ class _Kinds:
 
     def addresses(self, gradients: Sequence[Any], own: bool) -> np.ndarray | None:
         """Where these gradients lie, if they are of the same kinds."""
-        if own != self._own:
-            return None
         if self._look is not None:
-            addresses = self._look(gradients)
-        elif _kinds(gradients, own) != self._kinds:
+            found = self.found(gradients, own)
+            return None if found is None else found[1]
+        if own != self._own or _kinds(gradients, own) != self._kinds:
             return None
-        else:
-            addresses = np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
+        if self._any_negated(gradients):
+            return None
+        return np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
+
+    def found(self, gradients: Sequence[Any], own: bool) -> tuple[np.ndarray, np.ndarray] | None:
+        """Identities and addresses of these gradients, if they are of the same kinds and it can be found out quickly."""
+        found = None if self._look is None or own != self._own else self._look(gradients)
+        return None if found is None or self._any_negated(gradients) else found
+
+    def _any_negated(self, gradients: Sequence[Any]) -> bool:
         # Autograd gives a view that is to be negated as it is only if its strides are the weight's. It is made of the
         # imaginary parts of complex numbers, which lie apart, so there must be only one.
-        return None if addresses is None or any(gradients[i].is_neg() for i in self._single) else addresses
+        return any(gradients[i].is_neg() for i in self._single)
 
 
 def _kinds(gradients: Sequence[Any], own: bool) -> Any:

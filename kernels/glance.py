@@ -20,7 +20,7 @@ import torch
 from llvmlite import ir
 from numba.extending import intrinsic
 
-__all__ = ["AddressGlance", "GradientGlance", "KindGlance", "kept", "library_function"]
+__all__ = ["AddressGlance", "GradientGlance", "KindGlance", "WeightGlance", "kept", "library_function"]
 
 
 class AddressGlance:
@@ -58,9 +58,8 @@ class GradientGlance:
         weight_addresses: np.ndarray,
         gradient_addresses: np.ndarray,
     ) -> None:
-        functions, self._bump = _functions()  # type: ignore[misc]  # `possible` has been asked
-        self._weights = _ids(weights)
-        self._arguments = functions, self._weights, weight_addresses, _ids(gradients), gradient_addresses
+        functions, _ = _functions()  # type: ignore[misc]  # `possible` has been asked
+        self._arguments = functions, _ids(weights), weight_addresses, _ids(gradients), gradient_addresses
 
     @staticmethod
     def possible() -> bool:
@@ -75,9 +74,34 @@ class GradientGlance:
         """
         return _fresh(*self._arguments, used, seen)
 
+
+class WeightGlance:
+    """Asks parameters, and tells them, what does not depend on which tensors their gradients are.
+
+    Args:
+        weights: the parameters. They must be alive whenever this is used.
+    """
+
+    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+        self._functions, self._bump = _functions()  # type: ignore[misc]  # `possible` has been asked
+        self._ids = _ids(weights)
+
+    @staticmethod
+    def possible() -> bool:
+        return _functions() is not None
+
+    def need(self, gradients: np.ndarray, versions: np.ndarray) -> bool:
+        """Whether all of them require a gradient.
+
+        Args:
+            gradients: int64 [n], identities of their gradients.
+            versions: int64 [n], gets the versions of these if the answer is yes.
+        """
+        return _need(self._functions, self._ids, gradients, versions)
+
     def count_change(self) -> None:
-        """Let autograd know that all the weights have been changed."""
-        _bump(self._bump, self._weights)
+        """Let autograd know that all of them have been changed."""
+        _bump(self._bump, self._ids)
 
 
 class KindGlance:
@@ -102,11 +126,14 @@ class KindGlance:
     def possible() -> bool:
         return _kind_functions() is not None
 
-    def __call__(self, gradients: Sequence[torch.Tensor | None]) -> np.ndarray | None:
-        """The addresses, int64 [n], of other gradients; None if one is missing or of another type, size or stride."""
-        addresses = np.empty(len(gradients), dtype=np.int64)
-        alike = _kinds_hold(*self._arguments, _ids(gradients), addresses, self._answer, self._address)
-        return addresses if alike else None
+    def __call__(self, gradients: Sequence[torch.Tensor | None]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Identities and addresses, int64 [n], of other gradients; None if one is missing, or of another kind.
+
+        Kinds differ by type, size or stride.
+        """
+        ids, addresses = _ids(gradients), np.empty(len(gradients), dtype=np.int64)
+        alike = _kinds_hold(*self._arguments, ids, addresses, self._answer, self._address)
+        return (ids, addresses) if alike else None
 
 
 def kept(decorator: Any, *arguments: Any, **options: Any) -> Any:
@@ -193,6 +220,16 @@ def _fresh(functions, weights, weight_addresses, gradients, gradient_addresses, 
         seen[i] = _call(version, gradient)
         if seen[i] == used[i]:
             return False
+    return True
+
+
+@kept(numba.njit)
+def _need(functions, weights, gradients, versions):
+    _, requires_grad, _, version, offset = functions
+    for i in range(weights.size):
+        if _call(requires_grad, _read(weights[i] + offset)) & 1 == 0:
+            return False
+        versions[i] = _call(version, gradients[i] + offset)
     return True
 
 
@@ -285,7 +322,7 @@ def _tells_kinds_apart(functions: tuple[int, ...]) -> bool:
     look = KindGlance(tensors, functions)
     copies = [tensor.clone() for tensor in tensors]
     found = look(copies)
-    if found is None or found.tolist() != [tensor.data_ptr() for tensor in copies]:
+    if found is None or found[1].tolist() != [tensor.data_ptr() for tensor in copies]:
         return False
     others = [None, tensors[0].double(), tensors[0][:1], tensors[0].contiguous().T.contiguous().T, tensors[0].to_sparse()]
     return all(look([other, *tensors[1:]]) is None for other in others)
@@ -322,6 +359,11 @@ def _answer_rightly(functions: tuple[int, ...], bump: tuple[int, ...]) -> bool:
     if _fresh(*arguments, versions, seen):
         return False
     weights[2].grad = gradients[2]
+    if (
+        not _need(functions, arguments[1], arguments[3], seen)
+        or (seen != [gradient._version for gradient in gradients]).any()
+    ):
+        return False
     before = [weight._version for weight in weights]
     _bump(bump, arguments[1])
     return _fresh(*arguments, versions, seen) and [weight._version for weight in weights] == [v + 1 for v in before]

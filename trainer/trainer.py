@@ -6,6 +6,7 @@ tensors of the last step with new contents, is decided by a few list comparisons
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -92,6 +93,7 @@ class Trainer:
         self._plan: Plan | None = None
         # The gradients that the last step used up: which tensors, and how often they had been written to.
         self._used: list[weakref.ref[torch.Tensor] | None] = [None] * len(self._params)
+        self._used_ids: np.ndarray | None = None  # the identities of these tensors, if they were found out
         self._used_versions = np.full(len(self._params), -1, dtype=np.int64)
         self._seen_versions = self._used_versions.copy()
         self._backward: BackwardStep | None = None
@@ -253,7 +255,7 @@ class Trainer:
         self._updater.apply(rules.ascent, hyper, range(len(self._params)), self._params, gradients)
         self._below = before
         self._used = [None if gradient is None else weakref.ref(gradient) for gradient in gradients]
-        self._used_versions = versions
+        self._used_ids, self._used_versions = None, versions
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -322,8 +324,12 @@ class Trainer:
         plan = self._plan
         if plan is None:
             self._refuse_lazy()
+        ids = addresses = None
         if held := plan is not None and plan.fresh(self._used_versions, self._seen_versions):
             gradients: list[Any] = []
+            versions = self._seen_versions
+        elif plan is not None and (found := self._look_at_others(plan)) is not None:
+            gradients, ids, addresses = found
             versions = self._seen_versions
         else:
             gradients, versions, held = self._look(plan, ignore_stale_grad)
@@ -336,17 +342,34 @@ class Trainer:
             if plan is None:
                 plan = self._first_step(gradients)
             else:
-                plan.step(gradients, held)
+                plan.step(gradients, held, addresses)
         except BaseException:
             self._optimizer.rescale_grad = before
             raise
         if not held:
             references = plan.references(gradients)
-            for i, reference in enumerate(references):
-                if reference is None:
-                    references[i], versions[i] = self._used[i], self._used_versions[i]
-            self._used = references
+            if None in references:
+                for i, reference in enumerate(references):
+                    if reference is None:
+                        references[i], versions[i] = self._used[i], self._used_versions[i]
+            self._used, self._used_ids = references, ids
         self._used_versions, self._seen_versions = versions, self._used_versions
+
+    def _look_at_others(self, plan: Plan) -> tuple[list[Any], np.ndarray, np.ndarray] | None:
+        """The usual case after `zero_grad()`: gradients that are all other tensors than before, what they are, and where.
+
+        Their versions are then in `_seen_versions`. None says nothing.
+        """
+        gradients: list[Any] = list(map(_gradient_of, self._params))
+        found = plan.look(gradients, self._seen_versions)
+        if found is None:
+            return None
+        # Of two tensors with one identity the first has died, or they are the same.
+        doubtful = range(len(gradients)) if self._used_ids is None else np.flatnonzero(found[0] == self._used_ids).tolist()
+        for i in doubtful:
+            if (reference := self._used[i]) is not None and reference() is gradients[i]:
+                return None
+        return gradients, *found
 
     def _look(self, plan: Plan | None, ignore_stale_grad: bool) -> tuple[list[Any], np.ndarray, bool]:
         """The gradients to use, the versions of all, and whether nothing but these has changed."""
@@ -407,6 +430,9 @@ class Trainer:
                 "them before step(), or use step(batch_size, ignore_stale_grad=True) to leave such parameters as they are"
             )
         return chosen
+
+
+_gradient_of = operator.attrgetter("grad")
 
 
 def _is_lazy(parameter: torch.Tensor) -> bool:

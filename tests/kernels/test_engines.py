@@ -242,6 +242,22 @@ def test_autograd_notices_a_later_step_with_the_same_gradients(place):
         loss.backward()
 
 
+def test_gradients_that_are_gone_cannot_be_stepped_with(place):
+    """Neither those that were bound first nor others of the same kind, of which less is kept in mind."""
+    weight = torch.ones(3, device=place.device, requires_grad=True)
+    run = Update(rules.sgd, [weight], [()], engine=place.engine)
+    run.hyper[:] = [1.0, 0.5, 0.0, INF]
+    for step in range(4):
+        weight.grad = torch.ones(3, device=place.device)
+        run.bind([weight.grad], own=True)
+        if step % 2:
+            run()
+        weight.grad = None
+        with pytest.raises(RuntimeError, match="have been deleted"):
+            run()
+    assert weight.tolist() == [0.0, 0.0, 0.0]
+
+
 def test_a_skipped_weight_leaves_autograd_in_peace(place):
     weights = [torch.ones(3, device=place.device, requires_grad=True) for _ in range(2)]
     losses = [(weight * weight).sum() for weight in weights]

@@ -84,10 +84,22 @@ def test_a_parameter_whose_contents_were_swapped_is_seen(looked_at):
 
 
 def test_a_change_of_the_weights_is_known_to_autograd(looked_at):
-    weights, _, look = looked_at
+    weights, _, _ = looked_at
     before = [weight._version for weight in weights]
-    look.count_change()
+    glance.WeightGlance(weights).count_change()
     assert [weight._version for weight in weights] == [version + 1 for version in before]
+
+
+def test_versions_of_gradients_that_are_needed(looked_at):
+    weights, gradients, _ = looked_at
+    torch.autograd.graph.increment_version([gradients[1]] * 2)
+    look, seen = glance.WeightGlance(weights), np.zeros(len(weights), dtype=np.int64)
+    ids = np.array([id(gradient) for gradient in gradients])
+    assert look.need(ids, seen)
+    assert seen.tolist() == [gradient._version for gradient in gradients]
+    assert len(set(seen.tolist())) > 1
+    weights[-1].requires_grad_(False)
+    assert not look.need(ids, seen)
 
 
 def test_addresses_are_seen():
@@ -116,7 +128,9 @@ def test_gradients_of_another_kind_are_seen(kind, i):
     tensors = [torch.ones(3, 2, 4, 5) for _ in range(3)]
     look = glance.KindGlance(tensors)
     copies = [tensor.clone() for tensor in tensors]
-    assert look(copies).tolist() == [copy.data_ptr() for copy in copies]
+    ids, addresses = look(copies)
+    assert ids.tolist() == list(map(id, copies))
+    assert addresses.tolist() == [copy.data_ptr() for copy in copies]
     copies[i] = KINDS[kind](copies[i])
     assert look(copies) is None
     assert look(copies[:i] + copies[i + 1 :]) is None
@@ -126,7 +140,9 @@ def test_kinds_differ_from_gradient_to_gradient():
     tensors = [torch.ones(()), torch.ones(0, 3), torch.ones(2, 3).T, torch.ones(4, dtype=torch.bfloat16)]
     look = glance.KindGlance(tensors)
     copies = [tensor.clone() for tensor in tensors]
-    assert look(copies).tolist() == [copy.data_ptr() for copy in copies]
+    ids, addresses = look(copies)
+    assert ids.tolist() == list(map(id, copies))
+    assert addresses.tolist() == [copy.data_ptr() for copy in copies]
     assert look(copies[::-1]) is None
 
 
@@ -145,6 +161,7 @@ def test_without_it_python_asks_and_the_steps_are_the_same(monkeypatch, missing)
     try:
         assert not glance.GradientGlance.possible()
         assert not glance.KindGlance.possible()
+        assert not glance.WeightGlance.possible()
         assert torch.equal(_trained(), expected)
     finally:
         glance._functions.cache_clear()

@@ -705,6 +705,53 @@ def test_the_used_gradient_is_stale_even_when_put_back(params, gradients, everyt
     _fails_and_changes_nothing(trainer, params, everything, "'0', '1', '2'")
 
 
+AFTER_NEW_GRADIENTS = {
+    "all used before": lambda params, used: [setattr(param, "grad", old) for param, old in zip(params, used, strict=True)],
+    "one used before": lambda params, used: setattr(params[1], "grad", used[1]),
+    "one missing": lambda params, used: setattr(params[2], "grad", None),
+    "the same ones": lambda params, used: None,
+}
+
+
+@pytest.mark.parametrize("what", AFTER_NEW_GRADIENTS)
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
+def test_stale_gradients_after_several_new_ones(params, gradients, everything, what, rounds):
+    """The quick way for new gradients keeps less in mind of them; it must not take a stale one, whatever came before."""
+    trainer = Trainer(params, "adam")
+    for _ in range(rounds):
+        trainer.zero_grad()
+        _backward(params, gradients)
+        trainer.step(1)
+    used = [param.grad for param in params]
+    if what != "the same ones":
+        for param, gradient in zip(params, gradients, strict=True):
+            param.grad = gradient.clone()
+    AFTER_NEW_GRADIENTS[what](params, used)
+    before = everything(trainer, params)
+    with pytest.raises(StaleGradientError):
+        trainer.step(1)
+    assert everything(trainer, params) == before
+    for param, gradient in zip(params, gradients, strict=True):
+        param.grad = gradient.clone()
+    trainer.step(1)
+    assert set(trainer.optimizer.counts.values()) == {rounds + 1}
+
+
+def test_the_same_gradients_written_anew_after_several_new_ones(params, gradients):
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    before = _values(*params)
+    for _ in range(3):
+        trainer.zero_grad()
+        _backward(params, gradients)
+        trainer.step(1)
+    for _ in range(4):  # from one way of looking to another
+        for param, gradient in zip(params, gradients, strict=True):
+            param.grad.copy_(gradient)
+        trainer.step(1)
+    for weight, old, gradient in zip(_values(*params), before, _values(*gradients), strict=True):
+        np.testing.assert_allclose(weight, old - 7 * gradient, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("steps_before", [0, 2])
 def test_a_gradient_written_by_hand_is_fresh(params, gradients, steps_before):
     """Gluon only looks at backward; here whatever writes to the gradient counts."""

@@ -168,20 +168,38 @@ class Plan:
         update = self.update
         return update is not None and update.rule is optimizer.rule_for(self._slots) and update.fresh(used, seen)
 
+    def look(self, grads: Sequence[Any], versions: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """As `Update.look`, for other gradients than those of the last step; its addresses may be handed to `step`."""
+        optimizer: Any = self.updater.optimizer
+        update = self.update
+        if update is None or update.rule is not optimizer.rule_for(self._slots):
+            return None
+        return update.look(grads, versions)
+
     def references(self, grads: Sequence[torch.Tensor | None]) -> list[weakref.ref[torch.Tensor] | None]:
         """Weak references to these gradients, those of the last step."""
         if self.update is not None and not self._met_sparse:
             return list(self.update.references)
         return [None if grad is None else weakref.ref(grad) for grad in grads]
 
-    def step(self, grads: Sequence[torch.Tensor | None], held: bool = False) -> None:
-        """Update all weights whose gradient is not None. `held` says that `holds(grads)` was true just now."""
+    def step(self, grads: Sequence[torch.Tensor | None], held: bool = False, addresses: np.ndarray | None = None) -> None:
+        """Update all weights whose gradient is not None.
+
+        Args:
+            grads: one for each weight.
+            held: that `holds(grads)` was true just now.
+            addresses: what `look(grads)` gave just now.
+        """
         optimizer: Any = self.updater.optimizer
         if not self._by_rule:
             self._step_by_hand(optimizer, grads)
             return
         update: Any = self.update
-        if not held:
+        if addresses is not None:
+            self._by_row = None
+            update.bind(grads, own=True, addresses=addresses)
+            self._all_active()
+        elif not held:
             update = self._prepare(optimizer, grads)
         multipliers = self._read_multipliers(optimizer)
         if multipliers != self._multipliers:
@@ -214,6 +232,10 @@ class Plan:
         update = self._prepare(optimizer, grads)
         update.hyper[:] = rows
         self._run(update)
+
+    def _all_active(self) -> None:
+        if not all(self._active):
+            self._active, self._multipliers = [True] * len(self.indices), _UNKNOWN
 
     def has_states(self) -> bool:
         """Whether it works on the states and masters that the updater has now."""
