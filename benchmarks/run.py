@@ -16,6 +16,7 @@ The parts:
     stored      weights and states in fewer bits
     rules       every rule on one large matrix, beside its peers
     matrices    Muon on many matrices
+    symmetric   X X^T by half (GPU)
     memory      what a step of AdamW allocates (GPU)
     first       the first step of a process
     host        what the host pays for a launch, with a pretended GPU (CPU)
@@ -38,6 +39,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +248,22 @@ def time_matrices(device: str) -> Table:
     }
 
 
+def time_symmetric(device: str) -> Table:
+    """X X^T in bfloat16, half of its blocks computed, beside torch's whole product."""
+    from tristep.kernels.symmetric import symmetric_product
+
+    print("X X^T, bfloat16")
+    found = {}
+    for shape in workloads.STACKS:
+        x = torch.randn(shape, device=device, dtype=torch.bfloat16)
+        steps = {
+            "symmetric_product": Step(partial(symmetric_product, x)),
+            "torch": Step(lambda x=x: x @ x.mT),  # type: ignore[misc]  # mypy cannot infer the type
+        }
+        found[" x ".join(map(str, shape))] = race(" x ".join(map(str, shape)), steps, device)
+    return found
+
+
 def measure_memory(device: str) -> Table:
     """How much more memory a step of AdamW needs while it runs than before and after it."""
     print("most memory that a step of AdamW needs besides what stays, MB")
@@ -309,13 +327,14 @@ PARTS: dict[str, Callable[[str], Any]] = {
     "stored": time_stored,
     "growth": time_growth,
     "matrices": time_matrices,
+    "symmetric": time_symmetric,
     "memory": measure_memory,
     "first": time_first,
     "host": time_host,
     "rules": time_rules,
     "compiled": time_compiled,
 }
-_NOT_ON = {"cpu": ("memory",), "cuda": ("host",)}
+_NOT_ON = {"cpu": ("memory", "symmetric"), "cuda": ("host",)}
 
 
 def race(

@@ -22,6 +22,10 @@ from .common import limited
 # about [0.7, 1.2].
 COEFFICIENTS = {"ns_a": 3.4445, "ns_b": -4.7750, "ns_c": 2.0315}
 
+# Rows of matrices on a GPU from which `symmetric_product` multiplies them with themselves instead of torch. To be lowered
+# once `benchmarks/run.py --gpu --only symmetric` has shown where it is faster.
+SYMMETRIC_FROM = math.inf
+
 
 def orthogonalized(matrices: torch.Tensor, steps: int, epsilon: float, a: float, b: float, c: float) -> torch.Tensor:
     """About U V^T of the singular value decompositions U S V^T, in bfloat16 as its authors do. Jordan et al. (2024).
@@ -39,10 +43,22 @@ def orthogonalized(matrices: torch.Tensor, steps: int, epsilon: float, a: float,
     if len(x) == 1:  # torch multiplies a large matrix faster outside of a stack
         x, multiplied = x[0], torch.addmm
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=epsilon)
+    if halved := takes_symmetric_products(x):
+        from ..symmetric import symmetric_product
     for _ in range(steps):
-        gram = x @ x.mT
-        x = multiplied(x, multiplied(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        gram = symmetric_product(x) if halved else x @ x.mT
+        if halved:
+            square = symmetric_product(gram, added=gram, alpha=c, beta=b)
+        else:
+            square = multiplied(gram, gram, gram, beta=b, alpha=c)
+        x = multiplied(x, square, x, beta=a)
     return (x.mT if turned else x).view(matrices.shape)
+
+
+def takes_symmetric_products(x: torch.Tensor) -> bool:
+    """Whether products of these matrices with themselves are computed by half."""
+    rows, columns = x.shape[-2:]
+    return x.is_cuda and rows >= SYMMETRIC_FROM and rows % 16 == columns % 16 == 0
 
 
 @tensor_rule(shapes=lambda shape: {"var": (0,)} if len(shape) == 2 else {}, batched=True)

@@ -1,0 +1,110 @@
+"""Products of a matrix with its own transpose on a GPU: half of the blocks are computed, each is written twice.
+
+Imported only where it is used, since it imports triton. With TRITON_INTERPRET=1 it works on CPU tensors.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from .gpu import _rounded
+
+__all__ = ["symmetric_product"]
+
+ROWS, DEPTH = 128, 64  # of a block: so many rows of each factor, so many columns of both at a time
+BAND = 8  # rows of blocks that are computed close in time, because they share factors in the GPU's second cache
+
+
+def symmetric_product(
+    x: torch.Tensor, *, added: torch.Tensor | None = None, alpha: float = 1.0, beta: float = 1.0
+) -> torch.Tensor:
+    """alpha x x^T + beta added, in `x`'s type, summed in float32.
+
+    Args:
+        x: [n, rows, columns] or [rows, columns], bfloat16 or float16, with any strides. Accesses are wide where these and
+            the numbers of rows and columns are multiples of 16.
+        added: symmetric, of the result's shape and `x`'s type; or None for nothing.
+        alpha, beta: factors of the two.
+
+    Raises:
+        TypeError: another type, whose products tensor cores would take in fewer digits.
+    """
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        raise TypeError(f"x is {x.dtype}: must be torch.bfloat16 or torch.float16")
+    stack = x if x.dim() == 3 else x[None]
+    n, rows, columns = stack.shape
+    out = torch.empty(n, rows, rows, dtype=x.dtype, device=x.device)
+    third = out if added is None else added.view(out.shape)
+    if out.numel():
+        pairs = _pairs(-(-rows // ROWS), x.device)
+        _kernel[(len(pairs), n)](
+            stack, third, out, pairs, rows, columns, *stack.stride(), *third.stride(), float(alpha), float(beta),
+            ROWS=ROWS, DEPTH=DEPTH, ADDED=added is not None, WIDE=triton.knobs.runtime.interpret, num_warps=8, num_stages=4,
+        )  # fmt: skip
+    return out if x.dim() == 3 else out[0]
+
+
+@cache
+def _pairs(n: int, device: torch.device) -> torch.Tensor:
+    """Numbers of rows and columns of the blocks on and below the diagonal, int32 [n (n + 1) / 2, 2], band by band."""
+    i, j = np.tril_indices(n)
+    order = np.lexsort((i, j, i // BAND))
+    return torch.from_numpy(np.stack([i, j], axis=1)[order].astype(np.int32)).to(device)
+
+
+@triton.jit
+def _kernel(
+    x,  # [n, rows, columns]
+    added,  # [n, rows, rows]
+    out,  # the same, contiguous
+    pairs,  # int32 [n_programs, 2]
+    rows,
+    columns,
+    x_stack,  # strides
+    x_row,
+    x_column,
+    added_stack,
+    added_row,
+    added_column,
+    alpha,
+    beta,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    ADDED: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    pair = pairs + 2 * tl.program_id(0)
+    stack = tl.program_id(1).to(tl.int64)
+    i, j = tl.load(pair), tl.load(pair + 1)
+    left = i.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    right = j.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    depth = tl.arange(0, DEPTH)
+    x += stack * x_stack
+    first = x + left[:, None] * x_row + depth[None, :] * x_column
+    second = x + right[None, :] * x_row + depth[:, None] * x_column
+    total = tl.zeros((ROWS, ROWS), dtype=tl.float32)
+    for start in range(0, columns, DEPTH):
+        inside = depth < columns - start
+        a = tl.load(first, mask=(left < rows)[:, None] & inside[None, :], other=0.0)
+        b = tl.load(second, mask=(right < rows)[None, :] & inside[:, None], other=0.0)
+        if WIDE:  # the interpreter would multiply the bits of a bfloat16
+            a, b = a.to(tl.float32), b.to(tl.float32)
+        total = tl.dot(a, b, total)
+        first += DEPTH * x_column
+        second += DEPTH * x_column
+    total *= alpha
+    inside = (left < rows)[:, None] & (right < rows)[None, :]
+    if ADDED:
+        place = added + stack * added_stack + left[:, None] * added_row + right[None, :] * added_column
+        total += beta * tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    value = _rounded(total, out.dtype.element_ty)
+    out += stack * rows * rows
+    tl.store(out + left[:, None] * rows + right[None, :], value, mask=inside)
+    if i != j:
+        place = out + right[:, None] * rows + left[None, :]
+        tl.store(place, tl.trans(value), mask=(right < rows)[:, None] & (left < rows)[None, :])
