@@ -5,7 +5,7 @@ of tristep's part and of the JIT compiler's is what it is on a GPU. Missing are 
 arguments apart and queue it, a few µs) and, where something changed, of queueing one copy. The weights stay as they are. It
 replaces the driver of the whole process, so use it in one of its own, without TRITON_INTERPRET.
 
-    python benchmarks/fake_driver.py       prints the cost of Adam on 148 small tensors, as JSON
+    python benchmarks/fake_driver.py       prints the cost of Adam on 148 small tensors, and of compiling a kernel, as JSON
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -134,5 +135,19 @@ def measure(n_tensors: int = 148, elements: int = 8, repeats: int = 2000) -> dic
     }
 
 
+def compiling(names: tuple[str, ...] = ("sgd", "adam", "adamw", "lion", "adan", "rmsprop_centered", "ftrl")) -> float:
+    """Median time of the processor to compile these rules' kernels for sm_90, in seconds."""
+    from tristep.kernels import gpu, rules
+
+    times = []
+    with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = folder
+        for name in names:
+            start = time.process_time()
+            gpu.compile_for(GPUTarget("cuda", 90, 32), getattr(rules, name))
+            times.append(time.process_time() - start)
+    return statistics.median(times)
+
+
 if __name__ == "__main__":
-    print(json.dumps(measure()))
+    print(json.dumps(measure() | {"s_to_compile_a_kernel": round(compiling(), 3)}))

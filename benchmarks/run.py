@@ -46,6 +46,7 @@ from typing import Any
 import registry
 import torch
 import workloads
+from goals import show
 from registry import Step, copy_step
 
 import tristep
@@ -86,6 +87,7 @@ def main() -> None:
             print(f"not drawn: {error}")
         else:
             draw(results, arguments.out.with_suffix(".png"))
+    show(results, device)
 
 
 def write(path: Path, results: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ ARRAYS = {
 def benchmarks():
     """The modules by name."""
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("workloads", "registry", "run", "plot")
+    names = ("workloads", "registry", "goals", "run", "plot")
     try:
         yield {name: __import__(name) for name in names}
     finally:
@@ -138,3 +138,36 @@ def test_all_parts_run_write_and_are_drawn(benchmarks, monkeypatch, tmp_path, ca
     after = json.loads(out.read_text())
     assert after["rules"] == before
     assert after["new"] != results["new"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_goals_are_found_in_what_is_measured(benchmarks, device):
+    workloads, goals = benchmarks["workloads"], benchmarks["goals"]
+    steps = {workload.name: {"of copy": 0.9, "torch fused / tristep": 2.0} for workload in workloads.STEPS[device]}
+    stored = {**benchmarks["registry"].STORED, **benchmarks["registry"].STORED_PEERS}
+    stacks = {" x ".join(map(str, shape)): {"torch / symmetric_product": 1.5} for shape in workloads.STACKS}
+    parts = {
+        "steps": steps,
+        "clip": steps,
+        "stored": {name: {"us": 1.0, "of copy": 0.9} for name in stored},
+        "rules": {"adam": {"of copy": 0.95, "peers / tristep": {"torch foreach": 3.0}}},
+        "memory": {"148 x 8": {"tristep": 0.5}},
+        "first": {"cold": 1.0, "cached": 0.04},
+        "symmetric": stacks,
+        "host": {
+            "launches_per_step": 1.0,
+            "host_us_per_step_stable_gradients": 9.0,
+            "host_us_new_gradients": 50.0,
+            "s_to_compile_a_kernel": 0.2,
+        },
+    }
+    found = goals.judged({part: {"found": value} for part, value in parts.items()}, device)
+    assert len(found) >= len(goals.GOALS[device]) - 2
+    reached = {text: ok for text, _, _, ok in found}
+    if device == "cpu":
+        assert reached["host, gradients kept, µs"]
+        assert not reached["host, new gradients, µs"]
+    else:
+        assert not reached["AdamW, 1e9 elements, of copy"]
+        assert reached["X X^T of 8,192, torch / tristep"]
+    assert goals.judged({"machine": "none"}, device) == []
