@@ -366,6 +366,7 @@ class _Composed(Rule):
         super().__init__(fn, sums)
         self._how = how
         self.exact = tuple(name for name in self.state if name in of.exact or name not in of.state)
+        self.unsigned = tuple(name for name in self.state if name in of.unsigned)
         self.knows_total = of.knows_total or how[0] in (clipped_by_global_norm, skipping_nonfinite)
         self.skips_nonfinite = of.skips_nonfinite or how[0] is skipping_nonfinite
         for place, stage in enumerate(self.reductions):

@@ -93,7 +93,7 @@ class EagerUpdate:
 
     def _compute(self, function: Any, i: int, gradient: torch.Tensor, part: slice) -> Any:
         table, rule = self.table, self._rule
-        states = tuple(self._states[i][name][part].to(table.dtype) for name in function.state)
+        states = tuple(self._state(i, name, part) for name in function.state)
         hyper = dict(zip(rule.hyper, table.hyper[i, 1 : self._width].tolist(), strict=True))
         extras: list[Any] = []
         if function.numbers_from is not None:
@@ -116,7 +116,7 @@ class EagerUpdate:
         g = torch.cat([gradient for _, gradient in members]).to(table.dtype) * rescale
         used = self._rule.used
         states = tuple(
-            torch.cat([self._states[i][name] for i, _ in members]).to(table.dtype)
+            torch.cat([self._state(i, name) for i, _ in members])
             if name in used
             else self._states[members[0][0]][name]
             for name in self._rule.state
@@ -131,6 +131,19 @@ class EagerUpdate:
     def _weight(self, i: int, part: slice = slice(None)) -> torch.Tensor:
         return storage.combined(self._weights[i][part], None if self._masters is None else self._masters[i][part])
 
+    def _state(self, i: int, name: str, part: slice = slice(None)) -> torch.Tensor:
+        """A state's numbers, in the arithmetic's type."""
+        state = self._states[i][name]
+        if state.dtype == torch.uint8:
+            return storage.decode(*self._packed(state, i, part), name in self._rule.unsigned)
+        return state[part].to(self.table.dtype)
+
+    def _packed(self, state: torch.Tensor, i: int, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of the codes and the scales of a part, which begins where a block does."""
+        codes, scales = storage.pieces(state, int(self.table.sizes[i]))
+        start, stop, _ = part.indices(len(codes))
+        return codes[part], scales[start // storage.BLOCK : -(-stop // storage.BLOCK)]
+
     def _store(self, i: int, part: slice, w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
         kind, changed = self.table.storage.beside, self._rule.changed
         new = dict(zip(self._rule.state, states, strict=True))
@@ -139,25 +152,37 @@ class EagerUpdate:
         if kind in (storage.REMAINDER, storage.COMPENSATION):
             values = list(storage.parted(self._spread(w, i, part), self.table.weight_dtype, kind))
         salts: list[int | None] = [0 if kind == storage.NONE else None, None][: len(places)]
-        places += [self._states[i][name] for name in changed]
-        values += [new[name] for name in changed]
-        salts += [1 + self._rule.state.index(name) for name in changed]
-        if self.table.storage.stochastic:
+        for name in changed:
+            salt = 1 + self._rule.state.index(name)
+            if self._states[i][name].dtype == torch.uint8:
+                self._pack(i, name, part, self._spread(new[name], i, part), salt)
+                continue
+            places.append(self._states[i][name])
+            values.append(new[name])
+            salts.append(salt)
+        if self.table.storage.stochastic and not self.table.storage.codes_only:
             for k, (place, salt) in enumerate(zip(places, salts, strict=True)):
                 if place.dtype == torch.bfloat16 and salt is not None:
-                    values[k] = self._at_random(self._spread(values[k], i, part), i, part, salt)
+                    value = self._spread(values[k], i, part)
+                    values[k] = storage.rounded_at_random(value, self._random_bits(value, i, part, salt))
         _write([place[part] for place in places], values)
+
+    def _pack(self, i: int, name: str, part: slice, value: torch.Tensor, salt: int) -> None:
+        random = self._random_bits(value, i, part, salt) if self.table.storage.stochastic else None
+        packed = storage.encode(value, name in self._rule.unsigned, random)
+        for place, each in zip(self._packed(self._states[i][name], i, part), packed, strict=True):
+            place.copy_(each)
 
     def _spread(self, value: Any, i: int, part: slice) -> torch.Tensor:
         """A value for each element of the part, of a plain number too."""
         table = self.table
         return torch.as_tensor(value, dtype=table.dtype, device=table.device).expand(self._weights[i][part].shape)
 
-    def _at_random(self, value: torch.Tensor, i: int, part: slice, salt: int) -> torch.Tensor:
+    def _random_bits(self, value: torch.Tensor, i: int, part: slice, salt: int) -> torch.Tensor:
         start, table = part.start or 0, self.table
         index = torch.arange(start, start + value.numel(), device=table.device)
         low, high = table.hyper[i, -2:].tolist()
-        return storage.rounded_at_random(value, storage.random_bits(low, high, index, salt))
+        return storage.random_bits(low, high, index, salt)
 
 
 class TensorUpdate:

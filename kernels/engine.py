@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version
 
 from . import storage
 from .language import Reduction, Rule, TensorRule, has_numba, has_triton
-from .table import GRADIENT, TensorTable, compute_dtype, is_dense, is_wrapper, widest
+from .table import GRADIENT, TensorTable, compute_dtype, is_dense, is_wrapper, slot_shapes, widest
 
 __all__ = ["ENGINES", "Update", "choose_engine", "update"]
 
@@ -143,13 +143,13 @@ class Update:
         rule: the update rule.
         weights: floating-point tensors of any shape and layout. They are read anew when they have moved.
         states: for each weight its state tensors, in the order of `rule.state`, each in the arithmetic's type or, where that
-            is float32 and the rule is elementwise, in bfloat16.
+            is float32 and the rule is elementwise, in bfloat16, or packed as `storage` has it, uint8 of one dimension.
         masters: for each weight its copy in the arithmetic's type, or None where there is none. Beside a bfloat16 weight it
             may be int16, the bits that the weight lacks, and beside a 16-bit weight of its type, what rounding took off.
         engine: as for `choose_engine`.
         names: what messages call the weights; default "weights[0]" and so on.
-        seed: round what is stored as bfloat16 up or down with the probability of the bits that are cut off, each update of
-            each weight with numbers of its own; None rounds to the nearest.
+        seed: round what is stored as bfloat16 or packed up or down with the probability of what is cut off, each update of
+            each weight with numbers of its own; `storage.CodesOnly(seed)` so rounds packed states only, None nothing.
 
     Attributes:
         hyper: float64 [n_weights, 1 + n_hyper]; rescale_grad and the rule's hyper-parameters, then, if there is a seed, the
@@ -169,7 +169,7 @@ class Update:
         masters: Sequence[torch.Tensor | None] | None = None,
         engine: str | None = None,
         names: Sequence[str] | None = None,
-        seed: int | None = None,
+        seed: int | storage.CodesOnly | None = None,
     ) -> None:
         if not isinstance(rule, (Rule, TensorRule)):
             raise TypeError(f"rule must be made with @rule or @tensor_rule, got {type(rule).__name__}")
@@ -232,7 +232,10 @@ class Update:
         return self._weights_hold() or all(
             (master_dtype is None or master_dtype(weight) == (None if master is None else master.dtype))
             and all(
-                tensor.device == weight.device and tensor.dtype in types and tensor.shape == shape
+                tensor.device == weight.device
+                and tensor.dtype in types
+                and tensor.shape == shape
+                and (tensor.dtype != torch.uint8 or weight.is_contiguous())
                 for (tensor, shape), types in zip(
                     _companions(self.rule, weight, row, master), _types(self.rule, weight.dtype), strict=False
                 )
@@ -615,11 +618,16 @@ class _Group:
 
 
 def _strides(weight: torch.Tensor, companions: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
-    """Those in which the weight's elements are walked: its states' and master's, its own if it has neither and no gaps."""
+    """Those in which the weight's elements are walked: its states' and master's, its own if it has neither and no gaps.
+
+    Packed states are in C's order.
+    """
+    packed = False
     for companion in companions:
-        if companion is not None:
+        if companion is not None and companion.dtype != torch.uint8:
             return companion.stride()
-    return weight.stride() if is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
+        packed |= companion is not None
+    return weight.stride() if is_dense(weight) and not packed else torch.empty(weight.shape, device="meta").stride()
 
 
 def _needs_copy(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
@@ -752,6 +760,8 @@ def _check(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any
                 f"{slot} of {name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}: "
                 f"must be {' or '.join(map(str, types))} {tuple(shape)} on {weight.device}"
             )
+        if tensor.dtype == torch.uint8 and not weight.is_contiguous():
+            raise ValueError(f"{slot} of {name} is packed, which must be that of a contiguous weight: strides {weight.stride()}")
         if shape == weight.shape and tensor.stride() != strides and tensor.numel() > 1:
             raise ValueError(f"{slot} of {name} has strides {tensor.stride()}: must have {strides}, the weight's")
 
@@ -762,7 +772,7 @@ def _types(rule: Rule | TensorRule, weight: torch.dtype) -> tuple[tuple[torch.dt
     if not isinstance(rule, Rule) or usual[0] == torch.float64:
         return (usual,) * (len(rule.slots) + 1)
     masters = [kind for kind in (torch.int16, weight) if storage.kind_of(weight, kind) not in (None, storage.FULL)]
-    states = [(*usual, torch.bfloat16)] * len(rule.state)
+    states = [(*usual, torch.bfloat16, torch.uint8)] * len(rule.state)
     return (*states, *[usual] * len(rule.kept), (*usual, *masters))
 
 
@@ -770,7 +780,7 @@ def _companions(
     rule: Rule | TensorRule, weight: torch.Tensor, states: Sequence[torch.Tensor], master: torch.Tensor | None
 ) -> list[tuple[torch.Tensor, torch.Size]]:
     """A weight's states, kept numbers and master, each with the shape that it must have."""
-    pairs = list(zip(states, rule.shapes(weight.shape), strict=True))
+    pairs = list(zip(states, slot_shapes(rule, weight.shape, states), strict=True))
     return pairs if master is None else [*pairs, (master, weight.shape)]
 
 

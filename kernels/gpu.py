@@ -37,6 +37,11 @@ _TYPES = {
 _FULL, _REMAINDER, _COMPENSATION = map(tl.constexpr, (storage.FULL, storage.REMAINDER, storage.COMPENSATION))
 _H0, _H1, _H2 = map(tl.constexpr, storage.HASH)
 _SALT = tl.constexpr(storage.SALT)
+_BLOCK, _CUT, _HALF = map(tl.constexpr, (storage.BLOCK, storage.CUT, 1 << (storage.CUT - 1)))
+# Of packed states, which go by tl.int8, or by tl.uint8 where they are never negative; see storage.py.
+_LEVELS, _UNSIGNED_LEVELS = map(tl.constexpr, storage.LEVELS)
+_ZERO, _UNSIGNED_ZERO = (tl.constexpr(storage.zero_level(unsigned)) for unsigned in (False, True))
+_STRETCH, _UNSIGNED_STRETCH = (tl.constexpr(float(storage.stretch(unsigned))) for unsigned in (False, True))
 
 
 @triton.jit
@@ -95,6 +100,74 @@ def _load(address, offsets, n, TYPE: tl.constexpr, COMPUTE: tl.constexpr, FULL: 
 
 
 @triton.jit
+def _is_packed(TYPE: tl.constexpr):
+    return tl.uint8 == TYPE or tl.int8 == TYPE  # noqa: PLR1714  # the compiler knows no `in` of tuples
+
+
+@triton.jit
+def _scales(address, n):
+    return (address + (n + 15) // 16 * 16).to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def _unpack(address, start, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
+    ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
+    code = _load(address, offsets, n, tl.uint8, tl.int32, FULL, ALIGNED)
+    if tl.uint8 == TYPE:
+        bits = (code + (127 * 16 - _UNSIGNED_LEVELS)) << _CUT
+        size = (bits.to(tl.float32, bitcast=True) - _UNSIGNED_ZERO) * _UNSIGNED_STRETCH
+    else:
+        bits = ((code & 127) + (127 * 16 - _LEVELS)) << _CUT
+        size = (bits.to(tl.float32, bitcast=True) - _ZERO) * _STRETCH
+        sign = (code & 128) << 24
+        size = (size.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+    rows = start // _BLOCK + tl.arange(0, ROWS)
+    if FULL:
+        scale = tl.load(_scales(address, n) + rows)
+    else:
+        scale = tl.load(_scales(address, n) + rows, mask=rows * _BLOCK < n, other=0.0)
+    return tl.reshape(tl.reshape(size, (ROWS, _BLOCK)) * scale[:, None], (offsets.shape[0],))
+
+
+@triton.jit
+def _pack(
+    address, value, start, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
+    AT_RANDOM: tl.constexpr, key, SALT: tl.constexpr,
+):  # fmt: skip
+    ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
+    if not FULL:
+        value = tl.where(offsets < n, value, 0.0)
+    LEVELS: tl.constexpr = _UNSIGNED_LEVELS if tl.uint8 == TYPE else _LEVELS
+    ZERO: tl.constexpr = _UNSIGNED_ZERO if tl.uint8 == TYPE else _ZERO
+    BASE: tl.constexpr = 127 * 16 - LEVELS
+    blocks = tl.reshape(value, (ROWS, _BLOCK))
+    # Among the bits of the sizes, which are in the same order, NaN is the largest.
+    largest = tl.max(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+    scale = largest.to(tl.float32, bitcast=True)
+    scale = tl.where(largest < 0x00800000, 0.0, tl.where(largest < 0x7F800000, scale, float("nan")))
+    shrunk = tl.where(scale > 0.0, tl.div_rn(1.0 - ZERO, tl.where(scale > 0.0, scale, 1.0)), 0.0)
+    bits = (tl.abs(blocks * shrunk[:, None]) + ZERO).to(tl.int32, bitcast=True)
+    bits = tl.reshape(bits, (offsets.shape[0],))
+    if AT_RANDOM:
+        random = (_random(key, offsets, SALT) >> 13) & 0x7FFF0
+        bits = (bits + (random.to(tl.int32) | 8)) >> _CUT
+    else:
+        bits = (bits + _HALF) >> _CUT
+    code = bits - BASE
+    if tl.uint8 == TYPE:
+        code = tl.where((code == 0) & (value != 0.0), 1, code)
+    else:
+        code |= (value.to(tl.int32, bitcast=True) >> 24) & 128
+    code = tl.where(bits > BASE + LEVELS, 0, code)
+    _put(address, code.to(tl.uint8), offsets, n, tl.uint8, FULL, ALIGNED)
+    rows = start // _BLOCK + tl.arange(0, ROWS)
+    if FULL:
+        tl.store(_scales(address, n) + rows, scale)
+    else:
+        tl.store(_scales(address, n) + rows, scale, mask=rows * _BLOCK < n)
+
+
+@triton.jit
 def _round_to_bfloat16(value):
     # In integers, to the nearest and to even, because the interpreter's own conversion truncates.
     bits = value.to(tl.uint32, bitcast=True)
@@ -119,10 +192,15 @@ def _key(row, N_HYPER: tl.constexpr):
 
 
 @triton.jit
-def _round_at_random(value, key, index, SALT: tl.constexpr):
+def _random(key, index, SALT: tl.constexpr):
     h = (index.to(tl.uint32) * _H0) ^ (key + SALT)
     h = (h ^ (h >> 16)) * _H1
-    h = (h ^ (h >> 15)) * _H2
+    return (h ^ (h >> 15)) * _H2
+
+
+@triton.jit
+def _round_at_random(value, key, index, SALT: tl.constexpr):
+    h = _random(key, index, SALT)
     bits = value.to(tl.uint32, bitcast=True)
     nan = (bits >> 16) | 0x40
     cut = (bits + (h >> 16)) >> 16
@@ -156,6 +234,7 @@ def _load_states(
     addresses,
     tensor,
     n_tensors,
+    start,
     offsets,
     n,
     STATES: tl.constexpr,
@@ -167,7 +246,11 @@ def _load_states(
     states = ()
     for k in tl.static_range(len(STATES)):
         address = tl.load(addresses + (2 + STATES[k]) * n_tensors + tensor)
-        states = states + (_load(address, offsets, n, STATE_TYPES[STATES[k]], COMPUTE, FULL, ALIGNED),)  # type: ignore[assignment]
+        if _is_packed(STATE_TYPES[STATES[k]]):
+            state = _unpack(address, start, offsets, n, STATE_TYPES[STATES[k]], FULL, ALIGNED)
+        else:
+            state = _load(address, offsets, n, STATE_TYPES[STATES[k]], COMPUTE, FULL, ALIGNED)
+        states = states + (state,)  # type: ignore[assignment]
     return states
 
 
@@ -199,6 +282,7 @@ def _compute_tile(
     sums,
     tensor,
     n_tensors,
+    start,
     offsets,
     n,
     FUNCTION: tl.constexpr,
@@ -230,7 +314,7 @@ def _compute_tile(
             beside = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
             w += _load(beside, offsets, n, WEIGHT_TYPE, COMPUTE, FULL, ALIGNED)
     g = _load(gradient, offsets, n, GRADIENT_TYPE, COMPUTE, FULL, ALIGNED) * tl.load(hyper)
-    states = _load_states(addresses, tensor, n_tensors, offsets, n, STATES, STATE_TYPES, COMPUTE, FULL, ALIGNED)
+    states = _load_states(addresses, tensor, n_tensors, start, offsets, n, STATES, STATE_TYPES, COMPUTE, FULL, ALIGNED)
     numbers = _load_numbers(sums + tensor * len(SUMS), SUMS)
     return _call(FUNCTION, EXTRAS, w, g, states, _load_numbers(hyper, HYPER), numbers, offsets)
 
@@ -269,6 +353,7 @@ def _store_tile(
     hyper,
     tensor,
     n_tensors,
+    start,
     offsets,
     n,
     w,
@@ -294,13 +379,18 @@ def _store_tile(
         beside = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
         _store_weight(tl.load(addresses + tensor), beside, w, offsets, n, WEIGHT_TYPE, BESIDE, FULL, ALIGNED)
     else:
-        AT_RANDOM: tl.constexpr = STOCHASTIC and BESIDE != _FULL and tl.bfloat16 == WEIGHT_TYPE
+        AT_RANDOM: tl.constexpr = STOCHASTIC == 1 and BESIDE != _FULL and tl.bfloat16 == WEIGHT_TYPE
         _store(tl.load(addresses + tensor), w, offsets, n, WEIGHT_TYPE, FULL, ALIGNED, AT_RANDOM, key)
     for k in tl.static_range(N_STATES):
-        if CHANGED[k]:
+        if CHANGED[k] and _is_packed(STATE_TYPES[k]):
+            _pack(
+                tl.load(addresses + (2 + k) * n_tensors + tensor), states[k] + tl.full(offsets.shape, -0.0, COMPUTE), start,
+                offsets, n, STATE_TYPES[k], FULL, ALIGNED, STOCHASTIC > 0, key, (k + 1) * _SALT & 0xFFFFFFFF,
+            )  # fmt: skip
+        elif CHANGED[k]:
             _store(
                 tl.load(addresses + (2 + k) * n_tensors + tensor), states[k], offsets, n, STATE_TYPES[k], FULL, ALIGNED,
-                STOCHASTIC and STATE_TYPES[k] == tl.bfloat16, key, (k + 1) * _SALT & 0xFFFFFFFF,
+                STOCHASTIC == 1 and STATE_TYPES[k] == tl.bfloat16, key, (k + 1) * _SALT & 0xFFFFFFFF,
             )  # fmt: skip
 
 
@@ -342,21 +432,21 @@ def _update_kernel(
         offsets = start + tl.arange(0, TILE)
         if start + TILE <= n:
             w, states = _compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
+                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
                 N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
             )  # fmt: skip
             _store_tile(
-                addresses, hyper, tensor, n_tensors, offsets, n, w, states, N_STATES, N_HYPER, CHANGED, WEIGHT_TYPE, COMPUTE,
-                STATE_TYPES, BESIDE, STOCHASTIC, True, ALIGNED,
+                addresses, hyper, tensor, n_tensors, start, offsets, n, w, states, N_STATES, N_HYPER, CHANGED, WEIGHT_TYPE,
+                COMPUTE, STATE_TYPES, BESIDE, STOCHASTIC, True, ALIGNED,
             )  # fmt: skip
         else:
             w, states = _compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
+                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
                 N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
             )  # fmt: skip
             _store_tile(
-                addresses, hyper, tensor, n_tensors, offsets, n, w, states, N_STATES, N_HYPER, CHANGED, WEIGHT_TYPE, COMPUTE,
-                STATE_TYPES, BESIDE, STOCHASTIC, False, ALIGNED,
+                addresses, hyper, tensor, n_tensors, start, offsets, n, w, states, N_STATES, N_HYPER, CHANGED, WEIGHT_TYPE,
+                COMPUTE, STATE_TYPES, BESIDE, STOCHASTIC, False, ALIGNED,
             )  # fmt: skip
 
 
@@ -416,7 +506,7 @@ def _sums_kernel(
         offsets = start + tl.arange(0, TILE)
         if start + TILE <= n:
             values = _compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
+                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
                 N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
@@ -424,7 +514,7 @@ def _sums_kernel(
                 tl.store(partials + k * tl.num_programs(0), _gathered(value, LARGEST))
         else:
             values = _compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
+                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
                 N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
@@ -518,9 +608,12 @@ def _constants(
         "WEIGHT_TYPE": _TYPES[weight_dtype],
         "GRADIENT_TYPE": _TYPES[gradient_dtype],
         "COMPUTE": _TYPES[dtype],
-        "STATE_TYPES": tuple(_TYPES[kind] for kind in stored.states),
+        "STATE_TYPES": tuple(
+            (tl.uint8 if name in rule.unsigned else tl.int8) if kind == torch.uint8 else _TYPES[kind]
+            for name, kind in zip(rule.state, stored.states, strict=True)
+        ),
         "BESIDE": stored.beside,
-        "STOCHASTIC": stored.stochastic,
+        "STOCHASTIC": stored.stochastic + stored.codes_only,  # 1: all that is stored in fewer bits, 2: packed states only
         "ALIGNED": aligned,
         "TILE": TILE,
     }

@@ -39,7 +39,13 @@ __all__ = [
 ]
 
 
-def rule(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None, exact: Sequence[str] = ()) -> Any:
+def rule(
+    fn: Callable[..., Any] | None = None,
+    *,
+    sums: Reduction | None = None,
+    exact: Sequence[str] = (),
+    unsigned: Sequence[str] = (),
+) -> Any:
     """Make an update rule of a function `(w, g, state, hyper) -> (new_w, new_state)`.
 
     `w` is the weight, `g` the gradient, already multiplied by `rescale_grad`, both in the arithmetic's type
@@ -53,7 +59,8 @@ def rule(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None,
             this tensor, and `index`, the element's number in its tensor, which random numbers are drawn by.
         sums: the reduction that runs before the rule, for rules that need norms: `@rule(sums=norms)`.
         exact: names of states that are never stored in fewer bits: those that are weights, or sums over all steps, to which
-            a single step adds too little.
+            a single step adds too little, or that nearly cancel each other.
+        unsigned: names of states that are never negative, as averages of squares are: 8 bits can tell more of them apart.
 
     Raises:
         TypeError: the function is not of that form or uses a name that no engine would know.
@@ -69,8 +76,8 @@ def rule(fn: Callable[..., Any] | None = None, *, sums: Reduction | None = None,
         ((), ('lr',))
     """
     if fn is None:
-        return lambda fn: Rule(fn, sums, exact)
-    return Rule(fn, sums, exact)
+        return lambda fn: Rule(fn, sums, exact, unsigned)
+    return Rule(fn, sums, exact, unsigned)
 
 
 def reduction(
@@ -332,17 +339,25 @@ class Rule(_OverTensors):
         changed: names of the states that it returns otherwise than they came; engines do not write the others.
         used: names of the states that it reads or changes; the others may as well not be there.
         exact: names of the states that are never stored in fewer bits.
+        unsigned: names of the states that are never negative.
         knows_total: whether its first reduction is the sum of squares of the gradient over all tensors, which it gets last.
         skips_nonfinite: whether nothing is to be kept either of a step for which that sum is not finite.
     """
 
     knows_total = skips_nonfinite = False
 
-    def __init__(self, fn: Callable[..., Any], sums: Reduction | None = None, exact: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        sums: Reduction | None = None,
+        exact: Sequence[str] = (),
+        unsigned: Sequence[str] = (),
+    ) -> None:
         super().__init__(fn, sums)
-        if unknown := [name for name in exact if name not in self.state]:
-            raise TypeError(f"exact={tuple(exact)!r}: rule {self.name!r} has no state {unknown[0]!r}")
-        self.exact = tuple(exact)
+        for argument, names in {"exact": exact, "unsigned": unsigned}.items():
+            if unknown := [name for name in names if name not in self.state]:
+                raise TypeError(f"{argument}={tuple(names)!r}: rule {self.name!r} has no state {unknown[0]!r}")
+        self.exact, self.unsigned = tuple(exact), tuple(unsigned)
         argument = self._tree.args.args[2].arg
         _check_return(self._tree, argument, self.state)
         as_they_came = _returned_as_they_came(self._tree, argument, self.state)

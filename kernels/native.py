@@ -38,6 +38,7 @@ __all__ = ["NativeUpdate", "cache_folder"]
 
 TILE = 65536  # elements of one call of the inner loop, and the unit of work of a thread
 BLOCK = 4096  # elements that are summed in the arithmetic's type; longer sums of few-digit numbers drift by parts in 10^5
+UNPACKED = 2048  # elements whose packed states are unpacked at a time, into the first-level cache
 PARALLEL_FROM = 100_000  # elements; below, handing work to a thread costs more than it saves
 
 # A loop over six arrays needs more run-time checks against overlap than LLVM's default of 8 before it is vectorised.
@@ -46,7 +47,9 @@ llvmlite.binding.set_option("tristep", "-runtime-memory-check-threshold=64")
 # `contract` allows fused multiply-add and nothing else: NaN, infinities and signed zeros stay honest. Inlining is not left
 # to LLVM, which shies away from large rules: a loop with a call in it is not vectorised (random numbers: 14 times slower).
 _jit = numba.njit(fastmath={"contract"}, error_model="numpy", nogil=True, forceinline=True)
+_jit_apart = numba.njit(error_model="numpy", nogil=True)
 # A sum is vectorised only if its terms may be taken in another order.
+_jit_exact = numba.njit(error_model="numpy", nogil=True, forceinline=True)  # to the bit what NumPy computes
 _jit_sums = numba.njit(fastmath={"contract", "reassoc"}, error_model="numpy", nogil=True)
 
 
@@ -374,10 +377,15 @@ def _key(low, high, salt):
 
 
 @_jit
-def _store_at_random(value, key, index):
+def _random(key, index):
     h = np.uint32(np.uint32(np.uint32(index) * _H0) ^ key)
     h = np.uint32(np.uint32(h ^ (h >> np.uint32(16))) * _H1)
-    h = np.uint32(np.uint32(h ^ (h >> np.uint32(15))) * _H2)
+    return np.uint32(np.uint32(h ^ (h >> np.uint32(15))) * _H2)
+
+
+@_jit
+def _store_at_random(value, key, index):
+    h = _random(key, index)
     bits = _bits_of_float(np.float32(value))
     nan = (bits >> np.uint32(16)) | np.uint32(0x40)
     cut = np.uint32(bits + (h >> np.uint32(16))) >> np.uint32(16)
@@ -423,6 +431,77 @@ def _lost_float16(value, rounded):
     return _store_float16(_lost(value, _load_float16(rounded)))
 
 
+def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
+    """How packed states are read and written, to the nearest or at random; see storage.py."""
+    block, cut = storage.BLOCK, np.int32(storage.CUT)
+    levels = np.int32(storage.LEVELS[unsigned])
+    base = np.int32((127 << 23 >> storage.CUT) - storage.LEVELS[unsigned])
+    zero, stretch = np.float32(storage.zero_level(unsigned)), storage.stretch(unsigned)
+    range_, half, top = np.float32(1) - zero, np.int32(1 << (storage.CUT - 1)), base + levels
+    none, least, infinite, nan = np.float32(0), np.int32(0x00800000), np.int32(0x7F800000), np.float32(np.nan)
+
+    @_jit_exact
+    def unpack_block(codes, scale, values):
+        for i in range(codes.size):
+            code = np.int32(codes[i])
+            size = code if unsigned else code & np.int32(127)
+            number = (_float_of_bits(np.uint32((size + base) << cut)) - zero) * stretch * scale
+            sign = np.uint32(0 if unsigned else (code & np.int32(128)) << np.int32(24))
+            values[i] = _float_of_bits(_bits_of_float(number) | sign)
+
+    @_jit_exact
+    def largest(values):
+        bits = np.int32(0)
+        for i in range(values.size):  # in the order of the bits, in which NaN is the largest
+            bits = max(bits, np.int32(_bits_of_float(values[i]) & _POSITIVE))
+        return bits
+
+    @_jit_exact
+    def pack_level(number, level):
+        code = np.int32(level - base)
+        if unsigned:
+            code = np.int32(max(code, np.int32(number != none)))
+        else:
+            code |= np.int32(_bits_of_float(number) >> np.uint32(24)) & np.int32(128)
+        return np.uint8(code if level <= top else np.int32(0))
+
+    @_jit_exact
+    def pack_block(values, codes, shrunk, key, start):
+        for i in range(codes.size):
+            level = np.int32(_bits_of_float(np.abs(values[i] * shrunk) + zero))
+            codes[i] = pack_level(values[i], np.int32(level + half) >> cut)
+
+    @_jit_exact
+    def pack_block_at_random(values, codes, shrunk, key, start):
+        for i in range(codes.size):
+            level = np.int32(_bits_of_float(np.abs(values[i] * shrunk) + zero))
+            random = _random(key, start + i) >> np.uint32(13)
+            codes[i] = pack_level(values[i], np.int32(level + np.int32(random & np.uint32(0x7FFF0) | np.uint32(8))) >> cut)
+
+    def packing(pack_one):
+        @_jit_apart
+        def pack(values, codes, scales, key, start):
+            for k in range(scales.size):
+                piece = slice(k * block, min(k * block + block, codes.size))
+                bits = largest(values[piece])
+                scale = _float_of_bits(np.uint32(bits)) if bits >= least else none
+                shrunk = range_ / scale if bits >= least and bits < infinite else none
+                scales[k] = scale if bits < infinite else nan
+                pack_one(values[piece], codes[piece], shrunk, key, start + k * block)
+
+        return pack
+
+    @_jit_apart
+    def unpack(codes, scales, values):
+        for k in range(scales.size):
+            piece = slice(k * block, min(k * block + block, codes.size))
+            unpack_block(codes[piece], scales[k], values[piece])
+
+    return unpack, packing(pack_block), packing(pack_block_at_random)
+
+
+_PACKING = tuple(map(_packing, (False, True)))
+
 # How each type lies in memory, and how it is read and written.
 _MEMORY = {torch.float64: "f8", torch.float32: "f4", torch.float16: "u2", torch.bfloat16: "u2"}
 _LOAD = {torch.float16: _load_float16, torch.bfloat16: _load_bfloat16}
@@ -448,6 +527,10 @@ def _compile(
         "load_bfloat16": _load_bfloat16,
         "store_bfloat16": _store_bfloat16,
         "store_at_random": _store_at_random,
+        **dict(zip(("unpack", "pack", "pack_at_random"), _PACKING[0], strict=True)),
+        **dict(zip(("unpack_unsigned", "pack_unsigned", "pack_at_random_unsigned"), _PACKING[1], strict=True)),
+        "empty": np.empty,
+        "float32": np.float32,
         "key_of": _key,
         "joined": _joined,
         "high_bits": _high,
@@ -463,6 +546,7 @@ def _compile(
         "GRADIENT": np.empty(0, dtype=_MEMORY[gradient_dtype]),
         "REAL": np.empty(0, dtype=_MEMORY[dtype]),
         "HALF": np.empty(0, dtype="u2"),
+        "BYTE": np.empty(0, dtype="u1"),
         "ZERO": scalar(0)
         if isinstance(function, Rule) or function.by == "sum"
         else np.dtype(f"u{scalar(0).itemsize}").type(0),
@@ -470,7 +554,7 @@ def _compile(
         "number": _double_of_bits if dtype == torch.float64 else _float_of_bits,
         "maximum": np.maximum,
         "TILE": TILE,
-        "BLOCK": TILE if isinstance(function, Rule) else BLOCK,
+        "BLOCK": BLOCK if isinstance(function, Reduction) else UNPACKED if torch.uint8 in stored.states else TILE,
         "jit": _jit,
         "jit_chunk": _jit if isinstance(function, Rule) else _jit_sums,
         "entry": partial(_entry, threaded),
@@ -516,8 +600,8 @@ def _import_generated(name: str, source: str, names: dict[str, Any]) -> types.Mo
     return module
 
 
-def _is_half(stored: Storage, rule: Rule, name: str) -> bool:
-    return stored.states[rule.state.index(name)] == torch.bfloat16
+def _stored_as(stored: Storage, rule: Rule, name: str) -> torch.dtype:
+    return stored.states[rule.state.index(name)]
 
 
 def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list[str], halves: list[str]) -> list[str]:
@@ -530,7 +614,7 @@ def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list
         lines = ["w[i] = high_bits(value)", "m[i] = low_bits(value)"]
     elif stored.beside == COMPENSATION:
         lines = ["rounded = store_weight(value)", "w[i] = rounded", "m[i] = lost(value, rounded)"]
-    elif stored.stochastic and weight_dtype == torch.bfloat16 and not stored.beside:
+    elif stored.stochastic and not stored.codes_only and weight_dtype == torch.bfloat16 and not stored.beside:
         lines = [f"w[i] = {at_random('value', 0)}"]
     else:
         lines = ["w[i] = store_weight(value)"]
@@ -538,23 +622,61 @@ def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list
         if name in rule.changed:
             new = f"new[{k}]"
             if states[k] in halves:
-                new = at_random(new, 1 + k) if stored.stochastic else f"store_bfloat16({new})"
+                stochastic = stored.stochastic and not stored.codes_only
+                new = at_random(new, 1 + k) if stochastic else f"store_bfloat16({new})"
             lines.append(f"{states[k]}[i] = {new}")
     return [*lines, "m[i] = value"] if stored.beside == FULL else lines
+
+
+def _where_packed(row: int) -> tuple[str, str]:
+    """The codes and the scales of the elements from `start` on, of the state whose addresses are in this row."""
+    scales = f"addresses[{row}, t] + (sizes[t] + 15) // 16 * 16 + start // {storage.BLOCK} * 4"
+    return (
+        f"carray(pointer(addresses[{row}, t] + start, BYTE), n)",
+        f"carray(pointer({scales}, REAL), (n + {storage.BLOCK - 1}) // {storage.BLOCK})",
+    )
+
+
+def _unpack_lines(rule: Rule, names: dict[str, str], packed: list[str], row: dict[str, int]) -> tuple[str, str]:
+    """The lines that make room for unpacked states, and those that unpack them."""
+    room = unpack = ""
+    for s in packed:
+        room += f"\n        {s} = empty(BLOCK, float32)"
+        codes, scales = _where_packed(row[s])
+        kind = "_unsigned" * (names[s] in rule.unsigned)
+        unpack += f"\n            unpack{kind}({codes}, {scales}, {s})"
+    return room, unpack
+
+
+def _pack_lines(rule: Rule, states: list[str], packed: list[str], row: dict[str, int], key: int | None) -> str:
+    """The lines that pack what has changed. `key` is where a key begins, if rounding is stochastic."""
+    lines = ""
+    for k, name in enumerate(rule.state):
+        if states[k] in packed and name in rule.changed:
+            codes, scales = _where_packed(row[states[k]])
+            kind = "_at_random" * (key is not None) + "_unsigned" * (name in rule.unsigned)
+            salt = (1 + k) * storage.SALT & 0xFFFFFFFF
+            given = "0" if key is None else f"key_of(hyper[t, {key}], hyper[t, {key + 1}], {salt})"
+            lines += f"\n            pack{kind}({states[k]}, {codes}, {scales}, {given}, start)"
+    return lines
 
 
 def _loop_source(function: Rule | Reduction, rule: Rule, weight_dtype: torch.dtype, stored: Storage, threaded: bool) -> str:
     """The loop's text. The innermost function takes arrays, because only so does it vectorise."""
     states = [f"s{k}" for k in range(len(function.state))]
     arrays = ["w", "g", *states] + (["m"] if stored.beside else [])
-    halves = [s for s, name in zip(states, function.state, strict=True) if _is_half(stored, rule, name)]
+    kinds = {s: _stored_as(stored, rule, name) for s, name in zip(states, function.state, strict=True)}
+    halves = [s for s in states if kinds[s] == torch.bfloat16]
+    packed = [s for s in states if kinds[s] == torch.uint8]
     like = {"w": "WEIGHT", "g": "GRADIENT", **dict.fromkeys(halves, "HALF")}
     if stored.beside in (REMAINDER, COMPENSATION):
         like["m"] = "HALF"
     row = {"w": WEIGHT, "g": GRADIENT, "m": FIRST_STATE + len(rule.state)}
     row |= {s: FIRST_STATE + rule.state.index(name) for s, name in zip(states, function.state, strict=True)}
     views = ",\n                ".join(
-        f"carray(pointer(addresses[{row[a]}, t] + start * {like.get(a, 'REAL')}.itemsize, {like.get(a, 'REAL')}), n)"
+        f"{a}[:n]"
+        if a in packed
+        else f"carray(pointer(addresses[{row[a]}, t] + start * {like.get(a, 'REAL')}.itemsize, {like.get(a, 'REAL')}), n)"
         for a in arrays
     )
     hyper = "".join(f"hyper[t, {1 + rule.hyper.index(name)}], " for name in function.own_hyper)
@@ -576,6 +698,7 @@ def _loop_source(function: Rule | Reduction, rule: Rule, weight_dtype: torch.dty
     given_keys = f"\n                hyper[t, {n}],\n                hyper[t, {n + 1}]," if at_random else ""
     if isinstance(function, Rule):
         before = after = take = clear = take_after = ""
+        pack = _pack_lines(rule, states, packed, row, n if stored.stochastic else None)
         lines = _stores(rule, weight_dtype, stored, states, halves)
         inner = f"value, new = function({values})" + "".join(f"\n        {line}" for line in lines)
     else:
@@ -585,10 +708,11 @@ def _loop_source(function: Rule | Reduction, rule: Rule, weight_dtype: torch.dty
         gather = "{0} = larger({0}, new[{1}])" if largest else "{0} += new[{1}]"
         inner = f"new = function({values})" + "".join(f"\n        {gather.format(a, k)}" for k, a in enumerate(totals))
         after = f"    return {''.join(f'number({a}), ' if largest else f'{a}, ' for a in totals)}\n"
-        take = "found = "
+        take, pack = "found = ", ""
         clear = "".join(f"\n        partials[j, {k}] = 0.0" for k in range(function.n_values))
         gather = "partials[j, {0}] = maximum(partials[j, {0}], found[{0}])" if largest else "partials[j, {0}] += found[{0}]"
         take_after = "".join(f"\n            {gather.format(k)}" for k in range(function.n_values))
+    room, unpack = _unpack_lines(rule, dict(zip(states, function.state, strict=True)), packed, row)
     text = f'''"""Generated by tristep from {function.kind} {function.name}; safe to delete."""
 
 
@@ -602,16 +726,16 @@ def chunk({", ".join(arrays)}, rescale, hyper, sums, start{keys}):
 def one(addresses, sizes, hyper, tiles, sums, partials, j):
     t = tiles[j, 0]
     if addresses[{GRADIENT}, t] != 0:{clear}
-        end = min((tiles[j, 1] + 1) * TILE, sizes[t])
+        end = min((tiles[j, 1] + 1) * TILE, sizes[t]){room}
         for start in range(tiles[j, 1] * TILE, end, BLOCK):
-            n = min(BLOCK, end - start)
+            n = min(BLOCK, end - start){unpack}
             {take}chunk(
                 {views},
                 hyper[t, 0],
                 ({hyper}),
                 ({sums}),
                 start,{given_keys}
-            ){take_after}
+            ){take_after}{pack}
 
 
 @entry

@@ -24,11 +24,14 @@ __all__ = [
     "is_dense",
     "is_wrapper",
     "slot_dtypes",
+    "slot_shapes",
+    "state_type",
     "states_for",
     "widest",
 ]
 
 WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, and last the master weights if any
+PACK_FROM = 4096  # elements; in smaller tensors there is little to be saved, and as a rule much to be lost: biases, norms
 ALIGNMENT = 64  # bytes between the starts of two tensors of an arena: one vector register of any CPU, four of a GPU
 
 
@@ -76,6 +79,22 @@ def slot_dtypes(
     return tuple(dtype if name in (*rule.exact, *rule.kept) else state_dtype for name in rule.slots)
 
 
+def state_type(weight: torch.Tensor, state_dtype: torch.dtype | None) -> torch.dtype | None:
+    """`state_dtype`, or None for a weight whose states are not packed: one of few elements or not in C's order."""
+    packs = weight.numel() >= PACK_FROM and weight.is_contiguous()
+    return None if state_dtype == torch.uint8 and not packs else state_dtype
+
+
+def slot_shapes(
+    rule: Rule | TensorRule, shape: torch.Size, tensors: Sequence[torch.Tensor | torch.dtype]
+) -> list[torch.Size]:
+    """The shapes of all that a rule keeps of a weight of this shape, in tensors like these or of these types."""
+    return [
+        torch.Size([storage.packed_size(shape.numel())]) if getattr(kind, "dtype", kind) == torch.uint8 else each
+        for kind, each in zip(tensors, rule.shapes(shape), strict=True)
+    ]
+
+
 def states_for(
     rule: Rule | TensorRule, weights: Sequence[torch.Tensor], state_dtype: torch.dtype | None = None
 ) -> list[tuple[torch.Tensor, ...]]:
@@ -107,6 +126,7 @@ def allocate_states(
 ) -> list[tuple[torch.Tensor, ...]]:
     """Zeros in the shape of each weight, `n_states` times, in `compute_dtype`, or in `dtype` where that is float32.
 
+    With uint8 they are packed, of one dimension, where `state_type` says so.
     One arena per device, type and state serves all weights: few allocations, always aligned. A dense weight's state
     has the weight's strides, so that both can be walked as one stretch of memory.
     """
@@ -114,16 +134,20 @@ def allocate_states(
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, weight in enumerate(weights):
         kind = compute_dtype(weight.dtype)
-        kinds.setdefault((weight.device, dtype if dtype is not None and kind == torch.float32 else kind), []).append(i)
+        narrow = state_type(weight, dtype) if kind == torch.float32 else None
+        kinds.setdefault((weight.device, narrow or kind), []).append(i)
     for (device, kind), members in kinds.items():
-        step = ALIGNMENT // kind.itemsize
-        starts = np.cumsum([0] + [-(-weights[i].numel() // step) * step for i in members])
+        step, packed = ALIGNMENT // kind.itemsize, kind == torch.uint8
+        sizes = [storage.packed_size(weights[i].numel()) if packed else weights[i].numel() for i in members]
+        starts = np.cumsum([0] + [-(-size // step) * step for size in sizes])
         for _ in range(n_states):
             arena = torch.zeros(int(starts[-1]), dtype=kind, device=device)
-            for i, start in zip(members, starts, strict=False):
+            for i, start, size in zip(members, starts, sizes, strict=False):
                 weight = weights[i]
-                flat = arena[int(start) : int(start) + weight.numel()]
-                if weight.is_contiguous() or not is_dense(weight):
+                flat = arena[int(start) : int(start) + size]
+                if packed:
+                    states[i].append(flat)
+                elif weight.is_contiguous() or not is_dense(weight):
                     states[i].append(flat.view(weight.shape))
                 else:
                     states[i].append(flat.as_strided(weight.shape, weight.stride()))
@@ -138,12 +162,12 @@ class TensorTable:
         weights: dense tensors, all of one type and device, walked in memory order.
         gradients_dtype: the type of all gradients.
         states: for each weight the rule's state tensors, with the weight's strides, each slot of one type, `compute_dtype`
-            or bfloat16; then the numbers that it keeps.
+            or bfloat16, or packed in uint8; then the numbers that it keeps.
         masters: for each weight what stands beside it, its copy in `compute_dtype` or another of those of storage.py, of
             one type; or None.
         tile: elements per tile.
         aligned: whether every address is a multiple of 16 bytes.
-        seed: whether bfloat16 is rounded at random, and by which seed.
+        seed: whether bfloat16 and packed states are rounded at random, and by which seed.
 
     Attributes:
         addresses: int64 [2 + n_states (+ 1 with masters), n_tensors]; a gradient address of 0 skips the tensor.
@@ -165,7 +189,7 @@ class TensorTable:
         masters: Sequence[torch.Tensor] | None,
         tile: int,
         aligned: bool,
-        seed: int | None = None,
+        seed: int | storage.CodesOnly | None = None,
     ) -> None:
         self.rule = rule
         self.weights = list(weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -70,15 +70,19 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def choice(name: str, value: Any, allowed: Iterable[str], *, ignore_case: bool = False) -> str:
-    """`value`, if it is one of the `allowed` names."""
+def choice(
+    name: str, value: Any, allowed: Iterable[str], *, ignore_case: bool = False, other_names: Mapping[str, str] | None = None
+) -> str:
+    """`value`, if it is one of the `allowed` names; `other_names` are what these may be called elsewhere, for a hint."""
     allowed = list(allowed)
     if not isinstance(value, str):
         raise TypeError(f"{name}={value!r}: must be a string, one of {', '.join(map(repr, allowed))}")
     if ignore_case:
         value = value.lower()
     if value not in allowed:
-        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}.{did_you_mean(value, allowed)}")
+        meant = (other_names or {}).get(value)
+        hint = f" Did you mean {meant!r}?" if meant else did_you_mean(value, allowed)
+        raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}.{hint}")
     return value
 
 

@@ -19,8 +19,8 @@ import safetensors.torch
 import torch
 
 from ..kernels import Rule
-from ..kernels.storage import kind_of
-from ..kernels.table import allocate_states, compute_dtype, states_for
+from ..kernels.storage import copy, kind_of
+from ..kernels.table import allocate_states, compute_dtype, slot_shapes, states_for
 from . import lr_scheduler
 from .arguments import whole
 from .optimizer import Optimizer, RuleOptimizer, Updater
@@ -244,6 +244,9 @@ def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tenso
     for name, slots in saved["state"].items():
         weight = params[name]
         shapes = dict(zip(rule.slots, rule.shapes(weight.shape), strict=True))
+        if set(slots) >= set(shapes):
+            tensors = [slots[slot] for slot in rule.slots]
+            shapes = dict(zip(rule.slots, slot_shapes(rule, weight.shape, tensors), strict=True))
         if set(slots) - {MASTER} != set(shapes):
             raise ValueError(
                 f"saved state: {name!r} has {_few(slots) or 'no tensors'}; its rule has {_few(sorted(shapes)) or 'none'}"
@@ -255,7 +258,7 @@ def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tenso
                     f"{tuple(weight.shape)} it must have {tuple(shapes.get(slot, weight.shape))}"
                 )
             dtype = compute_dtype(weight.dtype)
-            narrow = slot in rule.state and dtype == torch.float32 and tensor.dtype == torch.bfloat16
+            narrow = slot in rule.state and dtype == torch.float32 and tensor.dtype in (torch.bfloat16, torch.uint8)
             beside = slot == MASTER and kind_of(weight.dtype, tensor.dtype) is not None
             if tensor.dtype != dtype and not (narrow or beside):
                 raise ValueError(
@@ -294,8 +297,8 @@ def _saved_states(
     rule = _saved_rule(optimizer, saved["settings"])
     copies = states_for(rule, [params[index[name]].detach() for name in slots_of], optimizer.narrow)
     for (name, slots), state in zip(slots_of.items(), copies, strict=True):
-        for slot, copy in zip(rule.slots, state, strict=True):
-            copy.copy_(slots[slot])
+        for slot, new in zip(rule.slots, state, strict=True):
+            copy(new, slots[slot].to(new.device), params[index[name]].shape, slot in getattr(rule, "unsigned", ()))
         states[index[name]] = state
         if MASTER in slots:
             ((master,),) = allocate_states([params[index[name]].detach()], 1, slots[MASTER].dtype)

@@ -63,7 +63,7 @@ def lamb_squares(w, g, state, hyper):
     return w * w, u * u
 
 
-@rule(sums=lamb_squares)
+@rule(sums=lamb_squares, unsigned=("var",))
 def lamb(w, g, state, hyper, sums):
     """w <- w - lr (|w| / |u|) u with Adam's direction u. You et al. (2020), alg. 2; numbers of MXNet 1.9.1.
 
@@ -111,7 +111,7 @@ def lans_squares(w, g, state, hyper, sums):
     return w * w, a * a, b * b, g * g
 
 
-@rule(sums=lans_squares)
+@rule(sums=lans_squares, unsigned=("var",))
 def lans(w, g, state, hyper, sums):
     """LAMB with a normalised gradient and Nesterov's momentum. Zheng et al. (2020), alg. 2.
 

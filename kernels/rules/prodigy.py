@@ -38,7 +38,7 @@ def prodigy_estimate(sums, kept, hyper):
     return numerator, tl.where(size == 0.0, d, tl.minimum(largest_d, grown)), largest_d, d
 
 
-@rule(sums=prodigy_distances, exact=("s", "start"))
+@rule(sums=prodigy_distances, exact=("s", "start"), unsigned=("var",))
 def prodigy(w, g, state, hyper, sums):
     """Adam on d times the gradient, at the rate d lr."""
     mean, var, s, start = state

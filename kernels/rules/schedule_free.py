@@ -17,7 +17,7 @@ def schedule_free_sgd(w, g, state, hyper):
     return y, (z - lr * g,)
 
 
-@rule(exact=("z",))
+@rule(exact=("z",), unsigned=("var",))
 def schedule_free_adamw(w, g, state, hyper):
     """The same, with Adam's denominator in place of its average of gradients; `correction2` is 1 / (1 - beta2^t)."""
     z, var = state

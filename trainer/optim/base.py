@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ...kernels import Rule, TensorRule, Update
+from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.engine import DTYPES
-from ...kernels.table import allocate_states, is_dense, is_wrapper, slot_dtypes, states_for
+from ...kernels.table import allocate_states, is_dense, is_wrapper, slot_dtypes, state_type, states_for
 from ..optimizer.sparse import RowUpdate, is_sparse
 
 __all__ = ["FusedOptimizer", "as_real", "name_of"]
@@ -85,7 +85,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """The type that states are stored in where that is not the arithmetic's."""
         return None
 
-    def _rounding(self, group: Group) -> int | None:
+    def _rounding(self, group: Group) -> int | storage.CodesOnly | None:
         """The seed of stochastic rounding, if there is any."""
         return None
 
@@ -312,6 +312,8 @@ class _Part:
             if row[key].layout != torch.strided:  # as torch's SGD keeps the momentum of sparse gradients
                 row[key] = row[key].to_dense()
             found[slot] = as_real(row[key])
+            if found[slot].dtype == torch.uint8 and isinstance(rule, Rule):
+                shape = torch.Size([storage.packed_size(self._weights[i].numel())])
             if found[slot].shape != shape:
                 raise ValueError(
                     f"{key!r} of {self._names[i]} has shape {tuple(row[key].shape)}, the parameter "
@@ -322,7 +324,7 @@ class _Part:
     def _states_of(self, i: int, usable: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The states of a parameter: those found, converted where they do not go with it, and new ones."""
         optimizer, rule, parameter, weight = self._optimizer, self._rule, self.parameters[i], self._weights[i]
-        types = dict(zip(rule.slots, slot_dtypes(rule, weight.dtype, self._narrow), strict=True))
+        types = dict(zip(rule.slots, slot_dtypes(rule, weight.dtype, state_type(weight, self._narrow)), strict=True))
         usable = dict(usable)
         fitting = {slot for slot, state in usable.items() if _goes_with(state, weight, types[slot])}
         if len(fitting) < len(rule.slots):
@@ -334,7 +336,7 @@ class _Part:
                     new[slot] = usable[slot]
                     continue
                 if slot in usable:
-                    state.copy_(usable[slot])
+                    storage.copy(state, usable[slot], weight.shape, slot in getattr(rule, "unsigned", ()))
                 if state.numel() or not weight.numel():  # a factored state has no elements where it is not used
                     shown = torch.view_as_complex(state) if parameter.is_complex() and state.dim() else state
                     optimizer.state[parameter][optimizer._keys.get(slot, slot)] = shown

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...kernels import Rule, TensorRule, Update
+from ...kernels import Rule, TensorRule, Update, storage
 from .. import optimizer as gluon
 from ..arguments import did_you_mean, real
 from .base import FusedOptimizer, Group, Numbers, as_real, name_of
@@ -167,7 +167,7 @@ class _OfRule(FusedOptimizer):
     def _narrow(self, group: Group) -> torch.dtype | None:
         return self._of(group).narrow
 
-    def _rounding(self, group: Group) -> int | None:
+    def _rounding(self, group: Group) -> int | storage.CodesOnly | None:
         return self._of(group).rounding
 
     def _beside(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 import numpy as np
 import torch
 
-from ...kernels import Rule, TensorRule, Update, compose
-from ...kernels.table import slot_dtypes, states_for
+from ...kernels import Rule, TensorRule, Update, compose, storage
+from ...kernels.table import slot_dtypes, state_type, states_for
 from ..arguments import choice, did_you_mean, flag, real, whole
 from .sparse import RowUpdate, split
 
@@ -24,7 +24,8 @@ __all__ = ["Index", "Optimizer", "RuleOptimizer", "WithMaster", "create", "regis
 
 Index = int | str
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
-STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16}
+STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16, "8bit": torch.uint8}
+_OTHER_STATE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"} | dict.fromkeys(("uint8", "int8", "8-bit", "8bits"), "8bit")
 
 
 class WithMaster(NamedTuple):
@@ -273,8 +274,11 @@ class RuleOptimizer(Optimizer):
             [0, 1); None means none. `Trainer.averaged_weights` shows it. It is the average of this optimizer then.
         skip_nonfinite: leave all weights and states exactly as they are where a step's gradients hold a NaN or an infinity,
             or squares whose sum is infinite. The step counts nevertheless: the host does not wait to be told.
-        state_dtype: "float32", also None, or "bfloat16": how states are stored, except for those that are weights or sums
-            over all steps. It is computed in float32. Saved states of another type are converted when they are loaded.
+        state_dtype: "float32", also None, "bfloat16" or "8bit": how states are stored, except for those that are weights or
+            sums over all steps. It is computed in float32. Saved states of another type are converted when they are loaded.
+            With "8bit" it is a byte for each element and a float32 for each block of 128, in contiguous weights of 4,096
+            elements or more; others stay float32 (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization").
+            The bytes are always rounded as `stochastic_rounding` does it, or slow averages would stand still.
         stochastic_rounding: round bfloat16 weights without a float32 copy, and bfloat16 states, up or down with the
             probability of the bits that are cut off, so that they are right on average; the same at every run with the same
             `rounding_seed` (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision").
@@ -334,7 +338,7 @@ class RuleOptimizer(Optimizer):
         self.lookahead_alpha = real("lookahead_alpha", lookahead_alpha, above=0, high=1)
         self.ema_decay = None if ema_decay is None else real("ema_decay", ema_decay, low=0, below=1)
         self.skip_nonfinite = flag("skip_nonfinite", skip_nonfinite)
-        self.state_dtype = None if state_dtype is None else choice("state_dtype", state_dtype, STATE_DTYPES)
+        self.state_dtype = None if state_dtype is None else _state_dtype(state_dtype)
         self.stochastic_rounding = flag("stochastic_rounding", stochastic_rounding)
         self.rounding_seed = whole("rounding_seed", rounding_seed, low=0)
         self.kahan = flag("kahan", kahan)
@@ -418,14 +422,16 @@ class RuleOptimizer(Optimizer):
                     f"rule {rule.name!r} needs {name!r}, which {type(self).__name__} lacks: set self.{name} in "
                     "__init__, or return it from hyper(t, lr, wd)"
                 )
-        if self.stochastic_rounding:
+        if self.rounding is not None:
             row.append(t)
         return row
 
     @property
-    def rounding(self) -> int | None:
-        """The seed of stochastic rounding, if that is asked for."""
-        return self.rounding_seed if self.stochastic_rounding else None
+    def rounding(self) -> int | storage.CodesOnly | None:
+        """The seed of stochastic rounding, if there is any."""
+        if self.stochastic_rounding:
+            return self.rounding_seed
+        return storage.CodesOnly(self.rounding_seed) if self.narrow == torch.uint8 else None
 
     def master_dtype(self, weight: torch.Tensor) -> torch.dtype | None:
         """The type of what is kept beside this weight so that rounding loses nothing or little; None if there is nothing."""
@@ -442,7 +448,7 @@ class RuleOptimizer(Optimizer):
 
     def state_dtypes(self, weight: torch.Tensor) -> tuple[torch.dtype, ...]:
         """The types of what `composed_rule` keeps of this weight, in order."""
-        return slot_dtypes(self.composed_rule, weight.dtype, self.narrow)
+        return slot_dtypes(self.composed_rule, weight.dtype, state_type(weight, self.narrow))
 
     def states_for(self, weights: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Zeros for all that `composed_rule` keeps of each weight."""
@@ -473,8 +479,16 @@ class RuleOptimizer(Optimizer):
 
     def start_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
         """Fill all that `composed_rule` keeps, zeros so far, as it is before the first update."""
-        slots = dict(zip(self.composed_rule.slots, state, strict=True))
-        self.init_state(weight, tuple(slots[name] for name in self.rule.slots))
+        rule = self.composed_rule
+        slots = dict(zip(rule.slots, state, strict=True))
+        packed = {name for name, tensor in slots.items() if tensor.dtype == torch.uint8}
+        if packed and type(self).init_state is not RuleOptimizer.init_state:
+            plain = {name: torch.zeros_like(weight, dtype=torch.float32) for name in packed}
+            self.init_state(weight, tuple((slots | plain)[name] for name in self.rule.slots))
+            for name, values in plain.items():
+                storage.copy(slots[name], values, weight.shape, name in rule.unsigned)
+        else:
+            self.init_state(weight, tuple(slots[name] for name in self.rule.slots))
         if self.lookahead is not None:
             slots["slow_weight"].copy_(weight)
         if self.ema_decay is not None:
@@ -531,7 +545,7 @@ class RuleOptimizer(Optimizer):
     def _hidden(self) -> tuple[str, ...]:
         flags = ("cautious", "decoupled_wd", "skip_nonfinite", "stochastic_rounding", "kahan")
         off = [name for name in flags if not getattr(self, name)]
-        off += [] if self.stochastic_rounding else ["rounding_seed"]
+        off += [] if self.rounding is not None else ["rounding_seed"]
         return (*off, *(("lookahead_alpha",) if self.lookahead is None else ()))
 
     @property
@@ -642,6 +656,10 @@ def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
             f"{did_you_mean(name.lower(), _registry)} A class of your own needs @tristep.optimizer.register"
         )
     return _registry[name.lower()](**kwargs)
+
+
+def _state_dtype(value: Any) -> str:
+    return choice("state_dtype", value, STATE_DTYPES, other_names=_OTHER_STATE_DTYPES)
 
 
 def _refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:

@@ -131,6 +131,11 @@ def split(
                 "weights, so it must be 0; set the parameter's wd_mult to 0, or use sparse=False in the layer"
             )
         if getattr(optimizer, "lazy_update", True) and gradient.sparse_dim():
+            if torch.uint8 in optimizer.state_dtypes(weight):
+                raise ValueError(
+                    f"state_dtype={optimizer.state_dtype!r} for {names[i]}, whose gradient is sparse: elements of several rows "
+                    "share a scale, so it must be None or 'bfloat16'; or use lazy_update=False"
+                )
             for option in ("clip_norm", "skip_nonfinite"):
                 value, off = getattr(optimizer, option), None if option == "clip_norm" else False
                 if value not in (None, False):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, Update, storage
-from ...kernels.table import allocate_states, is_dense
+from ...kernels.table import allocate_states, is_dense, slot_shapes
 from .base import Index, Optimizer, RuleOptimizer
 from .sparse import RowUpdate, is_sparse, split
 
@@ -315,7 +315,9 @@ class Plan:
         updater = self.updater
         for name, index, weight in zip(self._names, self.indices, self.weights, strict=True):
             optimizer.check_storage(repr(name), weight)
-            for tensor, shape in zip(updater.states.get(index, ()), rule.shapes(weight.shape), strict=False):
+            state = updater.states.get(index, ())
+            shapes = slot_shapes(rule, weight.shape, state) if len(state) == len(rule.slots) else []
+            for tensor, shape in zip(state, shapes, strict=False):
                 if tensor.shape != shape:
                     raise ValueError(
                         f"{name!r} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved "
@@ -337,8 +339,8 @@ class Plan:
                 optimizer.start_state(weight.detach(), state)
             elif not all(map(_goes_with, state, itertools.repeat(weight), optimizer.state_dtypes(weight))):
                 (moved,) = optimizer.states_for([weight])
-                for new, old in zip(moved, state, strict=True):
-                    new.copy_(old)
+                for slot, new, old in zip(rule.slots, moved, state, strict=True):
+                    storage.copy(new, old, weight.shape, _unsigned(rule, slot))
                 state = moved
             updater.states[index] = state
             dtype, old = optimizer.master_dtype(weight), updater.masters.get(index)
@@ -408,6 +410,10 @@ def _master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtype) 
     if storage.kind_of(weight.dtype, dtype) == storage.FULL:
         return master.copy_(whole)
     return master.copy_(storage.beside(weight, whole, dtype))
+
+
+def _unsigned(rule: Rule, slot: str) -> bool:
+    return slot in getattr(rule, "unsigned", ())  # there are none in rules of whole tensors
 
 
 def _goes_with(tensor: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> bool:
