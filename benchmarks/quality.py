@@ -1,6 +1,6 @@
 """Trains two small networks with weights and states stored in fewer bits, and compares the losses with those of float32.
 
-    python benchmarks/quality.py                 all of it, about ten minutes on two cores
+    python benchmarks/quality.py                 all of it, five to ten minutes on two cores
     python benchmarks/quality.py --only digits   one network: digits or text
     python benchmarks/quality.py --out FILE      where the JSON goes; default benchmarks/results/quality_cpu.json
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tristep.trainer.optimizer import Optimizer, RuleOptimizer, create, register
 OPTIONS = [name for name in inspect.signature(RuleOptimizer.__init__).parameters if name not in ("self", "kwargs")]
 COMMON = (*OPTIONS, *inspect.signature(Optimizer.__init__).parameters)
 PAGE = Path(__file__).with_name("optimizers.md")
+QUALITY = PAGE.parents[1] / "benchmarks" / "results" / "quality_cpu.json"
 
 HEAD = """\
 # Optimizers
@@ -30,21 +32,37 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   `tristep.optimizer.RuleOptimizer`). Lookahead keeps one more state, which only its synchronisations read and write, and
   ema_decay one that is read and written at every step; clip_norm and skip_nonfinite read the gradients once more.
 - How it is stored: the same optimizers take state_dtype, stochastic_rounding, rounding_seed, kahan and
-  `multi_precision="remainder"`. States that are weights or sums over all steps stay float32. In bytes, for each element of
-  AdamW, and kept besides weight and gradient:
+  `multi_precision="remainder"`. States that are weights or sums over all steps stay float32, and so do the two averages
+  whose difference centered RMSProp takes. In bytes, for each element of AdamW, and kept besides weight and gradient:
 
   | weight and gradient | options | moved | kept |
   |---|---|---|---|
   | float32 | none | 28 | 8 |
   | float32 | `state_dtype="bfloat16"` | 20 | 4 |
+  | float32 | `state_dtype="8bit"` | 16.1 | 2.1 |
   | bfloat16 | none, or `stochastic_rounding=True` | 22 | 8 |
   | bfloat16 | `stochastic_rounding=True, state_dtype="bfloat16"` | 14 | 4 |
+  | bfloat16 | `stochastic_rounding=True, state_dtype="8bit"` | 10.1 | 2.1 |
   | bfloat16 | `multi_precision=True` | 28 | 12 |
   | bfloat16 | `multi_precision="remainder"`, or `kahan=True` | 26 | 10 |
   | bfloat16 | the same with `state_dtype="bfloat16"` | 18 | 6 |
+  | bfloat16 | the same with `state_dtype="8bit"` | 14.1 | 4.1 |
 
   States of averages that move by less than 1/256 at a step, such as a variance with a beta2 of 0.999, hardly shrink when
   they are rounded to the nearest bfloat16; `stochastic_rounding=True` rounds them right on average.
+
+  8-bit states are a byte for each element and a float32, the largest, for each 128 of them (`kernels/storage.py` has the
+  code). They are always rounded at random, the same at every run with the same `rounding_seed`. Weights of fewer than 4,096
+  elements, or whose elements are not in C's order, have float32 states; a block with a NaN or an infinity becomes NaN as a
+  whole; sparse gradients need `lazy_update=False`. torch's own classes in `tristep.optim` have none of these options:
+  `tristep.optim.as_torch(tristep.optimizer.AdamW)` has all of them.
+
+  Two small networks trained with AdamW, the loss relative to that with float32 and its standard error, of 10 and of 3 seeds
+  (`benchmarks/quality.py`, `benchmarks/results/quality_cpu.json`):
+
+  | weights | options | digits | text |
+  |---|---|---|---|
+{quality}
 - **torch**: by torch's interface, with torch's arguments and numbers, `tristep.optim` has {classic}; and, with `lr` and
   `weight_decay` for learning_rate and wd, {own}.
 
@@ -56,9 +74,26 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 def page() -> str:
     """The whole page."""
     lists = {"classic": ", ".join(classic.__all__), "own": ", ".join(n for n in of_rules.__all__ if n[0].isupper())}
-    return HEAD.format(**lists) + "".join(
+    return HEAD.format(**lists, quality=_quality()) + "".join(
         _row(name, cls) for name, cls in registered().items() if cls.__module__.startswith("tristep.")
     )
+
+
+def _quality() -> str:
+    """The rows of what was measured."""
+    results = json.loads(QUALITY.read_text(encoding="utf-8"))
+    options = {
+        "8-bit states": 'float32 | `state_dtype="8bit"`',
+        "bfloat16, 8-bit states, stochastic": 'bfloat16 | `stochastic_rounding=True, state_dtype="8bit"`',
+        "bfloat16, stochastic": 'bfloat16 | `stochastic_rounding=True, state_dtype="bfloat16"`',
+        "bfloat16, nearest": 'bfloat16 | `state_dtype="bfloat16"`',
+    }
+    rows = []
+    for stored, cells in options.items():
+        found = [results[task][stored] for task in ("digits", "text")]
+        ratios = " | ".join(f"{each['ratio']:.3f} ± {each['standard error']:.3f}" for each in found)
+        rows.append(f"  | {cells} | {ratios} |")
+    return "\n".join(rows)
 
 
 def _row(name: str, cls: type) -> str:

@@ -116,9 +116,7 @@ class EagerUpdate:
         g = torch.cat([gradient for _, gradient in members]).to(table.dtype) * rescale
         used = self._rule.used
         states = tuple(
-            torch.cat([self._state(i, name) for i, _ in members])
-            if name in used
-            else self._states[members[0][0]][name]
+            torch.cat([self._state(i, name) for i, _ in members]) if name in used else self._states[members[0][0]][name]
             for name in self._rule.state
         )
         w, states = self._rule(w, g, states, tuple(hyper))
@@ -153,13 +151,13 @@ class EagerUpdate:
             values = list(storage.parted(self._spread(w, i, part), self.table.weight_dtype, kind))
         salts: list[int | None] = [0 if kind == storage.NONE else None, None][: len(places)]
         for name in changed:
-            salt = 1 + self._rule.state.index(name)
+            own = 1 + self._rule.state.index(name)
             if self._states[i][name].dtype == torch.uint8:
-                self._pack(i, name, part, self._spread(new[name], i, part), salt)
-                continue
-            places.append(self._states[i][name])
-            values.append(new[name])
-            salts.append(salt)
+                self._pack(i, name, part, self._spread(new[name], i, part), own)
+            else:
+                places.append(self._states[i][name])
+                values.append(new[name])
+                salts.append(own)
         if self.table.storage.stochastic and not self.table.storage.codes_only:
             for k, (place, salt) in enumerate(zip(places, salts, strict=True)):
                 if place.dtype == torch.bfloat16 and salt is not None:

@@ -761,7 +761,9 @@ def _check(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any
                 f"must be {' or '.join(map(str, types))} {tuple(shape)} on {weight.device}"
             )
         if tensor.dtype == torch.uint8 and not weight.is_contiguous():
-            raise ValueError(f"{slot} of {name} is packed, which must be that of a contiguous weight: strides {weight.stride()}")
+            raise ValueError(
+                f"{slot} of {name} is packed, which must be that of a contiguous weight: strides {weight.stride()}"
+            )
         if shape == weight.shape and tensor.stride() != strides and tensor.numel() > 1:
             raise ValueError(f"{slot} of {name} has strides {tensor.stride()}: must have {strides}, the weight's")
 

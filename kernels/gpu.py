@@ -101,7 +101,7 @@ def _load(address, offsets, n, TYPE: tl.constexpr, COMPUTE: tl.constexpr, FULL: 
 
 @triton.jit
 def _is_packed(TYPE: tl.constexpr):
-    return tl.uint8 == TYPE or tl.int8 == TYPE  # noqa: PLR1714  # the compiler knows no `in` of tuples
+    return tl.uint8 == TYPE or tl.int8 == TYPE  # the compiler knows no `in` of tuples
 
 
 @triton.jit
@@ -432,8 +432,8 @@ def _update_kernel(
         offsets = start + tl.arange(0, TILE)
         if start + TILE <= n:
             w, states = _compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
-                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
+                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER,
+                SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
             )  # fmt: skip
             _store_tile(
                 addresses, hyper, tensor, n_tensors, start, offsets, n, w, states, N_STATES, N_HYPER, CHANGED, WEIGHT_TYPE,
@@ -441,8 +441,8 @@ def _update_kernel(
             )  # fmt: skip
         else:
             w, states = _compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
-                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
+                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER,
+                SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
             )  # fmt: skip
             _store_tile(
                 addresses, hyper, tensor, n_tensors, start, offsets, n, w, states, N_STATES, N_HYPER, CHANGED, WEIGHT_TYPE,
@@ -506,16 +506,16 @@ def _sums_kernel(
         offsets = start + tl.arange(0, TILE)
         if start + TILE <= n:
             values = _compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
-                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
+                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER,
+                SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
                 value = _spread(values[k], offsets, COMPUTE)
                 tl.store(partials + k * tl.num_programs(0), _gathered(value, LARGEST))
         else:
             values = _compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER, SUMS,
-                N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
+                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER,
+                SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
                 value = tl.where(offsets < n, _spread(values[k], offsets, COMPUTE), 0.0)

@@ -1,7 +1,8 @@
 """How weights and states lie in memory in fewer bits than the arithmetic has, in torch's operations.
 
 The types of the tensors say which way it is, so that nothing else has to be handed on. A state may be bfloat16 where the
-arithmetic is float32, or uint8: one byte for each element and one number for each block of 128. What stands beside a 16-bit weight in the place of a master copy may be
+arithmetic is float32, or packed, in uint8: a byte for each element and a number for each block of 128. What stands beside a
+16-bit weight in the place of a master copy may be
 
 - its type's full width: the weight as the rule knows it, whose rounding the weight is;
 - int16, beside bfloat16: the bits that the weight lacks, so that both together are that copy;

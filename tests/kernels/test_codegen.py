@@ -89,6 +89,13 @@ STORED_ELSEWHERE = [
     for masters in (False, "int16", "bfloat16")
 ]
 STORED_SUMS = [Case(rule="lamb", weight="bfloat16", gradient="bfloat16", masters="int16", stage=0, state="bfloat16")]
+PACKED = [
+    Case(rule=rule, weight=weight, gradient=weight, masters=masters, state="uint8", stochastic=True)
+    for rule in ("sgd_momentum", "adamw", "adan")
+    for weight, masters in [("float32", False), ("bfloat16", False), ("bfloat16", "int16")]
+]
+PACKED_ELSEWHERE = [Case(target, "adamw", state="uint8", stochastic=True) for target in TARGETS]
+PACKED_SUMS = Case(rule="lamb", stage=0, state="uint8")
 EVERY_WORD = [Case(target, "every_word", kind, kind) for target in TARGETS for kind in ("float32", "float64")]
 NO_ANGLES = Case(rule="every_word_but_sin_and_cos")
 DOUBLE = Case(weight="float64", gradient="float64")
@@ -104,6 +111,9 @@ CASES = [
     *STORED,
     *STORED_ELSEWHERE,
     *STORED_SUMS,
+    *PACKED,
+    *PACKED_ELSEWHERE,
+    PACKED_SUMS,
     *EVERY_WORD,
     *IN_A_CELL,
     *(Case(rule="adamw", weight="bfloat16", gradient="bfloat16"),),
@@ -319,6 +329,32 @@ def test_full_tiles_of_fewer_bits_take_one_access_a_tensor(case, code):
 @pytest.mark.parametrize("case", [*STORED_ELSEWHERE, *STORED_SUMS], ids=lambda case: case.name)
 def test_fewer_bits_compile_everywhere_and_in_reductions(case, code):
     assert code(case).warps == 8
+
+
+@pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
+def test_packed_states_take_one_access_for_4_codes(case, code):
+    """Single codes are loaded and stored on the path of other than full tiles alone, once for each element of a thread.
+
+    A block's largest number is found within a warp; the scales found go through shared memory once, 8 for a tile.
+    """
+    kernel, changed = code(case), RULES[case.rule]
+    assert kernel.warps * 32 * 4 == TILE
+    assert kernel.count(r"LDG\.E\.U8.*") == kernel.count(r"STG\.E\.U8") == 4 * changed
+    assert kernel.count(r"REDUX\.MAX.*") == 2 * changed
+    assert kernel.count(r"SHFL.*") == 0
+    assert kernel.shared == TILE // 128 * 4
+    assert kernel.count(r"LDS\b.*") == kernel.count(r"STS\b.*") == 2 * changed
+    assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
+    assert kernel.count(FLOAT64) == 0
+    assert 16 <= kernel.used("REG") <= 64
+
+
+def test_packed_states_compile_everywhere_and_in_reductions(code):
+    for case in PACKED_ELSEWHERE:
+        assert code(case).warps == 8
+    sums = code(PACKED_SUMS)
+    assert sums.count(r"LDG\.E\.U8.*") == 4 * 2
+    assert sums.used("REG") <= 64
 
 
 def test_random_rounding_costs_few_instructions(code):

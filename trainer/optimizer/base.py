@@ -274,8 +274,8 @@ class RuleOptimizer(Optimizer):
             [0, 1); None means none. `Trainer.averaged_weights` shows it. It is the average of this optimizer then.
         skip_nonfinite: leave all weights and states exactly as they are where a step's gradients hold a NaN or an infinity,
             or squares whose sum is infinite. The step counts nevertheless: the host does not wait to be told.
-        state_dtype: "float32", also None, "bfloat16" or "8bit": how states are stored, except for those that are weights or
-            sums over all steps. It is computed in float32. Saved states of another type are converted when they are loaded.
+        state_dtype: "float32", also None, "bfloat16" or "8bit": how states are stored, except for those that are weights,
+            sums over all steps or nearly cancel each other. It is computed in float32. Saved states of another type are converted when they are loaded.
             With "8bit" it is a byte for each element and a float32 for each block of 128, in contiguous weights of 4,096
             elements or more; others stay float32 (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization").
             The bytes are always rounded as `stochastic_rounding` does it, or slow averages would stand still.

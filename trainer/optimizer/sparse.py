@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ...kernels import Rule, TensorRule, Update
+from ...kernels import Rule, TensorRule, Update, storage
 
 if TYPE_CHECKING:
     from .base import Index, RuleOptimizer
@@ -45,7 +45,7 @@ class RowUpdate:
         masters: Sequence[torch.Tensor | None],
         engine: str | None = None,
         names: Sequence[str] | None = None,
-        seed: int | None = None,
+        seed: int | storage.CodesOnly | None = None,
     ) -> None:
         found = [_rows(gradient) for gradient in gradients]
         self._values = [values for _, values in found]  # bound, so they must stay alive
@@ -133,8 +133,8 @@ def split(
         if getattr(optimizer, "lazy_update", True) and gradient.sparse_dim():
             if torch.uint8 in optimizer.state_dtypes(weight):
                 raise ValueError(
-                    f"state_dtype={optimizer.state_dtype!r} for {names[i]}, whose gradient is sparse: elements of several rows "
-                    "share a scale, so it must be None or 'bfloat16'; or use lazy_update=False"
+                    f"state_dtype={optimizer.state_dtype!r} for {names[i]}, whose gradient is sparse: several rows share one "
+                    "scale, so it must be None or 'bfloat16'; or use lazy_update=False"
                 )
             for option in ("clip_norm", "skip_nonfinite"):
                 value, off = getattr(optimizer, option), None if option == "clip_norm" else False

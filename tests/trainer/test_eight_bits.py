@@ -1,0 +1,301 @@
+"""`state_dtype="8bit"`: training with packed states, and taking them along; the judges are runs with float32 states."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+import tristep
+from tristep import Trainer, optimizer
+from tristep.kernels import Rule, storage
+
+F64, F32, BF16, U8 = torch.float64, torch.float32, torch.bfloat16, torch.uint8
+SHAPES = ((64, 80), (7,), (41, 100), ())
+
+
+def parameters(device, dtype=F32, shapes=SHAPES):
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape).to(device, dtype)) for shape in shapes]
+
+
+def train(params, step, steps, seed=1):
+    torch.manual_seed(seed)
+    for _ in range(steps):
+        for param in params:
+            param.grad = torch.randn(param.shape).to(param)
+        step()
+
+
+def made(device, state_dtype="8bit", name="adamw", engine=None, dtype=F32, **arguments):
+    params = parameters(device, dtype)
+    arguments = {"learning_rate": 0.01, "state_dtype": state_dtype, **arguments}
+    return params, Trainer(params, name, arguments, engine=engine)
+
+
+def stepped(*args, steps=5, **kwargs):
+    params, trainer = made(*args, **kwargs)
+    train(params, lambda: trainer.step(1), steps)
+    return params, trainer
+
+
+def saved(trainer, name="0"):
+    return trainer.state_dict()["state"][name]
+
+
+def distance(params, others, start):
+    """How far apart two trainings have come, in parts of how far the second one has."""
+    apart = sum(float((a - b).detach().double().square().sum()) for a, b in zip(params, others, strict=True))
+    gone = sum(float((b - c).detach().double().square().sum()) for b, c in zip(others, start, strict=True))
+    return math.sqrt(apart / gone)
+
+
+def packs():
+    """The optimizers that have states to be packed."""
+    for name, klass in optimizer.registered().items():
+        if klass.__module__.startswith("tristep.") and isinstance(rule := optimizer.create(name).rule, Rule):
+            if set(rule.state) - set(rule.exact):
+                yield name
+
+
+@pytest.mark.parametrize("name", list(packs()))
+def test_steps_are_near_those_in_full(name, device):
+    params, trainer = stepped(device, name=name, engine="eager")
+    expected, full = stepped(device, None, name=name, engine="eager")
+    assert distance(params, expected, parameters(device)) < (0.1 if name != "signum" else 0.3)
+    rule = trainer.optimizer.composed_rule
+    for slot, state in saved(trainer).items():
+        narrow = slot in rule.state and slot not in rule.exact
+        assert state.dtype == (U8 if narrow else F32)
+        assert narrow == (state.shape == (5120 + 160,))
+    for slot, state in saved(trainer, "1").items():
+        assert state.dtype == F32
+        torch.testing.assert_close(state, saved(full, "1")[slot], msg="a small weight's states are exact")
+
+
+TOGETHER = {"dtype": BF16, "multi_precision": "remainder", "cautious": True, "clip_norm": 1.0, "stochastic_rounding": True}
+
+
+@pytest.mark.parametrize(
+    ("engine", "arguments"),
+    [
+        ("triton", TOGETHER),
+        ("cpu", TOGETHER),
+        ("eager", TOGETHER),
+        ("eager", {}),
+        ("eager", {"dtype": BF16, "stochastic_rounding": True}),
+        ("eager", {"dtype": BF16, "kahan": True, "lookahead": 2}),
+        ("eager", {"ema_decay": 0.9, "decoupled_wd": True, "name": "adam", "wd": 0.1}),
+    ],
+    ids=str,
+    indirect=["engine"],
+)
+def test_training_goes_on_to_the_bit(arguments, engine, device, everything, tmp_path):
+    params, trainer = stepped(device, engine=engine, **arguments, steps=3)
+    trainer.save_states(tmp_path / "states")
+    resumed, other = made(device, engine=engine, **arguments)
+    for param, old in zip(resumed, params, strict=True):
+        param.data.copy_(old)
+    other.load_states(tmp_path / "states")
+    for each, step in ((params, trainer), (resumed, other)):
+        train(each, lambda step=step: step.step(1), 2, seed=2)
+    after, again = everything(trainer, params), everything(other, resumed)
+    assert after["weights"] == again["weights"]
+    assert after["optimizer"] == again["optimizer"]
+
+
+def test_states_take_a_quarter_of_the_memory(device):
+    def size(trainer):
+        return sum(state.numel() * state.itemsize for state in saved(trainer).values())
+
+    narrow, wide = size(stepped(device, steps=1)[1]), size(stepped(device, None, steps=1)[1])
+    assert wide == 2 * 4 * 5120
+    assert narrow == 2 * (5120 + 4 * 5120 // 128)
+
+
+def test_states_are_converted_when_they_are_loaded(device):
+    params, narrow = stepped(device)
+    packed = saved(narrow)
+    numbers = {slot: storage.unpacked(state, params[0].shape, slot == "var") for slot, state in packed.items()}
+    for state_dtype, dtype in ((None, F32), ("bfloat16", BF16)):
+        _, other = made(device, state_dtype)
+        other.load_state_dict(narrow.state_dict())
+        assert other.optimizer.state_dtype == state_dtype
+        for slot, state in saved(other).items():
+            assert torch.equal(state, numbers[slot].to(dtype))
+    _, wide = made(device, None)
+    wide.load_state_dict(narrow.state_dict())
+    others, back = made(device)
+    back.load_state_dict(wide.state_dict())
+    for slot, state in saved(back).items():
+        assert torch.equal(state, packed[slot])
+    train(others, lambda: back.step(1), 1)
+    with pytest.raises(ValueError, match=r"mean of '0' has shape \(5120,\).* it must have \(5280,\)"):
+        back.load_state_dict(cut(narrow.state_dict()))
+
+
+def cut(state):
+    state = copy.copy(state)
+    state["state"] = {name: dict(slots) for name, slots in state["state"].items()}
+    state["state"]["0"]["mean"] = state["state"]["0"]["mean"][:5120]
+    return state
+
+
+def test_a_weight_in_another_order_has_float32_states_from_then_on(device):
+    (param,) = parameters(device, shapes=[(16, 32, 3, 3)])
+    trainer = Trainer([param], "sgd", {"state_dtype": "8bit", "learning_rate": 0.01, "momentum": 0.9})
+    train([param], lambda: trainer.step(1), 1)
+    assert saved(trainer)["mom"].dtype == U8
+    numbers = storage.unpacked(saved(trainer)["mom"], param.shape)
+    param.data = param.data.contiguous(memory_format=torch.channels_last)
+    trainer.optimizer.momentum = 1.0
+    param.grad = torch.zeros_like(param)
+    trainer.step(1)
+    assert saved(trainer)["mom"].dtype == F32
+    assert saved(trainer)["mom"].stride() == param.stride()
+    torch.testing.assert_close(saved(trainer)["mom"], numbers)
+
+
+def test_what_starts_otherwise_than_at_zero(device):
+    _, trainer = made(device, name="rprop")
+    state = trainer.optimizer.create_state(0, parameters(device)[0])
+    sizes = storage.unpacked(state[1], torch.Size(SHAPES[0]), True)
+    torch.testing.assert_close(sizes, torch.full_like(sizes, 0.01))
+
+
+def test_rounding_repeats_with_its_seed_and_leaves_weights_to_the_nearest(device):
+    first, _ = stepped(device, dtype=BF16)
+    again, _ = stepped(device, dtype=BF16)
+    other, trainer = stepped(device, dtype=BF16, rounding_seed=1)
+    assert all(map(torch.equal, first, again))
+    assert not torch.equal(first[0], other[0])
+    assert torch.equal(first[1], other[1])  # small, with float32 states: nothing was rounded at random
+    at_random, _ = stepped(device, dtype=BF16, stochastic_rounding=True)
+    assert not torch.equal(first[1], at_random[1])
+    assert "rounding_seed=1" in repr(trainer)
+
+
+def test_a_step_left_out_changes_nothing(engine, device, everything):
+    params, trainer = stepped(device, engine=engine, skip_nonfinite=True, steps=3)
+    before = everything(trainer, params)
+    for param in params:
+        param.grad = torch.full_like(param, math.nan)
+    trainer.step(1)
+    after = everything(trainer, params)
+    assert after["weights"] == before["weights"]
+    assert after["optimizer"]["state"] == before["optimizer"]["state"]
+
+
+def test_averages_and_steps_in_backward(device):
+    params, trainer = stepped(device, ema_decay=0.5, steps=3)
+    expected = saved(trainer)["ema"].clone()
+    with trainer.averaged_weights():
+        assert torch.equal(params[0], expected)
+    nets = []
+    for inside in (False, True):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(80, 64).to(device)
+        other = Trainer(net, "adamw", {"state_dtype": "8bit"})
+        for seed in range(3):
+            torch.manual_seed(seed)
+            loss = net(torch.randn(4, 80, device=device)).square().sum()
+            if inside:
+                with other.step_in_backward(4):
+                    loss.backward()
+            else:
+                net.zero_grad()
+                loss.backward()
+                other.step(4)
+        nets.append(net)
+    assert torch.equal(nets[0].weight, nets[1].weight)
+
+
+def test_rows_of_sparse_gradients(device, everything):
+    def sparse(weight):
+        rows = torch.ones(2, weight.shape[1], device=device)
+        return torch.sparse_coo_tensor(torch.tensor([[1, 5]]), rows, weight.shape, check_invariants=True).to(device)
+
+    params = parameters(device, shapes=[(64, 80), (6, 4)])
+    trainer = Trainer(params, "sgd", {"momentum": 0.9, "state_dtype": "8bit"})
+    for param in params:
+        param.grad = sparse(param)
+    before = everything(trainer, params)["weights"]
+    with pytest.raises(ValueError, match=r"state_dtype='8bit' for '0', whose gradient is sparse.*lazy_update=False"):
+        trainer.step(1)
+    assert everything(trainer, params)["weights"] == before
+    params[0].grad = torch.zeros_like(params[0])  # the other one's state is float32, being small
+    trainer.step(1)
+    assert everything(trainer, params)["weights"][1] != before[1]
+    dense = Trainer(params, "sgd", {"momentum": 0.9, "state_dtype": "8bit", "lazy_update": False})
+    for param in params:
+        param.grad = sparse(param)
+    dense.step(1)
+
+
+# torch's interface.
+
+
+def test_by_torchs_interface_as_by_ours(device):
+    params, trainer = stepped(device, name="lion", wd=0.1)
+    others = parameters(device)
+    by_torch = tristep.optim.Lion(others, lr=0.01, weight_decay=0.1, state_dtype="8bit")
+    train(others, by_torch.step, 5)
+    assert all(map(torch.equal, params, others))
+    assert torch.equal(by_torch.state[others[0]]["mean"], saved(trainer)["mean"])
+
+
+def test_torchs_state_dict_goes_on_to_the_bit_and_is_converted(device):
+    params = parameters(device)
+    first = tristep.optim.Adan(params, lr=0.01, state_dtype="8bit")
+    train(params, first.step, 3)
+    resumed = [torch.nn.Parameter(param.detach().clone()) for param in params]
+    second = tristep.optim.Adan(resumed, lr=0.01, state_dtype="8bit")
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for each, step in ((params, first.step), (resumed, second.step)):
+        train(each, step, 2, seed=2)
+    assert all(map(torch.equal, params, resumed))
+    assert second.state[resumed[0]]["square"].dtype == U8
+    wide = copy.deepcopy(first.state_dict())
+    for group in wide["param_groups"]:
+        group["state_dtype"] = None
+    third = tristep.optim.Adan(resumed, lr=0.0)
+    third.load_state_dict(wide)
+    numbers = storage.unpacked(first.state[params[0]]["previous"], params[0].shape)
+    third._plan = None
+    for param in resumed:
+        param.grad = torch.zeros_like(param)
+    change = storage.unpacked(first.state[params[0]]["change"], params[0].shape)
+    third.step()
+    state = third.state[resumed[0]]
+    assert state["previous"].dtype == F32
+    torch.testing.assert_close(state["change"], 0.92 * change - 0.08 * numbers)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize("name", ["uint8", "int8", "8-bit"])
+def test_other_names_are_refused_with_a_hint(name):
+    with pytest.raises(ValueError, match=rf"state_dtype='{name}': must be one of .*'8bit'. Did you mean '8bit'\?"):
+        optimizer.create("adam", state_dtype=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("sgd", ValueError, "state_dtype='8bit': must be None for SGD, as it has no states"),
+        ("adagrad", ValueError, "state_dtype='8bit': must be None for AdaGrad, as all its states are weights or sums"),
+        ("muon", TypeError, "state_dtype='8bit': Muon has a rule of whole tensors"),
+    ],
+)
+def test_optimizers_without_states_to_pack_are_refused(name, error, message):
+    with pytest.raises(error, match=message):
+        optimizer.create(name, state_dtype="8bit")
+
+
+def test_float64_weights_are_refused(device, everything):
+    params, trainer = made(device, dtype=F64)
+    before = everything(trainer, params)["weights"]
+    with pytest.raises(ValueError, match="state_dtype='8bit': '0' is torch.float64"):
+        train(params, lambda: trainer.step(1), 1)
+    assert everything(trainer, params)["weights"] == before
