@@ -93,17 +93,21 @@ PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 # AdamW with weights and states in fewer bits: the weights' type, options, and bytes that a step must move for each element.
-# States of 8 bits have a scale of 32 for each 256 elements.
-_EIGHT = 2 * 2 * (1 + 4 / 256)
+# States of 8 bits have a scale of 32 for each 256 elements, tristep's for each 128.
+_EIGHT, _PACKED = 2 * 2 * (1 + 4 / 256), 2 * 2 * (1 + 4 / 128)
 STORED: dict[str, tuple[torch.dtype, dict[str, Any], float]] = {
     "float32": (torch.float32, {}, 28),
     "float32, states bf16": (torch.float32, {"state_dtype": "bfloat16"}, 20),
+    "float32, states 8-bit": (torch.float32, {"state_dtype": "8bit"}, 12 + _PACKED),
     "bf16, states bf16": (torch.bfloat16, {"state_dtype": "bfloat16"}, 14),
     "the same, stochastic": (torch.bfloat16, {"state_dtype": "bfloat16", "stochastic_rounding": True}, 14),
+    "bf16, states 8-bit, stochastic": (
+        torch.bfloat16, {"state_dtype": "8bit", "stochastic_rounding": True}, 6 + _PACKED,
+    ),
     "bf16 and float32": (torch.bfloat16, {"multi_precision": True}, 28),
     "bf16 and remainder": (torch.bfloat16, {"multi_precision": "remainder"}, 26),
     "bf16, Kahan, states bf16": (torch.bfloat16, {"kahan": True, "state_dtype": "bfloat16"}, 18),
-}
+}  # fmt: skip
 # Peers for these: library, class (found in its `module`), the weights' type, arguments, bytes, and for which of the above.
 STORED_PEERS: dict[str, tuple[str, str, torch.dtype, dict[str, Any], float]] = {
     "torch fused": ("torch.optim", "AdamW", torch.float32, {"fused": True}, 28),

@@ -756,9 +756,11 @@ def _check(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{slot} of {name} must be a tensor, got {type(tensor).__name__}")
         if tensor.dtype not in types or tensor.device != weight.device or tensor.shape != shape:
+            packed = tensor.dtype == torch.uint8  # which has a shape of its own
+            allowed = [kind for kind in types if (kind == torch.uint8) == packed] or types
             raise ValueError(
                 f"{slot} of {name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}: "
-                f"must be {' or '.join(map(str, types))} {tuple(shape)} on {weight.device}"
+                f"must be {' or '.join(map(str, allowed))} {tuple(shape)} on {weight.device}"
             )
         if tensor.dtype == torch.uint8 and not weight.is_contiguous():
             raise ValueError(

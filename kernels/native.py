@@ -38,7 +38,7 @@ __all__ = ["NativeUpdate", "cache_folder"]
 
 TILE = 65536  # elements of one call of the inner loop, and the unit of work of a thread
 BLOCK = 4096  # elements that are summed in the arithmetic's type; longer sums of few-digit numbers drift by parts in 10^5
-UNPACKED = 2048  # elements whose packed states are unpacked at a time, into the first-level cache
+UNPACKED = 8192  # elements whose packed states are unpacked at a time; they stay in the second-level cache
 PARALLEL_FROM = 100_000  # elements; below, handing work to a thread costs more than it saves
 
 # A loop over six arrays needs more run-time checks against overlap than LLVM's default of 8 before it is vectorised.

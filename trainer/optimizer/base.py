@@ -275,10 +275,11 @@ class RuleOptimizer(Optimizer):
         skip_nonfinite: leave all weights and states exactly as they are where a step's gradients hold a NaN or an infinity,
             or squares whose sum is infinite. The step counts nevertheless: the host does not wait to be told.
         state_dtype: "float32", also None, "bfloat16" or "8bit": how states are stored, except for those that are weights,
-            sums over all steps or nearly cancel each other. It is computed in float32. Saved states of another type are converted when they are loaded.
-            With "8bit" it is a byte for each element and a float32 for each block of 128, in contiguous weights of 4,096
-            elements or more; others stay float32 (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization").
-            The bytes are always rounded as `stochastic_rounding` does it, or slow averages would stand still.
+            sums over all steps or nearly cancel each other. It is computed in float32. Saved states of another type are
+            converted when they are loaded. With "8bit" it is a byte for each element and a float32 for each block of 128, in
+            contiguous weights of 4,096 elements or more; others stay float32 (Dettmers et al. 2022, "8-bit Optimizers via
+            Block-wise Quantization"). The bytes are always rounded as `stochastic_rounding` does it, or slow averages would
+            stand still.
         stochastic_rounding: round bfloat16 weights without a float32 copy, and bfloat16 states, up or down with the
             probability of the bits that are cut off, so that they are right on average; the same at every run with the same
             `rounding_seed` (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision").

@@ -133,8 +133,8 @@ def split(
         if getattr(optimizer, "lazy_update", True) and gradient.sparse_dim():
             if torch.uint8 in optimizer.state_dtypes(weight):
                 raise ValueError(
-                    f"state_dtype={optimizer.state_dtype!r} for {names[i]}, whose gradient is sparse: several rows share one "
-                    "scale, so it must be None or 'bfloat16'; or use lazy_update=False"
+                    f"state_dtype={optimizer.state_dtype!r} for {names[i]}, whose gradient is sparse: rows share scales, so "
+                    "it must be None or 'bfloat16'; or use lazy_update=False"
                 )
             for option in ("clip_norm", "skip_nonfinite"):
                 value, off = getattr(optimizer, option), None if option == "clip_norm" else False
