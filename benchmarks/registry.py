@@ -195,6 +195,21 @@ def clip_steps(params: list[torch.nn.Parameter]) -> Steps:
     }
 
 
+def telemetry_steps(params: list[torch.nn.Parameter]) -> Steps:
+    """AdamW without telemetry, with it at every step and at some, and with a histogram besides."""
+    kinds: dict[str, Any] = {
+        "tristep": None,
+        "with telemetry": True,
+        "every 10th step": tristep.Telemetry(every=10),
+        "with a histogram": tristep.Telemetry(histograms=["gradient"]),
+    }
+    before, steps = as_written(params), {}
+    for name, telemetry in kinds.items():
+        trainer = tristep.Trainer(params, "adamw", {"learning_rate": 1e-3, "wd": 0.01}, telemetry=telemetry)
+        steps[name] = Step(partial(trainer.step, 1), before)
+    return steps
+
+
 def stored_steps(workload: Workload, device: str) -> Iterator[tuple[str, Step]]:
     """AdamW with weights and states in fewer bits, tristep's ways and then the peers' that are installed."""
     params = {dtype: parameters(workload, device, dtype) for dtype in (torch.float32, torch.bfloat16)}

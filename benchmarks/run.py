@@ -13,6 +13,7 @@ The parts:
     compiled    the same beside torch.compile of torch's step
     growth      what a step costs as tensors, or the elements of one, become more
     clip        clipping by the norm of all gradients, and AdamW
+    telemetry   what each step does to each parameter, recorded or not
     stored      weights and states in fewer bits
     rules       every rule on one large matrix, beside its peers
     matrices    Muon on many matrices
@@ -184,6 +185,16 @@ def time_clip(device: str) -> Table:
     return found
 
 
+def time_telemetry(device: str) -> Table:
+    """A step of AdamW without telemetry and with it."""
+    print("AdamW and telemetry, gradients kept in place")
+    found = {}
+    for workload in workloads.TELEMETRY[device]:
+        params = workloads.parameters(workload, device)
+        found[workload.name] = race(workload.name, registry.telemetry_steps(params), device, 2 * SECONDS[device])
+    return found
+
+
 def time_stored(device: str) -> Table:
     """AdamW, how weights and states are stored."""
     workload = workloads.STORED[device]
@@ -326,6 +337,7 @@ PARTS: dict[str, Callable[[str], Any]] = {
     "steps": time_steps,
     "new": time_new,
     "clip": time_clip,
+    "telemetry": time_telemetry,
     "stored": time_stored,
     "growth": time_growth,
     "matrices": time_matrices,

@@ -115,6 +115,11 @@ ELEMENTS = {
     device: tuple(Workload(f"1 x 10^{power}", ((10**power,),)) for power in range(3, most + 1))
     for device, most in {"cpu": 7, "cuda": 9}.items()
 }
+# For telemetry.
+TELEMETRY = {
+    "cpu": (_TINY, Workload("1 x 16.8 M", ((16_800_000,),))),
+    "cuda": (_TINY, Workload("1 x 16.8 M", ((16_800_000,),)), _GPT2),
+}
 # For weights and states in fewer bits.
 STORED = {"cpu": Workload("1 x 16.8 M", ((16_800_000,),)), "cuda": Workload("1 x 2^29", ((2**29,),))}
 # For rules, a matrix, because some peers treat vectors otherwise; Muon gets smaller ones, because it multiplies them.

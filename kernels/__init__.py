@@ -5,12 +5,15 @@ if not __name__.startswith("tristep."):
 
 from . import compose, rules
 from .engine import ENGINES, Update, choose_engine, update
-from .language import Function, Reduction, Rule, TensorRule, jit, reduction, rule, tensor_rule, tl
+from .language import Function, Measure, Reduction, Rule, TensorRule, jit, measure, reduction, rule, tensor_rule, tl
+from .measures import Measurements
 from .norms import clip_adaptively_, clip_by_global_norm_, clip_by_norm_, clip_by_value_, global_norm
 
 __all__ = [
     "ENGINES",
     "Function",
+    "Measure",
+    "Measurements",
     "Reduction",
     "Rule",
     "TensorRule",
@@ -23,6 +26,7 @@ __all__ = [
     "compose",
     "global_norm",
     "jit",
+    "measure",
     "reduction",
     "rule",
     "rules",

@@ -13,7 +13,7 @@ import itertools
 import linecache
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .language import Function, Reduction, Rule, jit, rule, tl
@@ -343,20 +343,24 @@ class _Text:
         return _tuple([*(self._new[name] if name in self.rule.changed else name for name in self.rule.state), *more])
 
     def define(self, what: str, first: tuple[str, list[str]], lines: list[str], result: str) -> types.FunctionType:
-        """A function of this text, which `inspect` finds in the way in which it finds notebook cells."""
+        """A function of this text."""
         name, (arguments, unpacking) = f"{self.rule.name}_{what}", first
         body = "".join(f"    {line}\n" for line in (*unpacking, *lines, f"return {result}"))
-        text = f"def {name}({arguments}):\n{body}"
-        file = f"<tristep {name} {next(_numbers)}>"
-        linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-        names = dict(self._names)
-        exec(compile(text, file, "exec"), names)
-        function = names.pop(name)
-        weakref.finalize(function, linecache.cache.pop, file, None)
-        return function
+        return function_of_text(name, f"def {name}({arguments}):\n{body}", self._names)
 
 
 _numbers = itertools.count()
+
+
+def function_of_text(name: str, text: str, names: Mapping[str, Any]) -> types.FunctionType:
+    """The function of this name that the text defines, where these names are known; `inspect` finds the text."""
+    file = f"<tristep {name} {next(_numbers)}>"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    known = dict(names)
+    exec(compile(text, file, "exec"), known)
+    function = known.pop(name)
+    weakref.finalize(function, linecache.cache.pop, file, None)
+    return function
 
 
 class _Composed(Rule):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from . import storage
 from .language import Rule, TensorRule
+from .measures import Measurements
 from .table import TensorTable, widest
 
 __all__ = ["EagerUpdate", "TensorUpdate"]
@@ -43,6 +45,7 @@ class EagerUpdate:
         self._width = 1 + len(table.rule.hyper)  # of hyper-parameters; there may be keys after them
         self._states = [dict(zip(table.rule.state, map(_flat, row), strict=False)) for row in table.states]
         self.totals, self.sums = table.room_for_sums()
+        self._found: _Found | None = None
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
         """Work on other weights from now on, as large as those before; there are no masters then."""
@@ -65,6 +68,15 @@ class EagerUpdate:
         if reduction.over == "all":
             totals[:] = totals.amax(dim=0) if largest else totals.sum(dim=0, dtype=widest(totals.device.type))
 
+    def measured(self, into: Measurements, rows: np.ndarray) -> None:
+        """As a call, and put what is measured meanwhile into these rows of the present slot."""
+        self._found = _Found(into, self.table)
+        try:
+            self()
+            self._found.put(rows)
+        finally:
+            self._found = None
+
     @torch.no_grad()
     def __call__(self) -> None:
         rule = self._rule
@@ -73,7 +85,11 @@ class EagerUpdate:
             if self.table.sizes[i] <= JOIN_UP_TO and not rule.extras:
                 small.append((i, gradient))
             else:
-                self._store(i, part, *self._compute(rule, i, gradient, part))
+                given = self._arguments(rule, i, gradient, part)
+                w, states = rule(*given)
+                if self._found is not None:
+                    self._found.take(i, given[0], given[1], w)
+                self._store(i, part, w, states)
         joined: dict[tuple[float, ...], list[Any]] = {}
         for i, gradient in small:
             joined.setdefault(tuple(self.table.hyper[i, : self._width].tolist()), []).append((i, gradient))
@@ -92,6 +108,9 @@ class EagerUpdate:
                     yield i, flat[start : start + step], slice(start, start + step)
 
     def _compute(self, function: Any, i: int, gradient: torch.Tensor, part: slice) -> Any:
+        return function(*self._arguments(function, i, gradient, part))
+
+    def _arguments(self, function: Any, i: int, gradient: torch.Tensor, part: slice) -> tuple[Any, ...]:
         table, rule = self.table, self._rule
         states = tuple(self._state(i, name, part) for name in function.state)
         hyper = dict(zip(rule.hyper, table.hyper[i, 1 : self._width].tolist(), strict=True))
@@ -100,7 +119,7 @@ class EagerUpdate:
             extras.append(tuple(self.sums[function.numbers_from][i].unbind()))
         if "index" in function.extras:
             extras.append(torch.arange(part.start, part.start + gradient.numel(), device=table.device))
-        return function(
+        return (
             self._weight(i, part),
             gradient.to(table.dtype) * float(table.hyper[i, 0]),
             states,
@@ -119,10 +138,13 @@ class EagerUpdate:
             torch.cat([self._state(i, name) for i, _ in members]) if name in used else self._states[members[0][0]][name]
             for name in self._rule.state
         )
+        before = w
         w, states = self._rule(w, g, states, tuple(hyper))
         start = 0
         for i, gradient in members:
             part = slice(start, start + gradient.numel())
+            if self._found is not None:
+                self._found.take(i, before[part], g[part], w[part])
             self._store(i, slice(None), w[part], tuple(state[part] for state in states))
             start = part.stop
 
@@ -191,7 +213,17 @@ class TensorUpdate:
         self.table, self._rule = table, table.rule
         # Elements of the largest of each tensor's weight and states; the bases of SOAP may be larger than the weight.
         pairs = zip(table.weights, table.states, strict=True)
+        self._found: _Found | None = None
         self._largest = [max(tensor.numel() for tensor in (weight, *states)) for weight, states in pairs]
+
+    def measured(self, into: Measurements, rows: np.ndarray) -> None:
+        """As a call, and put what is measured meanwhile into these rows of the present slot."""
+        self._found = _Found(into, self.table)
+        try:
+            self()
+            self._found.put(rows)
+        finally:
+            self._found = None
 
     @torch.no_grad()
     def __call__(self) -> None:
@@ -209,7 +241,12 @@ class TensorUpdate:
             g = g if rescale == 1.0 else g * rescale  # a large new tensor costs more than what is computed in it
             old = tuple(make(tensors) for tensors in states)
             compute = self._rule if one else self._rule.fn
-            w, new = compute(make(read).to(table.dtype), g, old, tuple(hyper))
+            before = make(read).to(table.dtype)
+            w, new = compute(before, g, old, tuple(hyper))
+            if self._found is not None:
+                for k, i in enumerate(members):
+                    all_three = (each if one else each[k] for each in (before, g, w))
+                    self._found.take(i, *map(torch.flatten, all_three))
             written = [weights] if table.masters is None else [weights, read]
             if one:
                 _write([each for (each,) in (*written, *states)], [*[w] * len(written), *new])
@@ -229,6 +266,28 @@ class TensorUpdate:
             most = max(1, limit.stack // self._largest[each[0]])
             stacks += [each[start : start + most] for start in range(0, len(each), most)]
         return stacks
+
+
+class _Found:
+    """What one step finds of the tensors of a table."""
+
+    def __init__(self, into: Measurements, table: TensorTable) -> None:
+        ring, measure = into.ring(table.device), into.measure
+        self._slot, self._measure = ring[into.slot], measure
+        self._totals = torch.zeros(len(table.weights), len(measure.names), dtype=ring.dtype, device=ring.device)
+        self._largest = torch.tensor([by == "max" for by in measure.by], device=ring.device)
+
+    def take(self, i: int, w: torch.Tensor, g: torch.Tensor, new_w: torch.Tensor) -> None:
+        """Measure a stretch of a tensor of this number."""
+        values = [torch.as_tensor(value, dtype=w.dtype, device=w.device) for value in self._measure(w, g, new_w)]
+        each = [value.expand(w.shape) for value in values]
+        found = [value.amax() if by == "max" else _sum(value) for value, by in zip(each, self._measure.by, strict=True)]
+        total, new = self._totals[i], torch.stack(found).to(self._totals.dtype)
+        total[:] = torch.where(self._largest, torch.maximum(total, new), total + new)
+
+    def put(self, rows: np.ndarray) -> None:
+        """Put all totals into these rows of the ring."""
+        self._slot[torch.from_numpy(rows).to(self._slot.device)] = self._totals
 
 
 def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

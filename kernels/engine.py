@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 
 from . import storage
 from .language import Reduction, Rule, TensorRule, has_numba, has_triton
+from .measures import Measurements
 from .table import GRADIENT, TensorTable, compute_dtype, is_dense, is_wrapper, slot_shapes, widest
 
 __all__ = ["ENGINES", "Update", "choose_engine", "update"]
@@ -200,6 +201,7 @@ class Update:
         self._looked = False  # whether they were bound a moment ago, by somebody who has them
         self._glance: Any = None
         self._weight_glance: Any = None
+        self._into: Measurements | None = None  # what has rows enough
         self._touched: list[torch.Tensor] = []  # weights that have a gradient
         self._kinds: _Kinds | None = None
         counts = {"states": len(self.states), "masters": len(self.masters), "names": len(self._names)}
@@ -385,20 +387,26 @@ class Update:
     def _on_loss(self) -> None:
         self._lost = True
 
-    def __call__(self) -> None:
+    def __call__(self, into: Measurements | None = None) -> None:
         """Run one step with the bound gradients and the values in `hyper`.
+
+        Args:
+            into: where to put what its measure finds of each weight, in the row of its `places`; see `Measurements`.
 
         Raises:
             RuntimeError: no gradients are bound, or one of them has been deleted since; nothing has been changed.
+            ValueError: weights on several devices, or more than `into` has rows for.
         """
+        if into is not None and into is not self._into:
+            self._check_rows(into)
         if self._lost or not (self._watched or self._looked or all(map(_is_alive, self._references))):
             raise RuntimeError("there are no gradients to step with, or some of them have been deleted: bind() them first")
         self._looked = False
         if not self.rule.reductions:
             for group in self._groups:
-                group.run(self.hyper)
+                group.run(self.hyper, into)
         else:
-            self._run_with_sums()
+            self._run_with_sums(into)
         # So that autograd notices, if a graph from before the step is still in use.
         if self._touched is self.weights and (glance := self._glance_at_weights()) is not None:
             glance.count_change()
@@ -412,7 +420,7 @@ class Update:
         return self._weight_glance
 
     @torch.no_grad()
-    def _run_with_sums(self) -> None:
+    def _run_with_sums(self, into: Measurements | None) -> None:
         for group in self._groups:
             group.begin(self.hyper)
         for k, reduction in enumerate(self.rule.reductions):
@@ -428,8 +436,17 @@ class Update:
                 for group in self._groups:
                     group.pass_on(k)
         for group in self._groups:
-            group.execute()
+            group.execute_rule(into)
             group.end()
+
+    def _check_rows(self, into: Measurements) -> None:
+        if len({group.table.device for group in self._groups}) > 1:
+            raise ValueError("weights on several devices, of which nothing can be measured together: make an Update of each")
+        if self.places.max(initial=-1) >= into.n_rows:
+            raise ValueError(
+                f"the results have {into.n_rows} rows, a weight's place is {self.places.max()}: make them larger"
+            )
+        self._into = into
 
     def _finish(self, stage: int, reduction: Reduction) -> None:
         """Turn the sums of a reduction into the numbers that it keeps."""
@@ -515,6 +532,7 @@ class _Group:
         kinds = gradient_dtype, states, masters
         self.table = TensorTable(owner.rule, weights, *kinds, tile, aligned, owner.seed)  # type: ignore[arg-type]
         self.execute = make(self.table)
+        self._empty = np.flatnonzero(self.table.sizes == 0).tolist()
         self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies, and functions giving what to copy
 
     def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
@@ -530,15 +548,26 @@ class _Group:
                 gradient = dense
             table.addresses[GRADIENT, k] = 0 if gradient is None else gradient.data_ptr()
 
-    def run(self, hyper: np.ndarray) -> None:
+    def run(self, hyper: np.ndarray, into: Measurements | None = None) -> None:
         if self.sources or self.copied:
             with torch.no_grad():
                 self.begin(hyper)
-                self.execute()
+                self.execute_rule(into)
                 self.end()
         else:
             self._take(hyper)
+            self.execute_rule(into)
+
+    def execute_rule(self, into: Measurements | None) -> None:
+        """Update the weights and, where it is asked for, measure meanwhile."""
+        if into is None:
             self.execute()
+            return
+        active = self.table.addresses[GRADIENT] != 0
+        for k in self._empty:  # these may have no address
+            active[k] = self.table.gradients[k] is not None
+        self.execute.measured(into, self._places)
+        into.mark(self._places[active])
 
     def _take(self, hyper: np.ndarray) -> None:
         """Put the hyper-parameters into the table, and keys where rounding is stochastic."""

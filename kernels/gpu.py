@@ -21,13 +21,15 @@ import triton.language as tl
 from triton.compiler import CompiledKernel
 
 from . import random, storage
-from .language import Reduction, Rule
+from .language import Measure, Reduction, Rule
+from .measures import Measured, Measurements, measured
 from .storage import Storage
 from .table import GRADIENT, TensorTable, slot_dtypes
 
 __all__ = ["TritonUpdate", "compile_for", "launch_options"]
 
 TILE = 1024  # elements of one program
+TOTALS = 4096  # tiles whose measurements are added up at a time
 _TYPES = {
     torch.float64: tl.float64,
     torch.float32: tl.float32,
@@ -397,7 +399,7 @@ def _store_tile(
 # Compiled once, whatever the number of tensors, on which the alignment of `hyper` and of `sums` depends too.
 @triton.jit(
     do_not_specialize=["n_tensors"],
-    do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums"],
+    do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums", "partials"],
 )
 def _update_kernel(
     addresses,  # int64 [rows, n_tensors]
@@ -406,6 +408,7 @@ def _update_kernel(
     sizes,  # int64 [n_tensors]
     tiles,  # int32 [n_programs, 2]
     sums,  # compute type [n_tensors, len(SUMS)]
+    partials,  # compute type [n_values, n_programs]: what each program measured
     n_tensors,
     FUNCTION: tl.constexpr,
     EXTRAS: tl.constexpr,
@@ -423,6 +426,8 @@ def _update_kernel(
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
     CHANGED: tl.constexpr,
+    SUMMED: tl.constexpr,  # which values of the measure, if there is one, are added up
+    MAXIMA: tl.constexpr,  # and of which the maximum is taken
 ):
     tensor = tl.load(tiles + 2 * tl.program_id(0))
     start = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int64) * TILE
@@ -431,23 +436,27 @@ def _update_kernel(
         n = tl.load(sizes + tensor)
         offsets = start + tl.arange(0, TILE)
         if start + TILE <= n:
-            w, states = _compute_tile(
+            new = _compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER,
                 SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
             )  # fmt: skip
             _store_tile(
-                addresses, hyper, tensor, n_tensors, start, offsets, n, w, states, N_STATES, N_HYPER, CHANGED, WEIGHT_TYPE,
-                COMPUTE, STATE_TYPES, BESIDE, STOCHASTIC, True, ALIGNED,
+                addresses, hyper, tensor, n_tensors, start, offsets, n, new[0], new[1], N_STATES, N_HYPER, CHANGED,
+                WEIGHT_TYPE, COMPUTE, STATE_TYPES, BESIDE, STOCHASTIC, True, ALIGNED,
             )  # fmt: skip
+            if len(SUMMED) + len(MAXIMA) > 0:
+                _store_partials(partials, new[2], offsets, n, COMPUTE, SUMMED, MAXIMA, True)
         else:
-            w, states = _compute_tile(
+            new = _compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER,
                 SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
             )  # fmt: skip
             _store_tile(
-                addresses, hyper, tensor, n_tensors, start, offsets, n, w, states, N_STATES, N_HYPER, CHANGED, WEIGHT_TYPE,
-                COMPUTE, STATE_TYPES, BESIDE, STOCHASTIC, False, ALIGNED,
+                addresses, hyper, tensor, n_tensors, start, offsets, n, new[0], new[1], N_STATES, N_HYPER, CHANGED,
+                WEIGHT_TYPE, COMPUTE, STATE_TYPES, BESIDE, STOCHASTIC, False, ALIGNED,
             )  # fmt: skip
+            if len(SUMMED) + len(MAXIMA) > 0:
+                _store_partials(partials, new[2], offsets, n, COMPUTE, SUMMED, MAXIMA, False)
 
 
 @triton.jit
@@ -458,12 +467,72 @@ def _spread(value, offsets, COMPUTE: tl.constexpr):
 
 @triton.jit
 def _gathered(values, LARGEST: tl.constexpr):
-    # The sum; or the maximum, of which Triton's own would drop a NaN.
+    # The sum; or the maximum of values that are 0 or more, which are in the order of their bits, with NaN above all.
     if LARGEST:
-        nans = tl.sum((values != values).to(tl.int32), axis=0)
-        return tl.where(nans > 0, float("nan"), tl.max(values, axis=0))
+        if values.dtype == tl.float64:
+            bits = values.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF
+        else:
+            bits = values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        return tl.max(bits, axis=0).to(values.dtype, bitcast=True)
     else:
         return tl.sum(values, axis=0)
+
+
+@triton.jit
+def _plus_2(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def _plus_4(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def _masked(value, offsets, n, COMPUTE: tl.constexpr, FULL: tl.constexpr):
+    value = _spread(value, offsets, COMPUTE)
+    if not FULL:
+        value = tl.where(offsets < n, value, 0.0)
+    return value
+
+
+@triton.jit
+def _store_partials(
+    partials,
+    values,
+    offsets,
+    n,
+    COMPUTE: tl.constexpr,
+    SUMMED: tl.constexpr,
+    MAXIMA: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    # Four sums at a time: what takes long is that threads wait for each other, once for each time.
+    partials += tl.program_id(0)
+    step = tl.num_programs(0)
+    for j in tl.static_range(len(SUMMED) // 4):
+        a = _masked(values[SUMMED[4 * j]], offsets, n, COMPUTE, FULL)
+        b = _masked(values[SUMMED[4 * j + 1]], offsets, n, COMPUTE, FULL)
+        c = _masked(values[SUMMED[4 * j + 2]], offsets, n, COMPUTE, FULL)
+        d = _masked(values[SUMMED[4 * j + 3]], offsets, n, COMPUTE, FULL)
+        a, b, c, d = tl.reduce((a, b, c, d), 0, _plus_4)
+        tl.store(partials + SUMMED[4 * j] * step, a)
+        tl.store(partials + SUMMED[4 * j + 1] * step, b)
+        tl.store(partials + SUMMED[4 * j + 2] * step, c)
+        tl.store(partials + SUMMED[4 * j + 3] * step, d)
+    if len(SUMMED) % 4 > 1:
+        first: tl.constexpr = len(SUMMED) // 4 * 4
+        a = _masked(values[SUMMED[first]], offsets, n, COMPUTE, FULL)
+        b = _masked(values[SUMMED[first + 1]], offsets, n, COMPUTE, FULL)
+        a, b = tl.reduce((a, b), 0, _plus_2)
+        tl.store(partials + SUMMED[first] * step, a)
+        tl.store(partials + SUMMED[first + 1] * step, b)
+    if len(SUMMED) % 2 == 1:
+        last: tl.constexpr = SUMMED[len(SUMMED) - 1]
+        tl.store(partials + last * step, tl.sum(_masked(values[last], offsets, n, COMPUTE, FULL), axis=0))
+    for j in tl.static_range(len(MAXIMA)):
+        value = _masked(values[MAXIMA[j]], offsets, n, COMPUTE, FULL)
+        tl.store(partials + MAXIMA[j] * step, _gathered(value, True))
 
 
 @triton.jit(
@@ -562,6 +631,39 @@ def _totals_kernel(
             tl.store(totals + tensor * N_VALUES + k, total)
 
 
+# One program for each tensor and value, since all that a tensor's tiles have found waits for it.
+@triton.jit(
+    do_not_specialize=["n_tiles", "n_rows", "slot"],
+    do_not_specialize_on_alignment=["partials", "firsts", "rows", "largest", "ring"],
+)
+def _measured_kernel(
+    partials,  # [n_values, n_tiles]
+    firsts,  # int64 [n_tensors + 1]: where each tensor's tiles begin
+    rows,  # int64 [n_tensors]: each tensor's row in a slot of the ring
+    largest,  # int32 [n_values]: 1 for a maximum, 0 for a sum
+    ring,  # [n_slots, n_rows, n_values]
+    n_tiles,
+    n_rows,
+    slot,
+    BLOCK: tl.constexpr,
+):
+    tensor, k = tl.program_id(0), tl.program_id(1)
+    start = tl.load(firsts + tensor)
+    end = tl.load(firsts + tensor + 1)
+    partials += k.to(tl.int64) * n_tiles
+    total = tl.zeros((BLOCK,), dtype=partials.dtype.element_ty)
+    most = total
+    while start < end:
+        offsets = start + tl.arange(0, BLOCK)
+        value = tl.load(partials + offsets, mask=offsets < end, other=0.0)
+        total += value
+        most = _maximum(most, value)
+        start += BLOCK
+    found = tl.where(tl.load(largest + k) != 0, _gathered(most, True), _gathered(total, False))
+    place = (slot.to(tl.int64) * n_rows + tl.load(rows + tensor)) * tl.num_programs(1) + k
+    tl.store(ring + place, found.to(ring.dtype.element_ty))
+
+
 def launch_options(
     weight_dtype: torch.dtype,
     gradient_dtype: torch.dtype,
@@ -573,15 +675,32 @@ def launch_options(
     """Options of the compiler: 8 elements a thread, or 4.
 
     Mixed widths get 4, or layouts would be exchanged through shared memory; and so do rules of more than two states, or
-    sums, which with 8 need 72 registers a thread instead of 48.
+    sums, those that they get or that are found of them, which with 8 need 72 registers a thread instead of 48.
+
+    Nothing is fused, as on the CPU: of two products in a sum the compiler would fuse this or that one, and a step that is
+    measured would differ in its last bits from one that is not. Memory, not arithmetic, is what a step waits for.
     """
     kinds = weight_dtype, gradient_dtype, dtype, *(() if stored is None else stored.states)
     mixed = len({kind.itemsize for kind in kinds}) > 1
-    return {"num_warps": 8 if mixed or max(n_states, n_sums) > 2 else 4, "enable_fp_fusion": True}
+    return {"num_warps": 8 if mixed or max(n_states, n_sums) > 2 else 4, "enable_fp_fusion": False}
 
 
-def _n_states(function: Rule | Reduction) -> int:
+def _n_states(function: Rule | Reduction | Measured) -> int:
     return len(function.used if isinstance(function, Rule) else function.state)
+
+
+def _n_sums(function: Rule | Reduction | Measured) -> int:
+    return max(function.n_numbers, len(function.measure.names) if isinstance(function, Measured) else 0)
+
+
+def _gathered_by(function: Rule | Measured, how: str) -> tuple[int, ...]:
+    """Which values of its measure, if it has one, are gathered in this way."""
+    return tuple(k for k, by in enumerate(function.measure.by) if by == how) if isinstance(function, Measured) else ()
+
+
+def _written(function: Rule | Measured, rule: Rule) -> dict[str, Any]:
+    """The constants that say what the update kernel writes."""
+    return {"CHANGED": _changed(rule), "SUMMED": _gathered_by(function, "sum"), "MAXIMA": _gathered_by(function, "max")}
 
 
 def _changed(rule: Rule) -> tuple[bool, ...]:
@@ -589,7 +708,7 @@ def _changed(rule: Rule) -> tuple[bool, ...]:
 
 
 def _constants(
-    function: Rule | Reduction,
+    function: Rule | Reduction | Measured,
     rule: Rule,
     weight_dtype: torch.dtype,
     gradient_dtype: torch.dtype,
@@ -636,6 +755,7 @@ class TritonUpdate:
         self._elsewhere = table.device.type == "cuda" and torch.cuda.device_count() > 1
         self._n_tiles = len(table.tiles)
         self._update = self._launcher(_update_kernel, self._rule)
+        self._measured: tuple[torch.Tensor, _Launch, _Launch] | None = None
         self._measure = [self._sums_launcher(stage) for stage in range(len(self._rule.reductions))]
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
@@ -670,23 +790,38 @@ class TritonUpdate:
             self._upload()
             self._update()
 
+    def measured(self, into: Measurements, rows: np.ndarray) -> None:
+        """As a call, and put what is measured meanwhile into these rows of the present slot: one more launch."""
+        with self._device():
+            ring = into.ring(self.table.device)
+            if self._measured is None or self._measured[0] is not ring:
+                self._measured = ring, *self._measured_launchers(into.measure, ring, rows)
+            _, update, totals = self._measured
+            if self._n_tiles:
+                self._upload()
+                update()
+            totals(into.slot)
+
     def _device(self) -> Any:
         return torch.cuda.device(self.table.device) if self._elsewhere else nullcontext()
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.table.device, copy=True)
 
-    def _launcher(self, kernel: Any, function: Rule | Reduction, partials: tuple[torch.Tensor, ...] = ()) -> _Launch:
+    def _launcher(
+        self, kernel: Any, function: Rule | Reduction | Measured, partials: tuple[torch.Tensor, ...] = ()
+    ) -> _Launch:
         table = self.table
         sums = self._upload.hyper if function.numbers_from is None else self.sums[function.numbers_from]
+        partials = partials or (self._upload.hyper,)  # a pointer that nothing is done with
         arguments = (self._addresses, self._upload.gradients, self._upload.hyper, self._sizes, self._tiles, sums, *partials)
         types = table.weight_dtype, table.gradient_dtype, table.dtype
         constants = _constants(function, self._rule, *types, table.storage, table.aligned)
         if isinstance(function, Reduction):
             constants |= {"N_VALUES": function.n_values, "LARGEST": function.by == "max"}
         else:
-            constants["CHANGED"] = _changed(function)
-        options = launch_options(*types, _n_states(function), function.n_numbers, table.storage)
+            constants |= _written(function, self._rule)
+        options = launch_options(*types, _n_states(function), _n_sums(function), table.storage)
         return _Launch(kernel, self._n_tiles, (*arguments, len(table.weights)), constants, options)
 
     def _sums_launcher(self, stage: int) -> tuple[_Launch, _Launch]:
@@ -707,25 +842,48 @@ class TritonUpdate:
             ),
         )
 
+    def _measured_launchers(self, measure: Measure, ring: torch.Tensor, rows: np.ndarray) -> tuple[_Launch, _Launch]:
+        table = self.table
+        function, (_, n_rows, n_values) = measured(self._rule, measure), ring.shape
+        partials = torch.zeros(n_values, max(self._n_tiles, 1), dtype=table.dtype, device=table.device)
+        firsts = np.searchsorted(table.tiles[:, 0], np.arange(len(rows) + 1)).astype(np.int64)
+        largest = np.array([by == "max" for by in measure.by], dtype=np.int32)
+        arrays = (self._to_device(array) for array in (firsts, rows.astype(np.int64), largest))
+        arguments = (partials, *arrays, ring, partials.shape[1], n_rows)
+        return (
+            self._launcher(_update_kernel, function, (partials,)),
+            _Launch(_measured_kernel, (len(rows), n_values), arguments, {"BLOCK": TOTALS}, {"num_warps": 8}),
+        )
+
 
 class _Launch:
-    """One kernel with arguments that stay what they are, whatever the contents of the tensors among them."""
+    """One kernel with arguments that stay what they are, whatever the contents of the tensors among them.
+
+    The last ones before the constants may be given at each call.
+    """
 
     def __init__(
-        self, kernel: Any, programs: int, arguments: Any, constants: dict[str, Any], options: dict[str, Any]
+        self,
+        kernel: Any,
+        programs: int | tuple[int, int],
+        arguments: Any,
+        constants: dict[str, Any],
+        options: dict[str, Any],
     ) -> None:
-        self._grid = (programs, 1, 1)
+        self._grid = (programs, 1, 1) if isinstance(programs, int) else (*programs, 1)
         self._first = partial(kernel[self._grid], *arguments, **constants, **options)
         self._again: Any = None
-        self._arguments = (*arguments, *constants.values())
+        self._arguments, self._rest = tuple(arguments), tuple(constants.values())
 
-    def __call__(self) -> None:
+    def __call__(self, *last: int) -> None:
         if self._again is not None:
-            self._again()
+            self._again(*last, *self._rest)
         else:
-            kernel = self._first()
+            kernel = self._first(*last)
             # The arguments stay, so nothing is left for the JIT's launcher to find out every time, which takes it 20 µs.
             if isinstance(kernel, CompiledKernel):
+                if not last:
+                    self._arguments, self._rest = self._arguments + self._rest, ()
                 self._again = partial(kernel[self._grid], *self._arguments)
 
 
@@ -781,28 +939,31 @@ def compile_for(
     stage: int | None = None,
     state_dtype: torch.dtype | None = None,
     stochastic: bool = False,
+    measure: Measure | None = None,
 ) -> Any:
     """The compiled kernel of a rule for a `triton.backends.compiler.GPUTarget`; needs no GPU. For looking at its code.
 
-    With `stage` it is that of the rule's reduction of this number. `masters` may be the type of what stands beside weights.
+    With `stage` it is that of the rule's reduction of this number, with `measure` one that measures. `masters` may be the
+    type of what stands beside weights.
     """
     from triton.compiler import ASTSource
 
     dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
     real = {torch.float32: "*fp32", torch.float64: "*fp64"}[dtype]
-    function = rule if stage is None else rule.reductions[stage]
+    function: Any = rule if stage is None else rule.reductions[stage]
+    function = function if measure is None else measured(rule, measure)
     beside = (dtype if masters else None) if isinstance(masters, bool) else masters
     states = slot_dtypes(rule, weight_dtype, state_dtype)[: len(rule.state)]
     stored = storage.of_tensors(weight_dtype, states, beside, 0 if stochastic else None)
     constants = _constants(function, rule, weight_dtype, gradient_dtype, dtype, stored, aligned)
     signature = {"addresses": "*i64", "gradients": "*i64", "hyper": real, "sizes": "*i64", "tiles": "*i32", "sums": real}
+    signature["partials"] = real
     if isinstance(function, Reduction):
-        signature["partials"] = real
         constants |= {"N_VALUES": function.n_values, "LARGEST": function.by == "max"}
     else:
-        constants["CHANGED"] = _changed(function)
+        constants |= _written(function, rule)
     signature |= {"n_tensors": "i32"} | dict.fromkeys(constants, "constexpr")
     kernel = _update_kernel if stage is None else _sums_kernel
     source = ASTSource(kernel, signature=signature, constexprs=constants)
-    options = launch_options(weight_dtype, gradient_dtype, dtype, _n_states(function), function.n_numbers, stored)
+    options = launch_options(weight_dtype, gradient_dtype, dtype, _n_states(function), _n_sums(function), stored)
     return triton.compile(source, target=target, options=options)

@@ -30,7 +30,8 @@ from numba.extending import intrinsic
 
 from . import random, storage
 from .glance import kept, library_function
-from .language import Reduction, Rule
+from .language import Measure, Reduction, Rule
+from .measures import Measured, Measurements, measured
 from .storage import COMPENSATION, FULL, REMAINDER, Storage
 from .table import FIRST_STATE, GRADIENT, WEIGHT, TensorTable
 
@@ -44,9 +45,11 @@ PARALLEL_FROM = 100_000  # elements; below, handing work to a thread costs more 
 # A loop over six arrays needs more run-time checks against overlap than LLVM's default of 8 before it is vectorised.
 llvmlite.binding.set_option("tristep", "-runtime-memory-check-threshold=64")
 
-# `contract` allows fused multiply-add and nothing else: NaN, infinities and signed zeros stay honest. Inlining is not left
-# to LLVM, which shies away from large rules: a loop with a call in it is not vectorised (random numbers: 14 times slower).
-_jit = numba.njit(fastmath={"contract"}, error_model="numpy", nogil=True, forceinline=True)
+# Rules are computed as they are written, without fused multiply-add: of two products in a sum LLVM would fuse this or that
+# one, depending on the loop around it, and a step that is measured would differ from one that is not. No speed is lost by
+# it. It must be said, or a function is compiled with the options of its caller. Inlining is not left to LLVM, which shies
+# away from large rules: a loop with a call in it is not vectorised (random numbers: 14 times slower).
+_jit = numba.njit(fastmath=False, error_model="numpy", nogil=True, forceinline=True)
 _jit_apart = numba.njit(error_model="numpy", nogil=True)
 # A sum is vectorised only if its terms may be taken in another order.
 _jit_exact = numba.njit(error_model="numpy", nogil=True, forceinline=True)  # to the bit what NumPy computes
@@ -67,6 +70,7 @@ class NativeUpdate:
         assert isinstance(table.rule, Rule)
         self._measure = [self._prepare(*each) for each in zip(table.rule.reductions, self._partials, strict=True)]
         self._run = self._prepare(table.rule)
+        self._measured: tuple[Measure, Callable[[], None], np.ndarray, np.ndarray] | None = None
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
         """Work on other weights from now on, those at the table's addresses; the loop reads these anew every time."""
@@ -78,13 +82,26 @@ class NativeUpdate:
         """
         self._measure[stage]()
         table, reduction = self.table, self.table.rule.reductions[stage]
-        how = reduction.by == "max", reduction.over == "all"
+        how = np.full(reduction.n_values, reduction.by == "max"), reduction.over == "all"
         _add_up(self._partials[stage], table.tiles, table.addresses[GRADIENT], self.totals[stage].numpy(), *how)
 
     def __call__(self) -> None:
         self._run()
 
-    def _prepare(self, function: Rule | Reduction, partials: np.ndarray | None = None) -> Callable[[], None]:
+    def measured(self, into: Measurements, rows: np.ndarray) -> None:
+        """As a call, and put what is measured meanwhile into these rows of the present slot."""
+        table, measure, ring = self.table, into.measure, into.ring(self.table.device)
+        if self._measured is None or self._measured[0] is not measure:
+            partials = np.zeros((self._n_tiles, len(measure.names)))
+            run = self._prepare(measured(table.rule, measure), partials)  # type: ignore[arg-type]  # a Rule
+            self._measured = measure, run, partials, np.array([by == "max" for by in measure.by])
+        _, run, partials, largest = self._measured
+        run()
+        totals = np.zeros((len(rows), len(largest)))
+        _add_up(partials, table.tiles, table.addresses[GRADIENT], totals, largest, False)
+        ring.numpy()[into.slot, rows] = totals
+
+    def _prepare(self, function: Rule | Reduction | Measured, partials: np.ndarray | None = None) -> Callable[[], None]:
         """A function without arguments that runs this one over the table."""
         table = self.table
         loop = _compiled(table, function, self._threaded)
@@ -165,8 +182,8 @@ _loops: dict[tuple[Any, ...], Any] = {}
 _compile_lock = threading.Lock()
 
 
-def _compiled(table: TensorTable, function: Rule | Reduction, threaded: bool) -> Any:
-    """The loop over a table that computes this function: the table's rule, or one of the reductions before it."""
+def _compiled(table: TensorTable, function: Rule | Reduction | Measured, threaded: bool) -> Any:
+    """The loop over a table that computes this function: the table's rule, also measured, or a reduction before it."""
     key: Any = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.storage, threaded)
     with _compile_lock:
         if key not in _loops:
@@ -261,13 +278,13 @@ def _pointer(typingctx, address, like):
 
 @kept(numba.njit)
 def _add_up(partials, tiles, gradients, totals, largest, together):
-    """The sum, or maximum, over the tiles of each tensor or of all, in their order; skipped tensors count as 0."""
+    """The sums, or maxima, over the tiles of each tensor or of all, in their order; skipped tensors count as 0."""
     found = np.zeros(totals.shape)
     for j in range(tiles.shape[0]):
         if gradients[tiles[j, 0]] != 0:
             row = 0 if together else tiles[j, 0]
             for k in range(found.shape[1]):
-                found[row, k] = np.maximum(found[row, k], partials[j, k]) if largest else found[row, k] + partials[j, k]
+                found[row, k] = np.maximum(found[row, k], partials[j, k]) if largest[k] else found[row, k] + partials[j, k]
     for i in range(found.shape[0]):
         for k in range(found.shape[1]):
             totals[i, k] = found[0 if together else i, k]
@@ -509,7 +526,7 @@ _STORE = {torch.float16: _store_float16, torch.bfloat16: _store_bfloat16}
 
 
 def _compile(
-    function: Rule | Reduction,
+    function: Rule | Reduction | Measured,
     rule: Rule,
     weight_dtype: torch.dtype,
     gradient_dtype: torch.dtype,
@@ -547,14 +564,13 @@ def _compile(
         "REAL": np.empty(0, dtype=_MEMORY[dtype]),
         "HALF": np.empty(0, dtype="u2"),
         "BYTE": np.empty(0, dtype="u1"),
-        "ZERO": scalar(0)
-        if isinstance(function, Rule) or function.by == "sum"
-        else np.dtype(f"u{scalar(0).itemsize}").type(0),
+        "ZERO": scalar(0),
+        "NOTHING": np.dtype(f"u{scalar(0).itemsize}").type(0),
         "larger": _larger_of_double if dtype == torch.float64 else _larger_of_float,
         "number": _double_of_bits if dtype == torch.float64 else _float_of_bits,
         "maximum": np.maximum,
         "TILE": TILE,
-        "BLOCK": BLOCK if isinstance(function, Reduction) else UNPACKED if torch.uint8 in stored.states else TILE,
+        "BLOCK": _block(function, stored),
         "jit": _jit,
         "jit_chunk": _jit if isinstance(function, Rule) else _jit_sums,
         "entry": partial(_entry, threaded),
@@ -661,7 +677,20 @@ def _pack_lines(rule: Rule, states: list[str], packed: list[str], row: dict[str,
     return lines
 
 
-def _loop_source(function: Rule | Reduction, rule: Rule, weight_dtype: torch.dtype, stored: Storage, threaded: bool) -> str:
+def _block(function: Rule | Reduction | Measured, stored: Storage) -> int:
+    """How many elements the inner loop takes at a time."""
+    if torch.uint8 in stored.states and not isinstance(function, Reduction):
+        return UNPACKED
+    return TILE if isinstance(function, Rule) else BLOCK
+
+
+def _gathered_by(function: Reduction | Measured) -> tuple[str, ...]:
+    return function.measure.by if isinstance(function, Measured) else (function.by,) * function.n_values
+
+
+def _loop_source(
+    function: Rule | Reduction | Measured, rule: Rule, weight_dtype: torch.dtype, stored: Storage, threaded: bool
+) -> str:
     """The loop's text. The innermost function takes arrays, because only so does it vectorise."""
     states = [f"s{k}" for k in range(len(function.state))]
     arrays = ["w", "g", *states] + (["m"] if stored.beside else [])
@@ -693,25 +722,30 @@ def _loop_source(function: Rule | Reduction, rule: Rule, weight_dtype: torch.dty
         + (", start + i" if "index" in function.extras else "")
     )
     n = 1 + len(rule.hyper)  # where a key begins
-    at_random = stored.stochastic and isinstance(function, Rule)
+    at_random = stored.stochastic and not isinstance(function, Reduction)
     keys = ", key0, key1" if at_random else ""
     given_keys = f"\n                hyper[t, {n}],\n                hyper[t, {n + 1}]," if at_random else ""
+    before = after = take = clear = take_after = ""
+    lines = [] if isinstance(function, Reduction) else _stores(rule, weight_dtype, stored, states, halves)
     if isinstance(function, Rule):
-        before = after = take = clear = take_after = ""
-        pack = _pack_lines(rule, states, packed, row, n if stored.stochastic else None)
-        lines = _stores(rule, weight_dtype, stored, states, halves)
-        inner = f"value, new = function({values})" + "".join(f"\n        {line}" for line in lines)
+        lines.insert(0, f"value, new = function({values})")
     else:
-        totals = [f"a{k}" for k in range(function.n_values)]
-        before = "".join(f"    {a} = ZERO\n" for a in totals)
-        largest = function.by == "max"
-        gather = "{0} = larger({0}, new[{1}])" if largest else "{0} += new[{1}]"
-        inner = f"new = function({values})" + "".join(f"\n        {gather.format(a, k)}" for k, a in enumerate(totals))
-        after = f"    return {''.join(f'number({a}), ' if largest else f'{a}, ' for a in totals)}\n"
-        take, pack = "found = ", ""
-        clear = "".join(f"\n        partials[j, {k}] = 0.0" for k in range(function.n_values))
-        gather = "partials[j, {0}] = maximum(partials[j, {0}], found[{0}])" if largest else "partials[j, {0}] += found[{0}]"
-        take_after = "".join(f"\n            {gather.format(k)}" for k in range(function.n_values))
+        result = "each" if isinstance(function, Reduction) else "value, new, each"
+        lines.insert(0, f"{result} = function({values})")
+        largest = [by == "max" for by in _gathered_by(function)]
+        before = "".join(f"    a{k} = {'NOTHING' if most else 'ZERO'}\n" for k, most in enumerate(largest))
+        lines += [f"a{k} = larger(a{k}, each[{k}])" if most else f"a{k} += each[{k}]" for k, most in enumerate(largest)]
+        after = f"    return {''.join(f'number(a{k}), ' if most else f'a{k}, ' for k, most in enumerate(largest))}\n"
+        take = "found = "
+        clear = "".join(f"\n        partials[j, {k}] = 0.0" for k in range(len(largest)))
+        for k, most in enumerate(largest):
+            partial_k = f"partials[j, {k}]"
+            together = f"= maximum({partial_k}, found[{k}])" if most else f"+= found[{k}]"
+            take_after += f"\n            {partial_k} {together}"
+    inner = "\n        ".join(lines)
+    pack = (
+        "" if isinstance(function, Reduction) else _pack_lines(rule, states, packed, row, n if stored.stochastic else None)
+    )
     room, unpack = _unpack_lines(rule, dict(zip(states, function.state, strict=True)), packed, row)
     text = f'''"""Generated by tristep from {function.kind} {function.name}; safe to delete."""
 

@@ -35,6 +35,13 @@ def test_the_opening_example_learns(cells):
     torch.testing.assert_close(weight.argmax(dim=0), torch.arange(10))
 
 
+def test_telemetry_has_all_steps_and_parameters(cells):
+    telemetry = cells["telemetry"]
+    assert telemetry.names == ["weight", "bias"]
+    assert telemetry["update_ratio"].shape == (20, 2)
+    assert (telemetry["update_ratio"] > 0).all()
+
+
 def test_a_rule_and_its_class_take_less_than_twenty_lines():
     (text,) = [text for text in _blocks("python") if "def lion" in text]
     assert len([line for line in text.splitlines() if line.strip()]) < 20

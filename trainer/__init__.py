@@ -9,11 +9,13 @@ if not __name__.startswith("tristep."):
 from . import initializer, lr_scheduler, optim, optimizer
 from .clipping import clip_global_norm
 from .fit import Fit, fit
+from .telemetry import Telemetry
 from .trainer import StaleGradientError, Trainer
 
 __all__ = [
     "Fit",
     "StaleGradientError",
+    "Telemetry",
     "Trainer",
     "clip_global_norm",
     "fit",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..kernels.measures import Measurements
 from .optimizer import Optimizer, RuleOptimizer, Updater
 from .optimizer.updater import Plan
 
@@ -58,6 +59,7 @@ class BackwardStep:
         self._rows: list[list[float]] = []
         self._number = 0
         self._carried: tuple[Any, ...] = ()
+        self._into: Measurements | None = None
         self._waiting: list[int] = []  # parameters whose gradients are there, but so small that more are waited for
         self._waiting_bytes = 0
         self.updated = [False] * len(params)
@@ -67,9 +69,10 @@ class BackwardStep:
         """Whether it waits for gradients."""
         return bool(self._hooks)
 
-    def begin(self, ignore_stale_grad: bool) -> None:
+    def begin(self, ignore_stale_grad: bool, into: Measurements | None = None) -> None:
         """Ask the optimizer for everything, then wait for gradients. If that fails, no count has moved."""
         optimizer: Any = self._updater.optimizer
+        self._into = into
         params = self._params
         if any(i not in self._updater.states for i in range(len(params))):
             Plan(self._updater, range(len(params)), params, self._names)  # makes states, in few pieces of memory
@@ -151,7 +154,7 @@ class BackwardStep:
                 self._plans.clear()
             plan = Plan(self._updater, members, params, [self._names[i] for i in members], own=True)
             self._plans[tuple(members)] = plan
-        plan.step_with([param.grad for param in params], [self._rows[i] for i in members])
+        plan.step_with([param.grad for param in params], [self._rows[i] for i in members], self._into)
         for i, param in zip(members, params, strict=True):
             param.grad = None
             self.updated[i] = True

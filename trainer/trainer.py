@@ -18,11 +18,13 @@ import torch
 
 from ..kernels import rules
 from ..kernels.engine import DTYPES, choose_engine
+from ..kernels.measures import Measurements
 from . import checkpoint
 from .arguments import choice, did_you_mean, flag, real
 from .in_backward import BackwardStep, check_optimizer
 from .optimizer import Optimizer, RuleOptimizer, Updater, create
 from .optimizer.updater import Plan
+from .telemetry import Telemetry
 
 __all__ = ["StaleGradientError", "Trainer"]
 
@@ -49,6 +51,8 @@ class Trainer:
             model, so here it changes nothing.
         update_on_kvstore: whether the store updates the weights; None or False here, as one process needs no store.
         engine: who computes: "triton", "cpu", "eager", or None for the best there is (see `tristep.kernels`).
+        telemetry: a `Telemetry` that is to record what each step does to each parameter, or True for one with its defaults;
+            None records nothing. The attribute of this name may be set to another one, or None, between steps.
 
     Raises:
         TypeError, ValueError: an argument that does not fit; the message says which and what is allowed.
@@ -75,6 +79,7 @@ class Trainer:
         update_on_kvstore: bool | None = None,
         *,
         engine: str | None = None,
+        telemetry: Telemetry | bool | None = None,
     ) -> None:
         named = _named_parameters(params)
         _check_parameters(named)
@@ -98,6 +103,7 @@ class Trainer:
         self._seen_versions = self._used_versions.copy()
         self._backward: BackwardStep | None = None
         self._below: list[torch.Tensor] | None = None  # the weights from before `ascend`
+        self.telemetry = telemetry
 
     @property
     def optimizer(self) -> Optimizer:
@@ -108,6 +114,27 @@ class Trainer:
     def learning_rate(self) -> float:
         """The optimizer's present rate, before multipliers."""
         return self._optimizer.learning_rate
+
+    @property
+    def telemetry(self) -> Telemetry | None:
+        """What records the steps, or None."""
+        return self._telemetry
+
+    @telemetry.setter
+    def telemetry(self, telemetry: Telemetry | bool | None) -> None:
+        wanted: Any = Telemetry() if telemetry is True else telemetry
+        if wanted is None or wanted is False:
+            self._telemetry: Telemetry | None = None
+            return
+        if not isinstance(wanted, Telemetry):
+            raise TypeError(f"telemetry={wanted!r}: must be True, a Telemetry or None, not {type(wanted).__name__}")
+        if not isinstance(self._optimizer, RuleOptimizer):
+            raise TypeError(
+                f"telemetry={telemetry!r} with {type(self._optimizer).__name__}, which updates by hand: it needs an "
+                "optimizer that is a rule, such as tristep's own; leave it out"
+            )
+        wanted._attach(self._names, self._params)
+        self._telemetry = wanted
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the rate. Raises UserWarning where a scheduler decides it, ValueError where it is negative."""
@@ -174,8 +201,10 @@ class Trainer:
         before = dict(updater.states), dict(updater.masters), optimizer.rescale_grad
         optimizer.rescale_grad = self._scale / batch_size
         step = self._backward = self._backward or BackwardStep(updater, self._params, self._names)
+        telemetry = self._telemetry
+        into = None if telemetry is None else telemetry._begin()
         try:
-            step.begin(ignore_stale_grad)
+            step.begin(ignore_stale_grad, into)
         except BaseException:
             updater.states, updater.masters, optimizer.rescale_grad = before
             raise
@@ -185,6 +214,8 @@ class Trainer:
             step.end()
             if any(step.updated):
                 self._plan = None  # counts have moved, and perhaps not all of them
+                if telemetry is not None:
+                    telemetry._end(into, optimizer.num_update)
             else:
                 updater.states, updater.masters, optimizer.rescale_grad = before
         pairs = zip(self._params, self._names, step.updated, strict=True)
@@ -338,14 +369,17 @@ class Trainer:
             self._below = None
         before = self._optimizer.rescale_grad
         self._optimizer.rescale_grad = self._scale / batch_size
+        into = None if self._telemetry is None else self._telemetry._begin()
         try:
             if plan is None:
-                plan = self._first_step(gradients)
+                plan = self._first_step(gradients, into)
             else:
-                plan.step(gradients, held, addresses)
+                plan.step(gradients, held, addresses, into)
         except BaseException:
             self._optimizer.rescale_grad = before
             raise
+        if self._telemetry is not None:
+            self._telemetry._end(into, self._optimizer.num_update)
         if not held:
             references = plan.references(gradients)
             if None in references:
@@ -381,13 +415,13 @@ class Trainer:
             gradients = self._select(gradients, ignore_stale_grad)
         return gradients, versions, held
 
-    def _first_step(self, gradients: list[Any]) -> Plan:
+    def _first_step(self, gradients: list[Any], into: Measurements | None) -> Plan:
         """Make the plan and step; if that fails, leave no state behind: weights may change until the step is repeated."""
         updater = self._updater
         before = dict(updater.states), dict(updater.masters)
         try:
             plan = Plan(updater, range(len(self._params)), self._params, self._names, own=True)
-            plan.step(gradients)
+            plan.step(gradients, into=into)
         except BaseException:
             updater.states, updater.masters = before
             raise

@@ -13,11 +13,22 @@ from typing import Any
 
 from . import kernels, trainer
 from .kernels import rule
-from .trainer import StaleGradientError, Trainer, clip_global_norm, fit, initializer, lr_scheduler, optim, optimizer
+from .trainer import (
+    StaleGradientError,
+    Telemetry,
+    Trainer,
+    clip_global_norm,
+    fit,
+    initializer,
+    lr_scheduler,
+    optim,
+    optimizer,
+)
 from .trainer import initializer as init
 
 __all__ = [
     "StaleGradientError",
+    "Telemetry",
     "Trainer",
     "clip_global_norm",
     "fit",

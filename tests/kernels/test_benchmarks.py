@@ -107,7 +107,7 @@ def test_models_have_as_many_parameters_as_published(benchmarks):
 def test_all_parts_run_write_and_are_drawn(benchmarks, monkeypatch, tmp_path, capsys):
     workloads, run = benchmarks["workloads"], benchmarks["run"]
     small = (workloads.Workload("2 x 8", ((8,),) * 2), workloads.Workload("1 x 5,000", ((5000,),)))
-    for name in ("STEPS", "TENSORS", "ELEMENTS"):
+    for name in ("STEPS", "TENSORS", "ELEMENTS", "TELEMETRY"):
         monkeypatch.setattr(workloads, name, {"cpu": small})
     for name in ("STORED", "RULES", "MUON"):
         monkeypatch.setattr(workloads, name, {"cpu": workloads.Workload("64 x 80", ((64, 80),))})

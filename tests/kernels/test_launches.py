@@ -141,6 +141,36 @@ run = prepared(tensors(5), gradients := tensors(5), rules.lans)
 run()
 result["sums of sums"] = watched(run)
 
+# measured: one launch more, for what its tiles have found of each tensor
+from tristep.kernels import Measurements, measures
+
+measure = measures.joined(measures.weight_square, measures.gradient_absmax, measures.update_square)
+
+
+def measured(run, into):
+    into.begin_step()
+    run(into)
+    into.end_step()
+
+
+weights, gradients = tensors(148), tensors(148)
+run, into = prepared(weights, gradients), Measurements(measure, 148, 4)
+result["measured"] = [watched(lambda: measured(run, into)) for _ in range(6)]
+slots = [arguments[7] for name, _, arguments in driver.launches if name == "_measured_kernel"]
+result["slots"] = slots
+result["then not measured"] = watched(run)
+run.hyper[3, 1] = 0.25
+result["measured, one rate changed"] = watched(lambda: measured(run, into))
+loads = len(driver.loads)
+for n in (1, 2, 3, 16, 17, 160):
+    run = prepared(tensors(n), gradients := tensors(n))
+    measured(run, Measurements(measure, n, 4))
+result["kernels of measures for other numbers"] = len(driver.loads) - loads
+run, into = prepared(tensors(3, 0), gradients := tensors(3, 0)), Measurements(measure, 3, 4)
+result["measured, empty tensors"] = watched(lambda: measured(run, into))
+run, into = prepared(tensors(5), gradients := tensors(5), rules.lars), Measurements(measure, 5, 4)
+result["measured, with sums"] = watched(lambda: measured(run, into))
+
 # a trainer: parameter groups, multipliers and schedules are rows of one table
 for zero in (False, True):
     parameters = [torch.nn.Parameter(torch.ones(8)) for _ in range(148)]
@@ -156,6 +186,17 @@ for zero in (False, True):
         torch._foreach_mul_([parameter.grad for parameter in parameters], 1.0)
         steps.append(watched(lambda: trainer.step(1)))
     result["trainer, new gradients" if zero else "trainer"] = steps
+
+for telemetry in (True, tristep.Telemetry(every=3)):
+    parameters = [torch.nn.Parameter(torch.ones(8)) for _ in range(148)]
+    trainer = tristep.Trainer(parameters, "adamw", engine="triton", telemetry=telemetry)
+    for parameter in parameters:
+        parameter.grad = torch.ones(8)
+    steps = []
+    for _ in range(6):
+        torch._foreach_mul_([parameter.grad for parameter in parameters], 1.0)
+        steps.append(watched(lambda: trainer.step(1)))
+    result["telemetry" if telemetry is True else "telemetry of every third"] = steps
 
 json.dump(result, sys.stdout)
 '''
@@ -212,7 +253,7 @@ def test_the_device_has_what_is_bound(scenes):
 def test_later_launches_have_the_arguments_of_the_first(scenes):
     """The first goes through Triton's JIT, which binds them to the kernel's parameters; the others bypass it."""
     found = scenes["arguments"]
-    assert found == {"parameters": 23, "counts": [23], "alike": True, "launches": 7}
+    assert found == {"parameters": 26, "counts": [26], "alike": True, "launches": 7}
 
 
 def test_other_values_and_other_numbers_of_tensors_compile_nothing(scenes):
@@ -233,6 +274,29 @@ def test_a_rule_with_sums_takes_three_launches_and_copies_no_more_than_others(sc
     assert scenes["sums of sums"] == {"grids": [[5, 1, 1]] * 5, "operations": [], "compiled": 0}
     assert scenes["sums of empty tensors"]["grids"] == []
     assert scenes["kernels of sums for other numbers"] == 0
+
+
+def test_a_measured_update_takes_one_launch_more(scenes):
+    """With a program for each tensor and value, and the slot of the ring as its argument."""
+    first, *others = scenes["measured"]
+    assert first["grids"] == [[148, 1, 1], [148, 3, 1]]
+    assert first["compiled"] == 2
+    for step in others:
+        assert step == {"grids": [[148, 1, 1], [148, 3, 1]], "operations": [], "compiled": 0}
+    assert scenes["slots"] == [0, 1, 2, 3, 4, 0]
+    assert scenes["then not measured"]["grids"] == [[148, 1, 1]]
+    assert scenes["then not measured"]["operations"] == []
+    assert scenes["measured, one rate changed"]["operations"] == ["copy_"]
+    assert scenes["kernels of measures for other numbers"] == 0
+    assert scenes["measured, empty tensors"]["grids"] == [[3, 3, 1]]
+    assert scenes["measured, with sums"]["grids"] == [[5, 1, 1]] * 3 + [[5, 3, 1]]
+
+
+def test_a_trainers_telemetry_takes_one_launch_more_in_steps_that_it_records(scenes):
+    for step in scenes["telemetry"][2:]:
+        assert step == {"grids": [[148, 1, 1], [148, 9, 1]], "operations": ["copy_"], "compiled": 0}
+    grids = [len(step["grids"]) for step in scenes["telemetry of every third"]]
+    assert grids == [2, 1, 1, 2, 1, 1]
 
 
 @pytest.mark.parametrize("scene", ["trainer", "trainer, new gradients"])

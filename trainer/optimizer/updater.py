@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, Update, storage
+from ...kernels.measures import Measurements
 from ...kernels.table import allocate_states, is_dense, slot_shapes
 from .base import Index, Optimizer, RuleOptimizer
 from .sparse import RowUpdate, is_sparse, split
@@ -182,13 +183,20 @@ class Plan:
             return list(self.update.references)
         return [None if grad is None else weakref.ref(grad) for grad in grads]
 
-    def step(self, grads: Sequence[torch.Tensor | None], held: bool = False, addresses: np.ndarray | None = None) -> None:
+    def step(
+        self,
+        grads: Sequence[torch.Tensor | None],
+        held: bool = False,
+        addresses: np.ndarray | None = None,
+        into: Measurements | None = None,
+    ) -> None:
         """Update all weights whose gradient is not None.
 
         Args:
             grads: one for each weight.
             held: that `holds(grads)` was true just now.
             addresses: what `look(grads)` gave just now.
+            into: where to put what the updates, those of a rule, measure, into the rows of the weights' indices.
         """
         optimizer: Any = self.updater.optimizer
         if not self._by_rule:
@@ -218,7 +226,7 @@ class Plan:
             for rows, slot, lr_mult, wd_mult, index in self._shared:
                 t, wd = int(counts[slot]) + 1, optimizer.wd * wd_mult
                 update.hyper[rows] = optimizer.row(t, lr * lr_mult, wd, index, update.rule)
-            self._run(update)
+            self._run(update, into)
         except BaseException:
             optimizer.put_back(before)
             raise
@@ -226,12 +234,14 @@ class Plan:
             counts[self._counted] += 1
             optimizer.num_update = number
 
-    def step_with(self, grads: Sequence[torch.Tensor | None], rows: Sequence[Sequence[float]]) -> None:
+    def step_with(
+        self, grads: Sequence[torch.Tensor | None], rows: Sequence[Sequence[float]], into: Measurements | None = None
+    ) -> None:
         """Update all weights whose gradient is not None, each with a row of hyper-parameters. No count moves."""
         optimizer: Any = self.updater.optimizer
         update = self._prepare(optimizer, grads)
         update.hyper[:] = rows
-        self._run(update)
+        self._run(update, into)
 
     def _all_active(self) -> None:
         if not all(self._active):
@@ -241,11 +251,11 @@ class Plan:
         """Whether it works on the states and masters that the updater has now."""
         return self.update is not None and self._is_of_states(self.update)
 
-    def _run(self, update: Update) -> None:
+    def _run(self, update: Update, into: Measurements | None) -> None:
         if self._by_row is None:
-            update()
+            update(into)
         else:
-            self._step_by_row(update, *self._by_row)
+            self._step_by_row(update, *self._by_row, into)
 
     def _is_of_states(self, update: Update) -> bool:
         states, masters = self.updater.states, self.updater.masters
@@ -294,11 +304,13 @@ class Plan:
         )
         self._by_row = by_row, places, whole
 
-    def _step_by_row(self, update: Update, by_row: RowUpdate, places: list[int], whole: list[Any]) -> None:
+    def _step_by_row(
+        self, update: Update, by_row: RowUpdate, places: list[int], whole: list[Any], into: Measurements | None
+    ) -> None:
         """Update rows and whole weights. `whole`, the gradients of these, has been kept alive until here."""
         by_row.hyper[:] = update.hyper[places]
         by_row.compute()
-        update()
+        update(into)
         by_row.write_back()
         self._by_row = None
 

@@ -1,0 +1,297 @@
+"""What each update did, found out while it is computed: measures, their composition with rules, and the ring of results.
+
+A measure sees an element's weight, gradient and new weight in the registers in which the rule had them, so that it costs
+arithmetic and no memory traffic to speak of. `measured` puts a measure behind a rule, in the same text; engines run that as
+they run the rule, and gather the values over each tensor. `Measurements` is where they put them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from .compose import _Text, function_of_text
+from .language import Measure, Rule, _OverTensors, measure, tl
+from .table import widest
+
+__all__ = [
+    "BINS",
+    "EDGES",
+    "Measured",
+    "Measurements",
+    "gradient_absmax",
+    "gradient_nonfinite",
+    "gradient_square",
+    "gradient_times_update",
+    "gradient_zeros",
+    "histogram",
+    "joined",
+    "measured",
+    "update_absmax",
+    "update_square",
+    "weight_absmax",
+    "weight_square",
+]
+
+EDGES = tuple(2.0**k for k in range(-28, 3))  # between the bins of a histogram
+BINS = len(EDGES) + 1
+SLOTS = 64  # of a ring on a GPU: steps recorded there; half of them are copied to the host at a time
+
+
+@measure(weight_square="sum")
+def weight_square(w, g, new_w):
+    """Square of the weight's norm before the update."""
+    return (w * w,)
+
+
+@measure(gradient_square="sum")
+def gradient_square(w, g, new_w):
+    """Square of the gradient's norm."""
+    return (g * g,)
+
+
+@measure(update_square="sum")
+def update_square(w, g, new_w):
+    """Square of the norm of what the update added."""
+    step = new_w - w
+    return (step * step,)
+
+
+@measure(gradient_times_update="sum")
+def gradient_times_update(w, g, new_w):
+    """Scalar product of the gradient and what the update added."""
+    return (g * (new_w - w),)
+
+
+@measure(weight_absmax="max")
+def weight_absmax(w, g, new_w):
+    """Largest absolute value of the weight before the update."""
+    return (tl.abs(w),)
+
+
+@measure(gradient_absmax="max")
+def gradient_absmax(w, g, new_w):
+    """Largest absolute value of the gradient."""
+    return (tl.abs(g),)
+
+
+@measure(update_absmax="max")
+def update_absmax(w, g, new_w):
+    """Largest absolute value of what the update added."""
+    return (tl.abs(new_w - w),)
+
+
+@measure(gradient_zeros="sum")
+def gradient_zeros(w, g, new_w):
+    """How many of the gradient's elements are 0."""
+    return (tl.where(g == 0.0, 1.0, 0.0),)
+
+
+@measure(gradient_nonfinite="sum")
+def gradient_nonfinite(w, g, new_w):
+    """How many of the gradient's elements are infinite or NaN: else their difference from themselves is 0."""
+    return (tl.where(g - g == 0.0, 0.0, 1.0),)
+
+
+_VALUES = {"weight": "w", "gradient": "g", "update": "new_w - w"}
+
+
+@lru_cache(maxsize=len(_VALUES))
+def histogram(what: str) -> Measure:
+    """A measure that counts the absolute values of "weight", "gradient" or "update" between `EDGES`, the powers of 2.
+
+    Its values are called gradient_bin_0 and so on. Bin 0 has what is below the first edge, zeros too, the last bin what is
+    at the last edge or above it. NaN is in none.
+    """
+    bins = [f"tl.where(x < {EDGES[0]!r}, 1.0, 0.0)"]
+    bins += [f"tl.where((x >= {low!r}) & (x < {high!r}), 1.0, 0.0)" for low, high in pairwise(EDGES)]
+    bins += [f"tl.where(x >= {EDGES[-1]!r}, 1.0, 0.0)"]
+    name = f"{what}_histogram"
+    text = f"def {name}(w, g, new_w):\n    x = tl.abs({_VALUES[what]})\n    return {', '.join(bins)}\n"
+    fn = function_of_text(name, text, {"tl": tl, "__name__": __name__})
+    return Measure(fn, dict.fromkeys((f"{what}_bin_{k}" for k in range(BINS)), "sum"))
+
+
+@lru_cache(maxsize=64)
+def joined(*measures: Measure) -> Measure:
+    """One measure that gives the values of several, one after the other."""
+    if len(measures) == 1:
+        return measures[0]
+    lines, values = [], []
+    for k, each in enumerate(measures):
+        found = [f"value_{k}_{j}" for j in range(len(each.names))]
+        lines.append(f"    ({', '.join(found)},) = measure_{k}(w, g, new_w)\n")
+        values += found
+    text = f"def joined(w, g, new_w):\n{''.join(lines)}    return {', '.join(values)},\n"
+    names = {f"measure_{k}": each for k, each in enumerate(measures)} | {"__name__": __name__}
+    by = {name: how for each in measures for name, how in zip(each.names, each.by, strict=True)}
+    if len(by) < len(values):
+        twice = sorted({name for each in measures for name in each.names if sum(name in m.names for m in measures) > 1})
+        raise ValueError(f"measures: several of them give a value {twice[0]!r}: each needs a name of its own")
+    return Measure(function_of_text("joined", text, names), by)
+
+
+class Measured(_OverTensors):
+    """A rule with a measure behind it: it returns the new weight, the new states and the measure's values.
+
+    Attributes:
+        rule: the rule.
+        measure: the measure.
+    """
+
+    kind = "measured rule"
+
+    def __init__(self, fn: Any, rule: Rule, measure: Measure) -> None:
+        super().__init__(fn, rule.sums)
+        self.rule, self.measure = rule, measure
+
+
+def measured(rule: Rule, measure: Measure) -> Measured:
+    """The rule with this measure behind it; the same object every time."""
+    key = measured, measure
+    if key not in rule.made_of_it:
+        text = _Text(rule, measure=measure)
+        (stepped,) = text.new("stepped")
+        first = text.unpacked(rule.extras, rule.state, rule.own_hyper, text.sums)
+        lines = [f"{stepped}, {text.new_states} = {text.call()}"]
+        result = f"{stepped}, {text.returned()}, {text['measure']}({text.w}, {text.g}, {stepped})"
+        rule.made_of_it[key] = Measured(text.define("measured", first, lines, result), rule, measure)
+    return rule.made_of_it[key]
+
+
+class Measurements:
+    """What a measure has found in the last steps: engines write it, on the device; the host reads what has been copied.
+
+    For each step there is `begin_step`, the step of an `Update` or several, and `end_step`. On a GPU the device has a ring
+    of a few slots, half of which are copied to the host at a time, asynchronously, so that a step never waits.
+
+    Args:
+        measure: the measure.
+        n_rows: how many tensors there are. An `Update` puts what it finds of each weight into the row of its `places`.
+        size: steps to keep. Each takes 8 bytes for each tensor and value.
+
+    Attributes:
+        count: how many steps there have been.
+    """
+
+    def __init__(self, measure: Measure, n_rows: int, size: int = 1024) -> None:
+        self.measure, self.n_rows, self.size = measure, n_rows, size
+        self._places = size + 1  # so that there are `size` of them to read while one is written
+        self.count = 0
+        self._sent = self._arrived = 0  # of these, the copy to the host has been started, and is over
+        self._events: list[tuple[int, Any]] = []  # of copies that may not be over, with the number of steps sent by then
+        self._pinned = False
+        self._written = np.zeros((self._places, n_rows), dtype=bool)
+        self._ring: torch.Tensor | None = None
+        self._host: torch.Tensor | None = None  # [places, n_rows, n_values]; on a CPU it is the ring
+
+    @property
+    def slot(self) -> int:
+        """Which slot of the ring the present step is to be put into."""
+        assert self._ring is not None
+        return self.count % len(self._ring)
+
+    def ring(self, device: torch.device) -> torch.Tensor:
+        """The ring on this device, [n_slots, n_rows, n_values], in the widest type that it has.
+
+        Raises:
+            ValueError: something of this step has been put into a ring on another device.
+        """
+        if self._ring is None or self._ring.device != device:
+            self._move(device)
+        assert self._ring is not None
+        return self._ring
+
+    def begin_step(self) -> None:
+        """Forget what an unfinished step may have left."""
+        self._written[self.count % self._places] = False
+
+    def mark(self, rows: np.ndarray) -> None:
+        """These rows are being written in the present step."""
+        self._written[self.count % self._places, rows] = True
+
+    def end_step(self) -> bool:
+        """Go on to the next slot; false if nothing has been put into this one, which is then used again."""
+        if not self._written[self.count % self._places].any():
+            return False
+        self.count += 1
+        if self._ring is not self._host and self.count - self._sent >= max(len(self._ring) // 2, 1):  # type: ignore[arg-type]
+            self._send()
+        return True
+
+    def arrived(self, wait: bool = False) -> range:
+        """The numbers, from 0, of the steps that can be read now. `wait` for the last one."""
+        if self._ring is self._host:
+            return range(max(self.count - self.size, 0), self.count)
+        self._send()
+        if wait and self._events:
+            self._events[-1][1].synchronize()
+        self._look()
+        return range(min(max(self._sent - self.size, 0), self._arrived), self._arrived)
+
+    def values(self, steps: range) -> np.ndarray:
+        """What was found in these steps, of those that have arrived: float64 [n_steps, n_rows, n_values].
+
+        It is NaN for a tensor that was not updated.
+        """
+        if not steps:
+            return np.empty((0, self.n_rows, len(self.measure.names)))
+        assert self._host is not None
+        places = np.arange(steps.start, steps.stop) % self._places
+        found = self._host.numpy()[places].astype(np.float64)
+        found[~self._written[places]] = np.nan
+        return found
+
+    def _move(self, device: torch.device) -> None:
+        if self._written[self.count % self._places].any():
+            raise ValueError(f"weights on {device} are measured together with others on another device: they must be on one")
+        if self._ring is not None:
+            self.arrived(wait=True)
+        shape, before = (self.n_rows, len(self.measure.names)), self._host
+        self._pinned = device.type == "cuda" and torch.cuda.is_available()
+        self._host = torch.empty(self._places, *shape, dtype=widest(device.type), pin_memory=self._pinned)
+        if before is not None:
+            self._host.copy_(before)
+        self._ring = self._host
+        if _is_apart(device):
+            self._ring = torch.empty(min(self._places, SLOTS), *shape, dtype=self._host.dtype, device=device)
+        self._sent = self._arrived = self.count
+
+    @torch.no_grad()
+    def _send(self) -> None:
+        """Start to copy to the host what has not been sent yet, on the current stream, behind the launches that find it."""
+        assert self._ring is not None
+        assert self._host is not None
+        self._look()
+        start = self._sent
+        while start < self.count:
+            slot, place = start % len(self._ring), start % self._places
+            n = min(self.count - start, len(self._ring) - slot, self._places - place)
+            self._host[place : place + n].copy_(self._ring[slot : slot + n], non_blocking=self._pinned)
+            start += n
+        if not self._pinned:  # these copies are over
+            self._arrived = self.count
+        elif self._sent < self.count:
+            self._events.append((self.count, _event(self._ring.device)))
+        self._sent = self.count
+
+    def _look(self) -> None:
+        """See which copies are over."""
+        while self._events and self._events[0][1].query():
+            self._arrived = self._events.pop(0)[0]
+
+
+def _is_apart(device: torch.device) -> bool:
+    """Whether the host cannot read this device's memory."""
+    return device.type != "cpu"
+
+
+def _event(device: torch.device) -> Any:
+    """One that is over when all that is queued on the device's current stream is."""
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event

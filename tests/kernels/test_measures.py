@@ -1,0 +1,483 @@
+"""Measures: what they find of each tensor, on every engine, that finding it changes no update, and the ring of results.
+
+The judge is NumPy in float64, on copies of the weights from before and after a step.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tristep.kernels import Measurements, Update, compose, measure, measures, rules, tl
+from tristep.kernels.table import states_for
+
+F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+NAMES = [
+    *("weight_square", "gradient_square", "update_square", "gradient_times_update"),
+    *("weight_absmax", "gradient_absmax", "update_absmax", "gradient_zeros", "gradient_nonfinite"),
+]
+ALL = measures.joined(*(getattr(measures, name) for name in NAMES))
+
+
+@measure(largest="max", cubes="sum", ones="sum", moved="max")
+def of_my_own(w, g, new_w):
+    """Maxima and sums in turns, and one that is the same for all elements."""
+    cube = g * g * g
+    return tl.abs(w) + tl.abs(g), tl.where(new_w > w, cube, -cube), 1.0, tl.maximum(new_w - w, w - new_w)
+
+
+def array(tensor):
+    return tensor.detach().cpu().double().numpy().copy()
+
+
+def judged(w, g, new_w):
+    """What `ALL` finds, of arrays of float64; and what its terms add up to without their signs."""
+    w, g, new_w = (each.ravel() for each in (w, g, new_w))
+    step = new_w - w
+    sums = [w**2, g**2, step**2, g * step]
+    maxima = [w, g, step]
+    counts = [g == 0, ~np.isfinite(g)]
+    found = [np.sum(x) for x in sums] + [np.max(np.abs(x), initial=0.0) for x in maxima] + [np.sum(x) for x in counts]
+    scale = [np.sum(np.abs(x)) for x in sums] + found[4:]
+    return np.array(found, dtype=np.float64), np.array(scale, dtype=np.float64)
+
+
+def check(found, w, g, new_w, error=3e-6):
+    expected, scale = judged(w, g, new_w)
+    # The update is a small difference of large numbers, whose rounding it has.
+    slack = np.zeros(9)
+    if w.size:
+        spacing = 1e-7 * np.max(np.abs(w), initial=0.0) if error > 1e-9 else 0.0
+        slack[6] = spacing
+        slack[2] = 2 * spacing * np.sum(np.abs(new_w - w)) + spacing**2 * w.size
+        slack[3] = spacing * np.sum(np.abs(g))
+    assert np.all(np.abs(found - expected) <= error * scale + slack), (found, expected)
+    assert np.array_equal(found[7:], expected[7:])  # counts are exact
+
+
+def hyper(rule, rescale=1.0, seed=5):
+    return [rescale, *np.random.default_rng(seed).uniform(0.01, 0.3, size=len(rule.hyper))]
+
+
+def tensors(place, shapes, dtype, gradient_dtype=None, seed=0):
+    rng = np.random.default_rng(seed)
+    weights = [place.tensor(rng.normal(size=shape), dtype) for shape in shapes]
+    return weights, [place.tensor(rng.normal(size=shape), gradient_dtype or dtype) for shape in shapes]
+
+
+def step(place, rule, weights, gradients, into=None, masters=None, states=None, rescale=1.0, steps=1, seed=None):
+    """Some steps, each measured if `into` is there; gives the states, too."""
+    states = states_for(rule, weights) if states is None else states
+    run = Update(rule, weights, states, masters, place.engine, seed=seed)
+    run.hyper[:, : 1 + len(rule.hyper)] = hyper(rule, rescale)
+    run.bind(gradients)
+    for k in range(steps):
+        if seed is not None:
+            run.hyper[:, -1] = k
+        if into is not None:
+            into.begin_step()
+        run(into)
+        if into is not None:
+            assert into.end_step() == any(gradient is not None for gradient in gradients)
+    return states
+
+
+def values(into):
+    return into.values(into.arrived(wait=True))
+
+
+@pytest.mark.parametrize("dtype", [F64, F32], ids=str)
+def test_tensors_of_many_sizes(place, dtype):
+    """On the CPU engine one of these sets is work for several threads, and the other is not. Some are skipped."""
+    small = [(), (1,), (0,), (3, 5), (2, 0, 3), (100,), (place.tile - 1,), (7,), (0,)]
+    for shapes in [small, [*small, (place.tile,), (2 * place.tile + 7,)]]:
+        weights, gradients = tensors(place, shapes, dtype)
+        gradients[5][::3] = 0.0
+        skipped = (7, 8)
+        given = [None if i in skipped else gradient for i, gradient in enumerate(gradients)]
+        before = [array(weight) for weight in weights]
+        into = Measurements(ALL, len(weights))
+        step(place, rules.adamw, weights, given, into, rescale=0.3)
+        (found,) = values(into)
+        for i, (w, g, new_w) in enumerate(zip(before, gradients, weights, strict=True)):
+            if i in skipped:
+                assert np.isnan(found[i]).all()
+            else:
+                scale = 0.3 if dtype == F64 else float(np.float32(0.3))
+                check(found[i], w, array(g) * scale, array(new_w), 1e-12 if dtype == F64 else 3e-6)
+
+
+def test_more_tiles_than_are_added_up_at_a_time(monkeypatch):
+    gpu = pytest.importorskip("tristep.kernels.gpu", reason="Triton has builds for Linux only")
+    monkeypatch.setattr(gpu, "TOTALS", 4)
+    place = Triton()
+    weights, gradients = tensors(place, [(5 * gpu.TILE + 1,), (2,)], F32)
+    before = [array(weight) for weight in weights]
+    into = Measurements(ALL, 2)
+    step(place, rules.sgd, weights, gradients, into)
+    for row, w, g, new_w in zip(values(into)[0], before, gradients, weights, strict=True):
+        check(row, w, array(g), array(new_w))
+
+
+class Triton:
+    engine, device = "triton", "cuda" if torch.cuda.is_available() else "cpu"
+
+    def tensor(self, values, dtype):
+        return torch.tensor(values, dtype=dtype, device=self.device)
+
+
+@pytest.mark.parametrize("beside", [None, F32, torch.int16, BF16], ids=str)
+def test_fewer_bits_are_measured_as_the_rule_computes_them(place, beside):
+    """Not as they are stored: the judge has the same weights and gradients in float32, and eager torch's update."""
+    rng = np.random.default_rng(1)
+    exact = [rng.normal(size=shape).astype(np.float32) for shape in [(1500,), (3, 4)]]
+    weights = [place.tensor(each, BF16) for each in exact]
+    gradients = [place.tensor(rng.normal(size=each.shape), BF16) for each in exact]
+    masters = None
+    if beside is not None:
+        wide = [place.tensor(each, F32) for each in exact]
+        beside_weights = [
+            each if beside == F32 else measures_storage().beside(weight, each, beside)
+            for weight, each in zip(weights, wide, strict=True)
+        ]
+        masters = beside_weights
+        known = [measures_storage().combined(weight, b) for weight, b in zip(weights, masters, strict=True)]
+    else:
+        known = [weight.float() for weight in weights]
+    known = [each.clone() for each in known]
+    before = [array(each) for each in known]
+    into = Measurements(ALL, 2)
+    step(place, rules.adamw, weights, gradients, into, masters)
+    step(place._replace(engine="eager"), rules.adamw, known, gradients)
+    for row, w, g, new_w in zip(values(into)[0], before, gradients, known, strict=True):
+        check(row, w, array(g), array(new_w), 1e-5)
+
+
+def measures_storage():
+    from tristep.kernels import storage
+
+    return storage
+
+
+def test_groups_of_several_types_put_their_results_into_one_slot(place):
+    kinds = [(F64, F64), (F32, F32), (F32, BF16), (F16, F32)] * 2
+    weights, gradients = [], []
+    for k, (dtype, gradient_dtype) in enumerate(kinds):
+        (w,), (g,) = tensors(place, [(130 + k,)], dtype, gradient_dtype, seed=k)
+        weights.append(w)
+        gradients.append(g)
+    before = [array(weight) for weight in weights]
+    into = Measurements(ALL, len(weights))
+    step(place, rules.sgd, weights, gradients, into)
+    (found,) = values(into)
+    assert into.count == 1
+    for row, w, g, new_w in zip(found, before, gradients, weights, strict=True):
+        if new_w.dtype == F16:  # whose rounding is no part of the update
+            row, new_w = row[[0, 1, 4, 5, 7, 8]], array(new_w)
+            expected, scale = (each[[0, 1, 4, 5, 7, 8]] for each in judged(w, array(g), new_w))
+            assert np.all(np.abs(row - expected) <= 3e-6 * scale)
+        else:
+            check(row, w, array(g), array(new_w))
+
+
+@pytest.mark.parametrize("layout", ["transposed", "with gaps"])
+def test_any_layout(place, layout):
+    """What lies between the elements is NaN."""
+    (weight,), (gradient,) = tensors(place, [(40, 50)], F32)
+    buffer = torch.full((5000,), math.nan, device=place.device)
+    strange = buffer.as_strided((40, 50), {"transposed": (1, 40), "with gaps": (60, 1)}[layout], 3).copy_(weight)
+    into = Measurements(ALL, 1)
+    step(place, rules.sgd, [strange], [gradient], into)
+    check(values(into)[0, 0], array(weight), array(gradient), array(strange))
+
+
+def test_nan_and_infinity(place):
+    (w, w2), (g, g2) = tensors(place, [(3000,), (3000,)], F32)
+    g[5], g[7], g[2999] = math.nan, math.inf, -math.inf
+    g2[1] = -math.inf
+    into = Measurements(ALL, 2)
+    step(place, rules.sgd, [w, w2], [g, g2], into)
+    found = dict(zip(NAMES, values(into)[0].T, strict=True))
+    assert found["gradient_nonfinite"].tolist() == [3, 1]
+    assert np.isfinite(found["weight_square"]).all()
+    assert np.isfinite(found["weight_absmax"]).all()
+    assert math.isnan(found["gradient_square"][0])
+    assert math.isnan(found["gradient_absmax"][0])
+    assert found["gradient_square"][1] == found["gradient_absmax"][1] == math.inf
+
+
+def test_a_measure_of_ones_own(place):
+    (w,), (g,) = tensors(place, [(2 * 1024 + 5,)], F32)
+    before, gradient = array(w), array(g)
+    into = Measurements(of_my_own, 1)
+    step(place, rules.sgd, [w], [g], into)
+    largest, cubes, ones, moved = values(into)[0, 0]
+    update = array(w) - before
+    terms = np.where(update > 0, 1, -1) * gradient**3
+    assert largest == pytest.approx(np.max(np.abs(before) + np.abs(gradient)), rel=1e-6)
+    assert abs(cubes - np.sum(terms)) <= 3e-6 * np.sum(np.abs(terms))
+    assert ones == w.numel()
+    assert moved == pytest.approx(np.max(np.abs(update)), rel=1e-5)
+
+
+@pytest.mark.parametrize("what", ["weight", "gradient", "update"])
+def test_histograms_count_between_powers_of_two(place, what):
+    rng = np.random.default_rng(2)
+    w = place.tensor(rng.normal(size=3001) * 2.0 ** rng.integers(-34, 8, size=3001), F32)
+    g = place.tensor(rng.normal(size=3001) * 2.0 ** rng.integers(-34, 8, size=3001), F32)
+    g[:3] = torch.tensor([0.0, math.nan, math.inf])
+    g[3:6] = torch.tensor([2.0**-28, 4.0, np.nextafter(np.float32(4), np.float32(0))])
+    before = w.clone()
+    into = Measurements(measures.histogram(what), 1)
+    step(place, rules.sgd, [w], [g], into)
+    x = {"weight": before, "gradient": g, "update": w - before}[what].abs().cpu().numpy()
+    x = x[~np.isnan(x)]
+    expected, _ = np.histogram(np.minimum(x, 1e30), bins=[-1, *measures.EDGES, math.inf])
+    found = values(into)[0, 0]
+    if what == "update":  # it is rounded in one more step here
+        assert np.abs(found - expected).max() <= 2
+    else:
+        assert np.array_equal(found, expected)
+    assert found.sum() == x.size
+
+
+RULES = {
+    "sgd": rules.sgd,
+    "adam": rules.adam,
+    "heavy_ball": rules.heavy_ball,  # with a sum of products, of which a compiler may fuse either
+    "sophia_curvature": rules.sophia_curvature,
+    "test": rules.test,
+    "novograd": rules.novograd,  # which keeps numbers
+    "cautious": compose.cautious(rules.lion),
+    "clipped": compose.clipped_by_global_norm(rules.adamw),
+    "group_adagrad": rules.group_adagrad,
+    "muon": rules.muon,
+}
+FEW = ("novograd", "group_adagrad")
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_update_that_is_measured_is_the_same_to_the_bit(place, name):
+    if place.engine == "triton" and name not in FEW:
+        pytest.skip("NumPy computes there; test_codegen.py looks at the compiled code")
+    rule = RULES[name]
+    shapes = [(40, 7), (5,), (40, 7), (1029,)] if name != "muon" else [(40, 7), (5, 6), (40, 7), (1, 9)]
+    outcomes = []
+    for measured in (False, True):
+        weights, gradients = tensors(place, shapes, F32)
+        into = Measurements(ALL, 4) if measured else None
+        before = [array(weight) for weight in weights]
+        states = step(place, rule, weights, gradients, into, steps=3)
+        outcomes.append([*weights, *(tensor for row in states for tensor in row)])
+    for plain, measured in zip(*outcomes, strict=True):
+        assert torch.equal(plain.nan_to_num(7.0), measured.nan_to_num(7.0))
+    # and what is measured is the gradient as the rule gets it, and the whole of what it does
+    first = values(into)[0]
+    for row, w, g in zip(first, before, gradients, strict=True):
+        expected, _ = judged(w, array(g), w)
+        assert row[0] == pytest.approx(expected[0], rel=1e-5)
+        assert row[1] == pytest.approx(expected[1], rel=1e-5)
+    last = values(into)[2]
+    weights, gradients = tensors(place, shapes, F32)
+    states = step(place, rule, weights, gradients, steps=2)
+    before = [array(weight) for weight in weights]
+    step(place, rule, weights, gradients, states=states)
+    for row, w, g, new_w in zip(last, before, gradients, weights, strict=True):
+        check(row, w, array(g), array(new_w))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_random_rounding_is_the_same_to_the_bit(compiled_place, dtype):
+    outcomes = []
+    for measured in (False, True):
+        weights, gradients = tensors(compiled_place, [(1200,)], dtype)
+        states = states_for(rules.adamw, weights, BF16)
+        into = Measurements(ALL, 1) if measured else None
+        step(compiled_place, rules.adamw, weights, gradients, into, states=states, steps=2, seed=3)
+        outcomes.append([*weights, *states[0]])
+    assert all(map(torch.equal, *outcomes))
+
+
+def test_results_are_bit_for_bit_the_same_every_time_on_any_number_of_threads(place):
+    shapes = [(2 * place.tile + 3,), (3,)] if place.engine != "eager" else [(70000,)]
+    results, threads = [], torch.get_num_threads()
+    try:
+        for n in (1, 1, 2):
+            torch.set_num_threads(n)
+            weights, gradients = tensors(place, shapes, F32)
+            into = Measurements(of_my_own, len(shapes))
+            step(place, rules.sgd, weights, gradients, into)
+            results.append(values(into))
+    finally:
+        torch.set_num_threads(threads)
+    assert np.array_equal(results[0], results[1])
+    assert np.array_equal(results[0], results[2])
+
+
+def test_rows_are_those_of_the_places(place):
+    weights, gradients = tensors(place, [(3,), (4,)], F32)
+    into = Measurements(measures.weight_square, 5)
+    into.begin_step()
+    for row, weight, gradient in zip((3, 1), weights, gradients, strict=True):
+        run = Update(rules.sgd, [weight], [()], engine=place.engine)
+        run.places[:] = row
+        run.bind([gradient])
+        run(into)
+    assert into.end_step()
+    (found,) = values(into)
+    assert np.isnan(found[[0, 2, 4]]).all()
+    assert found[3] == pytest.approx(np.sum(array(weights[0]) ** 2))
+    assert found[1] == pytest.approx(np.sum(array(weights[1]) ** 2))
+
+
+def test_too_few_rows_are_refused_before_anything_changes(place):
+    weights, gradients = tensors(place, [(3,), (4,)], F32)
+    before = [weight.clone() for weight in weights]
+    with pytest.raises(ValueError, match=r"results have 1 rows, a weight's place is 1"):
+        step(place, rules.sgd, weights, gradients, Measurements(ALL, 1))
+    assert all(map(torch.equal, weights, before))
+
+
+# The ring.
+
+
+class Event:
+    """One of torch.cuda, which is over when the test says so."""
+
+    pending: tuple = ()
+
+    def __init__(self, device):
+        self.over = False
+        Event.pending += (self,)
+
+    def query(self):
+        return self.over
+
+    def synchronize(self):
+        for event in Event.pending:  # those before it are over, too
+            event.over = True
+            if event is self:
+                return
+
+
+@pytest.fixture
+def gpu_like(monkeypatch):
+    """Rings of 4 slots apart from the host's memory, copied to it by copies that are over when the test says so."""
+    monkeypatch.setattr(measures, "_is_apart", lambda device: True)
+    monkeypatch.setattr(measures, "_event", Event)
+    monkeypatch.setattr(measures, "SLOTS", 4)
+    monkeypatch.setattr(Event, "pending", ())
+    move = Measurements._move
+
+    def moved(self, device):
+        move(self, device)
+        self._pinned = True
+
+    monkeypatch.setattr(Measurements, "_move", moved)
+
+
+def write(into, number):
+    into.begin_step()
+    into.ring(torch.device("cpu"))[into.slot] = float(number)
+    into.mark(np.array([0]))
+    assert into.end_step()
+
+
+def test_the_ring_keeps_the_last_steps():
+    into = Measurements(measures.weight_square, 2, size=3)
+    assert values(into).shape == (0, 2, 1)
+    for k in range(8):
+        write(into, k)
+        steps = into.arrived()
+        assert (steps.start, steps.stop) == (max(k - 2, 0), k + 1)
+        assert into.values(steps)[:, 0, 0].tolist() == list(steps)
+        assert np.isnan(into.values(steps)[:, 1]).all()
+
+
+def test_a_step_that_writes_nothing_or_breaks_off_takes_no_slot():
+    into = Measurements(measures.weight_square, 1, size=3)
+    into.begin_step()
+    assert not into.end_step()
+    into.ring(torch.device("cpu"))
+    into.mark(np.array([0]))  # and breaks off
+    into.begin_step()
+    assert not into.end_step()
+    assert into.count == 0
+
+
+def test_while_a_step_is_written_those_before_can_be_read():
+    into = Measurements(measures.weight_square, 1, size=3)
+    for k in range(5):
+        write(into, k)
+    into.begin_step()
+    into.ring(torch.device("cpu"))[into.slot] = 99.0
+    into.mark(np.array([0]))
+    assert values(into)[:, 0, 0].tolist() == [2, 3, 4]
+
+
+def test_reading_gives_what_has_arrived_and_never_waits(gpu_like):
+    into = Measurements(measures.weight_square, 1, size=10)
+    for k in range(4):
+        write(into, k)
+    assert len(Event.pending) == 2  # a copy for every two steps
+    assert len(into.arrived()) == 0
+    Event.pending[0].over = True
+    assert into.arrived() == range(2)
+    write(into, 4)
+    assert into.arrived() == range(2)
+    assert len(Event.pending) == 3  # which reading began
+    Event.pending[1].over = Event.pending[2].over = True
+    assert into.arrived() == range(5)
+    assert values(into)[:, 0, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_copies_go_round(gpu_like):
+    """Of 4 slots and of 6 places, in every phase; while the copy that takes an old place is under way, it is not read."""
+    into = Measurements(measures.weight_square, 1, size=5)
+    for k in range(40):
+        write(into, k)
+        steps = into.arrived(wait=k % 3 == 0)
+        if k % 3 == 0:
+            assert steps == range(max(k - 4, 0), k + 1)
+        assert into.values(steps)[:, 0, 0].tolist() == list(steps)
+        assert len(steps) <= 5
+    for k in range(40, 60):  # nothing arrives any more
+        write(into, k)
+    assert list(into.arrived()) == []
+    assert values(into)[:, 0, 0].tolist() == [55, 56, 57, 58, 59]
+
+
+def test_weights_may_move_between_steps(gpu_like):
+    into = Measurements(measures.weight_square, 1, size=5)
+    for k in range(3):
+        write(into, k)
+    into._move(torch.device("cpu"))
+    write(into, 3)
+    assert values(into)[:, 0, 0].tolist() == [0, 1, 2, 3]
+    into.mark(np.array([0]))
+    with pytest.raises(ValueError, match=r"measured together with others on another device"):
+        into.ring(torch.device("meta"))
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("@measure(a='sum')\ndef bad(w, g): return (g,)", r"measure 'bad' takes \(w, g\): it must be \(w, g, new_w\)"),
+        ("@measure(a='sum')\ndef bad(w, g, new_w): return g", r"must end by returning a tuple of as many values"),
+        ("@measure(a='sum')\ndef bad(w, g, new_w): return g, w", r"as many values as @measure\(a\) names"),
+        ("@measure(a='mean')\ndef bad(w, g, new_w): return (g,)", r"a='mean' of measure 'bad': must be 'sum' or 'max'"),
+        ("@measure(a='sum')\ndef bad(w, g, new_w): return (g.sum(),)", r"values have no attributes"),
+    ],
+)
+def test_measures_of_another_form_are_refused(write_rules, text, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        write_rules(f"from tristep.kernels import measure\n\n\n{text}\n")
+
+
+def test_values_of_one_name_are_refused():
+    with pytest.raises(ValueError, match=r"several of them give a value 'weight_square'"):
+        measures.joined(measures.weight_square, measures.weight_square)

@@ -1,0 +1,265 @@
+"""Telemetry: what each step did to each parameter, found by the update itself and kept for the last steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..kernels import Measure, Measurements
+from ..kernels import measures as measures_of
+from .arguments import choice, did_you_mean, whole
+
+__all__ = ["Telemetry"]
+
+_Values = dict[str, np.ndarray]  # by the names of measured values, each [n_steps, n_tensors]
+
+
+def _root(name: str) -> Callable[[_Values, np.ndarray], np.ndarray]:
+    return lambda found, sizes: np.sqrt(found[name])
+
+
+def _itself(name: str) -> Callable[[_Values, np.ndarray], np.ndarray]:
+    return lambda found, sizes: found[name]
+
+
+def _ratio(found: _Values, sizes: np.ndarray) -> np.ndarray:
+    return np.sqrt(found["update_square"]) / np.sqrt(found["weight_square"])
+
+
+def _cosine(found: _Values, sizes: np.ndarray) -> np.ndarray:
+    lengths = np.sqrt(found["gradient_square"]) * np.sqrt(found["update_square"])
+    return found["gradient_times_update"] / lengths
+
+
+def _share_of_zeros(found: _Values, sizes: np.ndarray) -> np.ndarray:
+    return found["gradient_zeros"] / sizes
+
+
+# What is measured for each quantity, and how it is made of that.
+_QUANTITIES: dict[str, tuple[tuple[str, ...], Callable[[_Values, np.ndarray], np.ndarray]]] = {
+    "weight_norm": (("weight_square",), _root("weight_square")),
+    "gradient_norm": (("gradient_square",), _root("gradient_square")),
+    "update_norm": (("update_square",), _root("update_square")),
+    "weight_absmax": (("weight_absmax",), _itself("weight_absmax")),
+    "gradient_absmax": (("gradient_absmax",), _itself("gradient_absmax")),
+    "update_absmax": (("update_absmax",), _itself("update_absmax")),
+    "update_ratio": (("update_square", "weight_square"), _ratio),
+    "cosine": (("gradient_square", "update_square", "gradient_times_update"), _cosine),
+    "gradient_zeros": (("gradient_zeros",), _share_of_zeros),
+    "gradient_nonfinite": (("gradient_nonfinite",), _itself("gradient_nonfinite")),
+}
+
+
+class Telemetry:
+    """What the last steps of a `Trainer` did to each parameter, as arrays of [n_steps, n_parameters].
+
+    The update finds it out while it has weights, gradients and new weights at hand; nothing is read a second time, and the
+    weights become what they become without it, to the bit. On a GPU results come to the host by themselves, some time later:
+    a step never waits for them, and neither does reading, which gives what has arrived. `flush` waits for all.
+
+    Quantities, for each parameter:
+
+    - "weight_norm", "gradient_norm", "update_norm": Euclidean norms of the weight before the step, of the gradient divided
+      by the batch size, and of what the step added to the weight;
+    - "weight_absmax", "gradient_absmax", "update_absmax": the largest absolute values of these; NaN if one of them is that;
+    - "update_ratio": the norm of the update over that of the weight;
+    - "cosine": of the angle between gradient and update, -1 for a plain step of gradient descent, NaN if one of them is 0;
+    - "gradient_zeros": the share of zeros among the gradient's elements;
+    - "gradient_nonfinite": how many of these are infinite or NaN;
+    - "weight_histogram", "gradient_histogram", "update_histogram": counts of absolute values, [n_steps, n_parameters, 32].
+      Bin 0 has those below `edges[0]`, zeros too, bin k those from `edges[k - 1]` to below `edges[k]`, and the last one the
+      rest. `edges` are the powers of 2 from 2^-28 to 4. NaN is in none.
+
+    The gradient is the one that the rule gets: clipping, decay and the like come later and show in the update. Weights are
+    those of the arithmetic, of the master copy where there is one, and the update is what it is before it is rounded to the
+    weight's type. All is NaN for a parameter that a step left alone, or of whose sparse gradient it took rows only. Sums of
+    squares are added up in float32 (float64 for float64 weights): they are 0 for norms below 1e-22 and infinite above 1e19.
+
+    Args:
+        every: record the first step and then each k-th; those between cost nothing.
+        size: steps to keep. Each takes up to 8 bytes for each parameter and quantity, 256 for each histogram.
+        measures: names of quantities, and measures of one's own (see `tristep.kernels.measure`), whose values' sums or
+            maxima are quantities then.
+        histograms: which of "weight", "gradient" and "update" to have a histogram of. A step that counts for one takes up to
+            several times as long: record only some.
+
+    Attributes:
+        names: of the parameters, in the order of the arrays' columns; empty before it is given to a `Trainer`.
+        quantities: the names of all that is recorded.
+        edges: float64 [31], between the bins of histograms.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit.
+
+    Example:
+        >>> import torch, tristep
+        >>> net = torch.nn.Linear(2, 1)
+        >>> trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.5}, telemetry=tristep.Telemetry(every=2))
+        >>> for _ in range(5):
+        ...     trainer.zero_grad()
+        ...     net(torch.ones(4, 2)).sum().backward()
+        ...     trainer.step(batch_size=4)
+        >>> trainer.telemetry.steps
+        array([1, 3, 5])
+        >>> trainer.telemetry["gradient_norm"]  # of weight, 2 ones, and bias, 1 one
+        array([[1.41421354, 1.        ],
+               [1.41421354, 1.        ],
+               [1.41421354, 1.        ]])
+    """
+
+    QUANTITIES: tuple[str, ...] = tuple(_QUANTITIES)
+
+    def __init__(
+        self,
+        every: int = 1,
+        size: int = 1024,
+        measures: Iterable[str | Measure] = QUANTITIES,
+        histograms: Iterable[str] = (),
+    ) -> None:
+        self.every = whole("every", every, 1)
+        self.size = whole("size", size, 1)
+        self._wanted = _wanted(measures)
+        self._histograms = _histograms(histograms)
+        own = [measure for measure in self._wanted if isinstance(measure, Measure)]
+        basic = [name for wanted in self._wanted if isinstance(wanted, str) for name in _QUANTITIES[wanted][0]]
+        parts = [getattr(measures_of, name) for name in dict.fromkeys(basic)] + own
+        parts += [measures_of.histogram(what) for what in self._histograms]
+        if not parts:
+            raise ValueError("measures and histograms are both empty: there is nothing to record")
+        named = [wanted if isinstance(wanted, str) else wanted.names for wanted in self._wanted]
+        self.quantities = tuple(name for each in named for name in ([each] if isinstance(each, str) else each))
+        self.quantities += tuple(f"{what}_histogram" for what in self._histograms)
+        if twice := sorted({name for name in self.quantities if self.quantities.count(name) > 1}):
+            raise ValueError(f"measures: there are two quantities {twice[0]!r}: each needs a name of its own")
+        self._measure = measures_of.joined(*parts)
+        self.names: list[str] = []
+        self.edges = np.array(measures_of.EDGES)
+        self._params: list[torch.Tensor] = []
+        self._found: Measurements | None = None
+        self._numbers = np.zeros(self.size + 1, dtype=np.int64)
+        self._done = 0  # steps, recorded or not
+
+    @property
+    def steps(self) -> np.ndarray:
+        """int64 [n_steps]: which steps were recorded, by the optimizer's `num_update` after each, of those that arrived."""
+        return self._step_numbers(self._arrived())
+
+    def __len__(self) -> int:
+        """How many steps can be read now."""
+        return len(self._arrived())
+
+    def __getitem__(self, quantity: str) -> np.ndarray:
+        """float64 [n_steps, n_parameters], or [n_steps, n_parameters, 32] of a histogram, of the steps that arrived.
+
+        Raises:
+            KeyError: it is not recorded; the message says what is.
+        """
+        if quantity not in self.quantities:
+            hint = did_you_mean(str(quantity), self.quantities)
+            raise KeyError(f"{quantity!r} is not recorded: these are {', '.join(map(repr, self.quantities))}.{hint}")
+        return self._all(self._arrived())[quantity]
+
+    def read(self) -> dict[str, np.ndarray]:
+        """All arrays by quantity, and "steps", of one moment: a step that arrives meanwhile is in none of them."""
+        steps = self._arrived()
+        return {"steps": self._step_numbers(steps)} | self._all(steps)
+
+    def latest(self) -> dict[str, dict[str, Any]]:
+        """The quantities of the last step that arrived, by name of the parameter; empty before the first."""
+        steps = self._arrived()[-1:]
+        if not steps:
+            return {}
+        arrays = self._all(steps)
+        return {
+            name: {quantity: float(array[0, i]) if array.ndim == 2 else array[0, i] for quantity, array in arrays.items()}
+            for i, name in enumerate(self.names)
+        }
+
+    def flush(self) -> None:
+        """Wait until all recorded steps have arrived."""
+        if self._found is not None:
+            self._found.arrived(wait=True)
+
+    def __repr__(self) -> str:
+        return f"Telemetry({len(self)} steps, {len(self.names)} parameters, {', '.join(self.quantities)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, as of a trainer that is pickled, has the settings and no steps."""
+        return Telemetry, (self.every, self.size, self._wanted, self._histograms)
+
+    # What follows is for the trainer.
+
+    def _attach(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> None:
+        if self._params and not (len(params) == len(self._params) and all(map(_is, params, self._params))):
+            raise ValueError("telemetry: this Telemetry belongs to another trainer; make one for each")
+        self.names, self._params = list(names), list(params)
+
+    def _begin(self) -> Measurements | None:
+        """Where the coming step is to put what it measures, or None if it is not to be recorded."""
+        if self._done % self.every:
+            return None
+        if self._found is None:
+            self._found = Measurements(self._measure, len(self._params), self.size)
+        self._found.begin_step()
+        return self._found
+
+    def _end(self, into: Measurements | None, number: int) -> None:
+        """The step is over; `number` is its number."""
+        if into is not None:
+            place = into.count % len(self._numbers)
+            if not into.end_step():
+                return  # it updated nothing
+            self._numbers[place] = number
+        self._done += 1
+
+    def _arrived(self) -> range:
+        return range(0) if self._found is None else self._found.arrived()
+
+    def _step_numbers(self, steps: range) -> np.ndarray:
+        return self._numbers[np.arange(steps.start, steps.stop) % len(self._numbers)]
+
+    def _all(self, steps: range) -> dict[str, np.ndarray]:
+        names = self._measure.names
+        if self._found is None:
+            values = np.empty((0, len(self._params), len(names)))
+        else:
+            values = self._found.values(steps)
+        found = {name: values[:, :, k] for k, name in enumerate(names)}
+        sizes = np.array([0 if len(steps) == 0 else param.numel() for param in self._params], dtype=np.float64)
+        result = {}
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for wanted in self._wanted:
+                if isinstance(wanted, str):
+                    result[wanted] = _QUANTITIES[wanted][1](found, sizes)
+                else:
+                    result |= {name: found[name] for name in wanted.names}
+        for what in self._histograms:
+            first = names.index(f"{what}_bin_0")
+            result[f"{what}_histogram"] = values[:, :, first : first + measures_of.BINS]
+        return result
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _wanted(measures: Any) -> tuple[str | Measure, ...]:
+    if isinstance(measures, (str, Measure)) or not isinstance(measures, Iterable):
+        raise TypeError(f"measures={measures!r}: must be a list of names and measures")
+    wanted = tuple(measures)
+    for each in wanted:
+        if not isinstance(each, (str, Measure)):
+            raise TypeError(f"measures has {each!r}: must be a name or made with @measure, not {type(each).__name__}")
+        if isinstance(each, str):
+            choice("measures", each, _QUANTITIES)
+    return wanted
+
+
+def _histograms(histograms: Any) -> tuple[str, ...]:
+    if isinstance(histograms, str) or not isinstance(histograms, Iterable):
+        raise TypeError(f"histograms={histograms!r}: must be a list of names, such as ['gradient']")
+    names = [choice("histograms", each, ("weight", "gradient", "update")) for each in histograms]
+    return tuple(dict.fromkeys(names))
