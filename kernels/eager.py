@@ -36,6 +36,7 @@ class EagerUpdate:
     """Runs one table with torch operations: large CPU tensors in tiles, small tensors joined."""
 
     looks_at_tensors = True
+    multiplies_on_host = False
 
     def __init__(self, table: TensorTable) -> None:
         assert isinstance(table.rule, Rule)
@@ -95,6 +96,12 @@ class EagerUpdate:
             joined.setdefault(tuple(self.table.hyper[i, : self._width].tolist()), []).append((i, gradient))
         for members in joined.values():
             self._compute_joined(members)
+        _fill_with_zeros(self.table)
+
+    @property
+    def hyper(self) -> torch.Tensor:
+        """The hyper-parameters, [n_tensors, n]."""
+        return torch.from_numpy(self.table.hyper).to(self.table.device)
 
     def _parts(self) -> Iterator[tuple[int, torch.Tensor, slice]]:
         """For each tensor that has a gradient its number, and piece by piece the gradient and where in it the piece lies."""
@@ -121,7 +128,7 @@ class EagerUpdate:
             extras.append(torch.arange(part.start, part.start + gradient.numel(), device=table.device))
         return (
             self._weight(i, part),
-            gradient.to(table.dtype) * float(table.hyper[i, 0]),
+            gradient.to(table.dtype) * _factor(table, i),
             states,
             tuple(hyper[name] for name in function.own_hyper),
             *extras,
@@ -130,9 +137,9 @@ class EagerUpdate:
     def _compute_joined(self, members: list[tuple[int, torch.Tensor]]) -> None:
         """Compute tensors with equal hyper-parameters as if they were one."""
         table = self.table
-        rescale, *hyper = table.hyper[members[0][0], : self._width].tolist()
+        hyper = table.hyper[members[0][0], 1 : self._width].tolist()
         w = torch.cat([self._weight(i) for i, _ in members])
-        g = torch.cat([gradient for _, gradient in members]).to(table.dtype) * rescale
+        g = torch.cat([gradient for _, gradient in members]).to(table.dtype) * _factor(table, members[0][0])
         used = self._rule.used
         states = tuple(
             torch.cat([self._state(i, name) for i, _ in members]) if name in used else self._states[members[0][0]][name]
@@ -185,13 +192,14 @@ class EagerUpdate:
                 if place.dtype == torch.bfloat16 and salt is not None:
                     value = self._spread(values[k], i, part)
                     values[k] = storage.rounded_at_random(value, self._random_bits(value, i, part, salt))
-        _write([place[part] for place in places], values)
+        _write([place[part] for place in places], values, self.table.control)
 
     def _pack(self, i: int, name: str, part: slice, value: torch.Tensor, salt: int) -> None:
         random = self._random_bits(value, i, part, salt) if self.table.storage.stochastic else None
         packed = storage.encode(value, name in self._rule.unsigned, random)
         for place, each in zip(self._packed(self._states[i][name], i, part), packed, strict=True):
-            place.copy_(each)
+            control = self.table.control
+            place.copy_(each if control is None else _chosen(control, place, each))
 
     def _spread(self, value: Any, i: int, part: slice) -> torch.Tensor:
         """A value for each element of the part, of a plain number too."""
@@ -207,6 +215,8 @@ class EagerUpdate:
 
 class TensorUpdate:
     """Runs a rule of whole tensors: one tensor after the other, or small ones of equal shape and hyper-parameters as one."""
+
+    multiplies_on_host = False
 
     def __init__(self, table: TensorTable) -> None:
         assert isinstance(table.rule, TensorRule)
@@ -227,31 +237,40 @@ class TensorUpdate:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        table = self.table
+        table, control = self.table, self.table.control
         gradients = [None if bound is None else bound() for bound in table.gradients]
         active = [i for i, gradient in enumerate(gradients) if gradient is not None and table.sizes[i]]
         for members in self._stacks(active) if self._rule.batched else [[i] for i in active]:
             weights = [table.weights[i].detach() for i in members]
             read = weights if table.masters is None else [table.masters[i] for i in members]
             states = list(zip(*(table.states[i] for i in members), strict=True))  # by name
-            rescale, *hyper = table.hyper[members[0]].tolist()
+            rescale, hyper = _factor(table, members[0]), table.hyper[members[0], 1:].tolist()
             one = len(members) == 1
             make = _only if one else torch.stack
             g = make([gradients[i] for i in members]).to(table.dtype)  # type: ignore[misc]  # these are there
-            g = g if rescale == 1.0 else g * rescale  # a large new tensor costs more than what is computed in it
+            if control is not None:  # decompositions refuse what is not finite
+                g = torch.where(control[1] != 0, torch.zeros_like(g), g * rescale)
+            elif rescale != 1.0:  # a large new tensor costs more than what is computed in it
+                g = g * rescale
             old = tuple(make(tensors) for tensors in states)
             compute = self._rule if one else self._rule.fn
             before = make(read).to(table.dtype)
             w, new = compute(before, g, old, tuple(hyper))
+            if control is not None:
+                w = _chosen(control, before, w)
             if self._found is not None:
                 for k, i in enumerate(members):
                     all_three = (each if one else each[k] for each in (before, g, w))
                     self._found.take(i, *map(torch.flatten, all_three))
             written = [weights] if table.masters is None else [weights, read]
             if one:
-                _write([each for (each,) in (*written, *states)], [*[w] * len(written), *new])
+                _write([each for (each,) in (*written, *states)], [*[w] * len(written), *new], control)
             else:
-                _write_stacks([*written, *states], [*[w] * len(written), *new], [*[None] * len(written), *old])
+                places, values = [*written, *states], [*[w] * len(written), *new]
+                if control is not None:
+                    values = [_chosen(control, torch.stack(list(place)), v) for place, v in zip(places, values, strict=True)]
+                _write_stacks(places, values, [*[None] * len(written), *old])
+        _fill_with_zeros(table)
 
     def _stacks(self, active: list[int]) -> list[list[int]]:
         """Which tensors are computed together."""
@@ -302,14 +321,34 @@ def _write_stacks(old: list[Any], new: list[torch.Tensor], given: list[torch.Ten
             torch._foreach_copy_(list(tensors), list(stack.unbind()))
 
 
-def _write(old: list[torch.Tensor], new: list[Any]) -> None:
+def _write(old: list[torch.Tensor], new: list[Any], control: torch.Tensor | None = None) -> None:
     """Copy each new value to its place; one that lies in such a place itself, as an old value does, is saved first."""
+    if control is not None:
+        new = [_chosen(control, place, value) for place, value in zip(old, new, strict=True)]
     places = {tensor.untyped_storage().data_ptr() for tensor in old}
     for k, value in enumerate(new):
         if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in places:
             new[k] = value.clone()
     for tensor, value in zip(old, new, strict=True):
         tensor[...] = value
+
+
+def _chosen(control: torch.Tensor, old: torch.Tensor, new: Any) -> torch.Tensor:
+    """The old value where a step is to be left out. Only the device knows whether it is."""
+    return torch.where(control[1] != 0, old, torch.as_tensor(new, device=old.device).to(old.dtype))
+
+
+def _factor(table: TensorTable, i: int) -> Any:
+    """What the gradient of tensor `i` is multiplied by."""
+    rescale = float(table.hyper[i, 0])
+    return rescale if table.control is None else table.control[0].to(table.dtype) * rescale
+
+
+def _fill_with_zeros(table: TensorTable) -> None:
+    if table.zero_grads:
+        for bound in table.gradients:
+            if bound is not None and (gradient := bound()) is not None:
+                gradient.zero_()
 
 
 def _sum(value: torch.Tensor) -> torch.Tensor:

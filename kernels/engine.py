@@ -20,7 +20,7 @@ from torch.autograd.graph import increment_version
 from . import storage
 from .language import Reduction, Rule, TensorRule, has_numba, has_triton
 from .measures import Measurements
-from .table import GRADIENT, TensorTable, compute_dtype, is_dense, is_wrapper, slot_shapes, widest
+from .table import GRADIENT, Recording, TensorTable, compute_dtype, is_dense, is_wrapper, slot_shapes, widest
 
 __all__ = ["ENGINES", "Update", "choose_engine", "update"]
 
@@ -151,12 +151,16 @@ class Update:
         names: what messages call the weights; default "weights[0]" and so on.
         seed: round what is stored as bfloat16 or packed up or down with the probability of what is cut off, each update of
             each weight with numbers of its own; `storage.CodesOnly(seed)` so rounds packed states only, None nothing.
+        control: float32 [2], read on the device at every step: a factor for all gradients besides rescale_grad, and whether
+            (not 0) to leave everything as it is; None is 1 and 0.
+        zero_grads: fill the gradients with zeros in the same pass, those of a step that is left out, too.
 
     Attributes:
         hyper: float64 [n_weights, 1 + n_hyper]; rescale_grad and the rule's hyper-parameters, then, if there is a seed, the
             update's number. Write here before a step.
         places: int64 [n_weights], by which weights have random numbers of their own; 0, 1, ... Write here before `bind`.
         launches: native calls or GPU launches of a step, those of the rule's reductions not counted.
+        prepares_only: whether a call takes over `hyper` and launches nothing, as the replay of a CUDA graph will do that.
 
     Raises:
         TypeError, ValueError: types or shapes that do not fit.
@@ -171,6 +175,8 @@ class Update:
         engine: str | None = None,
         names: Sequence[str] | None = None,
         seed: int | storage.CodesOnly | None = None,
+        control: torch.Tensor | None = None,
+        zero_grads: bool = False,
     ) -> None:
         if not isinstance(rule, (Rule, TensorRule)):
             raise TypeError(f"rule must be made with @rule or @tensor_rule, got {type(rule).__name__}")
@@ -182,6 +188,7 @@ class Update:
         self.masters = [None] * len(self.weights) if masters is None else list(masters)
         self.engine = engine
         self.seed, self.places = seed, np.arange(len(self.weights))
+        self.control, self.zero_grads, self.prepares_only = control, zero_grads, False
         self.hyper = np.zeros((len(self.weights), 1 + len(rule.hyper) + (seed is not None)))
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
         self._groups: list[_Group] = []
@@ -204,6 +211,8 @@ class Update:
         self._into: Measurements | None = None  # what has rows enough
         self._touched: list[torch.Tensor] = []  # weights that have a gradient
         self._kinds: _Kinds | None = None
+        if control is not None and (control.shape != (2,) or control.dtype != torch.float32):
+            raise ValueError(f"control is {control.dtype} {tuple(control.shape)}: must be torch.float32 (2,)")
         counts = {"states": len(self.states), "masters": len(self.masters), "names": len(self._names)}
         for what, count in counts.items():
             if count != len(self.weights):
@@ -397,6 +406,15 @@ class Update:
             RuntimeError: no gradients are bound, or one of them has been deleted since; nothing has been changed.
             ValueError: weights on several devices, or more than `into` has rows for.
         """
+        if self.prepares_only:
+            for group in self._groups:
+                group.take(self.hyper)
+            increment_version(self._touched)
+            return
+        if Recording.current is not None:
+            if into is not None:
+                raise RuntimeError("telemetry is written to another place at every step, which a CUDA graph cannot do")
+            Recording.current.updates.append(_Recorded(self))
         if into is not None and into is not self._into:
             self._check_rows(into)
         if self._lost or not (self._watched or self._looked or all(map(_is_alive, self._references))):
@@ -412,6 +430,13 @@ class Update:
             glance.count_change()
         else:
             increment_version(self._touched)
+        if self.zero_grads:
+            bound = [reference() for reference in self._references if reference is not None]
+            increment_version([gradient for gradient in bound if gradient is not None])
+
+    def total(self) -> torch.Tensor:
+        """What the first of the rule's reductions, one over all tensors, has found: a tensor without dimensions."""
+        return self._groups[0].execute.totals[0][0, 0]
 
     def _glance_at_weights(self) -> Any:
         """What asks torch's own functions about the weights, where that can be done."""
@@ -475,6 +500,27 @@ def join_totals(totals: Sequence[torch.Tensor], by: str) -> None:
         total.copy_(together)
 
 
+class _Recorded:
+    """An update in a CUDA graph: the groups whose kernels are in it, and where their gradients lie."""
+
+    def __init__(self, update: Update) -> None:
+        self.update, self._groups = update, update._groups
+        self._gradients = [group.table.addresses[GRADIENT].copy() for group in self._groups]
+        # Kept alive, since the graph reads and writes there.
+        self._alive = [bound() for bound in update._references if bound is not None], [g.sources for g in self._groups]
+
+    def holds(self) -> bool:
+        """Whether the graph's kernels still work on the weights and states of the update."""
+        return self.update._groups is self._groups and self.update._tensors_hold()
+
+    def upload(self) -> None:
+        """Copy what the kernels read to the device; `hyper` has been taken over already."""
+        for group, addresses in zip(self._groups, self._gradients, strict=True):
+            group.table.addresses[GRADIENT] = addresses
+            group.execute.upload()
+        self.update._lost = True  # so that a step without the graph looks for gradients anew
+
+
 class _Addresses:
     """Where some tensors lie in memory, to be compared at every step."""
 
@@ -531,9 +577,13 @@ class _Group:
         make, tile = _executor(_engine(owner.rule, device, owner.engine), isinstance(owner.rule, TensorRule))
         kinds = gradient_dtype, states, masters
         self.table = TensorTable(owner.rule, weights, *kinds, tile, aligned, owner.seed)  # type: ignore[arg-type]
+        self._control, self.table.zero_grads = owner.control, owner.zero_grads
+        if owner.control is not None:
+            self.table.control = owner.control.to(device)
         self.execute = make(self.table)
         self._empty = np.flatnonzero(self.table.sizes == 0).tolist()
         self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies, and functions giving what to copy
+        self._active: tuple[list[bool], torch.Tensor] | None = None
 
     def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
         table = self.table
@@ -555,7 +605,7 @@ class _Group:
                 self.execute_rule(into)
                 self.end()
         else:
-            self._take(hyper)
+            self.take(hyper)
             self.execute_rule(into)
 
     def execute_rule(self, into: Measurements | None) -> None:
@@ -569,21 +619,34 @@ class _Group:
         self.execute.measured(into, self._places)
         into.mark(self._places[active])
 
-    def _take(self, hyper: np.ndarray) -> None:
+    def take(self, hyper: np.ndarray) -> None:
         """Put the hyper-parameters into the table, and keys where rounding is stochastic."""
         table = self.table
         if self._seed is None:
             table.hyper[:] = hyper[self.rows]
-            return
+        else:
+            self._take_with_keys(hyper, self._seed)
+        if self._control is not None:
+            self._take_control(self._control)
+
+    def _take_control(self, control: torch.Tensor) -> None:
+        own: Any = self.table.control
+        if own is not control:  # on another device
+            own.copy_(control, non_blocking=True)
+        if self.execute.multiplies_on_host:
+            self.table.hyper[:, 0] *= own.numpy()[0]
+
+    def _take_with_keys(self, hyper: np.ndarray, seed: int) -> None:
+        table = self.table
         values, width = hyper[self.rows], 1 + len(table.rule.hyper)
         table.hyper[:, :width] = values[:, :width]
         if table.storage.stochastic:
-            table.hyper[:, width:] = storage.keys(self._seed, values[:, width], self._places)
+            table.hyper[:, width:] = storage.keys(seed, values[:, width], self._places)
 
     def begin(self, hyper: np.ndarray) -> None:
         """Everything before the first look at the tensors."""
         table = self.table
-        self._take(hyper)
+        self.take(hyper)
         for dense, gradient in self.sources:
             dense.copy_(gradient())
         for k in self.copied:
@@ -594,10 +657,16 @@ class _Group:
         for k in self.copied:
             if self.table.gradients[k] is not None:
                 self.originals[k].copy_(self.table.weights[k])
+        if self.table.zero_grads:
+            for _, gradient in self.sources:
+                gradient().zero_()
 
     def active(self) -> torch.Tensor:
         """Which tensors have a gradient."""
-        return torch.tensor([gradient is not None for gradient in self.table.gradients], device=self.table.device)
+        found = [gradient is not None for gradient in self.table.gradients]
+        if self._active is None or found != self._active[0]:
+            self._active = found, torch.tensor(found).to(self.table.device, non_blocking=True)
+        return self._active[1]
 
     def first_active(self) -> int | None:
         return next((i for i, gradient in enumerate(self.table.gradients) if gradient is not None), None)
@@ -611,8 +680,9 @@ class _Group:
         table, reduction, kept = self.table, self.table.rule.reductions[stage], self.kept(stage, rows)
         assert reduction.finished is not None
         columns = [1 + table.rule.hyper.index(name) for name in reduction.finish_hyper]
-        hyper = torch.from_numpy(table.hyper[rows, columns]).to(table.device)
-        new = reduction.finished(self.execute.totals[stage][rows].unbind(1), kept.unbind(1), hyper.unbind(1))
+        hyper = self.execute.hyper[rows]
+        totals, own = self.execute.totals[stage][rows], tuple(hyper[:, column] for column in columns)
+        new = reduction.finished(totals.unbind(1), kept.unbind(1), own)
         new = [torch.as_tensor(value, dtype=kept.dtype, device=kept.device).expand(len(kept)) for value in new]
         return torch.stack(new, dim=1)
 
@@ -621,6 +691,9 @@ class _Group:
         if self.table.rule.skips_nonfinite:
             before = self.kept(stage)
             new = torch.where(self.execute.totals[0].isfinite(), new.to(before), before)
+        if self.table.control is not None:
+            before = self.kept(stage)
+            new = torch.where(self.table.control[1] != 0, before, new.to(before))
         room = self.execute.sums[stage][:, : new.shape[1]]
         room[:] = new
         torch._foreach_copy_([number for row in self._kept(stage) for number in row], list(room.flatten().unbind()))

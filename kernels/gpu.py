@@ -24,7 +24,7 @@ from . import random, storage
 from .language import Measure, Reduction, Rule
 from .measures import Measured, Measurements, measured
 from .storage import Storage
-from .table import GRADIENT, TensorTable, slot_dtypes
+from .table import GRADIENT, Recording, TensorTable, slot_dtypes
 
 __all__ = ["TritonUpdate", "compile_for", "launch_options"]
 
@@ -287,6 +287,7 @@ def _compute_tile(
     start,
     offsets,
     n,
+    control,
     FUNCTION: tl.constexpr,
     EXTRAS: tl.constexpr,
     STATES: tl.constexpr,
@@ -315,7 +316,11 @@ def _compute_tile(
         elif BESIDE == _COMPENSATION:
             beside = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
             w += _load(beside, offsets, n, WEIGHT_TYPE, COMPUTE, FULL, ALIGNED)
-    g = _load(gradient, offsets, n, GRADIENT_TYPE, COMPUTE, FULL, ALIGNED) * tl.load(hyper)
+    g = _load(gradient, offsets, n, GRADIENT_TYPE, COMPUTE, FULL, ALIGNED)
+    rescale = tl.load(hyper)
+    if control is not None:
+        rescale *= tl.load(control).to(COMPUTE)
+    g *= rescale
     states = _load_states(addresses, tensor, n_tensors, start, offsets, n, STATES, STATE_TYPES, COMPUTE, FULL, ALIGNED)
     numbers = _load_numbers(sums + tensor * len(SUMS), SUMS)
     return _call(FUNCTION, EXTRAS, w, g, states, _load_numbers(hyper, HYPER), numbers, offsets)
@@ -396,10 +401,19 @@ def _store_tile(
             )  # fmt: skip
 
 
+@triton.jit
+def _fill_with_zeros(address, start, n, TYPE: tl.constexpr, TILE: tl.constexpr, ALIGNED: tl.constexpr):
+    offsets, zeros = start + tl.arange(0, TILE), tl.zeros((TILE,), dtype=TYPE)
+    if start + TILE <= n:
+        _put(address, zeros, offsets, n, TYPE, True, ALIGNED)
+    else:
+        _put(address, zeros, offsets, n, TYPE, False, ALIGNED)
+
+
 # Compiled once, whatever the number of tensors, on which the alignment of `hyper` and of `sums` depends too.
 @triton.jit(
     do_not_specialize=["n_tensors"],
-    do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums", "partials"],
+    do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums", "partials", "control"],
 )
 def _update_kernel(
     addresses,  # int64 [rows, n_tensors]
@@ -410,6 +424,7 @@ def _update_kernel(
     sums,  # compute type [n_tensors, len(SUMS)]
     partials,  # compute type [n_values, n_programs]: what each program measured
     n_tensors,
+    control,  # float32 [2], see TensorTable; or None
     FUNCTION: tl.constexpr,
     EXTRAS: tl.constexpr,
     STATES: tl.constexpr,
@@ -428,17 +443,21 @@ def _update_kernel(
     CHANGED: tl.constexpr,
     SUMMED: tl.constexpr,  # which values of the measure, if there is one, are added up
     MAXIMA: tl.constexpr,  # and of which the maximum is taken
+    ZERO: tl.constexpr,
 ):
     tensor = tl.load(tiles + 2 * tl.program_id(0))
     start = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int64) * TILE
     gradient = tl.load(gradients + tensor)
-    if gradient != 0:
+    stepping = gradient != 0
+    if control is not None:
+        stepping &= tl.load(control + 1) == 0.0
+    if stepping:
         n = tl.load(sizes + tensor)
         offsets = start + tl.arange(0, TILE)
         if start + TILE <= n:
             new = _compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER,
-                SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
+                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
+                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
             )  # fmt: skip
             _store_tile(
                 addresses, hyper, tensor, n_tensors, start, offsets, n, new[0], new[1], N_STATES, N_HYPER, CHANGED,
@@ -448,8 +467,8 @@ def _update_kernel(
                 _store_partials(partials, new[2], offsets, n, COMPUTE, SUMMED, MAXIMA, True)
         else:
             new = _compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER,
-                SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
+                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
+                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
             )  # fmt: skip
             _store_tile(
                 addresses, hyper, tensor, n_tensors, start, offsets, n, new[0], new[1], N_STATES, N_HYPER, CHANGED,
@@ -457,6 +476,14 @@ def _update_kernel(
             )  # fmt: skip
             if len(SUMMED) + len(MAXIMA) > 0:
                 _store_partials(partials, new[2], offsets, n, COMPUTE, SUMMED, MAXIMA, False)
+    elif control is not None:
+        if len(SUMMED) + len(MAXIMA) > 0:  # of a step that is left out nothing is to be found
+            for k in tl.static_range(len(SUMMED) + len(MAXIMA)):
+                tl.store(partials + k * tl.num_programs(0) + tl.program_id(0), 0.0)
+    if ZERO:
+        if gradient != 0:
+            tl.debug_barrier()  # all threads of the tile have read theirs
+            _fill_with_zeros(gradient, start, tl.load(sizes + tensor), GRADIENT_TYPE, TILE, ALIGNED)
 
 
 @triton.jit
@@ -537,7 +564,7 @@ def _store_partials(
 
 @triton.jit(
     do_not_specialize=["n_tensors"],
-    do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums", "partials"],
+    do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums", "partials", "control"],
 )
 def _sums_kernel(
     addresses,  # as in _update_kernel, as all that follow
@@ -548,6 +575,7 @@ def _sums_kernel(
     sums,
     partials,  # compute type [N_VALUES, n_programs]: what each program found
     n_tensors,
+    control,
     FUNCTION: tl.constexpr,
     EXTRAS: tl.constexpr,
     STATES: tl.constexpr,
@@ -570,21 +598,24 @@ def _sums_kernel(
     start = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int64) * TILE
     gradient = tl.load(gradients + tensor)
     partials += tl.program_id(0)
-    if gradient != 0:
+    stepping = gradient != 0
+    if control is not None:
+        stepping &= tl.load(control + 1) == 0.0
+    if stepping:
         n = tl.load(sizes + tensor)
         offsets = start + tl.arange(0, TILE)
         if start + TILE <= n:
             values = _compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER,
-                SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
+                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
+                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
                 value = _spread(values[k], offsets, COMPUTE)
                 tl.store(partials + k * tl.num_programs(0), _gathered(value, LARGEST))
         else:
             values = _compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, FUNCTION, EXTRAS, STATES, HYPER,
-                SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
+                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
+                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
                 value = tl.where(offsets < n, _spread(values[k], offsets, COMPUTE), 0.0)
@@ -741,7 +772,7 @@ def _constants(
 class TritonUpdate:
     """Runs one table on a GPU: keeps its arrays on the device, copies over what changed, launches once."""
 
-    looks_at_tensors = False  # but at memory
+    looks_at_tensors = multiplies_on_host = False  # but at memory, and on the device
 
     def __init__(self, table: TensorTable) -> None:
         assert isinstance(table.rule, Rule)
@@ -770,13 +801,18 @@ class TritonUpdate:
 
         Those of one over all tensors are the same in each row.
         """
-        if not self._n_tiles:
-            self.totals[stage].zero_()  # they may have been added to those of other tensors
-            return
         with self._device():
             self._upload()
+            if not self._n_tiles:
+                self.totals[stage].zero_()  # they may have been added to those of other tensors
+                return
             for launch in self._measure[stage]:
                 launch()
+
+    def upload(self) -> None:
+        """Copy over what has changed, on the current stream."""
+        with self._device():
+            self._upload()
 
     def __call__(self) -> None:
         """Launch on the current stream of the table's device. Never waits for the device."""
@@ -802,6 +838,11 @@ class TritonUpdate:
                 update()
             totals(into.slot)
 
+    @property
+    def hyper(self) -> torch.Tensor:
+        """The hyper-parameters as they are on the device since the last upload, [n_tensors, n]."""
+        return self._upload.hyper.view(self.table.hyper.shape)
+
     def _device(self) -> Any:
         return torch.cuda.device(self.table.device) if self._elsewhere else nullcontext()
 
@@ -820,9 +861,9 @@ class TritonUpdate:
         if isinstance(function, Reduction):
             constants |= {"N_VALUES": function.n_values, "LARGEST": function.by == "max"}
         else:
-            constants |= _written(function, self._rule)
+            constants |= _written(function, self._rule) | {"ZERO": table.zero_grads}
         options = launch_options(*types, _n_states(function), _n_sums(function), table.storage)
-        return _Launch(kernel, self._n_tiles, (*arguments, len(table.weights)), constants, options)
+        return _Launch(kernel, self._n_tiles, (*arguments, len(table.weights), table.control), constants, options)
 
     def _sums_launcher(self, stage: int) -> tuple[_Launch, _Launch]:
         table, reduction = self.table, self._rule.reductions[stage]
@@ -916,6 +957,13 @@ class _Uploader:
 
     def __call__(self) -> None:
         """Copy over what changed since the last call, if anything did, on the current stream."""
+        if Recording.current is not None:
+            return
+        if self._events is not None and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a step is being captured in a CUDA graph, which would take the same rates and counts at every replay: use "
+                "capture(function) of the Trainer, or of the optimizer of tristep.optim, which keeps them live"
+            )
         now = self.table.addresses[GRADIENT].tobytes(), self.table.hyper.tobytes()
         if now == self._sent:
             return
@@ -940,6 +988,8 @@ def compile_for(
     state_dtype: torch.dtype | None = None,
     stochastic: bool = False,
     measure: Measure | None = None,
+    control: bool = False,
+    zero_grads: bool = False,
 ) -> Any:
     """The compiled kernel of a rule for a `triton.backends.compiler.GPUTarget`; needs no GPU. For looking at its code.
 
@@ -961,8 +1011,10 @@ def compile_for(
     if isinstance(function, Reduction):
         constants |= {"N_VALUES": function.n_values, "LARGEST": function.by == "max"}
     else:
-        constants |= _written(function, rule)
-    signature |= {"n_tensors": "i32"} | dict.fromkeys(constants, "constexpr")
+        constants |= _written(function, rule) | {"ZERO": zero_grads}
+    signature |= {"n_tensors": "i32", "control": "*fp32"}
+    constants |= {} if control else {"control": None}
+    signature |= dict.fromkeys(constants, "constexpr")
     kernel = _update_kernel if stage is None else _sums_kernel
     source = ASTSource(kernel, signature=signature, constexprs=constants)
     options = launch_options(weight_dtype, gradient_dtype, dtype, _n_states(function), _n_sums(function), stored)

@@ -226,7 +226,8 @@ class _TorchLanguage:
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
         """`a` where the condition holds, else `b`, element by element."""
-        return torch.where(torch.as_tensor(condition), self._tensor(a), self._tensor(b))
+        condition = torch.as_tensor(condition)
+        return torch.where(condition, self._tensor(a, condition.device), self._tensor(b, condition.device))
 
     def maximum(self, a: Any, b: Any) -> Any:
         """The larger of two values."""
@@ -236,8 +237,10 @@ class _TorchLanguage:
         """The smaller of two values."""
         return torch.minimum(self._tensor(a), self._tensor(b))
 
-    def _tensor(self, value: Any) -> torch.Tensor:
-        return value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=self._dtype)
+    def _tensor(self, value: Any, device: torch.device | None = None) -> torch.Tensor:
+        if isinstance(value, torch.Tensor):
+            return value
+        return torch.full((), value, dtype=self._dtype, device=device)  # made on the device, which is not waited for
 
 
 _TORCH = {dtype: _TorchLanguage(dtype) for dtype in (torch.float32, torch.float64)}

@@ -60,6 +60,7 @@ class NativeUpdate:
     """Runs one table on the CPU in one native call, on several threads only where there is work enough."""
 
     looks_at_tensors = False  # but at memory
+    multiplies_on_host = True  # gradients by the factor in the table's control, which is on the host anyway
 
     def __init__(self, table: TensorTable) -> None:
         self.table = table
@@ -86,7 +87,21 @@ class NativeUpdate:
         _add_up(self._partials[stage], table.tiles, table.addresses[GRADIENT], self.totals[stage].numpy(), *how)
 
     def __call__(self) -> None:
-        self._run()
+        self._run_unless_left_out(self._run)
+
+    def _run_unless_left_out(self, run: Callable[[], None]) -> None:
+        control = self.table.control
+        if control is None or control[1] == 0:
+            run()
+        elif self.table.zero_grads:
+            for bound in self.table.gradients:
+                if bound is not None and (gradient := bound()) is not None:
+                    gradient.zero_()
+
+    @property
+    def hyper(self) -> torch.Tensor:
+        """The hyper-parameters, [n_tensors, n]."""
+        return torch.from_numpy(self.table.hyper)
 
     def measured(self, into: Measurements, rows: np.ndarray) -> None:
         """As a call, and put what is measured meanwhile into these rows of the present slot."""
@@ -96,7 +111,8 @@ class NativeUpdate:
             run = self._prepare(measured(table.rule, measure), partials)  # type: ignore[arg-type]  # a Rule
             self._measured = measure, run, partials, np.array([by == "max" for by in measure.by])
         _, run, partials, largest = self._measured
-        run()
+        partials[:] = 0.0  # which is what is found of a step that is left out
+        self._run_unless_left_out(run)
         totals = np.zeros((len(rows), len(largest)))
         _add_up(partials, table.tiles, table.addresses[GRADIENT], totals, largest, False)
         ring.numpy()[into.slot, rows] = totals
@@ -184,7 +200,8 @@ _compile_lock = threading.Lock()
 
 def _compiled(table: TensorTable, function: Rule | Reduction | Measured, threaded: bool) -> Any:
     """The loop over a table that computes this function: the table's rule, also measured, or a reduction before it."""
-    key: Any = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.storage, threaded)
+    zero_grads = table.zero_grads and not isinstance(function, Reduction)
+    key: Any = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.storage, threaded, zero_grads)
     with _compile_lock:
         if key not in _loops:
             _loops[key] = _compile(*key)
@@ -532,10 +549,11 @@ def _compile(
     gradient_dtype: torch.dtype,
     stored: Storage,
     threaded: bool,
+    zero_grads: bool,
 ) -> Any:
     dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
     scalar = np.float64 if dtype == torch.float64 else np.float32
-    source = _loop_source(function, rule, weight_dtype, stored, threaded)
+    source = _loop_source(function, rule, weight_dtype, stored, threaded, zero_grads)
     names = {
         "function": function.bind(f"numba {scalar.__name__}", _words, _for_type(scalar)),
         "load_weight": _jit(lambda x: x) if stored.beside == FULL else _LOAD.get(weight_dtype, _jit(lambda x: x)),
@@ -689,7 +707,12 @@ def _gathered_by(function: Reduction | Measured) -> tuple[str, ...]:
 
 
 def _loop_source(
-    function: Rule | Reduction | Measured, rule: Rule, weight_dtype: torch.dtype, stored: Storage, threaded: bool
+    function: Rule | Reduction | Measured,
+    rule: Rule,
+    weight_dtype: torch.dtype,
+    stored: Storage,
+    threaded: bool,
+    zero_grads: bool = False,
 ) -> str:
     """The loop's text. The innermost function takes arrays, because only so does it vectorise."""
     states = [f"s{k}" for k in range(len(function.state))]
@@ -742,6 +765,7 @@ def _loop_source(
             partial_k = f"partials[j, {k}]"
             together = f"= maximum({partial_k}, found[{k}])" if most else f"+= found[{k}]"
             take_after += f"\n            {partial_k} {together}"
+    lines += ["g[i] = 0"] * zero_grads
     inner = "\n        ".join(lines)
     pack = (
         "" if isinstance(function, Reduction) else _pack_lines(rule, states, packed, row, n if stored.stochastic else None)

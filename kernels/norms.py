@@ -21,7 +21,7 @@ from .engine import DTYPES, _executor, _itself, _Kinds, choose_engine, join_tota
 from .language import Rule, reduction, rule, tl
 from .rules.common import clip_coefficient, clipped, total_square
 from .rules.layerwise import gradient_square
-from .table import GRADIENT, WEIGHT, TensorTable, is_dense, is_wrapper
+from .table import GRADIENT, WEIGHT, Recording, TensorTable, is_dense, is_wrapper
 
 __all__ = ["clip_adaptively_", "clip_by_global_norm_", "clip_by_norm_", "clip_by_value_", "global_norm"]
 
@@ -319,6 +319,11 @@ def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str = "tensors"
     if tensors:
         device = tensors[0].device
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None  # two would share what it measured
+        if Recording.current is not None or (stream is not None and torch.cuda.is_current_stream_capturing()):
+            raise RuntimeError(
+                "norms and clipping of lists cannot be captured in a CUDA graph, as their lists may change: use the "
+                "optimizer's clip_norm, or torch.nn.utils.clip_grad_norm_"
+            )
         key = (*key, choose_engine(device), stream)
     known = _plans.get(key, ())
     for plan in known:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from . import storage
 from .language import Rule, TensorRule
 
 __all__ = [
+    "Recording",
     "TensorTable",
     "allocate_states",
     "compute_dtype",
@@ -154,6 +155,25 @@ def allocate_states(
     return [tuple(row) for row in states]
 
 
+class Recording:
+    """What is launched while a CUDA graph is recorded. What changes from step to step is not copied into the graph then.
+
+    Attributes:
+        current: the recording that is going on.
+        general: whether rules must be those that are right at every step, as in a graph and before it is recorded.
+        updates: each `Update` that has been run, with what it is to work on again.
+        owners: for each step that was taken a function that tells whether it can be taken in the same way again, and one
+            that does all of it that the host does.
+    """
+
+    current: ClassVar[Recording | None] = None
+    general: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.updates: list[Any] = []
+        self.owners: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+
+
 class TensorTable:
     """One group of tensors that share device, rule and types. Built once; gradients and hyper-parameters change.
 
@@ -176,6 +196,9 @@ class TensorTable:
         hyper: float32 or float64 [n_tensors, 1 + n_hyper]: rescale_grad, then the rule's own; after these, where rounding is
             stochastic, the two halves of a key.
         tiles: int32 [n_tiles, 2]: tensor, and which of its tiles.
+        control: float32 [2] on the device, or None: a factor for gradients besides rescale_grad, and whether (not 0)
+            all is to be left as it is. To be set, if at all, before an engine takes the table.
+        zero_grads: whether gradients become zeros; also to be set before that.
         gradients: for each tensor None where it is skipped, else a function that gives its gradient: the table keeps no
             gradient alive.
     """
@@ -202,6 +225,8 @@ class TensorTable:
         self.dtype = compute_dtype(self.weight_dtype)
         self.tile = tile
         self.aligned = aligned
+        self.control: torch.Tensor | None = None
+        self.zero_grads = False
 
         n, n_states = len(weights), len(rule.state)
         self.addresses = np.zeros((FIRST_STATE + n_states + (masters is not None), n), dtype=np.int64)

@@ -9,18 +9,20 @@ from __future__ import annotations
 import operator
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..kernels import rules
+from ..kernels import Rule, rules
 from ..kernels.engine import DTYPES, choose_engine
 from ..kernels.measures import Measurements
+from ..kernels.table import Recording
 from . import checkpoint
 from .arguments import choice, did_you_mean, flag, real
+from .capture import CapturedStep
 from .in_backward import BackwardStep, check_optimizer
 from .optimizer import Optimizer, RuleOptimizer, Updater, create
 from .optimizer.updater import Plan
@@ -53,6 +55,8 @@ class Trainer:
         engine: who computes: "triton", "cpu", "eager", or None for the best there is (see `tristep.kernels`).
         telemetry: a `Telemetry` that is to record what each step does to each parameter, or True for one with its defaults;
             None records nothing. The attribute of this name may be set to another one, or None, between steps.
+        zero_grads: let each step fill the gradients that it has used with zeros, in the same pass, so that the next ones
+            add up in the same memory. What autograd has not written to since does not count as fresh.
 
     Raises:
         TypeError, ValueError: an argument that does not fit; the message says which and what is allowed.
@@ -80,7 +84,9 @@ class Trainer:
         *,
         engine: str | None = None,
         telemetry: Telemetry | bool | None = None,
+        zero_grads: bool = False,
     ) -> None:
+        zero_grads = flag("zero_grads", zero_grads)
         named = _named_parameters(params)
         _check_parameters(named)
         _check_store(kvstore, compression_params, update_on_kvstore)
@@ -96,6 +102,8 @@ class Trainer:
         self._scale = self._optimizer.rescale_grad
         self._updater = Updater(self._optimizer, engine)
         self._plan: Plan | None = None
+        self._zero_grads = zero_grads
+        self._loss_scaler: Any = None  # amp.py puts one here
         # The gradients that the last step used up: which tensors, and how often they had been written to.
         self._used: list[weakref.ref[torch.Tensor] | None] = [None] * len(self._params)
         self._used_ids: np.ndarray | None = None  # the identities of these tensors, if they were found out
@@ -144,7 +152,7 @@ class Trainer:
         """Reduce gradients and update the weights, with gradients divided by `batch_size`.
 
         Gradients are fresh once `backward`, or anything else, has written to them since the last step. The gradients
-        themselves are not changed.
+        themselves are not changed, but by a trainer with `zero_grads=True`.
 
         Gradients of several backward passes add up, and make one step with the number of all their samples. Where
         `zero_grad(set_to_none=False)` follows, the next ones are added up in the same memory. Those of 16-bit parameters add
@@ -185,7 +193,8 @@ class Trainer:
         Raises:
             TypeError, ValueError: an argument that does not fit, or an optimizer that needs all gradients together, such as
                 Prodigy; nothing has been changed.
-            RuntimeError: after `ascend`, or inside another such context, nothing has been changed; or, from `backward`, a
+            RuntimeError: after `ascend`, inside another such context, or with a loss scaler, which must see all gradients
+                before a step, nothing has been changed; or, from `backward`, a
                 second gradient for a parameter, which is not used.
             StaleGradientError: on leaving, some parameters got no gradient; the others have been updated.
         """
@@ -193,6 +202,8 @@ class Trainer:
         ignore_stale_grad = flag("ignore_stale_grad", ignore_stale_grad)
         if self._below is not None:
             raise RuntimeError("ascend() has moved the weights up, and needs all gradients to move them back: use step()")
+        if self._loss_scaler is not None:
+            raise RuntimeError("a loss scaler must see all gradients before any weight is updated: use step()")
         if self._backward is not None and self._backward.is_open:
             raise RuntimeError("step_in_backward() inside step_in_backward(): one backward pass can only be one step")
         self._refuse_lazy()
@@ -316,9 +327,55 @@ class Trainer:
         finally:
             self._put_back(before)
 
+    def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
+        """A function that trains, as a CUDA graph: the same function, called in the same way, without the host's work.
+
+        Each call is one training step. The first ones run as they are; then the graph is recorded, and replayed from then
+        on. Learning rate, schedule, decay, multipliers, betas, clipping, update counts and loss scale stay live. On a device
+        without such graphs the function is simply called.
+
+            def train(x, y):
+                trainer.zero_grad()
+                loss = loss_function(net(x), y)
+                loss.backward()
+                trainer.step(1)
+                return loss
+
+            step = trainer.capture(train)
+            for x, y in data:
+                loss = step(x, y)
+
+        Args:
+            fn: takes tensors, which are copied to where the parameters are, and takes one step of this trainer. It must not
+                look at values on the host (`loss.item()`), and what it decides by itself is decided once.
+            warmup: how many calls run as they are, >= 2.
+
+        Returns:
+            A callable. Tensors that it returns are overwritten by the next call; gradients are those of the last one.
+
+        Raises:
+            TypeError: `fn` is not callable.
+            ValueError: an optimizer whose rule is not elementwise, such as Muon's, or an engine other than triton on a GPU.
+
+        Source: `torch.cuda.graph`.
+        """
+        optimizer, device = self._optimizer, self._params[0].device
+        if not (isinstance(optimizer, RuleOptimizer) and isinstance(optimizer.rule, Rule)):
+            raise ValueError(
+                f"capture() with {type(optimizer).__name__}: its step is torch operations with numbers from the host, which "
+                "a graph would repeat as they were; use an optimizer with an elementwise rule"
+            )
+        if device.type == "cuda" and choose_engine(device, self._updater.engine) != "triton":
+            raise ValueError("capture() needs engine='triton': others have the host's numbers in their operations")
+        return CapturedStep(fn, device, warmup)
+
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's settings, counts, schedule and states, as plain data and tensors (not copied)."""
-        return checkpoint.collect(self._updater, self._names, self._params)
+        """The optimizer's settings, counts, schedule and states, as plain data and tensors (not copied).
+
+        With a loss scaler its state, too.
+        """
+        state = checkpoint.collect(self._updater, self._names, self._params)
+        return state if self._loss_scaler is None else state | {"loss_scaler": self._loss_scaler.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave. Checks all of it first.
@@ -329,7 +386,16 @@ class Trainer:
         Raises:
             ValueError, TypeError: it does not fit this trainer; nothing has been changed.
         """
+        scaling = state_dict.get("loss_scaler") if isinstance(state_dict, Mapping) else None
+        if scaling is not None:
+            if self._loss_scaler is None:
+                raise ValueError(
+                    "saved state has a loss scaler, this trainer has none: call tristep.amp.init_trainer(trainer) before"
+                )
+            self._loss_scaler.check(scaling)
         checkpoint.restore(self._updater, self._names, self._params, state_dict)
+        if scaling is not None:
+            self._loss_scaler.load_state_dict(scaling)
         self._plan = None
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
@@ -367,6 +433,9 @@ class Trainer:
         if self._below is not None:
             self._put_back(self._below)
             self._below = None
+        scaler = self._loss_scaler
+        if scaler is not None:
+            scaler.look([parameter.grad for parameter in self._params] if held else gradients)
         before = self._optimizer.rescale_grad
         self._optimizer.rescale_grad = self._scale / batch_size
         into = None if self._telemetry is None else self._telemetry._begin()
@@ -388,6 +457,36 @@ class Trainer:
                         references[i], versions[i] = self._used[i], self._used_versions[i]
             self._used, self._used_ids = references, ids
         self._used_versions, self._seen_versions = versions, self._used_versions
+        if scaler is not None:
+            scaler.end(plan.update.total() if plan.update is not None and plan.update.rule.skips_nonfinite else None)
+        if self._zero_grads:
+            self._note_zeros()
+        if Recording.current is not None:
+            self._note_recording(Recording.current, plan, batch_size)
+
+    def _note_zeros(self) -> None:
+        """Zeros that the step has written make no gradient fresh."""
+        for i, reference in enumerate(self._used):
+            if reference is not None and (gradient := reference()) is not None:
+                self._used_versions[i] = gradient._version
+
+    def _note_recording(self, recording: Recording, plan: Plan, batch_size: float) -> None:
+        update: Any = plan.update
+        active = list(plan.active)
+
+        def holds() -> bool:
+            optimizer: Any = self._optimizer
+            return self._plan is plan and plan.has_states() and update.rule is optimizer.composed_rule
+
+        def advance() -> None:
+            before, self._optimizer.rescale_grad = self._optimizer.rescale_grad, self._scale / batch_size
+            try:
+                plan.advance(update, active)
+            except BaseException:
+                self._optimizer.rescale_grad = before
+                raise
+
+        recording.owners.append((holds, advance))
 
     def _look_at_others(self, plan: Plan) -> tuple[list[Any], np.ndarray, np.ndarray] | None:
         """The usual case after `zero_grad()`: gradients that are all other tensors than before, what they are, and where.
@@ -420,7 +519,7 @@ class Trainer:
         updater = self._updater
         before = dict(updater.states), dict(updater.masters)
         try:
-            plan = Plan(updater, range(len(self._params)), self._params, self._names, own=True)
+            plan = Plan(updater, range(len(self._params)), self._params, self._names, True, self._zero_grads)
             plan.step(gradients, into=into)
         except BaseException:
             updater.states, updater.masters = before

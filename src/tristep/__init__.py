@@ -17,6 +17,7 @@ from .trainer import (
     StaleGradientError,
     Telemetry,
     Trainer,
+    amp,
     clip_global_norm,
     fit,
     initializer,
@@ -30,6 +31,7 @@ __all__ = [
     "StaleGradientError",
     "Telemetry",
     "Trainer",
+    "amp",
     "clip_global_norm",
     "fit",
     "init",
@@ -49,7 +51,7 @@ except PackageNotFoundError:  # a checkout on PYTHONPATH, never installed
     __version__ = "0+uninstalled"
 
 # So that `from tristep.optim import AdamW` and the like work as they do with torch and MXNet.
-for _name in ("init", "initializer", "lr_scheduler", "optim", "optimizer"):
+for _name in ("amp", "init", "initializer", "lr_scheduler", "optim", "optimizer"):
     sys.modules[f"{__name__}.{_name}"] = globals()[_name]
 
 _LAZY = ("viz",)  # sub-packages imported on first use

@@ -18,7 +18,8 @@ import torch
 
 from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.engine import DTYPES
-from ...kernels.table import allocate_states, is_dense, is_wrapper, slot_dtypes, state_type, states_for
+from ...kernels.table import Recording, allocate_states, is_dense, is_wrapper, slot_dtypes, state_type, states_for
+from ..capture import CapturedStep
 from ..optimizer.sparse import RowUpdate, is_sparse
 
 __all__ = ["FusedOptimizer", "as_real", "name_of"]
@@ -36,7 +37,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     Raises:
         ValueError: `differentiable=True`, as no graph is recorded through a fused step; a parameter that is sparse.
-        NotImplementedError: `capturable=True`.
+        NotImplementedError: `capturable=True`; `capture` makes graphs.
         TypeError: a parameter of a type that cannot be trained.
         RuntimeError: a complex parameter for Adafactor or Muon.
     """
@@ -46,6 +47,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     _takes_sparse: ClassVar[bool] = False
     _takes_complex: ClassVar[bool] = True
     _plan: _Plan | None = None
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler then hands scale and overflow on to the step
+    _control: torch.Tensor | None = None  # float32 [2], what gradients are multiplied by, and whether a step is left out
 
     def _rule(self, group: Group) -> Rule | TensorRule:
         """The rule for a group with these options."""
@@ -111,18 +114,52 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # What torch.amp.GradScaler leaves here where `fused=True` has told it that the step unscales gradients itself.
-        found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and found_inf.item():
+        found_inf = getattr(self, "found_inf", None)  # torch.amp.GradScaler leaves it here, and `grad_scale`
+        on_host = found_inf is None or _is_on_host(found_inf)
+        if found_inf is not None and on_host and found_inf.item():
             return loss
+        if not on_host or self._control is not None:
+            self._take_scale(found_inf, getattr(self, "grad_scale", None))
         self._step()
         return loss
+
+    def _take_scale(self, found_inf: torch.Tensor | None, grad_scale: torch.Tensor | None) -> None:
+        """Tell the kernels about it, where only the device knows."""
+        if self._control is None:
+            assert found_inf is not None
+            self._control = torch.zeros(2, dtype=torch.float32, device=found_inf.device)
+            self._plan = None
+        if grad_scale is None:
+            self._control[:1].fill_(1.0)
+        else:
+            torch.reciprocal(grad_scale.view(1), out=self._control[:1])
+        if found_inf is None:
+            self._control[1:].zero_()
+        else:
+            self._control[1:].copy_(found_inf.view(1))
+
+    def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
+        """As `tristep.Trainer.capture`: a function that trains with this optimizer, as a CUDA graph.
+
+        Raises:
+            TypeError: `fn` is not callable.
+            ValueError: a group whose rule is none of single elements.
+        """
+        for group in self.param_groups:
+            if not isinstance(self._rule(group), Rule):
+                raise ValueError(
+                    f"capture() with {type(self).__name__}: its step is torch operations with numbers from the host, which "
+                    "a graph would repeat as they were; use an optimizer with an elementwise rule"
+                )
+        return CapturedStep(fn, self.param_groups[0]["params"][0].device, warmup)
 
     @torch._disable_dynamo  # it is compiled already
     def _step(self) -> None:
         if self._plan is not None and self._plan.holds():
             self._plan.step()
             return
+        if Recording.current is not None:
+            raise RuntimeError("the captured function must do at every call what it does at the first ones")
         rows = {parameter: copy.copy(row) for parameter, row in self.state.items()}
         try:
             self._plan = _Plan(self)
@@ -144,7 +181,10 @@ class FusedOptimizer(torch.optim.Optimizer):
                     f"differentiable=True: the fused step of {name} records no graph; use torch.optim.{name} for that"
                 )
             if options.get("capturable"):
-                raise NotImplementedError(f"capturable=True: {name} cannot be captured in a CUDA graph yet")
+                raise NotImplementedError(
+                    f"capturable=True: {name} cannot be captured in a CUDA graph by itself; optimizer.capture(function) "
+                    "does that, with all hyper-parameters live"
+                )
         super().add_param_group(param_group)
         added = self.param_groups[-1]
         try:
@@ -258,6 +298,13 @@ class _Plan:
         """Update the parameters and, if that went well, their numbers."""
         for part in self._parts:
             part.run()
+        if Recording.current is not None:
+            Recording.current.owners.append((lambda: self._optimizer._plan is self and self.holds(), self.advance))
+
+    def advance(self) -> None:
+        """All that a step does on the host, for one that is launched otherwise."""
+        for part in self._parts:
+            part.advance()
 
 
 class _Part:
@@ -286,7 +333,9 @@ class _Part:
         self._masters = [self._master_of(i) for i in range(len(members))]
         self._rows = [optimizer.state[parameter] for parameter in self.parameters if parameter in optimizer.state]
         self._kept = list(chain.from_iterable(map(dict.values, self._rows)))
-        self._update = Update(rule, self._weights, states, self._masters, names=self._names, seed=self._seed)
+        self._update = Update(
+            rule, self._weights, states, self._masters, names=self._names, seed=self._seed, control=optimizer._control
+        )
         self._states = states
         self._active: list[bool] = []
         self._shared: list[tuple[Any, int]] = []  # rows of equal hyper-parameters, and the first of them
@@ -415,7 +464,8 @@ class _Part:
             every: Any = gradients, self._states, self._masters
             given, states, masters = ([each[i] for i in by_row] for each in every)
             names = [self._names[i] for i in by_row]
-            rows = RowUpdate(self._rule, weights, given, states, masters, None, names, self._seed)
+            control = self._optimizer._control
+            rows = RowUpdate(self._rule, weights, given, states, masters, None, names, self._seed, control)
             self._by_row = rows, by_row
         return whole
 
@@ -434,7 +484,7 @@ class _Part:
     def _take_hyper(self) -> None:
         """Hyper-parameters, each group's own."""
         optimizer, update = self._optimizer, self._update
-        scale = getattr(optimizer, "grad_scale", None)
+        scale = getattr(optimizer, "grad_scale", None) if optimizer._control is None else None
         unscale = 1.0 if scale is None else 1.0 / float(scale)
         self._stepping = list({id(self._groups[first]): self._groups[first] for _, first in self._shared}.values())
         for group in self._stepping:
@@ -466,6 +516,20 @@ class _Part:
         for group in self._stepping:
             self._optimizer._end(group)
         self._by_row, self._alive = None, []
+
+    def advance(self) -> None:
+        """All that a step does on the host, for one that is launched otherwise."""
+        self._update.prepares_only = True
+        try:
+            self._share()
+            self._take_hyper()
+            self.run()
+        finally:
+            self._update.prepares_only = False
+
+
+def _is_on_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def _goes_with(state: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -56,7 +56,8 @@ def clip_grad_norm_(
             "To disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
         )
 
-    if norm_type in (1.0, 2.0, math.inf):
+    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    if norm_type in (1.0, 2.0, math.inf) and not capturing:
         decide = clippable if error_if_nonfinite else None
         try:
             return scale_to_norm_("parameters", gradients, float(max_norm), norm_type, decide=decide)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update, compose, storage
-from ...kernels.table import slot_dtypes, state_type, states_for
+from ...kernels.table import Recording, slot_dtypes, state_type, states_for
 from ..arguments import choice, did_you_mean, flag, real, whole
 from .sparse import RowUpdate, split
 
@@ -343,6 +343,7 @@ class RuleOptimizer(Optimizer):
         self.stochastic_rounding = flag("stochastic_rounding", stochastic_rounding)
         self.rounding_seed = whole("rounding_seed", rounding_seed, low=0)
         self.kahan = flag("kahan", kahan)
+        self._skips_overflow = False  # as `skip_nonfinite`, where a loss scaler needs it
         self._updater: Callable[[], Any] | None = None  # a weak reference to what has the states
         remainder = isinstance(given := kwargs.get("multi_precision"), str) and given == "remainder"
         super().__init__(**kwargs | ({"multi_precision": True} if remainder else {}))
@@ -368,8 +369,8 @@ class RuleOptimizer(Optimizer):
         """
         if not self._has_options:  # asked at every step
             return self.rule
-        if self.lookahead is None:
-            return self._composed()
+        if self.lookahead is None or Recording.general:
+            return self._composed(sync=self.lookahead is not None)
         n = self._counts[slots] - self.begin_num_update + 1
         return self._composed(sync=not (n % self.lookahead).all())
 
@@ -561,7 +562,8 @@ class RuleOptimizer(Optimizer):
     @property
     def _has_options(self) -> bool:
         given = self.lookahead, self.clip_norm, self.ema_decay
-        return self.cautious or self.decoupled_wd or self.skip_nonfinite or given != (None, None, None)
+        flags = self.cautious, self.decoupled_wd, self.skip_nonfinite, self._skips_overflow
+        return any(flags) or given != (None, None, None)
 
     def _composed(self, sync: bool = False) -> Rule:
         rule = self.rule
@@ -578,7 +580,7 @@ class RuleOptimizer(Optimizer):
             rule = compose.lookahead(rule, sync and self.counted)
         if self.ema_decay is not None:
             rule = compose.averaging(rule, self.counted)
-        return compose.skipping_nonfinite(rule) if self.skip_nonfinite else rule
+        return compose.skipping_nonfinite(rule) if self.skip_nonfinite or self._skips_overflow else rule
 
     def _check_options(self) -> None:
         name, rule = type(self).__name__, cast("Rule | TensorRule", self.rule)

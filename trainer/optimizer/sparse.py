@@ -29,7 +29,7 @@ class RowUpdate:
         gradients: sparse, of the shapes of the weights.
         states: for each weight its whole states, one tensor for each slot of the rule.
         masters: for each weight its whole copy in the arithmetic's type, or None.
-        engine, names, seed: as for `tristep.kernels.Update`.
+        engine, names, seed, control: as for `tristep.kernels.Update`.
 
     Attributes:
         hyper: as that of `tristep.kernels.Update`.
@@ -46,6 +46,7 @@ class RowUpdate:
         engine: str | None = None,
         names: Sequence[str] | None = None,
         seed: int | storage.CodesOnly | None = None,
+        control: torch.Tensor | None = None,
     ) -> None:
         found = [_rows(gradient) for gradient in gradients]
         self._values = [values for _, values in found]  # bound, so they must stay alive
@@ -63,7 +64,7 @@ class RowUpdate:
             cut_weights.append(cut(weight, weight, rows))
             cut_states.append(tuple(cut(tensor, weight, rows) for tensor in state))
             cut_masters.append(None if master is None else cut(master, weight, rows))
-        self._update = Update(rule, cut_weights, cut_states, cut_masters, engine, names, seed)
+        self._update = Update(rule, cut_weights, cut_states, cut_masters, engine, names, seed, control)
         self._update.bind(self._values)
 
     @property
@@ -135,6 +136,11 @@ def split(
                 raise ValueError(
                     f"state_dtype={optimizer.state_dtype!r} for {names[i]}, whose gradient is sparse: rows share scales, so "
                     "it must be None or 'bfloat16'; or use lazy_update=False"
+                )
+            if optimizer._skips_overflow:
+                raise ValueError(
+                    f"the gradient of {names[i]} is sparse: with a loss scaler all gradients are looked at together, and "
+                    "rows are updated apart; use lazy_update=False, or sparse=False in the layer"
                 )
             for option in ("clip_norm", "skip_nonfinite"):
                 value, off = getattr(optimizer, option), None if option == "clip_norm" else False

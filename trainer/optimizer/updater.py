@@ -39,6 +39,7 @@ class Updater:
             optimizer what its `create_state_multi_precision` returned.
         masters: by parameter index, the float32 copy of a 16-bit weight, or what stands for it; only with a `RuleOptimizer`
             and `multi_precision` or `kahan`.
+        control: as that of `tristep.kernels.Update`; plans that are made from then on follow it.
     """
 
     def __init__(self, optimizer: Optimizer, engine: str | None = None) -> None:
@@ -48,6 +49,7 @@ class Updater:
         self.engine = engine
         self.states: dict[Index, Any] = {}
         self.masters: dict[Index, torch.Tensor] = {}
+        self.control: torch.Tensor | None = None
         self._plan: Plan | None = None
         if isinstance(optimizer, RuleOptimizer):
             optimizer._updater = weakref.ref(self)
@@ -120,6 +122,7 @@ class Plan:
         weights: the parameters, in the same order.
         names: what messages call them; default their names or indices in the optimizer.
         own: gradients will be the weights' own, `weight.grad`.
+        zero_grads: fill them with zeros in the same pass.
     """
 
     def __init__(
@@ -129,9 +132,10 @@ class Plan:
         weights: Sequence[torch.Tensor],
         names: Sequence[str] | None = None,
         own: bool = False,
+        zero_grads: bool = False,
     ) -> None:
         self.updater = updater
-        self._gradients_own = own
+        self._gradients_own, self._zero_grads = own, zero_grads
         idx2name = updater.optimizer.idx2name
         self._names = [str(idx2name.get(index, index)) for index in indices] if names is None else list(names)
         self.indices = list(indices)
@@ -139,7 +143,8 @@ class Plan:
         self.update: Update | None = None
         self._updates: dict[Rule, Update] = {}  # by rule: an optimizer may go from one to another and back
         self._met_sparse = False  # whether there has been a sparse gradient, for which to look from then on
-        self._by_row: tuple[RowUpdate, list[int], list[torch.Tensor | None]] | None = None  # of a step with such gradients
+        # Of a step with such gradients: their rows, whose they are, gradients taken as a whole, and those that are sparse.
+        self._by_row: tuple[RowUpdate, list[int], list[torch.Tensor | None], list[torch.Tensor]] | None = None
         self._slots = np.array(updater.optimizer.slots(self.indices), dtype=np.int64)
         self._active = [True] * len(self.indices)
         # Active parameters that share hyper-parameters: rows, slot of the count, lr_mult, wd_mult, the first one's index.
@@ -247,6 +252,21 @@ class Plan:
         if not all(self._active):
             self._active, self._multipliers = [True] * len(self.indices), _UNKNOWN
 
+    def advance(self, update: Update, active: list[bool]) -> None:
+        """All that a step does on the host, for one that is launched otherwise, as it was with this update and gradients."""
+        if self.update is not update or self._active != active:
+            self.update, self._active, self._multipliers = update, active, _UNKNOWN
+        update.prepares_only = True
+        try:
+            self.step((), held=True)
+        finally:
+            update.prepares_only = False
+
+    @property
+    def active(self) -> list[bool]:
+        """Which weights had a gradient at the last step."""
+        return self._active
+
     def has_states(self) -> bool:
         """Whether it works on the states and masters that the updater has now."""
         return self.update is not None and self._is_of_states(self.update)
@@ -301,17 +321,27 @@ class Plan:
             updater.engine,
             [names[i] for i in places],
             optimizer.rounding,
+            updater.control,
         )
-        self._by_row = by_row, places, whole
+        self._by_row = by_row, places, whole, [grad for grad in grads if grad is not None and is_sparse(grad)]
 
     def _step_by_row(
-        self, update: Update, by_row: RowUpdate, places: list[int], whole: list[Any], into: Measurements | None
+        self,
+        update: Update,
+        by_row: RowUpdate,
+        places: list[int],
+        whole: list[Any],
+        sparse: list[torch.Tensor],
+        into: Measurements | None,
     ) -> None:
         """Update rows and whole weights. `whole`, the gradients of these, has been kept alive until here."""
         by_row.hyper[:] = update.hyper[places]
         by_row.compute()
         update(into)
         by_row.write_back()
+        if self._zero_grads:
+            for grad in sparse:
+                grad.zero_()
         self._by_row = None
 
     def _use(self, optimizer: RuleOptimizer, rule: Rule) -> Update:
@@ -368,6 +398,8 @@ class Plan:
             updater.engine,
             list(map(repr, self._names)),
             optimizer.rounding,
+            updater.control,
+            self._zero_grads,
         )
         # So that random numbers do not depend on what is updated together.
         pairs = zip(self.indices, self._slots, strict=True)
@@ -402,7 +434,20 @@ class Plan:
 
     @torch.no_grad()
     def _step_by_hand(self, optimizer: Optimizer, grads: Sequence[torch.Tensor | None]) -> None:
-        states = self.updater.states
+        states, control, rescale_grad = self.updater.states, self.updater.control, optimizer.rescale_grad
+        factor, skip = (1.0, 0.0) if control is None else control.tolist()
+        if not skip:
+            try:
+                optimizer.rescale_grad *= factor
+                self._update_by_hand(optimizer, grads, states)
+            finally:
+                optimizer.rescale_grad = rescale_grad
+        if self._zero_grads:
+            for grad in grads:
+                if grad is not None:
+                    grad.zero_()
+
+    def _update_by_hand(self, optimizer: Optimizer, grads: Sequence[torch.Tensor | None], states: dict[Index, Any]) -> None:
         active = [index for index, grad in zip(self.indices, grads, strict=True) if grad is not None]
         if optimizer.lr_scheduler is not None and active:  # a rate that is none must be found out before the first update
             counts = optimizer._counts[optimizer.slots(active)]

@@ -1,0 +1,156 @@
+"""A whole training step as a CUDA graph: recorded once, then replayed with rates, decay, counts and loss scale live.
+
+A replay does on the host what a step does there (counts, schedule, hyper-parameters), copies what has changed to the
+device, and lets the graph do the rest. Everything that changes is read from device memory by the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from ..kernels.table import Recording
+from .arguments import whole
+
+__all__ = ["CapturedStep"]
+
+
+class CapturedStep:
+    """A function that trains, which becomes a graph after some calls. Made by `Trainer.capture`.
+
+    Each call is one training step, the first ones too, which run as they are.
+
+    Args:
+        fn: forward, backward and step, with tensors as arguments.
+        device: where the parameters are.
+        warmup: how many calls run as they are before the graph is recorded, >= 2.
+
+    Attributes:
+        is_recorded: whether there is a graph.
+    """
+
+    def __init__(self, fn: Callable[..., Any], device: torch.device, warmup: int = 3) -> None:
+        if not callable(fn):
+            raise TypeError(f"fn must be a function that trains, got {type(fn).__name__}")
+        self._fn, self._device = fn, device
+        self._warmup, self._calls = whole("warmup", warmup, low=2), 0
+        self._graph: Any = None
+        self._recording = Recording()
+        self._inputs: list[Any] = []
+        self._form: Any = None
+        self._outputs: Any = None
+
+    @property
+    def is_recorded(self) -> bool:
+        return self._graph is not None
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Train one step; returns what the function returns.
+
+        Tensors among that are the graph's own, without history, and the next call overwrites them: clone what is to stay.
+        Inputs of another form than those the graph was recorded with, such as a last smaller batch, are trained on without
+        the graph.
+        """
+        if not _possible(self._device):
+            return self._fn(*inputs)
+        leaves, form = _pytree.tree_flatten(inputs)
+        leaves = [leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        if self._graph is not None and not self._holds():
+            self._graph, self._calls = None, self._warmup - 1  # weights have moved, or states have been loaded
+        if self._graph is None:
+            if self._calls < self._warmup:
+                self._calls += 1
+                return _new_graph().warm_up(lambda: self._run(leaves, form))
+            return self._record(leaves, form)
+        if form != self._form or not all(map(_alike, leaves, self._inputs)):
+            return self._run(leaves, form)
+        for _, advance in self._recording.owners:
+            advance()
+        return self._replay(leaves)
+
+    def _run(self, leaves: list[Any], form: Any) -> Any:
+        with _rules_for_all_steps():
+            return self._fn(*_pytree.tree_unflatten(leaves, form))
+
+    def _holds(self) -> bool:
+        recording = self._recording
+        return all(recorded.holds() for recorded in recording.updates) and all(holds() for holds, _ in recording.owners)
+
+    def _record(self, leaves: list[Any], form: Any) -> Any:
+        inputs = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        graph, recording = _new_graph(), Recording()
+        Recording.current = recording
+        try:
+            outputs = graph.record(lambda: self._run(inputs, form))
+        finally:
+            Recording.current = None
+        if not recording.owners:
+            raise RuntimeError("the captured function has taken no step: it must call backward() and step(), too")
+        updates = [id(recorded.update) for recorded in recording.updates]
+        if len(set(updates)) < len(updates):
+            raise RuntimeError("the captured function has taken several steps with one optimizer: it must take one")
+        self._graph, self._recording, self._inputs, self._form = graph, recording, inputs, form
+        self._outputs = _pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+        return self._replay(leaves)  # nothing has been run so far, but the host's part
+
+    @torch.no_grad()
+    def _replay(self, leaves: list[Any]) -> Any:
+        for static, leaf in zip(self._inputs, leaves, strict=True):
+            if isinstance(static, torch.Tensor):
+                static.copy_(leaf, non_blocking=True)
+        for recorded in self._recording.updates:
+            recorded.upload()
+        self._graph.replay()
+        return self._outputs
+
+
+@contextmanager
+def _rules_for_all_steps() -> Iterator[None]:
+    """Before the graph is recorded, too, so that its kernels have been compiled then."""
+    Recording.general = True
+    try:
+        yield
+    finally:
+        Recording.general = False
+
+
+def _alike(leaf: Any, recorded: Any) -> bool:
+    if isinstance(leaf, torch.Tensor) and isinstance(recorded, torch.Tensor):
+        return leaf.shape == recorded.shape and leaf.dtype == recorded.dtype
+    return type(leaf) is type(recorded) and leaf == recorded
+
+
+def _possible(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+class _CudaGraph:
+    """torch's graph, and what has to be done around it."""
+
+    def __init__(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+
+    @staticmethod
+    def warm_up(run: Callable[[], Any]) -> Any:
+        """Run on a stream of its own, as torch asks for before a recording."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            found = run()
+        torch.cuda.current_stream().wait_stream(stream)
+        return found
+
+    def record(self, run: Callable[[], Any]) -> Any:
+        # Other threads, such as those that pin batches in memory, may do what they like meanwhile.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            return run()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+_new_graph: Callable[[], Any] = _CudaGraph
