@@ -409,7 +409,7 @@ class Update:
         if self.prepares_only:
             for group in self._groups:
                 group.take(self.hyper)
-            increment_version(self._touched)
+            self._count_change()
             return
         if Recording.current is not None:
             if into is not None:
@@ -425,14 +425,17 @@ class Update:
                 group.run(self.hyper, into)
         else:
             self._run_with_sums(into)
-        # So that autograd notices, if a graph from before the step is still in use.
+        self._count_change()
+        if self.zero_grads:
+            bound = [reference() for reference in self._references if reference is not None]
+            increment_version([gradient for gradient in bound if gradient is not None])
+
+    def _count_change(self) -> None:
+        """So that autograd notices, if a graph from before the step is still in use."""
         if self._touched is self.weights and (glance := self._glance_at_weights()) is not None:
             glance.count_change()
         else:
             increment_version(self._touched)
-        if self.zero_grads:
-            bound = [reference() for reference in self._references if reference is not None]
-            increment_version([gradient for gradient in bound if gradient is not None])
 
     def total(self) -> torch.Tensor:
         """What the first of the rule's reductions, one over all tensors, has found: a tensor without dimensions."""
@@ -518,7 +521,7 @@ class _Recorded:
         for group, addresses in zip(self._groups, self._gradients, strict=True):
             group.table.addresses[GRADIENT] = addresses
             group.execute.upload()
-        self.update._lost = True  # so that a step without the graph looks for gradients anew
+        self.update._lost = self.update._watched = True  # so that a step without the graph looks for gradients anew
 
 
 class _Addresses:
@@ -636,7 +639,7 @@ class _Group:
         if self.execute.multiplies_on_host:
             self.table.hyper[:, 0] *= own.numpy()[0]
 
-    def _take_with_keys(self, hyper: np.ndarray, seed: int) -> None:
+    def _take_with_keys(self, hyper: np.ndarray, seed: int | storage.CodesOnly) -> None:
         table = self.table
         values, width = hyper[self.rows], 1 + len(table.rule.hyper)
         table.hyper[:, :width] = values[:, :width]

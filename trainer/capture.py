@@ -39,14 +39,11 @@ class CapturedStep:
         self._fn, self._device = fn, device
         self._warmup, self._calls = whole("warmup", warmup, low=2), 0
         self._graph: Any = None
+        self.is_recorded = False
         self._recording = Recording()
         self._inputs: list[Any] = []
         self._form: Any = None
         self._outputs: Any = None
-
-    @property
-    def is_recorded(self) -> bool:
-        return self._graph is not None
 
     def __call__(self, *inputs: Any) -> Any:
         """Train one step; returns what the function returns.
@@ -58,13 +55,14 @@ class CapturedStep:
         if not _possible(self._device):
             return self._fn(*inputs)
         leaves, form = _pytree.tree_flatten(inputs)
-        leaves = [leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        if self._graph is not None and not self._holds():
-            self._graph, self._calls = None, self._warmup - 1  # weights have moved, or states have been loaded
-        if self._graph is None:
-            if self._calls < self._warmup:
-                self._calls += 1
-                return _new_graph().warm_up(lambda: self._run(leaves, form))
+        leaves = [leaf.to(self._device, non_blocking=True) if _is_tensor(leaf) else leaf for leaf in leaves]
+        if self._graph is None or (self.is_recorded and not self._holds()):  # weights have moved, or states have been loaded
+            self._graph, self.is_recorded = _new_graph(), False
+            self._calls = max(self._calls - 1, 0)
+        if self._calls < self._warmup:
+            self._calls += 1
+            return self._graph.warm_up(lambda: self._run(leaves, form))
+        if not self.is_recorded:
             return self._record(leaves, form)
         if form != self._form or not all(map(_alike, leaves, self._inputs)):
             return self._run(leaves, form)
@@ -74,18 +72,23 @@ class CapturedStep:
 
     def _run(self, leaves: list[Any], form: Any) -> Any:
         with _rules_for_all_steps():
-            return self._fn(*_pytree.tree_unflatten(leaves, form))
+            outputs = self._fn(*_pytree.tree_unflatten(leaves, form))
+        # Without history, which would keep alive what autograd knows of streams.
+        return _pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
 
     def _holds(self) -> bool:
         recording = self._recording
         return all(recorded.holds() for recorded in recording.updates) and all(holds() for holds, _ in recording.owners)
 
     def _record(self, leaves: list[Any], form: Any) -> Any:
-        inputs = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        graph, recording = _new_graph(), Recording()
+        inputs = [leaf.detach().clone() if _is_tensor(leaf) else leaf for leaf in leaves]
+        recording = Recording()
         Recording.current = recording
         try:
-            outputs = graph.record(lambda: self._run(inputs, form))
+            self._outputs = self._graph.record(lambda: self._run(inputs, form))
+        except BaseException:
+            self._graph = None
+            raise
         finally:
             Recording.current = None
         if not recording.owners:
@@ -93,14 +96,13 @@ class CapturedStep:
         updates = [id(recorded.update) for recorded in recording.updates]
         if len(set(updates)) < len(updates):
             raise RuntimeError("the captured function has taken several steps with one optimizer: it must take one")
-        self._graph, self._recording, self._inputs, self._form = graph, recording, inputs, form
-        self._outputs = _pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
+        self._recording, self._inputs, self._form, self.is_recorded = recording, inputs, form, True
         return self._replay(leaves)  # nothing has been run so far, but the host's part
 
     @torch.no_grad()
     def _replay(self, leaves: list[Any]) -> Any:
         for static, leaf in zip(self._inputs, leaves, strict=True):
-            if isinstance(static, torch.Tensor):
+            if _is_tensor(static):
                 static.copy_(leaf, non_blocking=True)
         for recorded in self._recording.updates:
             recorded.upload()
@@ -118,8 +120,12 @@ def _rules_for_all_steps() -> Iterator[None]:
         Recording.general = False
 
 
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
 def _alike(leaf: Any, recorded: Any) -> bool:
-    if isinstance(leaf, torch.Tensor) and isinstance(recorded, torch.Tensor):
+    if _is_tensor(leaf) and _is_tensor(recorded):
         return leaf.shape == recorded.shape and leaf.dtype == recorded.dtype
     return type(leaf) is type(recorded) and leaf == recorded
 
@@ -132,21 +138,19 @@ class _CudaGraph:
     """torch's graph, and what has to be done around it."""
 
     def __init__(self) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph, self._stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
 
-    @staticmethod
-    def warm_up(run: Callable[[], Any]) -> Any:
-        """Run on a stream of its own, as torch asks for before a recording."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+    def warm_up(self, run: Callable[[], Any]) -> Any:
+        """Run on the stream of the recording, since autograd remembers where gradients have been added up."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             found = run()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         return found
 
     def record(self, run: Callable[[], Any]) -> Any:
         # Other threads, such as those that pin batches in memory, may do what they like meanwhile.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
             return run()
 
     def replay(self) -> None:

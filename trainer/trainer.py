@@ -476,7 +476,7 @@ class Trainer:
 
         def holds() -> bool:
             optimizer: Any = self._optimizer
-            return self._plan is plan and plan.has_states() and update.rule is optimizer.composed_rule
+            return self._plan is plan and plan.is_of_states(update) and update.rule is optimizer.composed_rule
 
         def advance() -> None:
             before, self._optimizer.rescale_grad = self._optimizer.rescale_grad, self._scale / batch_size

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -269,7 +270,7 @@ class Plan:
 
     def has_states(self) -> bool:
         """Whether it works on the states and masters that the updater has now."""
-        return self.update is not None and self._is_of_states(self.update)
+        return self.update is not None and self.is_of_states(self.update)
 
     def _run(self, update: Update, into: Measurements | None) -> None:
         if self._by_row is None:
@@ -277,10 +278,12 @@ class Plan:
         else:
             self._step_by_row(update, *self._by_row, into)
 
-    def _is_of_states(self, update: Update) -> bool:
+    def is_of_states(self, update: Update) -> bool:
+        """Whether this update works on the states and masters that the updater has now."""
         states, masters = self.updater.states, self.updater.masters
-        found = zip(self.indices, update.states, update.masters, strict=True)
-        return all(row is states.get(index) and master is masters.get(index) for index, row, master in found)
+        return all(map(is_, map(states.get, self.indices), update.states)) and all(
+            map(is_, map(masters.get, self.indices), update.masters)
+        )
 
     def _prepare(self, optimizer: RuleOptimizer, grads: Sequence[torch.Tensor | None]) -> Update:
         """What the step is to be taken with, these gradients bound to it."""
@@ -347,7 +350,7 @@ class Plan:
     def _use(self, optimizer: RuleOptimizer, rule: Rule) -> Update:
         """Go on with another rule, with the `Update` that was made for it before if that still has the right states."""
         update = self._updates.get(rule)
-        if update is None or not self._is_of_states(update):
+        if update is None or not self.is_of_states(update):
             return self._make_update(optimizer, rule)
         self.update = update
         return update

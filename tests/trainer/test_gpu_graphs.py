@@ -1,0 +1,358 @@
+"""Training steps as CUDA graphs: replays are bit-equal to steps as they are, whatever changes between them.
+
+Without a GPU the graph is played: it notes torch's operations and the kernels' launches without running anything that
+changes memory, and replays these and nothing else, with the kernels in Triton's interpreter.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tristep
+from tristep import Trainer, amp
+from tristep.trainer import capture as capture_module
+
+gpu = pytest.importorskip("tristep.kernels.gpu", reason="Triton has builds for Linux only")
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+
+
+class PlayedGraph(TorchDispatchMode):
+    """A CUDA graph on the CPU."""
+
+    recording = None
+    made = 0
+
+    def warm_up(self, run):
+        return run()
+
+    def record(self, run):
+        self.played = []
+        PlayedGraph.recording = self
+        PlayedGraph.made += 1
+        try:
+            with self:
+                return run()
+        finally:
+            PlayedGraph.recording = None
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs, schema = kwargs or {}, operation._schema
+        if schema.is_mutable:  # whose result is what it changes
+            self.played.append((operation, args, kwargs, None))
+            changed = [a for a, given in zip(schema.arguments, args, strict=False) if a.alias_info is not None]
+            if len(schema.returns) != 1:
+                assert not schema.returns
+                return None
+            return kwargs["out"] if "out" in kwargs else args[[a.name for a in schema.arguments].index(changed[0].name)]
+        result = operation(*args, **kwargs)
+        if not any(each.alias_info is not None for each in schema.returns):  # no view
+            self.played.append((operation, args, kwargs, result))
+        return result
+
+    def replay(self):
+        for operation, args, kwargs, result in self.played:
+            found = operation(*args, **kwargs)
+            if result is not None:
+                for old, new in zip(_pytree.tree_leaves(result), _pytree.tree_leaves(found), strict=True):
+                    if isinstance(old, torch.Tensor):
+                        old.copy_(new)
+
+
+@pytest.fixture(autouse=True)
+def _graphs(monkeypatch):
+    monkeypatch.setattr(amp, "_target_dtype", "float16")
+    PlayedGraph.made = 0
+    if not HAS_GPU:
+        launch = gpu._Launch.__call__
+
+        def noted(self):
+            if PlayedGraph.recording is None:
+                launch(self)
+            else:
+                PlayedGraph.recording.played.append((launch, (self,), {}, None))
+
+        monkeypatch.setattr(gpu._Launch, "__call__", noted)
+        monkeypatch.setattr(capture_module, "_possible", lambda device: True)
+        monkeypatch.setattr(capture_module, "_new_graph", PlayedGraph)
+    with np.errstate(all="ignore"):  # Triton's interpreter computes in NumPy, which would warn of infinities
+        yield
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(DEVICE)
+
+
+def batches(n, size=6):
+    torch.manual_seed(1)
+    return [torch.randn(size, 4, device=DEVICE) for _ in range(n)]
+
+
+def tensors_of(trainer, net):
+    states = [state for row in trainer._updater.states.values() for state in row]
+    return [*net.parameters(), *states, *trainer._updater.masters.values()]
+
+
+def equal(found, expected):
+    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def pair(name, options, scaled=False, form="none", **others):
+    """Twice the same training: trainer, network and a function that trains; the second one is to be captured."""
+    made = []
+    for _ in range(2):
+        net = network()
+        trainer = Trainer(net, name, options, engine="triton", **others)
+        if scaled:
+            amp.init_trainer(trainer, amp.LossScaler(2.0**10, scale_window=3))
+
+        def train(x, net=net, trainer=trainer):
+            if form != "add":
+                trainer.zero_grad(set_to_none=form == "none")
+            loss = net(x).square().mean()
+            if scaled:
+                with amp.scale_loss(loss, trainer) as larger:
+                    larger.backward()
+            else:
+                loss.backward()
+            trainer.step(2)
+            return loss
+
+        made.append((trainer, net, train))
+    return made
+
+
+def change(trainer, net, step):
+    """What a training may change between steps."""
+    optimizer = trainer.optimizer
+    if optimizer.lr_scheduler is None:
+        trainer.set_learning_rate(0.02 / (step + 1))
+    optimizer.wd = 0.01 * step
+    for option, value in (
+        ("beta1", 0.9 - 0.02 * step),
+        ("clip_norm", 0.1 + 0.05 * step),
+        ("clip_gradient", 0.5 / (step + 1)),
+    ):
+        if getattr(optimizer, option, None) is not None:
+            setattr(optimizer, option, value)
+    net[0].weight.lr_mult = 1.0 + step
+
+
+CASES = {
+    "adam": ("adam", {"clip_gradient": 0.5}, {}),
+    "adam, schedule": ("adam", {"lr_scheduler": tristep.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)}, {}),
+    "all options": (
+        "adam",
+        {"clip_norm": 0.5, "cautious": True, "decoupled_wd": True, "lookahead": 3, "ema_decay": 0.9, "skip_nonfinite": True},
+        {},
+    ),
+    "kept numbers": ("novograd", {}, {}),
+    "kept numbers of all": ("prodigy", {}, {}),
+    "random numbers": ("sgld", {}, {}),
+    "stochastic rounding": ("adamw", {"state_dtype": "bfloat16", "stochastic_rounding": True}, {}),
+    "loss scale": ("adam", {"clip_norm": 0.5}, {"scaled": True}),
+    "gradients zeroed by hand": ("adam", {}, {"form": "zeros"}),
+    "gradients zeroed by the step": ("lamb", {}, {"form": "add", "zero_grads": True}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_replays_are_steps_to_the_bit(case):
+    name, options, others = CASES[case]
+    (trainer, net, train), (other, copy, train_copy) = pair(name, options, **others)
+    step = other.capture(train_copy, warmup=2)
+    for k, x in enumerate(batches(9)):
+        if others.get("scaled") and k in (1, 5, 6):
+            x = x * float("inf")
+        change(trainer, net, k)
+        change(other, copy, k)
+        loss = train(x)
+        found = step(x)
+        assert step.is_recorded == (k >= 2)
+        assert torch.equal(found, loss.detach()) or (found.isnan() and loss.isnan())
+        assert equal(tensors_of(other, copy), tensors_of(trainer, net))
+        assert other.optimizer.num_update == trainer.optimizer.num_update == k + 1
+        assert other.optimizer.counts == trainer.optimizer.counts
+        assert other.learning_rate == trainer.learning_rate
+    if others.get("scaled"):
+        assert other.state_dict()["loss_scaler"] == trainer.state_dict()["loss_scaler"]
+        assert trainer._loss_scaler.loss_scale != 2.0**10
+    assert PlayedGraph.made == (0 if HAS_GPU else 1)
+
+
+def test_smaller_batches_and_steps_by_hand_between_replays():
+    (trainer, net, train), (other, copy, train_copy) = pair("adam", {})
+    step = other.capture(train_copy, warmup=2)
+    for k, x in enumerate(batches(10)):
+        if k % 4 == 3:
+            x = x[:5]
+        loss = train(x)
+        found = train_copy(x) if k == 8 else step(x)
+        assert torch.equal(found.detach(), loss.detach())
+        assert equal(tensors_of(other, copy), tensors_of(trainer, net))
+    assert PlayedGraph.made == (0 if HAS_GPU else 1)
+
+
+def test_states_that_are_loaded_are_captured_anew():
+    (trainer, net, train), (other, copy, train_copy) = pair("adam", {})
+    step = other.capture(train_copy, warmup=2)
+    inputs = batches(9)
+    for k, x in enumerate(inputs):
+        if k == 5:
+            for each, module in ((trainer, net), (other, copy)):
+                state = {name: value.clone() for name, value in module.state_dict().items()}
+                each.load_state_dict(each.state_dict())
+                module.load_state_dict(state)
+        train(x)
+        step(x)
+        assert equal(tensors_of(other, copy), tensors_of(trainer, net))
+    assert step.is_recorded
+    assert PlayedGraph.made == (0 if HAS_GPU else 2)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_optimizers_with_torchs_interface(name, scaled, monkeypatch):
+    monkeypatch.setenv("TRISTEP_ENGINE", "triton")
+    monkeypatch.setattr(tristep.trainer.optim.base, "_is_on_host", lambda tensor: False)
+    made = []
+    for _ in range(2):
+        net = network()
+        optimizer = getattr(tristep.optim, name)(
+            [{"params": net[0].parameters()}, {"params": net[2].parameters(), "lr": 0.2}], lr=0.1, weight_decay=0.01
+        )
+        scaler = torch.amp.GradScaler(DEVICE.type, init_scale=8.0, growth_interval=2, enabled=scaled)
+
+        def train(x, net=net, optimizer=optimizer, scaler=scaler):
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss
+
+        made.append((optimizer, net, scaler, train))
+    (optimizer, net, scaler, train), (other, copy, other_scaler, train_copy) = made
+    step = other.capture(train_copy, warmup=2)
+    for k, x in enumerate(batches(8)):
+        if scaled and k == 5:
+            x = x * float("inf")
+        for each in (optimizer, other):
+            each.param_groups[0]["lr"] = 0.1 / (k + 1)
+            each.param_groups[1]["weight_decay"] = 0.01 * k
+            if name == "AdamW":
+                each.param_groups[0]["betas"] = (0.9 - 0.05 * k, 0.99)
+        loss, found = train(x), step(x)
+        assert step.is_recorded == (k >= 2)
+        assert torch.equal(found, loss.detach()) or (found.isnan() and loss.isnan())
+        assert equal(copy.parameters(), net.parameters())
+        for a, b in zip(copy.parameters(), net.parameters(), strict=True):
+            assert other.state[a].keys() == optimizer.state[b].keys()
+            assert equal(
+                filter(torch.is_tensor, other.state[a].values()), filter(torch.is_tensor, optimizer.state[b].values())
+            )
+    assert other_scaler.get_scale() == scaler.get_scale()
+
+
+def test_without_graphs_the_function_is_called(monkeypatch):
+    monkeypatch.setattr(capture_module, "_possible", lambda device: False)
+    net = network()
+    trainer = Trainer(net, "adam")
+    x = batches(1)[0]
+    step = trainer.capture(lambda *inputs: inputs)
+    assert all(step(x, 3)[0] is x for _ in range(5))
+    assert not step.is_recorded
+
+
+def test_what_cannot_be_captured_is_refused():
+    net = network()
+    x = batches(1)[0]
+    trainer = Trainer(net, "muon")
+    with pytest.raises(ValueError, match=r"capture\(\) with Muon: its step is torch operations"):
+        trainer.capture(print)
+    trainer = Trainer(net, "adam", engine="triton")
+    with pytest.raises(TypeError, match="fn must be a function that trains, got int"):
+        trainer.capture(3)
+    with pytest.raises(ValueError, match="warmup=1: must be 2 or more"):
+        trainer.capture(print, warmup=1)
+
+    step = trainer.capture(lambda x: net(x).sum(), warmup=2)
+    step(x)
+    step(x)
+    with pytest.raises(RuntimeError, match="has taken no step"):
+        step(x)
+
+    def twice(x):
+        for _ in range(2):
+            trainer.zero_grad()
+            net(x).sum().backward()
+            trainer.step(1)
+
+    step = trainer.capture(twice, warmup=2)
+    step(x)
+    step(x)
+    with pytest.raises(RuntimeError, match="several steps with one optimizer"):
+        step(x)
+
+    with pytest.raises(ValueError, match=r"capture\(\) with Muon"):
+        tristep.optim.Muon([torch.nn.Parameter(torch.ones(2, 2))]).capture(print)
+    with pytest.raises(NotImplementedError, match=r"optimizer.capture\(function\) does that"):
+        tristep.optim.Adam([torch.nn.Parameter(torch.ones(2, 2))], capturable=True)
+
+
+def test_norms_of_lists_are_refused_in_a_graph():
+    (_, _, _), (trainer, net, train) = pair("adam", {})
+
+    def clipped(x):
+        tristep.clip_global_norm([parameter.detach() for parameter in net.parameters()], 1e9, check_isfinite=False)
+        return train(x)
+
+    step = trainer.capture(clipped, warmup=2)
+    x = batches(1)[0]
+    step(x)
+    step(x)
+    with pytest.raises(RuntimeError, match="use the optimizer's clip_norm"):
+        step(x)
+
+
+# On a GPU only
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore")  # that the graph is empty
+def test_captured_by_hand_it_says_how_it_is_done():
+    net, x = network(), batches(1)[0]
+    trainer = Trainer(net, "adam")
+    for _ in range(3):
+        trainer.zero_grad()
+        net(x).sum().backward()
+        trainer.step(1)
+    net(x).sum().backward()
+    with pytest.raises(RuntimeError, match=r"use capture\(function\)"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        trainer.step(1)
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("name", ["adam", "lamb", "novograd", "prodigy"])
+def test_no_step_waits_for_the_device(name):
+    options = {"clip_norm": 0.5, "skip_nonfinite": True, "ema_decay": 0.99}
+    (trainer, _, train), (scaled, _, train_scaled) = pair(name, options)[0], pair(name, options, scaled=True)[0]
+    zeroing = pair(name, options, form="add", zero_grads=True)[0][2]
+    inputs = batches(6)
+    for x in inputs[:3]:
+        for each in (train, train_scaled, zeroing):
+            each(x)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for k, x in enumerate(inputs[3:]):
+            for each in (trainer, scaled):
+                each.set_learning_rate(0.1 / (k + 1))
+            for each in (train, train_scaled, zeroing):
+                each(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
