@@ -123,16 +123,16 @@ def zero_states():
     return states_for
 
 
-def fresh_python(*arguments, unset=(), **environment):
+def fresh_python(*arguments, unset=(), timeout=280, **environment):
     """What a fresh interpreter printed; its errors, should it fail, become the message."""
     inherited = {name: value for name, value in os.environ.items() if name not in unset}
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=inherited | environment, check=False, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, env=inherited | environment, check=False, timeout=timeout)
     assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 @pytest.fixture(scope="session", name="fresh_python")
 def _fresh_python():
-    """The function `fresh_python(*arguments, unset=(), **environment)`."""
+    """The function `fresh_python(*arguments, unset=(), timeout=280, **environment)`."""
     return fresh_python

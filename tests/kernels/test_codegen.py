@@ -17,7 +17,8 @@ from tristep.kernels.language import WORDS
 
 TILE = pytest.importorskip("tristep.kernels.gpu", reason="Triton has builds for Linux only").TILE
 
-pytestmark = pytest.mark.slow
+# The first test compiles all kernels, in minutes where the cores are busy with other tests.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TARGETS = {
     "sm_80": ("cuda", 80, 32),
@@ -242,7 +243,7 @@ def code(fresh_python, tmp_path_factory):
     (folder / "words.py").write_text(words, encoding="utf-8")
     cases = [[case.name, TARGETS[case.target], *case[1:]] for case in CASES]
     (folder / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
-    fresh_python(script, unset=["TRITON_INTERPRET"], TRITON_CACHE_DIR=str(folder / "cache"))
+    fresh_python(script, unset=["TRITON_INTERPRET"], timeout=850, TRITON_CACHE_DIR=str(folder / "cache"))
     return lambda case: Code(folder / "code" / f"{case.name}.json")
 
 
