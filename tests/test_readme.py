@@ -131,7 +131,7 @@ def test_every_make_target_exists():
 
 
 def test_every_optimizer_named_exists():
-    (sentence,) = re.findall(r"safetensors; (.+?);", README.replace("\n", " "))
+    (sentence,) = re.findall(r"\*\*Optimizers\*\* \(.+?\): (.+?);", README.replace("\n  ", " "))
     named = {name.lower() for name in re.split(r", | and ", sentence)}
     assert named == {
         name for name, klass in tristep.optimizer.registered().items() if klass.__module__.startswith("tristep.")
