@@ -73,6 +73,16 @@ GOALS = {
         ),
         Goal("clip and AdamW, 1e9 elements, of torch's time", _clipped("1 x 1e9"), most=0.8),
         Goal("clip and AdamW, ResNet-50, of torch's time", _clipped(_RESNET), most=0.6),
+        Goal(
+            "unscale, clip, AdamW and average, of torch's time",
+            lambda parts: 1 / parts["folded"]["1 x 1e9"]["torch / tristep"],
+            most=0.7,
+        ),
+        Goal(
+            "telemetry on / off",
+            lambda parts: max(row["with telemetry / tristep"] for row in parts["telemetry"].values()),
+            most=1.03,
+        ),
         Goal("the slowest rule, of copy", _worst_rule, least=0.9),
         Goal("the slowest rule beside foreach, foreach / tristep", _worst_against_foreach, least=2),
         Goal(

@@ -210,6 +210,60 @@ def telemetry_steps(params: list[torch.nn.Parameter]) -> Steps:
     return steps
 
 
+def folded_steps(params: list[torch.nn.Parameter], device: str) -> Steps:
+    """Gradients of a scaled loss: unscaled, looked at for what is not finite, clipped, AdamW, and the weights' average.
+
+    The scale is 1 and stays so, or torch, which unscales the gradients where they lie, would make them smaller every time.
+    """
+    before, loss = as_written(params), torch.ones((), device=device)
+    options = {"learning_rate": 1e-3, "wd": 0.01, "clip_norm": 1.0, "ema_decay": 0.999}
+    trainer = tristep.Trainer(params, "adamw", options)
+    tristep.amp.init()
+    tristep.amp.init_trainer(trainer, tristep.amp.LossScaler(1.0, max_scale=1.0))
+
+    def folded() -> None:
+        with tristep.amp.scale_loss(loss, trainer):
+            pass
+        trainer.step(1)
+
+    optimizer = torch.optim.AdamW(params, lr=1e-3, weight_decay=0.01, fused=True)
+    scaler = torch.amp.GradScaler(device, init_scale=1.0, growth_interval=10**9)
+    averages = [param.detach().clone() for param in params]
+
+    def chained() -> None:
+        scaler.scale(loss)
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(params, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        torch._foreach_lerp_(averages, [param.detach() for param in params], 0.001)
+
+    return {"tristep": Step(folded, before, 40 * sum(param.numel() for param in params)), "torch": Step(chained, before)}
+
+
+def training_steps(device: str) -> Steps:
+    """Whole training steps of an MLP, forward and backward too: as a CUDA graph, and as they are."""
+
+    def made(capture: bool, fused: bool) -> Step:
+        net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(20))).to(device)
+        x = torch.randn(64, 64, device=device)
+        if fused:
+            optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)
+            zero, take = optimizer.zero_grad, optimizer.step
+        else:
+            trainer = tristep.Trainer(net, "adamw", {"learning_rate": 1e-3})
+            zero, take = trainer.zero_grad, partial(trainer.step, 1)  # type: ignore[assignment]
+
+        def train(x: torch.Tensor) -> None:
+            zero()
+            net(x).square().mean().backward()
+            take()
+
+        return Step(partial(trainer.capture(train), x) if capture else partial(train, x))
+
+    return {"tristep, graph": made(True, False), "tristep": made(False, False), "torch fused": made(False, True)}
+
+
 def stored_steps(workload: Workload, device: str) -> Iterator[tuple[str, Step]]:
     """AdamW with weights and states in fewer bits, tristep's ways and then the peers' that are installed."""
     params = {dtype: parameters(workload, device, dtype) for dtype in (torch.float32, torch.bfloat16)}

@@ -13,11 +13,13 @@ The parts:
     compiled    the same beside torch.compile of torch's step
     growth      what a step costs as tensors, or the elements of one, become more
     clip        clipping by the norm of all gradients, and AdamW
+    folded      the same with a scaled loss and an average of the weights
     telemetry   what each step does to each parameter, recorded or not
     stored      weights and states in fewer bits
     rules       every rule on one large matrix, beside its peers
     matrices    Muon on many matrices
     symmetric   X X^T by half (GPU)
+    graph       whole training steps as CUDA graphs (GPU)
     memory      what a step of AdamW allocates (GPU)
     first       the first step of a process
     host        what the host pays for a launch, with a pretended GPU (CPU)
@@ -195,6 +197,24 @@ def time_telemetry(device: str) -> Table:
     return found
 
 
+def time_folded(device: str) -> Table:
+    """All that comes after the backward pass of a mixed-precision training, in one pass and as torch's functions."""
+    print("unscaling, looking for overflows, clipping, AdamW and an average of the weights")
+    found = {}
+    for workload in workloads.STEPS[device]:
+        params = workloads.parameters(workload, device)
+        steps = registry.folded_steps(params, device)
+        found[workload.name] = race(workload.name, steps, device, copy=steps["tristep"].moved)
+        release(params, steps)
+    return found
+
+
+def time_graph(device: str) -> Table:
+    """A training step of a small network as a CUDA graph."""
+    print("training an MLP of 20 layers of 64, forward and backward too")
+    return {"MLP": race("MLP", registry.training_steps(device), device)}
+
+
 def time_stored(device: str) -> Table:
     """AdamW, how weights and states are stored."""
     workload = workloads.STORED[device]
@@ -338,17 +358,19 @@ PARTS: dict[str, Callable[[str], Any]] = {
     "new": time_new,
     "clip": time_clip,
     "telemetry": time_telemetry,
+    "folded": time_folded,
     "stored": time_stored,
     "growth": time_growth,
     "matrices": time_matrices,
     "symmetric": time_symmetric,
+    "graph": time_graph,
     "memory": measure_memory,
     "first": time_first,
     "host": time_host,
     "rules": time_rules,
     "compiled": time_compiled,
 }
-_NOT_ON = {"cpu": ("memory", "symmetric"), "cuda": ("host",)}
+_NOT_ON = {"cpu": ("memory", "symmetric", "graph"), "cuda": ("host",)}
 
 
 def race(

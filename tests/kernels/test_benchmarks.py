@@ -115,7 +115,7 @@ def test_all_parts_run_write_and_are_drawn(benchmarks, monkeypatch, tmp_path, ca
     monkeypatch.setattr(rules, "__all__", ["sgd", "lion", "muon"])
     monkeypatch.setitem(run.SECONDS, "cpu", 0.01)
     out = tmp_path / "found.json"
-    parts = [part for part in run.PARTS if part not in ("memory", "symmetric", "first", "host", "compiled")]
+    parts = [part for part in run.PARTS if part not in ("memory", "symmetric", "graph", "first", "host", "compiled")]
     monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--only", *parts])
     run.main()
     results = json.loads(out.read_text())
@@ -152,6 +152,8 @@ def test_goals_are_found_in_what_is_measured(benchmarks, device):
         "stored": {name: {"us": 1.0, "of copy": 0.9} for name in stored},
         "rules": {"adam": {"of copy": 0.95, "peers / tristep": {"torch foreach": 3.0}}},
         "memory": {"148 x 8": {"tristep": 0.5}},
+        "folded": {"1 x 1e9": {"torch / tristep": 2.0}},
+        "telemetry": {"148 x 8": {"with telemetry / tristep": 1.02}},
         "first": {"cold": 1.0, "cached": 0.04},
         "symmetric": stacks,
         "host": {
