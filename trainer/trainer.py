@@ -355,7 +355,8 @@ class Trainer:
 
         Raises:
             TypeError: `fn` is not callable.
-            ValueError: an optimizer whose rule is not elementwise, such as Muon's, or an engine other than triton on a GPU.
+            ValueError: an optimizer whose rule is not elementwise, such as Muon's; an engine other than triton on a GPU; a
+                trainer with telemetry.
 
         Source: `torch.cuda.graph`.
         """
@@ -367,6 +368,8 @@ class Trainer:
             )
         if device.type == "cuda" and choose_engine(device, self._updater.engine) != "triton":
             raise ValueError("capture() needs engine='triton': others have the host's numbers in their operations")
+        if self._telemetry is not None:
+            raise ValueError("capture() of a trainer with telemetry, which is written elsewhere at every step: must be None")
         return CapturedStep(fn, device, warmup)
 
     def state_dict(self) -> dict[str, Any]:

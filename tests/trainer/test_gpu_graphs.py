@@ -274,6 +274,8 @@ def test_what_cannot_be_captured_is_refused():
     trainer = Trainer(net, "muon")
     with pytest.raises(ValueError, match=r"capture\(\) with Muon: its step is torch operations"):
         trainer.capture(print)
+    with pytest.raises(ValueError, match="of a trainer with telemetry"):
+        Trainer(net, "adam", telemetry=True).capture(print)
     trainer = Trainer(net, "adam", engine="triton")
     with pytest.raises(TypeError, match="fn must be a function that trains, got int"):
         trainer.capture(3)
