@@ -117,7 +117,7 @@ def test_a_step_left_out_is_counted(device, monkeypatch):
     for on_host, count in ((True, 1), (False, 2)):
         monkeypatch.setattr(optim_base, "_is_on_host", lambda tensor, on_host=on_host: on_host)
         parameter = torch.nn.Parameter(torch.ones(2, device=device))
-        optimizer = tristep.optim.Adam([parameter])
+        optimizer = tristep.optim.Adam([parameter], fused=True)
         scaler = torch.amp.GradScaler(device.type, init_scale=8.0)
         for factor in (INFINITE, 1.0):
             optimizer.zero_grad()
@@ -313,7 +313,8 @@ def test_a_grad_scaler_like_torch(name, on_host, device, monkeypatch):
     for library in (tristep.optim, torch.optim):
         torch.manual_seed(0)
         net = torch.nn.Linear(4, 3, bias=False).to(device)
-        optimizer = getattr(library, name)(net.parameters(), lr=0.1, **arguments)
+        fused = {"fused": True} if library is tristep.optim and name in ("SGD", "Adam") else {}  # then scale is handed on
+        optimizer = getattr(library, name)(net.parameters(), lr=0.1, **arguments, **fused)
         scaler = torch.amp.GradScaler(device.type, init_scale=8.0, growth_interval=2)
         path = []
         for x in batches(device, torch.float32):
@@ -334,7 +335,7 @@ def test_a_grad_scaler_like_torch(name, on_host, device, monkeypatch):
 def test_a_step_without_the_scaler_after_one_with_it(device, monkeypatch):
     monkeypatch.setattr(optim_base, "_is_on_host", lambda tensor: False)
     parameter = torch.nn.Parameter(torch.ones(2, device=device))
-    optimizer = tristep.optim.SGD([parameter], lr=0.25)
+    optimizer = tristep.optim.SGD([parameter], lr=0.25, fused=True)
     scaler = torch.amp.GradScaler(device.type, init_scale=8.0)
     scaler.scale(parameter.sum()).backward()
     scaler.step(optimizer)

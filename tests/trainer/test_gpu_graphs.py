@@ -223,7 +223,10 @@ def test_optimizers_with_torchs_interface(name, scaled, monkeypatch):
     for _ in range(2):
         net = network()
         optimizer = getattr(tristep.optim, name)(
-            [{"params": net[0].parameters()}, {"params": net[2].parameters(), "lr": 0.2}], lr=0.1, weight_decay=0.01
+            [{"params": net[0].parameters()}, {"params": net[2].parameters(), "lr": 0.2}],
+            lr=0.1,
+            weight_decay=0.01,
+            fused=True,
         )
         scaler = torch.amp.GradScaler(DEVICE.type, init_scale=8.0, growth_interval=2, enabled=scaled)
 

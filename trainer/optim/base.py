@@ -47,7 +47,6 @@ class FusedOptimizer(torch.optim.Optimizer):
     _takes_sparse: ClassVar[bool] = False
     _takes_complex: ClassVar[bool] = True
     _plan: _Plan | None = None
-    _step_supports_amp_scaling = True  # torch.amp.GradScaler then hands scale and overflow on to the step
     _control: torch.Tensor | None = None  # float32 [2], what gradients are multiplied by, and whether a step is left out
 
     def _rule(self, group: Group) -> Rule | TensorRule:
