@@ -43,7 +43,7 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
                 quieten(axes, 8)
                 axes.set_title(title, loc="left", color=INK, fontsize=10)
             function(*all_axes, found)
-    figure.savefig(path, dpi=100)
+    path.write_bytes(figure.png(100))
     print(f"drawn to {path}")
 
 

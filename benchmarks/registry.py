@@ -161,9 +161,10 @@ def adamw_steps(params: list[torch.nn.Parameter], names: Sequence[str], new: boo
             trainer = tristep.Trainer(params, "adamw", {"learning_rate": 1e-3, "wd": 0.01})
             run: Callable[[], object] = partial(trainer.step, 1)
         elif name == "torch compiled":
-            # The rate must be a tensor, or each new one would be compiled again.
-            optimizer = torch.optim.AdamW(params, lr=torch.tensor(1e-3), weight_decay=0.01, foreach=True)
-            run = torch.compile(optimizer.step)
+            # On a GPU the rate may be a tensor, so that another one is not compiled anew.
+            on_gpu = params[0].is_cuda
+            lr: Any = torch.tensor(1e-3, device=params[0].device) if on_gpu else 1e-3
+            run = torch.compile(torch.optim.AdamW(params, lr=lr, weight_decay=0.01, foreach=True, capturable=on_gpu).step)
         else:
             run = torch.optim.AdamW(params, lr=1e-3, weight_decay=0.01, **ways[name.removeprefix("torch ")]).step
         steps[name] = Step(run, before, moved)
