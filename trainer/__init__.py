@@ -6,7 +6,7 @@ Imports ``tristep.kernels``.
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.trainer'; import it by that name (imported as {__name__!r})")
 
-from . import amp, initializer, lr_scheduler, optim, optimizer
+from . import amp, initializer, kvstore, lr_scheduler, optim, optimizer
 from .clipping import clip_global_norm
 from .fit import Fit, fit
 from .telemetry import Telemetry
@@ -21,6 +21,7 @@ __all__ = [
     "clip_global_norm",
     "fit",
     "initializer",
+    "kvstore",
     "lr_scheduler",
     "optim",
     "optimizer",

@@ -24,7 +24,7 @@ from ..kernels.table import allocate_states, compute_dtype, slot_shapes, states_
 from . import lr_scheduler
 from .arguments import whole
 from .optimizer import Optimizer, RuleOptimizer, Updater
-from .optimizer.base import WithMaster
+from .optimizer.base import Index, WithMaster
 
 __all__ = ["collect", "read", "restore", "write"]
 
@@ -34,8 +34,12 @@ CALLABLE = "callable"  # stands for a schedule that is a function, or has one in
 _METADATA_KEY, _CHECKSUM_KEY = "tristep", "tristep checksum"
 
 
-def collect(updater: Updater, names: Sequence[str], params: Sequence[torch.Tensor]) -> dict[str, Any]:
+def collect(
+    updater: Updater, names: Sequence[str], params: Sequence[torch.Tensor], indices: Sequence[Index] | None = None
+) -> dict[str, Any]:
     """The state of an updater whose parameters have these names: JSON-able data, and tensors under "state".
+
+    `indices` are what the updater knows the parameters by, default 0, 1, and so on.
 
     Keys: "format", "optimizer" (name of its class), "settings", "lr_scheduler" (None where there is none, "callable" where
     it is or has a function without a name to be saved by), "num_update", "counts", "parameters" (shapes by name, None where
@@ -45,14 +49,15 @@ def collect(updater: Updater, names: Sequence[str], params: Sequence[torch.Tenso
     optimizer = updater.optimizer
     state: dict[str, dict[str, torch.Tensor]] = {}
     layout: dict[str, Any] = {}
-    for i, name in enumerate(names):
+    indices = range(len(names)) if indices is None else indices
+    for i, name, param in zip(indices, names, params, strict=True):
         if i not in updater.states:
             continue
         if isinstance(optimizer, RuleOptimizer):
             tensors = updater.states[i]
             slots = optimizer.composed_rule.slots
             if len(tensors) != len(slots):  # another rule since the last step; the next one does the same
-                tensors = optimizer.create_state(i, params[i])
+                tensors = optimizer.create_state(i, param)
             state[name] = dict(zip(slots, tensors, strict=True))
             if i in updater.masters:
                 state[name][MASTER] = updater.masters[i]
@@ -66,14 +71,20 @@ def collect(updater: Updater, names: Sequence[str], params: Sequence[torch.Tenso
         "settings": optimizer.settings(),
         "lr_scheduler": _schedule(optimizer),
         "num_update": optimizer.num_update,
-        "counts": {name: counts[i] for i, name in enumerate(names) if i in counts},
+        "counts": {name: counts[i] for i, name in zip(indices, names, strict=True) if i in counts},
         "parameters": dict(zip(names, map(_shape, params), strict=True)),
         "layout": layout,
         "state": state,
     }
 
 
-def restore(updater: Updater, names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]) -> None:
+def restore(
+    updater: Updater,
+    names: Sequence[str],
+    params: Sequence[torch.Tensor],
+    saved: Mapping[str, Any],
+    indices: Sequence[Index] | None = None,
+) -> None:
     """Put a collected state back. All checks come first.
 
     Raises:
@@ -87,10 +98,12 @@ def restore(updater: Updater, names: Sequence[str], params: Sequence[torch.Tenso
         if attribute != "state_dtype":  # which is the trainer's own: states are converted
             setattr(optimizer, attribute, value)
     optimizer.lr_scheduler = scheduler
-    slots = optimizer.slots(range(len(names)))  # which may make room for new ones
+    indices = range(len(names)) if indices is None else indices
+    slots = optimizer.slots(indices)  # which may make room for new ones
     optimizer._counts[slots] = [saved["counts"].get(name, optimizer.begin_num_update) for name in names]
     optimizer.num_update = saved["num_update"]
-    updater.states, updater.masters = states, masters
+    updater.states = {indices[i]: state for i, state in states.items()}
+    updater.masters = {indices[i]: master for i, master in masters.items()}
     updater.forget_plan()
 
 

@@ -24,6 +24,7 @@ from . import checkpoint
 from .arguments import choice, did_you_mean, flag, real
 from .capture import CapturedStep
 from .in_backward import BackwardStep, check_optimizer
+from .kvstore.compression import checked
 from .optimizer import Optimizer, RuleOptimizer, Updater, create
 from .optimizer.updater import Plan
 from .telemetry import Telemetry
@@ -31,7 +32,6 @@ from .telemetry import Telemetry
 __all__ = ["StaleGradientError", "Trainer"]
 
 KVSTORES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist", "dist_async", "dist_device_async")
-COMPRESSIONS = ("2bit", "1bit")
 
 
 class StaleGradientError(UserWarning, RuntimeError):
@@ -674,18 +674,8 @@ def _check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any) 
             f"update_on_kvstore=True with kvstore={kvstore!r}: one copy of a model needs no store, so none can update it; "
             "leave it out"
         )
-    if compression_params is None:
-        return
-    if not isinstance(compression_params, Mapping):
-        raise TypeError(f"compression_params must be a dict, got {type(compression_params).__name__}")
-    for key in compression_params:
-        if key not in ("type", "threshold"):
-            raise ValueError(f"compression_params has the key {key!r}: must be 'type' or 'threshold'")
-    if "type" not in compression_params:
-        raise ValueError(f"compression_params needs 'type', one of {', '.join(map(repr, COMPRESSIONS))}")
-    kind = choice("compression_params['type']", compression_params["type"], COMPRESSIONS)
-    threshold = compression_params.get("threshold", 0.5)
-    real("compression_params['threshold']", threshold, **({"above": 0} if kind == "2bit" else {}))
+    if compression_params is not None:
+        checked(compression_params)
 
 
 def _make_optimizer(optimizer: Any, optimizer_params: Any) -> Optimizer:

@@ -7,6 +7,7 @@ parameter's multipliers in them, `one_minus_x` is formed in float64 from `x`, an
 from .adadelta import adadelta
 from .adagrad import adagrad, group_adagrad
 from .adam import adabelief, adam, adamax, adamw, amsgrad, nadam
+from .compression import one_bit, two_bit  # noqa: F401
 from .ftrl import ftml, ftrl
 from .layerwise import lamb, lans, lars, lars_momentum
 from .matrix import adafactor, came, muon, soap, soap_up_to  # noqa: F401

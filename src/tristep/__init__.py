@@ -21,6 +21,7 @@ from .trainer import (
     clip_global_norm,
     fit,
     initializer,
+    kvstore,
     lr_scheduler,
     optim,
     optimizer,
@@ -37,6 +38,7 @@ __all__ = [
     "init",
     "initializer",
     "kernels",
+    "kvstore",
     "lr_scheduler",
     "optim",
     "optimizer",
@@ -51,7 +53,7 @@ except PackageNotFoundError:  # a checkout on PYTHONPATH, never installed
     __version__ = "0+uninstalled"
 
 # So that `from tristep.optim import AdamW` and the like work as they do with torch and MXNet.
-for _name in ("amp", "init", "initializer", "lr_scheduler", "optim", "optimizer"):
+for _name in ("amp", "init", "initializer", "kvstore", "lr_scheduler", "optim", "optimizer"):
     sys.modules[f"{__name__}.{_name}"] = globals()[_name]
 
 _LAZY = ("viz",)  # sub-packages imported on first use

@@ -1,0 +1,282 @@
+"""Stores of one process: MXNet's semantics, its recorded compression, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from tristep import kvstore
+from tristep.kvstore import KVStore, create
+from tristep.trainer.optimizer import SGD, Adam
+from tristep.trainer.optimizer import create as create_optimizer
+
+NAMES = ("local", "device", "nccl")
+
+
+@pytest.fixture(params=NAMES)
+def store(request):
+    return create(request.param)
+
+
+@pytest.fixture
+def clean_registry():
+    """Stores that a test registers are forgotten after it."""
+    from tristep.trainer.kvstore import base
+
+    before = dict(base._registry)
+    yield
+    base._registry.clear()
+    base._registry.update(before)
+
+
+def pulled(store, key, like):
+    out = torch.full_like(like, float("nan"))
+    store.pull(key, out)
+    return out
+
+
+def test_a_new_store(store):
+    assert isinstance(store, KVStore)
+    assert store.type in NAMES
+    assert (store.rank, store.num_workers) == (0, 1)
+    assert store.is_capable("optimizer")
+    assert store.is_capable("Optimizer")
+    store.barrier()
+
+
+def test_names_are_taken_in_any_case():
+    assert create().type == "local"
+    assert create("DEVICE").type == "device"
+
+
+@pytest.mark.parametrize("key", [3, "weight"])
+def test_init_copies(store, key):
+    value = torch.arange(6.0).view(2, 3)
+    store.init(key, value)
+    value.zero_()
+    assert pulled(store, key, value).tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+def test_a_push_replaces_what_is_stored_by_the_sum(store):
+    store.init(3, torch.ones(2))
+    values = [torch.full((2,), float(k)) for k in (1, 2, 4)]
+    for _ in range(2):  # it does not add up from push to push
+        store.push(3, values)
+        assert pulled(store, 3, values[0]).tolist() == [7.0, 7.0]
+    assert [value.tolist() for value in values] == [[1.0] * 2, [2.0] * 2, [4.0] * 2]
+
+
+def test_a_single_pushed_tensor_is_copied(store):
+    """In MXNet the store keeps a reference to it."""
+    store.init(3, torch.ones(2))
+    value = torch.full((2,), 5.0)
+    store.push(3, value)
+    value.zero_()
+    assert pulled(store, 3, value).tolist() == [5.0, 5.0]
+
+
+def test_lists_of_keys(store):
+    keys = [5, 7, 9]
+    store.init(keys, [torch.ones(2, 3)] * 3)
+    store.push(keys, [[torch.full((2, 3), float(k)), torch.ones(2, 3)] for k in keys])
+    outs = [[torch.empty(2, 3), torch.empty(2, 3)] for _ in keys]
+    store.pull(keys, outs)
+    for k, both in zip(keys, outs, strict=True):
+        for out in both:
+            assert out.tolist() == [[k + 1.0] * 3] * 2
+
+
+def test_pushpull_overwrites_what_was_pushed_or_fills_out(store):
+    store.init(1, torch.zeros(2))
+    values = [torch.ones(2), torch.full((2,), 2.0)]
+    out = torch.empty(2)
+    store.pushpull(1, values, out)
+    assert out.tolist() == [3.0, 3.0]
+    assert [value.tolist() for value in values] == [[1.0, 1.0], [2.0, 2.0]]
+    store.pushpull(1, values)
+    assert [value.tolist() for value in values] == [[3.0, 3.0]] * 2
+
+
+def test_broadcast(store):
+    outs = [torch.empty(2), torch.empty(2)]
+    store.broadcast("w", torch.full((2,), 4.0), outs)
+    assert [out.tolist() for out in outs] == [[4.0, 4.0]] * 2
+
+
+def test_an_updater_of_ones_own_sees_key_sum_and_value(store):
+    seen = []
+
+    def updater(key, pushed, stored):
+        seen.append((key, pushed.tolist()))
+        stored += 2 * pushed
+
+    store.init(["a", "b"], [torch.ones(1), torch.ones(1)])
+    store.set_updater(updater)
+    store.push(["a", "b"], [[torch.ones(1), torch.ones(1)], torch.full((1,), 3.0)])
+    assert seen == [("a", [2.0]), ("b", [3.0])]
+    assert pulled(store, "a", torch.ones(1)).tolist() == [5.0]
+    assert pulled(store, "b", torch.ones(1)).tolist() == [7.0]
+
+
+def test_an_optimizer_updates_what_is_stored(store):
+    """As torch.optim does with the sum of the gradients."""
+    weights = [torch.randn(3, 4), torch.randn(5)]
+    params = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    theirs = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    store.init([0, 1], weights)
+    store.set_optimizer(SGD(learning_rate=0.1, momentum=0.9))
+    for _ in range(4):
+        copies = [[torch.randn_like(weight) for _ in range(3)] for weight in weights]
+        store.push([0, 1], copies)
+        for param, each in zip(params, copies, strict=True):
+            param.grad = sum(each)
+        theirs.step()
+    for key, param in enumerate(params):
+        assert torch.allclose(pulled(store, key, param.detach()), param.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_states_are_saved_and_go_on(store, tmp_path):
+    weight, gradient = torch.randn(6), torch.randn(6)
+    store.init("w", weight)
+    store.set_optimizer(Adam(learning_rate=0.05))
+    for _ in range(3):
+        store.push("w", gradient)
+    store.save_optimizer_states(tmp_path / "states")
+    other = create("local")
+    other.init("w", pulled(store, "w", weight))
+    other.set_optimizer(Adam(learning_rate=0.01))
+    other.load_optimizer_states(tmp_path / "states")
+    for each in (store, other):
+        each.push("w", gradient)
+    assert torch.equal(pulled(other, "w", weight), pulled(store, "w", weight))
+
+
+def test_rows_are_pulled(store):
+    store.init(0, torch.arange(8.0).view(4, 2))
+    out = torch.full((4, 2), -1.0)
+    store.row_sparse_pull(0, out, torch.tensor([3, 1, 3]))
+    assert out.tolist() == [[0.0, 0.0], [2.0, 3.0], [0.0, 0.0], [6.0, 7.0]]
+
+
+@pytest.mark.golden("gradient_compression")
+def test_two_bits_as_mxnet_recorded(golden):
+    _check_golden(golden)
+
+
+@pytest.mark.golden("gradient_compression_1bit", version=2)
+def test_one_bit_as_mxnet_recorded(golden):
+    _check_golden(golden)
+
+
+def _check_golden(golden):
+    config, arrays = golden
+    store = create(config["kvstore"])
+    store.init(0, torch.from_numpy(arrays["w0"]))
+    store.set_gradient_compression({"type": config["type"], "threshold": config["threshold"]})
+    if config["optimizer"] is not None:
+        store.set_optimizer(create_optimizer(config["optimizer"]["name"], **config["optimizer"]["kwargs"]))
+    for step in range(config["steps"]):
+        gradients = [torch.from_numpy(each.copy()) for each in arrays["g"][step]]
+        before = [gradient.clone() for gradient in gradients]
+        store.push(0, gradients)
+        assert all(map(torch.equal, gradients, before))
+        residuals = [store._compression.residuals[0, d].numpy() for d in range(config["devices"])]
+        np.testing.assert_array_equal(residuals, arrays["residual"][step])
+        found = pulled(store, 0, torch.from_numpy(arrays["w0"])).numpy()
+        if config["optimizer"] is None:
+            np.testing.assert_array_equal(found, arrays["pulled"][step])
+        else:
+            np.testing.assert_allclose(found, arrays["pulled"][step], rtol=1e-5, atol=1e-6)
+
+
+def test_a_large_gradient_drains_by_one_threshold_at_a_time():
+    store = create("device")
+    store.init(0, torch.zeros(1))
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    store.push(0, torch.tensor([2.3]))
+    found = [pulled(store, 0, torch.zeros(1)).item()]
+    for _ in range(5):
+        store.push(0, torch.zeros(1))
+        found.append(pulled(store, 0, torch.zeros(1)).item())
+    assert found == [0.5, 0.5, 0.5, 0.5, 0.0, 0.0]
+
+
+def test_what_is_not_finite_is_kept_back_as_in_mxnet():
+    """An infinite residual sends a threshold at every push, one that is NaN nothing any more."""
+    store = create("device")
+    store.init(0, torch.zeros(2))
+    store.set_gradient_compression({"type": "2bit"})
+    store.push(0, torch.tensor([float("inf"), float("nan")]))
+    for _ in range(3):
+        assert pulled(store, 0, torch.zeros(2)).tolist() == [0.5, 0.0]
+        store.push(0, torch.zeros(2))
+
+
+def test_a_registered_store_is_found_by_its_name(clean_registry):
+    @kvstore.register
+    class Echo(kvstore.LocalStore):
+        @classmethod
+        def _capable(cls, capability):
+            return False
+
+    made = create("echo")
+    assert isinstance(made, Echo)
+    assert not made.is_capable("optimizer")
+    assert kvstore.registered()["echo"] is Echo
+
+
+def _ready(name="device"):
+    store = create(name)
+    store.init([1, 2], [torch.zeros(2), torch.zeros(3)])
+    return store
+
+
+REFUSED = {
+    "no name": (lambda: create(3), TypeError, "name must be a string, such as 'local', got int"),
+    "an unknown name": (lambda: create("devise"), ValueError, "name='devise': must be one of .*Did you mean 'device'"),
+    "several processes": (lambda: create("dist_sync"), NotImplementedError, "stores of several processes do not exist yet"),
+    "another capability": (lambda: create().is_capable("fly"), ValueError, "capability='fly': must be one of 'optimizer'"),
+    "a key of another kind": (lambda: _ready().init("w", torch.zeros(1)), TypeError, "keys must be all int or all str"),
+    "a strange key": (lambda: _ready().init(1.5, torch.zeros(1)), TypeError, r"key must be an int or a string, got 1.5"),
+    "init twice": (lambda: _ready().init(1, torch.zeros(2)), ValueError, "key 1 has been initialized already"),
+    "no tensor": (lambda: _ready().init(3, [1.0, 2.0]), TypeError, "value of key 3 must be a tensor .*got float"),
+    "an unknown key": (
+        lambda: _ready().pull(4, torch.zeros(1)), ValueError, r"key 4 has not been initialized \(there are 1, 2\)",
+    ),
+    "another shape": (
+        lambda: _ready().push(2, torch.zeros(2)), ValueError, r"value of key 2 is \(2,\), what is stored is \(3,\)",
+    ),
+    "too few values": (lambda: _ready().push([1, 2], [torch.zeros(2)]), ValueError, "2 keys came with 1 for value"),
+    "a key twice": (lambda: _ready().push([1, 1], [torch.zeros(2)] * 2), ValueError, "a key comes twice in one push"),
+    "no values": (lambda: _ready().push(1, []), ValueError, "value of key 1 is empty"),
+    "no optimizer": (lambda: _ready().set_optimizer("sgd"), TypeError, "optimizer must be an Optimizer, got str"),
+    "no function": (lambda: _ready().set_updater(3), TypeError, "updater must be a function"),
+    "no states": (lambda: _ready().save_optimizer_states("x"), RuntimeError, "no optimizer updates what is stored"),
+    "compression of a local store": (
+        lambda: _ready("local").set_gradient_compression({"type": "2bit"}),
+        ValueError,
+        "a store of type 'local' does not compress gradients",
+    ),
+    "no type": (lambda: _ready().set_gradient_compression({}), ValueError, "compression_params needs 'type'"),
+    "an unknown type": (
+        lambda: _ready().set_gradient_compression({"type": "3bit"}), ValueError, r"compression_params\['type'\]='3bit'",
+    ),
+    "a threshold of 0": (
+        lambda: _ready().set_gradient_compression({"type": "2bit", "threshold": 0}), ValueError, "threshold",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case):
+    call, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_refused_push_changes_nothing():
+    store = _ready()
+    store.set_gradient_compression({"type": "2bit"})
+    with pytest.raises(TypeError, match="the gradient of key 2 is torch.float64: compression takes dense torch.float32"):
+        store.push([1, 2], [torch.ones(2), torch.ones(3, dtype=torch.float64)])
+    assert pulled(store, 1, torch.zeros(2)).tolist() == [0.0, 0.0]
+    assert store._compression.residuals == {}

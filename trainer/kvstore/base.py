@@ -1,0 +1,196 @@
+"""What a store is, and the stores by name."""
+
+from __future__ import annotations
+
+import abc
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from ..arguments import did_you_mean
+from ..optimizer import Optimizer
+
+__all__ = ["KVStore", "create", "register", "registered"]
+
+Key = int | str
+CAPABILITIES = ("optimizer",)
+
+
+class KVStore(abc.ABC):
+    """Values by key. Keys are all int or all str; wherever one is taken, so is a list of them, with a list of values.
+
+    A subclass that is marked with `register` is known to `create`, and to a `Trainer`, by its lower-case name.
+
+    Attributes:
+        type: the name that it was created by.
+        rank: of this process among those that share the store, from 0.
+        num_workers: how many these are.
+    """
+
+    type = ""
+    rank = 0
+    num_workers = 1
+
+    @abc.abstractmethod
+    def init(self, key: Any, value: Any) -> None:
+        """Begin with a copy of this value, or of one for each key. To be called once for each key, before all else."""
+
+    @abc.abstractmethod
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Add up the values of a key, one tensor or a list of one for each copy of the model.
+
+        Without an updater the sum takes the place of what is stored; with one, `updater(key, sum, stored)` is called.
+        """
+
+    @abc.abstractmethod
+    def pull(self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Copy what is stored to `out`, one tensor or a list of them."""
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """`push`, then `pull` into `out`, or into the pushed tensors themselves."""
+        self.push(key, value, priority)
+        self.pull(key, value if out is None else out, priority)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """`init`, then `pull`."""
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    @abc.abstractmethod
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Let this optimizer update what is stored with what is pushed."""
+
+    @abc.abstractmethod
+    def set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
+        """Let `updater(key, pushed, stored)` change what is stored, in place."""
+
+    @abc.abstractmethod
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Compress what is pushed, as `compression_params["type"]` says."""
+
+    @abc.abstractmethod
+    def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
+        """Write the optimizer's states to a file, whole or not at all."""
+
+    @abc.abstractmethod
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Read what `save_optimizer_states` wrote."""
+
+    def barrier(self) -> None:  # noqa: B027  # there is nothing to wait for in one process
+        """Wait for all workers."""
+
+    @classmethod
+    def is_capable(cls, capability: str) -> bool:
+        """Whether the store can do this: "optimizer", in any case, says that it can update what it stores.
+
+        Raises:
+            ValueError: another word.
+        """
+        if not isinstance(capability, str) or capability.lower() not in CAPABILITIES:
+            raise ValueError(f"capability={capability!r}: must be one of {', '.join(map(repr, CAPABILITIES))}")
+        return cls._capable(capability.lower())
+
+    @classmethod
+    def _capable(cls, capability: str) -> bool:
+        return True
+
+
+_Store = TypeVar("_Store", bound=type[KVStore])
+_registry: dict[str, type[KVStore]] = {}
+
+
+def register(klass: _Store) -> _Store:
+    """Class decorator: make a store known by its name, in lower case. A second one of that name replaces the first."""
+    if not (isinstance(klass, type) and issubclass(klass, KVStore)):
+        raise TypeError(f"@register takes a subclass of KVStore, got {klass!r}")
+    name = klass.__name__.lower()
+    known = _registry.get(name)
+    if known is not None and (known.__module__, known.__qualname__) != (klass.__module__, klass.__qualname__):
+        warnings.warn(f"store {name!r} now means {klass!r}, before {known!r}", stacklevel=2)
+    _registry[name] = klass
+    return klass
+
+
+def registered() -> dict[str, type[KVStore]]:
+    """The stores that were registered, by name."""
+    return dict(sorted(_registry.items()))
+
+
+def create(name: str = "local") -> KVStore:
+    """Make a store.
+
+    Args:
+        name: in any case. "local" adds up on the CPU, "device" and "nccl" where the values are; or a registered store's.
+
+    Raises:
+        TypeError: `name` is no string.
+        ValueError: no such store. (MXNet makes a local one of any word.)
+        NotImplementedError: a store of several processes.
+
+    Example:
+        >>> import torch
+        >>> from tristep import kvstore
+        >>> store = kvstore.create("device")
+        >>> store.init(3, torch.ones(2))
+        >>> store.push(3, [torch.ones(2), torch.full((2,), 4.0)])
+        >>> out = torch.zeros(2)
+        >>> store.pull(3, out)
+        >>> out
+        tensor([5., 5.])
+
+    Source: MXNet 1.9.1, `mx.kv.create`.
+    """
+    from .local import NAMES, LocalStore
+
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, such as 'local', got {type(name).__name__}")
+    kind = name.lower()
+    if kind in _registry:
+        store = _registry[kind]()
+        store.type = store.type or kind
+        return store
+    if kind in NAMES:
+        return LocalStore(kind)
+    known = [*NAMES, *_registry]
+    if kind.startswith("dist"):
+        raise NotImplementedError(
+            f"name={name!r}: stores of several processes do not exist yet; there are {', '.join(known)}"
+        )
+    raise ValueError(f"name={name!r}: must be one of {', '.join(map(repr, known))}.{did_you_mean(kind, known)}")
+
+
+def pairs(key: Any, value: Any, what: str) -> list[tuple[Key, list[torch.Tensor]]]:
+    """Each key with its list of tensors.
+
+    Raises:
+        TypeError, ValueError: keys or values that do not fit.
+    """
+    if isinstance(key, (list, tuple)):
+        if not isinstance(value, (list, tuple)) or len(key) != len(value):
+            count = len(value) if isinstance(value, (list, tuple)) else 1
+            raise ValueError(f"{len(key)} keys came with {count} for {what}: there must be one, or a list, for each key")
+        found = list(zip(key, value, strict=True))
+    else:
+        found = [(key, value)]
+    listed = []
+    for each, given in found:
+        if isinstance(each, bool) or not isinstance(each, (int, str)):
+            raise TypeError(f"key must be an int or a string, got {each!r} ({type(each).__name__})")
+        tensors = list(given) if isinstance(given, (list, tuple)) else [given]
+        if not tensors:
+            raise ValueError(f"{what} of key {each!r} is empty")
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"{what} of key {each!r} must be a tensor or a list of them, got {type(tensor).__name__}")
+        listed.append((each, tensors))
+    return listed
+
+
+def same_shapes(key: Key, tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str) -> None:
+    """An error unless all of these have the shape of what is stored."""
+    for tensor in tensors:
+        if tensor.shape != like.shape:
+            raise ValueError(f"{what} of key {key!r} is {tuple(tensor.shape)}, what is stored is {tuple(like.shape)}")
