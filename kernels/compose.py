@@ -174,7 +174,7 @@ def _cautious(rule: Rule, apart: tuple[str, ...]) -> tuple[Any, Reduction | None
     )
     if apart:
         lines += [f"{stepped}, {ignored} = {text.call(undecayed)}"]
-    lines += [f"{full}, {text.new_states} = {text.call()}"]
+    lines += text.step(full, text.call())
     result = f"{text['masked']}({text.w}, {stepped}, {text.g}, {agreeing}, {count})"
     if apart:
         result += f" + ({full} - {stepped})"
@@ -187,7 +187,7 @@ def _decoupled(rule: Rule) -> tuple[Any, Reduction | None]:
     text = _Text(rule, "decoupled_decay")
     (stepped,) = text.new("stepped")
     first = text.unpacked(rule.extras, rule.state, (*rule.own_hyper, "decoupled_decay"), text.sums)
-    lines = [f"{stepped}, {text.new_states} = {text.call()}"]
+    lines = text.step(stepped, text.call())
     result = f"{stepped} - decoupled_decay * {text.w}, {text.returned()}"
     return text.define("decoupled", first, lines, result), rule.sums
 
@@ -197,7 +197,7 @@ def _lookahead(rule: Rule, sync: bool) -> tuple[Any, Reduction | None]:
     text = _Text(rule, "slow_weight", *added, interpolated=interpolated)
     stepped, met = text.new("stepped", "met")
     first = text.unpacked(rule.extras, (*rule.state, "slow_weight"), (*rule.own_hyper, *added), text.sums)
-    lines = [f"{stepped}, {text.new_states} = {text.call()}"]
+    lines = text.step(stepped, text.call())
     if not sync:
         return text.define("between", first, lines, f"{stepped}, {text.returned('slow_weight')}"), rule.sums
     lines += [f"{met} = {text['interpolated']}(slow_weight, {stepped}, lookahead_alpha)"]
@@ -211,7 +211,7 @@ def _averaging(rule: Rule, moves: bool) -> tuple[Any, Reduction | None]:
     text = _Text(rule, "ema", *added, interpolated=interpolated)
     (stepped,) = text.new("stepped")
     first = text.unpacked(rule.extras, (*rule.state, "ema"), (*rule.own_hyper, *added), text.sums)
-    lines = [f"{stepped}, {text.new_states} = {text.call()}"]
+    lines = text.step(stepped, text.call())
     ema = f"{text['interpolated']}(ema, {stepped}, one_minus_ema_decay)" if moves else "ema"
     return text.define("averaging", first, lines, f"{stepped}, {text.returned(ema)}"), rule.sums
 
@@ -222,7 +222,7 @@ def _clipped_by_global_norm(rule: Rule) -> tuple[Any, Reduction | None]:
     (stepped,) = text.new("stepped")
     first, total = text.behind(sums, added=("clip_norm",))
     lines, clipped = _clip(text, total)
-    lines += [f"{stepped}, {text.new_states} = {text.call(g=clipped)}"]
+    lines += text.step(stepped, text.call(g=clipped))
     return text.define("clipped", first, lines, f"{stepped}, {text.returned()}"), sums
 
 
@@ -238,7 +238,7 @@ def _skipping_nonfinite(rule: Rule) -> tuple[Any, Reduction | None]:
     text = _Text(rule, is_finite=is_finite)
     stepped, finite = text.new("stepped", "finite")
     first, total = text.behind(sums)
-    lines = [f"{stepped}, {text.new_states} = {text.call()}", f"{finite} = {text['is_finite']}({total})"]
+    lines = [*text.step(stepped, text.call()), f"{finite} = {text['is_finite']}({total})"]
     states = _tuple(
         f"{text.tl}.where({finite}, {text.new_state(name)}, {name})" if name in rule.changed else name for name in rule.state
     )
@@ -333,10 +333,11 @@ class _Text:
         ]
         return f"{self._rule}({', '.join(arguments)})"
 
-    @property
-    def new_states(self) -> str:
-        """What the call's second value is unpacked into."""
-        return _tuple(self._new.values()) if self._new else self.new("ignored")[0]
+    def step(self, stepped: str, call: str) -> list[str]:
+        """The lines that take a call of the rule apart, into the new weight and the new states by their names."""
+        (states,) = self.new("states")
+        lines = [f"{stepped}, {states} = {call}"]
+        return [*lines, f"{_tuple(self._new.values())} = {states}"] if self._new else lines
 
     def returned(self, *more: str) -> str:
         """The new states. Those that the rule leaves as they are go back under their own names, for engines to see it."""

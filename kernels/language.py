@@ -645,8 +645,10 @@ def _check_form(tree: ast.FunctionDef) -> None:
             known = isinstance(node.op, _OPERATORS)
         elif isinstance(node, ast.Compare):
             known = len(node.ops) == 1 and isinstance(node.ops[0], _OPERATORS)
-        elif isinstance(node, ast.Assign):
-            known = len(node.targets) == 1
+        elif isinstance(node, ast.Assign):  # up to 3.6 Triton takes no tuple in the tuple of names
+            target = node.targets[0]
+            nested = isinstance(target, ast.Tuple) and any(isinstance(each, ast.Tuple) for each in target.elts)
+            known = len(node.targets) == 1 and not nested
         elif isinstance(node, ast.Call):
             known = isinstance(node.func, ast.Name) or (isinstance(node.func, ast.Attribute) and not node.keywords)
         else:

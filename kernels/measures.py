@@ -157,7 +157,7 @@ def measured(rule: Rule, measure: Measure) -> Measured:
         text = _Text(rule, measure=measure)
         (stepped,) = text.new("stepped")
         first = text.unpacked(rule.extras, rule.state, rule.own_hyper, text.sums)
-        lines = [f"{stepped}, {text.new_states} = {text.call()}"]
+        lines = text.step(stepped, text.call())
         result = f"{stepped}, {text.returned()}, {text['measure']}({text.w}, {text.g}, {stepped})"
         rule.made_of_it[key] = Measured(text.define("measured", first, lines, result), rule, measure)
     return rule.made_of_it[key]

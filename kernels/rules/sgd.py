@@ -99,7 +99,8 @@ def sgld(w, g, state, hyper, index):
 def large_batch(w, g, total, mom, lr, wd, clip, momentum, one_over_scale, apply):
     """Add up gradients while `apply` is 0; when it is 1, `sgd_momentum` with their mean."""
     total = total + g
-    new_w, (new_mom,) = sgd_momentum(w, total * one_over_scale, (mom,), (lr, wd, clip, momentum))
+    new_w, new_state = sgd_momentum(w, total * one_over_scale, (mom,), (lr, wd, clip, momentum))
+    (new_mom,) = new_state
     return tl.where(apply > 0.0, new_w, w), (tl.where(apply > 0.0, 0.0, total), tl.where(apply > 0.0, new_mom, mom))
 
 
