@@ -4,9 +4,11 @@ It is loaded before any test module, and so before anything imports Triton or nu
 on import. Child processes inherit the settings through the environment.
 """
 
+import importlib.util
 import json
 import os
 import random
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,6 +87,31 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     """The recorded run of this case, its arrays the test's own to change; needs the mark of the same name."""
     config, arrays = request.param
     return Golden(config, {name: array.copy() for name, array in arrays.items()})
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Any]:
+    """A function that gives `ranks` processes with a gloo group; `processes(2).run(function, ...)` runs it on each."""
+    module = _load(Path(__file__).parent / "processes.py")
+    running: dict[int, Any] = {}
+
+    def start(ranks: int) -> Any:
+        if ranks not in running or not running[ranks].alive:
+            running[ranks] = module.Processes(ranks)
+        return running[ranks]
+
+    yield start
+    for members in running.values():
+        members.end()
+
+
+def _load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"test_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,120 @@
+"""Several processes that share a gloo group, for tests: each runs the same function of the test's file, as rank 0, 1, ...
+
+Processes are started once for a number of ranks and a pytest worker, which takes seconds, and kept. After a failure all
+of them are ended and the next test gets new ones, since some may wait for a collective that will never come.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import traceback
+import warnings
+from functools import cache
+from multiprocessing.connection import Client, Listener, wait
+from typing import Any
+
+SECONDS = 60  # that a rank waits for the others, and the test for the ranks' answers
+
+
+class Processes:
+    """`ranks` processes with a process group of torch.distributed over gloo on loopback."""
+
+    def __init__(self, ranks: int) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        key = secrets.token_bytes(16)
+        self._members: list[Any] = []
+        with Listener(("127.0.0.1", 0), authkey=key) as listener:
+            numbers = [str(ranks), str(port), str(listener.address[1]), key.hex()]
+            processes = [subprocess.Popen([sys.executable, __file__, str(rank), *numbers]) for rank in range(ranks)]
+            pipes = {}
+            for _ in range(ranks):
+                pipe = listener.accept()
+                pipes[pipe.recv()] = pipe
+        self._members = [(process, pipes[rank]) for rank, process in enumerate(processes)]
+
+    def run(self, function: Any, *args: Any) -> list[Any]:
+        """What `function(*args)`, a function at the top level of a test's file, returns on each rank.
+
+        Raises:
+            RuntimeError: it raised on some rank; all processes are ended then.
+        """
+        for _, pipe in self._members:
+            pipe.send((function.__code__.co_filename, function.__name__, args))
+        answers: dict[int, Any] = {}
+        pipes: Any = {pipe: rank for rank, (_, pipe) in enumerate(self._members)}
+        while len(answers) < len(pipes):
+            ready = wait([pipe for pipe, rank in pipes.items() if rank not in answers], timeout=2 * SECONDS)
+            if not ready:
+                self.end()
+                raise RuntimeError(f"only ranks {sorted(answers)} of {len(pipes)} answered within {2 * SECONDS} s")
+            for pipe in ready:
+                try:
+                    failed, answers[pipes[pipe]] = pipe.recv()
+                except EOFError:
+                    failed, answers[pipes[pipe]] = True, "the process ended"
+                if failed:
+                    rank = pipes[pipe]
+                    self.end()
+                    raise RuntimeError(f"rank {rank}: {answers[rank]}")
+        return [answers[rank] for rank in range(len(pipes))]
+
+    def end(self) -> None:
+        """End the processes. `run` is not to be called after that."""
+        for process, pipe in self._members:
+            process.kill()
+            process.wait()
+            pipe.close()
+        self._members = []
+
+    @property
+    def alive(self) -> bool:
+        """Whether the processes are there."""
+        return bool(self._members)
+
+
+def _serve(rank: int, ranks: int, port: int, address: int, key: str) -> None:
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks))
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks))
+    warnings.simplefilter("error")
+    pipe = Client(("127.0.0.1", address), authkey=bytes.fromhex(key))
+    pipe.send(rank)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=SECONDS))
+    while True:
+        try:
+            path, name, args = pipe.recv()
+        except EOFError:  # the test's process is gone
+            return
+        try:
+            answer = False, getattr(_module(path), name)(*args)
+        except BaseException:
+            answer = True, traceback.format_exc()
+        pipe.send(answer)
+
+
+@cache
+def _module(path: str) -> Any:
+    name = "test_in_process_" + os.path.basename(path)[:-3]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    _serve(*map(int, sys.argv[1:5]), sys.argv[5])  # type: ignore[arg-type]
