@@ -7,6 +7,7 @@ groups: tensors of one device and of the same types, aligned or not.
 from __future__ import annotations
 
 import difflib
+import operator
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ __all__ = ["ENGINES", "Update", "choose_engine", "update"]
 ENGINES = ("triton", "cpu", "eager")
 _OTHER_NAMES = {"gpu": "triton", "cuda": "triton", "numba": "cpu", "native": "cpu", "torch": "eager"}
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_data_ptr = torch.Tensor.data_ptr
+_data_ptr, _gradient_of = torch.Tensor.data_ptr, operator.attrgetter("grad")
 
 
 def choose_engine(device: torch.device, engine: str | None = None) -> str:
@@ -157,7 +158,7 @@ class Update:
 
     Attributes:
         hyper: float64 [n_weights, 1 + n_hyper]; rescale_grad and the rule's hyper-parameters, then, if there is a seed, the
-            update's number. Write here before a step.
+            update's number. Write here before a step, or give one row for all to `share`.
         places: int64 [n_weights], by which weights have random numbers of their own; 0, 1, ... Write here before `bind`.
         launches: native calls or GPU launches of a step, those of the rule's reductions not counted.
         prepares_only: whether a call takes over `hyper` and launches nothing, as the replay of a CUDA graph will do that.
@@ -189,7 +190,8 @@ class Update:
         self.engine = engine
         self.seed, self.places = seed, np.arange(len(self.weights))
         self.control, self.zero_grads, self.prepares_only = control, zero_grads, False
-        self.hyper = np.zeros((len(self.weights), 1 + len(rule.hyper) + (seed is not None)))
+        self._hyper = np.zeros((len(self.weights), 1 + len(rule.hyper) + (seed is not None)))
+        self._row: list[float] | None = None  # what is to be in all rows of it, and is not there yet
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
         self._groups: list[_Group] = []
         self._keys: list[Any] = []  # of the groups, by weight
@@ -220,6 +222,16 @@ class Update:
         for name, weight, row, master in zip(self._names, self.weights, self.states, self.masters, strict=True):
             _check(rule, name, weight, row, master)
             choose_engine(weight.device, engine)
+
+    @property
+    def hyper(self) -> np.ndarray:
+        if self._row is not None:
+            self._hyper[:], self._row = self._row, None
+        return self._hyper
+
+    def share(self, row: list[float]) -> None:
+        """As `hyper[:] = row`, and quicker: one row of hyper-parameters for all weights."""
+        self._row = row
 
     @property
     def launches(self) -> int:
@@ -286,22 +298,23 @@ class Update:
         """
         return self._glance is not None and not self._lost and self._glance.fresh(used, seen)
 
-    def look(self, gradients: Sequence[Any], versions: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def look(self, used: list[Any], versions: np.ndarray) -> tuple[list[Any], np.ndarray] | None:
         """A quick look at the weights' own gradients when they are other tensors than before; None says nothing.
 
         Args:
-            gradients: the `.grad` of each weight.
+            used: of each weight a weak reference to the gradient that was used last, or None.
             versions: int64 [n_weights], gets their versions if the answer is not None.
 
         Returns:
-            Identities and addresses, int64 [n_weights] each: every weight requires a gradient and has one, of the kind that
-            it had before. The addresses may be handed to `bind`.
+            The gradients, and int64 [n_weights] their addresses, which may be handed to `bind`: every weight requires a
+            gradient and has one, another one than was used, of the kind that it had before.
         """
         glance = self._glance_at_weights()
         if self._kinds is None or glance is None or not self._tensors_hold():
             return None
+        gradients = glance.gradients() or list(map(_gradient_of, self.weights))
         found = self._kinds.found(gradients, own=True)
-        return found if found is not None and glance.need(found[0], versions) else None
+        return (gradients, found) if found is not None and glance.need(gradients, used, versions) else None
 
     def bind(
         self, gradients: Sequence[torch.Tensor | None], *, own: bool = False, addresses: np.ndarray | None = None
@@ -328,10 +341,11 @@ class Update:
 
     def _rebind(self, gradients: Sequence[Any], addresses: np.ndarray) -> bool:
         """The quick way, for new tensors of the kinds that were bound before; whether it could be gone."""
-        if (addresses & 15).any() or not (self._looked or self._tensors_hold()):
+        if not (self._looked or (not (addresses & 15).any() and self._tensors_hold())):
             return False
         # Nothing more is noted of them, since after zero_grad() the next step will be with others again.
-        self._references = list(map(weakref.ref, gradients))
+        glance = self._glance_at_weights() if self._looked else None
+        self._references = list(map(weakref.ref, gradients)) if glance is None else glance.references(gradients)
         self._watched, self._bound, self._glance = False, addresses, None
         self._lost, self._touched = False, self.weights
         for group in self._groups:
@@ -406,9 +420,10 @@ class Update:
             RuntimeError: no gradients are bound, or one of them has been deleted since; nothing has been changed.
             ValueError: weights on several devices, or more than `into` has rows for.
         """
+        hyper: Any = self.hyper if self._row is None or self.seed is not None else self._row
         if self.prepares_only:
             for group in self._groups:
-                group.take(self.hyper)
+                group.take(hyper)
             self._count_change()
             return
         if Recording.current is not None:
@@ -422,9 +437,9 @@ class Update:
         self._looked = False
         if not self.rule.reductions:
             for group in self._groups:
-                group.run(self.hyper, into)
+                group.run(hyper, into)
         else:
-            self._run_with_sums(into)
+            self._run_with_sums(hyper, into)
         self._count_change()
         if self.zero_grads:
             bound = [reference() for reference in self._references if reference is not None]
@@ -448,9 +463,9 @@ class Update:
         return self._weight_glance
 
     @torch.no_grad()
-    def _run_with_sums(self, into: Measurements | None) -> None:
+    def _run_with_sums(self, hyper: Any, into: Measurements | None) -> None:
         for group in self._groups:
-            group.begin(self.hyper)
+            group.begin(hyper)
         for k, reduction in enumerate(self.rule.reductions):
             for group in self._groups:
                 if "kept" in reduction.extras:
@@ -546,6 +561,14 @@ def _glance(engine: str | None) -> Any:
     return None if engine == "eager" else _import_glance()
 
 
+def emptiness(dictionaries: Sequence[dict[Any, Any]], engine: str | None) -> Callable[[], bool]:
+    """A function that tells whether all of these are empty, quickly where engines may use numba."""
+    glance = _glance(engine)
+    if glance is not None and glance.EmptyGlance.possible():
+        return glance.EmptyGlance(dictionaries)
+    return lambda: not any(dictionaries)
+
+
 @cache
 def _import_glance() -> Any:
     if not has_numba():
@@ -601,7 +624,7 @@ class _Group:
                 gradient = dense
             table.addresses[GRADIENT, k] = 0 if gradient is None else gradient.data_ptr()
 
-    def run(self, hyper: np.ndarray, into: Measurements | None = None) -> None:
+    def run(self, hyper: np.ndarray | list[float], into: Measurements | None = None) -> None:
         if self.sources or self.copied:
             with torch.no_grad():
                 self.begin(hyper)
@@ -622,11 +645,12 @@ class _Group:
         self.execute.measured(into, self._places)
         into.mark(self._places[active])
 
-    def take(self, hyper: np.ndarray) -> None:
-        """Put the hyper-parameters into the table, and keys where rounding is stochastic."""
-        table = self.table
-        if self._seed is None:
-            table.hyper[:] = hyper[self.rows]
+    def take(self, hyper: np.ndarray | list[float]) -> None:
+        """Put the hyper-parameters, or one row of them for all, into the table, and keys where rounding is stochastic."""
+        if isinstance(hyper, list):
+            self.table.fill(hyper)
+        elif self._seed is None:
+            self.table.hyper[:] = hyper[self.rows]
         else:
             self._take_with_keys(hyper, self._seed)
         if self._control is not None:
@@ -646,7 +670,7 @@ class _Group:
         if table.storage.stochastic:
             table.hyper[:, width:] = storage.keys(seed, values[:, width], self._places)
 
-    def begin(self, hyper: np.ndarray) -> None:
+    def begin(self, hyper: np.ndarray | list[float]) -> None:
         """Everything before the first look at the tensors."""
         table = self.table
         self.take(hyper)
@@ -768,17 +792,16 @@ class _Kinds:
     def addresses(self, gradients: Sequence[Any], own: bool) -> np.ndarray | None:
         """Where these gradients lie, if they are of the same kinds."""
         if self._look is not None:
-            found = self.found(gradients, own)
-            return None if found is None else found[1]
+            return self.found(gradients, own, aligned=False)
         if own != self._own or _kinds(gradients, own) != self._kinds:
             return None
         if self._any_negated(gradients):
             return None
         return np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
 
-    def found(self, gradients: Sequence[Any], own: bool) -> tuple[np.ndarray, np.ndarray] | None:
-        """Identities and addresses of these gradients, if they are of the same kinds and it can be found out quickly."""
-        found = None if self._look is None or own != self._own else self._look(gradients)
+    def found(self, gradients: Sequence[Any], own: bool, aligned: bool = True) -> np.ndarray | None:
+        """As `addresses`, if it can be found out quickly, and, with `aligned`, all of them are multiples of 16."""
+        found = None if self._look is None or own != self._own else self._look(gradients, aligned)
         return None if found is None or self._any_negated(gradients) else found
 
     def _any_negated(self, gradients: Sequence[Any]) -> bool:

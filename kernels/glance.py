@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,10 @@ import torch
 from llvmlite import ir
 from numba.extending import intrinsic
 
-__all__ = ["AddressGlance", "GradientGlance", "KindGlance", "WeightGlance", "kept", "library_function"]
+# Where in CPython's objects the address of a list's items, the referent of a weak reference, the size of a dictionary are.
+_ITEMS, _REFERENT, _USED = 24, 16, 16
+
+__all__ = ["AddressGlance", "EmptyGlance", "GradientGlance", "KindGlance", "WeightGlance", "kept", "library_function"]
 
 
 class AddressGlance:
@@ -59,7 +63,7 @@ class GradientGlance:
         gradient_addresses: np.ndarray,
     ) -> None:
         functions, _ = _functions()  # type: ignore[misc]  # `possible` has been asked
-        self._arguments = functions, _ids(weights), weight_addresses, _ids(gradients), gradient_addresses
+        self._arguments = functions, np.stack([_ids(weights), weight_addresses, _ids(gradients), gradient_addresses])
 
     @staticmethod
     def possible() -> bool:
@@ -84,24 +88,57 @@ class WeightGlance:
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
         self._functions, self._bump = _functions()  # type: ignore[misc]  # `possible` has been asked
-        self._ids = _ids(weights)
+        self._ids, self._makers = _ids(weights), _makers()
 
     @staticmethod
     def possible() -> bool:
         return _functions() is not None
 
-    def need(self, gradients: np.ndarray, versions: np.ndarray) -> bool:
-        """Whether all of them require a gradient.
+    def gradients(self) -> list[Any] | None:
+        """The `.grad` of each parameter; None where only Python can tell."""
+        if self._makers is None:
+            return None
+        gradients = [None] * len(self._ids)
+        return gradients if _get_gradients(self._makers, self._ids, id(gradients)) else None
+
+    def references(self, tensors: list[Any]) -> list[weakref.ref[Any]]:
+        """A weak reference to each of as many tensors as there are parameters."""
+        references = [None] * len(self._ids)
+        if self._makers is None or not _get_references(self._makers, id(tensors), len(references), id(references)):
+            return list(map(weakref.ref, tensors))
+        return references  # type: ignore[return-value]
+
+    def need(self, gradients: list[Any], used: list[Any], versions: np.ndarray) -> bool:
+        """Whether all of them require a gradient, and have others than those that were used.
 
         Args:
-            gradients: int64 [n], identities of their gradients.
-            versions: int64 [n], gets the versions of these if the answer is yes.
+            gradients: of each parameter.
+            used: of each a weak reference to the gradient that was used, or None.
+            versions: int64 [n], gets the versions of the gradients if the answer is yes.
         """
-        return _need(self._functions, self._ids, gradients, versions)
+        return _need(self._functions, self._ids, id(gradients), id(used), versions)
 
     def count_change(self) -> None:
         """Let autograd know that all of them have been changed."""
         _bump(self._bump, self._ids)
+
+
+class EmptyGlance:
+    """Tells whether all of some dictionaries, which must be alive, are empty."""
+
+    def __init__(self, dictionaries: Sequence[dict[Any, Any]]) -> None:
+        self._ids = _ids(dictionaries)
+
+    @staticmethod
+    @cache
+    def possible() -> bool:
+        empty: list[dict[Any, Any]] = [{}, {}, {0: 1}]
+        empty[1][0] = empty[2].pop(0)
+        del empty[1][0]
+        return EmptyGlance(empty)() and not any(EmptyGlance([{}, other])() for other in ({0: 1}, {"a": None, "b": 0}))
+
+    def __call__(self) -> bool:
+        return _empty(self._ids)
 
 
 class KindGlance:
@@ -115,25 +152,28 @@ class KindGlance:
         functions = functions or _kind_functions()
         strides = [gradient.stride() for gradient in gradients]
         table = np.zeros((len(gradients), 4 + max(map(len, strides), default=0)), dtype=np.int64)
-        self._answer = np.zeros(1, dtype=np.int64)
-        self._address = self._answer.ctypes.data
+        answer = np.zeros(1, dtype=np.int64)
+        self._answer = answer, answer.ctypes.data
         for row, gradient, own in zip(table, gradients, strides, strict=True):
-            kind = _asked(functions, id(gradient), self._answer, self._address)
-            row[: 4 + len(own)] = *kind, gradient.numel(), len(own), *own
-        self._arguments = functions, _data_address(), id(None), table
+            layout, dtype = _asked(functions, id(gradient), *self._answer)
+            row[: 4 + len(own)] = layout, dtype, gradient.numel(), len(own), *own
+        fixed = (*functions, _data_address(), id(None), answer.ctypes.data)  # type: ignore[misc]  # `possible` has been asked
+        self._arguments = np.array(fixed), table, answer
 
     @staticmethod
     def possible() -> bool:
         return _kind_functions() is not None
 
-    def __call__(self, gradients: Sequence[torch.Tensor | None]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Identities and addresses, int64 [n], of other gradients; None if one is missing, or of another kind.
+    def __call__(self, gradients: Sequence[torch.Tensor | None], aligned: bool = False) -> np.ndarray | None:
+        """Addresses, int64 [n], of other gradients; None if one is missing, or of another kind.
 
-        Kinds differ by type, size or stride.
+        Kinds differ by type, size or stride, and, with `aligned`, if the address is no multiple of 16.
         """
-        ids, addresses = _ids(gradients), np.empty(len(gradients), dtype=np.int64)
-        alike = _kinds_hold(*self._arguments, ids, addresses, self._answer, self._address)
-        return (ids, addresses) if alike else None
+        gradients = gradients if type(gradients) is list else list(gradients)
+        if len(gradients) != len(self._arguments[1]):
+            return None
+        addresses = np.empty(len(gradients), dtype=np.int64)
+        return addresses if _kinds_hold(*self._arguments, id(gradients), aligned, addresses) else None
 
 
 def kept(decorator: Any, *arguments: Any, **options: Any) -> Any:
@@ -148,9 +188,9 @@ def kept(decorator: Any, *arguments: Any, **options: Any) -> Any:
     return decorate
 
 
-def library_function(name: str) -> Any:
-    """A function of torch's C++ library, or of those that it was linked with, as ctypes gives it; None if there is none."""
-    file = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
+def library_function(name: str, library: str = "torch_cpu") -> Any:
+    """A function of one of torch's libraries, or of those that it was linked with; None if there is none."""
+    file = f"lib{library}.dylib" if sys.platform == "darwin" else f"lib{library}.so"
     try:
         return getattr(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / file)), name)
     except (OSError, AttributeError):
@@ -170,6 +210,29 @@ def _call(typingctx, function, argument):
         return builder.call(builder.inttoptr(args[0], ir.FunctionType(word, [word]).as_pointer()), [args[1]])
 
     return numba.types.int64(numba.types.int64, numba.types.int64), codegen
+
+
+@intrinsic
+def _call_with_two(typingctx, function, first, second):
+    """As `_call`, with two arguments."""
+
+    def codegen(context, builder, signature, args):
+        word = ir.IntType(64)
+        return builder.call(builder.inttoptr(args[0], ir.FunctionType(word, [word, word]).as_pointer()), args[1:])
+
+    return numba.types.int64(numba.types.int64, numba.types.int64, numba.types.int64), codegen
+
+
+@intrinsic
+def _set_item(typingctx, function, objects, i, item):
+    """Python's PyList_SetItem, at this address: it takes over the reference to `item`."""
+
+    def codegen(context, builder, signature, args):
+        word = ir.IntType(64)
+        kind = ir.FunctionType(ir.IntType(32), [word, word, word]).as_pointer()
+        return builder.zext(builder.call(builder.inttoptr(args[0], kind), args[1:]), word)
+
+    return numba.types.int64(*[numba.types.int64] * 4), codegen
 
 
 @intrinsic
@@ -204,18 +267,18 @@ def _addresses_hold(data_address, ids, addresses):
 
 
 @kept(numba.njit)
-def _fresh(functions, weights, weight_addresses, gradients, gradient_addresses, used, seen):
-    data_address, requires_grad, grad, version, offset = functions
-    for i in range(weights.size):
-        if _call(data_address, weights[i]) != weight_addresses[i]:
+def _fresh(functions, tensors, used, seen):
+    data_address, requires_grad, grad, version, offset = functions[0], functions[1], functions[2], functions[3], functions[4]
+    for i in range(tensors.shape[1]):
+        if _call(data_address, tensors[0, i]) != tensors[1, i]:
             return False
-        if _call(data_address, gradients[i]) != gradient_addresses[i]:
+        if _call(data_address, tensors[2, i]) != tensors[3, i]:
             return False
-        weight = _read(weights[i] + offset)
+        weight = _read(tensors[0, i] + offset)
         if _call(requires_grad, weight) & 1 == 0:
             return False
         gradient = _call(grad, weight)
-        if _read(gradient) != _read(gradients[i] + offset):
+        if _read(gradient) != _read(tensors[2, i] + offset):
             return False
         seen[i] = _call(version, gradient)
         if seen[i] == used[i]:
@@ -224,12 +287,47 @@ def _fresh(functions, weights, weight_addresses, gradients, gradient_addresses, 
 
 
 @kept(numba.njit)
-def _need(functions, weights, gradients, versions):
-    _, requires_grad, _, version, offset = functions
+def _need(functions, weights, gradients, used, versions):
+    requires_grad, version, offset, none = functions[1], functions[3], functions[4], functions[5]
+    gradients, used = _read(gradients + _ITEMS), _read(used + _ITEMS)
     for i in range(weights.size):
         if _call(requires_grad, _read(weights[i] + offset)) & 1 == 0:
             return False
-        versions[i] = _call(version, gradients[i] + offset)
+        gradient, reference = _read(gradients + 8 * i), _read(used + 8 * i)
+        if reference != none and _read(reference + _REFERENT) == gradient:
+            return False
+        versions[i] = _call(version, gradient + offset)
+    return True
+
+
+@kept(numba.njit)
+def _get_gradients(functions, weights, gradients):
+    grad, offset, wrap, _, set_item, clear = functions
+    for i in range(weights.size):
+        gradient = _call(wrap, _call(grad, _read(weights[i] + offset)))
+        if gradient == 0 or _set_item(set_item, gradients, i, gradient) != 0:
+            _call(clear, 0)
+            return False
+    return True
+
+
+@kept(numba.njit)
+def _get_references(functions, objects, n, references):
+    _, _, _, new_reference, set_item, clear = functions
+    objects = _read(objects + _ITEMS)
+    for i in range(n):
+        reference = _call_with_two(new_reference, _read(objects + 8 * i), 0)
+        if reference == 0 or _set_item(set_item, references, i, reference) != 0:
+            _call(clear, 0)
+            return False
+    return True
+
+
+@kept(numba.njit)
+def _empty(dictionaries):
+    for i in range(dictionaries.size):  # noqa: SIM110
+        if _read(dictionaries[i] + _USED) != 0:
+            return False
     return True
 
 
@@ -241,13 +339,14 @@ def _bump(function, weights):
 
 
 @kept(numba.njit)
-def _kinds_hold(functions, data_address, none, table, gradients, addresses, answer, at):
-    layout, dtype, numel, strides, offset = functions
-    if gradients.size != table.shape[0]:
-        return False
-    for i in range(gradients.size):
-        tensor = gradients[i] + offset
-        if gradients[i] == none or _ask(layout, tensor, at) != 0 or answer[0] & 0xFFFFFFFF != table[i, 0]:
+def _kinds_hold(fixed, table, answer, gradients, aligned, addresses):
+    layout, dtype, numel, strides, offset = fixed[0], fixed[1], fixed[2], fixed[3], fixed[4]
+    data_address, none, at = fixed[5], fixed[6], fixed[7]
+    gradients = _read(gradients + _ITEMS)
+    for i in range(addresses.size):
+        gradient = _read(gradients + 8 * i)
+        tensor = gradient + offset
+        if gradient == none or _ask(layout, tensor, at) != 0 or answer[0] & 0xFFFFFFFF != table[i, 0]:
             return False
         if _ask(dtype, tensor, at) != 0 or answer[0] & 0xFFFFFFFF != table[i, 1]:
             return False
@@ -258,7 +357,9 @@ def _kinds_hold(functions, data_address, none, table, gradients, addresses, answ
         for k in range(table[i, 3]):
             if _read(answer[0] + 8 * k) != table[i, 4 + k]:
                 return False
-        addresses[i] = _call(data_address, gradients[i])
+        addresses[i] = _call(data_address, gradient)
+        if aligned and addresses[i] & 15 != 0:
+            return False
     return True
 
 
@@ -279,8 +380,11 @@ def _data_address() -> int | None:
 
 
 @cache
-def _functions() -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The arguments `functions` of the loops above; None where one is missing or does not do what it must."""
+def _functions() -> tuple[np.ndarray, tuple[int, ...]] | None:
+    """The arguments `functions` of the loops that look, and `function` of `_bump`.
+
+    None where one is missing or does not do what it must.
+    """
     if _data_address() is None:
         return None
     names = {
@@ -294,14 +398,43 @@ def _functions() -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         return _tried(found)
 
 
-def _tried(found: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _tried(found: dict[str, Any]) -> tuple[np.ndarray, tuple[int, ...]] | None:
     offset = _offset()
     if None in found.values() or offset is None:
         return None
     addresses = {name: ctypes.cast(function, ctypes.c_void_p).value for name, function in found.items()}
-    functions = (_data_address(), addresses["requires_grad"], addresses["grad"], addresses["version"], offset)
+    named = addresses["requires_grad"], addresses["grad"], addresses["version"]
+    functions = np.array([_data_address(), *named, offset, id(None)], dtype=np.int64)
     bump = (addresses["bump_version"], offset)
     return (functions, bump) if _answer_rightly(functions, bump) else None  # type: ignore[arg-type, return-value]
+
+
+@cache
+def _makers() -> tuple[int, ...] | None:
+    """The argument `functions` of the loops that make Python objects; None where one is missing or does not what it must."""
+    known = _functions()
+    wrap = library_function("_Z16THPVariable_WrapRKN2at10TensorBaseE", "torch_python")
+    if known is None or wrap is None:
+        return None
+    python = ctypes.pythonapi.PyWeakref_NewRef, ctypes.pythonapi.PyList_SetItem, ctypes.pythonapi.PyErr_Clear
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in (wrap, *python)]
+    functions = (int(known[0][2]), int(known[0][4]), *addresses)
+    return functions if _make_rightly(functions) else None  # type: ignore[arg-type, return-value]
+
+
+def _make_rightly(functions: tuple[int, ...]) -> bool:
+    """Whether the gradients of parameters are found, and references to them are what Python makes."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.device("cpu"):
+        weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
+        (weights[0] * weights[1]).sum().backward()
+    gradients: list[Any] = [None] * 3
+    references: list[Any] = [None] * 2
+    if not _get_gradients(functions, _ids(weights), id(gradients)):
+        return False
+    right = all(found is weight.grad for found, weight in zip(gradients, weights, strict=True))
+    right = right and isinstance(gradients[0], torch.Tensor) and gradients[2] is None
+    right = right and _get_references(functions, id(gradients), 2, id(references))
+    return right and references == [weakref.ref(gradient) for gradient in gradients[:2]]
 
 
 @cache
@@ -322,7 +455,7 @@ def _tells_kinds_apart(functions: tuple[int, ...]) -> bool:
     look = KindGlance(tensors, functions)
     copies = [tensor.clone() for tensor in tensors]
     found = look(copies)
-    if found is None or found[1].tolist() != [tensor.data_ptr() for tensor in copies]:
+    if found is None or found.tolist() != [tensor.data_ptr() for tensor in copies]:
         return False
     others = [None, tensors[0].double(), tensors[0][:1], tensors[0].contiguous().T.contiguous().T, tensors[0].to_sparse()]
     return all(look([other, *tensors[1:]]) is None for other in others)
@@ -337,13 +470,13 @@ def _offset() -> int | None:
     return None
 
 
-def _answer_rightly(functions: tuple[int, ...], bump: tuple[int, ...]) -> bool:
+def _answer_rightly(functions: np.ndarray, bump: tuple[int, ...]) -> bool:
     """Whether a change of each thing that is looked at is noticed."""
     weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
     sum((weight * 2).sum() for weight in weights).backward()  # type: ignore[union-attr]
     gradients: list[Any] = [weight.grad for weight in weights]
     where = [np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64) for tensors in (weights, gradients)]
-    arguments = functions, _ids(weights), where[0], _ids(gradients), where[1]
+    arguments = functions, np.stack([_ids(weights), where[0], _ids(gradients), where[1]])
     versions = np.array([gradient._version for gradient in gradients], dtype=np.int64)
     seen = np.zeros_like(versions)
     if _fresh(*arguments, versions, seen) or not _fresh(*arguments, versions - 1, seen) or (seen != versions).any():
@@ -359,11 +492,15 @@ def _answer_rightly(functions: tuple[int, ...], bump: tuple[int, ...]) -> bool:
     if _fresh(*arguments, versions, seen):
         return False
     weights[2].grad = gradients[2]
+    other = torch.zeros(2)
+    references: list[Any] = [None, weakref.ref(torch.zeros(2)), weakref.ref(other)]
+    with_other = [*gradients[:2], other]
     if (
-        not _need(functions, arguments[1], arguments[3], seen)
+        not _need(functions, _ids(weights), id(gradients), id(references), seen)
         or (seen != [gradient._version for gradient in gradients]).any()
+        or _need(functions, _ids(weights), id(with_other), id(references), seen)
     ):
         return False
     before = [weight._version for weight in weights]
-    _bump(bump, arguments[1])
+    _bump(bump, _ids(weights))
     return _fresh(*arguments, versions, seen) and [weight._version for weight in weights] == [v + 1 for v in before]

@@ -947,10 +947,12 @@ class _Uploader:
         size = self._split + table.hyper.nbytes
         pinned = table.device.type == "cuda" and torch.cuda.is_available()
         self._ring = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(self.RING)]
-        self._views = [buffer.numpy() for buffer in self._ring]
+        self._views = [buffer.numpy().data for buffer in self._ring]
+        arrays = (table.addresses[GRADIENT], table.hyper)
+        self._now = [array.data.cast("B") for array in arrays if array.size]
         self._events = [torch.cuda.Event() for _ in range(self.RING)] if pinned else None
         self._slot = 0
-        self._sent: tuple[bytes, bytes] | None = None
+        self._sent: bytes | None = None
         self._device = torch.empty(size, dtype=torch.uint8, device=table.device)
         self.gradients = self._device[: self._split].view(torch.int64)
         self.hyper = self._device[self._split :].view(table.dtype)
@@ -964,13 +966,13 @@ class _Uploader:
                 "a step is being captured in a CUDA graph, which would take the same rates and counts at every replay: use "
                 "capture(function) of the Trainer, or of the optimizer of tristep.optim, which keeps them live"
             )
-        now = self.table.addresses[GRADIENT].tobytes(), self.table.hyper.tobytes()
+        now = b"".join(self._now)
         if now == self._sent:
             return
         slot, self._slot = self._slot, (self._slot + 1) % self.RING
         if self._events is not None:
             self._events[slot].synchronize()  # of a copy that is a whole ring old: over, in practice
-        self._views[slot].data[:] = b"".join(now)
+        self._views[slot][:] = now
         self._device.copy_(self._ring[slot], non_blocking=True)
         if self._events is not None:
             self._events[slot].record()

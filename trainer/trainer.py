@@ -6,7 +6,6 @@ tensors of the last step with new contents, is decided by a few list comparisons
 
 from __future__ import annotations
 
-import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -106,7 +105,6 @@ class Trainer:
         self._loss_scaler: Any = None  # amp.py puts one here
         # The gradients that the last step used up: which tensors, and how often they had been written to.
         self._used: list[weakref.ref[torch.Tensor] | None] = [None] * len(self._params)
-        self._used_ids: np.ndarray | None = None  # the identities of these tensors, if they were found out
         self._used_versions = np.full(len(self._params), -1, dtype=np.int64)
         self._seen_versions = self._used_versions.copy()
         self._backward: BackwardStep | None = None
@@ -297,7 +295,7 @@ class Trainer:
         self._updater.apply(rules.ascent, hyper, range(len(self._params)), self._params, gradients)
         self._below = before
         self._used = [None if gradient is None else weakref.ref(gradient) for gradient in gradients]
-        self._used_ids, self._used_versions = None, versions
+        self._used_versions = versions
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -424,12 +422,12 @@ class Trainer:
         plan = self._plan
         if plan is None:
             self._refuse_lazy()
-        ids = addresses = None
+        addresses = None
         if held := plan is not None and plan.fresh(self._used_versions, self._seen_versions):
             gradients: list[Any] = []
             versions = self._seen_versions
-        elif plan is not None and (found := self._look_at_others(plan)) is not None:
-            gradients, ids, addresses = found
+        elif plan is not None and (found := plan.look(self._used, self._seen_versions)) is not None:
+            gradients, addresses = found  # after `zero_grad()`, as a rule: all are other tensors
             versions = self._seen_versions
         else:
             gradients, versions, held = self._look(plan, ignore_stale_grad)
@@ -454,11 +452,11 @@ class Trainer:
             self._telemetry._end(into, self._optimizer.num_update)
         if not held:
             references = plan.references(gradients)
-            if None in references:
+            if addresses is None:
                 for i, reference in enumerate(references):
                     if reference is None:
                         references[i], versions[i] = self._used[i], self._used_versions[i]
-            self._used, self._used_ids = references, ids
+            self._used = references
         self._used_versions, self._seen_versions = versions, self._used_versions
         if scaler is not None:
             scaler.end(plan.update.total() if plan.update is not None and plan.update.rule.skips_nonfinite else None)
@@ -490,22 +488,6 @@ class Trainer:
                 raise
 
         recording.owners.append((holds, advance))
-
-    def _look_at_others(self, plan: Plan) -> tuple[list[Any], np.ndarray, np.ndarray] | None:
-        """The usual case after `zero_grad()`: gradients that are all other tensors than before, what they are, and where.
-
-        Their versions are then in `_seen_versions`. None says nothing.
-        """
-        gradients: list[Any] = list(map(_gradient_of, self._params))
-        found = plan.look(gradients, self._seen_versions)
-        if found is None:
-            return None
-        # Of two tensors with one identity the first has died, or they are the same.
-        doubtful = range(len(gradients)) if self._used_ids is None else np.flatnonzero(found[0] == self._used_ids).tolist()
-        for i in doubtful:
-            if (reference := self._used[i]) is not None and reference() is gradients[i]:
-                return None
-        return gradients, *found
 
     def _look(self, plan: Plan | None, ignore_stale_grad: bool) -> tuple[list[Any], np.ndarray, bool]:
         """The gradients to use, the versions of all, and whether nothing but these has changed."""
@@ -566,9 +548,6 @@ class Trainer:
                 "them before step(), or use step(batch_size, ignore_stale_grad=True) to leave such parameters as they are"
             )
         return chosen
-
-
-_gradient_of = operator.attrgetter("grad")
 
 
 def _is_lazy(parameter: torch.Tensor) -> bool:

@@ -1,5 +1,8 @@
 """The quick look at many tensors: it sees each thing that may change, and what Python's own questions would answer."""
 
+import operator
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -94,12 +97,64 @@ def test_versions_of_gradients_that_are_needed(looked_at):
     weights, gradients, _ = looked_at
     torch.autograd.graph.increment_version([gradients[1]] * 2)
     look, seen = glance.WeightGlance(weights), np.zeros(len(weights), dtype=np.int64)
-    ids = np.array([id(gradient) for gradient in gradients])
-    assert look.need(ids, seen)
+    used = [None] * len(weights)
+    assert look.need(gradients, used, seen)
     assert seen.tolist() == [gradient._version for gradient in gradients]
     assert len(set(seen.tolist())) > 1
     weights[-1].requires_grad_(False)
-    assert not look.need(ids, seen)
+    assert not look.need(gradients, used, seen)
+
+
+@pytest.mark.parametrize("i", [0, 1, 2])
+def test_a_gradient_that_was_used_is_seen(looked_at, i):
+    weights, gradients, _ = looked_at
+    look, seen = glance.WeightGlance(weights), np.zeros(len(weights), dtype=np.int64)
+    used = [weakref.ref(gradient.clone()) for gradient in gradients]  # to tensors that are gone
+    assert look.need(gradients, used, seen)
+    used[i] = weakref.ref(gradients[i])
+    assert not look.need(gradients, used, seen)
+
+
+def test_the_gradients_of_parameters_are_found_and_referred_to(looked_at):
+    weights, gradients, _ = looked_at
+    look = glance.WeightGlance(weights)
+    assert glance._makers() is not None
+    assert all(map(operator.is_, look.gradients(), gradients))
+    references = look.references(gradients)
+    assert all(reference() is gradient for reference, gradient in zip(references, gradients, strict=True))
+    weights[1].grad = None
+    del gradients[1]
+    assert look.gradients()[1] is None
+    assert [reference() is None for reference in references] == [False, True, False]
+
+
+def test_gradients_that_python_has_not_met_yet_are_found(looked_at):
+    weights, gradients, _ = looked_at
+    for weight in weights:
+        weight.grad = None
+    sum((weight * weight).sum() for weight in weights).backward()
+    gradients[:] = glance.WeightGlance(weights).gradients()
+    assert all(gradient is weight.grad for gradient, weight in zip(gradients, weights, strict=True))
+    assert all((gradient == 2 * weight).all() for gradient, weight in zip(gradients, weights, strict=True))
+
+
+def test_where_python_objects_cannot_be_made_natively_python_makes_them(looked_at, monkeypatch):
+    monkeypatch.setattr(glance, "_makers", lambda: None)
+    weights, gradients, _ = looked_at
+    look = glance.WeightGlance(weights)
+    assert look.gradients() is None
+    assert [reference() is gradient for reference, gradient in zip(look.references(gradients), gradients, strict=True)]
+
+
+def test_dictionaries_that_are_not_empty_are_seen():
+    assert glance.EmptyGlance.possible()
+    own = [{}, {}, {}]
+    look = glance.EmptyGlance(own)
+    assert look()
+    own[1]["lr_mult"] = 2.0
+    assert not look()
+    del own[1]["lr_mult"]
+    assert look()
 
 
 def test_addresses_are_seen():
@@ -128,20 +183,27 @@ def test_gradients_of_another_kind_are_seen(kind, i):
     tensors = [torch.ones(3, 2, 4, 5) for _ in range(3)]
     look = glance.KindGlance(tensors)
     copies = [tensor.clone() for tensor in tensors]
-    ids, addresses = look(copies)
-    assert ids.tolist() == list(map(id, copies))
+    addresses = look(copies)
     assert addresses.tolist() == [copy.data_ptr() for copy in copies]
     copies[i] = KINDS[kind](copies[i])
     assert look(copies) is None
     assert look(copies[:i] + copies[i + 1 :]) is None
 
 
+def test_addresses_that_are_no_multiples_of_16_are_seen_where_it_matters():
+    tensors = [torch.ones(6), torch.ones(6)]
+    look = glance.KindGlance(tensors)
+    odd = [torch.ones(6), torch.ones(7)[1:]]
+    assert look(odd).tolist() == [tensor.data_ptr() for tensor in odd]
+    assert look(odd, aligned=True) is None
+    assert look(tensors, aligned=True) is not None
+
+
 def test_kinds_differ_from_gradient_to_gradient():
     tensors = [torch.ones(()), torch.ones(0, 3), torch.ones(2, 3).T, torch.ones(4, dtype=torch.bfloat16)]
     look = glance.KindGlance(tensors)
     copies = [tensor.clone() for tensor in tensors]
-    ids, addresses = look(copies)
-    assert ids.tolist() == list(map(id, copies))
+    addresses = look(copies)
     assert addresses.tolist() == [copy.data_ptr() for copy in copies]
     assert look(copies[::-1]) is None
 
@@ -149,7 +211,7 @@ def test_kinds_differ_from_gradient_to_gradient():
 @pytest.mark.parametrize("missing", ["a function", "the place in the Python object", "the right answers"])
 def test_without_it_python_asks_and_the_steps_are_the_same(monkeypatch, missing):
     if missing == "a function":
-        monkeypatch.setattr(glance, "library_function", lambda name: None)
+        monkeypatch.setattr(glance, "library_function", lambda *names: None)
     elif missing == "the place in the Python object":
         monkeypatch.setattr(glance, "_offset", lambda: None)
     else:

@@ -10,6 +10,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -402,31 +403,40 @@ class RuleOptimizer(Optimizer):
     def row(self, t: int, lr: float, wd: float, index: Index | None = None, rule: Rule | None = None) -> list[float]:
         """All hyper-parameters of the rule, or of `composed_rule`, in its order, after `rescale_grad`."""
         rule = self.composed_rule if rule is None else rule
-        values = {"decoupled_decay": lr * wd}
+        decoupled_decay = lr * wd
         if self.decoupled_wd:
             wd = 0.0
-        values |= {"lr": lr, "wd": wd, "decay": lr * wd, "clip": self.clip_gradient or math.inf}
+        values = {"lr": lr, "wd": wd, "decay": lr * wd, "decoupled_decay": decoupled_decay}
+        values["clip"] = self.clip_gradient or math.inf
         if self.lookahead is not None:
             values["sync"] = float((t - self.begin_num_update) % self.lookahead == 0)
-        values |= self.hyper_of(index, t, lr, wd)
+        values.update(self.hyper_of(index, t, lr, wd))
         if values["clip"] < 0:
             values["clip"] = math.inf
         row: list[float] = [self.rescale_grad]
-        for name in rule.hyper:
-            if name in values:
-                row.append(values[name])
-            elif hasattr(self, name):
-                row.append(getattr(self, name))
-            elif name.startswith("one_minus_") and hasattr(self, name[10:]):
-                row.append(1.0 - getattr(self, name[10:]))
-            else:
-                raise TypeError(
-                    f"rule {rule.name!r} needs {name!r}, which {type(self).__name__} lacks: set self.{name} in "
-                    "__init__, or return it from hyper(t, lr, wd)"
-                )
+        own = vars(self)
+        for name, other in _complements(rule):
+            value = values.get(name)
+            if value is None:
+                value = own.get(name)
+            row.append(self._attribute(name, other, rule) if value is None else value)
         if self.rounding is not None:
             row.append(t)
         return row
+
+    def _attribute(self, name: str, other: str | None, rule: Rule) -> float:
+        """A hyper-parameter of the rule that is an attribute of this name, or one minus the other."""
+        own = vars(self)
+        if name not in own and other in own:
+            return 1.0 - own[other]
+        if hasattr(self, name):
+            return getattr(self, name)
+        if other is not None and hasattr(self, other):
+            return 1.0 - getattr(self, other)
+        raise TypeError(
+            f"rule {rule.name!r} needs {name!r}, which {type(self).__name__} lacks: set self.{name} in "
+            "__init__, or return it from hyper(t, lr, wd)"
+        )
 
     @property
     def rounding(self) -> int | storage.CodesOnly | None:
@@ -704,3 +714,9 @@ def _stacklevel() -> int:
     while frame is not None and frame.f_code.co_name in inner:
         frame, level = frame.f_back, level + 1
     return max(level, 1)
+
+
+@cache
+def _complements(rule: Rule | TensorRule) -> tuple[tuple[str, str | None], ...]:
+    """The names of a rule's hyper-parameters, and of those called `one_minus_x` what is taken from one."""
+    return tuple((name, name[10:] if name.startswith("one_minus_") else None) for name in rule.hyper)

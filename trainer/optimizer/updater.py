@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, Update, storage
+from ...kernels.engine import emptiness
 from ...kernels.measures import Measurements
 from ...kernels.table import allocate_states, is_dense, slot_shapes
 from .base import Index, Optimizer, RuleOptimizer
@@ -148,12 +149,14 @@ class Plan:
         self._by_row: tuple[RowUpdate, list[int], list[torch.Tensor | None], list[torch.Tensor]] | None = None
         self._slots = np.array(updater.optimizer.slots(self.indices), dtype=np.int64)
         self._active = [True] * len(self.indices)
-        # Active parameters that share hyper-parameters: rows, slot of the count, lr_mult, wd_mult, the first one's index.
+        # Active parameters that share hyper-parameters: rows, the count's slot, lr_mult, wd_mult, the first's
+        # index. Rows are None where they are all.
         self._shared: list[tuple[Any, int, float, float, Index]] = []
         self._counted: Any = self._slots
         self._multipliers: Any = _UNKNOWN
         # A parameter's attributes; the dictionaries are live, so that looking whether they are empty is enough.
         self._own = [getattr(updater.optimizer.param_dict.get(index), "__dict__", {}) for index in self.indices]
+        self._none_own = emptiness(self._own, updater.engine)
         self._by_rule = isinstance(updater.optimizer, RuleOptimizer)
         if isinstance(updater.optimizer, RuleOptimizer):
             self._make_update(updater.optimizer, updater.optimizer.rule_for(self._slots))
@@ -175,13 +178,13 @@ class Plan:
         update = self.update
         return update is not None and update.rule is optimizer.rule_for(self._slots) and update.fresh(used, seen)
 
-    def look(self, grads: Sequence[Any], versions: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def look(self, used: list[Any], versions: np.ndarray) -> tuple[list[Any], np.ndarray] | None:
         """As `Update.look`, for other gradients than those of the last step; its addresses may be handed to `step`."""
         optimizer: Any = self.updater.optimizer
         update = self.update
         if update is None or update.rule is not optimizer.rule_for(self._slots):
             return None
-        return update.look(grads, versions)
+        return update.look(used, versions)
 
     def references(self, grads: Sequence[torch.Tensor | None]) -> list[weakref.ref[torch.Tensor] | None]:
         """Weak references to these gradients, those of the last step."""
@@ -221,17 +224,20 @@ class Plan:
         if not self._shared:
             return
         # Everything that may fail comes before the counts move.
-        counts, number = optimizer._counts, optimizer.num_update
-        for _, slot, _, _, _ in self._shared:
-            number = max(number, int(counts[slot]) + 1)
+        counts = optimizer._counts
+        times = [int(counts[slot]) + 1 for _, slot, _, _, _ in self._shared]
+        number = max(optimizer.num_update, *times)
         before = optimizer.carried() if optimizer.carries else ()
         try:
             asked = optimizer.num_update if optimizer.reads_rate_first else number
             lr = optimizer.lr if optimizer.lr_scheduler is None else optimizer.rate_at(asked)
             optimizer.begin_step(lr)
-            for rows, slot, lr_mult, wd_mult, index in self._shared:
-                t, wd = int(counts[slot]) + 1, optimizer.wd * wd_mult
-                update.hyper[rows] = optimizer.row(t, lr * lr_mult, wd, index, update.rule)
+            for t, (rows, _, lr_mult, wd_mult, index) in zip(times, self._shared, strict=True):
+                row = optimizer.row(t, lr * lr_mult, optimizer.wd * wd_mult, index, update.rule)
+                if rows is None:
+                    update.share(row)
+                else:
+                    update.hyper[rows] = row
             self._run(update, into)
         except BaseException:
             optimizer.put_back(before)
@@ -413,7 +419,7 @@ class Plan:
 
     def _read_multipliers(self, optimizer: RuleOptimizer) -> Any:
         """All that multipliers depend on, to be compared with the last step's; None as long as nobody has set any."""
-        if not (any(self._own) or optimizer.lr_mult or optimizer.wd_mult):
+        if self._none_own() and not (optimizer.lr_mult or optimizer.wd_mult):
             return None
         own = [(attributes.get("lr_mult"), attributes.get("wd_mult")) for attributes in self._own]
         return own, dict(optimizer.lr_mult), dict(optimizer.wd_mult)
@@ -430,9 +436,11 @@ class Plan:
         for rows in members.values():
             index = self.indices[rows[0]]
             lr_mult, wd_mult = (1.0, 1.0) if multipliers is None else optimizer.multipliers(index)
-            where = slice(None) if len(rows) == len(self.indices) else np.array(rows)
+            where = None if len(rows) == len(self.indices) else np.array(rows)
             self._shared.append((where, int(self._slots[rows[0]]), lr_mult, wd_mult, index))
-        self._counted = self._slots[np.array(self._active, dtype=bool)]
+        counted = self._slots[np.array(self._active, dtype=bool)]
+        in_a_row = counted.size > 0 and bool((np.diff(counted) == 1).all())
+        self._counted = slice(int(counted[0]), int(counted[-1]) + 1) if in_a_row else counted
         self._multipliers = multipliers
 
     @torch.no_grad()
