@@ -15,6 +15,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from .curves import plot_schedules, plot_training
+from .runs import Curve, Run, RunSet, Series
 from .style import Figure
 
-__all__ = ["Figure", "plot_schedules", "plot_training"]
+__all__ = ["Curve", "Figure", "Run", "RunSet", "Series", "plot_schedules", "plot_training"]
