@@ -178,6 +178,11 @@ class Telemetry:
             for i, name in enumerate(self.names)
         }
 
+    @property
+    def pending(self) -> bool:
+        """Whether steps that were recorded have not arrived yet."""
+        return self._found is not None and self._found.arrived().stop < self._found.count
+
     def flush(self) -> None:
         """Wait until all recorded steps have arrived."""
         if self._found is not None:

@@ -15,7 +15,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from .curves import plot_schedules, plot_training
+from .recorder import Recorder
 from .runs import Curve, Run, RunSet, Series
 from .style import Figure
 
-__all__ = ["Curve", "Figure", "Run", "RunSet", "Series", "plot_schedules", "plot_training"]
+__all__ = ["Curve", "Figure", "Recorder", "Run", "RunSet", "Series", "plot_schedules", "plot_training"]

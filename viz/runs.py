@@ -235,6 +235,7 @@ class Run:
         scalars: numbers over steps by name, such as "loss" and "learning_rate".
         tensors: by quantity, such as "gradient_norm", a number for each parameter, [n_parameters].
         histograms: by what, such as "gradient", counts for each parameter, [n_parameters, n_bins].
+        weights: by the parameter's name, the values of elements of it that are followed.
         parameters: names of the parameters, in the order of the tensors' columns.
         edges: float64 [n_bins - 1], between the histograms' bins.
         notes: of the run, as words by name: which optimizer, and so on.
@@ -253,6 +254,7 @@ class Run:
         self.scalars: dict[str, Series] = {}
         self.tensors: dict[str, Series] = {}
         self.histograms: dict[str, Series] = {}
+        self.weights: dict[str, Series] = {}
         self.version = 0
 
     def add_scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -276,10 +278,16 @@ class Run:
             kind.setdefault(name, Series(array.shape[1:], np.float32)).extend(steps, array)
         self.version += 1
 
+    def add_weights(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        """Add the values of followed elements at one step, by the parameter's name."""
+        for name, array in values.items():
+            self.weights.setdefault(name, Series(array.shape, np.float32)).append(step, array)
+        self.version += 1
+
     @property
     def last_step(self) -> int | None:
         """The last step of which anything is known; None before the first."""
-        lasts = [each.last_step for kind in (self.scalars, self.tensors, self.histograms) for each in kind.values()]
+        lasts = [each.last_step for kind in self._kinds().values() for each in kind.values()]
         return max((last for last in lasts if last is not None), default=None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -311,6 +319,9 @@ class Run:
             steps, values = series.recent()
             columns[name] = pd.Series(values, index=steps)
         return pd.DataFrame(columns).rename_axis("step")
+
+    def _kinds(self) -> dict[str, dict[str, Series]]:
+        return {"scalars": self.scalars, "tensors": self.tensors, "histograms": self.histograms, "weights": self.weights}
 
     def __repr__(self) -> str:
         known = ", ".join([*self.scalars, *self.tensors, *(f"{what} histogram" for what in self.histograms)])
@@ -376,7 +387,7 @@ class RunSet:
         arrays: dict[str, np.ndarray] = {}
         described = []
         for i, run in enumerate(self):
-            kinds = {"scalars": run.scalars, "tensors": run.tensors, "histograms": run.histograms}
+            kinds = run._kinds()
             for kind, members in kinds.items():
                 for k, series in enumerate(members.values()):
                     arrays |= {f"{i}/{kind}/{k}/{part}": array for part, array in series._state().items()}

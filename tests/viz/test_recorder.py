@@ -1,0 +1,185 @@
+"""The recorder: what it writes down, judged by copies of weights and gradients taken beside it."""
+
+import numpy as np
+import pytest
+import torch
+
+import tristep
+
+pytest.importorskip("matplotlib")
+
+from tristep.viz import Recorder, Run
+
+
+def _net():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+
+def _train(net, step, zero_grad, recorder, steps=9, note=None):
+    """Norms of weight, gradient and update, their ratio and cosine, [steps, n_parameters], and the losses."""
+    generator = torch.Generator().manual_seed(2)
+    found, losses = [], []
+    for _ in range(steps):
+        x = torch.randn(8, 3, generator=generator)
+        zero_grad()
+        loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        before = [param.detach().double().numpy().copy() for param in net.parameters()]
+        gradients = [param.grad.double().numpy().copy() for param in net.parameters()]
+        step()
+        recorder.step(loss=loss)
+        losses.append(loss.item())
+        row = []
+        for w, g, param in zip(before, gradients, net.parameters(), strict=True):
+            moved = param.detach().double().numpy() - w
+            lengths = [np.linalg.norm(each) for each in (w, g, moved)]
+            row.append([*lengths, lengths[2] / lengths[0], (g * moved).sum() / lengths[1] / lengths[2]])
+        found.append(row)
+        if note is not None:
+            note.append([param.detach().numpy().copy() for param in net.parameters()])
+    recorder.flush()
+    return np.array(found), losses
+
+
+NAMES = ("weight_norm", "gradient_norm", "update_norm", "update_ratio", "cosine")
+
+
+@pytest.mark.parametrize("kind", ["trainer", "torch", "tristep.optim"])
+@pytest.mark.parametrize("every", [1, 4])
+def test_norms_ratio_and_cosine_of_each_parameter(kind, every):
+    net = _net()
+    if kind == "trainer":
+        source = tristep.Trainer(net, "adam", {"learning_rate": 0.01})
+        step, zero_grad = lambda: source.step(1), source.zero_grad
+    else:
+        module = torch.optim if kind == "torch" else tristep.optim
+        source = module.AdamW(net.named_parameters(), lr=0.01)
+        step, zero_grad = source.step, source.zero_grad
+    recorder = Recorder(source, "adam", every=every)
+    expected, losses = _train(net, step, zero_grad, recorder)
+    run = recorder.run
+    assert run.parameters == [name for name, _ in net.named_parameters()]
+    assert run.scalars["loss"].recent()[0].tolist() == list(range(1, 10))
+    assert run.scalars["loss"].recent()[1].tolist() == losses
+    assert set(run.scalars["learning_rate"].recent()[1].tolist()) == {0.01}
+    for k, name in enumerate(NAMES):
+        steps, values = run.tensors[name].recent()
+        assert steps.tolist() == list(range(1, 10, every))
+        np.testing.assert_allclose(values, expected[::every, :, k], rtol=2e-4)
+    assert "Adam" in run.notes["optimizer"]
+
+
+def test_histograms_come_now_and_then_and_norms_always():
+    net = _net()
+    trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})
+    recorder = Recorder(trainer, histograms=["weight"], histogram_every=4)
+    note = [[param.detach().numpy().copy() for param in net.parameters()]]
+    expected, _ = _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder, note=note)
+    run = recorder.run
+    steps, counts = run.histograms["weight_histogram"].recent()
+    assert steps.tolist() == [1, 5, 9]
+    for step, row in zip(steps, counts, strict=True):
+        for weight, own in zip(note[step - 1], row, strict=True):  # as it was before the step
+            bins = np.searchsorted(run.edges, np.abs(weight).ravel(), side="right")
+            np.testing.assert_array_equal(own, np.bincount(bins, minlength=32))
+    for k, name in enumerate(NAMES[:2]):
+        np.testing.assert_allclose(run.tensors[name].recent()[1], expected[:, :, k], rtol=2e-4)
+
+
+def test_the_weights_become_what_they_become_without_it():
+    weights = []
+    for recorded in (False, True):
+        net = _net()
+        trainer = tristep.Trainer(net, "adam", {"learning_rate": 0.05})
+        recorder = (
+            Recorder(trainer, histograms=["gradient"], histogram_every=3)
+            if recorded
+            else Recorder(torch.optim.SGD(_net().parameters(), lr=0.1))
+        )
+        for x in torch.randn(7, 5, 3, generator=torch.Generator().manual_seed(0)):
+            trainer.zero_grad()
+            net(x).square().sum().backward()
+            trainer.step(5)
+            if recorded:
+                recorder.step()
+        weights.append(torch.cat([param.detach().flatten() for param in net.parameters()]))
+    assert torch.equal(*weights)
+
+
+def test_single_elements_are_followed():
+    net, note = _net(), []
+    trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})
+    recorder = Recorder(trainer, weights={"0.weight": [0, 5], "2.bias": 0})
+    _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder, note=note)
+    steps, values = recorder.run.weights["0.weight"].recent()
+    assert steps.tolist() == list(range(1, 10))
+    np.testing.assert_array_equal(values, [each[0].ravel()[[0, 5]] for each in note])
+    np.testing.assert_array_equal(recorder.run.weights["2.bias"].recent()[1], [each[3] for each in note])
+
+
+def test_closing_leaves_trainer_and_optimizer_as_they_were(tmp_path):
+    trainer = tristep.Trainer(_net(), "sgd")
+    with Recorder(trainer) as recorder:
+        assert trainer.telemetry is not None
+        with pytest.raises(ValueError, match="source has telemetry already"):
+            Recorder(trainer)
+    assert trainer.telemetry is None
+    optimizer = torch.optim.SGD(_net().parameters(), lr=0.1)
+    with Recorder(optimizer):
+        assert optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    recorder.run.save(tmp_path / "run.npz")
+    assert Run.load(tmp_path / "run.npz").parameters == recorder.run.parameters
+
+
+def _recorded():
+    net = _net()
+    trainer = tristep.Trainer(net, "sgd")
+    recorder = Recorder(trainer)
+    net(torch.ones(1, 3)).sum().backward()
+    trainer.step(1)
+    return recorder
+
+
+def test_a_recorder_that_is_refused_leaves_the_trainer_alone():
+    trainer = tristep.Trainer(_net(), "sgd")
+    with pytest.raises(ValueError, match="weights has"):
+        Recorder(trainer, weights={"w": 0})
+    assert trainer.telemetry is None
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: Recorder(_net()), TypeError, "source must be a Trainer or a torch.optim.Optimizer, got Sequential"),
+        (
+            lambda: Recorder(torch.optim.SGD(_net().parameters()), every=0),
+            ValueError,
+            "every=0: must be a whole number >= 1",
+        ),
+        (
+            lambda: Recorder(torch.optim.SGD(_net().parameters()), histograms=["weight"]),
+            ValueError,
+            r"histograms=\('weight',\) need a Trainer",
+        ),
+        (lambda: Recorder(tristep.Trainer(_net(), "sgd"), histograms=["w"]), ValueError, "histograms='w'"),
+        (lambda: Recorder(tristep.Trainer(_net(), "sgd"), weights={"w": 0}), ValueError, "weights has 'w': must be one of"),
+        (
+            lambda: Recorder(tristep.Trainer(_net(), "sgd"), weights={"0.bias": 4}),
+            ValueError,
+            r"weights\['0.bias'\]=4: must be whole numbers from 0 to 3",
+        ),
+        (lambda: _recorded().step(loss="low"), TypeError, "loss must be a number, got 'low'"),
+        (lambda: _recorded().step(loss=torch.ones(2)), ValueError, r"loss has shape \(2,\): must be a single number"),
+        (
+            lambda: [each.step() for each in [_recorded()] * 2],
+            ValueError,
+            r"step\(\) after update 1, which has been recorded",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
