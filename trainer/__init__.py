@@ -8,6 +8,7 @@ if not __name__.startswith("tristep."):
 
 from . import amp, initializer, kvstore, lr_scheduler, optim, optimizer
 from .clipping import clip_global_norm
+from .data_parallel import replicate, split_and_load, split_data
 from .fit import Fit, fit
 from .telemetry import Telemetry
 from .trainer import StaleGradientError, Trainer
@@ -25,4 +26,7 @@ __all__ = [
     "lr_scheduler",
     "optim",
     "optimizer",
+    "replicate",
+    "split_and_load",
+    "split_data",
 ]

@@ -79,9 +79,9 @@ def scale_loss(loss: Any, trainer: Trainer) -> Iterator[Any]:
     scaler.follow(trainer)
     scaler.begin()
     if isinstance(loss, torch.Tensor):
-        yield loss * scaler.scale
+        yield loss * scaler.scale.to(loss.device)
     else:
-        yield [each * scaler.scale for each in loss]
+        yield [each * scaler.scale.to(each.device) for each in loss]
 
 
 @torch.no_grad()
@@ -92,9 +92,11 @@ def unscale(trainer: Trainer) -> None:
         RuntimeError: the trainer has no loss scaler.
     """
     scaler = _scaler_of(trainer)
-    gradients = [parameter.grad for parameter in trainer._params if parameter.grad is not None]
-    if gradients:
-        torch._foreach_mul_([g._values() if is_sparse(g) else g for g in gradients], scaler.control[0])
+    for params in trainer._all_params():
+        gradients = [parameter.grad for parameter in params if parameter.grad is not None]
+        if gradients:
+            factor = scaler.control[0].to(gradients[0].device)
+            torch._foreach_mul_([g._values() if is_sparse(g) else g for g in gradients], factor)
     scaler.control[:1].fill_(1.0)
 
 
@@ -137,11 +139,11 @@ class LossScaler:
 
     def attach(self, trainer: Trainer) -> None:
         """Become the scaler of this trainer."""
+        trainer._use_control(self.control)  # which may refuse it
         optimizer = trainer.optimizer
         if isinstance(optimizer, RuleOptimizer) and isinstance(optimizer.rule, Rule):
             optimizer._skips_overflow = self._found_by_rule = True
         trainer._loss_scaler = self
-        self._install(trainer)
         self.follow(trainer)
 
     def follow(self, trainer: Trainer) -> None:
@@ -150,12 +152,7 @@ class LossScaler:
         if self.scale.device != device:
             self.scale, self.good_steps = self.scale.to(device), self.good_steps.to(device)
             self.control = self.control.to(device)
-            self._install(trainer)
-
-    def _install(self, trainer: Trainer) -> None:
-        trainer._updater.control = self.control
-        trainer._plan = None  # it works with other kernels from now on
-        trainer._updater.forget_plan()
+            trainer._use_control(self.control)
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -163,11 +160,20 @@ class LossScaler:
         torch.reciprocal(self.scale.view(1), out=self.control[:1])
 
     @torch.no_grad()
-    def look(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Before a step: find out whether it is to be left out, where its rule cannot find that out by itself."""
-        if not self._found_by_rule:
+    def look(self, *copies: Sequence[torch.Tensor | None], always: bool = False) -> None:
+        """Before a step: find out whether it is to be left out, where its rule cannot find that out by itself.
+
+        Args:
+            *copies: the gradients of each copy of the model.
+            always: even if the rule can.
+        """
+        if self._found_by_rule and not always:
+            return
+        norms = []
+        for gradients in copies:
             found = [g.coalesce().values() if is_sparse(g) else g for g in gradients if g is not None]
-            self.control[1:].copy_(~global_norm(found, float("inf")).isfinite())
+            norms.append(global_norm(found, float("inf")).to(self.control.device))
+        self.control[1:].copy_(~torch.stack(norms).isfinite().all())
 
     @torch.no_grad()
     def end(self, total: torch.Tensor | None) -> None:

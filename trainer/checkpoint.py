@@ -26,11 +26,12 @@ from .arguments import whole
 from .optimizer import Optimizer, RuleOptimizer, Updater
 from .optimizer.base import Index, WithMaster
 
-__all__ = ["collect", "read", "restore", "write"]
+__all__ = ["collect", "read", "restore", "shape_of", "write"]
 
 FORMAT = 1
 MASTER = "master copy"  # with a space, so that no rule's state has the same name
 CALLABLE = "callable"  # stands for a schedule that is a function, or has one in it, that only the program has
+_SECTIONS: dict[str, tuple[str, ...]] = {"state": (), "residuals": ("residual",)}  # of tensors, and what marks their keys
 _METADATA_KEY, _CHECKSUM_KEY = "tristep", "tristep checksum"
 
 
@@ -44,7 +45,7 @@ def collect(
     Keys: "format", "optimizer" (name of its class), "settings", "lr_scheduler" (None where there is none, "callable" where
     it is or has a function without a name to be saved by), "num_update", "counts", "parameters" (shapes by name, None where
     not initialized yet), "layout" (nesting of each parameter's state) and "state" (tensors by parameter and by slot; none
-    before the first step).
+    before the first step). A trainer may add "residuals" (tensors by parameter and by source).
     """
     optimizer = updater.optimizer
     state: dict[str, dict[str, torch.Tensor]] = {}
@@ -72,7 +73,7 @@ def collect(
         "lr_scheduler": _schedule(optimizer),
         "num_update": optimizer.num_update,
         "counts": {name: counts[i] for i, name in zip(indices, names, strict=True) if i in counts},
-        "parameters": dict(zip(names, map(_shape, params), strict=True)),
+        "parameters": dict(zip(names, map(shape_of, params), strict=True)),
         "layout": layout,
         "state": state,
     }
@@ -113,11 +114,12 @@ def write(path: str | os.PathLike[str], collected: Mapping[str, Any]) -> None:
     if not path.parent.is_dir():
         raise FileNotFoundError(f"fname={str(path)!r}: there is no folder {str(path.parent)!r}")
     tensors = {
-        json.dumps([name, slot]): tensor.detach().contiguous()
-        for name, slots in collected["state"].items()
+        json.dumps([name, slot, *section]): tensor.detach().contiguous()
+        for key, section in _SECTIONS.items()
+        for name, slots in collected.get(key, {}).items()
         for slot, tensor in slots.items()
     }
-    header = {key: value for key, value in collected.items() if key != "state"}
+    header = {key: value for key, value in collected.items() if key not in _SECTIONS}
     header["states of"] = list(collected["state"])
     header["checksums"] = {key: _checksum(tensor) for key, tensor in tensors.items()}
     text = json.dumps(header)
@@ -162,10 +164,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     if damaged or len(checksums) != len(tensors):
         raise ValueError(f"{fname}: damaged; checksums differ for {', '.join(damaged[:5]) or 'extra tensors'}")
     state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in header.pop("states of")}
+    residuals: dict[str, dict[str, torch.Tensor]] = {}
     for key in checksums:  # in the order of writing, which safetensors does not keep
-        name, slot = json.loads(key)
-        state[name][slot] = tensors[key]
-    return header | {"state": state}
+        name, slot, *section = json.loads(key)
+        (residuals.setdefault(name, {}) if section else state[name])[slot] = tensors[key]
+    return header | {"state": state} | ({"residuals": residuals} if residuals else {})
 
 
 def _check_format(saved: Mapping[str, Any]) -> None:
@@ -238,11 +241,11 @@ def _check_parameters(names: Sequence[str], params: Sequence[torch.Tensor], save
             f"saved state is of {len(theirs)} parameters, {_few(theirs)}; this trainer has {len(names)}, {_few(names)}: "
             f"{_few(other)} {'is' if len(other) == 1 else 'are'} in one of them only"
         )
-    if lazy := [name for name, param in zip(names, params, strict=True) if _shape(param) is None]:
+    if lazy := [name for name, param in zip(names, params, strict=True) if shape_of(param) is None]:
         if saved["state"]:
             raise ValueError(f"{_few(lazy)} of params not initialized yet: run the model once before states are loaded")
     for name, param in zip(names, params, strict=True):
-        if theirs[name] is not None and _shape(param) not in (None, list(theirs[name])):
+        if theirs[name] is not None and shape_of(param) not in (None, list(theirs[name])):
             raise ValueError(
                 f"saved state: {name!r} has shape {tuple(theirs[name])}, in this trainer it has {tuple(param.shape)}"
             )
@@ -343,7 +346,8 @@ def _saved_schedule(optimizer: Optimizer, schedule: Any) -> Any:
     return mine
 
 
-def _shape(param: torch.Tensor) -> list[int] | None:
+def shape_of(param: torch.Tensor) -> list[int] | None:
+    """The shape of a parameter, None if it is not initialized yet."""
     return None if isinstance(param, torch.nn.UninitializedParameter) else list(param.shape)
 
 

@@ -20,10 +20,14 @@ from ..kernels.engine import DTYPES, choose_engine
 from ..kernels.measures import Measurements
 from ..kernels.table import Recording
 from . import checkpoint
+from . import kvstore as stores
 from .arguments import choice, did_you_mean, flag, real
 from .capture import CapturedStep
+from .copies import Copy, update_together
 from .in_backward import BackwardStep, check_optimizer
+from .kvstore import KVStore
 from .kvstore.compression import checked
+from .kvstore.exchange import Apart, Exchange, StoreExchange, check_residuals, updates_on_store
 from .optimizer import Optimizer, RuleOptimizer, Updater, create
 from .optimizer.updater import Plan
 from .telemetry import Telemetry
@@ -43,14 +47,21 @@ class Trainer:
     Args:
         params: what to train: a `torch.nn.Module`, an iterable of parameters or of (name, parameter), a dict of them (taken
             in the order of their sorted names, as in Gluon), or torch-style groups, dicts with "params" and, if wanted,
-            "lr_mult" and "wd_mult". Parameters with `requires_grad=False` are left alone.
+            "lr_mult" and "wd_mult". Parameters with `requires_grad=False` are left alone. Or a list of modules that are
+            copies of one, each on a device of its own (see `tristep.replicate`): they are kept equal, and each gets its part
+            of a batch. Names, multipliers and `requires_grad` are those of the first one's parameters.
         optimizer: a name, such as "sgd" or "adam", or an `Optimizer`.
         optimizer_params: arguments of the optimizer by name, as a dict or as pairs; none beside an instance.
-        kvstore: which store reduces gradients: None, "local", "device" or "nccl". In one process with one copy of the
-            model there is nothing to reduce. The dist stores do not exist yet.
-        compression_params: gradient compression, {"type": "2bit" or "1bit", "threshold": 0.5}. It acts between copies of a
-            model, so here it changes nothing.
-        update_on_kvstore: whether the store updates the weights; None or False here, as one process needs no store.
+        kvstore: which store adds up the gradients of several copies: "local" (on the CPU), "device" or "nccl" (where the
+            copies are), the name of a registered store, or None, with which each copy goes its own way. One copy needs no
+            store and gets none, but by a `KVStore` that is given itself. The dist stores do not exist yet.
+        compression_params: gradient compression, {"type": "2bit" or "1bit", "threshold": 0.5}. It acts where "device"
+            adds up several copies' gradients; what is not sent is kept back in a residual for each copy. With "local" it is
+            an error, and without a store it has no effect.
+        update_on_kvstore: whether the store updates the weights, with one state for all copies, and gives them back; or each
+            copy is updated, with a state of its own, from the sum of the gradients, which is then in `.grad`. None means yes
+            where the store can, unless there are sparse gradients, the environment variable MXNET_UPDATE_ON_KVSTORE is 0, or
+            "local" would update a parameter of more than 2**24 elements. True where there is no store is an error.
         engine: who computes: "triton", "cpu", "eager", or None for the best there is (see `tristep.kernels`).
         telemetry: a `Telemetry` that is to record what each step does to each parameter, or True for one with its defaults;
             None records nothing. The attribute of this name may be set to another one, or None, between steps.
@@ -74,10 +85,10 @@ class Trainer:
 
     def __init__(
         self,
-        params: torch.nn.Module | Iterable[Any] | Mapping[str, torch.nn.Parameter],
+        params: torch.nn.Module | Iterable[Any] | Mapping[str, torch.nn.Parameter] | Sequence[torch.nn.Module],
         optimizer: str | Optimizer,
         optimizer_params: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
-        kvstore: str | None = "device",
+        kvstore: str | KVStore | None = "device",
         compression_params: Mapping[str, Any] | None = None,
         update_on_kvstore: bool | None = None,
         *,
@@ -86,17 +97,21 @@ class Trainer:
         zero_grads: bool = False,
     ) -> None:
         zero_grads = flag("zero_grads", zero_grads)
-        named = _named_parameters(params)
+        modules = _modules(params)
+        named = _named_parameters(modules[0] if modules else params)
         _check_parameters(named)
-        _check_store(kvstore, compression_params, update_on_kvstore)
-        for _, parameter, _ in named:
-            choose_engine(parameter.device, engine)
+        replicas = [[parameter for _, parameter, _ in named]]
+        replicas += [_replica(r, modules[r], named) for r in range(1, len(modules))]
+        _check_distinct(replicas)
+        kvstore = _check_store(kvstore, compression_params, update_on_kvstore, len(replicas))
+        for parameters in replicas:
+            choose_engine(parameters[0].device, engine)
         self._optimizer = _make_optimizer(optimizer, optimizer_params)
         for _, parameter, own in named:
             for multiplier, value in own.items():
                 setattr(parameter, multiplier, value)
         self._names = [name for name, _, _ in named]
-        self._params = [parameter for _, parameter, _ in named]
+        self._params = replicas[0]
         self._optimizer.param_dict = dict(enumerate(self._params))
         self._scale = self._optimizer.rescale_grad
         self._updater = Updater(self._optimizer, engine)
@@ -109,6 +124,22 @@ class Trainer:
         self._seen_versions = self._used_versions.copy()
         self._backward: BackwardStep | None = None
         self._below: list[torch.Tensor] | None = None  # the weights from before `ascend`
+        # With several copies, or a store: these, what they meet in, whether it has started, of how many copies each gradient
+        # is the sum after `allreduce_grads`, and what gradients are sums already after a step that failed.
+        self._copies: list[Copy] = []
+        self._exchange: Exchange | None = None
+        self._started = False
+        self._reduced: list[int] | None = None
+        self._summed: list[list[tuple[int, int]]] | None = None
+        if len(replicas) > 1 or kvstore is not None:
+            self._copies = [Copy(self._params, self._names, self._updater, zero_grads)]
+            for parameters in replicas[1:]:
+                self._copies.append(Copy(parameters, self._names, Updater(self._optimizer, engine), zero_grads))
+            if isinstance(self._optimizer, RuleOptimizer):
+                self._optimizer._updater = weakref.ref(self._updater)  # and not the last copy's
+            self._exchange = _exchange_for(
+                kvstore, self._copies, self._names, self._optimizer, compression_params, update_on_kvstore, engine
+            )
         self.telemetry = telemetry
 
     @property
@@ -150,7 +181,10 @@ class Trainer:
         """Reduce gradients and update the weights, with gradients divided by `batch_size`.
 
         Gradients are fresh once `backward`, or anything else, has written to them since the last step. The gradients
-        themselves are not changed, but by a trainer with `zero_grads=True`.
+        themselves are not changed, but by a trainer with `zero_grads=True`, and where each of several copies of the model is
+        updated with their sum, which then takes their place.
+
+        The gradients of several copies are added up, not averaged: `batch_size` is that of all their parts together.
 
         Gradients of several backward passes add up, and make one step with the number of all their samples. Where
         `zero_grad(set_to_none=False)` follows, the next ones are added up in the same memory. Those of 16-bit parameters add
@@ -164,13 +198,34 @@ class Trainer:
         Args:
             batch_size: > 0; 1 if the loss is a mean already.
             ignore_stale_grad: leave parameters without a fresh gradient as they are, their state and count too, instead
-                of raising an error.
+                of raising an error. One that is fresh in some copies of the model is updated in all, with the sum of those.
 
         Raises:
             StaleGradientError: some parameters have no fresh gradient; nothing has been changed.
             ValueError, TypeError: a batch size or a gradient that does not fit; nothing has been changed.
         """
         self._step(batch_size, ignore_stale_grad)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """A context whose backward passes only add up gradients: nothing is sent to other processes before the last one.
+
+        In one process it changes nothing.
+
+            with trainer.accumulate():
+                for x, y in parts[:-1]:
+                    loss(net(x), y).backward()
+            loss(net(x), y).backward()
+            trainer.step(batch_size)
+        """
+        if self._exchange is None:
+            yield
+            return
+        self._exchange.accumulate(True)
+        try:
+            yield
+        finally:
+            self._exchange.accumulate(False)
 
     @contextmanager
     def step_in_backward(self, batch_size: float, ignore_stale_grad: bool = False) -> Iterator[None]:
@@ -191,13 +246,14 @@ class Trainer:
         Raises:
             TypeError, ValueError: an argument that does not fit, or an optimizer that needs all gradients together, such as
                 Prodigy; nothing has been changed.
-            RuntimeError: after `ascend`, inside another such context, or with a loss scaler, which must see all gradients
-                before a step, nothing has been changed; or, from `backward`, a
+            RuntimeError: after `ascend`, inside another such context, with several copies of the model or a store, or with a
+                loss scaler, which must see all gradients before a step, nothing has been changed; or, from `backward`, a
                 second gradient for a parameter, which is not used.
             StaleGradientError: on leaving, some parameters got no gradient; the others have been updated.
         """
         batch_size = real("batch_size", batch_size, above=0)
         ignore_stale_grad = flag("ignore_stale_grad", ignore_stale_grad)
+        self._refuse_together("step_in_backward()")
         if self._below is not None:
             raise RuntimeError("ascend() has moved the weights up, and needs all gradients to move them back: use step()")
         if self._loss_scaler is not None:
@@ -238,17 +294,42 @@ class Trainer:
             )
 
     def allreduce_grads(self) -> None:
-        """Reduce gradients over the copies of the model, without updating; here, with one copy, there is nothing to do.
+        """Let the sum over all copies of the model take the place of the gradients, without updating.
 
-        To be followed by `update`, after clipping, say.
+        To be followed by `update`, after clipping, say; `step` would add them up once more. With one copy there is nothing
+        to do.
+
+        Raises:
+            RuntimeError: the store updates the weights (update_on_kvstore), so that nothing lies between the two.
         """
+        exchange = self._exchange
+        if exchange is None:
+            return
+        self._start("allreduce_grads()")
+        fresh = [copy.fresh() for copy in self._copies]
+        counts = exchange.count_fresh(fresh)
+        exchange.reduce(self._not_summed(self._chosen(counts, True)), fresh)
+        self._reduced, self._summed = counts, None
 
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
-        """As `step`, without reducing: the second half, after `allreduce_grads`."""
+        """As `step`, without reducing: the second half, after `allreduce_grads`.
+
+        Raises:
+            RuntimeError: the store updates the weights (update_on_kvstore).
+        """
+        if self._exchange is not None:
+            self._start("update()")
+            self._step_together(batch_size, ignore_stale_grad, reduce=False)
+            return
         self._step(batch_size, ignore_stale_grad)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, or fill them with zeros. A gradient that was used up does not become fresh by that."""
+        if self._exchange is not None:
+            self._reduced = self._summed = None
+            for copy in self._copies:
+                copy.zero_grad(set_to_none)
+            return
         if set_to_none:
             for parameter in self._params:
                 parameter.grad = None
@@ -280,12 +361,14 @@ class Trainer:
 
         Raises:
             StaleGradientError: some parameters have no fresh gradient; nothing has been changed.
-            RuntimeError: the weights have been moved up already, with no step since.
+            RuntimeError: the weights have been moved up already, with no step since; or there are several copies of the
+                model, or a store.
 
         Source: Foret et al. (2021), "Sharpness-Aware Minimization"; Kwon et al. (2021), "ASAM".
         """
         rho = real("rho", rho, above=0)
         adaptive = flag("adaptive", adaptive)
+        self._refuse_together("ascend()")
         if self._below is not None:
             raise RuntimeError("ascend() has moved the weights up already: take a step() first")
         self._refuse_lazy()
@@ -307,6 +390,7 @@ class Trainer:
 
         Raises:
             ValueError: the optimizer keeps no average; nothing has been changed.
+            RuntimeError: a store of another process keeps it.
 
         Example:
             >>> import torch, tristep
@@ -318,12 +402,18 @@ class Trainer:
         found = self._optimizer.average_in_use() if isinstance(self._optimizer, RuleOptimizer) else None
         if found is None:
             raise ValueError(f"{type(self._optimizer).__name__} keeps no averaged weights: give it ema_decay=0.999, say")
-        before = [parameter.detach().clone() for parameter in self._params]
-        self._updater.apply(*found, range(len(self._params)), self._params)
+        if self._exchange is not None:
+            self._start()
+        before = [[parameter.detach().clone() for parameter in params] for params in self._all_params()]
+        if self._exchange is not None and self._exchange.updates:
+            self._exchange.apply(*found)
+        else:
+            for updater, params in zip(self._all_updaters(), self._all_params(), strict=True):
+                updater.apply(*found, range(len(params)), params)
         try:
             yield
         finally:
-            self._put_back(before)
+            self._put_back(*before)
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
         """A function that trains, as a CUDA graph: the same function, called in the same way, without the host's work.
@@ -355,9 +445,11 @@ class Trainer:
             TypeError: `fn` is not callable.
             ValueError: an optimizer whose rule is not elementwise, such as Muon's; an engine other than triton on a GPU; a
                 trainer with telemetry.
+            RuntimeError: several copies of the model, or a store.
 
         Source: `torch.cuda.graph`.
         """
+        self._refuse_together("capture()")
         optimizer, device = self._optimizer, self._params[0].device
         if not (isinstance(optimizer, RuleOptimizer) and isinstance(optimizer.rule, Rule)):
             raise ValueError(
@@ -373,16 +465,26 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's settings, counts, schedule and states, as plain data and tensors (not copied).
 
-        With a loss scaler its state, too.
+        With a loss scaler its state, too, and with compression what it has kept back. Of several copies of the model it is
+        the first one's: it may be loaded where there are more, or fewer.
         """
-        state = checkpoint.collect(self._updater, self._names, self._params)
+        state = None
+        residuals: Any = {}
+        if self._exchange is not None:
+            self._start()
+            state, residuals = self._exchange.state_dict(), self._exchange.residuals()
+        if state is None:
+            state = checkpoint.collect(self._updater, self._names, self._params)
+        if residuals:
+            state["residuals"] = residuals
         return state if self._loss_scaler is None else state | {"loss_scaler": self._loss_scaler.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave. Checks all of it first.
 
         The optimizer's settings, its schedule and its counts become the saved ones, as in Gluon; the multipliers, which
-        belong to the parameters, stay.
+        belong to the parameters, stay. What compression had kept back is lost where there is none now, and goes to all
+        copies in equal parts where there are fewer of them.
 
         Raises:
             ValueError, TypeError: it does not fit this trainer; nothing has been changed.
@@ -394,14 +496,32 @@ class Trainer:
                     "saved state has a loss scaler, this trainer has none: call tristep.amp.init_trainer(trainer) before"
                 )
             self._loss_scaler.check(scaling)
-        checkpoint.restore(self._updater, self._names, self._params, state_dict)
+        residuals = state_dict.get("residuals", {}) if isinstance(state_dict, Mapping) else {}
+        check_residuals(self._names, self._params, residuals)
+        exchange = self._exchange
+        if exchange is not None:
+            self._start()
+        if exchange is not None and exchange.updates:
+            exchange.load_state_dict(state_dict)
+        else:
+            for updater, params in zip(self._all_updaters(), self._all_params(), strict=True):
+                checkpoint.restore(updater, self._names, params, state_dict)
+        if exchange is not None:
+            exchange.load_residuals(residuals)
+            for copy in self._copies:
+                copy.forget_counts()
+                copy.forget_plan()
         if scaling is not None:
             self._loss_scaler.load_state_dict(scaling)
         self._plan = None
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Write `state_dict` to a file (safetensors with JSON in its metadata): whole, or not at all."""
-        checkpoint.write(fname, self.state_dict())
+        state = self.state_dict()
+        if self._exchange is None or self._exchange.writes:
+            checkpoint.write(fname, state)
+        if self._exchange is not None:
+            self._exchange.end_save()
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what `save_states` wrote, as `load_state_dict`.
@@ -414,11 +534,16 @@ class Trainer:
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self._params if not _is_lazy(parameter))
-        return f"Trainer({len(self._params)} parameters, {count:,} elements, {self._optimizer!r})"
+        copies = f"{len(self._copies)} copies of " if len(self._copies) > 1 else ""
+        return f"Trainer({copies}{len(self._params)} parameters, {count:,} elements, {self._optimizer!r})"
 
     def _step(self, batch_size: float, ignore_stale_grad: bool) -> None:
         if type(batch_size) is not int or batch_size <= 0:
             batch_size = real("batch_size", batch_size, above=0)
+        if self._exchange is not None:
+            self._start()
+            self._step_together(batch_size, ignore_stale_grad)
+            return
         plan = self._plan
         if plan is None:
             self._refuse_lazy()
@@ -464,6 +589,132 @@ class Trainer:
             self._note_zeros()
         if Recording.current is not None:
             self._note_recording(Recording.current, plan, batch_size)
+
+    def _step_together(self, batch_size: float, ignore_stale_grad: bool, reduce: bool = True) -> None:
+        """A step of several copies, or through a store; with `reduce=False` gradients are sums already."""
+        batch_size = real("batch_size", batch_size, above=0)
+        exchange: Any = self._exchange
+        copies, optimizer, scaler = self._copies, self._optimizer, self._loss_scaler
+        fresh = [copy.fresh() for copy in copies]
+        counts = exchange.count_fresh(fresh) if reduce else self._counts_after_reduce(fresh)
+        chosen = self._chosen(counts, ignore_stale_grad)
+        self._check_rate(chosen)
+        of_copies = [chosen if exchange.reduces else own for own in fresh]
+        before, put_back = optimizer.rescale_grad, [copy.before() for copy in copies]
+        optimizer.rescale_grad = self._scale / batch_size
+        into = None if self._telemetry is None else self._telemetry._begin()
+        reducing = False
+        try:
+            if exchange.updates:
+                if scaler is not None:
+                    scaler.look(*(copy.gradients(own) for copy, own in zip(copies, fresh, strict=True)))
+                exchange.update(chosen, fresh, into)
+                total = exchange.total()
+            else:
+                for copy, own in zip(copies, of_copies, strict=True):
+                    copy.check(copy.gradients(own))
+                if reduce:
+                    again = self._not_summed(chosen)
+                    reducing = True
+                    exchange.reduce(again, fresh)
+                gradients = [copy.gradients(own) for copy, own in zip(copies, of_copies, strict=True)]
+                apart = not exchange.reduces and len(copies) > 1
+                if scaler is not None:
+                    scaler.look(*gradients, always=apart)
+                update_together(optimizer, copies, gradients, into)
+                exchange.end_step()
+                total = None if apart else copies[0].total()
+        except BaseException:
+            optimizer.rescale_grad = before
+            for undo in put_back:
+                undo()
+            if reducing:
+                self._summed = [copy.marks() for copy in copies]
+            raise
+        if self._telemetry is not None:
+            self._telemetry._end(into, optimizer.num_update)
+        for copy, own in zip(copies, of_copies, strict=True):
+            if exchange.updates and self._zero_grads:
+                copy.zero(copy.gradients(own))
+            copy.note(own)
+        if scaler is not None:
+            scaler.end(total)
+        self._reduced = self._summed = None
+
+    def _start(self, what: str | None = None) -> None:
+        """Make the store and fill it, if that has not been done; `what` is what cannot be called where it updates."""
+        exchange: Any = self._exchange
+        if not self._started:
+            self._refuse_lazy()
+            exchange.start()
+            self._started = True
+        if what is not None and exchange.updates:
+            raise RuntimeError(
+                f"{what} where the store updates the weights, which it does with gradients and all in one: call step(), or "
+                "make the trainer with update_on_kvstore=False"
+            )
+
+    def _chosen(self, counts: Sequence[int], ignore_stale_grad: bool) -> list[bool]:
+        """Which parameters to update, by in how many copies each is fresh; an error for stale ones."""
+        exchange: Any = self._exchange
+        if not ignore_stale_grad:
+            stale = []
+            for name, param, count in zip(self._names, self._params, counts, strict=True):
+                if param.requires_grad and count < exchange.num_copies:
+                    partly = f" (fresh in {count} of {exchange.num_copies} copies)" if count else ""
+                    stale.append(f"{name!r}{partly}")
+            if stale:
+                raise _stale_error(stale)
+        return [param.requires_grad and count > 0 for param, count in zip(self._params, counts, strict=True)]
+
+    def _counts_after_reduce(self, fresh: Sequence[Sequence[bool]]) -> list[int]:
+        """In how many copies each gradient is fresh, where a sum has made it so in all."""
+        exchange: Any = self._exchange
+        here = list(map(sum, zip(*fresh, strict=True)))
+        if self._reduced is None:
+            return [count + exchange.num_copies - len(fresh) if count else 0 for count in here]
+        return [count if now else 0 for count, now in zip(self._reduced, here, strict=True)]
+
+    def _not_summed(self, chosen: Sequence[bool]) -> list[bool]:
+        """Of the chosen parameters those whose gradients are not sums already, from a step that failed after that."""
+        if self._summed is None:
+            return list(chosen)
+        now = [copy.marks() for copy in self._copies]
+        same = [all(own[i] == then[i] for own, then in zip(now, self._summed, strict=True)) for i in range(len(chosen))]
+        return [wanted and not done for wanted, done in zip(chosen, same, strict=True)]
+
+    def _check_rate(self, chosen: Sequence[bool]) -> None:
+        """A rate that is none must be found out before gradients are added up."""
+        optimizer = self._optimizer
+        if optimizer.lr_scheduler is not None and any(chosen):
+            counts = optimizer.counts
+            reached = [counts.get(i, optimizer.begin_num_update) + 1 for i, wanted in enumerate(chosen) if wanted]
+            optimizer.rate_at(max(optimizer.num_update, *reached))
+
+    def _refuse_together(self, what: str) -> None:
+        if self._exchange is not None:
+            raise RuntimeError(
+                f"{what} of a trainer with several copies of the model, or a store: it is for one copy without a store; use "
+                "step()"
+            )
+
+    def _all_params(self) -> list[Any]:
+        """The parameters of each copy of the model."""
+        return [copy.params for copy in self._copies] if self._copies else [self._params]
+
+    def _all_updaters(self) -> list[Updater]:
+        return [copy.updater for copy in self._copies] if self._copies else [self._updater]
+
+    def _use_control(self, control: torch.Tensor) -> None:
+        """Take a loss scaler's control for updates from now on. Raises RuntimeError where that cannot be."""
+        if self._exchange is not None:
+            self._exchange.use_control(control)
+            for copy in self._copies:
+                copy.updater.control = control
+                copy.forget_plan()
+        self._updater.control = control
+        self._plan = None  # it works with other kernels from now on
+        self._updater.forget_plan()
 
     def _note_zeros(self) -> None:
         """Zeros that the step has written make no gradient fresh."""
@@ -513,14 +764,20 @@ class Trainer:
         return plan
 
     @torch.no_grad()
-    def _put_back(self, weights: Sequence[torch.Tensor]) -> None:
-        for parameter, weight in zip(self._params, weights, strict=True):
-            parameter.copy_(weight)
+    def _put_back(self, *weights: Sequence[torch.Tensor]) -> None:
+        """Give each copy of the model these weights."""
+        for params, own in zip(self._all_params(), weights, strict=True):
+            for parameter, weight in zip(params, own, strict=True):
+                parameter.copy_(weight)
 
     def _refuse_lazy(self) -> None:
-        lazy = [repr(name) for name, parameter in zip(self._names, self._params, strict=True) if _is_lazy(parameter)]
-        if lazy:
-            raise ValueError(f"{_listed(lazy)} of params not initialized yet: run the model once before the first step")
+        for r, params in enumerate(self._all_params()):
+            where = "params" if len(self._copies) <= 1 else f"params[{r}]"
+            lazy = [repr(name) for name, parameter in zip(self._names, params, strict=True) if _is_lazy(parameter)]
+            if lazy:
+                raise ValueError(f"{_listed(lazy)} of {where} not initialized yet: run the model once before the first step")
+            if r > 0:
+                _check_alike(r, self._names, params, self._params)
 
     def _is_fresh(self, i: int, gradient: torch.Tensor | None) -> bool:
         if gradient is None:
@@ -543,11 +800,15 @@ class Trainer:
                 gradient = None
             chosen.append(gradient)
         if stale and not ignore_stale_grad:
-            raise StaleGradientError(
-                f"no fresh gradient since the last step for {_listed(stale)}: call backward() on a loss that depends on "
-                "them before step(), or use step(batch_size, ignore_stale_grad=True) to leave such parameters as they are"
-            )
+            raise _stale_error(stale)
         return chosen
+
+
+def _stale_error(stale: list[str]) -> StaleGradientError:
+    return StaleGradientError(
+        f"no fresh gradient since the last step for {_listed(stale)}: call backward() on a loss that depends on "
+        "them before step(), or use step(batch_size, ignore_stale_grad=True) to leave such parameters as they are"
+    )
 
 
 def _is_lazy(parameter: torch.Tensor) -> bool:
@@ -557,6 +818,53 @@ def _is_lazy(parameter: torch.Tensor) -> bool:
 def _listed(names: list[str], most: int = 8) -> str:
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _modules(params: Any) -> list[torch.nn.Module]:
+    """The copies of a model, where `params` is a list of them, else nothing."""
+    if isinstance(params, (list, tuple)) and params and all(isinstance(each, torch.nn.Module) for each in params):
+        return list(params)
+    return []
+
+
+def _replica(r: int, module: torch.nn.Module, first: list[tuple[str, torch.nn.Parameter, Any]]) -> list[torch.nn.Parameter]:
+    """The parameters of a copy, if it is like the first one."""
+    named = _named_parameters(module)
+    names, others = [name for name, _, _ in first], [name for name, _, _ in named]
+    if names != others:
+        odd = sorted(set(names) ^ set(others)) or names
+        raise ValueError(
+            f"params[{r}] is no copy of params[0]: {_listed(list(map(repr, odd)))} of their parameters differ in name or "
+            "order; make copies with tristep.replicate(module, devices)"
+        )
+    _check_parameters(named)
+    params = [parameter for _, parameter, _ in named]
+    _check_alike(r, names, params, [parameter for _, parameter, _ in first])
+    return params
+
+
+def _check_alike(
+    r: int, names: Sequence[str], params: Sequence[torch.nn.Parameter], first: Sequence[torch.nn.Parameter]
+) -> None:
+    for name, parameter, model in zip(names, params, first, strict=True):
+        if _is_lazy(parameter) or _is_lazy(model):
+            continue
+        if parameter.shape != model.shape or parameter.dtype != model.dtype:
+            raise ValueError(
+                f"params[{r}] is no copy of params[0]: {name!r} is {parameter.dtype} {tuple(parameter.shape)}, in params[0] "
+                f"it is {model.dtype} {tuple(model.shape)}"
+            )
+
+
+def _check_distinct(replicas: Sequence[Sequence[torch.nn.Parameter]]) -> None:
+    seen: dict[int, int] = {}
+    for r, params in enumerate(replicas):
+        for parameter in params:
+            if seen.setdefault(id(parameter), r) != r:
+                raise ValueError(
+                    f"params[{r}] and params[{seen[id(parameter)]}] share parameters: each copy needs its own; make copies "
+                    "with tristep.replicate(module, devices)"
+                )
 
 
 def _named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[str, float]]]:
@@ -639,22 +947,71 @@ def _check_parameters(named: list[tuple[str, torch.nn.Parameter, Any]]) -> None:
         raise ValueError(f"params lie on different devices ({where}): move the model to one device first")
 
 
-def _check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any) -> None:
-    if kvstore is not None:
+def _check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, copies: int) -> str | KVStore | None:
+    """The store that is asked for: a name in lower case, the store itself, or None where none is needed."""
+    known = [*KVSTORES, *(name for name in stores.registered() if name not in KVSTORES)]
+    if kvstore is not None and not isinstance(kvstore, KVStore):
         if not isinstance(kvstore, str):
-            raise TypeError(f"kvstore={kvstore!r}: must be None or a name, one of {', '.join(map(repr, KVSTORES))}")
-        kvstore = choice("kvstore", kvstore, KVSTORES, ignore_case=True)
-        if kvstore.startswith("dist"):
-            raise NotImplementedError(
-                f"kvstore={kvstore!r}: stores of several processes do not exist yet; 'device' trains in one process"
-            )
-    if update_on_kvstore is not None and flag("update_on_kvstore", update_on_kvstore):
-        raise ValueError(
-            f"update_on_kvstore=True with kvstore={kvstore!r}: one copy of a model needs no store, so none can update it; "
-            "leave it out"
-        )
+            listed = ", ".join(map(repr, known))
+            raise TypeError(f"kvstore={kvstore!r}: must be None or a name, one of {listed}; or a KVStore")
+        kvstore = choice("kvstore", kvstore, known, ignore_case=True)
+    if update_on_kvstore is not None:
+        flag("update_on_kvstore", update_on_kvstore)
     if compression_params is not None:
         checked(compression_params)
+    is_name = isinstance(kvstore, str)
+    dist = _is_dist(kvstore)
+    if kvstore is None or (is_name and copies == 1 and not dist):
+        if update_on_kvstore:
+            several = "without a store each copy is updated by itself, so none"
+            why = several if copies > 1 else "one copy of a model needs no store, so none"
+            raise ValueError(f"update_on_kvstore=True with kvstore={kvstore!r}: {why} can update it; leave it out")
+        return None
+    if dist:
+        capable = True
+    elif is_name:
+        capable = stores.registered().get(kvstore, stores.LocalStore).is_capable("optimizer")
+    else:
+        capable = kvstore.is_capable("optimizer")
+    updates_on_store(kvstore, capable, update_on_kvstore)
+    if compression_params is not None and kvstore in ("local", "nccl") and kvstore not in stores.registered():
+        raise ValueError(
+            f"compression_params={compression_params!r} with kvstore={kvstore!r}, which does not compress gradients: use "
+            "'device', or leave it out"
+        )
+    return kvstore
+
+
+def _is_dist(kvstore: Any) -> bool:
+    return isinstance(kvstore, str) and kvstore.startswith("dist") and kvstore not in stores.registered()
+
+
+def _exchange_for(
+    kvstore: str | KVStore | None,
+    copies: list[Copy],
+    names: list[str],
+    optimizer: Optimizer,
+    compression_params: Mapping[str, Any] | None,
+    update_on_kvstore: bool | None,
+    engine: str | None,
+) -> Exchange:
+    """What several copies of a model, here or in several processes, or a store that was given, need for a step."""
+    if _is_dist(kvstore):
+        # Exchanges of several processes come in here.
+        raise NotImplementedError(
+            f"kvstore={kvstore!r}: stores of several processes do not exist yet; 'device' trains in one process"
+        )
+    if kvstore is None:
+        return Apart(copies)
+
+    def make() -> KVStore:
+        return stores.create(kvstore) if isinstance(kvstore, str) else kvstore
+
+    def decide(store: KVStore, sparse: bool) -> bool:
+        largest = max(param.numel() for param in copies[0].params)
+        return updates_on_store(kvstore, store.is_capable("optimizer"), update_on_kvstore, sparse, largest)
+
+    return StoreExchange(make, copies, names, optimizer, decide, compression_params, engine)
 
 
 def _make_optimizer(optimizer: Any, optimizer_params: Any) -> Optimizer:

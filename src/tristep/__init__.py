@@ -25,6 +25,9 @@ from .trainer import (
     lr_scheduler,
     optim,
     optimizer,
+    replicate,
+    split_and_load,
+    split_data,
 )
 from .trainer import initializer as init
 
@@ -42,7 +45,10 @@ __all__ = [
     "lr_scheduler",
     "optim",
     "optimizer",
+    "replicate",
     "rule",
+    "split_and_load",
+    "split_data",
     "trainer",
     "viz",
 ]

@@ -10,6 +10,7 @@ import torch
 from torch.nn import Parameter
 
 from tristep import StaleGradientError, Trainer, lr_scheduler
+from tristep.kvstore import LocalStore
 from tristep.trainer.optimizer import SGD, Adam, Optimizer, create, registered
 
 
@@ -100,6 +101,16 @@ def _used_up(params):
     return generator
 
 
+class _Adding(LocalStore):
+    @classmethod
+    def _capable(cls, capability):
+        return False
+
+
+def _two_layers():
+    return [torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)]
+
+
 NUMBERS = "must be a number, not {}"
 FLOATS = "torch.float64, torch.float32, torch.float16, torch.bfloat16"
 STORES = "'local', 'device', 'nccl', 'dist_sync'"
@@ -123,6 +134,48 @@ BAD = [
         "unknown store", _new(kvstore="devise"), ValueError, ("kvstore='devise'", STORES, "Did you mean 'device' or 'dist'?")
     ),
     Bad("store of another type", _new(kvstore=3), TypeError, ("kvstore=3", "must be None or a name", STORES)),
+    Bad(
+        "a class of stores",
+        _new(kvstore=LocalStore),
+        TypeError,
+        ("kvstore=<class ", "must be None or a name", "or a KVStore"),
+    ),
+    Bad(
+        "a store that cannot update",
+        _new(kvstore=_Adding(), update_on_kvstore=True),
+        ValueError,
+        ("update_on_kvstore=True with kvstore=", "cannot hold an optimizer", "must be False or None"),
+    ),
+    Bad(
+        "workers without a common gradient",
+        _new(kvstore="dist_async", update_on_kvstore=False),
+        ValueError,
+        ("update_on_kvstore=False with kvstore='dist_async'", "leave it out"),
+    ),
+    Bad(
+        "copies that differ",
+        _of(lambda params: [torch.nn.Linear(2, 1), torch.nn.Linear(3, 1)]),
+        ValueError,
+        ("params[1] is no copy of params[0]", "'weight' is torch.float32 (1, 3), in params[0] it is torch.float32 (1, 2)"),
+    ),
+    Bad(
+        "a copy given twice",
+        _of(lambda params: [torch.nn.Linear(2, 1)] * 2),
+        ValueError,
+        ("params[1] and params[0] share parameters", "tristep.replicate(module, devices)"),
+    ),
+    Bad(
+        "compression where there is none",
+        lambda world: Trainer(_two_layers(), "sgd", kvstore="local", compression_params={"type": "2bit"}),
+        ValueError,
+        ("compression_params={'type': '2bit'} with kvstore='local'", "use 'device', or leave it out"),
+    ),
+    Bad(
+        "residuals of another model",
+        lambda world: world.trainer.load_state_dict(world.trainer.state_dict() | {"residuals": {"w": {}}}),
+        ValueError,
+        ("saved state: 'w' has residuals", "not among this trainer's parameters"),
+    ),
     Bad("dist store", _new(kvstore="dist_sync"), NotImplementedError, ("kvstore='dist_sync'", "do not exist yet; 'device'")),
     Bad(
         "unknown scheduler",

@@ -280,3 +280,15 @@ def test_a_refused_push_changes_nothing():
         store.push([1, 2], [torch.ones(2), torch.ones(3, dtype=torch.float64)])
     assert pulled(store, 1, torch.zeros(2)).tolist() == [0.0, 0.0]
     assert store._compression.residuals == {}
+
+
+def test_values_are_replaced_whatever_the_updater(store):
+    store.init([1, 2], [torch.zeros(2), torch.zeros(3)])
+    store.set_optimizer(SGD(learning_rate=1.0, momentum=0.5))
+    store.push([1, 2], [torch.ones(2), torch.ones(3)])
+    store.replace([1, 2], [torch.full((2,), 5.0), torch.full((3,), 7.0, dtype=torch.float64)])
+    store.push([1, 2], [torch.zeros(2), torch.zeros(3, dtype=torch.float64)])
+    assert pulled(store, 1, torch.zeros(2)).tolist() == [4.5, 4.5]
+    assert pulled(store, 2, torch.zeros(3, dtype=torch.float64)).tolist() == [6.5] * 3
+    with pytest.raises(ValueError, match="value of key 2 is"):
+        store.replace(2, torch.zeros(4))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..arguments import did_you_mean
-from ..optimizer import Optimizer
+from ..optimizer import Optimizer, Updater
 
 __all__ = ["KVStore", "create", "register", "registered"]
 
@@ -79,6 +79,17 @@ class KVStore(abc.ABC):
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what `save_optimizer_states` wrote."""
 
+    def replace(self, key: Any, value: Any) -> None:
+        """Let other values take the place of what is stored, whatever the updater; its states stay.
+
+        Raises:
+            RuntimeError: this kind of store cannot do so.
+        """
+        raise RuntimeError(
+            f"a store of type {self.type!r} does not take other values once it is filled: weights may not be changed by "
+            "hand while it updates them; make a new trainer after that"
+        )
+
     def barrier(self) -> None:  # noqa: B027  # there is nothing to wait for in one process
         """Wait for all workers."""
 
@@ -96,6 +107,16 @@ class KVStore(abc.ABC):
     @classmethod
     def _capable(cls, capability: str) -> bool:
         return True
+
+    # What follows is for a trainer.
+
+    def _inside(self) -> tuple[Updater, dict[Key, torch.Tensor]] | None:
+        """The updater and the values by key, where an optimizer updates them in this process."""
+        return None
+
+    def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
+        """What compression has kept back so far, by key and source; live."""
+        return {}
 
 
 _Store = TypeVar("_Store", bound=type[KVStore])

@@ -103,6 +103,19 @@ class LocalStore(KVStore):
                 tensor.zero_()
                 tensor[rows.to(tensor.device)] = stored[rows].to(tensor.device, tensor.dtype)
 
+    @torch.no_grad()
+    def replace(self, key: Any, value: Any) -> None:
+        """As `KVStore.replace`.
+
+        Raises:
+            TypeError, ValueError: keys or values that do not fit; nothing has been changed.
+        """
+        for each, (tensor, *_) in self._known(key, value, "value"):
+            if tensor.dtype == self._values[each].dtype:
+                self._values[each].copy_(tensor)
+            else:
+                self._values[each] = tensor.detach().to(self._values[each].device, copy=True)
+
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Let this optimizer update what is stored, with states of its own from now on."""
         self._updater = get_updater(optimizer)
@@ -149,6 +162,12 @@ class LocalStore(KVStore):
     def __repr__(self) -> str:
         return f"LocalStore({self.type!r}, {len(self._values)} keys)"
 
+    def _inside(self) -> tuple[Updater, dict[Key, torch.Tensor]] | None:
+        return (self._updater, self._values) if isinstance(self._updater, Updater) else None
+
+    def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
+        return {} if self._compression is None else self._compression.residuals
+
     def _params(self) -> list[torch.Tensor]:
         return list(self._values.values())
 
@@ -173,16 +192,14 @@ class LocalStore(KVStore):
 
     def _sums(self, keys: Sequence[Key], values: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """The sum of each key's tensors, compressed first if that is wanted, in the order of their list."""
-        copies = max(map(len, values))
+        copies = max(map(len, values), default=0)
         totals: list[torch.Tensor] = []
         for d in range(copies):
             members = [i for i, tensors in enumerate(values) if d < len(tensors)]
             given = [values[i][d].detach() for i in members]
             if self._compression is not None:
                 given = self._compression.sent([keys[i] for i in members], d, given)
-            moved = [
-                tensor.to(self._values[keys[i]].device, non_blocking=True) for i, tensor in zip(members, given, strict=True)
-            ]
+            moved = [_moved(tensor, self._values[keys[i]].device) for i, tensor in zip(members, given, strict=True)]
             if d == 0:
                 totals = [tensor.clone() for tensor in moved]
                 continue
@@ -192,3 +209,8 @@ class LocalStore(KVStore):
             for k in set(range(len(members))).difference(dense):
                 totals[members[k]] = totals[members[k]] + moved[k]
         return totals
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    # The CPU would not wait for what comes from a GPU.
+    return tensor.to(device, non_blocking=device.type != "cpu")

@@ -42,6 +42,7 @@ class Updater:
         masters: by parameter index, the float32 copy of a 16-bit weight, or what stands for it; only with a `RuleOptimizer`
             and `multi_precision` or `kahan`.
         control: as that of `tristep.kernels.Update`; plans that are made from then on follow it.
+        into: where the next calls are to put what updates measure; None: nowhere.
     """
 
     def __init__(self, optimizer: Optimizer, engine: str | None = None) -> None:
@@ -52,6 +53,7 @@ class Updater:
         self.states: dict[Index, Any] = {}
         self.masters: dict[Index, torch.Tensor] = {}
         self.control: torch.Tensor | None = None
+        self.into: Measurements | None = None
         self._plan: Plan | None = None
         if isinstance(optimizer, RuleOptimizer):
             optimizer._updater = weakref.ref(self)
@@ -74,7 +76,7 @@ class Updater:
         plan = self._plan
         if plan is None or plan.indices != indices or any(a is not b for a, b in zip(plan.weights, weights, strict=True)):
             plan = self._plan = Plan(self, indices, weights)
-        plan.step(grads)
+        plan.step(grads, into=self.into)
 
     def apply(
         self,
@@ -110,6 +112,10 @@ class Updater:
     def forget_plan(self) -> None:
         """Make the next call look at everything anew, after states have been replaced."""
         self._plan = None
+
+    def total(self) -> torch.Tensor | None:
+        """Of the last call the sum of squares of all gradients, where its rule leaves out those that are not finite."""
+        return None if self._plan is None else self._plan.total()
 
 
 _UNKNOWN = object()
@@ -245,6 +251,16 @@ class Plan:
         if optimizer.counted:
             counts[self._counted] += 1
             optimizer.num_update = number
+
+    def check(self, grads: Sequence[torch.Tensor | None]) -> None:
+        """Find out whether a step with these gradients would fail for their sake. No weight changes."""
+        if self._by_rule:
+            self._prepare(self.updater.optimizer, grads)  # type: ignore[arg-type]  # a RuleOptimizer
+
+    def total(self) -> torch.Tensor | None:
+        """Of the last step the sum of squares of all gradients, where its rule leaves out those that are not finite."""
+        update = self.update
+        return update.total() if update is not None and update.rule.skips_nonfinite else None
 
     def step_with(
         self, grads: Sequence[torch.Tensor | None], rows: Sequence[Sequence[float]], into: Measurements | None = None

@@ -1,0 +1,129 @@
+"""Helpers for training on several devices in one process: copies of a module, and a batch in as many parts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .arguments import flag, whole
+
+__all__ = ["replicate", "split_and_load", "split_data"]
+
+
+def replicate(module: torch.nn.Module, devices: Sequence[torch.device | str]) -> list[torch.nn.Module]:
+    """Deep copies of a module, one for each device, for `Trainer([copy, copy, ...])`. The module stays as it is.
+
+    Multipliers and other attributes of parameters are copied, too; gradients are not.
+
+        nets = tristep.replicate(net, devices)
+        trainer = tristep.Trainer(nets, "adam")
+        for x, y in data:
+            parts = zip(nets, tristep.split_and_load(x, devices), tristep.split_and_load(y, devices))
+            for net, own_x, own_y in parts:
+                loss(net(own_x), own_y).sum().backward()
+            trainer.step(batch_size=len(x))
+            trainer.zero_grad()
+
+    Args:
+        module: its parameters must be initialized.
+        devices: one or more; the same one may come several times.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit.
+
+    Example:
+        >>> import torch, tristep
+        >>> copies = tristep.replicate(torch.nn.Linear(2, 1), ["cpu", "cpu"])
+        >>> torch.equal(copies[0].weight, copies[1].weight)
+        True
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+    places = _devices("devices", devices)
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, torch.nn.UninitializedParameter):
+            raise ValueError(f"module: {name!r} is not initialized yet: run the model once before it is copied")
+    copies = [copy.deepcopy(module).to(place) for place in places]
+    for made in copies:
+        for new, old in zip(made.parameters(), module.parameters(), strict=True):
+            vars(new).update(vars(old))
+    return copies
+
+
+def split_data(data: torch.Tensor, num_slice: int, batch_axis: int = 0, even_split: bool = True) -> list[torch.Tensor]:
+    """Views of the parts of a batch, in order.
+
+    Args:
+        data: a batch.
+        num_slice: how many parts, >= 1.
+        batch_axis: the axis of the samples.
+        even_split: refuse a batch that does not divide evenly; otherwise the first parts have one sample more, and the last
+            ones may be empty.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit.
+
+    Example:
+        >>> import torch, tristep
+        >>> [len(part) for part in tristep.split_data(torch.zeros(5, 2), 2, even_split=False)]
+        [3, 2]
+
+    Source: MXNet 1.9.1, `gluon.utils.split_data`.
+    """
+    if not isinstance(data, torch.Tensor):
+        raise TypeError(f"data must be a tensor, got {type(data).__name__}")
+    num_slice = whole("num_slice", num_slice, low=1)
+    axis = whole("batch_axis", batch_axis)
+    if not -data.dim() <= axis < data.dim():
+        raise ValueError(f"batch_axis={batch_axis!r}: data has {data.dim()} axes, so it must be from 0 to {data.dim() - 1}")
+    if flag("even_split", even_split) and data.shape[axis] % num_slice:
+        raise ValueError(
+            f"data of shape {tuple(data.shape)} does not divide into {num_slice} equal parts along axis {axis}: take a "
+            f"batch size that is a multiple of {num_slice}, or even_split=False"
+        )
+    return list(torch.tensor_split(data, num_slice, dim=axis))
+
+
+def split_and_load(
+    data: Any, ctx_list: Sequence[torch.device | str], batch_axis: int = 0, even_split: bool = True
+) -> list[torch.Tensor]:
+    """The parts of a batch, each on a device of its own.
+
+    Args:
+        data: a batch, as a tensor or anything that `torch.as_tensor` takes.
+        ctx_list: the devices, one or more, such as `["cuda:0", "cuda:1"]`.
+        batch_axis, even_split: as for `split_data`.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit.
+
+    Example:
+        >>> import torch, tristep
+        >>> parts = tristep.split_and_load([[1.0], [2.0]], ["cpu", "cpu"])
+        >>> parts[1]
+        tensor([[2.]])
+
+    Source: MXNet 1.9.1, `gluon.utils.split_and_load`.
+    """
+    places = _devices("ctx_list", ctx_list)
+    data = torch.as_tensor(data)
+    parts = [data] if len(places) == 1 else split_data(data, len(places), batch_axis, even_split)
+    # The CPU would not wait for what comes from a GPU.
+    return [part.to(place, non_blocking=place.type != "cpu") for part, place in zip(parts, places, strict=True)]
+
+
+def _devices(name: str, devices: Any) -> list[torch.device]:
+    if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence):
+        raise TypeError(f"{name}={devices!r}: must be a list of devices, such as ['cuda:0', 'cuda:1']")
+    if not devices:
+        raise ValueError(f"{name} is empty: must have at least one device")
+    for device in devices:
+        if not isinstance(device, (str, torch.device)):
+            raise TypeError(f"{name} has {device!r}: must be a torch.device or its name, not {type(device).__name__}")
+    try:
+        return [torch.device(device) for device in devices]
+    except RuntimeError as error:
+        raise ValueError(f"{name}={devices!r}: {error}") from error

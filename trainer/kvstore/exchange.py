@@ -1,0 +1,469 @@
+"""Exchange: how a trainer's step goes through a store. `StoreExchange` does it with any `KVStore`."""
+
+from __future__ import annotations
+
+import abc
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...kernels.measures import Measurements
+from .. import checkpoint
+from ..copies import Copy
+from ..optimizer import Optimizer, Updater
+from ..optimizer.sparse import is_sparse
+from .base import KVStore
+
+__all__ = ["Apart", "Exchange", "StoreExchange", "check_residuals", "updates_on_store"]
+
+Residuals = dict[str, dict[str, torch.Tensor]]  # by parameter and by source
+LARGE = 16 * 2**20  # elements; a parameter of more is not updated by a local store
+
+
+class Exchange(abc.ABC):
+    """How copies of a model, in this process and in others, train as one: what a trainer asks of its store at each step.
+
+    A step of the trainer is the following, in this order and in one thread. All processes come to the same calls, since what
+    decides about them is the same in all; but one in which a gradient does not fit its weight raises an error before 4.,
+    which the others learn of by their time limit.
+
+    1. `start()`, once, and never before the first step, `allreduce_grads`, `update`, or saving or loading of states.
+       All parameters exist then.
+    2. `count_fresh(fresh)`. Where a parameter that is trained (`requires_grad` of the first copy) is fresh in fewer than
+       `num_copies` copies, StaleGradientError follows, and nothing else; with ignore_stale_grad=True parameters are chosen
+       that are fresh in any copy, so that all processes choose the same.
+    3. The optimizer's `rescale_grad` is set for this step. All attributes of the optimizer are live: rate, schedule, decay
+       and multipliers may be others at every step, and an exchange whose updates happen elsewhere sends them there.
+    4. Where it `updates`: `update(chosen, fresh, into)`. Otherwise `reduce(chosen, fresh)`, after which `parameter.grad` of
+       every chosen parameter in every copy here is the sum over all copies, in place, or a view of a larger tensor; then the
+       trainer updates the copies here with these, and calls `end_step()`.
+
+    `allreduce_grads()` of the trainer is 1, 2 without the error, and `reduce`; `update()` is 3 and the update alone. When a
+    step that has failed after `reduce` is repeated, that is called without the parameters whose gradients are sums already.
+
+    Gradients that were added up by several backward passes are reduced as they are. One that starts to reduce while backward
+    runs has to wait with that in `accumulate(True)`. It may know better than `fresh` which gradients are fresh, from hooks,
+    and ignore that argument.
+
+    Attributes:
+        updates: whether it updates the weights of all copies itself (update_on_kvstore); valid after `start`. Then it has
+            the states, and `state_dict` gives them.
+        reduces: whether copies have common gradients. Without, each is updated with its own.
+        num_copies: how many copies there are in all processes; valid after `start`.
+        writes: whether this process is the one that writes files of states; all get what is in them.
+    """
+
+    updates: bool = False
+    reduces: bool = True
+    num_copies: int = 1
+    writes: bool = True
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Give every copy the first one's weights, in place. Raises where the store cannot do what is asked of it."""
+
+    @abc.abstractmethod
+    def count_fresh(self, fresh: Sequence[Sequence[bool]]) -> list[int]:
+        """Of each parameter in how many copies it is fresh. No weight is changed.
+
+        Args:
+            fresh: by copy in this process and by parameter, whether its gradient has been written to since it was used.
+        """
+
+    @abc.abstractmethod
+    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
+        """Make the gradients of the chosen parameters the sums of all fresh ones, in every copy."""
+
+    @abc.abstractmethod
+    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
+        """Update the chosen parameters in every copy with the sums of all fresh gradients, which stay as they are.
+
+        Where it fails, no weight has changed, if it is in its power. `into` is where the updates are to put what they
+        measure, in rows by index of parameter; what is updated elsewhere leaves it.
+        """
+
+    def end_step(self) -> None:  # noqa: B027  # there may be nothing to do
+        """The trainer has updated the copies here."""
+
+    def accumulate(self, on: bool) -> None:  # noqa: B027  # as above
+        """Whether backward passes from now on are only to add up gradients, with nothing sent."""
+
+    def use_control(self, control: torch.Tensor) -> None:
+        """Take a loss scaler's control for updates from now on, as `Updater.control`; where the trainer updates, nothing.
+
+        Raises:
+            RuntimeError: it cannot do so; nothing has been changed.
+        """
+        if self.updates:
+            raise RuntimeError("a loss scaler with a store that updates elsewhere: use update_on_kvstore=False")
+
+    def total(self) -> torch.Tensor | None:
+        """Where it updates, `Updater.total()` of the last update, the same in all processes."""
+        return None
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Where it updates, what `checkpoint.collect` gives, of whole parameters by their names; otherwise None."""
+        return None
+
+    def end_save(self) -> None:  # noqa: B027  # as above
+        """The process that writes has written a file of states: let the others wait for that."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Where it updates, take that over, as `checkpoint.restore` does, with all checks first."""
+        raise NotImplementedError
+
+    def residuals(self) -> Residuals:
+        """What compression has kept back, of whole parameters, by name and source."""
+        return {}
+
+    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:  # noqa: B027  # as above
+        """Take that over; if there are other sources than here, their sum. Those that are not saved become 0."""
+
+    def apply(self, rule: Any, hyper: Mapping[str, float]) -> None:
+        """Where it updates, `Updater.apply` with its states, to the weights of all copies.
+
+        Raises:
+            RuntimeError: the states are elsewhere; nothing has been changed.
+        """
+        raise RuntimeError("the store keeps the states elsewhere: averaged weights need update_on_kvstore=False")
+
+
+class Apart(Exchange):
+    """Copies without a store: each is updated with its own gradients."""
+
+    reduces = False
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self.num_copies = len(copies)
+
+    def start(self) -> None:
+        pass
+
+    def count_fresh(self, fresh: Sequence[Sequence[bool]]) -> list[int]:
+        return list(map(sum, zip(*fresh, strict=True)))
+
+    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
+        pass
+
+    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
+        raise NotImplementedError
+
+
+class StoreExchange(Exchange):
+    """Copies in one process that meet in a store, which adds up their gradients, and may update the weights.
+
+    Keys are the parameters' indices. All keys of a step come in one call, each with one tensor for each copy, of zeros where
+    a copy has no fresh gradient. A store that updates is given the optimizer once; its attributes change from step to step.
+
+    Args:
+        make: makes the store, or gives one, when it is needed.
+        copies: of the model.
+        names: of the parameters.
+        optimizer: what is to update the weights.
+        decide: whether the store updates them; called with the store and whether there are sparse gradients.
+        compression_params: for the store; None compresses nothing.
+        engine: who computes the store's updates, where that is where the copies are.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], KVStore],
+        copies: Sequence[Copy],
+        names: Sequence[str],
+        optimizer: Optimizer,
+        decide: Callable[[KVStore, bool], bool],
+        compression_params: Mapping[str, Any] | None = None,
+        engine: str | None = None,
+    ) -> None:
+        self.num_copies = len(copies)
+        self._engine = engine
+        self._make, self._decide = make, decide
+        self._copies, self._names, self._optimizer = list(copies), list(names), optimizer
+        self._compression_params = compression_params
+        self._store: KVStore | None = None
+        self._control: torch.Tensor | None = None
+        self._seen: list[tuple[int, int]] = []  # of the first copy's weights, as the store last gave or saw them
+
+    @property
+    def store(self) -> KVStore | None:
+        """What the copies meet in, once it is needed."""
+        return self._store
+
+    def start(self) -> None:
+        store = self._make()
+        updates = self._decide(store, self._has_sparse())
+        if self._control is not None and updates and type(store)._inside is KVStore._inside:
+            super().use_control(self._control)  # which refuses
+        if self._compression_params is not None:
+            store.set_gradient_compression(self._compression_params)
+        keys = list(range(len(self._names)))
+        store.broadcast(keys, self._copies[0].weights(), self._everywhere(keys))
+        if updates:
+            store.set_optimizer(self._optimizer)
+        self._store, self.updates = store, updates
+        if (inside := store._inside()) is not None:
+            updater, values = inside
+            if values[0].device == self._copies[0].params[0].device:
+                updater.engine = self._engine
+        if self._control is not None:
+            self.use_control(self._control)
+        self._look()
+
+    def count_fresh(self, fresh: Sequence[Sequence[bool]]) -> list[int]:
+        return list(map(sum, zip(*fresh, strict=True)))
+
+    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
+        keys = _places(chosen)
+        self._follow()
+        pushed = [self._values(i, fresh) for i in keys]
+        pulled = [
+            [_own(copy, i, value) for copy, value in zip(self._copies, values, strict=True)]
+            for i, values in zip(keys, pushed, strict=True)
+        ]
+        self._live.pushpull(keys, pushed, out=pulled)
+        for i, outs in zip(keys, pulled, strict=True):
+            for copy, out in zip(self._copies, outs, strict=True):
+                if not _is_that(copy.params[i].grad, out):
+                    copy.params[i].grad = out
+
+    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
+        keys = _places(chosen)
+        self._follow()
+        pushed = [self._values(i, fresh) for i in keys]
+        inside = self._live._inside()
+        if inside is not None:
+            inside[0].into = into
+            self._copy_control(inside[0])
+        try:
+            self._live.pushpull(keys, pushed, out=self._everywhere(keys))
+        finally:
+            if inside is not None:
+                inside[0].into = None
+        self._look()
+
+    def end_step(self) -> None:
+        self._look()
+
+    def use_control(self, control: torch.Tensor) -> None:
+        if self._compression_params is not None:
+            raise RuntimeError(
+                "a loss scaler with compression_params: what an overflow leaves in the residuals never goes away; leave one "
+                "of them out"
+            )
+        inside = None if self._store is None else self._store._inside()
+        if self.updates and inside is None:
+            super().use_control(control)
+        self._control = control
+        if inside is not None:
+            updater, values = inside
+            updater.control = control.to(values[0].device)
+            updater.forget_plan()
+
+    def total(self) -> torch.Tensor | None:
+        inside = self._live._inside()
+        return None if inside is None else inside[0].total()
+
+    def state_dict(self) -> dict[str, Any] | None:
+        if not self.updates:
+            return None
+        inside, keys = self._live._inside(), range(len(self._names))
+        if inside is not None:
+            return checkpoint.collect(inside[0], self._names, [inside[1][key] for key in keys], keys)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "states"
+            self._live.save_optimizer_states(path, dump_optimizer=True)
+            return _renamed(checkpoint.read(path), {str(key): self._names[key] for key in keys})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        inside, keys = self._live._inside(), range(len(self._names))
+        if inside is not None:
+            checkpoint.restore(inside[0], self._names, [inside[1][key] for key in keys], state, keys)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "states"
+            checkpoint.write(path, _renamed(state, {self._names[key]: str(key) for key in keys}))
+            self._live.load_optimizer_states(path)
+
+    def residuals(self) -> Residuals:
+        found: Residuals = {}
+        for (key, source), residual in self._live._residuals().items():
+            found.setdefault(self._names[key], {})[str(source)] = residual
+        return found
+
+    @torch.no_grad()
+    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        if self._compression_params is None:
+            return
+        live = self._live._residuals()
+        sources = [str(d) for d in range(self.num_copies)]
+        for i, name in enumerate(self._names):
+            theirs = saved.get(name, {})
+            if set(theirs) <= set(sources):
+                own: list[Any] = [theirs.get(source) for source in sources]
+            else:  # of more copies: what is still to be sent is their sum
+                own = [sum(theirs.values()) / self.num_copies] * self.num_copies
+            for d, (copy, residual) in enumerate(zip(self._copies, own, strict=True)):
+                device = copy.params[i].device
+                old = live.get((i, d))
+                if old is not None and old.device == device:
+                    old.zero_() if residual is None else old.copy_(residual)
+                elif residual is not None:
+                    live[i, d] = residual.to(device, copy=True)
+
+    @torch.no_grad()
+    def apply(self, rule: Any, hyper: Mapping[str, float]) -> None:
+        inside = self._live._inside()
+        if inside is None:
+            super().apply(rule, hyper)
+            return
+        updater, values = inside
+        keys = list(range(len(self._names)))
+        weights = [values[key].clone() for key in keys]
+        updater.apply(rule, hyper, keys, weights)
+        for copy in self._copies:
+            for param, weight in zip(copy.weights(), weights, strict=True):
+                param.copy_(weight)
+
+    def _copy_control(self, updater: Updater) -> None:
+        """Bring the loss scaler's control to where the store is, if that is another device."""
+        if self._control is not None and updater.control is not None and updater.control is not self._control:
+            updater.control.copy_(self._control)
+
+    @property
+    def _live(self) -> KVStore:
+        assert self._store is not None
+        return self._store
+
+    def _everywhere(self, keys: Sequence[int]) -> list[list[torch.Tensor]]:
+        """The weights of these keys in all copies."""
+        return [[copy.params[key].detach() for copy in self._copies] for key in keys]
+
+    def _has_sparse(self) -> bool:
+        return any(is_sparse(param.grad) for copy in self._copies for param in copy.params)
+
+    def _values(self, i: int, fresh: Sequence[Sequence[bool]]) -> list[torch.Tensor]:
+        """What the copies have to push for a parameter: all dense, or all sparse."""
+        found: list[Any] = [copy.params[i].grad if own[i] else None for copy, own in zip(self._copies, fresh, strict=True)]
+        there: list[torch.Tensor] = [gradient.detach() for gradient in found if gradient is not None]
+        if not all(map(is_sparse, there)):
+            there = [gradient.to_dense() if is_sparse(gradient) else gradient for gradient in there]
+        values = iter(there)
+        return [
+            torch.zeros_like(there[0], device=copy.params[i].device) if gradient is None else next(values)
+            for copy, gradient in zip(self._copies, found, strict=True)
+        ]
+
+    def _look(self) -> None:
+        self._seen = [(param._version, param.data_ptr()) for param in self._copies[0].params]
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Where somebody has written to the first copy's weights, such as loaded ones, these are the weights from now on."""
+        params = self._copies[0].params
+        changed = [i for i, param in enumerate(params) if (param._version, param.data_ptr()) != self._seen[i]]
+        if not changed:
+            return
+        if self.updates:
+            self._live.replace(changed, [params[i].detach() for i in changed])
+        for copy in self._copies[1:]:
+            for i in changed:
+                copy.params[i].copy_(params[i])
+        self._look()
+
+
+def updates_on_store(
+    kvstore: str | KVStore, capable: bool, update_on_kvstore: bool | None, sparse: bool = False, largest: int = 0
+) -> bool:
+    """Whether a store that there is updates the weights.
+
+    Args:
+        kvstore: what the user asked for: a name in lower case, or the store itself.
+        capable: whether it can update what it stores.
+        update_on_kvstore: what the user says; None leaves it to the environment variable MXNET_UPDATE_ON_KVSTORE (0 says
+            no), and that to what is best for the kind of store.
+        sparse: whether there are sparse gradients.
+        largest: the number of elements of the largest parameter.
+
+    Raises:
+        ValueError: the store cannot do what the user says.
+
+    Source: MXNet 1.9.1, `gluon.Trainer._init_kvstore` and `model._create_kvstore`.
+    """
+    kind = kvstore if isinstance(kvstore, str) else kvstore.type
+    if "dist" in kind and "async" in kind:
+        if update_on_kvstore is False:
+            raise ValueError(
+                f"update_on_kvstore=False with kvstore={kind!r}: without waiting for each other workers have no common "
+                "gradients, so only the store can update; leave it out"
+            )
+        return True
+    if update_on_kvstore is not None:
+        if update_on_kvstore and not capable:
+            raise ValueError(
+                f"update_on_kvstore=True with kvstore={kvstore!r}, which cannot hold an optimizer: must be False or None"
+            )
+        return update_on_kvstore
+    if sparse:
+        return "dist" in kind and capable
+    return capable and _environment() and not (kvstore == "local" and largest > LARGE)
+
+
+def check_residuals(names: Sequence[str], params: Sequence[torch.Tensor], saved: Any) -> None:
+    """Refuse what no exchange of a trainer with these parameters gave as its residuals.
+
+    Raises:
+        TypeError, ValueError: it does not fit.
+    """
+    if not isinstance(saved, Mapping):
+        raise TypeError(f"saved state: residuals must be a dict, got {type(saved).__name__}")
+    by_name = dict(zip(names, params, strict=True))
+    for name, sources in saved.items():
+        if name not in by_name:
+            raise ValueError(f"saved state: {name!r} has residuals, but is not among this trainer's parameters")
+        for source, tensor in sources.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"saved state: residual {source} of {name!r} must be a tensor, got {type(tensor).__name__}")
+            shape = checkpoint.shape_of(by_name[name])
+            if shape not in (None, list(tensor.shape)) or tensor.dtype != torch.float32:
+                raise ValueError(
+                    f"saved state: residual {source} of {name!r} is {tensor.dtype} {tuple(tensor.shape)}: it must be "
+                    f"torch.float32 {() if shape is None else tuple(shape)}"
+                )
+
+
+def _environment() -> bool:
+    text = os.environ.get("MXNET_UPDATE_ON_KVSTORE", "1")
+    if text not in ("0", "1"):
+        raise ValueError(f"environment variable MXNET_UPDATE_ON_KVSTORE={text!r}: must be 0 or 1")
+    return text == "1"
+
+
+def _places(chosen: Sequence[bool]) -> list[int]:
+    return [i for i, wanted in enumerate(chosen) if wanted]
+
+
+def _own(copy: Copy, i: int, value: torch.Tensor) -> torch.Tensor:
+    """Where a sum is to go: the parameter's gradient, if it is of the kind of what was pushed, else that."""
+    gradient = copy.params[i].grad
+    if gradient is None or gradient.layout != value.layout or gradient.dtype != value.dtype:
+        return value
+    return gradient if is_sparse(gradient) else gradient.detach()
+
+
+def _is_that(gradient: torch.Tensor | None, out: torch.Tensor) -> bool:
+    if gradient is None or gradient.layout != out.layout:
+        return False
+    return gradient is out if is_sparse(gradient) else gradient.data_ptr() == out.data_ptr()
+
+
+def _renamed(state: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A collected state whose parameters have other names."""
+    by_name = ("counts", "parameters", "layout", "state")
+    return {
+        key: {names.get(name, name): value for name, value in part.items()} if key in by_name else part
+        for key, part in state.items()
+    }
