@@ -161,6 +161,9 @@ class Update:
             update's number. Write here before a step, or give one row for all to `share`.
         places: int64 [n_weights], by which weights have random numbers of their own; 0, 1, ... Write here before `bind`.
         launches: native calls or GPU launches of a step, those of the rule's reductions not counted.
+        across: called with what a reduction over all tensors has found, in the widest type that the device has, and "sum" or
+            "max"; to put there, in place, what several processes have found together, without waiting for the device. None
+            where this is the only one.
         prepares_only: whether a call takes over `hyper` and launches nothing, as the replay of a CUDA graph will do that.
 
     Raises:
@@ -190,6 +193,7 @@ class Update:
         self.engine = engine
         self.seed, self.places = seed, np.arange(len(self.weights))
         self.control, self.zero_grads, self.prepares_only = control, zero_grads, False
+        self.across: Callable[[torch.Tensor, str], None] | None = None
         self._hyper = np.zeros((len(self.weights), 1 + len(rule.hyper) + (seed is not None)))
         self._row: list[float] | None = None  # what is to be in all rows of it, and is not there yet
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
@@ -471,8 +475,8 @@ class Update:
                 if "kept" in reduction.extras:
                     group.recall(k)
                 group.execute.measure(k)
-            if reduction.over == "all" and len(self._groups) > 1:
-                join_totals([group.execute.totals[k] for group in self._groups], reduction.by)
+            if reduction.over == "all" and (len(self._groups) > 1 or self.across is not None):
+                join_totals([group.execute.totals[k] for group in self._groups], reduction.by, self.across)
             if reduction.finished is not None:
                 self._finish(k, reduction)
             if reduction.passes_on:
@@ -506,11 +510,16 @@ class Update:
                 return
 
 
-def join_totals(totals: Sequence[torch.Tensor], by: str) -> None:
-    """Put the sum, or maximum, over all groups into each row of each group's totals, whose rows are that of the group."""
+def join_totals(totals: Sequence[torch.Tensor], by: str, across: Callable[[torch.Tensor, str], None] | None = None) -> None:
+    """Put the sum, or maximum, over all groups into each row of each group's totals, whose rows are that of the group.
+
+    `across` then adds up in place what several processes have found.
+    """
     first = totals[0].device
     rows = torch.stack([total[0].to(widest(total.device.type)).to(first) for total in totals])
     together = rows.sum(dim=0) if by == "sum" else rows.amax(dim=0)
+    if across is not None:
+        across(together, by)
     if torch.float32 in {total.dtype for total in totals}:  # what is infinite for one of them is so for all
         narrow = together.float()
         together = torch.where(narrow.isfinite(), together, narrow.to(together))

@@ -1,0 +1,579 @@
+"""Updates of which every rank does its share: the state of an optimizer is cut among the ranks (ZeRO, stage 1).
+
+Gradients are summed up so that each rank gets its own part of each bucket. It updates the pieces of parameters that lie
+there, whose state only it has, by one launch of the same kernels as ever; then all ranks gather what the others updated.
+
+Where a rule looks at single elements, parameters are cut anywhere, and every rank has 1/N of the state. Where it needs whole
+tensors (norms of a tensor, products of matrices, noise by the number of an element) each parameter belongs to one rank.
+Sums over all tensors, as for clip_norm, are added up across the ranks on the device.
+
+Source: Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.1.
+"""
+
+from __future__ import annotations
+
+import heapq
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ...kernels import Rule, Update, storage
+from ...kernels.table import allocate_states, compute_dtype, is_dense, widest
+from .. import checkpoint
+from ..optimizer import Optimizer, RuleOptimizer, Updater
+from ..optimizer.updater import Plan
+from . import collectives
+from .buckets import Bucket, GradientBuckets, Member
+from .collective import process_group
+
+__all__ = ["ShardedUpdate", "can_cut", "owners_of"]
+
+
+def can_cut(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's parameters can be cut anywhere: its rule looks at single elements, wherever they are."""
+    if not isinstance(optimizer, RuleOptimizer) or not isinstance(optimizer.composed_rule, Rule):
+        return False
+    rule = optimizer.composed_rule
+    return not any(stage.over == "tensor" or "index" in stage.extras for stage in rule.reductions) and (
+        "index" not in rule.extras
+    )
+
+
+def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Which rank each parameter belongs to: the largest first, each to the rank that has the least so far."""
+    loads = [(0, rank) for rank in range(ranks)]
+    owners = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        load, owners[i] = heapq.heappop(loads)
+        heapq.heappush(loads, (load + sizes[i], owners[i]))
+    return owners
+
+
+class Piece(NamedTuple):
+    """What a rank has of a parameter.
+
+    Attributes:
+        param: the parameter's number.
+        bucket: the number of its bucket.
+        start: its first element in the parameter, in the order in which these lie in memory.
+        stop: the element after its last one.
+        at: its first element in the bucket.
+    """
+
+    param: int
+    bucket: int
+    start: int
+    stop: int
+    at: int
+
+
+class ShardedUpdate:
+    """An optimizer whose state is cut among the ranks. All methods are to be called on all ranks.
+
+        update = ShardedUpdate(optimizer, params, names)
+        update.buckets.broadcast_weights()
+        for x, y in batches:
+            loss(net(x), y).backward()
+            used = update.reduce(fresh)
+            update.update(used)
+
+    Args:
+        optimizer: the optimizer, the same on all ranks.
+        params: the parameters, initialized; where they are cut, without gaps in memory.
+        names: what messages and saved states call them.
+        group: the process group; default that of all ranks.
+        engine: as for `tristep.kernels.choose_engine`.
+        **limits: `bucket_bytes` and `first_bucket_bytes` of `GradientBuckets`.
+
+    Attributes:
+        buckets: the gradients. After `reduce` those of the parameters are still this rank's own.
+        updater: has the states of this rank's pieces, by the parameter's index.
+        pieces: what this rank has; empty before the first `reduce`.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        params: Sequence[torch.nn.Parameter],
+        names: Sequence[str] | None = None,
+        group: Any = None,
+        *,
+        engine: str | None = None,
+        **limits: Any,
+    ) -> None:
+        self.updater = Updater(optimizer, engine)
+        self.params = list(params)
+        self.cuts = can_cut(optimizer)
+        self._device = self.params[0].device
+        group = process_group() if group is None else group
+        ranks = dist.get_world_size(group)
+        owners = None if self.cuts else owners_of([param.numel() for param in self.params], ranks)
+        self.buckets = GradientBuckets(self.params, names, group, scatter=True, owners=owners, **limits)
+        self.names = self.buckets.names
+        for name, param in zip(self.names, self.params, strict=True):
+            if self.cuts and not is_dense(param):
+                raise ValueError(
+                    f"params: {name!r} has gaps in memory (shape {tuple(param.shape)}, strides {param.stride()}), so it "
+                    "cannot be cut among ranks: use .contiguous(), or update_on_kvstore=False"
+                )
+        self.rank, self.ranks = self.buckets.rank, self.buckets.ranks
+        self.pieces: list[Piece] = []
+        self._places: list[tuple[int, int]] = []  # of each parameter: the number of its bucket, its first element there
+        self._plan: Plan | None = None
+        self._gradients: list[torch.Tensor] = []
+        self._weight_addresses: list[int] = []
+        self._gathers: list[_Gather] = []
+
+    def reduce(self, fresh: Sequence[bool]) -> list[bool]:
+        """Sum up the gradients, each rank its part; as `GradientBuckets.finish`, but gives its `used`."""
+        self.buckets.finish(fresh)
+        self._make()
+        return list(self.buckets.used)
+
+    @torch.no_grad()
+    def update(self, used: Sequence[bool]) -> None:
+        """Update the parameters that are used, the same ones on all ranks, and give all ranks the new weights.
+
+        Raises:
+            RuntimeError: before `reduce`.
+            TypeError, ValueError: as of a step; nothing has been changed.
+        """
+        if not self._places:
+            raise RuntimeError("there are no summed up gradients: call reduce() first")
+        self._follow_weights()
+        optimizer: Any = self.updater.optimizer
+        gradients = [
+            gradient if used[piece.param] else None for gradient, piece in zip(self._gradients, self.pieces, strict=True)
+        ]
+        if isinstance(optimizer, RuleOptimizer):
+            self._step_by_rule(optimizer, used, gradients)
+        elif any(used):
+            mine = {piece.param for piece in self.pieces}
+            if others := [i for i, active in enumerate(used) if active and i not in mine]:
+                optimizer._update_count(others)
+            if self.pieces:
+                self._planned().step(gradients)
+        self._gather(used)
+
+    def state_dict(self, everywhere: bool = True) -> dict[str, Any]:
+        """The whole state, in the form of a trainer's whose state is not cut, with tensors on the CPU.
+
+        Args:
+            everywhere: let all ranks have the tensors, else rank 0 alone.
+        """
+        optimizer = self.updater.optimizer
+        with self._scratch() as whole:
+            keep = everywhere or self.rank == 0
+            if self._has_states():
+                if self.cuts:
+                    self._collect_cut(whole, keep)
+                else:
+                    return self._collect_owned(whole, keep)
+            optimizer.slots(range(len(self.params)))
+            return checkpoint.collect(whole, self.names, self.params)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what a `state_dict` gave, that of a `Trainer` or of any number of ranks.
+
+        Raises:
+            ValueError, TypeError: it does not fit; nothing has been changed.
+        """
+        self.buckets.make()
+        self._make()
+        mine = {piece.param: piece for piece in self.pieces}
+        with self._scratch() as whole:
+            stand_ins = [
+                param if not self.cuts and i in mine else torch.empty_like(param, device="cpu")
+                for i, param in enumerate(self.params)
+            ]
+            checkpoint.restore(whole, self.names, stand_ins, state_dict)
+            self.updater.states, self.updater.masters = {}, {}
+            for i, piece in mine.items():
+                if i not in whole.states:
+                    continue
+                if self.cuts:
+                    self._cut(whole, piece)
+                else:
+                    self.updater.states[i] = whole.states[i]
+                    if i in whole.masters:
+                        self.updater.masters[i] = whole.masters[i]
+        self._plan = None
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Updater]:
+        """An updater for whole states; the optimizer does not keep it."""
+        optimizer: Any = self.updater.optimizer
+        try:
+            yield Updater(optimizer, self.updater.engine)
+        finally:
+            if isinstance(optimizer, RuleOptimizer):
+                optimizer._updater = weakref.ref(self.updater)
+
+    def _make(self) -> None:
+        """Find this rank's pieces, when there are buckets."""
+        if self._places:
+            return
+        self._places = [(-1, -1)] * len(self.params)
+        for k, bucket in enumerate(self.buckets.buckets):
+            low, high = bucket.bounds[self.rank], bucket.bounds[self.rank + 1]
+            for member in bucket.members:
+                self._places[member.param] = k, member.start
+                start, stop = max(low - member.start, 0), min(high - member.start, member.size)
+                # One without elements has none to be cut: it is where it begins.
+                if start < stop or (member.size == 0 and self._first_owner(bucket, member) == self.rank):
+                    self.pieces.append(Piece(member.param, k, start, stop, member.start + start))
+        self.pieces.sort()
+        for piece in self.pieces:
+            bucket = self.buckets.buckets[piece.bucket]
+            own, low = bucket.own, bucket.bounds[self.rank]
+            assert own is not None
+            flat = own[piece.at - low : piece.at - low + piece.stop - piece.start]
+            self._gradients.append(flat if self.cuts else _like(flat, self.params[piece.param]))
+        self._gathers = [_Gather(bucket, self.params, self.buckets) for bucket in self.buckets.buckets if bucket.members]
+
+    def _first_owner(self, bucket: Bucket, member: Member) -> int:
+        """The lowest rank that has a piece of a parameter."""
+        return next((rank for rank in range(self.ranks) if bucket.bounds[rank + 1] > member.start), self.ranks - 1)
+
+    def _weight(self, piece: Piece) -> torch.Tensor:
+        param = self.params[piece.param]
+        return _memory(param)[piece.start : piece.stop] if self.cuts else param
+
+    def _planned(self) -> Plan:
+        if self._plan is None:
+            indices = [piece.param for piece in self.pieces]
+            weights = [self._weight(piece) for piece in self.pieces]
+            names = [self.names[i] for i in indices]
+            # Random numbers of pieces of a parameter must not be the same.
+            places = np.array([piece.param + (piece.start // storage.BLOCK << 32) for piece in self.pieces], dtype=np.int64)
+            self._plan = _PlanOfPieces(self.updater, indices, weights, names, places, self._across)
+        return self._plan
+
+    def _follow_weights(self) -> None:
+        addresses = [param.data_ptr() for param in self.params]
+        if addresses != self._weight_addresses:
+            self._weight_addresses, self._plan = addresses, None
+
+    def _step_by_rule(
+        self, optimizer: RuleOptimizer, used: Sequence[bool], gradients: Sequence[torch.Tensor | None]
+    ) -> None:
+        """A step in which the optimizer counts all parameters, and this rank updates its own."""
+        if not any(used):
+            return
+        slots = np.array(optimizer.slots(range(len(self.params))), dtype=np.int64)
+        chosen = np.array(used, dtype=bool)
+        own = chosen & np.isin(np.arange(len(used)), [piece.param for piece in self.pieces])
+        counts, before, carried = optimizer._counts, optimizer.num_update, optimizer.carried()
+        number = max(before, int(counts[slots[chosen]].max()) + 1)
+        asked = before if optimizer.reads_rate_first else number
+        try:
+            if own.any() and (optimizer.alike or not optimizer.carries):
+                optimizer.num_update = asked  # which the plan takes for the rate
+                plan = self._planned()
+                plan.step(gradients, held=plan.holds(gradients))
+            else:
+                self._step_with_all_rows(optimizer, used, gradients, slots, optimizer.rate_at(asked), bool(own.any()))
+                if optimizer.counted:
+                    counts[slots[own]] += 1
+        except BaseException:
+            optimizer.num_update = before
+            optimizer.put_back(carried)
+            raise
+        optimizer.num_update = number if optimizer.counted else before
+        if optimizer.counted:
+            counts[slots[chosen & ~own]] += 1
+
+    def _step_with_all_rows(
+        self,
+        optimizer: RuleOptimizer,
+        used: Sequence[bool],
+        gradients: Sequence[torch.Tensor | None],
+        slots: np.ndarray,
+        lr: float,
+        any_own: bool,
+    ) -> None:
+        """A step for which the optimizer is asked about all parameters in their order, since an answer depends on others."""
+        rule = optimizer.rule_for(slots)
+        optimizer.begin_step(lr)
+        rows: dict[int, list[float]] = {}
+        if not optimizer.alike:
+            for i, active in enumerate(used):
+                if active:
+                    lr_mult, wd_mult = optimizer.multipliers(i)
+                    t = int(optimizer._counts[slots[i]]) + 1
+                    rows[i] = optimizer.row(t, lr * lr_mult, optimizer.wd * wd_mult, i, rule)
+        if any_own:
+            width = 1 + len(rule.hyper) + (optimizer.rounding is not None)
+            self._planned().step_with(gradients, [rows.get(piece.param, [0.0] * width) for piece in self.pieces])
+            return
+        for reduction in rule.reductions:  # the other ranks wait for this one's share
+            if reduction.over == "all":
+                device = self._device
+                self._across(torch.zeros(reduction.n_values, dtype=widest(device.type), device=device), reduction.by)
+
+    def _across(self, totals: torch.Tensor, by: str) -> None:
+        dist.all_reduce(totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, group=self.buckets.group)
+
+    def _gather(self, used: Sequence[bool]) -> None:
+        """Give all ranks all pieces of what was used. While a bucket is copied to the parameters, the next is on its way."""
+        running = None
+        for gather in self._gathers:
+            if not any(used[member.param] for member in gather.bucket.members):
+                continue
+            gather.start()
+            if running is not None:
+                running.finish()
+            running = gather
+        if running is not None:
+            running.finish()
+
+    def _has_states(self) -> bool:
+        found = torch.tensor([float(bool(self.updater.states))], device=self._device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.buckets.group)
+        return bool(found.item())
+
+    def _state(self, optimizer: RuleOptimizer, piece: Piece) -> tuple[torch.Tensor, ...]:
+        state = self.updater.states[piece.param]
+        if len(state) != len(optimizer.composed_rule.slots):  # another rule since the last step; the next one does the same
+            return optimizer.create_state(piece.param, self._weight(piece).detach())
+        return state
+
+    @torch.no_grad()
+    def _collect_cut(self, whole: Updater, keep: bool) -> None:
+        """Put whole states and masters into `whole`, bucket by bucket and slot by slot."""
+        optimizer: Any = self.updater.optimizer
+        rule = optimizer.composed_rule
+        states = {piece.param: self._state(optimizer, piece) for piece in self.pieces}
+        room: list[Any] = [None] * len(self.params)
+        if keep:
+            room = [torch.empty_like(param, device="cpu") for param in self.params]
+            whole.states = dict(enumerate(optimizer.states_for(room)))
+        for k, slot in enumerate(rule.state):
+            found = {i: state[k] for i, state in states.items()}
+            for i, values in self._whole_tensors(found, slot in rule.unsigned):
+                if keep:
+                    storage.copy(whole.states[i][k], values, values.shape, slot in rule.unsigned)
+        self._collect_numbers(optimizer, states, whole)
+        present = torch.tensor([float(i in self.updater.masters) for i in range(len(self.params))], device=self._device)
+        dist.all_reduce(present, dist.ReduceOp.MAX, group=self.buckets.group)
+        if present.any():
+            for i, values in self._whole_tensors(self.updater.masters, False):
+                if keep and present[i]:
+                    ((master,),) = allocate_states([room[i]], 1, optimizer.master_dtype(self.params[i]))
+                    whole.masters[i] = master.copy_(values)
+
+    def _whole_tensors(self, found: Mapping[Any, torch.Tensor], unsigned: bool) -> Iterator[tuple[int, torch.Tensor]]:
+        """Each parameter's whole tensor, on the CPU in its arithmetic's type, of all ranks' pieces of it."""
+        pieces: dict[int, list[Piece]] = {}
+        for piece in self.pieces:
+            pieces.setdefault(piece.bucket, []).append(piece)
+        for k, bucket in enumerate(self.buckets.buckets):
+            if not bucket.members:
+                continue
+            assert bucket.weight_dtype is not None
+            dtype = compute_dtype(bucket.weight_dtype)  # which has all values of narrower types
+            flat = torch.zeros(bucket.bounds[-1], dtype=dtype, device=bucket.flat.device)
+            for piece in pieces.get(k, ()):
+                if piece.param in found:
+                    tensor, size = found[piece.param], piece.stop - piece.start
+                    if tensor.dtype == torch.uint8:
+                        tensor = storage.unpacked(tensor, torch.Size([size]), unsigned)
+                    flat[piece.at : piece.at + size] = tensor
+            self._all_gather(bucket, flat)
+            flat = flat.cpu()
+            for member in bucket.members:
+                like = torch.empty_like(self.params[member.param], device="cpu", dtype=dtype)
+                yield member.param, like.copy_(_like(flat[member.start : member.start + member.size], like))
+
+    def _all_gather(self, bucket: Bucket, flat: torch.Tensor) -> None:
+        gathering = _Gathering(self.buckets, bucket, flat)
+        gathering.wait()
+
+    def _collect_numbers(
+        self, optimizer: RuleOptimizer, states: Mapping[int, tuple[torch.Tensor, ...]], whole: Updater
+    ) -> None:
+        """The numbers that a rule keeps of each parameter, which all its pieces have; the first one's are taken."""
+        rule = optimizer.composed_rule
+        if not rule.kept:
+            return
+        first, device = len(rule.state), self._device
+        numbers = torch.zeros(len(self.params), len(rule.kept), dtype=widest(device.type), device=device)
+        for piece in self.pieces:
+            if piece.start == 0:
+                numbers[piece.param] = torch.stack(states[piece.param][first:]).to(numbers)
+        dist.all_reduce(numbers, group=self.buckets.group)
+        for i, state in whole.states.items():
+            for tensor, value in zip(state[first:], numbers[int(i)].cpu(), strict=True):
+                tensor.copy_(value)
+
+    def _collect_owned(self, whole: Updater, keep: bool) -> dict[str, Any]:
+        """The state of parameters that belong to ranks as a whole, tensor by tensor."""
+        mine = [piece.param for piece in self.pieces]
+        group, device = self.buckets.group, self._device
+        whole.states = {i: self.updater.states[i] for i in mine if i in self.updater.states}
+        whole.masters = {i: master for i, master in self.updater.masters.items() if i in mine}
+        self.updater.optimizer.slots(range(len(self.params)))
+        collected = checkpoint.collect(whole, self.names, self.params)
+        own = collected["state"]
+        listed = [
+            (
+                name,
+                [(slot, tuple(tensor.shape), tensor.dtype) for slot, tensor in slots.items()],
+                collected["layout"].get(name),
+            )
+            for name, slots in own.items()
+        ]
+        lists: list[Any] = [None] * self.ranks
+        dist.all_gather_object(lists, listed, group=group)
+        state: dict[str, dict[str, torch.Tensor]] = {}
+        layout: dict[str, Any] = {}
+        for rank, entries in enumerate(lists):
+            for name, slots, nesting in entries:
+                state[name] = {}
+                if nesting is not None:
+                    layout[name] = nesting
+                for slot, shape, dtype in slots:
+                    there = rank == self.rank
+                    tensor = own[name][slot].contiguous() if there else torch.empty(shape, dtype=dtype, device=device)
+                    sent = tensor.to(device).view(torch.uint8) if dtype == torch.int16 else tensor.to(device)
+                    dist.broadcast(sent, src=dist.get_global_rank(group, rank), group=group)
+                    if keep:
+                        state[name][slot] = (own[name][slot] if there else tensor).cpu()
+        collected["state"] = {name: state[name] for name in self.names if name in state} if keep else {}
+        collected["layout"] = {name: layout[name] for name in self.names if name in layout} if keep else {}
+        return collected
+
+    def _cut(self, whole: Updater, piece: Piece) -> None:
+        """Take this rank's piece of a whole state and master."""
+        optimizer: Any = self.updater.optimizer
+        rule, weight, param = optimizer.composed_rule, self._weight(piece).detach(), self.params[piece.param]
+        size = torch.Size([piece.stop - piece.start])
+        (state,) = optimizer.states_for([weight])
+        for k, (slot, tensor) in enumerate(zip(rule.slots, whole.states[piece.param], strict=True)):
+            unsigned = slot in rule.unsigned
+            if k >= len(rule.state):
+                state[k].copy_(tensor)
+                continue
+            if tensor.dtype == torch.uint8:
+                tensor = storage.unpacked(tensor, param.shape, unsigned)
+            part = _in_order_of(tensor, param)[piece.start : piece.stop]
+            storage.copy(state[k], part.to(weight.device), size, unsigned)
+        self.updater.states[piece.param] = state
+        if piece.param in whole.masters:
+            master = whole.masters[piece.param]
+            ((own,),) = allocate_states([weight], 1, master.dtype)
+            self.updater.masters[piece.param] = own.copy_(_in_order_of(master, param)[piece.start : piece.stop])
+
+
+class _PlanOfPieces(Plan):
+    """A plan whose sums over all tensors are those of all ranks, and whose random numbers are each piece's own."""
+
+    def __init__(
+        self,
+        updater: Updater,
+        indices: Sequence[int],
+        weights: Sequence[torch.Tensor],
+        names: Sequence[str],
+        places: np.ndarray,
+        across: Callable[[torch.Tensor, str], None],
+    ) -> None:
+        self._places, self._across = places, across
+        super().__init__(updater, indices, weights, names)
+
+    def _make_update(self, optimizer: RuleOptimizer, rule: Rule) -> Update:
+        update = super()._make_update(optimizer, rule)
+        update.places, update.across = self._places, self._across
+        return update
+
+
+class _Gather:
+    """The updated pieces of a bucket on their way to all ranks."""
+
+    def __init__(self, bucket: Bucket, params: Sequence[torch.nn.Parameter], buckets: GradientBuckets) -> None:
+        self.bucket, self._params, self._buckets = bucket, params, buckets
+        self._stage: Any = None
+        self._running: Any = None
+
+    def start(self) -> None:
+        buckets, bucket = self._buckets, self.bucket
+        like = self._params[bucket.members[0].param]
+        stage = self._stage = buckets.pool.take(bucket.bounds[-1], like)
+        parts, weights = self._pairs(stage, own=True)
+        if parts:
+            torch._foreach_copy_(parts, weights)
+        self._running = _Gathering(buckets, bucket, stage)
+
+    def finish(self) -> None:
+        self._running.wait()
+        parts, weights = self._pairs(self._stage, own=False)
+        if parts:
+            torch._foreach_copy_(weights, parts)
+        self._buckets.pool.give(self._stage)
+        self._stage = self._running = None
+
+    def _pairs(self, stage: torch.Tensor, own: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Stretches of a staging buffer and of weights: of this rank's part, or all others."""
+        bounds, rank, end = self.bucket.bounds, self._buckets.rank, self.bucket.bounds[-1]
+        low, high = bounds[rank], bounds[rank + 1]
+        parts, weights = [], []
+        for member in self.bucket.members:
+            param = self._params[member.param].detach()
+            for first, last in ((low, high),) if own else ((0, low), (high, end)):
+                start, stop = max(first - member.start, 0), min(last - member.start, member.size)
+                if start >= stop:
+                    continue
+                part = stage[member.start + start : member.start + stop]
+                if self._buckets.owners is None:
+                    weights.append(_memory(param)[start:stop])
+                else:
+                    weights.append(param)
+                    part = _like(part, param)
+                parts.append(part)
+        return parts, weights
+
+
+class _Gathering:
+    """An all-gather within one flat tensor, of which each rank has its part."""
+
+    def __init__(self, buckets: GradientBuckets, bucket: Bucket, flat: torch.Tensor) -> None:
+        self._pool, self._sent = buckets.pool, None
+        own = flat[bucket.bounds[buckets.rank] : bucket.bounds[buckets.rank + 1]]
+        if buckets.native(bucket):
+            self._work = collectives.all_gather(flat, own, buckets.group, async_op=True)
+            return
+        sent = self._sent = buckets.pool.take(own.numel() * buckets.ranks, own)
+        sent.view(buckets.ranks, own.numel()).copy_(own.expand(buckets.ranks, own.numel()))
+        sizes = [own.numel()] * buckets.ranks
+        self._work = dist.all_to_all_single(flat, sent, bucket.parts, sizes, group=buckets.group, async_op=True)
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._sent is not None:
+            self._pool.give(self._sent)
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor's elements as they lie in memory: a view of one dimension."""
+    tensor = tensor.detach()
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def _like(flat: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """A stretch of memory as a tensor of this one's shape, and, if it is dense, order of elements."""
+    if is_dense(param):
+        return flat.as_strided(param.shape, param.stride(), flat.storage_offset())
+    return flat.view(param.shape)
+
+
+def _in_order_of(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """All elements of a tensor of one's shape in the order in which those of a dense parameter lie in memory."""
+    ordered = torch.empty_strided(param.shape, param.stride(), dtype=tensor.dtype, device=tensor.device)
+    return _memory(ordered.copy_(tensor))
