@@ -1,0 +1,419 @@
+"""Gradients in buckets: sums over real processes, started while backward runs, whatever parameters a rank uses."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tristep.trainer.kvstore.buckets import GradientBuckets
+
+
+class Net(nn.Module):
+    """With a convolution in another order of memory, a shared layer, a frozen one, and two of which a rank uses one."""
+
+    def __init__(self, dtype=torch.float64):
+        super().__init__()
+        torch.manual_seed(3)
+        self.conv = nn.Conv2d(3, 4, 3, padding=1).to(memory_format=torch.channels_last)
+        self.first = nn.Linear(64, 96)
+        self.shared = nn.Linear(96, 96)
+        self.left, self.right = nn.Linear(96, 5), nn.Linear(96, 5)
+        self.unused = nn.Linear(2, 2)
+        self.frozen = nn.Linear(96, 96).requires_grad_(False)
+        self.to(dtype)
+
+    def forward(self, x, left=True):
+        x = self.conv(x).mean(1).flatten(1).tanh()
+        x = self.shared(self.frozen(self.shared(self.first(x).tanh()).tanh()).tanh())
+        return (self.left if left else self.right)(x)
+
+
+SMALL = {"bucket_bytes": 40_000, "first_bucket_bytes": 4_000}
+
+
+def _data(step, count, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randn(count, 3, 8, 8, generator=generator).to(dtype), torch.randn(count, 5, generator=generator).to(dtype)
+
+
+def _loss(net, x, y, left=True):
+    return ((net(x, left) - y) ** 2).sum() / 12
+
+
+def _weights(net):
+    return [param.detach().numpy().copy() for param in net.parameters()]
+
+
+def _reference(steps, dtype, sided=False):
+    """One process with the global batch, in the way of torch."""
+    net = Net(dtype)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    for step in range(steps):
+        optimizer.zero_grad()
+        x, y = _data(step, 12, dtype)
+        if sided:
+            (_loss(net, x[:6], y[:6]) + _loss(net, x[6:], y[6:], step == 2)).backward()
+        else:
+            _loss(net, x, y).backward()
+        optimizer.step()
+    return _weights(net)
+
+
+def _train(steps, dtype, sided=False, set_to_none=True, parts=1):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    net = Net(dtype)
+    if rank:
+        with torch.no_grad():
+            for param in net.parameters():
+                param.mul_(rank + 1)
+    params = list(net.parameters())
+    buckets = GradientBuckets(params, **SMALL)
+    buckets.broadcast_weights()
+    optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9)
+    each, events = [], []
+    per = 12 // ranks
+    for step in range(steps):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        x, y = (whole[rank * per : (rank + 1) * per] for whole in _data(step, 12, dtype))
+        left = rank == 0 or step == 2 if sided else True
+        before = {i for i, param in enumerate(params) if param.grad is not None and param.grad.any()}
+        for k in range(parts - 1):
+            with buckets.accumulate():
+                _loss(net, x[k::parts], y[k::parts], left).backward()
+        _loss(net, x[parts - 1 :: parts], y[parts - 1 :: parts], left).backward()
+        assert not before
+        events.append(list(buckets.events))
+        fresh = [param.grad is not None and bool(param.grad.any()) for param in params]
+        counts = buckets.finish(fresh).tolist()
+        optimizer.step()
+        each.append(_weights(net))
+    return each, counts, buckets.used, events, len(buckets.buckets)
+
+
+def _same_on_all(found):
+    for step in zip(*(each for each, *_ in found), strict=True):
+        for rank in step[1:]:
+            assert all(a.tobytes() == b.tobytes() for a, b in zip(step[0], rank, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dtype", "set_to_none", "parts"),
+    [
+        (2, torch.float64, True, 1),
+        (2, torch.float64, False, 2),
+        (3, torch.float64, True, 2),
+        (2, torch.float32, True, 1),
+        (4, torch.float32, False, 1),
+    ],
+)
+def test_training_equals_one_process_with_the_global_batch(processes, ranks, dtype, set_to_none, parts):
+    found = processes(ranks).run(_train, 4, dtype, False, set_to_none, parts)
+    _same_on_all(found)
+    for mine, expected in zip(found[0][0][-1], _reference(4, dtype), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-6)
+
+
+def test_a_parameter_that_only_some_ranks_use_counts_on_all(processes):
+    found = processes(2).run(_train, 4, torch.float64, True)
+    _same_on_all(found)
+    names = [name for name, _ in Net().named_parameters()]
+    for each, counts, used, *_ in found:
+        by_name = dict(zip(names, counts, strict=True))
+        assert by_name["left.weight"] == by_name["right.bias"] == 1
+        assert by_name["first.weight"] == by_name["shared.weight"] == 2
+        assert by_name["unused.weight"] == by_name["frozen.weight"] == 0
+        assert used == [count > 0 for count in counts]
+        for mine, expected in zip(each[-1], _reference(4, torch.float64, True), strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-12)
+
+
+def _plain_net(width, depth):
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())))
+
+
+def _overlap():
+    net = _plain_net(32, 8)
+    params = list(net.parameters())
+    buckets = GradientBuckets(params, bucket_bytes=9_000, first_bucket_bytes=4_000)
+    for _ in range(2):
+        net(torch.ones(2, 32)).sum().backward()
+        launched = list(buckets.events)
+        buckets.finish([True] * len(params))
+    return launched, [[member.param for member in bucket.members] for bucket in buckets.buckets]
+
+
+def test_sums_are_started_before_backward_ends_and_in_one_order(processes):
+    found = processes(2).run(_overlap)
+    for events, members in found:
+        started = [k for what, k in events if what == "started"]
+        assert started == list(range(len(members)))  # all, as every parameter was used: nothing is left to finish()
+        last_hook = max(place for place, (what, _) in enumerate(events) if what == "came")
+        assert events.index(("started", 0)) < last_hook
+        assert sum(place < last_hook for place, (what, _) in enumerate(events) if what == "started") == len(members) - 1
+        assert sorted(i for bucket in members for i in bucket) == list(range(16))
+        # The order in which gradients come: from the last layer to the first.
+        assert [max(bucket) // 2 for bucket in members] == sorted((max(bucket) // 2 for bucket in members), reverse=True)
+    assert found[0][1] == found[1][1]
+
+
+def _views():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)).to(memory_format=torch.channels_last)
+    params = list(net.parameters())
+    buckets = GradientBuckets(params)
+    net(torch.ones(1, 3, 8, 8)).sum().backward()
+    buckets.finish([True] * 4)
+    first = [param.grad for param in params]
+    same_order = [grad.stride() == param.stride() for grad, param in zip(first, params, strict=True)]
+    versions = [grad._version for grad in first]
+    first[0].mul_(2.0)
+    separate = [grad._version - before for grad, before in zip(first, versions, strict=True)]
+    one_memory = {grad.untyped_storage().data_ptr() for grad in first}
+    net.zero_grad()
+    net(torch.ones(1, 3, 8, 8)).sum().backward()
+    buckets.finish([True] * 4)
+    return same_order, separate, len(one_memory), [param.grad is grad for param, grad in zip(params, first, strict=True)]
+
+
+def test_a_gradient_is_a_lasting_view_with_its_own_version_and_order(processes):
+    for same_order, separate, memories, lasting in processes(2).run(_views):
+        assert all(same_order)
+        assert separate == [1, 0, 0, 0]
+        assert memories == 1
+        assert all(lasting)
+
+
+def _types():
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.ones(300, dtype=d)) for d in (torch.bfloat16, torch.float32, torch.float16, torch.float32)]
+    converted = hasattr(params[0], "grad_dtype")
+    if converted:
+        params[0].grad_dtype = torch.float32
+    by_hand = nn.Parameter(torch.ones(3))
+    buckets = GradientBuckets([*params, by_hand])
+    for step in range(2):
+        for param in params:
+            param.grad = None
+        loss = sum((param.float() * (dist.get_rank() + 1 + step)).sum() for param in params)
+        loss.backward()
+        by_hand.grad = torch.full((3,), 5.0)
+        counts = buckets.finish([False] * 4 + [dist.get_rank() == 1]).tolist()
+    kinds = sorted({(str(bucket.flat.dtype), str(bucket.weight_dtype)) for bucket in buckets.buckets})
+    values = [param.grad.float().numpy().copy() for param in (*params, by_hand)]
+    return converted, counts, values, kinds
+
+
+def test_types_are_mixed_and_gradients_may_be_wider_or_written_by_hand(processes):
+    for converted, counts, values, kinds in processes(2).run(_types):
+        assert counts == [2, 2, 2, 2, 1]
+        assert all((each == 5).all() for each in values)  # 2 + 3, and 5 of rank 1 alone
+        wide = "torch.float32" if converted else "torch.bfloat16"
+        assert (wide, "torch.bfloat16") in kinds
+        assert ("torch.float16", "torch.float16") in kinds
+
+
+def _only_halves():
+    params = [nn.Parameter(torch.ones(10, dtype=torch.bfloat16)) for _ in range(2)]
+    buckets = GradientBuckets(params)
+    for param in params[: 1 + dist.get_rank()]:
+        param.grad = torch.full_like(param, 3.0)
+    counts = buckets.finish([param.grad is not None for param in params])
+    return str(counts.dtype), counts.tolist(), [param.grad.float().tolist()[0] for param in params]
+
+
+def test_counts_are_exact_where_gradients_are_not(processes):
+    for dtype, counts, values in processes(3).run(_only_halves):
+        assert (dtype, counts, values) == ("torch.float32", [3, 2], [9.0, 6.0])
+
+
+def _mistakes():
+    messages = []
+
+    def fail(function):
+        try:
+            function()
+        except Exception as error:
+            messages.append(f"{type(error).__name__}: {error}")
+        else:
+            messages.append("")
+
+    net = _plain_net(8, 2)
+    params = list(net.parameters())
+    names = [name for name, _ in net.named_parameters()]
+    buckets = GradientBuckets(params, names)
+
+    def backward():
+        net(torch.ones(1, 8)).sum().backward()
+
+    backward()
+    fail(backward)  # 0: a second backward, before there are buckets
+    buckets.discard()
+    for _ in range(2):  # what was discarded leaves nothing behind
+        net.zero_grad()
+        backward()
+        buckets.finish([True] * 4)
+    net.zero_grad()
+    backward()
+    fail(backward)  # 1: and with them
+    buckets.discard()
+    net.zero_grad()
+    backward()
+    params[0].grad.mul_(2.0)
+    fail(lambda: buckets.finish([True] * 4))  # 2: a gradient is scaled on its way
+    buckets.discard()
+    net.zero_grad()
+    backward()
+    params[0].grad = torch.zeros(8, 8)
+    fail(lambda: buckets.finish([True] * 4))  # 3: or replaced
+    buckets.discard()
+    net.zero_grad()
+    backward()
+    buckets.finish([True] * 4)
+    right = params[0].grad.numpy().copy()
+
+    rank = dist.get_rank()
+    other = GradientBuckets([nn.Parameter(torch.zeros(3 + rank))], ["w"])
+    fail(other.broadcast_weights)  # 4
+    embedding = nn.Embedding(5, 2, sparse=True)
+    sparse = GradientBuckets(list(embedding.parameters()), ["table"])
+    embedding(torch.tensor([1])).sum().backward()
+    fail(lambda: sparse.finish([True]))  # 5
+    fail(lambda: GradientBuckets([]))  # 6
+    fail(lambda: GradientBuckets([nn.UninitializedParameter()]))  # 7
+    fail(lambda: GradientBuckets(params, bucket_bytes=0))  # 8
+    return messages, right
+
+
+def test_mistakes_say_what_to_do(processes):
+    net = _plain_net(8, 2)
+    net(torch.ones(1, 8)).sum().backward()
+    for messages, right in processes(2).run(_mistakes):
+        for message in messages[:2]:
+            assert message.startswith("RuntimeError: a second gradient for '")
+            assert "accumulate()" in message
+            assert "discard()" in message
+        assert "'0.weight' was written to" in messages[2]
+        assert "allreduce_grads()" in messages[2]
+        assert "'0.weight' was replaced" in messages[3]
+        assert (
+            "ranks differ: parameter number 0 is 'w' torch.float32 (3,) on rank 0 and 'w' torch.float32 (4,)" in messages[4]
+        )
+        assert "TypeError: the gradient of 'table' is sparse" in messages[5]
+        assert "params is empty" in messages[6]
+        assert "'0' is not initialized" in messages[7]
+        assert "bucket_bytes" in messages[8]
+        np.testing.assert_array_equal(right, 2 * net[0].weight.grad.numpy())
+
+
+def _frozen_later():
+    net = _plain_net(16, 4)
+    params = list(net.parameters())
+    net[0].requires_grad_(False)
+    buckets = GradientBuckets(params, bucket_bytes=1, first_bucket_bytes=1)
+    found = []
+    for step in range(5):
+        net[0].requires_grad_(step >= 3)
+        net[4].requires_grad_(step < 2)
+        net.zero_grad()
+        net(torch.ones(1, 16)).sum().backward()
+        counts = buckets.finish([param.grad is not None for param in params]).tolist()
+        sent = sum(not bucket.asleep for bucket in buckets.buckets)
+        found.append((counts, sent, [None if p.grad is None else p.grad.numpy().copy() for p in params]))
+    return found
+
+
+def test_parameters_may_be_frozen_and_unfrozen(processes):
+    net = _plain_net(16, 4)
+    for found in processes(2).run(_frozen_later):
+        for step, (counts, _, gradients) in enumerate(found):
+            net.zero_grad()
+            net(torch.ones(1, 16)).sum().backward()
+            frozen = ([0, 1] if step < 3 else []) + ([4, 5] if step >= 2 else [])
+            assert counts == [0 if i in frozen else 2 for i in range(8)]
+            for i, (gradient, param) in enumerate(zip(gradients, net.parameters(), strict=True)):
+                if i in frozen:
+                    assert gradient is None
+                else:
+                    np.testing.assert_allclose(gradient, 2 * param.grad.numpy(), rtol=1e-6)
+        # Every parameter has a bucket of its own, and those that are frozen are not sent.
+        assert [sent for _, sent, _ in found] == [6, 6, 4, 6, 6]
+
+
+def _reducers():
+    class Halved:
+        """Sends half of what it is given."""
+
+        def __init__(self, flat):
+            self.size = flat.numel()
+
+        def start(self, flat):
+            assert flat.numel() == self.size
+            flat.mul_(0.5)
+            return dist.all_reduce(flat, async_op=True)
+
+    net = _plain_net(8, 2)
+    params = list(net.parameters())
+    buckets = GradientBuckets(params, reducer=Halved)
+    for _ in range(2):
+        net.zero_grad()
+        net(torch.ones(1, 8)).sum().backward()
+        counts = buckets.finish([True] * 4).tolist()
+    return counts, params[0].grad.numpy().copy()
+
+
+def test_another_reducer_takes_the_place_of_the_all_reduce_but_not_for_counts(processes):
+    net = _plain_net(8, 2)
+    net(torch.ones(1, 8)).sum().backward()
+    for counts, gradient in processes(2).run(_reducers):
+        assert counts == [2] * 4
+        np.testing.assert_array_equal(gradient, net[0].weight.grad.numpy())
+
+
+def _dropped():
+    net = _plain_net(8, 2)
+    params = list(net.parameters())
+    buckets = GradientBuckets(params)
+    reference = weakref.ref(buckets)
+    net(torch.ones(1, 8)).sum().backward()
+    buckets.finish([True] * 4)
+    del buckets
+    gone = reference() is None
+    gc.collect()
+    hooks = [len(param._post_accumulate_grad_hooks or ()) for param in params]
+    net.zero_grad()
+    net(torch.ones(1, 8)).sum().backward()
+    net(torch.ones(1, 8)).sum().backward()  # no hook objects
+    closed = GradientBuckets(params)
+    closed.close()
+    return gone, hooks, [len(param._post_accumulate_grad_hooks or ()) for param in params]
+
+
+def test_what_is_dropped_or_closed_leaves_no_hooks(processes):
+    for gone, hooks, closed in processes(2).run(_dropped):
+        assert gone
+        assert hooks == closed == [0] * 4
+
+
+def _alone():
+    net = _plain_net(8, 2)
+    params = list(net.parameters())
+    group = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    buckets = GradientBuckets(params, group=group)
+    for _ in range(3):  # nothing is ever on its way, so gradients may add up as they like
+        net(torch.ones(1, 8)).sum().backward()
+    params[3].grad.mul_(2.0)
+    counts = buckets.finish([False, False, False, True]).tolist()
+    return counts, params[0].grad.numpy().copy()
+
+
+def test_one_rank_alone_sends_nothing(processes):
+    net = _plain_net(8, 2)
+    net(torch.ones(1, 8)).sum().backward()
+    for counts, gradient in processes(2).run(_alone):
+        assert counts == [1] * 4
+        np.testing.assert_allclose(gradient, 3 * net[0].weight.grad.numpy(), rtol=1e-6)
