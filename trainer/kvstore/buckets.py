@@ -26,6 +26,7 @@ __all__ = ["ALIGNMENT", "BLOCK", "Bucket", "GradientBuckets", "Pool"]
 
 ALIGNMENT = 8  # elements between the starts of two gradients: 16 bytes of the narrowest type
 BLOCK = 128  # elements of which a rank's part is a multiple, and at which large parameters start: packed states have blocks
+COPIED_AT_ONCE = 2**16  # bytes; the next gradient takes the memory of one that has been copied. Others are copied together
 
 
 class Member(NamedTuple):
@@ -169,7 +170,8 @@ class GradientBuckets:
         self._limits = whole("bucket_bytes", bucket_bytes, low=1), whole("first_bucket_bytes", first_bucket_bytes, low=1)
         self._reducer = reducer
         self._is_gloo = dist.get_backend(self.group) == "gloo"
-        self._bucket_of: list[Bucket] = []
+        self._bucket_of: list[Bucket] = []  # by parameter
+        self._members: list[Member] = []
         self._counts: torch.Tensor = torch.zeros(0)
         self._counting: Bucket | None = None  # the bucket in which counts travel, the last one
         self._came = [False] * len(self.params)
@@ -305,8 +307,9 @@ class GradientBuckets:
         self._counting = self.buckets[-1]
         end = max((member.start + member.size for member in self._counting.members), default=0)
         self._counts = self._counting.flat[end : end + counts]
-        by_member = {member.param: bucket for bucket in self.buckets for member in bucket.members}
-        self._bucket_of = [by_member[i] for i in range(len(self.params))]
+        found = {member.param: (bucket, member) for bucket in self.buckets for member in bucket.members}
+        self._bucket_of = [found[i][0] for i in range(len(self.params))]
+        self._members = [found[i][1] for i in range(len(self.params))]
         for bucket in self.buckets:
             if self._reducer is not None and bucket is not self._counting:
                 bucket.reducer = self._reducer(bucket.flat)
@@ -364,6 +367,10 @@ class GradientBuckets:
         self._came[i] = True
         self.events.append(("came", i))
         bucket = self._bucket_of[i]
+        member = self._members[i]
+        if member.room.nbytes >= COPIED_AT_ONCE:
+            with torch.no_grad():
+                self._take([member])
         bucket.waiting -= 1
         if bucket.waiting == 0:
             ready = self._next
@@ -390,7 +397,10 @@ class GradientBuckets:
             if not bucket.asleep:
                 self._fill(bucket, counted)
                 if bucket is self._counting:
-                    self._counts.copy_(torch.tensor(counted, dtype=torch.float32), non_blocking=True)
+                    if all(counted):
+                        self._counts.fill_(1.0)
+                    else:
+                        self._counts.copy_(torch.tensor(counted, dtype=torch.float32), non_blocking=True)
                 bucket.handle = self._reduce(bucket)
                 bucket.started = True
                 self.events.append(("started", self._next))
@@ -398,12 +408,17 @@ class GradientBuckets:
 
     def _fill(self, bucket: Bucket, counted: Sequence[bool]) -> None:
         """Put the gradients into the bucket, zeros where there is none."""
+        self._take([member for member in bucket.members if counted[member.param]])
+        for member in bucket.members:
+            if not counted[member.param]:
+                member.room.zero_()
+        bucket.versions = [member.view._version for member in bucket.members]
+
+    def _take(self, members: Sequence[Member]) -> None:
+        """Copy gradients to their places, and make them views of these."""
         views: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
-        for index, _, _, view, room in bucket.members:
-            if not counted[index]:
-                room.zero_()
-                continue
+        for index, _, _, view, _ in members:
             gradient: Any = self.params[index].grad
             if gradient is not view:
                 self._check(index, view, gradient)
@@ -411,10 +426,8 @@ class GradientBuckets:
                 gradients.append(gradient)
         if views:
             torch._foreach_copy_(views, gradients)
-        for index, _, _, view, _ in bucket.members:
-            if counted[index]:
-                self.params[index].grad = view
-        bucket.versions = [member.view._version for member in bucket.members]
+        for index, _, _, view, _ in members:
+            self.params[index].grad = view
 
     def _check(self, index: int, view: torch.Tensor, gradient: Any) -> None:
         name = self.names[index]

@@ -146,8 +146,7 @@ class ShardedUpdate:
             RuntimeError: before `reduce`.
             TypeError, ValueError: as of a step; nothing has been changed.
         """
-        if not self._places:
-            raise RuntimeError("there are no summed up gradients: call reduce() first")
+        self._refuse_early()
         self._follow_weights()
         optimizer: Any = self.updater.optimizer
         gradients = [
@@ -162,6 +161,19 @@ class ShardedUpdate:
             if self.pieces:
                 self._planned().step(gradients)
         self._gather(used)
+
+    @torch.no_grad()
+    def apply(self, rule: Rule, hyper: Mapping[str, float]) -> None:
+        """Apply another rule to the parameters, as `Updater.apply`, such as the one that shows averaged weights.
+
+        Raises:
+            RuntimeError: before `reduce`.
+        """
+        self._refuse_early()
+        self._follow_weights()
+        pieces = self.pieces
+        self.updater.apply(rule, hyper, [piece.param for piece in pieces], [self._weight(piece) for piece in pieces])
+        self._gather([True] * len(self.params))
 
     def state_dict(self, everywhere: bool = True) -> dict[str, Any]:
         """The whole state, in the form of a trainer's whose state is not cut, with tensors on the CPU.
@@ -239,6 +251,10 @@ class ShardedUpdate:
             self._gradients.append(flat if self.cuts else _like(flat, self.params[piece.param]))
         self._gathers = [_Gather(bucket, self.params, self.buckets) for bucket in self.buckets.buckets if bucket.members]
 
+    def _refuse_early(self) -> None:
+        if not self._places:
+            raise RuntimeError("there are no summed up gradients: call reduce() first")
+
     def _first_owner(self, bucket: Bucket, member: Member) -> int:
         """The lowest rank that has a piece of a parameter."""
         return next((rank for rank in range(self.ranks) if bucket.bounds[rank + 1] > member.start), self.ranks - 1)
@@ -261,6 +277,8 @@ class ShardedUpdate:
         addresses = [param.data_ptr() for param in self.params]
         if addresses != self._weight_addresses:
             self._weight_addresses, self._plan = addresses, None
+            for gather in self._gathers:
+                gather.follow()
 
     def _step_by_rule(
         self, optimizer: RuleOptimizer, used: Sequence[bool], gradients: Sequence[torch.Tensor | None]
@@ -499,45 +517,53 @@ class _Gather:
 
     def __init__(self, bucket: Bucket, params: Sequence[torch.nn.Parameter], buckets: GradientBuckets) -> None:
         self.bucket, self._params, self._buckets = bucket, params, buckets
+        self._sizes: list[int] = []  # of the stretches of the bucket: pieces, and gaps between them
+        self._own: list[
+            tuple[int, torch.Tensor]
+        ] = []  # the weights of this rank's part, each with the number of its stretch
+        self._others: list[tuple[int, torch.Tensor]] = []
         self._stage: Any = None
         self._running: Any = None
 
+    def follow(self) -> None:
+        """Look where the weights are."""
+        bounds, rank = self.bucket.bounds, self._buckets.rank
+        low, high, end = bounds[rank], bounds[rank + 1], 0
+        self._sizes, self._own, self._others = [], [], []
+        for member in sorted(self.bucket.members, key=lambda member: member.start):
+            param = self._params[member.param].detach()
+            for first, last, into in ((0, low, self._others), (low, high, self._own), (high, bounds[-1], self._others)):
+                start, stop = max(first - member.start, 0), min(last - member.start, member.size)
+                if start >= stop:
+                    continue
+                self._sizes += [member.start + start - end, stop - start]
+                end = member.start + stop
+                weight = _memory(param)[start:stop] if self._buckets.owners is None else param
+                into.append((len(self._sizes) - 1, weight))
+        self._sizes.append(bounds[-1] - end)
+
     def start(self) -> None:
         buckets, bucket = self._buckets, self.bucket
-        like = self._params[bucket.members[0].param]
-        stage = self._stage = buckets.pool.take(bucket.bounds[-1], like)
-        parts, weights = self._pairs(stage, own=True)
+        stage = self._stage = buckets.pool.take(bucket.bounds[-1], self._params[bucket.members[0].param])
+        parts, weights = self._pairs(self._own)
         if parts:
             torch._foreach_copy_(parts, weights)
         self._running = _Gathering(buckets, bucket, stage)
 
     def finish(self) -> None:
         self._running.wait()
-        parts, weights = self._pairs(self._stage, own=False)
+        parts, weights = self._pairs(self._others)
         if parts:
             torch._foreach_copy_(weights, parts)
         self._buckets.pool.give(self._stage)
         self._stage = self._running = None
 
-    def _pairs(self, stage: torch.Tensor, own: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Stretches of a staging buffer and of weights: of this rank's part, or all others."""
-        bounds, rank, end = self.bucket.bounds, self._buckets.rank, self.bucket.bounds[-1]
-        low, high = bounds[rank], bounds[rank + 1]
-        parts, weights = [], []
-        for member in self.bucket.members:
-            param = self._params[member.param].detach()
-            for first, last in ((low, high),) if own else ((0, low), (high, end)):
-                start, stop = max(first - member.start, 0), min(last - member.start, member.size)
-                if start >= stop:
-                    continue
-                part = stage[member.start + start : member.start + stop]
-                if self._buckets.owners is None:
-                    weights.append(_memory(param)[start:stop])
-                else:
-                    weights.append(param)
-                    part = _like(part, param)
-                parts.append(part)
-        return parts, weights
+    def _pairs(self, placed: Sequence[tuple[int, torch.Tensor]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Stretches of the staging buffer, and the weights that belong there."""
+        stretches = self._stage.split_with_sizes(self._sizes)
+        if self._buckets.owners is None:
+            return [stretches[k] for k, _ in placed], [weight for _, weight in placed]
+        return [_like(stretches[k], weight) for k, weight in placed], [weight for _, weight in placed]
 
 
 class _Gathering:
