@@ -7,7 +7,8 @@
 
 A step is forward, backward, the sum of the gradients over all ranks, and AdamW. All ways take their steps in turns in one
 run, each on a copy of the same network; a time is the median over the rounds of the slowest rank's, a ratio the median over
-the rounds of the ratio to the peer's time in the same round.
+the rounds of the ratio to the peer's time in the same round. Where other programs run, too, the ratio of the processors'
+time of all ranks together says more.
 
 Bytes are those that the loopback device counted while a way took its step, per rank, the least of all rounds, since other
 programs may send, too. Beside them stands what a ring needs: 2 (N - 1) / N times the bytes of all parameters.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import socket
 import statistics
@@ -77,17 +79,21 @@ def _measure(rank: int, name: str, ranks: int, rounds: int, port: int, answers: 
     ways = {way: WAYS[way](make) for way in WAYS}
     inputs = batch(rank)
     times: dict[str, list[float]] = {way: [] for way in ways}
+    busy: dict[str, list[float]] = {way: [] for way in ways}
     sent: dict[str, list[int]] = {way: [] for way in ways}
     for k in range(rounds + 3):
         for way, step in ways.items():
             dist.barrier()
             before = _sent_by_loopback()
-            start = time.perf_counter()
+            start, start_busy = time.perf_counter(), time.process_time()
             step(*inputs)
             slowest = torch.tensor([time.perf_counter() - start])
+            together = torch.tensor([time.process_time() - start_busy])
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            dist.all_reduce(together)
             if k >= 3:  # buckets are made anew, and kernels compiled, before
                 times[way].append(slowest.item())
+                busy[way].append(together.item())
                 sent[way].append(_sent_by_loopback() - before)
     elements = sum(param.numel() for param in make().parameters())
     ring = 2 * (ranks - 1) / ranks * 4 * elements
@@ -95,10 +101,16 @@ def _measure(rank: int, name: str, ranks: int, rounds: int, port: int, answers: 
         found: dict[str, Any] = {"parameters": elements, "ring_bytes": ring}
         for way in ways:
             least = min(sent[way]) / ranks
-            found[way] = {"seconds": statistics.median(times[way]), "bytes": least, "bytes_over_ring": least / ring}
+            found[way] = {
+                "seconds": statistics.median(times[way]),
+                "busy_seconds": statistics.median(busy[way]),
+                "bytes": least,
+                "bytes_over_ring": least / ring,
+            }
         for way, peer in PEER.items():
             ratios = [own / other for own, other in zip(times[way], times[peer], strict=True)]
             found[way]["time_over_peer"] = statistics.median(ratios)
+            found[way]["busy_over_peer"] = statistics.median(map(operator.truediv, busy[way], busy[peer]))
             found[way]["quartiles"] = statistics.quantiles(ratios, n=4)[::2]
         answers.put(found)
     dist.barrier()
@@ -113,7 +125,8 @@ def _show(name: str, found: dict[str, Any]) -> None:
         line += f"  {figures['bytes'] / 1e6:8.1f} MB, {figures['bytes_over_ring']:.4f} of a ring's"
         if way in PEER:
             low, high = figures["quartiles"]
-            line += f"; time {figures['time_over_peer']:.3f} of {PEER[way]}'s ({low:.3f} to {high:.3f})"
+            line += f"; time {figures['time_over_peer']:.3f} of {PEER[way]}'s ({low:.3f} to {high:.3f}), "
+            line += f"processors' {figures['busy_over_peer']:.3f}"
         print(line)
 
 
