@@ -2,7 +2,7 @@
 
     python benchmarks/distributed.py                    all of it, in two processes
     python benchmarks/distributed.py --ranks 4          in four
-    python benchmarks/distributed.py --only mlp         one network: mlp or transformer
+    python benchmarks/distributed.py --only mlp         one network: mlp, transformer or layers
     python benchmarks/distributed.py --json FILE        write the figures there, too
 
 A step is forward, backward, the sum of the gradients over all ranks, and AdamW. All ways take their steps in turns in one
@@ -210,6 +210,11 @@ def _transformer() -> nn.Module:
     )
 
 
+def _layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(150)))
+
+
 class _Last(nn.Module):
     """The last place of a sequence."""
 
@@ -229,6 +234,7 @@ def _random(shape: tuple[int, ...], classes: int, tokens: int = 0) -> Callable[[
 NETWORKS: dict[str, tuple[Make, Callable[[int], tuple[Tensor, Tensor]]]] = {
     "mlp": (_mlp, _random((32, 1200), 10)),
     "transformer": (_transformer, _random((4, 32), 4096, tokens=4096)),
+    "layers": (_layers, _random((4, 16), 16)),  # where the host's work for each parameter is what costs
 }
 WAYS: dict[str, Callable[[Make], Step]] = {
     "buckets": _buckets,

@@ -431,6 +431,24 @@ def test_packed_states_are_put_together_and_cut_without_loss(processes, tmp_path
     assert (first != second).any()
 
 
+def _at_random():
+    weight = nn.Parameter(torch.ones(2048, dtype=torch.bfloat16))
+    optimizer = optimizers.create("sgd", learning_rate=2.0**-10, stochastic_rounding=True)
+    sharded = ShardedUpdate(optimizer, [weight], ["w"])
+    weight.sum().backward()
+    sharded.update(sharded.reduce([True]))
+    return weight.detach().float().numpy().copy()
+
+
+def test_every_rank_rounds_at_random_in_its_own_way(processes):
+    found = processes(2).run(_at_random)
+    assert (found[0] == found[1]).all()
+    moved = found[0] < 1  # the step is half of what bfloat16 can tell apart there, so it is taken whole or not at all
+    assert (found[0][moved] == 1 - 2.0**-8).all()
+    assert 900 < moved.sum() < 1150
+    assert (moved[:1024] != moved[1024:]).any()
+
+
 def _mistakes(path):
     messages = []
     gap = nn.Parameter(torch.ones(4, 6)[:, ::2])

@@ -96,8 +96,8 @@ class Pool:
 
     def give(self, buffer: torch.Tensor) -> None:
         """Take a buffer back, when all that uses it is queued."""
-        whole = buffer if buffer._base is None else buffer._base
-        self._free.setdefault((whole.device, whole.dtype), []).append(whole)
+        root = buffer if buffer._base is None else buffer._base
+        self._free.setdefault((root.device, root.dtype), []).append(root)
 
 
 class GradientBuckets:
