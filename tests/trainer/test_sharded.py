@@ -68,7 +68,9 @@ class ByHand(optimizers.Optimizer):
         weight.sub_(self._get_lr(index) * state[0])
 
 
-def _train_cut(name, arguments, steps, dtype=torch.float32, unused=None, multipliers=False, loaded=None, start=0):
+def _train_cut(
+    name, arguments, steps, dtype=torch.float32, unused=None, multipliers=False, loaded=None, start=0, native=False
+):
     """Weights after each step, the whole state at the end, and what this rank has of it."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     net = _net(dtype)
@@ -81,6 +83,8 @@ def _train_cut(name, arguments, steps, dtype=torch.float32, unused=None, multipl
     engine = "eager" if ranks > 2 else None  # so that not every process has to compile
     sharded = ShardedUpdate(optimizer, params, names, engine=engine, **LIMITS)
     sharded.buckets.broadcast_weights()
+    if native:
+        sharded.buckets.native = lambda bucket: bucket.even
     if loaded is not None:
         weights, path = loaded
         with torch.no_grad():
@@ -118,7 +122,7 @@ def _train_summed(name, arguments, steps, dtype=torch.float32, unused=None, mult
     optimizer.param_dict = dict(enumerate(params))
     optimizer.rescale_grad = 1 / 12
     buckets = GradientBuckets(params, names, **LIMITS)
-    updater = Updater(optimizer)
+    updater = Updater(optimizer, "eager" if ranks > 2 else None)
     plan, each = None, []
     for step in range(steps):
         net.zero_grad()
@@ -213,6 +217,16 @@ def test_training_equals_one_process_with_the_global_batch(processes, ranks, nam
             _equal(one, other, atol)
             _equal(one, found[0][0][step])
         _same_state(own_state, state, 10 * atol)
+
+
+def test_the_backends_own_collectives_give_the_same(processes):
+    """On CUDA they are used; gloo has them, too, and there they add up as its all-reduce does, for any number of ranks."""
+    run = ("adam", {"learning_rate": 0.01}, 3)
+    cut = processes(3).run(_train_cut, *run, torch.float32, None, False, None, 0, True)
+    for (weights, state, *_), (expected, expected_state, *_) in zip(cut, processes(3).run(_train_summed, *run), strict=True):
+        for one, other in zip(weights, expected, strict=True):
+            _equal(one, other)
+        _same_state(state, expected_state)
 
 
 @pytest.mark.parametrize(

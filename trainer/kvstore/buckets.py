@@ -8,6 +8,7 @@ were not used, is started by `finish`, with zeros for these.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -104,7 +105,9 @@ class GradientBuckets:
     """The gradients of a model in buckets, summed over all ranks.
 
     The first `finish` makes the buckets, in the order in which rank 0's gradients came, so only from the second backward on
-    sums are taken while it runs. All ranks must have the same parameters, and the same ones of them with `requires_grad`.
+    sums are taken while it runs. All ranks must have the same parameters, and `requires_grad` of each must be the same on all
+    of them; it may change between rounds. Those that are frozen when the buckets are made have buckets of their own, which
+    come first.
 
         buckets = GradientBuckets(net.parameters())
         buckets.broadcast_weights()
@@ -179,6 +182,7 @@ class GradientBuckets:
         self._open = False  # whether some bucket may be on its way
         self._next = 0  # the bucket to be started next
         self._accumulating = 0
+        self._lock = threading.Lock()
         self._hooks: dict[int, Any] = {}
         self._add_hooks()
         weakref.finalize(self, _remove, self._hooks)
@@ -221,11 +225,12 @@ class GradientBuckets:
             RuntimeError: a gradient has been changed or replaced after its bucket was started.
             TypeError, ValueError: a gradient that does not fit, or no gradient where `fresh` says so.
         """
-        counted = [came or bool(new) for came, new in zip(self._came, fresh, strict=True)]
+        given = zip(self._came, fresh, self.params, strict=True)
+        counted = [came or (bool(new) and param.requires_grad) for came, new, param in given]
         if self.ranks == 1 and not self.scatter:
             self.used = counted
             self._end_round()
-            return torch.tensor(counted, dtype=torch.float32)
+            return torch.tensor(counted, dtype=torch.float32, device=self.params[0].device)
         self._check_unchanged()
         self.make()
         if not self._open:
@@ -269,7 +274,8 @@ class GradientBuckets:
         """Make the buckets now, if there are none. To be called on all ranks; the first `finish` does."""
         if self.buckets:
             return
-        rest = [i for i in reversed(range(len(self.params))) if i not in set(self._order)]
+        known = set(self._order)
+        rest = [i for i in reversed(range(len(self.params))) if i not in known]
         order = torch.tensor([*self._order, *rest], dtype=torch.int64)
         awake = torch.tensor([param.requires_grad for param in self.params], dtype=torch.int64)
         plan = torch.cat([order, awake]).to(self.params[0].device)
@@ -345,6 +351,10 @@ class GradientBuckets:
         return bucket
 
     def _arrived(self, i: int) -> None:
+        with self._lock:  # backward has a thread for each device
+            self._note(i)
+
+    def _note(self, i: int) -> None:
         if self.ranks == 1:
             if not self._accumulating and not self.buckets and not self._came[i]:
                 self._order.append(i)
