@@ -304,7 +304,9 @@ def _nonfinite():
     names, params = _named(net)
     optimizer = optimizers.create("adam", learning_rate=0.1, skip_nonfinite=True)
     sharded = ShardedUpdate(optimizer, params, names, **LIMITS)
-    seen = []
+    control = torch.tensor([0.5, 0.0])
+    sharded.use_control(control)
+    seen, totals = [], []
     for step in range(3):
         net.zero_grad()
         if step == 1 and dist.get_rank() == 1:
@@ -315,12 +317,15 @@ def _nonfinite():
             _backward(net, step, dist.get_rank(), 2, None)
         sharded.update(sharded.reduce([True] * len(params)))
         seen.append(_weights(net))
-    return seen
+        totals.append(sharded.total().item())
+    return seen, totals
 
 
 def test_an_infinity_on_one_rank_leaves_all_weights_as_they_are(processes):
     found = processes(2).run(_nonfinite)
-    for seen in found:
+    for seen, totals in found:
+        assert totals == found[0][1]
+        assert [np.isfinite(total) for total in totals] == [True, False, True]
         _equal(seen[0], seen[1])
         assert any((a != b).any() for a, b in zip(seen[1], seen[2], strict=True))
         assert all(np.isfinite(weight).all() for weight in seen[2])

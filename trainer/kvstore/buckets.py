@@ -105,9 +105,8 @@ class GradientBuckets:
     """The gradients of a model in buckets, summed over all ranks.
 
     The first `finish` makes the buckets, in the order in which rank 0's gradients came, so only from the second backward on
-    sums are taken while it runs. All ranks must have the same parameters, and `requires_grad` of each must be the same on all
-    of them; it may change between rounds. Those that are frozen when the buckets are made have buckets of their own, which
-    come first.
+    sums are taken while it runs. All ranks must have the same parameters, each with the same `requires_grad` on all of them,
+    which may change between rounds. What is frozen when the buckets are made has buckets of its own, which come first.
 
         buckets = GradientBuckets(net.parameters())
         buckets.broadcast_weights()

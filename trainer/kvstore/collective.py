@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from .. import checkpoint
 from . import collectives
-from .base import Key
+from .base import Key, KVStore
 from .local import LocalStore
 
 __all__ = ["NAMES", "CollectiveStore", "broadcast", "check_alike", "process_group"]
@@ -68,6 +68,10 @@ class CollectiveStore(LocalStore):
                 del self._values[each]
             raise
         broadcast(list(new.values()), self.group)
+
+    def replace(self, key: Any, value: Any) -> None:
+        """Refused, as in MXNet: a rank alone could not tell the others."""
+        KVStore.replace(self, key, value)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Compress what is pushed; this store does not."""

@@ -131,6 +131,7 @@ class ShardedUpdate:
         self._gradients: list[torch.Tensor] = []
         self._weight_addresses: list[int] = []
         self._gathers: list[_Gather] = []
+        self._total: torch.Tensor | None = None  # what the first reduction over all tensors has found in the last update
 
     def reduce(self, fresh: Sequence[bool]) -> list[bool]:
         """Sum up the gradients, each rank its part; as `GradientBuckets.finish`, but gives its `used`."""
@@ -148,6 +149,7 @@ class ShardedUpdate:
         """
         self._refuse_early()
         self._follow_weights()
+        self._total = None
         optimizer: Any = self.updater.optimizer
         gradients = [
             gradient if used[piece.param] else None for gradient, piece in zip(self._gradients, self.pieces, strict=True)
@@ -161,6 +163,18 @@ class ShardedUpdate:
             if self.pieces:
                 self._planned().step(gradients)
         self._gather(used)
+
+    def total(self) -> torch.Tensor | None:
+        """As `Updater.total`, of the last update; the same on all ranks."""
+        rule: Any = getattr(self.updater.optimizer, "composed_rule", None)
+        if self._total is None or not getattr(rule, "skips_nonfinite", False):
+            return None
+        narrow = any(compute_dtype(param.dtype) == torch.float32 for param in self.params)
+        return self._total.float() if narrow else self._total  # infinite where the update takes it to be so
+
+    def use_control(self, control: torch.Tensor) -> None:
+        """Let updates follow a loss scaler's control from now on, as `Updater.control`."""
+        self.updater.control, self._plan = control, None
 
     @torch.no_grad()
     def apply(self, rule: Rule, hyper: Mapping[str, float]) -> None:
@@ -339,6 +353,8 @@ class ShardedUpdate:
 
     def _across(self, totals: torch.Tensor, by: str) -> None:
         dist.all_reduce(totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, group=self.buckets.group)
+        if self._total is None:
+            self._total = totals[0]
 
     def _gather(self, used: Sequence[bool]) -> None:
         """Give all ranks all pieces of what was used. While a bucket is copied to the parameters, the next is on its way."""
