@@ -3,7 +3,7 @@
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.kernels'; import it by that name (imported as {__name__!r})")
 
-from . import compose, rules
+from . import compose, compress, rules
 from .engine import ENGINES, Update, choose_engine, update
 from .language import Function, Measure, Reduction, Rule, TensorRule, jit, measure, reduction, rule, tensor_rule, tl
 from .measures import Measurements
@@ -24,6 +24,7 @@ __all__ = [
     "clip_by_norm_",
     "clip_by_value_",
     "compose",
+    "compress",
     "global_norm",
     "jit",
     "measure",

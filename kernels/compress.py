@@ -428,8 +428,8 @@ def _run_eagerly(job: Job) -> None:
     elif job.writes == "votes":
         assert code.vote is not None
         codes = _unpack(job.source, code.bits)
-        votes = sum(code.vote(each.to(torch.float32)).to(torch.int64) for each in codes)  # type: ignore[misc]
-        planes = [_pack((votes >> k) & 1, 1) for k in range(code.vote_bits(job.ranks))]  # type: ignore[operator]
+        votes = sum(code.vote(each.to(torch.float32)).to(torch.int64) for each in codes)
+        planes = [_pack((votes >> k) & 1, 1) for k in range(code.vote_bits(job.ranks))]
         job.target.copy_(torch.cat(planes)[None])
         return
     else:

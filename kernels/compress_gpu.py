@@ -55,7 +55,7 @@ def _constants(job: Job) -> dict[str, Any]:
 
 
 def compile_for(target: Any, job: Job) -> Any:
-    """The compiled kernel of such a job for a `triton.backends.compiler.GPUTarget`; needs no GPU. For looking at its code."""
+    """The compiled kernel of such a job for a `triton.backends.compiler.GPUTarget`; needs no GPU. To look at its code."""
     from triton.compiler import ASTSource
 
     pointer = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.uint8: "*u8"}
@@ -65,13 +65,10 @@ def compile_for(target: Any, job: Job) -> Any:
     if job.residual is None:
         constants["residual"] = None
     signature |= dict.fromkeys(constants, "constexpr")
-    wide = [[("tt.divisibility", 16)]]
-    places = {name: place for place, name in enumerate(_kernel.arg_names)}
-    attrs = {
-        (places[name],): wide[0]
-        for name in ("source", "residual", "target", "chunk", "source_size", "target_size")
-        if signature[name] != "constexpr"
-    }
+    # As where memory of its own is given, and more than a few chunks.
+    multiples = ("source", "residual", "target", "chunk", "source_size", "target_size")
+    places = {name: (place,) for place, name in enumerate(_kernel.arg_names)}
+    attrs = {places[name]: [["tt.divisibility", 16]] for name in multiples if signature[name] != "constexpr"}
     return triton.compile(ASTSource(_kernel, signature, constants, attrs), target=target, options=OPTIONS)
 
 

@@ -4,6 +4,26 @@ Names and semantics are those of MXNet's kvstore; `create` makes one by its name
 """
 
 from .base import KVStore, create, register, registered
+from .compressors import (
+    CompressedAllReduce,
+    Compressor,
+    create_compressor,
+    register_compressor,
+    registered_compressors,
+)
+from .ddp import ddp_hook
 from .local import LocalStore
 
-__all__ = ["KVStore", "LocalStore", "create", "register", "registered"]
+__all__ = [
+    "CompressedAllReduce",
+    "Compressor",
+    "KVStore",
+    "LocalStore",
+    "create",
+    "create_compressor",
+    "ddp_hook",
+    "register",
+    "register_compressor",
+    "registered",
+    "registered_compressors",
+]

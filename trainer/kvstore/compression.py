@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...kernels import Rule, Update, rules
-from ..arguments import choice, real
+from .compressors import create_compressor
 
 __all__ = ["Compression", "checked"]
 
@@ -19,18 +19,13 @@ def checked(compression_params: Any) -> tuple[str, float]:
     """Type and threshold out of `compression_params`.
 
     Raises:
-        TypeError, ValueError: they do not fit.
+        TypeError, ValueError: they do not fit, or are of a type that takes several processes.
     """
-    if not isinstance(compression_params, Mapping):
-        raise TypeError(f"compression_params must be a dict, got {type(compression_params).__name__}")
-    for key in compression_params:
-        if key not in ("type", "threshold"):
-            raise ValueError(f"compression_params has the key {key!r}: must be 'type' or 'threshold'")
-    if "type" not in compression_params:
-        raise ValueError(f"compression_params needs 'type', one of {', '.join(map(repr, _RULES))}")
-    kind = choice("compression_params['type']", compression_params["type"], tuple(_RULES))
-    threshold = compression_params.get("threshold", 0.5)
-    return kind, real("compression_params['threshold']", threshold, **({"above": 0} if kind == "2bit" else {}))
+    found = create_compressor(compression_params)
+    if found.type not in _RULES or not found.error_feedback:
+        known = " or ".join(map(repr, _RULES))
+        raise ValueError(f"{dict(compression_params)!r}: in one process compression is {known}, with error feedback")
+    return found.type, found.threshold  # type: ignore[attr-defined]  # both have one
 
 
 class Compression:
