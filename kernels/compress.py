@@ -125,8 +125,8 @@ def _sign_value(code, parameter, scale):
 
 @jit
 def share_of_largest(x, shrunk):
-    """|x| over the largest of its block, as a whole number up to 2^17; the sum of 128 of them is exact in any order."""
-    return tl.floor(tl.abs(x) * shrunk * 131072.0)
+    """|x| over the largest of its block, in whole 2^-17; the sum of 128 of them is exact in any order."""
+    return tl.floor(tl.abs(x) * shrunk * 131072.0 + 0.5)
 
 
 @jit
