@@ -185,7 +185,9 @@ def test_nothing_is_lost_but_by_rounding(name, place):
         message = encoded(code, each.to(place.device), residual, 0.25, place.engine)
         sent += decoded(code, message, n, 0.25, place.engine).cpu().double().numpy()
     total = gradient.double().sum(dim=0).numpy()
-    np.testing.assert_allclose(sent + residual.cpu().double().numpy(), total, rtol=0, atol=0 if name.endswith("bit") else 1e-5)
+    np.testing.assert_allclose(
+        sent + residual.cpu().double().numpy(), total, rtol=0, atol=0 if name.endswith("bit") else 1e-5
+    )
     assert residual.any() or name == "fp16"  # whose digits are enough for these
 
 
@@ -334,7 +336,7 @@ def test_no_spills_no_float64_few_registers(job, code):
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ENCODING, ids=lambda job: "-".join(map(str, job)))
 def test_a_full_tile_moves_what_it_must_and_nothing_else(job, code):
-    """12 bytes and a code for each value: in accesses of 128 bits for float32, and of all that a thread has for the codes."""
+    """12 bytes and a code for each value: float32 by accesses of 128 bits, and all codes that a thread has by one."""
     text, _, warps = code[job]
     name, dtype = job[0], job[3]
     assert TILE // (warps * 32) == 4

@@ -1,8 +1,11 @@
-"""Compressors and the compressed all-reduce: MXNet's recorded sums, the same bits on all ranks, bytes as counted by the kernel."""
+"""Compressors and the compressed all-reduce: MXNet's recorded sums, the same bits on all ranks, bytes as they are counted."""
 
 import copy
+import io
+import os
+import socket
+import struct
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,7 +54,24 @@ def _gradient(rank, step, n=N):
     return torch.randint(-512, 512, (n,), generator=generator) / 256.0  # whose sums are exact
 
 
-# What runs on the ranks.
+def on_ranks(processes, ranks, function, *args):
+    """What this function returns on each rank; its arguments and results may hold tensors, which pipes do not take."""
+    answers = processes(ranks).run(_with_tensors, function.__name__, _packed(args))
+    return [_unpacked(answer) for answer in answers]
+
+
+def _with_tensors(name, data):
+    return _packed(globals()[name](*_unpacked(data)))
+
+
+def _packed(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _unpacked(data):
+    return torch.load(io.BytesIO(data), weights_only=False)
 
 
 def _sums(kind, steps, feedback=True, exchange=None, engine=None, n=N, dtype=torch.float32):
@@ -79,7 +99,7 @@ def _kept(states):
 def test_all_ranks_get_the_same_bits_and_nothing_is_lost(kind, ranks, processes):
     """What was given out and what is kept back are together what came in, but for rounding."""
     steps = 4
-    answers = processes(ranks).run(_sums, kind, steps)
+    answers = on_ranks(processes, ranks, _sums, kind, steps)
     for found, _, _ in answers[1:]:
         assert all(map(torch.equal, found, answers[0][0]))
     states = [state for _, state, _ in answers]
@@ -97,7 +117,7 @@ def test_all_ranks_get_the_same_bits_and_nothing_is_lost(kind, ranks, processes)
 @pytest.mark.parametrize("kind", ["2bit", "1bit"])
 def test_votes_are_exact_whichever_way_they_go(kind, exchange, processes):
     """As the sum of what each rank sends, in the first step."""
-    answers = processes(3).run(_sums, kind, 1, True, exchange)
+    answers = on_ranks(processes, 3, _sums, kind, 1, True, exchange)
     gradients = torch.stack([_gradient(rank, 0) for rank in range(3)])
     sent = torch.where(gradients > 0, 1.0, -1.0)
     if kind == "2bit":
@@ -110,7 +130,7 @@ def test_votes_are_exact_whichever_way_they_go(kind, exchange, processes):
 
 @pytest.mark.parametrize("kind", ["int8", "sign", "thirds"])
 def test_without_error_feedback_nothing_is_kept(kind, processes):
-    (first, state, _), (second, _, _) = processes(2).run(_sums, kind, 2, False, "all_to_all")
+    (first, state, _), (second, _, _) = on_ranks(processes, 2, _sums, kind, 2, False, "all_to_all")
     assert all(map(torch.equal, first, second))
     assert state["worker"] is None
     assert state["server"] is None
@@ -119,7 +139,7 @@ def test_without_error_feedback_nothing_is_kept(kind, processes):
 @pytest.mark.parametrize("kind", ["2bit", "int8", "sign", "bf16", "topk", "randomk"])
 def test_buckets_of_fewer_bits_and_of_few_elements(kind, processes):
     for n, dtype in ((10, torch.float32), (4000, torch.bfloat16)):
-        answers = processes(3).run(_sums, kind, 2, True, None, None, n, dtype)
+        answers = on_ranks(processes, 3, _sums, kind, 2, True, None, None, n, dtype)
         for found, _, _ in answers:
             assert found[0].dtype == dtype
             assert all(map(torch.equal, found, answers[0][0]))
@@ -127,8 +147,8 @@ def test_buckets_of_fewer_bits_and_of_few_elements(kind, processes):
 
 @pytest.mark.parametrize("kind", ["2bit", "int8"])
 def test_engines_agree_over_ranks(kind, processes):
-    native = processes(2).run(_sums, kind, 2, True, "all_to_all", "cpu")
-    eager = processes(2).run(_sums, kind, 2, True, "all_to_all", "eager")
+    native = on_ranks(processes, 2, _sums, kind, 2, True, "all_to_all", "cpu")
+    eager = on_ranks(processes, 2, _sums, kind, 2, True, "all_to_all", "eager")
     for (found, state, _), (expected, other, _) in zip(native, eager, strict=True):
         assert all(map(torch.equal, found, expected))
         assert torch.equal(state["worker"], other["worker"])
@@ -155,7 +175,7 @@ def _several(config):
 def test_sums_are_those_that_mxnet_recorded(exchange, golden, processes):
     """Each of its devices as a rank."""
     config, arrays = golden
-    answers = processes(config["devices"]).run(_golden, config["type"], config["threshold"], arrays["g"], exchange)
+    answers = on_ranks(processes, config["devices"], _golden, config["type"], config["threshold"], arrays["g"], exchange)
     for rank, found in enumerate(answers):
         for step, (total, residual) in enumerate(found):
             np.testing.assert_array_equal(total, arrays["pulled"][step].reshape(-1))
@@ -163,54 +183,56 @@ def test_sums_are_those_that_mxnet_recorded(exchange, golden, processes):
 
 
 def _counted(kind, n, times):
-    """What a rank says that it sends, and what all ranks together sent by the kernel's count of the loopback device."""
+    """What a rank says that it sends, and what it sends by the kernel's count of its sockets."""
     reduce = CompressedAllReduce(_params(kind), n, ((n // 1000, 1000),))
     bucket = torch.randn(n)
     reduce.start(bucket).wait()
     dist.barrier()
     before = _sent()
-    dist.barrier()
     for _ in range(times):
         bucket.normal_()
         reduce.start(bucket).wait()
     dist.barrier()
-    after = _sent()
-    dist.barrier()
-    return reduce.bytes_sent * times, after - before
+    return reduce.bytes_sent * times, _sent() - before
 
 
 def _sent():
-    (line,) = (line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
-    return int(line.split(":")[1].split()[8])
+    """The bytes that this process has sent over all its TCP connections: `tcpi_bytes_sent` of each."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        if not os.path.lexists(f"/proc/self/fd/{name}") or not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            continue
+        with socket.socket(fileno=os.dup(int(name))) as own:
+            if own.family in (socket.AF_INET, socket.AF_INET6) and own.type == socket.SOCK_STREAM:
+                total += struct.unpack_from("Q", own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 200)[0]
+    return total
 
 
 FIRST = {"2bit": 2, "1bit": 1, "int8": 8 + 32 / 128, "int4": 4 + 32 / 128, "sign": 1 + 32 / 128, "fp16": 16, "bf16": 16}
 VOTES = {2: {}, 3: {"2bit": 3, "1bit": 2}}  # bits of the second message, where they are others; two ranks send only one
 
 
-@pytest.mark.skipif(not Path("/proc/net/dev").exists(), reason="needs the counters of Linux")
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="needs the counters of Linux")
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("kind", ["2bit", "1bit", "int8", "sign", "fp16", "topk", "randomk", "powersgd"])
 def test_bytes_on_the_wire_are_those_of_the_formula(kind, ranks, processes):
-    n, times = 3_000_000, 3
-    answers = processes(ranks).run(_counted, kind, n, times)
+    n, times = 3_000_000, 2
+    answers = on_ranks(processes, ranks, _counted, kind, n, times)
     said = answers[0][0]
+    assert [each for each, _ in answers] == [said] * ranks
     if kind in FIRST:
-        first = FIRST[kind] / 8
-        b = (first + VOTES[ranks].get(kind, first * 8) / 8) / 2
-        assert said <= 1.02 * 2 * (ranks - 1) / ranks * b * n * times
+        second = VOTES[ranks].get(kind, FIRST[kind])
+        b = (FIRST[kind] + second) / 2 / 8
+        assert said <= 1.002 * 2 * (ranks - 1) / ranks * b * n * times
     elif kind == "topk":
         assert said == (ranks - 1) * 0.1 * n * 8 * times
     elif kind == "randomk":
         assert said == pytest.approx(2 * (ranks - 1) / ranks * 0.1 * n * 4 * times)
     else:
         assert said == pytest.approx(2 * (ranks - 1) / ranks * 4 * (3000 + 1000) * 4 * times)
-    # Others may use the device, too: of several counts the lowest is the best. Headers are in it.
-    counted = [min(each for _, each in answers) / ranks]
-    while counted[-1] > 1.02 * said and len(counted) < 4:
-        counted.append(min(each for _, each in processes(ranks).run(_counted, kind, n, times)) / ranks)
-    extra = 1.02 if kind != "powersgd" else 1.3  # of few bytes the headers are a larger part
-    assert 0.98 * said <= min(counted) <= extra * said
+    # Ranks need not send the same in an all-reduce, but all together do; 2 kB are for what surrounds few bytes.
+    counted = sum(each for _, each in answers) / ranks
+    assert 0.999 * said <= counted <= 1.01 * said + 2000 * times
 
 
 def _resumed(kind, ranks_before, states):
@@ -230,8 +252,8 @@ def _resumed(kind, ranks_before, states):
 
 @pytest.mark.parametrize("kind", ["2bit", "int8", "topk", "randomk", "powersgd"])
 def test_sums_go_on_from_a_saved_state(kind, processes):
-    whole = processes(2).run(_resumed, kind, 2, None)
-    rest = processes(2).run(_resumed, kind, 2, [half for _, half in whole])
+    whole = on_ranks(processes, 2, _resumed, kind, 2, None)
+    rest = on_ranks(processes, 2, _resumed, kind, 2, [half for _, half in whole])
     for (found, _), (expected, _) in zip(rest, whole, strict=True):
         assert all(map(torch.equal, found, expected[2:]))
 
@@ -243,9 +265,9 @@ def _taken_over(states):
 
 
 def test_on_another_number_of_ranks_what_was_kept_is_shared_out(processes):
-    states = [state for _, state, _ in processes(3).run(_sums, "int8", 2)]
+    states = [state for _, state, _ in on_ranks(processes, 3, _sums, "int8", 2)]
     assert states[0]["server"].any()
-    taken = processes(2).run(_taken_over, states)
+    taken = on_ranks(processes, 2, _taken_over, states)
     torch.testing.assert_close(_kept(taken), _kept(states), rtol=0, atol=1e-6)
     assert torch.equal(taken[0]["worker"], taken[1]["worker"])
     alone = CompressedAllReduce({"type": "int8"}, N)
@@ -270,7 +292,7 @@ def _several_at_once():
 
 
 def test_several_buckets_are_under_way_together(processes):
-    assert processes(2).run(_several_at_once) == [(True, True)] * 2
+    assert on_ranks(processes, 2, _several_at_once) == [(True, True)] * 2
 
 
 def _not_finite(kind):
@@ -287,7 +309,7 @@ def _not_finite(kind):
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16", "int8", "int4", "sign", "topk", "powersgd"])
 def test_one_ranks_nan_is_seen_by_all_and_is_over_with_the_step(kind, processes):
-    for found in processes(3).run(_not_finite, kind):
+    for found in on_ranks(processes, 3, _not_finite, kind):
         assert found[0].isnan().any()
         assert found[1].isfinite().all()
         assert found[2].isfinite().all()
@@ -295,10 +317,12 @@ def test_one_ranks_nan_is_seen_by_all_and_is_over_with_the_step(kind, processes)
 
 def _averaged(params, steps):
     torch.manual_seed(dist.get_rank())
-    net = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Tanh(), torch.nn.Linear(40, 2))
-    module = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.002)
-    hook = ddp_hook(params)
-    module.register_comm_hook(None, hook)
+    layers = (torch.nn.Linear(30, 600), torch.nn.Tanh(), torch.nn.Linear(600, 600), torch.nn.Tanh(), torch.nn.Linear(600, 2))
+    net = torch.nn.Sequential(*layers)
+    module = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.2)
+    hook = ddp_hook(params) if params else None
+    if hook is not None:
+        module.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.2)
     torch.manual_seed(50)
     inputs = torch.randn(64, 30)
@@ -312,39 +336,19 @@ def _averaged(params, steps):
         optimizer.step()
         losses.append(loss.item())
     weights = torch.cat([parameter.detach().view(-1) for parameter in net.parameters()])
-    gradients = torch.cat([parameter.grad.view(-1) for parameter in net.parameters()])
-    return weights, gradients, losses, len(hook.reduces)
+    return weights, losses, len(hook.reduces) if hook is not None else 0
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp16", "topk", "powersgd"])
 def test_ddp_averages_over_compressed_messages(kind, processes):
     """The mean, as DDP without a hook finds it (fp16: nearly to the digit), the same bits on both ranks; and it learns."""
-    (weights, _, losses, buckets), (other, *_) = processes(2).run(_averaged, _params(kind), 40)
+    (weights, losses, buckets), (other, *_) = on_ranks(processes, 2, _averaged, _params(kind), 40)
     assert torch.equal(weights, other)
     assert losses[-1] < 0.7 * losses[0]
     assert buckets > 1
     if kind == "fp16":
-        (plain, *_), _ = processes(2).run(_plain, 40)
+        (plain, *_), _ = on_ranks(processes, 2, _averaged, None, 40)
         torch.testing.assert_close(weights, plain, rtol=0, atol=2e-4)
-
-
-def _plain(steps):
-    global ddp_hook
-    kept = ddp_hook
-
-    def uncompressed(params):
-        def hook(state, bucket):
-            work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
-            return work.get_future().then(lambda done: done.value()[0])
-
-        hook.reduces = {}
-        return hook
-
-    ddp_hook = uncompressed
-    try:
-        return _averaged({}, steps)
-    finally:
-        ddp_hook = kept
 
 
 # In one process.
@@ -476,7 +480,9 @@ REFUSED = {
     "no state": (lambda: _reduce(5)().load_state_dict([]), ValueError, "state is an empty list"),
     "powersgd by itself": (lambda: _make(type="powersgd")().encode(torch.zeros(3)), TypeError, "is for matrices"),
     "wrong values": (lambda: CompressedAllReduce(Wrong(), 5), ValueError, "decode gave torch.int8"),
-    "longer messages": (lambda: _twice(CompressedAllReduce(Longer(), 5), torch.ones(5)), ValueError, "how long messages are"),
+    "longer messages": (
+        lambda: _twice(CompressedAllReduce(Longer(), 5), torch.ones(5)), ValueError, "how long messages are",
+    ),
 }  # fmt: skip
 
 
@@ -496,20 +502,15 @@ def test_a_store_of_one_process_has_mxnets_types_only():
 def _start_twice():
     reduce = CompressedAllReduce({"type": "int8"}, 5000)
     reduce.start(torch.ones(5000))
-    messages = []
-    for call in (lambda: reduce.start(torch.ones(5000)), reduce.state_dict):
-        try:
+    for call in (lambda: reduce.start(torch.ones(5000)), reduce.state_dict, lambda: reduce.load_state_dict([])):
+        with pytest.raises(RuntimeError, match="the last bucket is still under way: wait for its handle first"):
             call()
-        except RuntimeError as error:
-            messages.append(str(error))
     reduce.finish()
     reduce.start(torch.ones(5000)).wait()
-    return messages
 
 
 def test_what_is_under_way_is_waited_for(processes):
-    for messages in processes(2).run(_start_twice):
-        assert messages == ["the last bucket is still under way: wait for its handle first"] * 2
+    on_ranks(processes, 2, _start_twice)
 
 
 def test_a_state_is_a_copy():

@@ -581,7 +581,7 @@ class _Codes(_Way):
     def __init__(self, compressor: _OfCodes, place: _Place) -> None:
         super().__init__(compressor, place)
         self.code, self.parameter = compressor.code, compressor._parameter
-        self.one_hop = place.ranks == 1 or place.gathers(compressor)
+        self.one_hop = place.gathers(compressor) or place.ranks == 1
         self.exchange = "all_gather" if self.one_hop else "all_to_all"
         code, ranks = self.code, place.ranks
         self.chunk = code.chunk(place.numel, 1 if self.one_hop else ranks)
@@ -627,7 +627,7 @@ class _Messages(_Way):
     def __init__(self, compressor: Compressor, place: _Place) -> None:
         super().__init__(compressor, place)
         self.compressor = compressor
-        self.one_hop = place.ranks == 1 or place.gathers(compressor)
+        self.one_hop = place.gathers(compressor) or place.ranks == 1
         self.exchange = "all_gather" if self.one_hop else "all_to_all"
         self.chunk = place.numel if self.one_hop else -(-place.numel // place.ranks)
         if compressor.error_feedback and not self.one_hop:

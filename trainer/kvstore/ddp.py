@@ -34,24 +34,24 @@ def ddp_hook(
     Raises:
         TypeError, ValueError: `compression_params` do not fit.
     """
-    return _Hook(compression_params, group, engine)
+    running = _Running(compression_params, group, engine)
+
+    def hook(state, bucket):  # DDP refuses annotations that are strings
+        return running(bucket)
+
+    hook.reduces = running.reduces  # type: ignore[attr-defined]
+    return hook
 
 
-class _Hook:
-    """Attributes:
-    reduces: by the number of the bucket.
-    """
-
-    __name__ = __qualname__ = "ddp_hook"  # DDP logs it
-
+class _Running:
     def __init__(self, compression_params: Mapping[str, Any], group: Any, engine: str | None) -> None:
         self._compressor, self._group, self._engine = create_compressor(compression_params), group, engine
-        self.reduces: dict[int, CompressedAllReduce] = {}
+        self.reduces: dict[int, CompressedAllReduce] = {}  # by the number of the bucket
         self._shapes: dict[int, list[torch.Size]] = {}
         self._begun = False
         self._running: list[tuple[Handle, Any, torch.Tensor]] = []
 
-    def __call__(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def __call__(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         ranks, values = dist.get_world_size(self._group), bucket.buffer()
         if not self._begun:
             self._begun = bucket.is_last()
