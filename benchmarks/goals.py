@@ -53,6 +53,10 @@ def _worst_against_foreach(parts: Parts) -> float | None:
     return min(ratio for _, ratio in pairs if ratio is not None)
 
 
+def _worst_coding(what: str) -> Callable[[Parts], float | None]:
+    return lambda parts: min(parts["compression"][name][what] for name in ("2bit", "1bit"))
+
+
 _TINY, _SMALL, _RESNET, _GPT2 = "148 x 8", "1,000 x 1,024", "ResNet-50, 161 tensors", "GPT-2 124M, 148 tensors"
 _FUSED = "torch fused / tristep"
 GOALS = {
@@ -90,6 +94,8 @@ GOALS = {
         ),
         Goal("first step, cold, s", lambda parts: parts["first"]["cold"], most=2.0),
         Goal("first step, compiled before, s", lambda parts: parts["first"]["cached"], most=0.05),
+        Goal("gradients as codes of 2 bits or 1, of copy", _worst_coding("of copy"), least=0.85),
+        Goal("gradients as codes of 2 bits or 1, torch / tristep", _worst_coding("torch / tristep"), least=5),
         Goal(
             "X X^T of 8,192, torch / tristep",
             lambda parts: parts["symmetric"]["1 x 8192 x 8192"]["torch / symmetric_product"],

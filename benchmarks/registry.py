@@ -15,7 +15,7 @@ import workloads
 from workloads import Workload, parameters
 
 import tristep
-from tristep.kernels import Reduction, Rule, Update, rules
+from tristep.kernels import Reduction, Rule, Update, compress, rules
 from tristep.kernels.engine import hyper_values
 from tristep.kernels.table import states_for
 
@@ -129,6 +129,34 @@ def copy_step(moved: float, device: str, most: float = 8e9) -> tuple[Step, float
     source = torch.zeros(max(int(min(moved, most) / 2), 1), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return Step(lambda: target.copy_(source), moved=2 * len(source)), min(1.0, most / moved)
+
+
+def coding_steps(name: str, n: int, device: str) -> Steps:
+    """To quantise n gradients, keep the error and pack the codes: in one pass, and, of MXNet's, in torch's operations."""
+    code, threshold = compress.CODES[name], 0.5
+    gradient, residual = torch.randn(n, device=device), torch.zeros(n, device=device)
+    message = torch.empty(1, code.size(code.chunk(n)), dtype=torch.uint8, device=device)
+    moved = 12 * n + message.numel()
+    own = Step(partial(compress.encode, code, gradient, residual, message, threshold), moved=moved)
+    other = residual.clone()
+
+    def two_bit() -> torch.Tensor:
+        other.add_(gradient)
+        up, down = other >= threshold, other <= -threshold
+        other.add_(up, alpha=-threshold).add_(down, alpha=threshold)
+        codes = (up.to(torch.uint8) * 3 + down.to(torch.uint8) * 2).view(-1, 4)
+        return (codes[:, 0] << 6) | (codes[:, 1] << 4) | (codes[:, 2] << 2) | codes[:, 3]
+
+    shifts = torch.arange(7, -1, -1, device=device, dtype=torch.uint8)
+
+    def one_bit() -> torch.Tensor:
+        other.add_(gradient)
+        bits = other > threshold
+        other.sub_(torch.where(bits, 1.0, -1.0))
+        return (bits.view(-1, 8).to(torch.uint8) << shifts).sum(dim=1, dtype=torch.uint8)
+
+    chains: dict[str, Callable[[], torch.Tensor]] = {"2bit": two_bit, "1bit": one_bit}
+    return {"tristep": own} | ({"torch": Step(chains[name])} if name in chains else {})
 
 
 def as_written(params: Sequence[torch.nn.Parameter]) -> Callable[[], None]:

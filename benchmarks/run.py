@@ -19,6 +19,7 @@ The parts:
     rules       every rule on one large matrix, beside its peers
     matrices    Muon on many matrices
     symmetric   X X^T by half (GPU)
+    compression gradients as codes of a few bits
     graph       whole training steps as CUDA graphs (GPU)
     memory      what a step of AdamW allocates (GPU)
     first       the first step of a process
@@ -54,7 +55,7 @@ from goals import show
 from registry import Step, copy_step
 
 import tristep
-from tristep.kernels import rules
+from tristep.kernels import compress, rules
 
 SECONDS = {"cpu": 2.0, "cuda": 0.4}  # for which steps are called in turns
 Table = dict[str, dict[str, Any]]
@@ -298,6 +299,18 @@ def time_symmetric(device: str) -> Table:
     return found
 
 
+def time_compression(device: str) -> Table:
+    """Quantising, error feedback and packing of one bucket in one pass, beside torch's operations."""
+    n = workloads.BUCKET[device]
+    print(f"{n:,} gradients as codes, with error feedback, packed")
+    found = {}
+    for name in compress.CODES:
+        steps = registry.coding_steps(name, n, device)
+        found[name] = race(name, steps, device, SECONDS[device], 7 if device == "cpu" else 20, steps["tristep"].moved)
+        release(steps)
+    return found
+
+
 def measure_memory(device: str) -> Table:
     """How much more memory a step of AdamW needs while it runs than before and after it."""
     print("most memory that a step of AdamW needs besides what stays, MB")
@@ -364,6 +377,7 @@ PARTS: dict[str, Callable[[str], Any]] = {
     "growth": time_growth,
     "matrices": time_matrices,
     "symmetric": time_symmetric,
+    "compression": time_compression,
     "graph": time_graph,
     "memory": measure_memory,
     "first": time_first,

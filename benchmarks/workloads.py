@@ -122,6 +122,8 @@ TELEMETRY = {
 }
 # For weights and states in fewer bits.
 STORED = {"cpu": Workload("1 x 16.8 M", ((16_800_000,),)), "cuda": Workload("1 x 2^29", ((2**29,),))}
+# Elements of a bucket of gradients that is compressed.
+BUCKET = {"cpu": 2**24, "cuda": 2**28}
 # For rules, a matrix, because some peers treat vectors otherwise; Muon gets smaller ones, because it multiplies them.
 RULES = {"cpu": Workload("16,800 x 1,000", ((16_800, 1000),)), "cuda": Workload("2^14 x 2^14", ((2**14, 2**14),))}
 MUON = {

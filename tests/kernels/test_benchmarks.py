@@ -72,6 +72,17 @@ def test_a_rule_of_whole_tensors_moves_its_states_as_they_are(registry):
     assert step.moved == 4 * (3 * 3007 + 2 * (2 + 7))
 
 
+@pytest.mark.parametrize("name", ["2bit", "1bit"])
+def test_torchs_operations_find_the_same_codes(registry, name):
+    """Twice, so that what the first step has left is in the second."""
+    steps = registry.coding_steps(name, 4096, "cpu")
+    message = steps["tristep"].run.args[3]
+    for _ in range(2):
+        steps["tristep"].run()
+        assert torch.equal(steps["torch"].run(), message[0])
+    assert steps["tristep"].moved == 12 * 4096 + len(message[0])
+
+
 @pytest.mark.parametrize("name", rules.__all__)
 def test_peers_take_a_step_of_the_same_parameters(registry, name):
     if registry.PEERS.get(name, ("torch",))[0] == "pytorch_optimizer":
@@ -112,6 +123,7 @@ def test_all_parts_run_write_and_are_drawn(benchmarks, monkeypatch, tmp_path, ca
     for name in ("STORED", "RULES", "MUON"):
         monkeypatch.setattr(workloads, name, {"cpu": workloads.Workload("64 x 80", ((64, 80),))})
     monkeypatch.setattr(workloads, "MATRICES", (workloads.Workload("2 x 8 x 4", ((8, 4),) * 2),))
+    monkeypatch.setattr(workloads, "BUCKET", {"cpu": 8192})
     monkeypatch.setattr(rules, "__all__", ["sgd", "lion", "muon"])
     monkeypatch.setitem(run.SECONDS, "cpu", 0.01)
     out = tmp_path / "found.json"
@@ -156,6 +168,7 @@ def test_goals_are_found_in_what_is_measured(benchmarks, device):
         "telemetry": {"148 x 8": {"with telemetry / tristep": 1.02}},
         "first": {"cold": 1.0, "cached": 0.04},
         "symmetric": stacks,
+        "compression": {name: {"of copy": 0.9, "torch / tristep": 6.0} for name in ("2bit", "1bit")},
         "host": {
             "launches_per_step": 1.0,
             "host_us_per_step_stable_gradients": 9.0,

@@ -1,4 +1,4 @@
-"""Compressors and the compressed all-reduce: MXNet's recorded sums, the same bits on all ranks, bytes as they are counted."""
+"""Compressors and the compressed all-reduce: MXNet's recorded sums, the same bits on all ranks, bytes as counted."""
 
 import copy
 import io
