@@ -115,11 +115,11 @@ def _widened(net: nn.Module, inputs: Tensor) -> Tensor:
     return functional_call(net, parameters, inputs)
 
 
-def digits(seed: int) -> Task:
+def digits(seed: int, epochs: int = 6) -> Task:
     """The demo's network and batches."""
     from tristep import demo
 
-    data, epochs = demo.load(torch.device("cpu")), 6
+    data = demo.load(torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(demo.TRAINING_IMAGES, generator=generator).split(demo.BATCH) for _ in range(epochs)]
     batches = iter([batch for order in orders for batch in order])
@@ -141,7 +141,7 @@ def digits(seed: int) -> Task:
     return Task(network, batch, steps, demo.EPOCH, list, {"wd": 0.1, "lr_scheduler": schedule})
 
 
-def text(seed: int) -> Task:
+def text(seed: int, steps: int = 900) -> Task:
     """A transformer on characters."""
     from pydoc_data import topics
 
@@ -162,9 +162,9 @@ def text(seed: int) -> Task:
     def held_out() -> list[tuple[Tensor, Tensor]]:
         return [windows(rest, starts) for starts in torch.arange(0, len(rest) - CONTEXT, CONTEXT).split(4 * BATCH)]
 
-    schedule = CosineScheduler(max_update=900, base_lr=0.003, final_lr=0.00015, warmup_steps=50)
+    schedule = CosineScheduler(max_update=steps, base_lr=0.003, final_lr=0.00015, warmup_steps=50)
     arguments = {"wd": 0.01, "epsilon": 1e-8, "lr_scheduler": schedule}
-    return Task(lambda: Transformer(len(characters)), batch, 900, 0, held_out, arguments)
+    return Task(lambda: Transformer(len(characters)), batch, steps, 0, held_out, arguments)
 
 
 class Block(nn.Module):
@@ -197,7 +197,7 @@ class Transformer(nn.Module):
         return self.scores(self.norm(self.blocks(self.characters(x) + self.places.weight))).flatten(0, 1)
 
 
-TASKS: dict[str, tuple[Callable[[int], Task], int]] = {"digits": (digits, 10), "text": (text, 3)}  # and seeds
+TASKS: dict[str, tuple[Callable[..., Task], int]] = {"digits": (digits, 10), "text": (text, 3)}  # and seeds
 
 
 if __name__ == "__main__":
