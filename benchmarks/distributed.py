@@ -174,7 +174,8 @@ def _sharded(make: Make) -> Step:
     def step(x: Tensor, y: Tensor) -> None:
         net.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()
-        sharded.update(sharded.reduce(fresh))
+        sharded.reduce(fresh)
+        sharded.update(sharded.buckets.used)
 
     return step
 

@@ -27,6 +27,8 @@ from .copies import Copy, update_together
 from .in_backward import BackwardStep, check_optimizer
 from .kvstore import KVStore
 from .kvstore.compression import checked
+from .kvstore.compressors import create_compressor
+from .kvstore.distributed import BucketExchange, ShardExchange
 from .kvstore.exchange import Apart, Exchange, StoreExchange, check_residuals, updates_on_store
 from .optimizer import Optimizer, RuleOptimizer, Updater, create
 from .optimizer.updater import Plan
@@ -54,14 +56,18 @@ class Trainer:
         optimizer_params: arguments of the optimizer by name, as a dict or as pairs; none beside an instance.
         kvstore: which store adds up the gradients of several copies: "local" (on the CPU), "device" or "nccl" (where the
             copies are), the name of a registered store, or None, with which each copy goes its own way. One copy needs no
-            store and gets none, but by a `KVStore` that is given itself. The dist stores do not exist yet.
+            store and gets none, but by a `KVStore` that is given itself. "dist_sync", "dist_device_sync" and "dist" are for
+            several processes with one copy each, that torchrun starts, and whose steps are one: all of them are to make the
+            same calls. The first step gives all copies the weights of rank 0. See docs/scaling.md.
         compression_params: gradient compression, {"type": "2bit" or "1bit", "threshold": 0.5}. It acts where "device"
             adds up several copies' gradients; what is not sent is kept back in a residual for each copy. With "local" it is
-            an error, and without a store it has no effect.
+            an error, and without a store it has no effect. With "dist_sync" there are more types, see
+            `tristep.kvstore.create_compressor`.
         update_on_kvstore: whether the store updates the weights, with one state for all copies, and gives them back; or each
             copy is updated, with a state of its own, from the sum of the gradients, which is then in `.grad`. None means yes
             where the store can, unless there are sparse gradients, the environment variable MXNET_UPDATE_ON_KVSTORE is 0, or
-            "local" would update a parameter of more than 2**24 elements. True where there is no store is an error.
+            "local" would update a parameter of more than 2**24 elements. True where there is no store is an error. With
+            "dist_sync" it means that each process updates its share of the weights, and has the states of that alone.
         engine: who computes: "triton", "cpu", "eager", or None for the best there is (see `tristep.kernels`).
         telemetry: a `Telemetry` that is to record what each step does to each parameter, or True for one with its defaults;
             None records nothing. The attribute of this name may be set to another one, or None, between steps.
@@ -70,7 +76,7 @@ class Trainer:
 
     Raises:
         TypeError, ValueError: an argument that does not fit; the message says which and what is allowed.
-        NotImplementedError: a dist store.
+        RuntimeError: a dist store without several processes.
 
     Example:
         >>> import torch, tristep
@@ -307,7 +313,7 @@ class Trainer:
             return
         self._start("allreduce_grads()")
         fresh = [copy.fresh() for copy in self._copies]
-        counts = exchange.count_fresh(fresh)
+        counts = exchange.count_fresh(fresh, True)
         exchange.reduce(self._not_summed(self._chosen(counts, True)), fresh)
         self._reduced, self._summed = counts, None
 
@@ -596,7 +602,7 @@ class Trainer:
         exchange: Any = self._exchange
         copies, optimizer, scaler = self._copies, self._optimizer, self._loss_scaler
         fresh = [copy.fresh() for copy in copies]
-        counts = exchange.count_fresh(fresh) if reduce else self._counts_after_reduce(fresh)
+        counts = exchange.count_fresh(fresh, ignore_stale_grad) if reduce else self._counts_after_reduce(fresh)
         chosen = self._chosen(counts, ignore_stale_grad)
         self._check_rate(chosen)
         of_copies = [chosen if exchange.reduces else own for own in fresh]
@@ -958,7 +964,7 @@ def _check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, 
     if update_on_kvstore is not None:
         flag("update_on_kvstore", update_on_kvstore)
     if compression_params is not None:
-        checked(compression_params)
+        (create_compressor if _is_in_step(kvstore) else checked)(compression_params)
     is_name = isinstance(kvstore, str)
     dist = _is_dist(kvstore)
     if kvstore is None or (is_name and copies == 1 and not dist):
@@ -986,6 +992,11 @@ def _is_dist(kvstore: Any) -> bool:
     return isinstance(kvstore, str) and kvstore.startswith("dist") and kvstore not in stores.registered()
 
 
+def _is_in_step(kvstore: Any) -> bool:
+    """Whether the store is one of several processes that work in step."""
+    return getattr(kvstore, "in_step", False) or (_is_dist(kvstore) and "async" not in kvstore)
+
+
 def _exchange_for(
     kvstore: str | KVStore | None,
     copies: list[Copy],
@@ -996,11 +1007,17 @@ def _exchange_for(
     engine: str | None,
 ) -> Exchange:
     """What several copies of a model, here or in several processes, or a store that was given, need for a step."""
-    if _is_dist(kvstore):
-        # Exchanges of several processes come in here.
-        raise NotImplementedError(
-            f"kvstore={kvstore!r}: stores of several processes do not exist yet; 'device' trains in one process"
-        )
+    if _is_in_step(kvstore):
+        if len(copies) > 1:
+            raise ValueError(
+                f"params has {len(copies)} copies of the model with kvstore={kvstore!r}, which has one in each process: "
+                "start more of these, one for each device"
+            )
+        store: Any = stores.create(kvstore) if isinstance(kvstore, str) else kvstore
+        group = store.group
+        if updates_on_store(store, True, update_on_kvstore):
+            return ShardExchange(group, copies[0], names, optimizer, compression_params, engine)
+        return BucketExchange(group, copies[0], names, compression_params, engine)
     if kvstore is None:
         return Apart(copies)
 

@@ -176,7 +176,7 @@ BAD = [
         ValueError,
         ("saved state: 'w' has residuals", "not among this trainer's parameters"),
     ),
-    Bad("dist store", _new(kvstore="dist_sync"), NotImplementedError, ("kvstore='dist_sync'", "do not exist yet; 'device'")),
+    Bad("dist store", _new(kvstore="dist_sync"), RuntimeError, ("kvstore='dist_sync' needs several processes", "torchrun")),
     Bad(
         "unknown scheduler",
         lambda world: lr_scheduler.create("cosin", max_update=3),
@@ -457,7 +457,7 @@ BAD = [
         "unknown key of compression",
         _new(compression_params={"type": "2bit", "treshold": 1}),
         ValueError,
-        ("compression_params has the key 'treshold'", "must be 'type' or 'threshold'"),
+        ("compression_params has the key 'treshold'", "Did you mean 'threshold'?"),
     ),
     # steps
     Bad("batch of 0", _step(0), ValueError, ("batch_size=0", "must be finite and greater than 0")),

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -348,13 +349,13 @@ def _reducers():
     class Halved:
         """Sends half of what it is given."""
 
-        def __init__(self, flat):
-            self.size = flat.numel()
+        def __init__(self, bucket):
+            self.size = bucket.flat.numel()
 
         def start(self, flat):
             assert flat.numel() == self.size
             flat.mul_(0.5)
-            return dist.all_reduce(flat, async_op=True)
+            return SimpleNamespace(advance=dist.all_reduce(flat, async_op=True).wait)
 
     net = _plain_net(8, 2)
     params = list(net.parameters())

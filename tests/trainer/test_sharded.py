@@ -95,7 +95,8 @@ def _train_cut(
     for step in range(start, start + steps):
         net.zero_grad()
         _backward(net, step, rank, ranks, unused if step else None)
-        used = sharded.reduce([param.grad is not None for param in params])
+        sharded.reduce([param.grad is not None for param in params])
+        used = sharded.buckets.used
         sharded.update(used)
         each.append(_weights(net))
     state = sharded.state_dict()
@@ -258,7 +259,8 @@ def _small(ranks_with_pieces):
     for step in range(3):
         net.zero_grad()
         net(torch.ones(2, 4) * (step + 1 + dist.get_rank())).square().sum().backward()
-        sharded.update(sharded.reduce([True, True]))
+        sharded.reduce([True, True])
+        sharded.update(sharded.buckets.used)
     assert bool(sharded.pieces) == (dist.get_rank() < ranks_with_pieces)
     return _weights(net), _plain(sharded.state_dict())
 
@@ -280,7 +282,8 @@ def _average():
     for step in range(3):
         net.zero_grad()
         _backward(net, step, dist.get_rank(), 2, None)
-        sharded.update(sharded.reduce([True] * len(params)))
+        sharded.reduce([True] * len(params))
+        sharded.update(sharded.buckets.used)
     sharded.apply(*optimizer.average_in_use())
     return _weights(net)
 
@@ -315,7 +318,8 @@ def _nonfinite():
                 params[-1].grad[0] = float("inf")
         else:
             _backward(net, step, dist.get_rank(), 2, None)
-        sharded.update(sharded.reduce([True] * len(params)))
+        sharded.reduce([True] * len(params))
+        sharded.update(sharded.buckets.used)
         seen.append(_weights(net))
         totals.append(sharded.total().item())
     return seen, totals
@@ -338,7 +342,8 @@ def _count_bytes(name, arguments):
     engine = "eager" if dist.get_world_size() > 2 else None
     sharded = ShardedUpdate(optimizers.create(name, **arguments), params, names, engine=engine, bucket_bytes=2**20)
     net(torch.ones(1, 300)).sum().backward()
-    sharded.update(sharded.reduce([True] * len(params)))
+    sharded.reduce([True] * len(params))
+    sharded.update(sharded.buckets.used)
     states = [tensor for state in sharded.updater.states.values() for tensor in state]
     memory = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in states}
     return sum(memory.values()), sum(param.numel() for param in params)
@@ -375,7 +380,8 @@ def _save(name, arguments, dtype, path):
     for step in range(3):
         net.zero_grad()
         _backward(net, step, dist.get_rank(), dist.get_world_size(), None)
-        sharded.update(sharded.reduce([True] * len(params)))
+        sharded.reduce([True] * len(params))
+        sharded.update(sharded.buckets.used)
     state = sharded.state_dict(everywhere=False)
     if dist.get_rank() == 0:
         checkpoint.write(path, state)
@@ -422,7 +428,8 @@ def _eight_bits(path):
     for step in range(3):
         net.zero_grad()
         (net(torch.ones(2, 256) * (step + 1 + dist.get_rank())) ** 2).sum().backward()
-        sharded.update(sharded.reduce([True]))
+        sharded.reduce([True])
+        sharded.update(sharded.buckets.used)
     state = sharded.state_dict()
     if dist.get_rank() == 0:
         checkpoint.write(path, state)
@@ -455,7 +462,8 @@ def _at_random():
     optimizer = optimizers.create("sgd", learning_rate=2.0**-10, stochastic_rounding=True)
     sharded = ShardedUpdate(optimizer, [weight], ["w"])
     weight.sum().backward()
-    sharded.update(sharded.reduce([True]))
+    sharded.reduce([True])
+    sharded.update(sharded.buckets.used)
     return weight.detach().float().numpy().copy()
 
 

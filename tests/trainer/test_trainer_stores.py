@@ -920,7 +920,7 @@ class _OtherProcess(Exchange):
     def start(self):
         self.log.append("start")
 
-    def count_fresh(self, fresh):
+    def count_fresh(self, fresh, ignore_stale_grad=False):
         self.log.append("count")
         return [int(own) + int(self.there) for own in fresh[0]]
 
@@ -1042,7 +1042,7 @@ MISTAKES = {
     ),
     "no store": (lambda: _copies(_net()), {"kvstore": 3}, TypeError, "kvstore=3: must be None or a name, .* or a KVStore"),
     "a class": (lambda: _copies(_net()), {"kvstore": LocalStore}, TypeError, "must be None or a name, .* or a KVStore"),
-    "dist": (lambda: _copies(_net()), {"kvstore": "dist_sync"}, NotImplementedError, "several processes do not exist yet"),
+    "dist": (lambda: _copies(_net()), {"kvstore": "dist_sync"}, ValueError, "params has 2 copies of the model"),
 }  # fmt: skip
 
 

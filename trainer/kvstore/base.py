@@ -28,9 +28,11 @@ class KVStore(abc.ABC):
         type: the name that it was created by.
         rank: of this process among those that share the store, from 0.
         num_workers: how many these are.
+        in_step: whether it is of several processes that make the same calls, and adds up by collectives of its `group`.
     """
 
     type = ""
+    in_step = False
     rank = 0
     num_workers = 1
 
@@ -144,7 +146,8 @@ def create(name: str = "local") -> KVStore:
     """Make a store.
 
     Args:
-        name: in any case. "local" adds up on the CPU, "device" and "nccl" where the values are; or a registered store's.
+        name: in any case. "local" adds up on the CPU, "device" and "nccl" where the values are; "dist", "dist_sync" and
+            "dist_device_sync" over all processes, which torchrun has started; or a registered store's.
 
     Raises:
         TypeError: `name` is no string.
@@ -164,7 +167,7 @@ def create(name: str = "local") -> KVStore:
 
     Source: MXNet 1.9.1, `mx.kv.create`.
     """
-    from .local import NAMES, LocalStore
+    from . import collective, local
 
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, such as 'local', got {type(name).__name__}")
@@ -173,13 +176,13 @@ def create(name: str = "local") -> KVStore:
         store = _registry[kind]()
         store.type = store.type or kind
         return store
-    if kind in NAMES:
-        return LocalStore(kind)
-    known = [*NAMES, *_registry]
-    if kind.startswith("dist"):
-        raise NotImplementedError(
-            f"name={name!r}: stores of several processes do not exist yet; there are {', '.join(known)}"
-        )
+    if kind in local.NAMES:
+        return local.LocalStore(kind)
+    if kind in collective.NAMES:
+        return collective.CollectiveStore(kind)
+    known = [*local.NAMES, *collective.NAMES, *_registry]
+    if kind.startswith("dist") and "async" in kind:
+        raise NotImplementedError(f"name={name!r}: this store does not exist yet; there are {', '.join(known)}")
     raise ValueError(f"name={name!r}: must be one of {', '.join(map(repr, known))}.{did_you_mean(kind, known)}")
 
 

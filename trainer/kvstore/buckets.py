@@ -124,8 +124,8 @@ class GradientBuckets:
         scatter: give each rank only its own part of each bucket's sum, in the bucket's `own`; gradients stay as they are.
         owners: with `scatter`, for each parameter the rank whose part it is in as a whole; by default buckets are cut into
             equal parts anywhere.
-        reducer: called with each bucket's flat tensor, gives what has `start(flat)`, which gives what has `wait()`; these
-            replace the all-reduce. By default there is none.
+        reducer: called with each bucket, gives what has `start(flat)`, which gives what has `advance()`, to be called
+            until it says True; these replace the all-reduce. By default there is none.
 
     Attributes:
         buckets: in the order in which they are started; empty before the first `finish`.
@@ -147,7 +147,7 @@ class GradientBuckets:
         first_bucket_bytes: int = 2**20,
         scatter: bool = False,
         owners: Sequence[int] | None = None,
-        reducer: Callable[[torch.Tensor], Any] | None = None,
+        reducer: Callable[[Bucket], Any] | None = None,
     ) -> None:
         self.params = list(params)
         self.names = [str(i) for i in range(len(self.params))] if names is None else list(names)
@@ -160,8 +160,6 @@ class GradientBuckets:
                 raise ValueError(f"params: {name!r} is not initialized yet: run the model once before")
         if owners is not None and not scatter:
             raise ValueError("owners given without scatter=True: parameters are owned where sums are scattered")
-        if reducer is not None and scatter:
-            raise ValueError("reducer given beside scatter=True: it must be None, as a reducer gives the sum to all ranks")
         self.group = process_group() if group is None else group
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.scatter, self.owners = scatter, None if owners is None else list(owners)
@@ -235,10 +233,7 @@ class GradientBuckets:
         if not self._open:
             self._begin_round()
         self._start(len(self.buckets), counted)
-        for bucket in self.buckets:
-            if bucket.started:
-                bucket.handle.wait()
-                bucket.handle = None
+        self._wait()
         counts = self._counts.clone()
         self.used = counted
         if not all(new or not param.requires_grad for new, param in zip(counted, self.params, strict=True)):
@@ -261,10 +256,7 @@ class GradientBuckets:
                 self._begin_round()
             with torch.no_grad():
                 self._start(len(self.buckets), [False] * len(self.params))
-            for bucket in self.buckets:
-                if bucket.started:
-                    bucket.handle.wait()
-                    bucket.handle = None
+            self._wait()
         self._order = []
         self._end_round()
 
@@ -317,9 +309,10 @@ class GradientBuckets:
         self._members = [found[i][1] for i in range(len(self.params))]
         for bucket in self.buckets:
             if self._reducer is not None and bucket is not self._counting:
-                bucket.reducer = self._reducer(bucket.flat)
+                bucket.reducer = self._reducer(bucket)
             if self.scatter and bucket is not self._counting:
-                bucket.own = torch.zeros(bucket.parts[self.rank], dtype=bucket.flat.dtype, device=bucket.flat.device)
+                part = bucket.flat[bucket.bounds[self.rank] : bucket.bounds[self.rank + 1]]
+                bucket.own = torch.zeros_like(part) if bucket.reducer is None else part
 
     def _bucket(
         self, device: torch.device, dtype: torch.dtype, weight_dtype: torch.dtype | None, members: list[int], counts: int
@@ -414,6 +407,16 @@ class GradientBuckets:
                 bucket.started = True
                 self.events.append(("started", self._next))
             self._next += 1
+
+    def _wait(self) -> None:
+        started = [bucket for bucket in self.buckets if bucket.started]
+        running = [bucket for bucket in started if bucket.reducer is not None]
+        while running:  # the second messages of all are on their way together
+            running = [bucket for bucket in running if not bucket.handle.advance()]
+        for bucket in started:
+            if bucket.reducer is None:
+                bucket.handle.wait()
+            bucket.handle = None
 
     def _fill(self, bucket: Bucket, counted: Sequence[bool]) -> None:
         """Put the gradients into the bucket, zeros where there is none."""

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from .. import checkpoint
 from . import collectives
 from .base import Key, KVStore
+from .compressors import CompressedAllReduce, create_compressor, wait_all
 from .local import LocalStore
 
 __all__ = ["NAMES", "CollectiveStore", "broadcast", "check_alike", "process_group"]
@@ -44,11 +45,15 @@ class CollectiveStore(LocalStore):
     Source: MXNet 1.9.1, `KVStoreDist`; there a server keeps the values.
     """
 
+    in_step = True
+
     def __init__(self, type: str = "dist_sync", group: Any = None) -> None:
         super().__init__(type)
         self.group = process_group(type) if group is None else group
         self.rank = dist.get_rank(self.group)
         self.num_workers = dist.get_world_size(self.group)
+        self._compression_params: dict[str, Any] | None = None
+        self._reducers: dict[Key, CompressedAllReduce] = {}
 
     @torch.no_grad()
     def init(self, key: Any, value: Any) -> None:
@@ -74,9 +79,16 @@ class CollectiveStore(LocalStore):
         KVStore.replace(self, key, value)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
-        """Compress what is pushed; this store does not."""
-        # The place where a compressed sum, one of flat tensors, is to take that of `_sum_over_ranks` in `_sums`.
-        raise NotImplementedError(f"a store of type {self.type!r} does not compress what is pushed")
+        """Compress the sums over the ranks, with what is left of each key kept for the next time.
+
+        Args:
+            compression_params: as for `create_compressor`.
+
+        Raises:
+            TypeError, ValueError: they do not fit.
+        """
+        create_compressor(compression_params)
+        self._compression_params, self._reducers = dict(compression_params), {}
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
         """Write the optimizer's states, which are the same on all ranks, to a file; rank 0 does.
@@ -132,8 +144,28 @@ class CollectiveStore(LocalStore):
                     raise TypeError(f"value of key {key!r} is sparse ({tensor.layout}): this store adds up dense tensors")
         totals = super()._sums(keys, values)
         order = sorted(range(len(keys)), key=lambda i: keys[i])  # the same on all ranks, however their lists are ordered
+        if self._compression_params is not None:
+            self._add_compressed([keys[i] for i in order], [totals[i] for i in order])
+            return totals
         sums = _sum_over_ranks([totals[i] for i in order], self.group)
         return [total for _, total in sorted(zip(order, sums, strict=True), key=lambda pair: pair[0])]
+
+    def _add_compressed(self, keys: Sequence[Key], tensors: Sequence[torch.Tensor]) -> None:
+        """Turn these tensors, contiguous ones, into their sums over all ranks."""
+        params: Any = self._compression_params
+        for key, tensor in zip(keys, tensors, strict=True):
+            if tensor.dtype != torch.float32:
+                raise TypeError(f"the gradient of key {key!r} is {tensor.dtype}: compression takes dense torch.float32")
+            known = self._reducers.get(key)
+            if known is None or known.numel != tensor.numel() or known.device != tensor.device:
+                shapes = [tensor.shape]
+                made = CompressedAllReduce(params, tensor.numel(), shapes, device=tensor.device, group=self.group)
+                self._reducers[key] = made
+        flats = [tensor.contiguous().view(-1) for tensor in tensors]
+        wait_all([self._reducers[key].start(flat) for key, flat in zip(keys, flats, strict=True)])
+        for tensor, flat in zip(tensors, flats, strict=True):
+            if tensor.data_ptr() != flat.data_ptr():
+                tensor.copy_(flat.view(tensor.shape))
 
 
 def process_group(name: str = "dist_sync") -> Any:

@@ -9,8 +9,9 @@ import torch.distributed as dist
 
 __all__ = ["all_gather", "all_to_all", "reduce_scatter"]
 
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+# There are none in a torch that was built without torch.distributed.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
 
 
 def all_gather(output: torch.Tensor, own: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:

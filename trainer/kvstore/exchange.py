@@ -67,11 +67,12 @@ class Exchange(abc.ABC):
         """Give every copy the first one's weights, in place. Raises where the store cannot do what is asked of it."""
 
     @abc.abstractmethod
-    def count_fresh(self, fresh: Sequence[Sequence[bool]]) -> list[int]:
+    def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
         """Of each parameter in how many copies it is fresh. No weight is changed.
 
         Args:
             fresh: by copy in this process and by parameter, whether its gradient has been written to since it was used.
+            ignore_stale_grad: whether a parameter that is not fresh in some copies is no error.
         """
 
     @abc.abstractmethod
@@ -143,7 +144,7 @@ class Apart(Exchange):
     def start(self) -> None:
         pass
 
-    def count_fresh(self, fresh: Sequence[Sequence[bool]]) -> list[int]:
+    def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
         return list(map(sum, zip(*fresh, strict=True)))
 
     def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
@@ -213,7 +214,7 @@ class StoreExchange(Exchange):
             self.use_control(self._control)
         self._look()
 
-    def count_fresh(self, fresh: Sequence[Sequence[bool]]) -> list[int]:
+    def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
         return list(map(sum, zip(*fresh, strict=True)))
 
     def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:

@@ -79,8 +79,8 @@ class ShardedUpdate:
         update.buckets.broadcast_weights()
         for x, y in batches:
             loss(net(x), y).backward()
-            used = update.reduce(fresh)
-            update.update(used)
+            update.reduce(fresh)
+            update.update(update.buckets.used)
 
     Args:
         optimizer: the optimizer, the same on all ranks.
@@ -88,7 +88,7 @@ class ShardedUpdate:
         names: what messages and saved states call them.
         group: the process group; default that of all ranks.
         engine: as for `tristep.kernels.choose_engine`.
-        **limits: `bucket_bytes` and `first_bucket_bytes` of `GradientBuckets`.
+        **settings: `bucket_bytes`, `first_bucket_bytes` and `reducer` of `GradientBuckets`.
 
     Attributes:
         buckets: the gradients. After `reduce` those of the parameters are still this rank's own.
@@ -107,7 +107,7 @@ class ShardedUpdate:
         group: Any = None,
         *,
         engine: str | None = None,
-        **limits: Any,
+        **settings: Any,
     ) -> None:
         self.updater = Updater(optimizer, engine)
         self.params = list(params)
@@ -116,7 +116,7 @@ class ShardedUpdate:
         group = process_group() if group is None else group
         ranks = dist.get_world_size(group)
         owners = None if self.cuts else owners_of([param.numel() for param in self.params], ranks)
-        self.buckets = GradientBuckets(self.params, names, group, scatter=True, owners=owners, **limits)
+        self.buckets = GradientBuckets(self.params, names, group, scatter=True, owners=owners, **settings)
         self.names = self.buckets.names
         for name, param in zip(self.names, self.params, strict=True):
             if self.cuts and not is_dense(param):
@@ -133,11 +133,11 @@ class ShardedUpdate:
         self._gathers: list[_Gather] = []
         self._total: torch.Tensor | None = None  # what the first reduction over all tensors has found in the last update
 
-    def reduce(self, fresh: Sequence[bool]) -> list[bool]:
-        """Sum up the gradients, each rank its part; as `GradientBuckets.finish`, but gives its `used`."""
-        self.buckets.finish(fresh)
+    def reduce(self, fresh: Sequence[bool]) -> torch.Tensor:
+        """Sum up the gradients, each rank its part; as `GradientBuckets.finish`. Its `used` can be handed to `update`."""
+        counts = self.buckets.finish(fresh)
         self._make()
-        return list(self.buckets.used)
+        return counts
 
     @torch.no_grad()
     def update(self, used: Sequence[bool]) -> None:

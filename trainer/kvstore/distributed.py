@@ -1,0 +1,299 @@
+"""Exchanges of several processes that work in step: gradients are summed up while backward runs, in buckets.
+
+`BucketExchange` gives every rank the sums, with which its trainer updates its copy; with `ShardExchange` every rank updates
+its share of the weights, whose states only it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...kernels import Rule
+from ...kernels.measures import Measurements
+from ..copies import Copy
+from ..optimizer import Optimizer, RuleOptimizer
+from . import collectives
+from .buckets import Bucket, GradientBuckets
+from .compressors import CompressedAllReduce, create_compressor
+from .exchange import Exchange, Residuals
+from .sharded import ShardedUpdate
+
+__all__ = ["BucketExchange", "ShardExchange"]
+
+_SERVER = "server"  # the source of what is left of sums; those of ranks are their numbers
+
+
+class _InStep(Exchange):
+    """What both have in common.
+
+    Args:
+        group: the process group.
+        copy: of the model, the only one in this process.
+        names: of the parameters.
+        compression_params: for the sums; None compresses nothing.
+        engine: as for `tristep.kernels.choose_engine`.
+    """
+
+    def __init__(
+        self, group: Any, copy: Copy, names: Sequence[str], compression_params: Mapping[str, Any] | None, engine: str | None
+    ) -> None:
+        self._group, self._copy, self._names, self._engine = group, copy, list(names), engine
+        self._compression_params = compression_params
+        if compression_params is not None:
+            create_compressor(compression_params)
+        self._buckets: GradientBuckets | None = None
+        self._accumulating = contextlib.ExitStack()
+        self._late: tuple[torch.Tensor, Any] | None = None
+        # Gradients that are sums already, of a step that was refused after that: the tensors, their versions, their counts.
+        self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
+        self.num_copies = dist.get_world_size(group)
+        self.writes = dist.get_rank(group) == 0
+
+    def start(self) -> None:
+        if self._compression_params is not None:
+            for name, param in zip(self._names, self._copy.params, strict=True):
+                dtype = getattr(param, "grad_dtype", None) or param.dtype
+                if dtype == torch.float64:
+                    raise TypeError(
+                        f"compression_params={self._compression_params!r}: the gradient of {name!r} is torch.float64, which "
+                        "cannot be compressed; convert the model, or leave it out"
+                    )
+        self._make()
+        self._live.broadcast_weights()
+
+    def _make(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def _live(self) -> GradientBuckets:
+        assert self._buckets is not None
+        return self._buckets
+
+    def _reducer(self, bucket: Bucket) -> CompressedAllReduce:
+        shapes, end = [], 0
+        for member in sorted(bucket.members, key=lambda member: member.start):
+            shape = member.view.shape if member.view.is_contiguous() else torch.Size([member.size])
+            shapes += [torch.Size([member.start - end]), shape]
+            end = member.start + member.size
+        shapes.append(torch.Size([bucket.flat.numel() - end]))
+        params: Any = self._compression_params
+        return CompressedAllReduce(
+            params, bucket.flat.numel(), shapes, device=bucket.flat.device, group=self._group, engine=self._engine
+        )
+
+    def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
+        summed = {
+            i: count
+            for i, (gradient, version, count) in self._sums.items()
+            if self._copy.params[i].grad is gradient and gradient._version == version
+        }
+        # Of a sum rank 0 alone gives its own, so that it stays what it is.
+        own = [new and (i not in summed or self.writes) for i, new in enumerate(fresh[0])]
+        found = self._finish(own)
+        counts = self._counts([new or i in summed for i, new in enumerate(own)], found, ignore_stale_grad)
+        counts = [summed.get(i, count) for i, count in enumerate(counts)]
+        if self._compression_params is not None or not self.updates:
+            self._sums = {
+                i: (param.grad, param.grad._version, counts[i])
+                for i, param in enumerate(self._copy.params)
+                if counts[i] and param.grad is not None
+            }
+        return counts
+
+    def _finish(self, fresh: Sequence[bool]) -> torch.Tensor:
+        return self._live.finish(fresh)
+
+    def end_step(self) -> None:
+        self._sums = {}
+
+    def _counts(self, fresh: Sequence[bool], counts: torch.Tensor, ignore_stale_grad: bool) -> list[int]:
+        """On how many ranks each gradient was fresh, without waiting for a GPU where this rank had all of them.
+
+        Then it is not known yet whether another one lacked some, which that one knows and tells its user; here it is found
+        out a step later.
+        """
+        if self._late is not None:
+            late, event = self._late
+            self._late = None
+            event.synchronize()
+            missing = [repr(self._names[i]) for i in torch.nonzero(late < self.num_copies).flatten().tolist()]
+            if missing:
+                raise RuntimeError(
+                    f"in the last step another rank had no fresh gradient for {', '.join(missing[:8])}: its weights are no "
+                    "longer those of this one; load saved states and weights, or begin anew"
+                )
+        complete = all(new or not param.requires_grad for new, param in zip(fresh, self._copy.params, strict=True))
+        if not (counts.is_cuda and complete):
+            return [int(count) for count in counts.tolist()]
+        if not ignore_stale_grad:
+            trained = torch.tensor([param.requires_grad for param in self._copy.params])
+            host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
+            host.copy_(torch.where(trained.to(counts.device), counts, float(self.num_copies)), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._late = host, event
+        return [self.num_copies] * len(fresh)
+
+    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
+        pass  # it has been done while backward ran, and in `count_fresh`
+
+    def accumulate(self, on: bool) -> None:
+        if on and self._buckets is not None:
+            self._accumulating.enter_context(self._buckets.accumulate())
+        elif not on:
+            self._accumulating.close()
+
+    def end_save(self) -> None:
+        dist.barrier(group=self._group)
+
+    def residuals(self) -> Residuals:
+        """As `Exchange.residuals`, of all ranks. To be called on all of them."""
+        found: Residuals = {}
+        if self._compression_params is None or self._buckets is None:
+            return found
+        for bucket in self._buckets.buckets:
+            if bucket.reducer is None:
+                continue
+            kept = bucket.reducer.state_dict()
+            for name in ("worker", "server"):
+                if kept[name] is None:
+                    continue
+                own = kept[name]
+                gathered = own.new_empty(self.num_copies * own.numel())
+                collectives.all_gather(gathered, own, self._group)
+                if name == "worker":
+                    flats = {str(rank): flat for rank, flat in enumerate(gathered.view(self.num_copies, -1))}
+                else:
+                    flats = {_SERVER: gathered}
+                for source, flat in flats.items():
+                    for member in bucket.members:
+                        part = flat[member.start : member.start + member.size].cpu()
+                        found.setdefault(self._names[member.param], {})[source] = _shaped(part, member.view)
+        return found
+
+    @torch.no_grad()
+    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        if self._compression_params is None:
+            return
+        self._live.make()
+        ranks = {str(rank) for rank in range(self.num_copies)}
+        for bucket in self._live.buckets:
+            if bucket.reducer is None:
+                continue
+            state = bucket.reducer.state_dict()
+            flats = {name: torch.zeros(bucket.flat.numel(), device=bucket.flat.device) for name in ("worker", "server")}
+            for member in bucket.members:
+                theirs = saved.get(self._names[member.param], {})
+                part = slice(member.start, member.start + member.size)
+                same = set(theirs) - {_SERVER} <= ranks and (state["server"] is not None or _SERVER not in theirs)
+                for source, residual in theirs.items():
+                    like = torch.empty_like(member.view, dtype=torch.float32)
+                    values = _in_memory(like.copy_(residual))
+                    if not same:  # what is still to be sent is their sum
+                        flats["worker"][part] += values / self.num_copies
+                    elif source in (_SERVER, str(bucket.reducer.rank)):
+                        flats["server" if source == _SERVER else "worker"][part] = values
+            if state["worker"] is not None:
+                state["worker"] = flats["worker"]
+            if state["server"] is not None:
+                size = state["server"].numel()
+                whole = torch.nn.functional.pad(flats["server"], (0, max(self.num_copies * size - len(flats["server"]), 0)))
+                state["server"] = whole[bucket.reducer.rank * size : (bucket.reducer.rank + 1) * size]
+            bucket.reducer.load_state_dict(state)
+
+
+class BucketExchange(_InStep):
+    """Every rank gets the sums of the gradients, and its trainer updates its copy with them (dist_sync)."""
+
+    def _make(self) -> None:
+        reducer = None if self._compression_params is None else self._reducer
+        params: Any = self._copy.params
+        self._buckets = GradientBuckets(params, self._names, self._group, reducer=reducer)
+
+    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
+        raise NotImplementedError  # `updates` is false
+
+
+class ShardExchange(_InStep):
+    """Every rank updates its share of the weights (dist_sync with update_on_kvstore=True): ZeRO, stage 1."""
+
+    updates = True
+
+    def __init__(
+        self,
+        group: Any,
+        copy: Copy,
+        names: Sequence[str],
+        optimizer: Optimizer,
+        compression_params: Mapping[str, Any] | None,
+        engine: str | None,
+    ) -> None:
+        super().__init__(group, copy, names, compression_params, engine)
+        self._optimizer = optimizer
+        self._control: torch.Tensor | None = None
+        self._shards: ShardedUpdate | None = None
+
+    def _make(self) -> None:
+        reducer = None if self._compression_params is None else self._reducer
+        params: Any = self._copy.params
+        self._shards = ShardedUpdate(self._optimizer, params, self._names, self._group, engine=self._engine, reducer=reducer)
+        self._buckets = self._shards.buckets
+        if self._control is not None:
+            self._shards.use_control(self._control)
+
+    def _finish(self, fresh: Sequence[bool]) -> torch.Tensor:
+        return self._whole.reduce(fresh)
+
+    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
+        self._whole.update(chosen)
+        self.end_step()
+
+    def use_control(self, control: torch.Tensor) -> None:
+        optimizer: Any = self._optimizer
+        if not (isinstance(optimizer, RuleOptimizer) and isinstance(optimizer.rule, Rule)):
+            raise RuntimeError(
+                f"a loss scaler with {type(optimizer).__name__} and update_on_kvstore=True: that a gradient overflowed is "
+                "known to the rank that has it only; use update_on_kvstore=False"
+            )
+        if self._compression_params is not None:
+            raise RuntimeError(
+                "a loss scaler with compression_params: what an overflow leaves in the residuals never goes away; leave one "
+                "of them out"
+            )
+        self._control = control
+        if self._shards is not None:
+            self._shards.use_control(control)
+
+    def total(self) -> torch.Tensor | None:
+        return self._whole.total()
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return self._whole.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._whole.load_state_dict(state)
+
+    def apply(self, rule: Any, hyper: Mapping[str, float]) -> None:
+        self._whole.apply(rule, hyper)
+
+    @property
+    def _whole(self) -> ShardedUpdate:
+        assert self._shards is not None
+        return self._shards
+
+
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a dense tensor as they lie in memory: a view of one dimension."""
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Elements in the order in which those of `like`, if dense, lie in memory, as a tensor of its shape, in C's order."""
+    ordered = torch.empty_like(like, dtype=flat.dtype, device=flat.device)
+    _in_memory(ordered).copy_(flat)
+    return ordered.contiguous()
