@@ -275,7 +275,8 @@ class Update:
         # Identities are worth comparing only as long as none of the bound tensors has died, which sets `_lost`.
         if not self._watched:
             alive = [reference() for reference in self._references]  # type: ignore[misc]  # all are there
-            if None in alive or list(map(id, alive)) != list(map(id, gradients)):
+            # Not `None in alive`, which would ask each tensor whether it equals None.
+            if list(map(id, alive)) != list(map(id, gradients)) or any(each is None for each in alive):
                 return False
             self._remember(gradients, self._bound)
         held = (
