@@ -316,6 +316,7 @@ class RuleOptimizer(Optimizer):
     carries: ClassVar[tuple[str, ...]] = ()  # what `begin_step` and `hyper` change; put back where a step fails
     takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates its rows only, unless lazy_update is False
     decays_sparse: ClassVar[bool] = True  # whether these rows can be decayed
+    weight_of_gradient: ClassVar[str | None] = None  # the state that is the weight at which the gradient was taken
 
     def __init__(
         self,

@@ -128,6 +128,9 @@ class SGLD(RuleOptimizer):
 class DCASGD(RuleOptimizer):
     """SGD that makes up for the delay of asynchronous training, by how far the weight has moved meanwhile.
 
+    On a server ("dist_async") that is since the worker pulled the weight that its gradient is of; elsewhere since the last
+    update.
+
     Args:
         learning_rate: default 0.01.
         momentum: in [0, 1); 0 keeps no momentum.
@@ -136,6 +139,8 @@ class DCASGD(RuleOptimizer):
 
     Source: MXNet 1.9.1 DCASGD, with momentum, which fails there, as in 2.0; Zheng et al. (2017).
     """
+
+    weight_of_gradient = "previous"
 
     def __init__(
         self, learning_rate: float | None = None, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any

@@ -1,0 +1,265 @@
+"""What one server of a parameter server keeps and does, without any network: it applies each worker's push at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...kernels import Rule
+from .. import checkpoint
+from ..optimizer import Optimizer, RuleOptimizer, Updater
+from ..optimizer.updater import Plan
+from .base import Key, same_shapes
+
+__all__ = ["ServerCore", "check_fits", "takes_parts"]
+
+_MOST_PLANS = 32
+
+
+class ServerCore:
+    """Values by key, an updater, and what each worker has pulled.
+
+    Args:
+        workers: how many there are; they are numbered from 0.
+        device: where values are kept and updated.
+        servers: how many there are in all.
+
+    Attributes:
+        values: by key.
+    """
+
+    def __init__(self, workers: int, device: torch.device | str = "cpu", servers: int = 1) -> None:
+        self.device = torch.device(device)
+        self.values: dict[Key, torch.Tensor] = {}
+        self._servers = servers
+        self._cut: set[Key] = set()
+        self._rows: dict[Key, int] = {}  # of `_updates` and `_pulled`
+        self._updates = np.zeros(0, dtype=np.int64)
+        self._pulled = np.zeros((workers, 0), dtype=np.int64)  # the count of updates at a worker's last pull
+        self._delays = [Counter[int]() for _ in range(workers)]
+        self._updater: Callable[..., None] | None = None
+        self._plans: dict[tuple[Key, ...], Plan] = {}
+        self._rule: Any = None
+        self._rescale_grad: dict[int, float] = {}
+        # The weights that each worker's next gradients are of, where the optimizer asks for them. Those of a worker that
+        # has not pulled yet are the ones of the time at which the optimizer came.
+        self._at_first: dict[Key, torch.Tensor] = {}
+        self._of_worker: list[dict[Key, torch.Tensor]] = [{} for _ in range(workers)]
+
+    @property
+    def num_update(self) -> int:
+        """The optimizer's count of updates; 0 if there is none."""
+        return self._updater.optimizer.num_update if isinstance(self._updater, Updater) else 0
+
+    def init(self, values: Mapping[Key, torch.Tensor], cut: Collection[Key] = ()) -> None:
+        """Begin with copies of these; those of the keys in `cut` are parts of arrays.
+
+        Raises:
+            ValueError: a key is there already, or the optimizer needs a cut one whole; nothing has been changed.
+        """
+        for key in values:
+            if key in self.values:
+                raise ValueError(f"key {key!r} has been initialized already: init takes each key once")
+        if self._updater is not None:
+            check_fits(getattr(self._updater, "optimizer", self._updater), cut, self._servers)
+        self._cut.update(cut)
+        for key, value in values.items():
+            self._rows[key] = len(self._rows)
+            self.values[key] = torch.empty(value.shape, dtype=value.dtype, device=self.device).copy_(value)
+            self._remember(key)
+        more = len(values)
+        self._updates = np.concatenate([self._updates, np.zeros(more, dtype=np.int64)])
+        self._pulled = np.concatenate([self._pulled, np.zeros((len(self._pulled), more), dtype=np.int64)], axis=1)
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Let this optimizer update the values from now on, with states of its own.
+
+        Raises:
+            ValueError: it needs whole what it would get in parts; nothing has been changed.
+        """
+        check_fits(optimizer, self._cut, self._servers)
+        self._updater = Updater(optimizer)
+        self._plans, self._rule, self._rescale_grad = {}, None, {}
+        self._at_first, self._of_worker = {}, [{} for _ in self._of_worker]
+        for key in self.values:
+            self._remember(key)
+
+    def set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
+        """Let `updater(key, pushed, stored)` change what is stored.
+
+        Raises:
+            ValueError: there are parts of arrays; nothing has been changed.
+        """
+        check_fits(updater, self._cut, self._servers)
+        self._updater = updater
+
+    def change(self, worker: int, changes: Mapping[str, Any]) -> None:
+        """What this worker has changed of its optimizer since it was last told.
+
+        All of it counts for all workers from then on; but its `rescale_grad`, which follows from the size of its batches,
+        counts for its own pushes alone.
+
+        Args:
+            worker: its number.
+            changes: any of "settings" (by attribute), "lr_scheduler", and "multipliers" (lr_mult and wd_mult by key).
+        """
+        optimizer = self._optimizers_updater().optimizer
+        settings = dict(changes.get("settings", {}))
+        if "rescale_grad" in settings:
+            self._rescale_grad[worker] = settings.pop("rescale_grad")
+        for attribute, value in settings.items():
+            setattr(optimizer, attribute, value)
+        if "lr_scheduler" in changes:
+            optimizer.lr_scheduler = changes["lr_scheduler"]
+        for key, (lr_mult, wd_mult) in changes.get("multipliers", {}).items():
+            optimizer.lr_mult[key], optimizer.wd_mult[key] = lr_mult, wd_mult
+
+    @torch.no_grad()
+    def push(self, worker: int, keys: Sequence[Key], grads: Sequence[torch.Tensor]) -> None:
+        """Update the values of these keys with the gradients of a worker, at once.
+
+        Raises:
+            RuntimeError: there is no updater.
+            ValueError, TypeError: a key or gradient that does not fit; nothing has been changed.
+        """
+        if self._updater is None:
+            raise RuntimeError("nothing says what a push does to the stored values: call set_optimizer() before push()")
+        weights = [self._known(key) for key in keys]
+        for key, grad, weight in zip(keys, grads, weights, strict=True):
+            same_shapes(key, [grad], weight, "value")
+        if self.device.type != "cpu":
+            grads = [grad.to(self.device) for grad in grads]
+        if isinstance(self._updater, Updater):
+            self._update(self._updater, worker, tuple(keys), grads, weights)
+        else:
+            for key, grad, weight in zip(keys, grads, weights, strict=True):
+                self._updater(key, grad, weight)
+        rows = [self._rows[key] for key in keys]
+        delays, counts = np.unique(self._updates[rows] - self._pulled[worker, rows], return_counts=True)
+        self._delays[worker].update(dict(zip(delays.tolist(), counts.tolist(), strict=True)))
+        self._updates[rows] += 1
+
+    @torch.no_grad()
+    def pull(self, worker: int, keys: Sequence[Key], out: Sequence[torch.Tensor]) -> None:
+        """Copy the values of these keys to `out`, for a worker that computes its next gradients with them.
+
+        Where the optimizer asks for the weights of the gradient, `out` is kept, unless it is on another device: it must not
+        be written to until the worker has pulled again.
+        """
+        values = [self._known(key) for key in keys]
+        if values:
+            torch._foreach_copy_(list(out), values)
+        rows = [self._rows[key] for key in keys]
+        self._pulled[worker, rows] = self._updates[rows]
+        if self.keeps_pulled:
+            kept = out if self.device.type == "cpu" else [value.clone() for value in values]
+            self._of_worker[worker].update(zip(keys, kept, strict=True))
+
+    @property
+    def keeps_pulled(self) -> bool:
+        """Whether the optimizer asks for the weights that a worker computed its gradient with."""
+        optimizer = getattr(self._updater, "optimizer", None)
+        return isinstance(optimizer, RuleOptimizer) and optimizer.weight_of_gradient is not None
+
+    def delays(self) -> list[Counter[int]]:
+        """For each worker, how often its gradient of a key was so many updates behind."""
+        return [Counter(delays) for delays in self._delays]
+
+    def states(self) -> dict[str, Any]:
+        """As `checkpoint.collect`, with a state for every key.
+
+        Raises:
+            RuntimeError: there is no optimizer.
+        """
+        updater, keys = self._optimizers_updater(), list(self.values)
+        if new := [key for key in keys if key not in updater.states]:
+            Plan(updater, new, [self.values[key] for key in new])
+        return checkpoint.collect(updater, [str(key) for key in keys], list(self.values.values()), keys)
+
+    def load_states(self, saved: Mapping[str, Any]) -> None:
+        """Take over what `states` gave; the worker's own rescaling stays.
+
+        Raises:
+            RuntimeError: there is no optimizer.
+            ValueError, TypeError: it does not fit; nothing has been changed.
+        """
+        updater, keys = self._optimizers_updater(), list(self.values)
+        rescale_grad = updater.optimizer.rescale_grad
+        checkpoint.restore(updater, [str(key) for key in keys], list(self.values.values()), saved, keys)
+        updater.optimizer.rescale_grad = rescale_grad
+        self._plans = {}
+
+    def _known(self, key: Key) -> torch.Tensor:
+        if key not in self.values:
+            known = ", ".join(map(repr, list(self.values)[:8])) or "none"
+            raise ValueError(f"key {key!r} has not been initialized (there are {known}): call init() first")
+        return self.values[key]
+
+    def _optimizers_updater(self) -> Updater:
+        if not isinstance(self._updater, Updater):
+            raise RuntimeError("no optimizer updates what is stored, so there are no states: call set_optimizer() first")
+        return self._updater
+
+    def _remember(self, key: Key) -> None:
+        if self.keeps_pulled:
+            self._at_first[key] = self.values[key].clone()
+
+    def _update(
+        self,
+        updater: Updater,
+        worker: int,
+        keys: tuple[Key, ...],
+        grads: Sequence[torch.Tensor],
+        weights: list[torch.Tensor],
+    ) -> None:
+        optimizer = updater.optimizer
+        if isinstance(optimizer, RuleOptimizer) and optimizer.composed_rule is not self._rule:
+            check_fits(optimizer, self._cut, self._servers)  # an option may have been changed
+            self._plans, self._rule = {}, optimizer.composed_rule  # the states may be others
+        plan = self._plans.get(keys)
+        if plan is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans = {}
+            plan = self._plans[keys] = Plan(updater, keys, weights)
+        if self.keeps_pulled:
+            place = optimizer.composed_rule.slots.index(optimizer.weight_of_gradient)  # type: ignore[attr-defined]
+            pulled = self._of_worker[worker]
+            torch._foreach_copy_(
+                [updater.states[key][place] for key in keys],
+                [pulled[key] if key in pulled else self._at_first[key] for key in keys],
+            )
+        default = optimizer.rescale_grad
+        optimizer.rescale_grad = self._rescale_grad.get(worker, default)
+        try:
+            plan.step(list(grads))
+        finally:
+            optimizer.rescale_grad = default
+
+
+def takes_parts(optimizer: Any) -> bool:
+    """Whether an optimizer updates a part of a weight as it would within the whole."""
+    if not isinstance(optimizer, RuleOptimizer):
+        return False  # nobody knows
+    rule: Any = optimizer.composed_rule
+    if not isinstance(rule, Rule) or optimizer.rounding is not None:  # random numbers go by the place in the tensor
+        return False
+    return not (rule.knows_total or rule.reductions or "index" in rule.extras or rule.kept)
+
+
+def check_fits(updater: Any, cut: Collection[Key], servers: int) -> None:
+    """An error if an optimizer, or a function, needs whole what it would get in parts on each of these servers."""
+    if cut and not takes_parts(updater):
+        name = type(updater).__name__ if isinstance(updater, Optimizer) else "an updater"
+        raise ValueError(
+            f"{name} needs arrays whole, and key {next(iter(cut))!r} is cut over {servers} servers: let rank 0 set it "
+            "before init(), or raise MXNET_KVSTORE_BIGARRAY_BOUND"
+        )
+    if servers > 1 and isinstance(updater, RuleOptimizer) and getattr(updater.composed_rule, "knows_total", False):
+        raise ValueError(
+            f"{updater!r} needs the gradients of a step together (clip_norm, skip_nonfinite), and each of {servers} servers "
+            "has some of them: leave these out, or use one server (TRISTEP_NUM_SERVERS=1)"
+        )
