@@ -58,7 +58,9 @@ class Trainer:
             copies are), the name of a registered store, or None, with which each copy goes its own way. One copy needs no
             store and gets none, but by a `KVStore` that is given itself. "dist_sync", "dist_device_sync" and "dist" are for
             several processes with one copy each, that torchrun starts, and whose steps are one: all of them are to make the
-            same calls. The first step gives all copies the weights of rank 0. See docs/scaling.md.
+            same calls. The first step gives all copies the weights of rank 0. With "dist_async" and "dist_device_async" they
+            do not wait for each other: the last of them, or as many as TRISTEP_NUM_SERVERS says, are servers, which update
+            the weights, and whose program ends here when the others have finished. See docs/scaling.md.
         compression_params: gradient compression, {"type": "2bit" or "1bit", "threshold": 0.5}. It acts where "device"
             adds up several copies' gradients; what is not sent is kept back in a residual for each copy. With "local" it is
             an error, and without a store it has no effect. With "dist_sync" there are more types, see
@@ -1020,6 +1022,8 @@ def _exchange_for(
         return BucketExchange(group, copies[0], names, compression_params, engine)
     if kvstore is None:
         return Apart(copies)
+    if _is_dist(kvstore):  # in a server's process this does not come back
+        kvstore = stores.create(kvstore)  # type: ignore[arg-type]
 
     def make() -> KVStore:
         return stores.create(kvstore) if isinstance(kvstore, str) else kvstore

@@ -1,11 +1,13 @@
 """The demo's network, trained by several processes that share each batch: on one machine or many, with GPUs or without.
 
     torchrun --nproc_per_node 2 tutorials/several_processes.py
-    torchrun --nproc_per_node 2 tutorials/several_processes.py --compression 2bit --threshold 0.05
     torchrun --nproc_per_node 2 tutorials/several_processes.py --replicate
+    torchrun --nproc_per_node 2 tutorials/several_processes.py --compression 2bit --threshold 2
+    torchrun --nproc_per_node 3 tutorials/several_processes.py --store dist_async
 
-Compared with a script for one process three things are new: `kvstore="dist_sync"`, each process's own part of a batch, and
-its own device. Gradients are added up over the processes, so `step` takes the size of the whole batch, as ever.
+Compared with a script for one process three things are new: a store, each process's own part of a batch, and its own device.
+Gradients are added up over the processes, so `step` takes the size of the whole batch, as ever. The last command has two
+workers that do not wait for each other, and a server, the last process, which never comes back from `create`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,13 +27,15 @@ from tristep.demo import load, make_batches, network
 
 def main() -> None:
     options = parse()
-    gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
-    if gpu:
+    in_step = options.store == "dist_sync"
+    store = tristep.kvstore.create(options.store)
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     data, net = load(device), network().to(device)
 
-    compression = None
+    compression: dict[str, Any] | None = None
     if options.compression is not None:
         compression = {"type": options.compression}
         if options.threshold is not None:
@@ -38,37 +43,45 @@ def main() -> None:
     trainer = tristep.Trainer(
         net,
         "sgd",
-        {"learning_rate": 0.05, "momentum": 0.9},
-        kvstore="dist_sync",
+        {"learning_rate": 0.05, "momentum": 0.9 if in_step else 0.0},
+        kvstore=store,
         update_on_kvstore=not options.replicate,  # the default is True: each process updates its share of the weights
         compression_params=compression,
     )
-    rank, ranks = dist.get_rank(), dist.get_world_size()
 
     for batch in make_batches(options.epochs):
-        own = batch[rank::ranks]  # this process's part; all processes draw the same batches
+        own = batch[store.rank :: store.num_workers]  # this process's part; all processes draw the same batches
         loss = cross_entropy(net(data["images"][own]), data["labels"][own], reduction="sum")
         trainer.zero_grad()
         loss.backward()  # sums are on their way while this runs
-        trainer.step(batch_size=len(batch))
+        trainer.step(batch_size=len(batch) if in_step else len(own))
 
-    trainer.save_states(options.states)  # all processes come here, one writes; any number can go on from it
-    report(net, data, options, rank, ranks)
-    dist.destroy_process_group()
+    if options.states:
+        trainer.save_states(options.states)  # all come here; whatever their number, others can go on from it
+    store.barrier()
+    report(net, data, options, store)
+    if in_step:
+        dist.destroy_process_group()
 
 
-def report(net: torch.nn.Module, data: dict[str, torch.Tensor], options: argparse.Namespace, rank: int, ranks: int) -> None:
-    """Print how well it did, and whether all processes have the same weights."""
+def report(net: torch.nn.Module, data: dict[str, torch.Tensor], options: argparse.Namespace, store: Any) -> None:
+    """Print how well it did, and whether all processes have the same weights, or how old the weights were."""
     with torch.no_grad():
         right = net(data["test images"]).argmax(dim=1) == data["test labels"]
-    weights = b"".join(param.detach().cpu().numpy().tobytes() for param in net.parameters())
-    digests: list[str] = [""] * ranks
-    dist.all_gather_object(digests, hashlib.sha256(weights).hexdigest())
-    if rank == 0:
+    lines = [f"accuracy on images not trained on: {right.float().mean().item():.1%}"]
+    if options.store == "dist_sync":
         how = "each updates all weights" if options.replicate else "each updates its share of the weights"
-        print(f"{ranks} processes, {how}, gradients sent {options.compression or 'as they are'}")
-        print(f"accuracy on images not trained on: {right.float().mean().item():.1%}")
-        print(f"weights of all processes are the same bits: {len(set(digests)) == 1}")
+        lines.insert(0, f"{store.num_workers} processes, {how}, gradients sent {options.compression or 'as they are'}")
+        weights = b"".join(param.detach().cpu().numpy().tobytes() for param in net.parameters())
+        digests = [""] * store.num_workers
+        dist.all_gather_object(digests, hashlib.sha256(weights).hexdigest())
+        lines.append(f"weights of all processes are the same bits: {len(set(digests)) == 1}")
+    else:
+        lines.insert(0, f"{store.num_workers} workers, {store.num_servers} server")
+        late = store.staleness()[store.rank]
+        lines.append(f"updates by others between a pull and the push after it: {late.mean:.2f}, at most {late.max}")
+    if store.rank == 0:
+        print("\n".join(lines))
 
 
 def parse() -> argparse.Namespace:
@@ -78,7 +91,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--replicate", action="store_true", help="let each process update all weights")
     parser.add_argument("--compression", metavar="TYPE", help="how gradients are sent: 2bit, 1bit, int8, sign, topk ...")
     parser.add_argument("--threshold", type=float, metavar="T", help="of 2bit and 1bit; 0.5 if left out")
-    parser.add_argument("--states", default="several_processes.states", metavar="FILE", help="where to save the states")
+    parser.add_argument("--states", metavar="FILE", help="where to save the optimizer's states")
+    parser.add_argument("--store", default="dist_sync", choices=["dist_sync", "dist_async"], help="dist_async has a server")
     return parser.parse_args()
 
 

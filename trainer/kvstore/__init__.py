@@ -4,6 +4,7 @@ Names and semantics are those of MXNet's kvstore; `create` makes one by its name
 """
 
 from .base import KVStore, create, register, registered
+from .collective import CollectiveStore
 from .compressors import (
     CompressedAllReduce,
     Compressor,
@@ -13,12 +14,16 @@ from .compressors import (
 )
 from .ddp import ddp_hook
 from .local import LocalStore
+from .server import ServerStore, Staleness, serve
 
 __all__ = [
+    "CollectiveStore",
     "CompressedAllReduce",
     "Compressor",
     "KVStore",
     "LocalStore",
+    "ServerStore",
+    "Staleness",
     "create",
     "create_compressor",
     "ddp_hook",
@@ -26,4 +31,5 @@ __all__ = [
     "register_compressor",
     "registered",
     "registered_compressors",
+    "serve",
 ]

@@ -147,12 +147,13 @@ def create(name: str = "local") -> KVStore:
 
     Args:
         name: in any case. "local" adds up on the CPU, "device" and "nccl" where the values are; "dist", "dist_sync" and
-            "dist_device_sync" over all processes, which torchrun has started; or a registered store's.
+            "dist_device_sync" over all processes, which torchrun has started; "dist_async" and "dist_device_async" on
+            servers, the last of these processes, in which this does not come back; or a registered store's.
 
     Raises:
         TypeError: `name` is no string.
         ValueError: no such store. (MXNet makes a local one of any word.)
-        NotImplementedError: a store of several processes.
+        RuntimeError: a store of several processes, and there is but this one.
 
     Example:
         >>> import torch
@@ -167,7 +168,7 @@ def create(name: str = "local") -> KVStore:
 
     Source: MXNet 1.9.1, `mx.kv.create`.
     """
-    from . import collective, local
+    from . import collective, local, server
 
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, such as 'local', got {type(name).__name__}")
@@ -180,9 +181,9 @@ def create(name: str = "local") -> KVStore:
         return local.LocalStore(kind)
     if kind in collective.NAMES:
         return collective.CollectiveStore(kind)
-    known = [*local.NAMES, *collective.NAMES, *_registry]
-    if kind.startswith("dist") and "async" in kind:
-        raise NotImplementedError(f"name={name!r}: this store does not exist yet; there are {', '.join(known)}")
+    if kind in server.NAMES:
+        return server.connect(kind)
+    known = [*local.NAMES, *collective.NAMES, *server.NAMES, *_registry]
     raise ValueError(f"name={name!r}: must be one of {', '.join(map(repr, known))}.{did_you_mean(kind, known)}")
 
 

@@ -202,9 +202,9 @@ class StoreExchange(Exchange):
         if self._compression_params is not None:
             store.set_gradient_compression(self._compression_params)
         keys = list(range(len(self._names)))
-        store.broadcast(keys, self._copies[0].weights(), self._everywhere(keys))
-        if updates:
+        if updates:  # first, since a store may keep values otherwise for an optimizer that looks at whole tensors
             store.set_optimizer(self._optimizer)
+        store.broadcast(keys, self._copies[0].weights(), self._everywhere(keys))
         self._store, self.updates = store, updates
         if (inside := store._inside()) is not None:
             updater, values = inside
