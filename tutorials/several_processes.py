@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 
 import tristep
 from tristep.demo import load, make_batches, network
+from tristep.lr_scheduler import CosineScheduler
 
 
 def main() -> None:
@@ -40,16 +41,18 @@ def main() -> None:
         compression = {"type": options.compression}
         if options.threshold is not None:
             compression["threshold"] = options.threshold
+    batches = make_batches(options.epochs)
+    schedule = CosineScheduler(len(batches), base_lr=0.03, final_lr=0.0003, warmup_steps=len(batches) // 10)
     trainer = tristep.Trainer(
         net,
         "sgd",
-        {"learning_rate": 0.05, "momentum": 0.9 if in_step else 0.0},
+        {"lr_scheduler": schedule, "momentum": 0.9 if in_step else 0.0},
         kvstore=store,
         update_on_kvstore=not options.replicate,  # the default is True: each process updates its share of the weights
         compression_params=compression,
     )
 
-    for batch in make_batches(options.epochs):
+    for batch in batches:
         own = batch[store.rank :: store.num_workers]  # this process's part; all processes draw the same batches
         loss = cross_entropy(net(data["images"][own]), data["labels"][own], reduction="sum")
         trainer.zero_grad()

@@ -175,7 +175,8 @@ def test_a_group_is_made_of_torchruns_environment(monkeypatch):
     try:
         store = CollectiveStore("dist")
         assert (store.rank, store.num_workers, dist.get_backend()) == (0, 1, "gloo")
-        assert process_group() is dist.group.WORLD
+        assert process_group() is process_group(dist.group.WORLD) is None
+        assert dist.is_initialized()
         store.init(0, torch.ones(2))
         store.push(0, torch.full((2,), 3.0))
         out = torch.zeros(2)

@@ -147,6 +147,40 @@ def test_two_bits_are_mxnets_on_every_rank(processes):
         np.testing.assert_array_equal(sums, total)
 
 
+def _kept_back(params):
+    """Sums of all gradients so far, what was sent of them, and all that is kept back, after several steps."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 300), nn.Linear(300, 1))  # with gaps between them in a bucket
+    trainer = tristep.Trainer(
+        net, "sgd", {"learning_rate": 0.0}, kvstore="dist_sync", update_on_kvstore=False, compression_params=params
+    )
+    total, sent = torch.zeros(0), torch.zeros(0)
+    for step in range(12):
+        gradients = []
+        for param in net.parameters():
+            generator = torch.Generator().manual_seed(100 * step + 10 * dist.get_rank() + param.numel() % 7)
+            param.grad = torch.randn(param.shape, generator=generator)
+            gradients.append(param.grad.flatten().clone())
+        own = torch.cat(gradients)
+        dist.all_reduce(own)
+        trainer.allreduce_grads()
+        found = torch.cat([param.grad.flatten() for param in net.parameters()])
+        total, sent = (own, found.clone()) if step == 0 else (total + own, sent + found)
+        trainer.update(1)
+    residuals = trainer.state_dict()["residuals"]
+    kept = torch.cat([sum(residuals[name].values()).flatten() for name, _ in net.named_parameters()])
+    return total.numpy(), sent.numpy(), kept.numpy()
+
+
+@pytest.mark.parametrize("params", COMPRESSIONS, ids=lambda params: params["type"])
+def test_what_was_not_sent_is_kept_back_and_no_more(processes, params):
+    (total, sent, kept), (other, same, _) = processes(2).run(_kept_back, params)
+    np.testing.assert_array_equal(total, other)
+    np.testing.assert_array_equal(sent, same)
+    if params["type"] != "1bit":  # it sends ones, however small gradients are
+        assert np.abs(kept).max() < 60
+    np.testing.assert_allclose(sent + kept, total, rtol=0, atol=1e-4)
+
+
 def _resumed(params, update, path, half):
     store = {"kvstore": "dist_sync", "compression_params": params, "update_on_kvstore": update}
     arguments = {"learning_rate": 0.02, "momentum": 0.9}

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from ...kernels.table import PACK_FROM, is_dense
 from ..arguments import whole
 from . import collectives
-from .collective import broadcast, check_alike, process_group
+from .collective import broadcast, check_alike, global_rank, process_group
 
 __all__ = ["ALIGNMENT", "BLOCK", "Bucket", "GradientBuckets", "Pool"]
 
@@ -68,6 +68,7 @@ class Bucket:
         self.asleep = False  # nothing in it requires a gradient, so that it is left out
         self.started = False
         self.versions: list[int] = []  # of the members' views when it was started
+        self.gaps: list[torch.Tensor] = []  # what lies between the members, where a reducer may leave something
         self.reducer: Any = None
 
     @property
@@ -160,7 +161,7 @@ class GradientBuckets:
                 raise ValueError(f"params: {name!r} is not initialized yet: run the model once before")
         if owners is not None and not scatter:
             raise ValueError("owners given without scatter=True: parameters are owned where sums are scattered")
-        self.group = process_group() if group is None else group
+        self.group = process_group(group)
         self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.scatter, self.owners = scatter, None if owners is None else list(owners)
         self.pool = Pool()
@@ -270,7 +271,7 @@ class GradientBuckets:
         order = torch.tensor([*self._order, *rest], dtype=torch.int64)
         awake = torch.tensor([param.requires_grad for param in self.params], dtype=torch.int64)
         plan = torch.cat([order, awake]).to(self.params[0].device)
-        dist.broadcast(plan, src=dist.get_global_rank(self.group, 0), group=self.group)
+        dist.broadcast(plan, src=global_rank(self.group, 0), group=self.group)
         listed = plan.tolist()
         self._make(listed[: len(self.params)], listed[len(self.params) :])
         self._order = []
@@ -309,7 +310,7 @@ class GradientBuckets:
         self._members = [found[i][1] for i in range(len(self.params))]
         for bucket in self.buckets:
             if self._reducer is not None and bucket is not self._counting:
-                bucket.reducer = self._reducer(bucket)
+                bucket.reducer, bucket.gaps = self._reducer(bucket), _gaps(bucket)
             if self.scatter and bucket is not self._counting:
                 part = bucket.flat[bucket.bounds[self.rank] : bucket.bounds[self.rank + 1]]
                 bucket.own = torch.zeros_like(part) if bucket.reducer is None else part
@@ -420,6 +421,8 @@ class GradientBuckets:
 
     def _fill(self, bucket: Bucket, counted: Sequence[bool]) -> None:
         """Put the gradients into the bucket, zeros where there is none."""
+        if bucket.gaps:
+            torch._foreach_zero_(bucket.gaps)
         self._take([member for member in bucket.members if counted[member.param]])
         for member in bucket.members:
             if not counted[member.param]:
@@ -539,6 +542,16 @@ def _in_buckets(
     places = {i: place for place, i in enumerate(sorted(order, key=lambda i: bool(awake[i])))}
     buckets += [(places[members[-1]], kind, members) for kind, members in filling.items()]
     return [(kind, members) for _, kind, members in sorted(buckets, key=lambda bucket: bucket[0])]
+
+
+def _gaps(bucket: Bucket) -> list[torch.Tensor]:
+    """The stretches of a bucket that belong to no member."""
+    gaps, end = [], 0
+    for member in sorted(bucket.members, key=lambda member: member.start):
+        gaps.append(bucket.flat[end : member.start])
+        end = member.start + member.size
+    gaps.append(bucket.flat[end:])
+    return [gap for gap in gaps if gap.numel()]
 
 
 def _on_gradient(buckets: Any, i: int, _: torch.Tensor) -> None:

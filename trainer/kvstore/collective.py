@@ -20,7 +20,7 @@ from .base import Key, KVStore
 from .compressors import CompressedAllReduce, create_compressor, wait_all
 from .local import LocalStore
 
-__all__ = ["NAMES", "CollectiveStore", "broadcast", "check_alike", "process_group"]
+__all__ = ["NAMES", "CollectiveStore", "broadcast", "check_alike", "global_rank", "process_group"]
 
 NAMES = ("dist", "dist_sync", "dist_device_sync")
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -49,7 +49,7 @@ class CollectiveStore(LocalStore):
 
     def __init__(self, type: str = "dist_sync", group: Any = None) -> None:
         super().__init__(type)
-        self.group = process_group(type) if group is None else group
+        self.group = process_group(group, type)
         self.rank = dist.get_rank(self.group)
         self.num_workers = dist.get_world_size(self.group)
         self._compression_params: dict[str, Any] | None = None
@@ -103,7 +103,7 @@ class CollectiveStore(LocalStore):
                 super().save_optimizer_states(fname, dump_optimizer)
             except Exception as error:
                 failure = [f"{type(error).__name__}: {error}"]
-        dist.broadcast_object_list(failure, src=dist.get_global_rank(self.group, 0), group=self.group)
+        dist.broadcast_object_list(failure, src=global_rank(self.group, 0), group=self.group)
         if failure[0] is not None:
             raise RuntimeError(f"rank 0 could not save the optimizer's states: {failure[0]}")
 
@@ -168,11 +168,14 @@ class CollectiveStore(LocalStore):
                 tensor.copy_(flat.view(tensor.shape))
 
 
-def process_group(name: str = "dist_sync") -> Any:
-    """The process group of all ranks; made of torchrun's environment, with NCCL for CUDA and else gloo, if there is none.
+def process_group(group: Any = None, name: str = "dist_sync") -> Any:
+    """This group; or None, which says that of all ranks. If there is none it is made of torchrun's environment.
+
+    It is made with NCCL for CUDA, and gloo else. Whoever keeps it itself, and not None, keeps its threads alive after
+    `destroy_process_group`, and these may end a program that is about to end anyway with an error.
 
     Raises:
-        RuntimeError: there is none, and the environment is not torchrun's.
+        RuntimeError: there is no group of all ranks, and the environment is not torchrun's.
     """
     if not dist.is_available():
         raise RuntimeError(f"kvstore={name!r} needs a torch with torch.distributed")
@@ -183,13 +186,18 @@ def process_group(name: str = "dist_sync") -> Any:
                 f"which sets {', '.join(missing)}, or call torch.distributed.init_process_group() before"
             )
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo")
-    return dist.group.WORLD
+    return None if group is dist.group.WORLD else group
+
+
+def global_rank(group: Any, rank: int) -> int:
+    """The number among all ranks of a rank of this group."""
+    return rank if group is None else dist.get_global_rank(group, rank)
 
 
 @torch.no_grad()
 def broadcast(tensors: Sequence[torch.Tensor], group: Any) -> None:
     """Give all ranks rank 0's values of these tensors, which are of the same shapes and types there. In few messages."""
-    source = dist.get_global_rank(group, 0)
+    source = global_rank(group, 0)
     for members in _messages(tensors):
         if len(members) == 1 and tensors[members[0]].is_contiguous():
             dist.broadcast(tensors[members[0]].detach(), src=source, group=group)

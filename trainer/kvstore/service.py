@@ -9,8 +9,9 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,8 @@ from .server_core import ServerCore
 __all__ = ["Roles", "Service", "copy_all", "packed", "unpacked", "whole_number_of"]
 
 
-class Roles(NamedTuple):
+@dataclass
+class Roles:
     """Who this process is, and the process group of all workers and servers, which is made for one store."""
 
     rank: int
@@ -56,12 +58,17 @@ class Roles(NamedTuple):
         return cls(dist.get_rank(), count - servers, servers, group, None if known else dist.group.WORLD, timeout)
 
     def leave(self) -> None:
-        """Let the process groups go that were made here."""
+        """Let the process groups go that were made here.
+
+        Whoever keeps one keeps its threads alive, which may end a program that is about to end anyway with an error.
+        """
+        group, made = self.group, self.made
+        self.group = self.made = None
         if not dist.is_initialized():  # the program has destroyed them all
             return
         with contextlib.suppress(ValueError):  # it has done so, and made new ones
-            dist.destroy_process_group(self.group)
-        if self.made is not None and dist.group.WORLD is self.made:
+            dist.destroy_process_group(group)
+        if made is not None and dist.group.WORLD is made:
             dist.destroy_process_group()
 
 

@@ -29,7 +29,7 @@ from ..optimizer import Optimizer, RuleOptimizer, Updater
 from ..optimizer.updater import Plan
 from . import collectives
 from .buckets import Bucket, GradientBuckets, Member
-from .collective import process_group
+from .collective import global_rank, process_group
 
 __all__ = ["ShardedUpdate", "can_cut", "owners_of"]
 
@@ -113,7 +113,7 @@ class ShardedUpdate:
         self.params = list(params)
         self.cuts = can_cut(optimizer)
         self._device = self.params[0].device
-        group = process_group() if group is None else group
+        group = process_group(group)
         ranks = dist.get_world_size(group)
         owners = None if self.cuts else owners_of([param.numel() for param in self.params], ranks)
         self.buckets = GradientBuckets(self.params, names, group, scatter=True, owners=owners, **settings)
@@ -478,7 +478,7 @@ class ShardedUpdate:
                     there = rank == self.rank
                     tensor = own[name][slot].contiguous() if there else torch.empty(shape, dtype=dtype, device=device)
                     sent = tensor.to(device).view(torch.uint8) if dtype == torch.int16 else tensor.to(device)
-                    dist.broadcast(sent, src=dist.get_global_rank(group, rank), group=group)
+                    dist.broadcast(sent, src=global_rank(group, rank), group=group)
                     if keep:
                         state[name][slot] = (own[name][slot] if there else tensor).cpu()
         collected["state"] = {name: state[name] for name in self.names if name in state} if keep else {}
