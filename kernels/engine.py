@@ -164,6 +164,8 @@ class Update:
         across: called with what a reduction over all tensors has found, in the widest type that the device has, and "sum" or
             "max"; to put there, in place, what several processes have found together, without waiting for the device. None
             where this is the only one.
+        across_each: the same for what a reduction over each tensor has found, [n_weights, n_values], where processes have
+            parts of the tensors.
         prepares_only: whether a call takes over `hyper` and launches nothing, as the replay of a CUDA graph will do that.
 
     Raises:
@@ -194,6 +196,7 @@ class Update:
         self.seed, self.places = seed, np.arange(len(self.weights))
         self.control, self.zero_grads, self.prepares_only = control, zero_grads, False
         self.across: Callable[[torch.Tensor, str], None] | None = None
+        self.across_each: Callable[[torch.Tensor, str], None] | None = None
         self._hyper = np.zeros((len(self.weights), 1 + len(rule.hyper) + (seed is not None)))
         self._row: list[float] | None = None  # what is to be in all rows of it, and is not there yet
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
@@ -478,6 +481,8 @@ class Update:
                 group.execute.measure(k)
             if reduction.over == "all" and (len(self._groups) > 1 or self.across is not None):
                 join_totals([group.execute.totals[k] for group in self._groups], reduction.by, self.across)
+            if reduction.over == "tensor" and self.across_each is not None:
+                self._join_each(k, reduction)
             if reduction.finished is not None:
                 self._finish(k, reduction)
             if reduction.passes_on:
@@ -486,6 +491,17 @@ class Update:
         for group in self._groups:
             group.execute_rule(into)
             group.end()
+
+    def _join_each(self, stage: int, reduction: Reduction) -> None:
+        """Add up what processes have found of their parts of each tensor, with one tensor for all groups."""
+        device = self.weights[0].device
+        found = torch.zeros(len(self.weights), reduction.n_values, dtype=widest(device.type), device=device)
+        for group in self._groups:
+            found[group.rows_on_device()] = group.execute.totals[stage].to(found)
+        assert self.across_each is not None
+        self.across_each(found, reduction.by)
+        for group in self._groups:
+            group.execute.totals[stage].copy_(found[group.rows_on_device()])
 
     def _check_rows(self, into: Measurements) -> None:
         if len({group.table.device for group in self._groups}) > 1:
@@ -620,6 +636,7 @@ class _Group:
         self._empty = np.flatnonzero(self.table.sizes == 0).tolist()
         self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies, and functions giving what to copy
         self._active: tuple[list[bool], torch.Tensor] | None = None
+        self._rows_on_device: Any = None
 
     def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
         table = self.table
@@ -697,6 +714,13 @@ class _Group:
         if self.table.zero_grads:
             for _, gradient in self.sources:
                 gradient().zero_()
+
+    def rows_on_device(self) -> slice | torch.Tensor:
+        """Which of the weights it has, to index a tensor that lies where they do."""
+        if self._rows_on_device is None:
+            whole = isinstance(self.rows, slice)
+            self._rows_on_device = self.rows if whole else torch.tensor(self.indices).to(self.table.device)
+        return self._rows_on_device
 
     def active(self) -> torch.Tensor:
         """Which tensors have a gradient."""

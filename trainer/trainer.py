@@ -18,7 +18,7 @@ import torch
 from ..kernels import Rule, rules
 from ..kernels.engine import DTYPES, choose_engine
 from ..kernels.measures import Measurements
-from ..kernels.table import Recording
+from ..kernels.table import Recording, is_wrapper
 from . import checkpoint
 from . import kvstore as stores
 from .arguments import choice, did_you_mean, flag, real
@@ -949,6 +949,11 @@ def _check_parameters(named: list[tuple[str, torch.nn.Parameter, Any]]) -> None:
             )
         if parameter.layout != torch.strided:
             raise TypeError(f"params: {name!r} is sparse ({parameter.layout}): weights must be dense")
+        if is_wrapper(parameter):
+            raise TypeError(
+                f"params: {name!r} is a {type(parameter).__name__}: a Trainer takes plain parameters; the classes of "
+                "tristep.optim train those that fully_shard or distribute_tensor has made"
+            )
         devices.setdefault(parameter.device, name)
     if len(devices) > 1:
         where = ", ".join(f"{name!r} on {device}" for device, name in devices.items())

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from itertools import chain
 from operator import is_ as _is
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.engine import DTYPES
 from ...kernels.table import Recording, allocate_states, is_dense, is_wrapper, slot_dtypes, state_type, states_for
 from ..capture import CapturedStep
 from ..optimizer.sparse import RowUpdate, is_sparse
+from . import shards
 
 __all__ = ["FusedOptimizer", "as_real", "name_of"]
 
@@ -189,6 +191,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         try:
             for k, parameter in enumerate(added["params"]):
                 self._check(name_of(added, k), parameter)
+            if any(map(is_wrapper, added["params"])):
+                self._check_shards(self._rule(added), self._narrow(added), added["params"])
         except Exception:
             self.param_groups.pop()
             raise
@@ -196,11 +200,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _check(self, name: str, parameter: torch.Tensor) -> None:
         """Refuse a parameter that cannot be trained."""
-        if is_wrapper(parameter):
-            raise TypeError(
-                f"{name} is a {type(parameter).__name__}, made of other tensors: {type(self).__name__} takes plain ones, so "
-                "use torch.optim where fully_shard or distribute_tensor has made it"
-            )
+        if (refusal := shards.refusal(parameter)) is not None:
+            raise TypeError(f"{name} is a {type(parameter).__name__}, {refusal}")
         if parameter.layout != torch.strided:
             raise ValueError(f"{name} is sparse ({parameter.layout}): must be dense")
         if parameter.is_complex() and not self._takes_complex:
@@ -208,6 +209,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         dtype = parameter.real.dtype if parameter.is_complex() else parameter.dtype
         if dtype not in DTYPES:
             raise TypeError(f"{name} is {parameter.dtype}: must be of type {', '.join(map(str, DTYPES))} or complex")
+
+    def _check_shards(
+        self, rule: Rule | TensorRule, narrow: torch.dtype | None, parameters: Sequence[torch.Tensor]
+    ) -> None:
+        """Refuse DTensors that the rule cannot update by their shards."""
+        if (refusal := shards.rule_refusal(rule, narrow == torch.uint8, parameters)) is not None:
+            raise NotImplementedError(f"{type(self).__name__} with sharded parameters: {refusal}")
 
     def load_state_dict(self, state_dict: Any) -> None:
         """As torch's, but states keep the type that they were saved in, where that is the one they are kept in."""
@@ -322,6 +330,10 @@ class _Part:
         self.parameters = [group["params"][k] for group, k in members]
         self._weights = [as_real(parameter) for parameter in self.parameters]
         self._complex = any(parameter.is_complex() for parameter in self.parameters)
+        self._sharded = [parameter for parameter in self.parameters if is_wrapper(parameter)]
+        self._shards = list(map(shards.local, self._sharded))
+        if self._sharded:
+            optimizer._check_shards(rule, self._narrow, self.parameters)
         first = [
             optimizer._first_numbers(group, parameter, optimizer.state.get(parameter, {}))
             for group, parameter in zip(self._groups, self.parameters, strict=True)
@@ -335,6 +347,9 @@ class _Part:
         self._update = Update(
             rule, self._weights, states, self._masters, names=self._names, seed=self._seed, control=optimizer._control
         )
+        if self._sharded:
+            shards.join_shards(self._update, self.parameters)
+            self._update.places += np.array([shards.own_place(parameter) << 32 for parameter in self.parameters])
         self._states = states
         self._active: list[bool] = []
         self._shared: list[tuple[Any, int]] = []  # rows of equal hyper-parameters, and the first of them
@@ -345,7 +360,9 @@ class _Part:
         self._alive: list[Any] = []  # dense copies of gradients, until they have been used
 
     def holds(self) -> bool:
-        """Whether states are the tensors that they were."""
+        """Whether states, and the shards of DTensors, are the tensors that they were."""
+        if self._sharded and not _same(self._shards, list(map(shards.local, self._sharded))):
+            return False
         return _same(self._kept, list(chain.from_iterable(map(dict.values, self._rows)))) and self._update.fits()
 
     def _found(self, i: int) -> dict[str, torch.Tensor]:
@@ -359,6 +376,7 @@ class _Part:
                 continue
             if row[key].layout != torch.strided:  # as torch's SGD keeps the momentum of sparse gradients
                 row[key] = row[key].to_dense()
+            self._check_placement(i, key, row[key])
             found[slot] = as_real(row[key])
             if found[slot].dtype == torch.uint8 and isinstance(rule, Rule):
                 shape = torch.Size([storage.packed_size(self._weights[i].numel())])
@@ -368,6 +386,22 @@ class _Part:
                     f"{tuple(self.parameters[i].shape)}: the state of another model?"
                 )
         return found
+
+    def _check_placement(self, i: int, key: str, state: Any) -> None:
+        """Refuse a state that is cut otherwise than its parameter."""
+        parameter: Any = self.parameters[i]
+        if not (shards.is_dtensor(state) or (shards.cut_among(parameter) and state.shape == parameter.shape != ())):
+            return
+        if not shards.is_dtensor(state) or not shards.is_dtensor(parameter):
+            wrong = "a whole tensor" if shards.is_dtensor(parameter) else "a DTensor"
+        elif (state.device_mesh, state.placements) != (parameter.device_mesh, parameter.placements):
+            wrong = f"placed as {state.placements} on {state.device_mesh}"
+        else:
+            return
+        raise ValueError(
+            f"{key!r} of {self._names[i]} is {wrong}, otherwise than the parameter: load the states by "
+            "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which cuts them as they are to be"
+        )
 
     def _states_of(self, i: int, usable: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The states of a parameter: those found, converted where they do not go with it, and new ones."""
@@ -387,7 +421,7 @@ class _Part:
                     storage.copy(state, usable[slot], weight.shape, slot in getattr(rule, "unsigned", ()))
                 if state.numel() or not weight.numel():  # a factored state has no elements where it is not used
                     shown = torch.view_as_complex(state) if parameter.is_complex() and state.dim() else state
-                    optimizer.state[parameter][optimizer._keys.get(slot, slot)] = shown
+                    optimizer.state[parameter][optimizer._keys.get(slot, slot)] = shards.placed_as(parameter, shown)
             usable = new
         return tuple(usable[slot] for slot in rule.slots)
 
@@ -399,11 +433,14 @@ class _Part:
             return None
         row = optimizer.state[parameter]
         found = row.get("compensation")
+        if found is not None:
+            self._check_placement(i, "compensation", found)
+            found = shards.local(found)
         if found is None or not _goes_with(found, weight, dtype):
-            ((row["compensation"],),) = allocate_states([weight.detach()], 1, dtype)
-            if found is not None:
-                row["compensation"].copy_(found)
-        return row["compensation"]
+            ((master,),) = allocate_states([weight.detach()], 1, dtype)
+            row["compensation"] = shards.placed_as(parameter, master)
+            return master if found is None else master.copy_(found)
+        return found
 
     def _numbers_of(self, first: list[dict[str, float]]) -> dict[str, np.ndarray]:
         """One array for each number; where they are shown, `state` has views of its elements."""
@@ -424,6 +461,9 @@ class _Part:
     def prepare(self) -> None:
         """Take gradients and hyper-parameters, and check all of them. Changes nothing that a user sees."""
         gradients: list[Any] = [parameter.grad for parameter in self.parameters]
+        if self._sharded:
+            gradients = list(map(shards.local_gradient, self._names, self.parameters, gradients))
+            self._alive = gradients
         if self._complex:
             gradients = [None if gradient is None else as_real(gradient.resolve_conj()) for gradient in gradients]
             self._alive = gradients
@@ -514,6 +554,8 @@ class _Part:
                 array[rows] = numbers[name]
         for group in self._stepping:
             self._optimizer._end(group)
+        if self._sharded:  # autograd looks at the DTensor's version, the update has counted its shard's
+            increment_version([parameter for parameter in self._sharded if parameter.grad is not None])
         self._by_row, self._alive = None, []
 
     def advance(self) -> None:
@@ -541,7 +583,11 @@ def _goes_with(state: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) ->
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or a complex one's real and imaginary parts, which rules take for numbers of their own."""
+    """The tensor itself, or a complex one's real and imaginary parts, which rules take for numbers of their own.
+
+    Of a DTensor it is this rank's shard.
+    """
+    tensor = shards.local(tensor)
     return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
 
 

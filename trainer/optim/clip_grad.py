@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import types
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from ...kernels.norms import scale_to_norm_
+from ...kernels.norms import EPSILON, global_norm, scale_to_norm_
+from . import shards
 
 __all__ = ["clip_grad_norm_"]
 
@@ -26,12 +27,13 @@ def clip_grad_norm_(
     Args:
         parameters: a parameter, or several; those without gradient are left out.
         max_norm: what the norm of all gradients together is to be at most.
-        norm_type: 1, 2 or inf; other norms, and gradients that are sparse, complex or sharded, are left to torch.
+        norm_type: 1, 2 or inf; other norms, and gradients that are sparse or complex, are left to torch. DTensors count with
+            the shards of all ranks; they may stand beside plain tensors, of which every rank has the same.
         error_if_nonfinite: whether a norm that is not finite is an error; to know it, the host waits for the device.
         foreach: taken for torch's sake, and without effect where torch is not asked.
 
     Returns:
-        The norm before. Of 16-bit gradients it is float32, not rounded to their type as torch does.
+        The norm before, a plain tensor. Of 16-bit gradients it is float32, not rounded to their type as torch does.
 
     Raises:
         RuntimeError: the norm is not finite, and that is to be an error; nothing has been changed.
@@ -60,7 +62,38 @@ def clip_grad_norm_(
     if norm_type in (1.0, 2.0, math.inf) and not capturing:
         decide = clippable if error_if_nonfinite else None
         try:
+            if any(map(shards.is_dtensor, gradients)):
+                return _clip_shards(gradients, float(max_norm), norm_type, decide)
             return scale_to_norm_("parameters", gradients, float(max_norm), norm_type, decide=decide)
         except (TypeError, ValueError):  # gradients of other kinds; nothing has been changed yet
             pass
     return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+
+
+@torch.no_grad()
+def _clip_shards(
+    gradients: Sequence[torch.Tensor], max_norm: float, norm_type: float, decide: Callable[[torch.Tensor], bool] | None
+) -> torch.Tensor:
+    """Scale this rank's shards by the norm of all. Those that are cut among the same ranks are measured together."""
+    members: dict[shards.Cut, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        if shards.refusal(gradient) is not None:
+            raise TypeError("a gradient of partial sums")
+        members.setdefault(shards.cut_among(gradient), []).append(shards.local(gradient))
+    # All are measured before any rank waits for another, as there may be some that cannot be.
+    norms = [global_norm(each, norm_type) for each in members.values()]
+    by = "max" if norm_type == math.inf else "sum"
+    for norm, cut in zip(norms, members, strict=True):
+        if norm_type == 2:
+            norm.square_()
+        shards.add_up(norm, by, cut)
+    dtype = max((norm.dtype for norm in norms), key=lambda each: each.itemsize)
+    found = torch.stack([norm.to(norms[0].device, dtype) for norm in norms])
+    total = found.amax() if by == "max" else found.sum()
+    if norm_type == 2:
+        total = total.sqrt()
+    if decide is None or decide(total):
+        factor = (max_norm / (total + EPSILON)).clamp(max=1.0)
+        for own in members.values():
+            torch._foreach_mul_(own, factor.to(own[0].device))
+    return total

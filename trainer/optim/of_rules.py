@@ -13,6 +13,7 @@ import torch
 from ...kernels import Rule, TensorRule, Update, storage
 from .. import optimizer as gluon
 from ..arguments import did_you_mean, real
+from . import shards
 from .base import FusedOptimizer, Group, Numbers, as_real, name_of
 
 __all__ = [
@@ -177,7 +178,10 @@ class _OfRule(FusedOptimizer):
         if self._klass.alike:
             return {"step": 0.0}
         every = [other for each in self.param_groups for other in each["params"]]
-        return {"step": 0.0, "index": next(i for i, other in enumerate(every) if other is parameter)}
+        index = next(i for i, other in enumerate(every) if other is parameter)
+        if "index" in getattr(self._rule(group), "extras", ()):  # shards are to have random numbers of their own
+            index += shards.own_place(parameter) * len(every)
+        return {"step": 0.0, "index": index}
 
     def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
         self._of(group).start_state(weight, tuple(states.values()))

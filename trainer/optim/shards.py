@@ -1,0 +1,151 @@
+"""DTensors in `tristep.optim`: each rank updates its own shard, and only sums over a whole tensor go through the network.
+
+`torch.distributed.fsdp.fully_shard` and `distribute_tensor` make such parameters. States are DTensors, too, placed as their
+parameter is, as torch's own optimizers have them. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...kernels import Rule, TensorRule
+from ...kernels.table import is_wrapper
+
+__all__ = [
+    "add_up",
+    "cut_among",
+    "is_dtensor",
+    "join_shards",
+    "local",
+    "local_gradient",
+    "own_place",
+    "placed_as",
+    "refusal",
+    "rule_refusal",
+]
+
+# The groups of processes among which a tensor is cut, each a mesh and the number of its dimension; none of them where every
+# process has all of it.
+Cut = tuple[tuple[Any, int], ...]
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Whether it is a `torch.distributed.tensor.DTensor`."""
+    if not is_wrapper(tensor):
+        return False
+    module = sys.modules.get("torch.distributed.tensor")  # where there is none, nobody has made one
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+@torch.no_grad()
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or what this rank has of a DTensor: always the same object, as long as that is not replaced."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def local_gradient(name: str, parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """What this rank needs of a parameter's gradient. One that is placed otherwise, such as partial sums, is placed anew."""
+    if gradient is None or not is_dtensor(parameter):
+        return gradient
+    placed: Any = gradient
+    if not is_dtensor(gradient) or placed.device_mesh != parameter.device_mesh:  # type: ignore[attr-defined]
+        kind = f"on {placed.device_mesh}" if is_dtensor(gradient) else f"a {type(gradient).__name__}"
+        raise TypeError(f"the gradient of {name} is {kind}: it must be a DTensor on the parameter's mesh")
+    if placed.placements != parameter.placements:  # type: ignore[attr-defined]
+        placed = placed.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+    own = placed.to_local()
+    return own.wait() if is_wrapper(own) else own
+
+
+def placed_as(parameter: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """A state of this rank's elements as it is shown: a DTensor where the parameter is one and it has an element for each."""
+    if not is_dtensor(parameter) or state.shape != local(parameter).shape:
+        return state
+    own: Any = parameter
+    make = sys.modules["torch.distributed.tensor"].DTensor.from_local
+    return make(state, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride())
+
+
+def cut_among(parameter: torch.Tensor) -> Cut:
+    """Who has other elements of the parameter."""
+    if not is_dtensor(parameter):
+        return ()
+    mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+    return tuple((mesh, k) for k, each in enumerate(placements) if not each.is_replicate() and mesh.size(k) > 1)
+
+
+def own_place(parameter: torch.Tensor) -> int:
+    """Which of a parameter's shards this rank has, counted from 0; copies of one shard have the same number."""
+    place = 0
+    for mesh, k in cut_among(parameter):
+        place = place * mesh.size(k) + mesh.get_local_rank(k)
+    return place
+
+
+def add_up(values: torch.Tensor, by: str, cut: Cut) -> None:
+    """Put there, in place, the sums ("sum") or largest ("max") of those of all ranks that have a part."""
+    for mesh, k in cut:
+        dist.all_reduce(values, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, group=mesh.get_group(k))
+
+
+def refusal(parameter: torch.Tensor) -> str | None:
+    """Why a parameter that is made of other tensors cannot be trained, or None."""
+    if not is_wrapper(parameter):
+        return None
+    if not is_dtensor(parameter):
+        return "made of other tensors: it must be a plain tensor or a DTensor"
+    if any(placement.is_partial() for placement in parameter.placements):  # type: ignore[attr-defined]
+        return "of which every rank has a summand: place it as Shard or Replicate before, by redistribute()"
+    return None
+
+
+def rule_refusal(rule: Rule | TensorRule, packed: bool, parameters: Sequence[torch.Tensor]) -> str | None:
+    """Why a rule cannot update these parameters by their shards, or None."""
+    if not any(map(cut_among, parameters)):
+        return None
+    if isinstance(rule, TensorRule):
+        return (
+            f"its rule, {rule.name!r}, is one of whole matrices, of which a rank has only a shard: leave those parameters out "
+            "of fully_shard (ignored_params=...), or use an optimizer whose rule is one of single elements"
+        )
+    if packed:
+        return "state_dtype='8bit' has blocks that do not end where shards do: it must be 'bfloat16' or None here"
+    if len(set(map(cut_among, parameters))) > 1 and any(reduction.over == "all" for reduction in rule.reductions):
+        return (
+            f"its rule, {rule.name!r}, needs a sum over all parameters together (as clip_norm does), of which some are cut and "
+            "others are not, or otherwise: clip by tristep.optim.clip_grad_norm_ instead, or give it parameters that are all "
+            "cut among the same ranks"
+        )
+    return None
+
+
+def join_shards(update: Any, parameters: Sequence[torch.Tensor]) -> None:
+    """Let an `Update` add up over the ranks what it sums over a tensor, or over all."""
+    cuts = list(map(cut_among, parameters))
+    members: dict[Cut, list[int]] = {}
+    for i, cut in enumerate(cuts):
+        if cut:
+            members.setdefault(cut, []).append(i)
+    if not members:
+        return
+    rows = {
+        cut: None if len(each) == len(cuts) else torch.tensor(each, device=local(parameters[0]).device)
+        for cut, each in members.items()
+    }
+
+    def across_each(found: torch.Tensor, by: str) -> None:
+        for cut, where in rows.items():
+            part = found if where is None else found[where]
+            add_up(part, by, cut)
+            if where is not None:
+                found[where] = part
+
+    update.across_each = across_each
+    if len(set(cuts)) == 1:
+        update.across = lambda found, by: add_up(found, by, cuts[0])
