@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ..kernels import Rule, rules
 from ..kernels.engine import DTYPES, choose_engine
@@ -51,7 +52,8 @@ class Trainer:
             in the order of their sorted names, as in Gluon), or torch-style groups, dicts with "params" and, if wanted,
             "lr_mult" and "wd_mult". Parameters with `requires_grad=False` are left alone. Or a list of modules that are
             copies of one, each on a device of its own (see `tristep.replicate`): they are kept equal, and each gets its part
-            of a batch. Names, multipliers and `requires_grad` are those of the first one's parameters.
+            of a batch. Names, multipliers and `requires_grad` are those of the first one's parameters. A module in torch's
+            DistributedDataParallel, which reduces gradients itself, has the names of the module inside.
         optimizer: a name, such as "sgd" or "adam", or an `Optimizer`.
         optimizer_params: arguments of the optimizer by name, as a dict or as pairs; none beside an instance.
         kvstore: which store adds up the gradients of several copies: "local" (on the CPU), "device" or "nccl" (where the
@@ -105,6 +107,9 @@ class Trainer:
         zero_grads: bool = False,
     ) -> None:
         zero_grads = flag("zero_grads", zero_grads)
+        self._reduced_by_torch = isinstance(params, DistributedDataParallel)
+        if self._reduced_by_torch:
+            _check_one_reduces(kvstore)
         modules = _modules(params)
         named = _named_parameters(modules[0] if modules else params)
         _check_parameters(named)
@@ -254,9 +259,9 @@ class Trainer:
         Raises:
             TypeError, ValueError: an argument that does not fit, or an optimizer that needs all gradients together, such as
                 Prodigy; nothing has been changed.
-            RuntimeError: after `ascend`, inside another such context, with several copies of the model or a store, or with a
-                loss scaler, which must see all gradients before a step, nothing has been changed; or, from `backward`, a
-                second gradient for a parameter, which is not used.
+            RuntimeError: after `ascend`, inside another such context, with several copies of the model or a store, with
+                DistributedDataParallel, or with a loss scaler, which must see all gradients before a step, nothing has been
+                changed; or, from `backward`, a second gradient for a parameter, which is not used.
             StaleGradientError: on leaving, some parameters got no gradient; the others have been updated.
         """
         batch_size = real("batch_size", batch_size, above=0)
@@ -268,6 +273,11 @@ class Trainer:
             raise RuntimeError("a loss scaler must see all gradients before any weight is updated: use step()")
         if self._backward is not None and self._backward.is_open:
             raise RuntimeError("step_in_backward() inside step_in_backward(): one backward pass can only be one step")
+        if self._reduced_by_torch:
+            raise RuntimeError(
+                "step_in_backward() with DistributedDataParallel, which reduces gradients only after they are complete on each "
+                "rank: use step()"
+            )
         self._refuse_lazy()
         check_optimizer(self._optimizer)
         optimizer, updater = self._optimizer, self._updater
@@ -877,6 +887,8 @@ def _check_distinct(replicas: Sequence[Sequence[torch.nn.Parameter]]) -> None:
 
 def _named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[str, float]]]:
     """Name, parameter and own multipliers of each, every parameter once."""
+    if isinstance(params, DistributedDataParallel):
+        params = params.module
     if isinstance(params, torch.nn.Module):
         entries: list[Any] = list(params.named_parameters())
     elif isinstance(params, Mapping):
@@ -958,6 +970,16 @@ def _check_parameters(named: list[tuple[str, torch.nn.Parameter, Any]]) -> None:
     if len(devices) > 1:
         where = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
         raise ValueError(f"params lie on different devices ({where}): move the model to one device first")
+
+
+def _check_one_reduces(kvstore: Any) -> None:
+    """Refuse a store of several processes beside torch's own reduction."""
+    name = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", None)
+    if isinstance(name, str) and name.lower().startswith("dist"):
+        raise ValueError(
+            f"kvstore={kvstore!r} with a DistributedDataParallel module: gradients would be reduced twice; use "
+            "kvstore=None, or give the module inside, ddp.module"
+        )
 
 
 def _check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, copies: int) -> str | KVStore | None:

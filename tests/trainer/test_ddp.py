@@ -1,0 +1,119 @@
+"""A module in torch's DistributedDataParallel: its gradients are reduced once, and its parameters keep their names."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import tristep
+
+STEPS = 4
+
+
+def _net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)).double()
+
+
+def _batch(step):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(12, 3, dtype=torch.float64, generator=generator)
+
+
+def _backward(net, x):
+    (net(x) ** 2).sum(dim=1).mean().backward()
+
+
+def _weights(net):
+    return {name: parameter.detach().numpy().copy() for name, parameter in net.named_parameters()}
+
+
+def _of_trainer(view, set_to_none, in_parts):
+    net, ranks, rank = _net(), dist.get_world_size(), dist.get_rank()
+    ddp = DistributedDataParallel(net, gradient_as_bucket_view=view)
+    trainer = tristep.Trainer(ddp, "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    for step in range(STEPS):
+        trainer.zero_grad(set_to_none)
+        parts = _batch(step).chunk(ranks)[rank].chunk(1 + in_parts)
+        for part in parts[:-1]:
+            with ddp.no_sync():
+                _backward(ddp, part)
+        _backward(ddp, parts[-1])
+        trainer.step(len(parts))
+    return _weights(net), trainer._names
+
+
+@pytest.mark.parametrize(("view", "set_to_none", "in_parts"), [(False, True, 0), (True, True, 0), (True, False, 1)])
+def test_a_trainer_takes_ddps_gradients_as_they_are(processes, view, set_to_none, in_parts):
+    alone = _net()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        _backward(alone, _batch(step))
+        optimizer.step()
+    (first, names), (second, _) = processes(2).run(_of_trainer, view, set_to_none, in_parts)
+    assert names == list(_weights(alone))
+    for name, weight in _weights(alone).items():
+        np.testing.assert_array_equal(first[name], second[name])
+        np.testing.assert_allclose(first[name], weight, rtol=1e-12, atol=1e-14)
+
+
+def _of_optim():
+    ranks, rank, found = dist.get_world_size(), dist.get_rank(), []
+    for optim in (torch.optim, tristep.optim):
+        net = _net()
+        ddp = DistributedDataParallel(net, gradient_as_bucket_view=True)
+        optimizer = optim.AdamW(ddp.parameters(), lr=0.05)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            _backward(ddp, _batch(step).chunk(ranks)[rank])
+            optimizer.step()
+        found.append(_weights(net))
+    return found
+
+
+def test_tristep_optim_is_torch_optim_under_ddp(processes):
+    first, second = processes(2).run(_of_optim)
+    for name, weight in first[0].items():
+        np.testing.assert_allclose(first[1][name], weight, rtol=1e-12)
+        np.testing.assert_array_equal(first[1][name], second[1][name])
+
+
+def _saved_and_refused(path):
+    net, messages = _net(), []
+    ddp = DistributedDataParallel(net)
+    for store in ("dist_sync", "Dist_Async"):
+        with pytest.raises(ValueError, match=r"reduced twice; use kvstore=None, or give the module inside"):
+            tristep.Trainer(ddp, "adam", kvstore=store)
+    trainer = tristep.Trainer(ddp, "sgd", {"momentum": 0.9}, kvstore=None)
+    with pytest.raises(RuntimeError, match=r"step_in_backward\(\) with DistributedDataParallel"), trainer.step_in_backward(1):
+        messages.append("inside")
+    _backward(ddp, _batch(0))
+    trainer.step(1)
+    if dist.get_rank() == 0:
+        trainer.save_states(path)
+    dist.barrier()
+    return messages, _weights(net)
+
+
+def test_states_saved_under_ddp_are_those_of_the_module_inside(processes, tmp_path):
+    path = str(tmp_path / "states")
+    for messages, weights in processes(2).run(_saved_and_refused, path):
+        assert not messages
+    alone = _net()
+    trainer = tristep.Trainer(alone, "sgd", {"momentum": 0.9})
+    trainer.load_states(path)
+    with torch.no_grad():
+        for name, parameter in alone.named_parameters():
+            parameter.copy_(torch.from_numpy(weights[name]))
+    _backward(alone, _batch(1))
+    trainer.step(1)
+    whole = _net()
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.01, momentum=0.9)
+    for step in range(2):
+        optimizer.zero_grad()
+        _backward(whole, _batch(step))
+        optimizer.step()
+    for name, weight in _weights(whole).items():
+        np.testing.assert_allclose(_weights(alone)[name], weight, rtol=1e-10)
