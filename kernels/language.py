@@ -565,6 +565,13 @@ class Reduction(_OverTensors):
         return len(self.kept) + (self.sums.n_results if self.sums is not None else 0)
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """Which of "w", "g" and "state" its values are made of."""
+        arguments = [argument.arg for argument in self._tree.args.args]
+        names = {node.id for line in self._tree.body for node in ast.walk(line) if isinstance(node, ast.Name)}
+        return tuple(what for what, name in zip(("w", "g", "state"), arguments, strict=False) if name in names)
+
+    @property
     def n_own_results(self) -> int:
         """How many numbers it finds."""
         return self.n_values if self.finished is None else len(self.kept)

@@ -6,10 +6,11 @@ Imports ``tristep.kernels``.
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.trainer'; import it by that name (imported as {__name__!r})")
 
-from . import amp, initializer, kvstore, lr_scheduler, optim, optimizer
+from . import amp, initializer, kvstore, lr_scheduler, optim, optimizer, scale
 from .clipping import clip_global_norm
 from .data_parallel import replicate, split_and_load, split_data
 from .fit import Fit, fit
+from .scale import plan
 from .telemetry import Telemetry
 from .trainer import StaleGradientError, Trainer
 
@@ -29,4 +30,6 @@ __all__ = [
     "replicate",
     "split_and_load",
     "split_data",
+    "plan",
+    "scale",
 ]

@@ -28,6 +28,7 @@ from .trainer import (
     replicate,
     split_and_load,
     split_data,
+    plan,
 )
 from .trainer import initializer as init
 
@@ -46,6 +47,7 @@ __all__ = [
     "optim",
     "optimizer",
     "replicate",
+    "plan",
     "rule",
     "split_and_load",
     "split_data",
