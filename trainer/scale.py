@@ -501,7 +501,7 @@ def measure_link(group: Any = None, sizes: Sequence[int] = (2**12, 2**15, 2**18,
         column = 1 if latency < 0 else 0
         alone = float(terms[:, column].sum() / (terms[:, column] ** 2).sum())
         latency, per_byte = (0.0, alone) if latency < 0 else (alone, 1e-15)
-    return Link(float(1.0 / per_byte), float(latency), f"measured over {dist.get_backend(group)}", measured=True)
+    return Link(float(1.0 / per_byte), float(latency), f"{dist.get_backend(group)} as it is here", measured=True)
 
 
 def table(rows: Sequence[Strategy]) -> str:

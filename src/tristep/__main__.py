@@ -146,9 +146,9 @@ def _plan(
         made = [dataclasses.asdict(row) | {"memory": row.memory} for row in rows]
         print(json.dumps({"params": params, "gpus": gpus, "link": found._asdict(), "strategies": made}, indent=2))
         return 0
-    figures = "of the link measured here, the others nominal" if found.measured else "nominal figures: nothing has been measured"
+    figures = "the link has been measured, other figures are nominal" if found.measured else "with nominal figures, none measured"
     print(
-        f"A model with {figures}.\n{params:,.0f} parameters on {gpus} GPUs over {found.name}: {found.bandwidth / 1e9:.4g} GB/s, "
+        f"By a model, {figures}.\n{params:,.0f} parameters on {gpus} GPUs over {found.name}: {found.bandwidth / 1e9:.4g} GB/s, "
         f"{found.latency * 1e6:.3g} us a message. Sent and kept by each rank, for a step:\n"
     )
     print(scale.table(rows))

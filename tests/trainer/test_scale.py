@@ -1,0 +1,288 @@
+"""The model of training on many GPUs: its bytes against formulas and counted ones, its memory against real states."""
+
+import os
+import socket
+import struct
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import tristep
+from tristep.trainer import scale
+from tristep.trainer.kvstore import collectives
+
+GPT2 = 124.4e6
+
+
+class ByHand(tristep.optimizer.Optimizer):
+    """An optimizer of a user who updates by hand."""
+
+    def create_state(self, index, weight):
+        return None
+
+    def update(self, index, weight, grad, state):
+        weight -= self.learning_rate * grad
+
+
+def _row(rows, name):
+    (found,) = [row for row in rows if row.name == name]
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "ring", "half", "int8"), [(8, 871, 435, 218), (64, 980, 490, 245)])
+def test_bytes_on_the_wire_are_those_of_the_formulas(ranks, ring, half, int8):
+    rows = tristep.plan(GPT2, ranks, "nvlink")
+    assert round(_row(rows, "all-reduce").wire / 1e6) == ring
+    assert round(_row(rows, "ZeRO-1").wire / 1e6) == ring  # its two halves
+    assert round(_row(rows, "ZeRO-3 (FSDP)").wire / 1e6) == pytest.approx(1.5 * ring, abs=1)
+    assert round(_row(rows, "bf16").wire / 1e6) == half
+    assert round(_row(rows, "int8").wire / (1 + 4 / 128) / 1e6) == int8  # without scales
+    assert round(_row(rows, "topk 1%").wire / 1e6) == round((ranks - 1) * 8 * 0.01 * GPT2 / 1e6)
+    assert _row(rows, "parameter server (1)").wire == 4 * GPT2
+    share = (ranks - 1) / ranks * GPT2 / 8
+    assert _row(rows, "2bit").wire == pytest.approx(share * (2 + np.ceil(np.log2(2 * ranks + 1))))  # codes, then exact sums
+    assert _row(rows, "1bit").wire == pytest.approx(share * (1 + np.ceil(np.log2(ranks + 1))))
+    assert _row(rows, "sign").wire == pytest.approx(2 * share * (1 + 32 / 128))
+
+
+def test_nodes_keep_most_of_a_plain_collective_inside():
+    flat = tristep.plan(GPT2, 64, "ib400")
+    rows = tristep.plan(GPT2, 64, "ib400", gpus_per_node=8)
+    for name in ("all-reduce", "ZeRO-1", "ZeRO-3 (FSDP)"):
+        phases = round(_row(flat, name).wire / (63 / 64 * 4 * GPT2))
+        assert _row(rows, name).wire == pytest.approx(phases * 7 / 8 * 4 * GPT2 / 8)  # between 8 nodes, an eighth for each
+        assert _row(rows, name).inner == pytest.approx(phases * 7 / 8 * 4 * GPT2)
+        assert _row(rows, name).communication < _row(flat, name).communication
+    # Compressed messages go straight to their rank, 7 of 63 within the node.
+    assert _row(rows, "int8").inner / _row(rows, "int8").wire == pytest.approx(7 / 56)
+    assert _row(rows, "int8").inner + _row(rows, "int8").wire == pytest.approx(_row(flat, "int8").wire)
+
+
+def test_time_is_latency_and_bytes_over_bandwidth():
+    link = scale.Link(bandwidth=1e9, latency=1e-3)
+    rows = tristep.plan(1_000_000, 4, link, optimizer="sgd", memory=100.0)
+    plain = rows[0]
+    assert plain.communication == pytest.approx(6 * 1e-3 + 2 * 3 / 4 * 4e6 / 1e9)
+    assert plain.update == pytest.approx(12e6 / 100e9)  # weight and gradient read, weight written
+    assert plain.step == pytest.approx(plain.communication + plain.update)
+    assert plain.codes == 0
+    served = _row(tristep.plan(1_000_000, 4, link, servers=2), "parameter server (2)")
+    assert served.communication == pytest.approx(2 * (2 * 1e-3 + 2 * 4e6 / 1e9))
+    sharded = _row(rows, "ZeRO-1")
+    assert sharded.update == pytest.approx(plain.update / 4)
+    # Backward, two thirds of forward and backward, hides the gradients' half of it.
+    hidden = _row(tristep.plan(1_000_000, 4, link, optimizer="sgd", compute_ms=3.0), "ZeRO-1")
+    assert hidden.exposed == pytest.approx(sharded.communication - 2e-3)
+    long = tristep.plan(1_000_000, 4, link, compute_ms=1e3)
+    assert long[0].exposed == 0
+    assert _row(long, "ZeRO-1").exposed == pytest.approx(sharded.communication / 2)
+    assert long[0].step == pytest.approx(1.0 + long[0].update)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "weights", "per_parameter"),
+    [  # bytes that an update reads and writes, counted by hand
+        ("adam", {}, "float32", 28),
+        ("sgd", {"momentum": 0.9}, "float32", 20),
+        ("lion", {}, "float32", 20),
+        ("adamw", {"multi_precision": True}, "bfloat16", 28),
+        ("adamw", {"multi_precision": "remainder"}, "bfloat16", 26),
+        ("adam", {}, "bfloat16", 22),
+        ("adam", {"state_dtype": "8bit"}, "float32", 12 + 4 * (1 + 4 / 128)),
+        ("adam", {"clip_norm": 1.0}, "float32", 32),
+        ("lamb", {}, "float32", 28 + 16),
+    ],
+)
+def test_an_update_moves_the_bytes_of_its_rule(optimizer, options, weights, per_parameter):
+    n = 2**24
+    rows = tristep.plan(n, 1, "nvlink", optimizer=optimizer, optimizer_params=options, weights=weights, memory=1.0)
+    assert rows[0].update * 1e9 / n == pytest.approx(per_parameter, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "dtype"),
+    [
+        ("adam", {}, torch.float32),
+        ("adamw", {"multi_precision": True}, torch.bfloat16),
+        ("lion", {"state_dtype": "8bit", "multi_precision": "remainder"}, torch.bfloat16),
+        ("adam", {"state_dtype": "bfloat16", "ema_decay": 0.9}, torch.float32),
+        ("novograd", {}, torch.float64),
+        ("adafactor", {}, torch.float32),
+        ("muon", {}, torch.float32),
+    ],
+)
+def test_memory_of_states_is_what_a_trainer_allocates(optimizer, options, dtype):
+    net = torch.nn.Sequential(torch.nn.Linear(600, 70), torch.nn.Tanh(), torch.nn.Linear(70, 3)).to(dtype)
+    trainer = tristep.Trainer(net, optimizer, options)
+    net(torch.ones(2, 600, dtype=dtype)).sum().backward()
+    trainer.step(1)
+    updater = trainer._updater
+    kept = [tensor for row in updater.states.values() for tensor in row] + list(updater.masters.values())
+    row = tristep.plan(net, 1, "nvlink", optimizer=optimizer, optimizer_params=options)[0]
+    assert row.states == sum(tensor.nbytes for tensor in kept)
+    assert row.weights == row.gradients == sum(parameter.nbytes for parameter in net.parameters())
+    assert row.memory == row.weights + row.gradients + row.states
+    # One of four ranks has a quarter, up to the ends of blocks and numbers that are kept of each tensor.
+    quarter = _row(tristep.plan(net, 4, "nvlink", optimizer=optimizer, optimizer_params=options), "ZeRO-1").states
+    assert quarter == pytest.approx(row.states / 4, rel=0.02)
+
+
+def test_compression_pays_on_a_slow_link_only():
+    slow = _row(tristep.plan(GPT2, 8, "1,50us"), "int8")
+    assert slow.verdict.startswith("saves ")
+    assert slow.residuals > 4 * GPT2
+    fast = tristep.plan(GPT2, 8, scale.Link(5e12, 0.0))
+    assert {row.verdict for row in fast[4:]} == {"on this link compression costs more than it saves"}
+    assert not any(row.verdict for row in fast[:4])
+    alone = tristep.plan(GPT2, 1, "nvlink")
+    assert all(row.communication == row.wire == 0 for row in alone if "server" not in row.name)
+
+
+def test_matrices_are_sent_as_two_of_few_columns():
+    rows = tristep.plan([(100, 50), (7,), torch.empty(3, 3)], 2, "nvlink")
+    assert _row(rows, "powersgd 4").wire == 4 * (4 * 150 + 7 + 9)  # of 3 x 3 nothing would be saved
+    assert rows[0].wire == 4 * (5000 + 7 + 9)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"params": "8e9"}, TypeError, "params='8e9': must be a number, a module, or tensors or shapes"),
+        ({"params": 0.5}, ValueError, "params=0.5: must be"),
+        ({"params": 1e6 + 0.5}, ValueError, "must be a whole number of parameters"),
+        ({"params": []}, ValueError, "params is empty"),
+        ({"params": [3]}, TypeError, r"params\[0\]=3: must be a tensor or a shape"),
+        ({"gpus": 0}, ValueError, "gpus=0: must be 1 or more"),
+        ({"gpus": 2.0}, TypeError, "gpus=2.0: must be a whole number"),
+        ({"link": "ib40"}, ValueError, r"link='ib40': must be one of 'nvlink', .* Did you mean 'ib400'\?"),
+        ({"link": "12,fast"}, ValueError, "link='12,fast': must be one of"),
+        ({"link": -1.0}, ValueError, "link=-1.0"),
+        ({"link": "5,-3us"}, ValueError, "the latency"),
+        ({"inner": "nvlnk"}, ValueError, r"inner='nvlnk': .* Did you mean 'nvlink'\?"),
+        ({"gpus_per_node": 3}, ValueError, "gpus_per_node=3: must be a divisor of gpus=4"),
+        ({"memory": "h10"}, ValueError, "memory='h10': must be one of"),
+        ({"weights": "bf16"}, ValueError, r"weights='bf16': .* Did you mean 'bfloat16'\?"),
+        ({"compute_ms": -1}, ValueError, "compute_ms=-1: must be"),
+        ({"servers": 0}, ValueError, "servers=0"),
+        ({"optimizer": "adan", "optimizer_params": {"state_dtype": "4bit"}}, ValueError, "state_dtype='4bit'"),
+        ({"optimizer": ByHand()}, TypeError, "must be one that is a rule, since memory follows"),
+        ({"optimizer_params": {"state_dtype": "8bit"}, "weights": "float64"}, ValueError, r"state_dtype='8bit': params\[0\]"),
+    ],
+)
+def test_bad_arguments(changed, error, message):
+    arguments = {"params": 1e6, "gpus": 4, "link": "nvlink"} | changed
+    with pytest.raises(error, match=message):
+        tristep.plan(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "bandwidth", "latency"),
+    [("NVLink", 360e9, 3.4e-6), ("12.5", 12.5e9, 0), ("12.5,30us", 12.5e9, 30e-6), ("1, 2 ms", 1e9, 2e-3), ("1,5", 1e9, 5e-6)],
+)
+def test_links_are_given_by_name_or_by_numbers(text, bandwidth, latency):
+    link = scale.parse_link(text)
+    assert link[:2] == pytest.approx((bandwidth, latency))
+    assert not link.measured
+
+
+def _bytes_sent():
+    """What has arrived of all that this process has sent over TCP: tcpi_bytes_acked of Linux's tcp_info."""
+    total = 0
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            connection = socket.socket(fileno=os.dup(int(number)))
+        except OSError:  # no socket, or the folder itself
+            continue
+        with connection:
+            if connection.type == socket.SOCK_STREAM and connection.family in (socket.AF_INET, socket.AF_INET6):
+                total += struct.unpack_from("Q", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 120)[0]
+    return total
+
+
+def _counted(n):
+    """Bytes that this rank sends for n values, by the collectives of a plain all-reduce, ZeRO-1 and compression to 16 bits."""
+    ranks = dist.get_world_size()
+    values, own = torch.ones(n), torch.ones(n // ranks)
+    codes, part = torch.ones(2 * n, dtype=torch.uint8), torch.ones(2 * n // ranks, dtype=torch.uint8)
+
+    def all_reduce():
+        dist.all_reduce(values)
+
+    def sharded():  # gloo makes its reduce-scatter of a whole all-reduce, so every rank adds up its part itself
+        parts = torch.empty_like(values)
+        collectives.all_to_all(parts, values)
+        torch.sum(parts.view(ranks, -1), dim=0, out=own)
+        collectives.all_gather(values, own)
+
+    def compressed():
+        collectives.all_to_all(torch.empty_like(codes), codes)
+        collectives.all_gather(codes, part)
+
+    found = []
+    for collective in (all_reduce, sharded, compressed):
+        collective()  # makes connections
+        dist.barrier()
+        before = _bytes_sent()
+        collective()
+        dist.barrier()
+        dist.barrier()  # by now what has been sent before is acknowledged
+        found.append(_bytes_sent() - before)
+    return found
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="counts bytes as Linux does")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_counted_bytes_are_the_models(processes, ranks):
+    n = 1_500_000
+    rows = tristep.plan(n, ranks, "eth100")
+    counted = np.mean(processes(ranks).run(_counted, n), axis=0)
+    assert counted[0] == pytest.approx(_row(rows, "all-reduce").wire, rel=0.02)
+    assert counted[1] == pytest.approx(_row(rows, "ZeRO-1").wire, rel=0.02)
+    assert counted[2] == pytest.approx(_row(rows, "fp16").wire, rel=0.02)
+
+
+def _measured():
+    return scale.measure_link(sizes=(2**10, 2**16, 2**22), repeats=2)
+
+
+def test_a_measured_link_is_the_same_on_all_ranks(processes):
+    first, second = processes(2).run(_measured)
+    assert first == second
+    assert first.measured
+    assert first.bandwidth > 0
+    assert first.latency >= 0
+
+
+def _made_up(times):
+    """The link that is found if all-reduces take these times."""
+    clock = iter([reading for k, spent in enumerate(times) for reading in (10.0 * k, 10.0 * k + spent)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scale.time, "perf_counter", lambda: next(clock))
+        return scale.measure_link(sizes=(2**12, 2**20, 2**22), repeats=1)
+
+
+def test_least_squares_find_latency_and_bandwidth(processes):
+    sizes = (2**12, 2**20, 2**22)
+    exact = [2 * 20e-6 + size / 5e9 for size in sizes]  # two ranks: 2 messages, and half of it twice
+    times = [time for each in exact for time in (1.0, each)]  # the first of each size makes connections
+    for link in processes(2).run(_made_up, times):
+        assert link.latency == pytest.approx(20e-6)
+        assert link.bandwidth == pytest.approx(5e9)
+
+
+def test_there_is_no_link_to_measure_in_one_process():
+    with pytest.raises(RuntimeError, match="needs a process group: start with torchrun"):
+        scale.measure_link()
+
+
+def test_the_table_has_all_rows_and_verdicts():
+    text = scale.table(tristep.plan(GPT2, 16, "eth100", gpus_per_node=8, compute_ms=100))
+    lines = text.splitlines()
+    assert lines[0].split() == [
+        *("strategy", "sent", "in", "node", "weights", "grads", "states", "buffers", "residuals", "memory", "wire", "exposed"),
+        *("codes", "update", "step"),
+    ]
+    assert len({len(line) for line in lines[:14]}) == 1
+    assert len(lines) == 1 + 13 + 1 + 9
