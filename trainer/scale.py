@@ -182,7 +182,9 @@ def plan(
         >>> round(rows[0].wire / 1e6)
         871
     """
-    model = _Model(params, gpus, link, optimizer, optimizer_params, weights, gpus_per_node, inner, memory, compute_ms, servers)
+    model = _Model(
+        params, gpus, link, optimizer, optimizer_params, weights, gpus_per_node, inner, memory, compute_ms, servers
+    )
     return model.rows()
 
 
@@ -231,7 +233,13 @@ class _Model:
 
     def rows(self) -> list[Strategy]:
         plain = self._plain()
-        return [plain, self._sharded(), self._all_sharded(), self._served(), *(self._judged(row, plain) for row in self._coded())]
+        return [
+            plain,
+            self._sharded(),
+            self._all_sharded(),
+            self._served(),
+            *(self._judged(row, plain) for row in self._coded()),
+        ]
 
     def _state_bytes(self, tensors: Sequence[torch.Tensor]) -> float:
         """Bytes of states and masters, as the optimizer makes them."""
@@ -253,7 +261,9 @@ class _Model:
         """What an update reads and writes, over the memory's bandwidth."""
         rule, total = self.optimizer.composed_rule, 0.0
         for reduction in rule.reductions if isinstance(rule, Rule) else ():
-            total += ("w" in reduction.reads) * self.w + ("g" in reduction.reads) * self.w + ("state" in reduction.reads) * self.s
+            total += (
+                ("w" in reduction.reads) * self.w + ("g" in reduction.reads) * self.w + ("state" in reduction.reads) * self.s
+            )
         total += self.w + 2 * self.s  # gradients, states and masters
         for tensor in self.tensors:
             master = self.optimizer.master_dtype(tensor)
@@ -403,7 +413,9 @@ class _Model:
         yield f"topk {TOPK:.0%}", (1 + ranks) * sent, cost, 8.0 * n + 4.0 * n + 2 * ranks * sent
         values = matrices = 0
         for tensor in self.tensors:
-            rows, columns = (tensor.shape[0], tensor.numel() // tensor.shape[0]) if tensor.dim() > 1 and tensor.numel() else (0, 0)
+            rows, columns = (
+                (tensor.shape[0], tensor.numel() // tensor.shape[0]) if tensor.dim() > 1 and tensor.numel() else (0, 0)
+            )
             factors = RANK * (rows + columns)
             if 0 < factors < tensor.numel():
                 values, matrices = values + factors, matrices + tensor.numel()
@@ -570,4 +582,6 @@ def _bytes(count: float) -> str:
 def _seconds(value: float) -> str:
     if not value:
         return "-"
-    return f"{value:.3g} s" if value >= 0.9995 else f"{value * 1e3:.3g} ms" if value >= 0.9995e-3 else f"{value * 1e6:.3g} us"
+    return (
+        f"{value:.3g} s" if value >= 0.9995 else f"{value * 1e3:.3g} ms" if value >= 0.9995e-3 else f"{value * 1e6:.3g} us"
+    )

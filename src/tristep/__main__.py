@@ -91,10 +91,14 @@ def _add_plan(commands: Any) -> argparse.ArgumentParser:
     plan.add_argument("--optimizer", default="adam", metavar="NAME", help="(default: adam)")
     plan.add_argument("--state", metavar="TYPE", help="how states are stored: bfloat16 or 8bit")
     plan.add_argument("--weights", default="float32", metavar="TYPE", help="of weights and gradients (default: float32)")
-    plan.add_argument("--master", choices=("float32", "remainder"), help="what is kept beside 16-bit weights; nothing if left out")
+    plan.add_argument(
+        "--master", choices=("float32", "remainder"), help="what is kept beside 16-bit weights; nothing if left out"
+    )
     memories = ", ".join(scale.MEMORIES)
     plan.add_argument("--memory", default="h100", metavar="GPU", help=f"whose memory: {memories}, or GB/s (default: h100)")
-    plan.add_argument("--compute-ms", type=float, metavar="T", help="of forward and backward, behind which communication hides")
+    plan.add_argument(
+        "--compute-ms", type=float, metavar="T", help="of forward and backward, behind which communication hides"
+    )
     plan.add_argument("--servers", type=int, default=1, metavar="N", help="of the parameter server (default: 1)")
     plan.add_argument("--json", action="store_true", help="print the rows as JSON, in bytes and seconds")
     return plan
@@ -146,7 +150,9 @@ def _plan(
         made = [dataclasses.asdict(row) | {"memory": row.memory} for row in rows]
         print(json.dumps({"params": params, "gpus": gpus, "link": found._asdict(), "strategies": made}, indent=2))
         return 0
-    figures = "the link has been measured, other figures are nominal" if found.measured else "with nominal figures, none measured"
+    figures = (
+        "the link has been measured, other figures are nominal" if found.measured else "with nominal figures, none measured"
+    )
     print(
         f"By a model, {figures}.\n{params:,.0f} parameters on {gpus} GPUs over {found.name}: {found.bandwidth / 1e9:.4g} GB/s, "
         f"{found.latency * 1e6:.3g} us a message. Sent and kept by each rank, for a step:\n"

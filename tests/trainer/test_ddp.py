@@ -87,7 +87,10 @@ def _saved_and_refused(path):
         with pytest.raises(ValueError, match=r"reduced twice; use kvstore=None, or give the module inside"):
             tristep.Trainer(ddp, "adam", kvstore=store)
     trainer = tristep.Trainer(ddp, "sgd", {"momentum": 0.9}, kvstore=None)
-    with pytest.raises(RuntimeError, match=r"step_in_backward\(\) with DistributedDataParallel"), trainer.step_in_backward(1):
+    with (
+        pytest.raises(RuntimeError, match=r"step_in_backward\(\) with DistributedDataParallel"),
+        trainer.step_in_backward(1),
+    ):
         messages.append("inside")
     _backward(ddp, _batch(0))
     trainer.step(1)

@@ -150,7 +150,9 @@ def _state_goes_to_and_fro(source, target):
             _backward(one, 3, dist.get_rank())
             its.step()
         pairs = zip(_whole(net.parameters()), _whole(other.parameters()), strict=True)
-        found.append((sorted(saved["state"]), second.param_groups[0]["lr"], max((a - b).abs().max().item() for a, b in pairs)))
+        found.append(
+            (sorted(saved["state"]), second.param_groups[0]["lr"], max((a - b).abs().max().item() for a, b in pairs))
+        )
     return found
 
 

@@ -168,7 +168,11 @@ def test_matrices_are_sent_as_two_of_few_columns():
         ({"servers": 0}, ValueError, "servers=0"),
         ({"optimizer": "adan", "optimizer_params": {"state_dtype": "4bit"}}, ValueError, "state_dtype='4bit'"),
         ({"optimizer": ByHand()}, TypeError, "must be one that is a rule, since memory follows"),
-        ({"optimizer_params": {"state_dtype": "8bit"}, "weights": "float64"}, ValueError, r"state_dtype='8bit': params\[0\]"),
+        (
+            {"optimizer_params": {"state_dtype": "8bit"}, "weights": "float64"},
+            ValueError,
+            r"state_dtype='8bit': params\[0\]",
+        ),
     ],
 )
 def test_bad_arguments(changed, error, message):
@@ -179,7 +183,13 @@ def test_bad_arguments(changed, error, message):
 
 @pytest.mark.parametrize(
     ("text", "bandwidth", "latency"),
-    [("NVLink", 360e9, 3.4e-6), ("12.5", 12.5e9, 0), ("12.5,30us", 12.5e9, 30e-6), ("1, 2 ms", 1e9, 2e-3), ("1,5", 1e9, 5e-6)],
+    [
+        ("NVLink", 360e9, 3.4e-6),
+        ("12.5", 12.5e9, 0),
+        ("12.5,30us", 12.5e9, 30e-6),
+        ("1, 2 ms", 1e9, 2e-3),
+        ("1,5", 1e9, 5e-6),
+    ],
 )
 def test_links_are_given_by_name_or_by_numbers(text, bandwidth, latency):
     link = scale.parse_link(text)
@@ -281,7 +291,20 @@ def test_the_table_has_all_rows_and_verdicts():
     text = scale.table(tristep.plan(GPT2, 16, "eth100", gpus_per_node=8, compute_ms=100))
     lines = text.splitlines()
     assert lines[0].split() == [
-        *("strategy", "sent", "in", "node", "weights", "grads", "states", "buffers", "residuals", "memory", "wire", "exposed"),
+        *(
+            "strategy",
+            "sent",
+            "in",
+            "node",
+            "weights",
+            "grads",
+            "states",
+            "buffers",
+            "residuals",
+            "memory",
+            "wire",
+            "exposed",
+        ),
         *("codes", "update", "step"),
     ]
     assert len({len(line) for line in lines[:14]}) == 1

@@ -210,9 +210,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if dtype not in DTYPES:
             raise TypeError(f"{name} is {parameter.dtype}: must be of type {', '.join(map(str, DTYPES))} or complex")
 
-    def _check_shards(
-        self, rule: Rule | TensorRule, narrow: torch.dtype | None, parameters: Sequence[torch.Tensor]
-    ) -> None:
+    def _check_shards(self, rule: Rule | TensorRule, narrow: torch.dtype | None, parameters: Sequence[torch.Tensor]) -> None:
         """Refuse DTensors that the rule cannot update by their shards."""
         if (refusal := shards.rule_refusal(rule, narrow == torch.uint8, parameters)) is not None:
             raise NotImplementedError(f"{type(self).__name__} with sharded parameters: {refusal}")

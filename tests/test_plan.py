@@ -1,0 +1,113 @@
+"""`python -m tristep plan`: what it prints, and that the documents show that."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tristep
+from tristep.__main__ import main
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/scaling.md"])
+def test_documents_show_what_it_prints(document, capsys):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    shown = re.findall(
+        r"^```text\n\$ python -m tristep (.+?)(?: \| head -n (\d+))?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
+    )
+    assert shown
+    for arguments, lines, expected in shown:
+        assert main(arguments.split()) == 0
+        printed = capsys.readouterr().out.splitlines(keepends=True)
+        assert "".join(printed[: int(lines)] if lines else printed) == expected
+
+
+def test_it_says_that_nothing_was_measured_and_what_was_assumed(capsys):
+    assert main(["plan", "--params", "8e9", "--gpus", "64", "--link", "12.5,30us"]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "By a model, with nominal figures, none measured."
+    assert second.startswith("8,000,000,000 parameters on 64 GPUs over 12.5,30us: 12.5 GB/s, 30 us a message.")
+
+
+def test_json_has_the_rows_of_plan(capsys):
+    options = [
+        "--optimizer",
+        "lion",
+        "--state",
+        "8bit",
+        "--weights",
+        "bf16",
+        "--master",
+        "remainder",
+        "--gpus-per-node",
+        "8",
+    ]
+    assert main(["plan", "--params", "1e6", "--gpus", "16", "--link", "ib400", "--memory", "2000", *options, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = tristep.plan(
+        1e6,
+        16,
+        "ib400",
+        optimizer="lion",
+        optimizer_params={"state_dtype": "8bit", "multi_precision": "remainder"},
+        weights="bfloat16",
+        gpus_per_node=8,
+        memory=2000.0,
+    )
+    assert found["link"]["measured"] is False
+    assert [row["name"] for row in found["strategies"]] == [row.name for row in rows]
+    for printed, row in zip(found["strategies"], rows, strict=True):
+        assert printed["wire"] == row.wire
+        assert printed["states"] == row.states
+        assert printed["memory"] == row.memory
+        assert printed["step"] == row.step
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--link", "nvlink"], "--params"),
+        (["--params", "1e6", "--gpus", "2"], "--link --measure is required"),
+        (["--params", "1e6", "--link", "nvlink"], "--gpus is missing"),
+        (["--params", "1e6", "--gpus", "2", "--link", "nvlnk"], "Did you mean 'nvlink'?"),
+        (["--params", "1e6", "--gpus", "2", "--link", "ib400", "--measure"], "not allowed with"),
+        (["--params", "1e6", "--gpus", "2", "--link", "ib400", "--optimizer", "adamm"], "adamm"),
+        (["--params", "1e6", "--gpus", "2", "--link", "ib400", "--state", "4bit"], "state_dtype='4bit'"),
+        (["--params", "1e6", "--gpus", "2", "--link", "ib400", "--memory", "h1"], "memory='h1'"),
+        (["--params", "1e6", "--measure"], "--measure needs several processes: torchrun"),
+        (["--params", "1e6", "--measure", "--gpus-per-node", "2"], "leave one of them out"),
+    ],
+)
+def test_wrong_arguments(arguments, message, capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", *arguments])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_it_measures_the_link_of_a_torchrun_job():
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        "-m",
+        "tristep",
+        "plan",
+    ]
+    done = subprocess.run(
+        [*command, "--params", "1e6", "--measure", "--json"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)  # one of the two prints
+    assert found["gpus"] == 2
+    assert found["link"]["measured"] is True
+    assert found["link"]["bandwidth"] > 0
