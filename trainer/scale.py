@@ -52,8 +52,8 @@ class Link(NamedTuple):
 
 
 # Nominal figures in one direction times the efficiency that is taken for it. Latencies are those that NCCL's own model of a
-# ring takes for a step (nccl: src/graph/tuning.cc, hwLat, Ring, Simple: NVLink 3.4, PCI 5.7, network 14 us); that of Ethernet
-# stands for TCP, whose round trips between machines take some tens of microseconds.
+# ring takes for a step (nccl: src/graph/tuning.cc, hwLat, Ring, Simple: NVLink 3.4, PCI 5.7, network 14 us); that of
+# Ethernet is an assumption for TCP, about twice as much.
 LINKS = {
     link.name: link
     for link in (
@@ -165,7 +165,7 @@ def plan(
             first within nodes and then between them, each GPU with a link of its own; compressed messages go straight to
             their rank.
         inner: the link within a node.
-        memory: a GPU's memory, a name of `MEMORIES` or GB/s.
+        memory: a GPU's memory, a name of `MEMORIES` or GB/s, also as text.
         compute_ms: milliseconds of forward and backward, of which two thirds are backward, behind which communication that
             needs no more than gradients hides; None hides nothing and counts neither.
         servers: processes of the parameter server.
@@ -214,10 +214,7 @@ class _Model:
         self.node = 1 if gpus_per_node is None else whole("gpus_per_node", gpus_per_node, low=1)
         if self.ranks % self.node:
             raise ValueError(f"gpus_per_node={gpus_per_node!r}: must be a divisor of gpus={gpus!r}")
-        if isinstance(memory, str):
-            self.memory = MEMORIES[choice("memory", memory, MEMORIES)]
-        else:
-            self.memory = real("memory", memory, above=0) * 1e9
+        self.memory = _memory(memory)
         self.compute = None if compute_ms is None else real("compute_ms", compute_ms, low=0) / 1e3
         self.servers = whole("servers", servers, low=1)
         dtype = DTYPES[choice("weights", weights, DTYPES, other_names=OTHER_NAMES)]
@@ -358,14 +355,13 @@ class _Model:
         crowd = max(1.0, self.ranks / self.servers)
         way = _Cost(self.w, 0.0, self.servers * self.link.latency + crowd * self.w / self.link.bandwidth)
         back = _Cost(0.0, 0.0, way.seconds)  # sent by the servers
-        row = self._row(
+        return self._row(
             f"parameter server ({self.servers})",
             "kvstore='dist_async'",
             [(way, BACKWARD), (back, 0.0)],
             self._update_seconds(1 / self.servers) * self.ranks,  # one for each worker's gradients
             states=0.0,
         )
-        return row
 
     def _coded(self) -> Iterable[Strategy]:
         n, ranks, memory = self.n, self.ranks, self.memory
@@ -373,7 +369,7 @@ class _Model:
         for name, code in CODES.items():
             forth, back = n * code.forth(), n * code.back(ranks)
             moved = self.w + feedback + forth  # coding
-            residuals = 4 * n
+            residuals = 4.0 * n
             if ranks > 2:
                 moved += forth + back / ranks  # adding up a part of all ranks
                 if not code.votes:
@@ -539,6 +535,16 @@ def table(rows: Sequence[Strategy]) -> str:
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
     verdicts = [f"{row.name.ljust(widths[0])}  {row.verdict}" for row in rows if row.verdict]
     return "\n".join([*lines, "", *verdicts])
+
+
+def _memory(memory: Any) -> float:
+    """Bytes per second of a memory, by its name or in GB/s."""
+    if isinstance(memory, str):
+        try:
+            memory = float(memory)
+        except ValueError:
+            return MEMORIES[choice("memory", memory, MEMORIES)]
+    return real("memory", memory, above=0) * 1e9
 
 
 def _tensors(params: Any, dtype: torch.dtype) -> list[torch.Tensor]:

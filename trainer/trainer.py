@@ -275,8 +275,8 @@ class Trainer:
             raise RuntimeError("step_in_backward() inside step_in_backward(): one backward pass can only be one step")
         if self._reduced_by_torch:
             raise RuntimeError(
-                "step_in_backward() with DistributedDataParallel, which reduces gradients only after they are complete on each "
-                "rank: use step()"
+                "step_in_backward() with DistributedDataParallel, which reduces gradients only after they are complete on "
+                "each rank: use step()"
             )
         self._refuse_lazy()
         check_optimizer(self._optimizer)

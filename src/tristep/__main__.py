@@ -123,7 +123,6 @@ def _plan(
     if master is not None:
         options["multi_precision"] = "remainder" if master == "remainder" else True
     weights = scale.OTHER_NAMES.get(weights, weights)
-    named = memory in scale.MEMORIES or not memory.replace(".", "", 1).isdigit()
     if measure:
         if others["gpus_per_node"] is not None:
             raise ValueError("--measure finds one link for all, so there is none for --gpus-per-node: leave one of them out")
@@ -141,7 +140,7 @@ def _plan(
         optimizer=optimizer,
         optimizer_params=options,
         weights=weights,
-        memory=memory if named else float(memory),
+        memory=memory,
         **others,
     )
     if rank:
@@ -154,8 +153,9 @@ def _plan(
         "the link has been measured, other figures are nominal" if found.measured else "with nominal figures, none measured"
     )
     print(
-        f"By a model, {figures}.\n{params:,.0f} parameters on {gpus} GPUs over {found.name}: {found.bandwidth / 1e9:.4g} GB/s, "
-        f"{found.latency * 1e6:.3g} us a message. Sent and kept by each rank, for a step:\n"
+        f"By a model, {figures}.\n{params:,.0f} parameters on {gpus} GPUs over {found.name}: "
+        f"{found.bandwidth / 1e9:.4g} GB/s, {found.latency * 1e6:.3g} us a message. "
+        "Sent and kept by each rank, for a step:\n"
     )
     print(scale.table(rows))
     return 0

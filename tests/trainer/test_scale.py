@@ -212,7 +212,7 @@ def _bytes_sent():
 
 
 def _counted(n):
-    """Bytes that this rank sends for n values, by the collectives of a plain all-reduce, ZeRO-1 and compression to 16 bits."""
+    """Bytes that this rank sends for n values, by the collectives of an all-reduce, ZeRO-1 and compression to 16 bits."""
     ranks = dist.get_world_size()
     values, own = torch.ones(n), torch.ones(n // ranks)
     codes, part = torch.ones(2 * n, dtype=torch.uint8), torch.ones(2 * n // ranks, dtype=torch.uint8)

@@ -64,7 +64,7 @@ def local_gradient(name: str, parameter: torch.Tensor, gradient: torch.Tensor | 
 
 
 def placed_as(parameter: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """A state of this rank's elements as it is shown: a DTensor where the parameter is one and it has an element for each."""
+    """A state of this rank's elements as it is shown: a DTensor where the parameter is one and it is of its shape."""
     if not is_dtensor(parameter) or state.shape != local(parameter).shape:
         return state
     own: Any = parameter
@@ -111,16 +111,15 @@ def rule_refusal(rule: Rule | TensorRule, packed: bool, parameters: Sequence[tor
         return None
     if isinstance(rule, TensorRule):
         return (
-            f"its rule, {rule.name!r}, is one of whole matrices, of which a rank has only a shard: leave those parameters out "
-            "of fully_shard (ignored_params=...), or use an optimizer whose rule is one of single elements"
+            f"its rule, {rule.name!r}, is one of whole matrices, of which a rank has only a shard: leave those parameters "
+            "out of fully_shard (ignored_params=...), or use an optimizer whose rule is one of single elements"
         )
     if packed:
         return "state_dtype='8bit' has blocks that do not end where shards do: it must be 'bfloat16' or None here"
     if len(set(map(cut_among, parameters))) > 1 and any(reduction.over == "all" for reduction in rule.reductions):
         return (
-            f"its rule, {rule.name!r}, needs a sum over all parameters together (as clip_norm does), of which some are cut and "
-            "others are not, or otherwise: clip by tristep.optim.clip_grad_norm_ instead, or give it parameters that are all "
-            "cut among the same ranks"
+            f"its rule, {rule.name!r}, needs a sum over all parameters together (as clip_norm does), and not all of "
+            "them are cut among the same ranks: clip by tristep.optim.clip_grad_norm_ instead, or give it parameters that are"
         )
     return None
 
