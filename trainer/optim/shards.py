@@ -99,7 +99,7 @@ def refusal(parameter: torch.Tensor) -> str | None:
     if not is_wrapper(parameter):
         return None
     if not is_dtensor(parameter):
-        return "made of other tensors: it must be a plain tensor or a DTensor"
+        return "made of other tensors: it must be a plain tensor or a DTensor, or use torch.optim"
     if any(placement.is_partial() for placement in parameter.placements):  # type: ignore[attr-defined]
         return "of which every rank has a summand: place it as Shard or Replicate before, by redistribute()"
     return None
@@ -119,7 +119,7 @@ def rule_refusal(rule: Rule | TensorRule, packed: bool, parameters: Sequence[tor
     if len(set(map(cut_among, parameters))) > 1 and any(reduction.over == "all" for reduction in rule.reductions):
         return (
             f"its rule, {rule.name!r}, needs a sum over all parameters together (as clip_norm does), and not all of "
-            "them are cut among the same ranks: clip by tristep.optim.clip_grad_norm_ instead, or give it parameters that are"
+            "them are cut among the same ranks: clip by tristep.optim.clip_grad_norm_ instead, or give it those that are"
         )
     return None
 
