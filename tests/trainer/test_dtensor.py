@@ -316,6 +316,32 @@ def test_a_shard_may_be_replaced(processes):
         np.testing.assert_allclose(ours[0], alone[0], rtol=1e-6, atol=1e-7)
 
 
+def _odd_cuts():
+    """Ranks that have nothing at all, and columns in the place of rows."""
+    from torch.distributed.tensor import Shard
+
+    found = []
+    for shape, dim in (((1,), 0), ((1, 3), 0), ((3, 5), 1), ((2, 1), 1)):
+        whole, grad = torch.randn(shape), torch.randn(shape)
+        for name in ("LAMB", "Lion"):
+            parameter, other = _placed(whole, Shard(dim), grad), torch.nn.Parameter(whole.clone())
+            other.grad = grad.clone()
+            for each in (parameter, other):
+                optimizer = getattr(tristep.optim, name)([each], lr=0.1, clip_norm=0.5)
+                optimizer.step()
+                optimizer.step()
+            found.append((*_whole([parameter, other]), *_whole([optimizer.state[other]["mean"]])))
+    return _sent(found)
+
+
+def test_a_rank_may_have_nothing_and_cuts_may_be_of_columns(processes):
+    for found in processes(2).run(_odd_cuts):
+        assert len(found) == 8
+        for cut, whole, mean in found:
+            assert mean.any()
+            np.testing.assert_allclose(cut, whole, rtol=1e-6, atol=1e-7)
+
+
 def _refused():
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
