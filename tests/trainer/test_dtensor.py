@@ -297,6 +297,21 @@ def test_shards_have_random_numbers_of_their_own(processes):
         assert not np.isclose(noise[:32], noise[32:]).any()
 
 
+def _plans():
+    net = _sharded(_net())
+    optimizer = tristep.optim.AdamW(net.parameters(), lr=0.05)
+    plans = []
+    for step in range(4):
+        _backward(net, step, dist.get_rank())
+        optimizer.step()
+        plans.append(optimizer._plan)
+    return all(plan is plans[0] for plan in plans)
+
+
+def test_what_is_found_out_of_shards_is_kept_from_step_to_step(processes):
+    assert processes(2).run(_plans) == [True, True]
+
+
 def _replaced():
     from torch.distributed.tensor import Shard
 

@@ -36,19 +36,18 @@ Cut = tuple[tuple[Any, int], ...]
 
 def is_dtensor(tensor: Any) -> bool:
     """Whether it is a `torch.distributed.tensor.DTensor`."""
-    if not is_wrapper(tensor):
-        return False
     module = sys.modules.get("torch.distributed.tensor")  # where there is none, nobody has made one
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-@torch.no_grad()
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or what this rank has of a DTensor: always the same object, as long as that is not replaced."""
-    return tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    """The tensor itself, or what this rank has of a DTensor: always the same object, as long as that is not replaced.
+
+    (`to_local` gives a new one at each call, in some versions.)
+    """
+    return tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
-@torch.no_grad()
 def local_gradient(name: str, parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
     """What this rank needs of a parameter's gradient. One that is placed otherwise, such as partial sums, is placed anew."""
     if gradient is None or not is_dtensor(parameter):
@@ -59,7 +58,7 @@ def local_gradient(name: str, parameter: torch.Tensor, gradient: torch.Tensor | 
         raise TypeError(f"the gradient of {name} is {kind}: it must be a DTensor on the parameter's mesh")
     if placed.placements != parameter.placements:  # type: ignore[attr-defined]
         placed = placed.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
-    own = placed.to_local()
+    own = placed._local_tensor
     return own.wait() if is_wrapper(own) else own
 
 
