@@ -27,9 +27,9 @@ __all__ = [
     "lr_scheduler",
     "optim",
     "optimizer",
+    "plan",
     "replicate",
+    "scale",
     "split_and_load",
     "split_data",
-    "plan",
-    "scale",
 ]

@@ -25,10 +25,10 @@ from .trainer import (
     lr_scheduler,
     optim,
     optimizer,
+    plan,
     replicate,
     split_and_load,
     split_data,
-    plan,
 )
 from .trainer import initializer as init
 
@@ -46,8 +46,8 @@ __all__ = [
     "lr_scheduler",
     "optim",
     "optimizer",
-    "replicate",
     "plan",
+    "replicate",
     "rule",
     "split_and_load",
     "split_data",
