@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from ..kernels import Rule, storage
+from ..kernels.compress import CODES, TILE
 from .arguments import choice, did_you_mean, real, whole
 from .optimizer import Optimizer, RuleOptimizer, create
 
@@ -67,32 +68,6 @@ LINKS = {
 MEMORIES = {"a100": 2.039e12 * 0.9, "h100": 3.35e12 * 0.9, "h200": 4.8e12 * 0.9, "b200": 8.0e12 * 0.9}
 
 
-class _Code(NamedTuple):
-    """Bits of a value on the wire; bytes of scales for each; how large the largest vote is whose sum is sent back, or 0."""
-
-    bits: float
-    scale: float = 0.0
-    votes: int = 0
-
-    def forth(self) -> float:
-        """Bytes of a value on its way to the rank that adds up."""
-        return self.bits / 8 + self.scale
-
-    def back(self, ranks: int) -> float:
-        """Bytes of a sum on its way back: coded again, or the sum of the votes itself."""
-        return (self.votes * ranks).bit_length() / 8 if self.votes and ranks > 2 else self.forth()
-
-
-# Blocks of 128 values have one float32 scale.
-CODES = {
-    "2bit": _Code(2, votes=2),
-    "1bit": _Code(1, votes=1),
-    "fp16": _Code(16),
-    "bf16": _Code(16),
-    "int8": _Code(8, 4 / 128),
-    "int4": _Code(4, 4 / 128),
-    "sign": _Code(1, 4 / 128),
-}
 TOPK, RANK = 0.01, 4  # the share that "topk" sends; the rank of "powersgd"
 
 
@@ -367,12 +342,15 @@ class _Model:
         n, ranks, memory = self.n, self.ranks, self.memory
         update, feedback = self._update_seconds(), 8 * n  # the residual, read and written
         for name, code in CODES.items():
-            forth, back = n * code.forth(), n * code.back(ranks)
+            forth = back = n * code.size(TILE) / TILE
+            votes = code.vote is not None and ranks > 2  # then the sum of the votes itself is sent back
+            if votes:
+                back = n * code.vote_bits(ranks) / 8
             moved = self.w + feedback + forth  # coding
             residuals = 4.0 * n
             if ranks > 2:
                 moved += forth + back / ranks  # adding up a part of all ranks
-                if not code.votes:
+                if not votes:
                     moved, residuals = moved + feedback / ranks, residuals + 4 * n / ranks
                 moved += back + self.w  # decoding
             else:
@@ -380,7 +358,7 @@ class _Model:
             yield self._row(
                 name,
                 f"compression_params={{'type': '{name}'}}",
-                [(self._straight(forth, back if ranks > 2 else forth), BACKWARD)],
+                [(self._straight(forth, back), BACKWARD)],
                 update,
                 moved / memory if ranks > 1 else 0.0,
                 buffers=(2 * forth + back + back / ranks if ranks > 2 else (1 + ranks) * forth) if ranks > 1 else 0.0,

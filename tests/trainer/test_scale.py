@@ -253,6 +253,23 @@ def test_counted_bytes_are_the_models(processes, ranks):
     assert counted[2] == pytest.approx(_row(rows, "fp16").wire, rel=0.02)
 
 
+def _said_by_compressors(shape):
+    types = ["2bit", "1bit", "fp16", "bf16", "int8", "int4", "sign", "topk", "powersgd"]
+    n = int(np.prod(shape))
+    made = {kind: tristep.kvstore.CompressedAllReduce({"type": kind}, n, [shape]) for kind in types}
+    return {kind: reduce.bytes_sent for kind, reduce in made.items()}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_compressed_bytes_are_those_of_the_compressors(processes, ranks):
+    shape = (384, 512)  # whole tiles for each rank
+    rows = tristep.plan([shape], ranks, "eth100")[4:]
+    for said in processes(ranks).run(_said_by_compressors, shape):
+        assert {row.name.split()[0] for row in rows} == said.keys()
+        for row in rows:
+            assert row.wire == pytest.approx(said[row.name.split()[0]], rel=0.002), row.name
+
+
 def _measured():
     return scale.measure_link(sizes=(2**10, 2**16, 2**22), repeats=2)
 
