@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node 2 tutorials/several_processes.py
     torchrun --nproc_per_node 2 tutorials/several_processes.py --replicate
-    torchrun --nproc_per_node 2 tutorials/several_processes.py --compression 2bit --threshold 2
+    torchrun --nproc_per_node 2 tutorials/several_processes.py --compression int8
     torchrun --nproc_per_node 3 tutorials/several_processes.py --store dist_async
 
 Compared with a script for one process three things are new: a store, each process's own part of a batch, and its own device.
@@ -42,11 +42,12 @@ def main() -> None:
         if options.threshold is not None:
             compression["threshold"] = options.threshold
     batches = make_batches(options.epochs)
-    schedule = CosineScheduler(len(batches), base_lr=0.03, final_lr=0.0003, warmup_steps=len(batches) // 10)
+    updates = len(batches) if in_step else len(batches) * store.num_workers
+    schedule = CosineScheduler(updates, base_lr=0.004, final_lr=0.00004, warmup_steps=updates // 10)
     trainer = tristep.Trainer(
         net,
-        "sgd",
-        {"lr_scheduler": schedule, "momentum": 0.9 if in_step else 0.0},
+        "adam",
+        {"lr_scheduler": schedule},
         kvstore=store,
         update_on_kvstore=not options.replicate,  # the default is True: each process updates its share of the weights
         compression_params=compression,

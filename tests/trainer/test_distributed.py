@@ -1,5 +1,8 @@
 """The Trainer over several processes: equal weights on all ranks, and those of one process with the whole batch."""
 
+import contextlib
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -179,6 +182,39 @@ def test_what_was_not_sent_is_kept_back_and_no_more(processes, params):
     if params["type"] != "1bit":  # it sends ones, however small gradients are
         assert np.abs(kept).max() < 60
     np.testing.assert_allclose(sent + kept, total, rtol=0, atol=1e-4)
+
+
+def _automatic(link):
+    """What "auto" takes on a link that is said to be measured, or on the real one, what it prints, and trained weights."""
+    from tristep.trainer import scale
+    from tristep.trainer.kvstore import distributed
+
+    store = {"kvstore": "dist_sync", "compression_params": {"type": "auto"}}
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as printed:
+        if link is not None:
+            patch.setattr(scale, "measure_link", lambda group: scale.Link(*link, measured=True))
+            patch.setattr(distributed, "_copy_speed", lambda device: 20e9)
+        weights, _, trainer = _train("sgd", {"learning_rate": 0.01}, dtype=torch.float32, **store)
+    chosen = trainer._exchange._compression_params
+    return chosen, printed.getvalue(), weights
+
+
+@pytest.mark.parametrize(
+    ("link", "chosen", "says"),
+    [
+        ((1e6, 0.0), {"type": "int4"}, "int4 is taken"),
+        ((1e15, 0.0), None, "compression costs more than it saves"),
+        (None, ..., "were measured"),
+    ],
+    ids=["slow", "fast", "real"],
+)
+def test_what_pays_on_the_link_is_taken(processes, link, chosen, says):
+    (first, printed, weights), (other, silent, same) = processes(2).run(_automatic, link)
+    assert first == other
+    assert chosen is ... or first == chosen
+    np.testing.assert_array_equal(weights, same)
+    assert says in printed
+    assert not silent
 
 
 def _resumed(params, update, path, half):

@@ -7,6 +7,8 @@ its share of the weights, whose states only it has.
 from __future__ import annotations
 
 import contextlib
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch.distributed as dist
 
 from ...kernels import Rule
 from ...kernels.measures import Measurements
+from .. import scale
 from ..copies import Copy
 from ..optimizer import Optimizer, RuleOptimizer
 from . import collectives
@@ -23,9 +26,24 @@ from .compressors import CompressedAllReduce, create_compressor
 from .exchange import Exchange, Residuals
 from .sharded import ShardedUpdate
 
-__all__ = ["BucketExchange", "ShardExchange"]
+__all__ = ["BucketExchange", "ShardExchange", "check_compression"]
 
+AUTO = "auto"
+CANDIDATES = ("bf16", "int8", "int4")  # for it: whatever the gradients, these are close to them
 _SERVER = "server"  # the source of what is left of sums; those of ranks are their numbers
+
+
+def check_compression(compression_params: Any) -> None:
+    """Refuse what processes that work in step do not take as `compression_params`; None is fine.
+
+    Raises:
+        TypeError, ValueError: it does not fit.
+    """
+    if isinstance(compression_params, Mapping) and compression_params.get("type") == AUTO:
+        if extra := [key for key in compression_params if key != "type"]:
+            raise ValueError(f"compression_params has the key {extra[0]!r}: {AUTO!r} takes 'type' alone")
+    elif compression_params is not None:
+        create_compressor(compression_params)
 
 
 class _InStep(Exchange):
@@ -44,8 +62,7 @@ class _InStep(Exchange):
     ) -> None:
         self._group, self._copy, self._names, self._engine = group, copy, list(names), engine
         self._compression_params = compression_params
-        if compression_params is not None:
-            create_compressor(compression_params)
+        check_compression(compression_params)
         self._buckets: GradientBuckets | None = None
         self._accumulating = contextlib.ExitStack()
         self._late: tuple[torch.Tensor, Any] | None = None
@@ -55,6 +72,8 @@ class _InStep(Exchange):
         self.writes = dist.get_rank(group) == 0
 
     def start(self) -> None:
+        if self._compression_params is not None and self._compression_params["type"] == AUTO:
+            self._compression_params = self._choose()
         if self._compression_params is not None:
             for name, param in zip(self._names, self._copy.params, strict=True):
                 dtype = getattr(param, "grad_dtype", None) or param.dtype
@@ -65,6 +84,25 @@ class _InStep(Exchange):
                     )
         self._make()
         self._live.broadcast_weights()
+
+    def _choose(self) -> dict[str, Any] | None:
+        """What pays on the link between these processes, as the model of scale.py has it of what is measured here."""
+        link, device = scale.measure_link(self._group), self._copy.params[0].device
+        speed = torch.tensor([_copy_speed(device)], device=device)
+        dist.all_reduce(speed, dist.ReduceOp.MIN, group=self._group)
+        shapes = [param.shape for param in self._copy.params]
+        rows = {row.name: row for row in scale.plan(shapes, self.num_copies, link, memory=float(speed) / 1e9)}
+        plain, best = rows["all-reduce"], min((rows[kind] for kind in CANDIDATES), key=lambda row: row.step)
+        chosen = best if best.step < plain.step else None
+        if self.writes:
+            measured = f"{link.bandwidth / 1e9:.3g} GB/s and {link.latency * 1e6:.3g} us a message were measured"
+            times = f"{best.name} {best.step * 1e3:.3g} ms, uncompressed {plain.step * 1e3:.3g} ms"
+            verdict = "compression costs more than it saves" if chosen is None else f"{best.name} is taken"
+            print(
+                f"compression_params={{'type': 'auto'}}: {measured}; by a model a step takes {times}: {verdict}",
+                file=sys.stderr,
+            )
+        return None if chosen is None else {"type": chosen.name}
 
     def _make(self) -> None:
         raise NotImplementedError
@@ -285,6 +323,21 @@ class ShardExchange(_InStep):
     def _whole(self) -> ShardedUpdate:
         assert self._shards is not None
         return self._shards
+
+
+def _copy_speed(device: torch.device) -> float:
+    """Bytes per second that this device reads and writes, of a copy of 32 MiB, the best of three."""
+    values = torch.ones(2**23, device=device)
+    into, times = torch.empty_like(values), []
+    for _ in range(4):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        into.copy_(values)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return 2 * values.nbytes / min(times[1:])
 
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
