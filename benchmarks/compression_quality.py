@@ -10,8 +10,9 @@ sent at a time, a value waits for a hundred steps on average. Each batch is cut 
 process: a worker encodes the gradient of its half, with what was left of earlier ones or without, and both messages are
 decoded and averaged, which is what `CompressedAllReduce` does for two ranks.
 
-Every way gets the same starts, batches and rates, which are not tuned for it; the threshold of "2bit" is, by a few trainings
-from another start, since gradients here are means over a batch, and far smaller than MXNet's default of 0.5. "adamw" is how
+Every way gets the same starts, batches and rates, which are not tuned for it; the threshold of "2bit" is, by the accuracy of
+a few trainings from the first of these starts, since gradients here are means over a batch, and far smaller than MXNet's
+default of 0.5: that flatters it a little. "adamw" is how
 `quality.py` trains; "sgd", with momentum 0.9, is what error feedback is proved for.
 
 Accuracy is the share of test images recognised (digits), or of next characters of text that was not trained on (text), the

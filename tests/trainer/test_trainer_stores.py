@@ -340,7 +340,7 @@ def test_a_registered_store_is_used(clean_registry, update_on_kvstore):
     _train(alone, [model], _batches(2))
     _assert_close(nets, model)
     setting = ["set_optimizer"] if update_on_kvstore else []
-    assert together._exchange.store.calls == ["init", "pull", *setting, "push", "pull", "push", "pull"]
+    assert together._exchange.store.calls == [*setting, "init", "pull", "push", "pull", "push", "pull"]
 
 
 def test_states_of_a_store_that_keeps_them_elsewhere():
