@@ -182,6 +182,11 @@ class Trainer:
                 f"telemetry={telemetry!r} with {type(self._optimizer).__name__}, which updates by hand: it needs an "
                 "optimizer that is a rule, such as tristep's own; leave it out"
             )
+        if self._exchange is not None and not self._exchange.measures:
+            raise ValueError(
+                f"telemetry={telemetry!r} where each process updates its share of the weights, and sees pieces of parameters: "
+                "make the trainer with update_on_kvstore=False"
+            )
         wanted._attach(self._names, self._params)
         self._telemetry = wanted
 

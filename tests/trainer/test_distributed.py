@@ -31,16 +31,17 @@ def _weights(net):
     return torch.cat([param.detach().flatten() for param in net.parameters()]).numpy().copy()
 
 
-def _train(optimizer, arguments, steps=5, dtype=torch.float64, spoil=True, first=0, net=None, trainer=None, **store):
+def _train(optimizer, arguments, steps=5, dtype=torch.float64, spoil=True, first=0, net=None, trainer=None, **settings):
     """Weights after each step; with a store, on each rank with its part of the batch."""
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if store else (0, 1)
+    several = "kvstore" in settings
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
     net = net or _net(dtype)
     if spoil and rank:  # rank 0's are taken
         with torch.no_grad():
             for param in net.parameters():
                 param.add_(1.0)
-    trainer = trainer or tristep.Trainer(net, optimizer, dict(arguments), **store)
-    if store:  # a store gives the first weights at the first step, so the first gradients are of these, too
+    trainer = trainer or tristep.Trainer(net, optimizer, dict(arguments), **settings)
+    if several:  # a store gives the first weights at the first step, so the first gradients are of these, too
         trainer._start()
     after = []
     for step in range(first, first + steps):
@@ -451,6 +452,7 @@ def _refused():
         lambda: _all("sgd", {}, kvstore="dist_sync", compression_params={"type": "2bit"}),
         lambda: tristep.Trainer(net, "sgd", kvstore="dist_sync").update(1),
         lambda: tristep.amp.init_trainer(tristep.Trainer(net, "muon", kvstore="dist_sync")),
+        lambda: tristep.Trainer(net, "sgd", kvstore="dist_sync", telemetry=True),
         lambda: _all("sgd", {}, dtype=torch.float32 if dist.get_rank() else torch.float64, kvstore="dist_sync"),
     ):
         with pytest.raises((ValueError, TypeError, RuntimeError)) as caught:
@@ -466,11 +468,25 @@ def test_what_does_not_fit_is_refused_on_all_ranks(processes):
         "the gradient of '0.weight' is torch.float64, which cannot be compressed",
         "update() where the store updates the weights",
         "a loss scaler with Muon and update_on_kvstore=True",
+        "telemetry=True where each process updates its share of the weights",
         "parameter number 0 is '0.weight' torch.float64 (40, 7) on rank 0 and '0.weight' torch.float32 (40, 7) on rank 1",
     )
     for messages in processes(2).run(_refused):
         for message, part in zip(messages, parts, strict=True):
             assert part in message
+
+
+def _measured():
+    _, _, trainer = _train(
+        "sgd", {"learning_rate": 0.1}, kvstore="dist_sync", update_on_kvstore=False, telemetry=tristep.Telemetry()
+    )
+    return trainer.telemetry["gradient_norm"]
+
+
+def test_telemetry_sees_the_sums(processes):
+    *_, alone = _train("sgd", {"learning_rate": 0.1}, telemetry=tristep.Telemetry())
+    for found in processes(2).run(_measured):
+        np.testing.assert_allclose(found, alone.telemetry["gradient_norm"], rtol=1e-9)
 
 
 def test_without_several_processes_there_is_no_such_store(monkeypatch):

@@ -261,6 +261,7 @@ class ShardExchange(_InStep):
     """Every rank updates its share of the weights (dist_sync with update_on_kvstore=True): ZeRO, stage 1."""
 
     updates = True
+    measures = False  # pieces of parameters have no rows in what is measured
 
     def __init__(
         self,

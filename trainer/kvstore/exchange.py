@@ -55,12 +55,14 @@ class Exchange(abc.ABC):
         reduces: whether copies have common gradients. Without, each is updated with its own.
         num_copies: how many copies there are in all processes; valid after `start`.
         writes: whether this process is the one that writes files of states; all get what is in them.
+        measures: whether updates can tell what they do to each parameter.
     """
 
     updates: bool = False
     reduces: bool = True
     num_copies: int = 1
     writes: bool = True
+    measures: bool = True
 
     @abc.abstractmethod
     def start(self) -> None:
