@@ -184,7 +184,7 @@ class Trainer:
             )
         if self._exchange is not None and not self._exchange.measures:
             raise ValueError(
-                f"telemetry={telemetry!r} where each process updates its share of the weights, and sees pieces of parameters: "
+                f"telemetry={telemetry!r} where each process updates its share of the weights, and sees pieces of them: "
                 "make the trainer with update_on_kvstore=False"
             )
         wanted._attach(self._names, self._params)
