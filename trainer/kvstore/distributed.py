@@ -6,6 +6,7 @@ its share of the weights, whose states only it has.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import sys
 import time
@@ -24,7 +25,7 @@ from . import collectives
 from .buckets import Bucket, GradientBuckets
 from .compressors import CompressedAllReduce, create_compressor
 from .exchange import Exchange, Residuals
-from .sharded import ShardedUpdate
+from .sharded import ShardedUpdate, memory_of
 
 __all__ = ["BucketExchange", "ShardExchange", "check_compression"]
 
@@ -104,8 +105,9 @@ class _InStep(Exchange):
             )
         return None if chosen is None else {"type": chosen.name}
 
+    @abc.abstractmethod
     def _make(self) -> None:
-        raise NotImplementedError
+        """Make the buckets."""
 
     @property
     def _live(self) -> GradientBuckets:
@@ -231,7 +233,7 @@ class _InStep(Exchange):
                 same = set(theirs) - {_SERVER} <= ranks and (state["server"] is not None or _SERVER not in theirs)
                 for source, residual in theirs.items():
                     like = torch.empty_like(member.view, dtype=torch.float32)
-                    values = _in_memory(like.copy_(residual))
+                    values = memory_of(like.copy_(residual))
                     if not same:  # what is still to be sent is their sum
                         flats["worker"][part] += values / self.num_copies
                     elif source in (_SERVER, str(bucket.reducer.rank)):
@@ -341,13 +343,8 @@ def _copy_speed(device: torch.device) -> float:
     return 2 * values.nbytes / min(times[1:])
 
 
-def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a dense tensor as they lie in memory: a view of one dimension."""
-    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
-
-
 def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Elements in the order in which those of `like`, if dense, lie in memory, as a tensor of its shape, in C's order."""
     ordered = torch.empty_like(like, dtype=flat.dtype, device=flat.device)
-    _in_memory(ordered).copy_(flat)
+    memory_of(ordered).copy_(flat)
     return ordered.contiguous()

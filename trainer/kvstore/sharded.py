@@ -31,7 +31,7 @@ from . import collectives
 from .buckets import Bucket, GradientBuckets, Member
 from .collective import global_rank, process_group
 
-__all__ = ["ShardedUpdate", "can_cut", "owners_of"]
+__all__ = ["ShardedUpdate", "can_cut", "memory_of", "owners_of"]
 
 
 def can_cut(optimizer: Optimizer) -> bool:
@@ -275,7 +275,7 @@ class ShardedUpdate:
 
     def _weight(self, piece: Piece) -> torch.Tensor:
         param = self.params[piece.param]
-        return _memory(param)[piece.start : piece.stop] if self.cuts else param
+        return memory_of(param)[piece.start : piece.stop] if self.cuts else param
 
     def _planned(self) -> Plan:
         if self._plan is None:
@@ -554,7 +554,7 @@ class _Gather:
                     continue
                 self._sizes += [member.start + start - end, stop - start]
                 end = member.start + stop
-                weight = _memory(param)[start:stop] if self._buckets.owners is None else param
+                weight = memory_of(param)[start:stop] if self._buckets.owners is None else param
                 into.append((len(self._sizes) - 1, weight))
         self._sizes.append(bounds[-1] - end)
 
@@ -602,7 +602,7 @@ class _Gathering:
             self._pool.give(self._sent)
 
 
-def _memory(tensor: torch.Tensor) -> torch.Tensor:
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """A dense tensor's elements as they lie in memory: a view of one dimension."""
     tensor = tensor.detach()
     return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
@@ -618,4 +618,4 @@ def _like(flat: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
 def _in_order_of(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
     """All elements of a tensor of one's shape in the order in which those of a dense parameter lie in memory."""
     ordered = torch.empty_strided(param.shape, param.stride(), dtype=tensor.dtype, device=tensor.device)
-    return _memory(ordered.copy_(tensor))
+    return memory_of(ordered.copy_(tensor))
