@@ -153,12 +153,13 @@ def test_two_bits_are_mxnets_on_every_rank(processes):
 
 def _kept_back(params):
     """Sums of all gradients so far, what was sent of them, and all that is kept back, after several steps."""
-    net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 300), nn.Linear(300, 1))  # with gaps between them in a bucket
+    # Most of a bucket is gaps here: a code that left its own sums there would soon drown the gradients.
+    net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 40))
     trainer = tristep.Trainer(
         net, "sgd", {"learning_rate": 0.0}, kvstore="dist_sync", update_on_kvstore=False, compression_params=params
     )
     total, sent = torch.zeros(0), torch.zeros(0)
-    for step in range(12):
+    for step in range(30):
         gradients = []
         for param in net.parameters():
             generator = torch.Generator().manual_seed(100 * step + 10 * dist.get_rank() + param.numel() % 7)
@@ -182,7 +183,7 @@ def test_what_was_not_sent_is_kept_back_and_no_more(processes, params):
     np.testing.assert_array_equal(sent, same)
     if params["type"] != "1bit":  # it sends ones, however small gradients are
         assert np.abs(kept).max() < 60
-    np.testing.assert_allclose(sent + kept, total, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(sent + kept, total, rtol=0, atol=2e-4)
 
 
 def _automatic(link):
