@@ -96,7 +96,7 @@ class Control:
         index: which of them is set at first.
         kind: "slider", "choice" or "play".
         unit: stands behind a number.
-        remote: whether Python is told of every change, and nothing in the scene depends on it; without Python it is left out.
+        remote: whether only Python acts on a change, and nothing in the scene depends on it; left out without Python.
         seconds: how long "play" takes from the first value to the last.
     """
 
