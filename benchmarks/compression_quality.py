@@ -1,11 +1,11 @@
 """Trains two small networks by two workers that compress their gradients, and compares what the networks learned.
 
-    python benchmarks/compression_quality.py                 all of it, about an hour on two cores
+    python benchmarks/compression_quality.py                 all of it, over an hour on two cores
     python benchmarks/compression_quality.py --only digits   one network: digits or text
     python benchmarks/compression_quality.py --seeds 1       fewer trainings
     python benchmarks/compression_quality.py --out FILE      where the JSON goes
 
-The networks and batches are those of `quality.py`, but training is longer (40 epochs, 2,700 steps): with 1 % of the values
+The networks and batches are those of `quality.py`, but training is longer (40 epochs, 8,100 steps): with 1 % of the values
 sent at a time, a value waits for a hundred steps on average. Each batch is cut into two halves, one for each worker, in one
 process: a worker encodes the gradient of its half, with what was left of earlier ones or without, and both messages are
 decoded and averaged, which is what `CompressedAllReduce` does for two ranks.
@@ -44,7 +44,7 @@ from tristep.trainer.lr_scheduler import CosineScheduler
 RESULTS = Path(__file__).parent / "results" / "compression_quality_cpu.json"
 WORKERS = 2
 SEEDS = {"digits": 5, "text": 2}
-LENGTHS = {"digits": 40, "text": 2700}  # epochs; steps
+LENGTHS = {"digits": 40, "text": 8100}  # epochs; steps
 OPTIMIZERS = {"digits": ("sgd", "adamw"), "text": ("adamw",)}
 RATE = 0.03  # of "sgd"
 THRESHOLDS = {("digits", "sgd"): 0.2, ("digits", "adamw"): 0.05, ("text", "adamw"): 0.01}  # of "2bit"

@@ -206,6 +206,8 @@ def test_weights_and_whole_state_are_to_the_bit_those_of_ranks_that_all_have_eve
         (2, *ELEMENTWISE[2]),
         (3, *ELEMENTWISE[2]),
         (3, *WHOLE[0][:2], torch.float64),
+        (2, "prodigy", {"d0": 1e-3}, torch.float64),
+        (3, "prodigy", {"d0": 1e-3}, torch.float64),
         (4, *ELEMENTWISE[2]),
     ],
 )
