@@ -10,13 +10,13 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 import matplotlib as mpl
 import numpy as np
 
-from .style import COLOURS, DASHES
+from .style import DASHES, THEMES
 
 __all__ = [
     "Arrows",
@@ -96,7 +96,7 @@ class Control:
         index: which of them is set at first.
         kind: "slider", "choice" or "play".
         unit: stands behind a number.
-        remote: whether only Python acts on a change, and nothing in the scene depends on it; left out without Python.
+        remote: whether Python is told of every change; nothing in the scene depends on it, and without Python it is left out.
         seconds: how long "play" takes from the first value to the last.
     """
 
@@ -272,11 +272,11 @@ class Image(Layer):
                 low, high = (low / 2, low * 2) if self.scale == "log" else (low - 0.5, low + 0.5)
             object.__setattr__(self, "limits", (low, high))
 
-    def colours(self) -> np.ndarray:
-        """uint8 [n, 3], from the first colour to the last."""
+    def colours(self, theme: str = "light") -> np.ndarray:
+        """uint8 [n, 3], from the first colour to the last; of "categories" those of the theme's lines."""
         colormap = PALETTES[self.palette]
         if colormap is None:
-            return np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in COLOURS], dtype=np.uint8)
+            return np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in THEMES[theme].colours], dtype=np.uint8)
         return np.asarray(255 * mpl.colormaps[colormap](np.linspace(0, 1, 256))[:, :3] + 0.5, dtype=np.uint8)
 
 
@@ -500,7 +500,8 @@ class Scene:
 
         The length is 4 bytes, little-endian. The header has all fields by their names; in place of an array stands
         {"array": k}, and header["arrays"][k] has its "dtype", "shape" and "start", in bytes after the header's end, which
-        is filled up to a multiple of 8.
+        is filled up to a multiple of 8. header["style"] has the dashes, and by a theme's name, "light" or "dark", its
+        colours; an image has its own, of "categories" those of light lines, in whose place a dark page takes its own.
         """
         buffers: list[np.ndarray] = []
         places: dict[int, int] = {}
@@ -525,7 +526,8 @@ class Scene:
             return value.item() if isinstance(value, np.generic) else value
 
         header: dict[str, Any] = {"format": FORMAT} | {each.name: plain(getattr(self, each.name)) for each in fields(self)}
-        header["style"] = {"colours": list(COLOURS), "dashes": [[] if dash == "-" else list(dash[1]) for dash in DASHES]}
+        header["style"] = {"dashes": [[] if dash == "-" else list(dash[1]) for dash in DASHES]}
+        header["style"] |= {name: asdict(theme) for name, theme in THEMES.items()}
         header["arrays"], start = [], 0
         for array in buffers:
             header["arrays"].append({"dtype": str(array.dtype), "shape": list(array.shape), "start": start})

@@ -1,4 +1,4 @@
-"""How our pictures look: the figure, colours and dashes, and the axes' quiet frame. For the views beside this file.
+"""How our pictures look: themes, colours and dashes, the figure, and the axes' quiet frame. For the views beside this file.
 
 Everything is set on the artists themselves, because matplotlib's settings are global and belong to the user, and no
 figure is made by pyplot, which would keep it alive.
@@ -7,6 +7,8 @@ figure is made by pyplot, which would keep it alive.
 from __future__ import annotations
 
 import io
+import threading
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -14,24 +16,62 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as MatplotlibFigure
 from PIL import Image
 
-__all__ = ["COLOURS", "GRID", "INK", "QUIET", "Figure", "line_style", "quieten"]
+__all__ = ["COLOURS", "DASHES", "GRID", "INK", "LOCK", "QUIET", "THEMES", "Figure", "Theme", "line_style", "quieten"]
 
-# Any two differ by more than 20 in Lab, also as people see them who lack one kind of cone, and each stands out from
-# white by 3 to 1 or more; a test measures both.
-COLOURS = ("#2050da", "#e8710a", "#147b51", "#c86eab", "#9a3412", "#159ae9", "#7a3f9f", "#555868")
+
+@dataclass(frozen=True)
+class Theme:
+    """The colours of a picture, as "#rrggbb".
+
+    Args:
+        background: of all.
+        ink: words that matter.
+        quiet: words that explain, and the axes' frame.
+        grid: lines behind all.
+        colours: of the lines, in their order.
+    """
+
+    background: str
+    ink: str
+    quiet: str
+    grid: str
+    colours: tuple[str, ...]
+
+
+# Of a theme's line colours any two differ by more than 20 in Lab, also as people see them who lack one kind of cone, and
+# each stands out from the background by 3 to 1 or more, words by 4.5 to 1; a test measures all of it. A line has nearly
+# the same hue in both.
+THEMES = {
+    "light": Theme(
+        background="#ffffff",
+        ink="#22242c",
+        quiet="#63666f",
+        grid="#e4e5ea",
+        colours=("#2050da", "#e8710a", "#147b51", "#c86eab", "#9a3412", "#159ae9", "#7a3f9f", "#555868"),
+    ),
+    "dark": Theme(
+        background="#16181d",
+        ink="#e8e9ed",
+        quiet="#a3a6b0",
+        grid="#2f323a",
+        colours=("#5c6eff", "#ff922a", "#9effce", "#ffa6dc", "#d6573f", "#3bb0ff", "#aa60bc", "#7f8092"),
+    ),
+}
 DASHES: tuple[Any, ...] = ("-", (0, (6, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (3, 1.2)))
 
-INK = "#22242c"  # words that matter
-QUIET = "#63666f"  # words that explain
-GRID = "#e4e5ea"
+COLOURS, INK, QUIET, GRID = (getattr(THEMES["light"], name) for name in ("colours", "ink", "quiet", "grid"))
+
+# Held while matplotlib draws or measures: its caches of fonts and texts are shared by all figures and not made for
+# several threads, and a front end may call from another one than the cell's.
+LOCK = threading.RLock()
 
 
 class Figure(MatplotlibFigure):
     """A matplotlib figure that a notebook shows as it is, without pyplot; `savefig` writes it to a file."""
 
-    def __init__(self, width: float, height: float) -> None:
+    def __init__(self, width: float, height: float, background: str = THEMES["light"].background) -> None:
         """Sizes in inches."""
-        super().__init__(figsize=(width, height), dpi=100, facecolor="white")
+        super().__init__(figsize=(width, height), dpi=100, facecolor=background)
         FigureCanvasAgg(self)
 
     def png(self, dpi: float) -> bytes:
@@ -41,7 +81,8 @@ class Figure(MatplotlibFigure):
             dpi: pixels per inch, > 0.
         """
         drawn, file = io.BytesIO(), io.BytesIO()
-        self.savefig(drawn, format="png", dpi=dpi)
+        with LOCK:
+            self.savefig(drawn, format="png", dpi=dpi)
         image = Image.open(drawn).convert("RGB")
         image.quantize(256, dither=Image.Dither.NONE).save(file, format="png", optimize=True)
         return file.getvalue()
@@ -52,19 +93,21 @@ class Figure(MatplotlibFigure):
         return self.png(1.5 * self.dpi), {"width": width, "height": height}
 
 
-def line_style(i: int) -> dict[str, Any]:
+def line_style(i: int, theme: str = "light") -> dict[str, Any]:
     """Colour and dashes of line number `i`. Forty of them before a pair comes again."""
-    return {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i % len(DASHES)]}
+    colours = THEMES[theme].colours
+    return {"color": colours[i % len(colours)], "linestyle": DASHES[i % len(DASHES)]}
 
 
-def quieten(axes: Axes, size: float = 9) -> None:
+def quieten(axes: Axes, size: float = 9, theme: str = "light") -> None:
     """Leave of the frame what the eye needs: two thin lines and small ticks, grid lines behind all."""
-    axes.set_facecolor("white")
+    colours = THEMES[theme]
+    axes.set_facecolor(colours.background)
     axes.set_axisbelow(True)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
-        spine.set(color=QUIET, linewidth=0.6)
-    axes.tick_params(which="both", color=QUIET, labelcolor=QUIET, labelsize=size, width=0.6, length=3)
+        spine.set(color=colours.quiet, linewidth=0.6)
+    axes.tick_params(which="both", color=colours.quiet, labelcolor=colours.quiet, labelsize=size, width=0.6, length=3)
     axes.tick_params(which="minor", length=0)
     for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set(color=INK, fontsize=size + 1)
+        label.set(color=colours.ink, fontsize=size + 1)

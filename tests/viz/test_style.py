@@ -10,7 +10,7 @@ mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
 
 from PIL import Image  # noqa: E402
 
-from tristep.viz.style import COLOURS, Figure, line_style, quieten  # noqa: E402
+from tristep.viz.style import THEMES, Figure, line_style, quieten  # noqa: E402
 
 # Linear RGB as seen without one kind of cone. Machado, Oliveira & Fernandes (2009), table 1, severity 1.
 SIGHTS = {
@@ -21,22 +21,33 @@ SIGHTS = {
 }
 
 
+@pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("sight", SIGHTS)
-def test_colours_differ_for_every_kind_of_sight(sight):
-    seen = [_lab(np.clip(SIGHTS[sight] @ _linear(colour), 0, 1)) for colour in COLOURS]
+def test_colours_differ_for_every_kind_of_sight(theme, sight):
+    seen = [_lab(np.clip(SIGHTS[sight] @ _linear(colour), 0, 1)) for colour in THEMES[theme].colours]
     nearest = min(np.linalg.norm(a - b) for a, b in combinations(seen, 2))
     assert nearest > 20
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_colours_stand_out_from_white(colour):
-    luminance = np.dot(_linear(colour), [0.2126, 0.7152, 0.0722])
-    assert 1.05 / (luminance + 0.05) >= 3  # the contrast ratio of WCAG 2, there asked of graphics
+# The contrast ratios that WCAG 2 asks of graphics and of words.
+@pytest.mark.parametrize("theme", THEMES)
+def test_lines_and_words_stand_out_from_the_background(theme):
+    colours = THEMES[theme]
+    assert min(_contrast(colour, colours.background) for colour in colours.colours) >= 3
+    assert min(_contrast(colour, colours.background) for colour in (colours.ink, colours.quiet)) >= 4.5
+    assert 1.1 < _contrast(colours.grid, colours.background) < 1.6
+
+
+def test_a_line_keeps_its_hue_in_the_dark():
+    for light, dark in zip(THEMES["light"].colours[:-1], THEMES["dark"].colours[:-1], strict=True):  # the last one is grey
+        (_, *a), (_, *b) = _lab(_linear(light)), _lab(_linear(dark))
+        assert np.dot(a, b) / np.linalg.norm(a) / np.linalg.norm(b) > 0.95
 
 
 def test_forty_lines_look_different():
     assert len({str(line_style(i)) for i in range(40)}) == 40
     assert line_style(40) == line_style(0)
+    assert len({str(line_style(i, "dark")) for i in range(40)}) == 40
 
 
 def test_png_has_the_size_asked_for_and_a_palette():
@@ -63,6 +74,12 @@ def test_drawing_leaves_the_settings_of_matplotlib_and_pyplot_alone():
     figure.png(dpi=50)
     assert dict(mpl.rcParams) == before
     assert plt.get_fignums() == []
+
+
+def _contrast(colour, background):
+    """The contrast ratio of WCAG 2, from 1 to 21."""
+    low, high = sorted(float(np.dot(_linear(each), [0.2126, 0.7152, 0.0722])) for each in (colour, background))
+    return (high + 0.05) / (low + 0.05)
 
 
 def _linear(colour):
