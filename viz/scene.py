@@ -96,7 +96,7 @@ class Control:
         index: which of them is set at first.
         kind: "slider", "choice" or "play".
         unit: stands behind a number.
-        remote: whether Python is told of every change; nothing in the scene depends on it, and without Python it is left out.
+        remote: whether Python is told of every change; nothing in the scene depends on it. Without Python it is left out.
         seconds: how long "play" takes from the first value to the last.
     """
 
