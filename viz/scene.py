@@ -36,7 +36,9 @@ __all__ = [
 ]
 
 FORMAT = 1
-PALETTES = {"sequential": "viridis", "diverging": "RdBu_r", "categories": None}  # matplotlib's; None: the lines' colours
+# matplotlib's colormaps; None: made of the theme's colours
+PALETTES = {"sequential": "viridis", "diverging": "RdBu_r", "quiet": None, "categories": None}
+QUIETEST = 0.35  # how far "quiet" goes from the background to the quiet colour, so that lines stand out from all of it
 ROLES = ("ink", "quiet", "grid")  # colours that a theme has besides those of the lines
 KINDS = ("slider", "choice", "play")
 State = Mapping[str, int]
@@ -235,7 +237,7 @@ class Image(Layer):
     Args:
         values: [n_rows, n_columns], the first row lowest; of "categories" whole numbers from 0, below 0 for none.
         x, y: [2], where the first cell begins and the last one ends, on the axes' scales.
-        palette: "sequential", "diverging" or "categories".
+        palette: "sequential", "diverging", "categories", or "quiet", on which lines can be seen.
         limits: the values of the first and the last colour; None: the least and the largest there are, of a "diverging"
             palette as far below 0 as above.
         scale: of the colours, "linear" or "log".
@@ -274,10 +276,15 @@ class Image(Layer):
 
     def colours(self, theme: str = "light") -> np.ndarray:
         """uint8 [n, 3], from the first colour to the last; of "categories" those of the theme's lines."""
-        colormap = PALETTES[self.palette]
+        own, colormap = THEMES[theme], PALETTES[self.palette]
+        if self.palette == "categories":
+            return np.array([_channels(colour) for colour in own.colours], dtype=np.uint8)
         if colormap is None:
-            return np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in THEMES[theme].colours], dtype=np.uint8)
-        return np.asarray(255 * mpl.colormaps[colormap](np.linspace(0, 1, 256))[:, :3] + 0.5, dtype=np.uint8)
+            share = np.linspace(0, QUIETEST, 256)[:, None]
+            mixed = (1 - share) * _channels(own.background) + share * _channels(own.quiet)
+        else:
+            mixed = 255 * mpl.colormaps[colormap](np.linspace(0, 1, 256))[:, :3]
+        return np.asarray(mixed + 0.5, dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -501,7 +508,7 @@ class Scene:
         The length is 4 bytes, little-endian. The header has all fields by their names; in place of an array stands
         {"array": k}, and header["arrays"][k] has its "dtype", "shape" and "start", in bytes after the header's end, which
         is filled up to a multiple of 8. header["style"] has the dashes, and by a theme's name, "light" or "dark", its
-        colours; an image has its own, of "categories" those of light lines, in whose place a dark page takes its own.
+        colours; an image has its own, by theme, too.
         """
         buffers: list[np.ndarray] = []
         places: dict[int, int] = {}
@@ -519,7 +526,7 @@ class Scene:
                 if isinstance(value, Layer):
                     named["kind"] = type(value).__name__.lower()
                 if isinstance(value, Image):
-                    named["colours"] = value.colours().tobytes().hex()
+                    named["colours"] = {theme: value.colours(theme).tobytes().hex() for theme in THEMES}
                 return named
             if isinstance(value, (list, tuple)):
                 return [plain(each) for each in value]
@@ -537,3 +544,8 @@ class Scene:
         for array in buffers:
             parts += [array.tobytes(), bytes(-array.nbytes % 8)]
         return b"".join(parts)
+
+
+def _channels(colour: str) -> np.ndarray:
+    """Red, green and blue of "#rrggbb", [3], from 0 to 255."""
+    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], dtype=np.float64)
