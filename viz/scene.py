@@ -181,7 +181,7 @@ class Layer:
                 )
             object.__setattr__(self, name, array)
 
-    def at(self, name: str, state: State) -> np.ndarray:
+    def chosen(self, name: str, state: State) -> np.ndarray:
         """The array of this name as the controls choose it, without the dimensions in front."""
         array: np.ndarray = getattr(self, name)
         if array.ndim == self.arrays[name]:
@@ -366,6 +366,7 @@ class Words(Layer):
     texts: Any
     x: Any
     y: Any
+    style: int | str = field(default="ink", kw_only=True)
     align: str = "left"
     size: float = 9.0
     fixed: bool = False
@@ -423,7 +424,7 @@ class Scene:
         >>> power = Control("power", "power", [1, 2, 3])
         >>> curves = Line(x, [x**p for p in power.values], by=("power",), name="x to the power")
         >>> scene = Scene([Panel(Axis("x", 0, 1), Axis("y", 0, 1), [curves])], controls=[power])
-        >>> float(curves.at("y", scene.state(power=1))[-1])
+        >>> float(curves.chosen("y", scene.state(power=1))[-1])
         1.0
     """
 
@@ -486,7 +487,7 @@ class Scene:
 
     def drawn(self, line: Line, state: State) -> tuple[np.ndarray, np.ndarray]:
         """The points of a line that are to be drawn, x and y."""
-        x, y = line.at("x", state), line.at("y", state)
+        x, y = line.chosen("x", state), line.chosen("y", state)
         if line.upto is not None:
             control = next(control for control in self.controls if control.name == line.upto)
             n = int(float(control.values[state[line.upto]])) + 1
