@@ -1,4 +1,4 @@
-"""Pictures of a training run: functions of plain data that return a matplotlib figure.
+"""Pictures of training in a notebook: what is recorded of it, scenes of that, and the views that show them.
 
 Imports ``tristep.trainer`` and ``tristep.kernels``; nothing imports it. It needs the ``notebook`` extra, and so it is
 loaded on first use only.
@@ -15,8 +15,40 @@ except ModuleNotFoundError as error:
     ) from error
 
 from .curves import plot_schedules, plot_training
+from .picture import draw
 from .recorder import Recorder
 from .runs import Curve, Run, RunSet, Series
+from .scene import Arrows, Axis, Band, Button, Click, Control, Image, Layer, Line, Mark, Panel, Points, Scene, Words
 from .style import Figure
+from .view import Capabilities, FrameBudget, View, capabilities, use
 
-__all__ = ["Curve", "Figure", "Recorder", "Run", "RunSet", "Series", "plot_schedules", "plot_training"]
+__all__ = [
+    "Arrows",
+    "Axis",
+    "Band",
+    "Button",
+    "Capabilities",
+    "Click",
+    "Control",
+    "Curve",
+    "Figure",
+    "FrameBudget",
+    "Image",
+    "Layer",
+    "Line",
+    "Mark",
+    "Panel",
+    "Points",
+    "Recorder",
+    "Run",
+    "RunSet",
+    "Scene",
+    "Series",
+    "View",
+    "Words",
+    "capabilities",
+    "draw",
+    "plot_schedules",
+    "plot_training",
+    "use",
+]

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis as AxesAxis
+from matplotlib.axis import XAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.font_manager import FontProperties
@@ -80,6 +81,8 @@ class Picture:
     """
 
     figure: Figure
+    _scene: Scene
+    _background: Any  # the pixels of what does not change; None: they have to be drawn
 
     def __init__(self, scene: Scene, state: State | None = None, theme: str = "light", dpi: float = 100.0) -> None:
         if theme not in THEMES:
@@ -178,7 +181,7 @@ class Picture:
 
     def _arrange(self) -> None:
         """Put words and axes where all of them have room. Lengths are in inches."""
-        self._background: Any = None
+        self._background = None
         scene, theme = self._scene, THEMES[self._theme]
         for panel, drawn in zip(scene.panels, self._panels, strict=True):
             drawn.set_limits(panel)
@@ -246,7 +249,7 @@ class Picture:
         return y - 0.18 if entries else top
 
     def _text(self, x: float, y: float, words: str, **look: Any) -> Text:
-        look = {"va": "top", "parse_math": False} | look
+        look = {"va": "top", "parse_math": False, **look}
         return self.figure.text(x, y, words, transform=self.figure.dpi_scale_trans, **look)
 
     def _height(self, text: Text) -> float:
@@ -383,8 +386,8 @@ class _DrawnPanel:
         box = axes.get_window_extent(renderer)
         # Where there are none, the box itself; also half of what is drawn on its edge.
         whole = Bbox.union([box.padded(0.03 * self.figure.dpi), *(part for part in parts if part is not None)])
-        sizes = (box.x0 - whole.x0, box.y0 - whole.y0, whole.x1 - box.x1, whole.y1 - box.y1)
-        return tuple(size / self.figure.dpi for size in sizes)  # type: ignore[return-value]
+        sizes: Any = (box.x0 - whole.x0, box.y0 - whole.y0, whole.x1 - box.x1, whole.y1 - box.y1)
+        return tuple(size / self.figure.dpi for size in sizes)
 
 
 class _Drawn:
@@ -428,7 +431,9 @@ class _Drawn:
     def inside(self, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         """The points that are not beyond the axes. Those on the edge are drawn whole."""
         # Rounded as the points are: one on the edge must not be beyond it.
-        (left, right), (low, high) = (np.sort(np.float32(ends)) for ends in (self.axes.get_xlim(), self.axes.get_ylim()))
+        (left, right), (low, high) = (
+            np.sort(np.array(ends, np.float32)) for ends in (self.axes.get_xlim(), self.axes.get_ylim())
+        )
         there = (left <= x) & (x <= right) & (low <= y) & (y <= high)
         return x[there], y[there]
 
@@ -526,12 +531,17 @@ class _DrawnArrows(_Drawn):
         if self.arrows is None or len(places) != self.arrows.N:
             if self.arrows is not None:
                 self.arrows.remove()
-            units = {"angles": "xy", "scale_units": "xy", "scale": 1, "units": "inches", "width": layer.width / 72}
-            head = {"headwidth": 4, "headlength": 5, "headaxislength": 4.4, "minlength": 0.5}
-            edge = {"edgecolor": self.theme.background, "linewidth": 0.6} if self.pictured else {}
-            self.arrows = Quiver(
-                self.axes, *places.T, dx[there], dy[there], color=self.colour, zorder=self.zorder, **units, **head, **edge
-            )
+            look: dict[str, Any] = {
+                "angles": "xy",
+                "scale_units": "xy",
+                "scale": 1,
+                "units": "inches",
+                "width": layer.width / 72,
+            }
+            look |= {"headwidth": 4, "headlength": 5, "headaxislength": 4.4, "minlength": 0.5}
+            look |= {"edgecolor": self.theme.background, "linewidth": 0.6} if self.pictured else {}
+            look |= {"color": self.colour, "zorder": self.zorder}
+            self.arrows = Quiver(self.axes, *places.T, dx[there], dy[there], **look)
             self.axes.add_collection(self.arrows, autolim=False)
             self.artists[:] = [self.arrows]
         else:
@@ -589,7 +599,8 @@ class _DrawnMark(_Drawn):
             return
         chosen = (free or found)[0]
         taken.append(chosen)
-        self.label.set_position(self.axes.transAxes.inverted().transform((chosen.x0, chosen.y0)))
+        x, y = self.axes.transAxes.inverted().transform((chosen.x0, chosen.y0))
+        self.label.set_position((x, y))
 
 
 class _DrawnWords(_Drawn):
@@ -692,10 +703,11 @@ def _limits(layer: Image) -> tuple[float, float]:
 def _set_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
     """As many ticks as there is room for on this length, in inches."""
     axis.set_minor_locator(NullLocator())
+    across = isinstance(axis, XAxis)
     if spec.ticks is not None:
         _set_given_ticks(axis, spec, length)
         return
-    most = int(np.clip(length / (0.75 if axis.axis_name == "x" else 0.36), 2, 9))
+    most = int(np.clip(length / (0.75 if across else 0.36), 2, 9))
     spread = MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10])
     decades = np.log10(spec.high / spec.low) if spec.scale == "log" else 0.0
     if decades < 0.7:
@@ -721,7 +733,7 @@ def _set_given_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
     turned = False
     words = [_shortened(figure, text, 0.3 * width, 9) for _, text in ticks]
     needed = [0.15] * len(words)
-    if axis.axis_name == "x":
+    if isinstance(axis, XAxis):
         needed = [_text_width(figure, text, 9) + 0.08 for text in words]
         turned = not _fit(places, needed) and not all(NUMERIC.fullmatch(text) for text in words)
         if turned:
@@ -731,7 +743,7 @@ def _set_given_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
     axis.set_ticks([value for value, _ in ticks][::every], labels=words[::every])
     for label in axis.get_ticklabels():
         label.set_parse_math(False)
-        if axis.axis_name == "x":
+        if isinstance(axis, XAxis):
             turn = (
                 {"rotation": 40, "ha": "right", "va": "center"} if turned else {"rotation": 0, "ha": "center", "va": "top"}
             )

@@ -1,0 +1,498 @@
+"""View: what all views have in common. It shows a scene by the best means there is, and hands on what a person does with it.
+
+There are four tiers: "canvas" draws in the browser (anywidget), "widgets" has the pictures of matplotlib in ipywidgets,
+"static" is a PNG, and "text" says it in words. An output always has the poorer ones too, so that a page without a kernel,
+such as a code host's, still shows the picture.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import sys
+import threading
+import time
+import uuid
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .picture import draw
+from .scene import Scene
+from .style import THEMES, Figure
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Capabilities", "FrameBudget", "View", "capabilities", "use"]
+
+TIERS = ("auto", "canvas", "widgets", "static", "text")
+VARIABLE = "TRISTEP_VIZ"  # of the environment: the tier where `use` has not said one
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class View(ABC):
+    """Something to look at. As the last line of a cell it is shown.
+
+    A subclass makes a `Scene` of what is to be seen now; everything else follows from that. Methods whose names begin with
+    "on_" are called when a person does something; they change the view and end in `refresh`. They may be called in another
+    thread than the one that made the view, one at a time.
+
+    A widget keeps its view alive. `close` ends both, and so does running the cell again that showed it, or making another
+    view of the same name. A view without a widget goes when nothing refers to it.
+
+    Args:
+        name: which other view it takes the place of; None: of none.
+        theme: of pictures, "light" or "dark"; a canvas has the theme of its page.
+        budget: how often and for how long it is drawn anew.
+
+    Example:
+        >>> from tristep.viz import Axis, Line, Panel, Scene, View
+        >>> class Loss(View):
+        ...     losses = [3.0, 2.0, 1.5]
+        ...
+        ...     def scene(self):
+        ...         line = Line(range(1, len(self.losses) + 1), self.losses)
+        ...         last = f"The loss is {self.losses[-1]} after {len(self.losses)} updates."
+        ...         return Scene([Panel(Axis("update", 1, 10), Axis("loss", 0, 3), [line])], description=last)
+        >>> print(Loss().describe())
+        The loss is 1.5 after 3 updates.
+    """
+
+    def __init__(self, *, name: str | None = None, theme: str = "light", budget: FrameBudget | None = None) -> None:
+        if theme not in THEMES:
+            raise ValueError(f"theme={theme!r}: must be one of {', '.join(map(repr, THEMES))}")
+        self.name, self.theme = name, theme
+        self._budget = budget if budget is not None else FrameBudget()
+        self._lock = threading.RLock()
+        self._open: list[_Open] = []
+        self._given: Scene | None = None  # the one that widgets show
+        self._shared: Scene | None = None  # the one that the parts of an output are made of
+        self._answering = False
+        self._late: asyncio.TimerHandle | bool | None = None
+        if name is not None:
+            before = _NAMED.get(name)
+            if before is not None:
+                before.close()
+            _NAMED[name] = self
+
+    @abstractmethod
+    def scene(self) -> Scene:
+        """What is to be seen now."""
+
+    def describe(self) -> str:
+        """What there is to be seen, in words: the numbers that matter."""
+        return self._now().description
+
+    def figure(self, **state: int) -> Figure:
+        """A matplotlib figure; its axes are in `axes`, in the order of the scene's panels.
+
+        Args:
+            state: by the name of a control the index of its value; those left out are as at first.
+        """
+        return draw(self._now(), state, self.theme)
+
+    def widget(self) -> Any:
+        """A widget that shows the view, of the best tier that there is.
+
+        Without a canvas, a place is chosen by two numbers and a button, and points are not dragged.
+
+        Raises:
+            ModuleNotFoundError: ipywidgets is not installed.
+        """
+        found = capabilities()
+        tier = found.tier if found.tier in ("canvas", "widgets") else found.richest
+        if tier is None:
+            raise ModuleNotFoundError("a widget needs ipywidgets: pip install 'tristep[notebook]'", name="ipywidgets")
+        with self._lock:
+            self._given = scene = self._now()
+            opened = _open_canvas(scene, self._receive) if tier == "canvas" else _open_box(scene, self._receive, self.theme)
+            self._open.append(opened)
+            return opened.widget
+
+    def html(self, path: str | os.PathLike[str]) -> Path:
+        """Write a page that is interactive without kernel and network: whole, or not at all.
+
+        Controls and buttons that need Python are left out.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+            ModuleNotFoundError: anywidget is not installed.
+        """
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"path={str(path)!r}: there is no folder {str(path.parent)!r}")
+        with self._sharing() as scene:
+            page = _canvas_module().page(scene.to_bytes(), scene.title or type(self).__name__, self.describe())
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            temporary.write_text(page, encoding="utf-8", newline="\n")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return path
+
+    def refresh(self) -> None:
+        """Draw what is to be seen now in all widgets that are open; to be called when data has changed, as often as it does.
+
+        It is done at once if the frame budget allows it, or if a person has done something. Else it is done as soon as the
+        budget allows, where the kernel's event loop is free then; where it is not, by the next call or by `catch_up`.
+        """
+        with self._lock:
+            self._forget_closed()
+            if not self._open:
+                return
+            if self._answering or self._budget.due():
+                self._draw()
+            elif self._late is None:
+                self._late = self._later(self._budget.wait()) or True
+
+    def catch_up(self) -> None:
+        """Draw now what `refresh` has put off, if it has; to be called when no more data will come."""
+        with self._lock:
+            if self._late is not None:
+                self._draw()
+
+    @property
+    def cost(self) -> float:
+        """The share of the time that drawing has lately taken, from 0 to 1."""
+        return self._budget.cost
+
+    def close(self) -> None:
+        """Close all widgets. The view can be shown again."""
+        with self._lock:
+            self._put_off(None)
+            for opened in self._open:
+                opened.widget.close()
+            self._open.clear()
+            self._given = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def on_control(self, name: str, value: Any, index: int) -> None:  # noqa: B027
+        """A control of which Python is told has been set to its value of this index."""
+
+    def on_button(self, name: str) -> None:  # noqa: B027
+        """A button has been pressed."""
+
+    def on_click(self, event: str, x: float, y: float) -> None:  # noqa: B027
+        """A place has been chosen in a panel whose `Click` has this event; x and y are on its axes."""
+
+    def on_drag(self, event: str, number: int, x: float, y: float) -> None:  # noqa: B027
+        """A point of the `Points` that have this event as `drag` has been moved to this place."""
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        # No HTML: it would be preferred to the picture where there are no widgets.
+        tier = capabilities().tier
+        data: dict[str, Any] = {}
+        about: dict[str, Any] = {}
+        with self._sharing():
+            data["text/plain"] = self.describe() or f"<{type(self).__name__}>"
+            if tier != "text":
+                png, about["image/png"] = self.figure()._repr_png_()
+                data["image/png"] = base64.b64encode(png).decode("ascii")
+            if tier in ("canvas", "widgets"):
+                widget = self.widget()
+                _replace_in_cell(self, widget)
+                data[WIDGET] = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+        return data, about
+
+    def _now(self) -> Scene:
+        return self.scene() if self._shared is None else self._shared
+
+    @contextmanager
+    def _sharing(self) -> Iterator[Scene]:
+        """The scene as it is now, which until the end is the one that all see."""
+        with self._lock:
+            before, self._shared = self._shared, self._now()
+            try:
+                yield self._shared
+            finally:
+                self._shared = before
+
+    def _draw(self) -> None:
+        self._put_off(None)
+        with self._budget.frame():
+            self._given = scene = self.scene()
+            for opened in self._open:
+                opened.show(scene)
+
+    def _put_off(self, late: asyncio.TimerHandle | bool | None) -> None:
+        if isinstance(self._late, asyncio.TimerHandle):
+            self._late.cancel()
+        self._late = late
+
+    def _later(self, seconds: float) -> asyncio.TimerHandle | None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # none in this thread
+            return None
+        self_or_none = weakref.ref(self)
+
+        def catch_up() -> None:
+            view = self_or_none()
+            if view is not None:
+                view.catch_up()
+
+        return loop.call_later(seconds, catch_up)
+
+    def _forget_closed(self) -> None:
+        self._open = [opened for opened in self._open if opened.widget.comm is not None]
+
+    def _close_widget(self, widget: Any) -> None:
+        with self._lock:
+            widget.close()
+            self._forget_closed()
+
+    def _receive(self, event: dict[str, Any]) -> None:
+        """Hand an event of a widget to the method that is for it."""
+        with self._lock:
+            self._answering = True
+            try:
+                if event["kind"] == "button":
+                    self.on_button(event["name"])
+                elif event["kind"] == "click":
+                    self.on_click(event["name"], event["x"], event["y"])
+                elif event["kind"] == "drag":
+                    self.on_drag(event["name"], event["number"], event["x"], event["y"])
+                elif event["kind"] == "control":
+                    controls = self._given.controls if self._given is not None else ()
+                    control = next((control for control in controls if control.name == event["name"]), None)
+                    if control is not None and event["index"] < len(control.values):
+                        self.on_control(control.name, control.values[event["index"]], event["index"])
+            finally:
+                self._answering = False
+
+
+class FrameBudget:
+    """When to draw: so many times a second at most, and never for more than a share of the time.
+
+    Args:
+        share: the most of the time that drawing may take, in (0, 1).
+        most: frames per second, > 0.
+        clock: what tells the time, in seconds.
+
+    Example:
+        >>> now = 0.0
+        >>> budget = FrameBudget(share=0.05, clock=lambda: now)
+        >>> with budget.frame():
+        ...     now += 0.02  # drawing
+        >>> round(budget.wait(), 6)  # 0.02 s are a twentieth of 0.4 s
+        0.38
+    """
+
+    def __init__(self, share: float = 0.05, most: float = 10.0, clock: Callable[[], float] = time.perf_counter) -> None:
+        if not 0 < share < 1:
+            raise ValueError(f"share={share!r}: must be above 0 and below 1")
+        if not most > 0:
+            raise ValueError(f"most={most!r}: must be above 0 frames per second")
+        self.share, self.most, self._clock = share, most, clock
+        self._next = float("-inf")
+        self._frames: deque[tuple[float, float]] = deque(maxlen=32)  # when they began, and how long they took
+
+    def due(self) -> bool:
+        """Whether a frame may be drawn now."""
+        return self._clock() >= self._next
+
+    def wait(self) -> float:
+        """How many seconds to wait until then."""
+        return max(self._next - self._clock(), 0.0)
+
+    @contextmanager
+    def frame(self) -> Iterator[None]:
+        """Around the drawing of a frame, whose time is taken."""
+        begun = self._clock()
+        try:
+            yield
+        finally:
+            ended = self._clock()
+            self._frames.append((begun, ended - begun))
+            self._next = max(begun + 1 / self.most, begun + (ended - begun) / self.share)
+
+    @property
+    def cost(self) -> float:
+        """The share of the time since the first of the last 32 frames that they have taken, from 0 to 1."""
+        if not self._frames:
+            return 0.0
+        spent, passed = sum(took for _, took in self._frames), self._clock() - self._frames[0][0]
+        return min(spent / passed, 1.0) if passed > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What there is to show views with.
+
+    Args:
+        front_end: where this runs, as far as can be seen from inside.
+        kernel: whether a Jupyter kernel runs it.
+        ipywidgets, anywidget: their versions; None where they are missing.
+        tier: how views are shown.
+        reason: why.
+    """
+
+    front_end: str
+    kernel: bool
+    ipywidgets: str | None
+    anywidget: str | None
+    tier: str
+    reason: str
+
+    @property
+    def richest(self) -> str | None:
+        """The best tier of widgets that is installed; None if none is."""
+        if self.ipywidgets is None:
+            return None
+        return "widgets" if self.anywidget is None or self.front_end == COLAB else "canvas"
+
+    def __str__(self) -> str:
+        versions = f"ipywidgets {self.ipywidgets or 'missing'}, anywidget {self.anywidget or 'missing'}"
+        return f"{self.tier}: {self.reason} ({self.front_end}, {versions})"
+
+
+def use(tier: str) -> None:
+    """Choose how views are shown from now on.
+
+    Args:
+        tier: "canvas", "widgets", "static", "text", or "auto" for the best one that is likely to work here. As long as
+            nothing is chosen, the environment variable TRISTEP_VIZ says it.
+
+    Raises:
+        ValueError: there is no such tier.
+        ModuleNotFoundError: what it needs is not installed.
+    """
+    _check("tier", tier)
+    global _chosen
+    _chosen = tier
+
+
+def capabilities() -> Capabilities:
+    """What was found to show views with, and the tier that follows from it.
+
+    Raises:
+        ValueError: TRISTEP_VIZ is set to something that is no tier.
+        ModuleNotFoundError: what the tier of TRISTEP_VIZ needs is not installed.
+    """
+    front_end, kernel = _front_end()
+    ipywidgets, anywidget = _version("ipywidgets"), _version("anywidget")
+    chosen, reason = _chosen, "chosen by use()"
+    if chosen is None:
+        chosen, reason = os.environ.get(VARIABLE, "auto"), f"chosen by {VARIABLE}"
+        _check(VARIABLE, chosen)
+    if chosen == "auto":
+        if not kernel:
+            chosen, reason = ("text", "a terminal shows words only") if front_end == TERMINAL else ("static", "no kernel")
+        elif ipywidgets is None:
+            chosen, reason = "static", "ipywidgets is missing"
+        elif anywidget is None:
+            chosen, reason = "widgets", "anywidget is missing"
+        elif front_end == COLAB:
+            chosen, reason = "widgets", "Colab shows other widgets only where it is told to"
+        else:
+            chosen, reason = "canvas", "everything is there"
+    return Capabilities(front_end, kernel, ipywidgets, anywidget, chosen, reason)
+
+
+_chosen: str | None = None
+_NAMED: weakref.WeakValueDictionary[str, View] = weakref.WeakValueDictionary()
+_IN_CELLS: dict[str, tuple[str, list[tuple[weakref.ref[View], weakref.ref[Any]]]]] = {}
+
+COLAB, TERMINAL = "Colab", "a terminal"
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A widget on a page, and how it comes to show another scene."""
+
+    widget: Any
+    show: Callable[[Scene], None]
+
+
+def _open_canvas(scene: Scene, receive: Callable[[dict[str, Any]], None]) -> _Open:
+    widget = _canvas_module().SceneWidget(scene.to_bytes(), receive)
+    return _Open(widget, lambda scene: setattr(widget, "payload", scene.to_bytes()))
+
+
+def _open_box(scene: Scene, receive: Callable[[dict[str, Any]], None], theme: str) -> _Open:
+    from .widgets import SceneBox
+
+    widget = SceneBox(scene, receive, theme)
+    return _Open(widget, widget.show)
+
+
+def _canvas_module() -> Any:
+    if _version("anywidget") is None:
+        raise ModuleNotFoundError("drawing in a browser needs anywidget: pip install 'tristep[notebook]'", name="anywidget")
+    return import_module(".canvas", __package__)
+
+
+def _check(argument: str, tier: str) -> None:
+    if tier not in TIERS:
+        raise ValueError(f"{argument}={tier!r}: must be one of {', '.join(map(repr, TIERS))}")
+    for needed in {"canvas": ("anywidget", "ipywidgets"), "widgets": ("ipywidgets",)}.get(tier, ()):
+        if _version(needed) is None:
+            raise ModuleNotFoundError(f"{argument}={tier!r} needs {needed}: pip install 'tristep[notebook]'", name=needed)
+
+
+def _version(name: str) -> str | None:
+    """Of a library; None if it cannot be imported."""
+    try:
+        return str(import_module(name).__version__)
+    except ImportError:
+        return None
+
+
+def _shell() -> Any:
+    """IPython's, if it runs this. It is not imported for that."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
+
+
+def _front_end() -> tuple[str, bool]:
+    """A guess at what shows the output, and whether there is a kernel."""
+    shell = _shell()
+    kernel = getattr(shell, "kernel", None) is not None
+    if shell is None:
+        return "no notebook", False
+    if not kernel:
+        return TERMINAL, False
+    if "google.colab" in sys.modules:
+        return COLAB, True
+    if sys.platform == "emscripten":
+        return "JupyterLite", True
+    if "__vsc_ipynb_file__" in shell.user_ns or "VSCODE_PID" in os.environ:
+        return "VS Code", True
+    if "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
+        return "Kaggle", True
+    if "JPY_SESSION_NAME" in os.environ:
+        return "Jupyter", True
+    return "a kernel without a known front end", True
+
+
+def _replace_in_cell(view: View, widget: Any) -> None:
+    """Close the widgets that the same cell showed when it ran before, and remember this one."""
+    shell = _shell()
+    get_parent = getattr(getattr(shell, "kernel", None), "get_parent", dict)
+    parent: dict[str, Any] = get_parent() or {}
+    cell = parent.get("metadata", {}).get("cellId")
+    if cell is None:
+        return
+    run = parent["header"]["msg_id"]
+    before, shown = _IN_CELLS.get(cell, (run, []))
+    if before != run:
+        for old_view, old_widget in shown:
+            closing, closed = old_view(), old_widget()
+            if closing is not None and closed is not None:
+                closing._close_widget(closed)
+        shown = []
+    _IN_CELLS[cell] = (run, [*shown, (weakref.ref(view), weakref.ref(widget))])

@@ -1,0 +1,196 @@
+"""SceneBox: a scene in core widgets of ipywidgets, for notebooks that have no other.
+
+One control is shown by frames that the browser has beforehand, which also works while the kernel is busy. More of them
+are answered by the kernel, with a picture for each state that is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import ipywidgets
+
+from .picture import Picture
+from .scene import Control, Scene
+
+__all__ = ["SceneBox"]
+
+MOST_FRAMES = 64  # sent beforehand, some 40 kB each
+Event = dict[str, Any]
+
+
+class SceneBox(ipywidgets.VBox):
+    """A scene's picture with its controls below.
+
+    Args:
+        scene: what is to be seen.
+        on_event: called with what a person does, as `SceneWidget` of canvas.py calls it. None: nobody is told.
+        theme: "light" or "dark".
+    """
+
+    def __init__(self, scene: Scene, on_event: Callable[[Event], object] | None = None, theme: str = "light") -> None:
+        super().__init__()
+        self._scene, self._theme = scene, theme
+        self._on_event = on_event or (lambda event: None)
+        self._state = scene.state()
+        self._picture: Picture | None = None
+        self._drawing = threading.Lock()
+        self._stale = False
+        local = self._local()
+        self._add_controls()
+        if len(local) == 1 and len(local[0].values) <= MOST_FRAMES:
+            self._shown = self._frames(local[0])
+        else:
+            self._shown = self._image()
+        self.children = [self._shown, *self._rows]
+
+    def show(self, scene: Scene) -> None:
+        """Another scene in its place. Controls that are in both, with as many values, stay as they are set."""
+        before = {control.name: control for control in self._scene.controls}
+        self._state = scene.state() | {
+            control.name: self._state[control.name]
+            for control in scene.controls
+            if control.name in before and len(before[control.name].values) == len(control.values)
+        }
+        same = _controls(scene) == _controls(self._scene)
+        self._scene = scene
+        if not same:
+            for row in self._rows:
+                _close(row)
+            self._add_controls()
+        if not isinstance(self._shown, ipywidgets.Image):  # frames for every state take too long to be made again and again
+            _close(self._shown)
+            self._shown = self._image()
+            same = False
+        if not same:
+            self.children = [self._shown, *self._rows]
+        self._draw()
+
+    def close(self) -> None:
+        """Close it and all in it."""
+        for link in self._links:
+            link.close()
+        for child in self.children:
+            _close(child)
+        self._picture = None
+        super().close()
+
+    def _local(self) -> list[Control]:
+        return [control for control in self._scene.controls if not control.remote and len(control.values) > 1]
+
+    def _frames(self, control: Control) -> ipywidgets.Stack:
+        """All pictures that one control chooses from, chosen in the browser."""
+        frames, picture = [], Picture(self._scene, self._state, self._theme)
+        for index in range(len(control.values)):
+            picture.show(state=self._state | {control.name: index})
+            frames.append(self._framed(picture.png()))
+        stack = ipywidgets.Stack(frames, selected_index=self._state[control.name])
+        self._links.append(ipywidgets.jslink((self._selectors[control.name], "index"), (stack, "selected_index")))
+        return stack
+
+    def _image(self) -> ipywidgets.Image:
+        if self._picture is None:
+            self._picture = Picture(self._scene, self._state, self._theme)
+        return self._framed(self._picture.png())
+
+    def _framed(self, png: bytes) -> ipywidgets.Image:
+        width = f"{100 * self._scene.width:.0f}px"
+        alternative = self._scene.description or self._scene.title or None
+        image = ipywidgets.Image(value=png, format="png", tooltip=alternative)
+        image.layout = ipywidgets.Layout(width=width, max_width="100%", height="auto", object_fit="contain")
+        return image
+
+    def _draw(self) -> None:
+        """Draw what is wanted now. What other threads want meanwhile is drawn by the one that is at it, the last only."""
+        self._stale = True
+        while self._stale and self._drawing.acquire(blocking=False):
+            try:
+                self._stale = False
+                if self._picture is None or not isinstance(self._shown, ipywidgets.Image):
+                    return
+                self._picture.show(self._scene, self._state)
+                self._shown.value = self._picture.png()
+            finally:
+                self._drawing.release()
+
+    def _add_controls(self) -> None:
+        self._links: list[Any] = []
+        self._selectors: dict[str, Any] = {}
+        self._rows: list[Any] = []
+        for control in self._scene.controls:
+            if len(control.values) > 1:
+                self._rows.append(self._row(control))
+        if self._scene.buttons:
+            buttons = []
+            for button in self._scene.buttons:
+                pressed = ipywidgets.Button(description=button.label, tooltip=button.label)
+                pressed.on_click(lambda _, name=button.name: self._on_event({"kind": "button", "name": name}))
+                buttons.append(pressed)
+            self._rows.append(ipywidgets.HBox(buttons, layout=ipywidgets.Layout(flex_flow="row wrap")))
+        for panel in self._scene.panels:
+            if panel.click is not None and panel.click.event is not None:
+                self._rows.append(self._place(panel.click.event, panel.x.label, panel.y.label))
+
+    def _row(self, control: Control) -> Any:
+        """What a control is set with."""
+        options = [(control.words(i), i) for i in range(len(control.values))]
+        look: dict[str, Any] = {
+            "options": options,
+            "index": self._state[control.name],
+            "description": control.label,
+            "tooltip": control.label,
+            "style": {"description_width": "initial"},
+        }
+        if control.kind == "choice":
+            selector = ipywidgets.Dropdown(**look)
+        else:
+            selector = ipywidgets.SelectionSlider(**look, layout=ipywidgets.Layout(width="28em", max_width="100%"))
+        self._selectors[control.name] = selector
+        selector.observe(lambda change: self._set(control.name, change["new"]), names="index")
+        if control.kind != "play":
+            return selector
+        n = len(control.values)
+        each = 1000 * control.seconds / n
+        step = max(1, math.ceil(50 / each))  # no browser keeps up with more than twenty a second of these
+        play = ipywidgets.Play(
+            min=0, max=n - 1, value=self._state[control.name], step=step, interval=round(each * step), tooltip=control.label
+        )
+        self._links.append(ipywidgets.jslink((play, "value"), (selector, "index")))
+        return ipywidgets.HBox([play, selector], layout=ipywidgets.Layout(flex_flow="row wrap"))
+
+    def _place(self, event: str, x_label: str, y_label: str) -> Any:
+        """Two numbers in place of a click."""
+        style = {"description_width": "initial"}
+        layout = ipywidgets.Layout(width="12em")
+        x, y = (
+            ipywidgets.FloatText(description=each, tooltip=each, style=style, layout=layout) for each in (x_label, y_label)
+        )
+        chosen = ipywidgets.Button(description=event, tooltip=event)
+        chosen.on_click(lambda _: self._on_event({"kind": "click", "name": event, "x": x.value, "y": y.value}))
+        return ipywidgets.HBox([x, y, chosen], layout=ipywidgets.Layout(flex_flow="row wrap"))
+
+    def _set(self, name: str, index: int | None) -> None:
+        if index is None or name not in self._state:
+            return
+        self._state = self._state | {name: index}
+        control = next(control for control in self._scene.controls if control.name == name)
+        if control.remote:
+            self._on_event({"kind": "control", "name": name, "index": index})
+        else:
+            self._draw()
+
+
+def _controls(scene: Scene) -> list[Any]:
+    """What the rows below the picture follow from."""
+    controls = [(c.name, c.label, [c.words(i) for i in range(len(c.values))], c.kind, c.remote) for c in scene.controls]
+    clicks = [(panel.click.event, panel.x.label, panel.y.label) for panel in scene.panels if panel.click is not None]
+    return [controls, [(button.name, button.label) for button in scene.buttons], clicks]
+
+
+def _close(widget: Any) -> None:
+    for child in getattr(widget, "children", ()):
+        _close(child)
+    widget.close()
