@@ -10,13 +10,17 @@ from . import amp, initializer, kvstore, lr_scheduler, optim, optimizer, scale
 from .clipping import clip_global_norm
 from .data_parallel import replicate, split_and_load, split_data
 from .fit import Fit, fit
+from .many import Many
 from .scale import plan
+from .sweep import Sweep, sweep
 from .telemetry import Telemetry
 from .trainer import StaleGradientError, Trainer
 
 __all__ = [
     "Fit",
+    "Many",
     "StaleGradientError",
+    "Sweep",
     "Telemetry",
     "Trainer",
     "amp",
@@ -32,4 +36,5 @@ __all__ = [
     "scale",
     "split_and_load",
     "split_data",
+    "sweep",
 ]

@@ -15,17 +15,33 @@ except ModuleNotFoundError as error:
     ) from error
 
 from .curves import plot_schedules, plot_training
+from .functions import FUNCTIONS, Function, Minimum, function, ill_conditioned_bowl, noisy_ravine
 from .picture import draw
 from .recorder import Recorder
 from .runs import Curve, Run, RunSet, Series
 from .scene import Arrows, Axis, Band, Button, Click, Control, Image, Layer, Line, Mark, Panel, Points, Scene, Words
+from .simulate import (
+    BasinMap,
+    InnerSteps,
+    Race,
+    Sensitivity,
+    Setting,
+    basin_map,
+    best_rates,
+    inner_steps,
+    rule_source,
+    settings_of,
+    simulate,
+)
 from .style import Figure
 from .view import Capabilities, FrameBudget, View, capabilities, use
 
 __all__ = [
+    "FUNCTIONS",
     "Arrows",
     "Axis",
     "Band",
+    "BasinMap",
     "Button",
     "Capabilities",
     "Click",
@@ -33,22 +49,37 @@ __all__ = [
     "Curve",
     "Figure",
     "FrameBudget",
+    "Function",
     "Image",
+    "InnerSteps",
     "Layer",
     "Line",
     "Mark",
+    "Minimum",
     "Panel",
     "Points",
+    "Race",
     "Recorder",
     "Run",
     "RunSet",
     "Scene",
+    "Sensitivity",
     "Series",
+    "Setting",
     "View",
     "Words",
+    "basin_map",
+    "best_rates",
     "capabilities",
     "draw",
+    "function",
+    "ill_conditioned_bowl",
+    "inner_steps",
+    "noisy_ravine",
     "plot_schedules",
     "plot_training",
+    "rule_source",
+    "settings_of",
+    "simulate",
     "use",
 ]

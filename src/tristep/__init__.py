@@ -29,6 +29,7 @@ from .trainer import (
     replicate,
     split_and_load,
     split_data,
+    sweep,
 )
 from .trainer import initializer as init
 
@@ -51,6 +52,7 @@ __all__ = [
     "rule",
     "split_and_load",
     "split_data",
+    "sweep",
     "trainer",
     "viz",
 ]

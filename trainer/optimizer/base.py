@@ -425,6 +425,22 @@ class RuleOptimizer(Optimizer):
             row.append(t)
         return row
 
+    def rows_of_step(self, times: Sequence[int], parameters: Sequence[tuple[Any, ...]], rule: Rule) -> list[list[float]]:
+        """The rows of one step, of which the schedule is asked for the rate, and `begin_step` told of it.
+
+        Args:
+            times: the coming update numbers of parameters.
+            parameters: for each a tuple that ends in lr_mult, wd_mult and the index.
+            rule: the rule of the step.
+        """
+        asked = self.num_update if self.reads_rate_first else max(self.num_update, *times)
+        lr = self.lr if self.lr_scheduler is None else self.rate_at(asked)
+        self.begin_step(lr)
+        return [
+            self.row(t, lr * lr_mult, self.wd * wd_mult, index, rule)
+            for t, (*_, lr_mult, wd_mult, index) in zip(times, parameters, strict=True)
+        ]
+
     def _attribute(self, name: str, other: str | None, rule: Rule) -> float:
         """A hyper-parameter of the rule that is an attribute of this name, or one minus the other."""
         own = vars(self)

@@ -232,25 +232,21 @@ class Plan:
         # Everything that may fail comes before the counts move.
         counts = optimizer._counts
         times = [int(counts[slot]) + 1 for _, slot, _, _, _ in self._shared]
-        number = max(optimizer.num_update, *times)
         before = optimizer.carried() if optimizer.carries else ()
         try:
-            asked = optimizer.num_update if optimizer.reads_rate_first else number
-            lr = optimizer.lr if optimizer.lr_scheduler is None else optimizer.rate_at(asked)
-            optimizer.begin_step(lr)
-            for t, (rows, _, lr_mult, wd_mult, index) in zip(times, self._shared, strict=True):
-                row = optimizer.row(t, lr * lr_mult, optimizer.wd * wd_mult, index, update.rule)
-                if rows is None:
+            rows = optimizer.rows_of_step(times, self._shared, update.rule)
+            for (where, *_), row in zip(self._shared, rows, strict=True):
+                if where is None:
                     update.share(row)
                 else:
-                    update.hyper[rows] = row
+                    update.hyper[where] = row
             self._run(update, into)
         except BaseException:
             optimizer.put_back(before)
             raise
         if optimizer.counted:
             counts[self._counted] += 1
-            optimizer.num_update = number
+            optimizer.num_update = max(optimizer.num_update, *times)
 
     def check(self, grads: Sequence[torch.Tensor | None]) -> None:
         """Find out whether a step with these gradients would fail for their sake. No weight changes."""
@@ -414,7 +410,7 @@ class Plan:
             if dtype is None:
                 updater.masters.pop(index, None)
             elif old is None or not _goes_with(old, weight, dtype):
-                updater.masters[index] = _master(weight.detach(), old, dtype)
+                updater.masters[index] = new_master(weight.detach(), old, dtype)
         self.update = Update(
             rule,
             self.weights,
@@ -485,7 +481,7 @@ class Plan:
                 optimizer.update_multi_precision(index, weight, grad, states[index])
 
 
-def _master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """What is to be kept beside a weight, in this type; `old` is what has been kept beside it so far."""
     if old is not None and storage.kind_of(weight.dtype, old.dtype) is None:  # of the type that the weight was of
         old = None

@@ -1,0 +1,247 @@
+"""Sweeps: the numbers of single trainings by `Trainer`, which add up in another order, and what comes out of them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import tristep
+from tristep import Trainer
+from tristep.trainer import Sweep
+from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
+
+
+def network():
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+
+
+def batches(n=5, size=8):
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator)) for _ in range(n)]
+
+
+def single(name, arguments, data, epochs, make=network, seed=0, per_sample=False):
+    """Losses and the trained network of one training, as anybody would write it."""
+    torch.manual_seed(seed)
+    net = make()
+    trainer = Trainer(net, name, arguments)
+    losses = []
+    for _ in range(epochs):
+        for inputs, labels in data:
+            loss = cross_entropy(net(inputs), labels, reduction="sum" if per_sample else "mean")
+            trainer.zero_grad()
+            loss.backward()
+            trainer.step(len(inputs) if per_sample else 1)
+            losses.append(loss.item() / (len(inputs) if per_sample else 1))
+    return np.array(losses), net
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "nadam", "muon", "prodigy"])
+def test_as_single_trainings(name, together):
+    data, rates = batches(), [0.02, 0.005]
+    found = tristep.sweep(
+        network, cross_entropy, data, optimizer=name, grid={"learning_rate": rates, "wd": [0.0, 0.1]}, epochs=3,
+        seeds=(0, 7), together=together,
+    )  # fmt: skip
+    assert found.shape == (2, 2, 2)
+    assert found.losses.shape == (2, 2, 2, 15)
+    for i, rate in enumerate(rates):
+        for j, wd in enumerate((0.0, 0.1)):
+            for k, seed in enumerate((0, 7)):
+                losses, net = single(name, {"learning_rate": rate, "wd": wd}, data, 3, seed=seed)
+                np.testing.assert_allclose(found.losses[i, j, k], losses, rtol=2e-5)
+                made = found.model(learning_rate=rate, wd=wd, seed=seed)
+                for ours, theirs in zip(made.parameters(), net.parameters(), strict=True):
+                    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
+
+
+def test_per_sample_losses_and_schedules():
+    data = batches()
+    schedule = CosineScheduler(max_update=10, base_lr=0.5, final_lr=0.01)
+    found = tristep.sweep(
+        network,
+        nn.CrossEntropyLoss(reduction="none"),
+        data,
+        optimizer="sgd",
+        optimizer_params={"lr_scheduler": schedule, "momentum": 0.5},
+        grid={"learning_rate": [0.3, 0.03]},
+        epochs=2,
+    )
+    for rate, losses in zip((0.3, 0.03), found.losses[:, 0], strict=True):
+        own = CosineScheduler(max_update=10, base_lr=rate, final_lr=0.01)
+        expected, _ = single("sgd", {"lr_scheduler": own, "momentum": 0.5}, data, 2, per_sample=True)
+        np.testing.assert_allclose(losses, expected, rtol=2e-5)
+    assert schedule.base_lr == 0.5
+
+
+def test_optimizers_and_schedules_as_axes():
+    data = batches()
+    grid = {"optimizer": ["sgd", "adamw"], "lr_scheduler": [None, FactorScheduler(step=3, factor=0.5, base_lr=0.02)]}
+    found = tristep.sweep(network, cross_entropy, data, grid=grid, epochs=2)
+    for i, name in enumerate(grid["optimizer"]):
+        for j, schedule in enumerate([None, FactorScheduler(step=3, factor=0.5, base_lr=0.02)]):
+            expected, _ = single(name, {"lr_scheduler": schedule}, data, 2)
+            np.testing.assert_allclose(found.losses[i, j, 0], expected, rtol=2e-5)
+
+
+def test_multipliers_of_parameters_and_frozen_ones():
+    def make():
+        net = network()
+        net[0].weight.requires_grad_(False)
+        net[2].bias.lr_mult = 3.0
+        return net
+
+    for together in (True, False):
+        found = tristep.sweep(
+            make, cross_entropy, batches(), optimizer="sgd", grid={"learning_rate": [0.5]}, epochs=2, together=together
+        )
+        expected, net = single("sgd", {"learning_rate": 0.5}, batches(), 2, make)
+        np.testing.assert_allclose(found.losses[0, 0], expected, rtol=2e-5)
+        torch.testing.assert_close(found.model()[2].bias, net[2].bias, rtol=1e-4, atol=1e-5)
+        kept = found.model()[0].weight
+        torch.manual_seed(0)
+        assert torch.equal(kept, make()[0].weight)
+
+
+def normalised():
+    return nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 3))
+
+
+def test_batch_norm_keeps_the_statistics_of_each_copy():
+    grid = {"learning_rate": [0.1, 0.01]}
+    found = tristep.sweep(normalised, cross_entropy, batches(), optimizer="sgd", grid=grid, epochs=2)
+    for rate in grid["learning_rate"]:
+        _, net = single("sgd", {"learning_rate": rate}, batches(), 2, normalised)
+        made = found.model(learning_rate=rate)[1]
+        torch.testing.assert_close(made.running_mean, net[1].running_mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(made.running_var, net[1].running_var, rtol=1e-4, atol=1e-5)
+        assert made.num_batches_tracked == 10
+
+
+def test_dropout_draws_for_each_copy():
+    def make():
+        return nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, 3))
+
+    found = tristep.sweep(make, cross_entropy, batches(1), optimizer="sgd", grid={"wd": [0.0, 1e-9, 2e-9]}, steps=1)
+    assert len(set(found.losses[:, 0, 0].tolist())) == 3
+
+
+class Branching(nn.Module):
+    """A network whose way depends on its numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        outputs = self.layer(inputs)
+        return outputs if outputs.sum() > 0 else -outputs
+
+
+def test_what_vmap_refuses_can_be_trained_apart():
+    arguments = {"optimizer": "sgd", "grid": {"learning_rate": [0.1, 0.2]}}
+    with pytest.raises(RuntimeError, match="together=False"):
+        tristep.sweep(Branching, cross_entropy, batches(), **arguments)
+    found = tristep.sweep(Branching, cross_entropy, batches(), together=False, **arguments)
+    expected, _ = single("sgd", {"learning_rate": 0.2}, batches(), 1, Branching)
+    np.testing.assert_allclose(found.losses[1, 0], expected, rtol=1e-6)
+
+
+def test_steps_go_through_the_data_again():
+    found = tristep.sweep(network, cross_entropy, batches(3), steps=8)
+    expected, _ = single("adam", {}, batches(3), 3)
+    assert found.steps_per_epoch == 3
+    np.testing.assert_allclose(found.losses[0], expected[:8], rtol=2e-5)
+    np.testing.assert_allclose(found.final[0], expected[5:8].mean(), rtol=2e-5)
+
+
+def test_scores_best_and_tables():
+    data = batches()
+    found = tristep.sweep(
+        network, cross_entropy, data, optimizer="sgd", grid={"learning_rate": [1e-5, 0.5, 1e9]}, epochs=8, seeds=(0, 1),
+        eval_data=data, eval_metric="accuracy",
+    )  # fmt: skip
+    assert found.best() == {"learning_rate": 0.5}
+    assert found.best("accuracy") == {"learning_rate": 0.5}
+    net = found.model(learning_rate=0.5, seed=1)
+    right = torch.cat([net(inputs).argmax(dim=1) == labels for inputs, labels in data]).double().mean()
+    assert found.scores["accuracy"][1, 1] == pytest.approx(right.item())
+    rows = found.rows()
+    assert len(rows) == 6
+    assert rows[3] == {
+        "learning_rate": 0.5, "seed": 1, "final": float(found.final[1, 1]), "lowest": float(found.losses[1, 1].min()),
+        "eval_loss": found.scores["loss"][1, 1], "eval_accuracy": found.scores["accuracy"][1, 1],
+    }  # fmt: skip
+    assert "6 trainings (learning_rate 3, seed 2), 40 steps; best learning_rate=0.5" in repr(found)
+    table = pytest.importorskip("pandas").DataFrame(rows)
+    assert found.to_pandas().equals(table)
+
+
+def test_where_none_is_finite():
+    found = Sweep({"wd": (0.0, 1.0), "seed": (0,)}, np.full((2, 1, 4), np.nan, np.float32), 4)
+    with pytest.raises(ValueError, match="no training has ended"):
+        found.best()
+    assert "none has a finite loss" in repr(found)
+    assert math.isnan(found.lowest[0, 0])
+
+
+def test_files_give_back_what_was_saved(tmp_path):
+    grid = {"optimizer": ["sgd", "adam"], "wd": [0.0, 0.5]}
+    found = tristep.sweep(normalised, cross_entropy, batches(), grid=grid, eval_data=batches())
+    found.save(tmp_path / "sweep.npz")
+    again = Sweep.load(tmp_path / "sweep.npz", make_model=normalised)
+    assert again.axes == found.axes
+    np.testing.assert_array_equal(again.losses, found.losses)
+    np.testing.assert_array_equal(again.scores["loss"], found.scores["loss"])
+    point = {"optimizer": "adam", "wd": 0.5}
+    for ours, theirs in zip(
+        again.model(**point).state_dict().values(), found.model(**point).state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(RuntimeError, match="make_model"):
+        Sweep.load(tmp_path / "sweep.npz").model(**point)
+    np.savez(tmp_path / "other.npz", losses=np.zeros(3))
+    with pytest.raises(ValueError, match="was not written by Sweep.save"):
+        Sweep.load(tmp_path / "other.npz")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"make_model": nn.Linear(6, 3)}, TypeError, "make_model must be a function"),
+        ({"make_model": lambda: 3}, TypeError, "make_model must make"),
+        ({"loss": "mse"}, TypeError, "loss must be callable"),
+        ({"data": iter([])}, TypeError, "anew in every epoch"),
+        ({"data": []}, ValueError, "gave no batch"),
+        ({"epochs": 1, "steps": 2}, ValueError, "give one of them"),
+        ({"epochs": 0}, ValueError, "epochs=0"),
+        ({"grid": {"learning_rate": 0.1}}, TypeError, r"grid\['learning_rate'\]=0.1"),
+        ({"grid": {"learning_rate": []}}, ValueError, r"grid\['learning_rate'\] is empty"),
+        ({"grid": {"seed": [1]}}, ValueError, "seeds="),
+        ({"grid": {"momenta": [1]}}, TypeError, "no argument 'momenta'"),
+        ({"grid": {"learning_rate": [-1.0]}}, ValueError, "learning_rate=-1.0"),
+        ({"seeds": ()}, ValueError, "seeds is empty"),
+        ({"together": 1}, TypeError, "together=1"),
+        ({"eval_metric": "f1"}, ValueError, "eval_metric='f1'"),
+    ],
+)
+def test_bad_input(arguments, error, message):
+    usual = {"make_model": network, "loss": cross_entropy, "data": batches(1)}
+    with pytest.raises(error, match=message):
+        tristep.sweep(**usual | arguments)
+
+
+def test_points_that_are_not_there():
+    found = tristep.sweep(network, cross_entropy, batches(1), grid={"wd": [0.0, 0.1]})
+    with pytest.raises(TypeError, match="wd is missing"):
+        found.at()
+    with pytest.raises(ValueError, match="wd=0.3: must be one of 0.0, 0.1"):
+        found.at(wd=0.3)
+    with pytest.raises(TypeError, match="no axis 'rate'"):
+        found.at(rate=0.3)
+    with pytest.raises(ValueError, match="by='f1'"):
+        found.best("f1")

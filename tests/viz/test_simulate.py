@@ -1,0 +1,361 @@
+"""Races, rates, basins and inner steps: what a Trainer does on one point, and what is known of functions, judge them."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+
+from tristep import Trainer, optimizer
+from tristep.kernels import rules
+from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
+from tristep.viz import (
+    FUNCTIONS,
+    Function,
+    basin_map,
+    best_rates,
+    function,
+    inner_steps,
+    noisy_ravine,
+    rule_source,
+    settings_of,
+    simulate,
+)
+from tristep.viz.functions import ill_conditioned_bowl
+
+NAMES = [name for name in optimizer.registered() if optimizer.registered()[name].__module__.startswith("tristep")]
+
+
+def by_trainer(on, name, arguments, start, steps):
+    """The path of one point, float32 [steps + 1, 2], as a Trainer takes it, and the losses."""
+    point = torch.nn.Parameter(torch.tensor(start, dtype=torch.float32))
+    trainer = Trainer([point], name, arguments)
+    path, losses = [point.detach().clone()], []
+    for _ in range(steps):
+        value, point.grad = on.value_and_gradient(point.detach())
+        losses.append(value)
+        trainer.step(1)
+        path.append(point.detach().clone())
+    losses.append(on(point.detach()))
+    return torch.stack(path).numpy(), torch.stack(losses).numpy()
+
+
+def assert_same_path(ours, theirs):
+    """Equal as long as they are finite."""
+    finite = np.isfinite(theirs).all(axis=-1)
+    assert finite[:2].all()
+    np.testing.assert_array_equal(ours[finite], theirs[finite])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "groupadagrad"])
+def test_every_optimizer_as_a_trainer_steps_it(name):
+    on, starts = FUNCTIONS["himmelblau"], [(1.0, -2.0), (-3.0, 0.5), (0.25, 4.0)]
+    race = simulate(on, {name: {"wd": 0.01} if "wd" in {s.name for s in settings_of(name)} else {}}, starts, steps=6)
+    for s, start in enumerate(starts):
+        arguments = {"wd": 0.01} if "wd" in {s.name for s in settings_of(name)} else {}
+        path, losses = by_trainer(on, name, arguments, start, 6)
+        assert_same_path(race.paths[0, 0, s], path)
+        np.testing.assert_allclose(race.losses[0, 0, s], losses, rtol=1e-6)
+
+
+def test_all_values_together_as_one_by_one():
+    """Rates, a sweep, schedules, options that look at whole tensors, and labels: each path is that of its own Trainer."""
+    on, starts, rates = FUNCTIONS["rosenbrock"], [(-1.2, 1.0), (0.5, -0.5)], [1e-4, 1e-3, 3e-3]
+    entrants = {
+        "sgd": {},
+        "with momentum": {"optimizer": "sgd", "momentum": 0.9},
+        "adam": {"lr_scheduler": CosineScheduler(max_update=20, base_lr=1.0)},
+        "clipped": {"optimizer": "sgd", "clip_norm": 1.0},
+        "lamb": {},
+    }
+    race = simulate(on, entrants, starts, 20, learning_rates=rates, sweep={"wd": [0.0, 0.1]})
+    assert race.names == tuple(entrants)
+    assert race.paths.shape == (5, 6, 2, 21, 2)
+    assert race.losses.shape == (5, 6, 2, 21)
+    assert race.paths.dtype == race.losses.dtype == race.starts.dtype == np.float32
+    assert [value["wd"] for value in race.values] == [0.0] * 3 + [0.1] * 3
+    for o, (label, given) in enumerate(entrants.items()):
+        for v, value in enumerate(race.values):
+            arguments = {k: each for k, each in given.items() if k != "optimizer"} | {"wd": value["wd"]}
+            if label == "adam":
+                arguments["lr_scheduler"] = CosineScheduler(max_update=20, base_lr=value["learning_rate"])
+            else:
+                arguments["learning_rate"] = value["learning_rate"]
+                assert race.learning_rates[o, v] == value["learning_rate"]
+            for s, start in enumerate(starts):
+                path, _ = by_trainer(on, given.get("optimizer", label), arguments, start, 20)
+                assert_same_path(race.paths[o, v, s], path)
+
+
+def test_gradient_descent_on_a_bowl_is_known_in_closed_form():
+    """Each coordinate shrinks by 1 - rate * curvature at every step; beyond 2 / curvature it grows."""
+    rates = [0.002, 0.01, 0.019, 0.021]
+    race = simulate(ill_conditioned_bowl(100), ["sgd"], (1.0, 1.0), 60, learning_rates=rates)
+    t = np.arange(61)
+    for path, rate in zip(race.paths[0, :, 0], rates, strict=True):
+        np.testing.assert_allclose(path[:, 0], (1 - rate) ** t, rtol=1e-5)
+        np.testing.assert_allclose(path[:, 1], (1 - 100 * rate) ** t, rtol=1e-3, atol=1e-6)
+    assert simulate(ill_conditioned_bowl(100), ["sgd"], (1.0, 1.0), 60, learning_rates=[0.019, 0.03]).diverged.tolist() == [
+        [[False], [True]]
+    ]
+
+
+def test_relative_rates():
+    race = simulate("beale", {"adam": {"learning_rate": 0.1}, "sgd": {}}, learning_rates=[0.5, 2.0], relative=True, steps=3)
+    np.testing.assert_allclose(race.learning_rates, [[0.05, 0.2], [0.005, 0.02]])
+    schedule = FactorScheduler(step=100, base_lr=0.4)
+    race = simulate("beale", {"sgd": {"lr_scheduler": schedule}}, learning_rates=[0.5], relative=True, steps=3)
+    np.testing.assert_allclose(race.learning_rates, [[0.2]])
+
+
+class Own(optimizer.RuleOptimizer):
+    """A rule of one's own, not registered."""
+
+    rule = rules.sgd
+
+
+def signs(point, gradient, state, lr):
+    """A plain callable with a state of its own: steps by sign that become shorter."""
+    state["n"] = state.get("n", 0) + 1
+    return point - lr * gradient.sign() / state["n"]
+
+
+def test_others_join_the_race():
+    """torch's optimizers, plain callables, instances and classes, beside ours."""
+    on = FUNCTIONS["beale"]
+    entrants = {
+        "ours": {"optimizer": "adam", "learning_rate": 0.01},
+        "torch": functools.partial(torch.optim.Adam, lr=0.01),
+        "class": torch.optim.SGD,
+        "callable": signs,
+        "instance": optimizer.SGD(0.001, momentum=0.9),
+        "own": Own,
+        "sgd": {},
+    }
+    starts = [(1.0, 1.5), (2.0, -1.0)]
+    race = simulate(on, entrants, starts, 15, learning_rates=[0.01, 0.001])
+    np.testing.assert_allclose(race.paths[0], race.paths[1], rtol=1e-4)
+    np.testing.assert_allclose(race.paths[2], race.paths[6], rtol=1e-4)
+    np.testing.assert_array_equal(race.paths[5], race.paths[6])
+    np.testing.assert_allclose(race.learning_rates, [[0.01, 0.001]] * 7)
+    path = np.array(starts[0], np.float32)
+    for n in range(1, 16):
+        _, gradient = on.value_and_gradient(torch.from_numpy(path))
+        path = path - np.float32(0.001) * np.sign(gradient.numpy()) / n
+    np.testing.assert_allclose(race.paths[3, 1, 0, -1], path, rtol=1e-5)
+    given = entrants["instance"]
+    assert (given.lr, given.num_update) == (0.001, 0)
+
+
+def test_noise_is_the_same_for_all_and_for_each_seed():
+    on = noisy_ravine(0.5, seed=4)
+    race = simulate(on, {"a": {"optimizer": "sgd"}, "b": {"optimizer": "lamb"}, "c": torch.optim.SGD}, steps=10)
+    again = simulate(on, {"a": {"optimizer": "sgd"}}, steps=10)
+    np.testing.assert_array_equal(race.paths[0], again.paths[0])
+    assert not np.array_equal(simulate(on, ["sgd"], steps=10, seed=1).paths[0], race.paths[0])
+    # What a step of plain gradient descent took besides the gradient.
+    steps = np.diff(race.paths[0, 0, 0], axis=0) / -race.learning_rates[0, 0]
+    _, gradient = on.value_and_gradient(torch.from_numpy(race.paths[0, 0, 0, :-1]))
+    many = simulate(on, ["sgd"], np.tile(on.start, (4000, 1)), steps=2).paths[0, 0]
+    noise = np.diff(many[:, :2], axis=1)[:, 0] / -0.01 - gradient[0].numpy()
+    assert noise.std() == pytest.approx(0.5, rel=0.05)
+    assert abs(noise.mean()) < 0.03
+    # Against torch's own SGD, which got the same noise.
+    np.testing.assert_allclose(steps, np.diff(simulate(on, {"c": functools.partial(torch.optim.SGD, lr=0.01)}, steps=10)
+                                              .paths[0, 0, 0], axis=0) / -0.01, rtol=1e-3, atol=1e-3)  # fmt: skip
+
+
+def test_divergence():
+    steep = Function("steep", "exp(x) + y**2", xlim=(-1, 1), ylim=(-1, 1))
+    race = simulate(steep, {"sgd": {}}, [(5.0, 0.0), (0.0, 1.0)], 50, learning_rates=[1.0, 0.01])
+    assert race.diverged[0].tolist() == [[True, False], [False, False]]
+
+
+def test_best_rates():
+    found = best_rates(ill_conditioned_bowl(10), {"sgd": {}, "adam": {}}, (1.0, 1.0), 100)
+    # The best constant rate of gradient descent is 2 / (1 + 10), if one looks from afar enough.
+    assert found.best[0] == pytest.approx(2 / 11, rel=0.2)
+    assert found.learning_rates.shape == (41,)
+    assert found.losses.shape == (2, 41, 1)
+    assert np.isinf(found.losses[0, found.learning_rates > 0.25, 0]).all()
+    assert found.losses[1].min() == found.losses[1][found.learning_rates == found.best[1]]
+    final = found.race.losses[0, :, 0, -1]
+    good = ~found.race.diverged[0, :, 0]
+    np.testing.assert_array_equal(found.losses[0, good, 0], final[good])
+    least = best_rates(ill_conditioned_bowl(10), ["sgd"], (1.0, 1.0), 100, judged_by="best")
+    np.testing.assert_array_equal(least.losses[0, good, 0], found.race.losses[0, good, 0].min(axis=-1))
+
+
+def test_quartiles_over_noise():
+    found = best_rates(noisy_ravine(2.0), ["sgd"], steps=50, learning_rates=[0.01, 0.1], repeats=8)
+    assert found.losses.shape == (1, 2, 8)
+    assert len(set(found.losses[0, 0].tolist())) == 8
+    expected = np.quantile(found.losses, [0.25, 0.5, 0.75], axis=-1, method="inverted_cdf").transpose(1, 2, 0)
+    np.testing.assert_array_equal(found.quartiles, expected)
+
+
+def test_best_rates_where_all_diverge():
+    found = best_rates(ill_conditioned_bowl(100), ["sgd"], learning_rates=[5.0, 9.0])
+    assert np.isnan(found.best[0])
+
+
+@pytest.mark.parametrize("arguments", [{"optimizer": "adam", "learning_rate": 0.1}, {"optimizer": "sgd", "clip_norm": 0.5}])
+def test_basins_as_single_paths(arguments):
+    found = basin_map("himmelblau", arguments, n=7, steps=200)
+    on = FUNCTIONS["himmelblau"]
+    name = arguments.pop("optimizer")
+    assert found.tolerance == pytest.approx(0.1)
+    for i, y in enumerate(found.y):
+        for j, x in enumerate(found.x):
+            path, _ = by_trainer(on, name, arguments, (x, y), 200)
+            distances = [np.hypot(path[:, 0] - m.x, path[:, 1] - m.y) for m in on.minima]
+            k = int(np.argmin([distance[-1] for distance in distances]))
+            if distances[k][-1] > 0.1:
+                assert found.reached[i, j] == found.steps[i, j] == -1
+            else:
+                assert found.reached[i, j] == k
+                looked = [t for t in range(201) if t % 4 == 0]
+                assert found.steps[i, j] == next(t for t in looked if distances[k][t] <= 0.1)
+
+
+def test_basins_larger_than_a_chunk_and_symmetric():
+    """The saddle's two minima mirror each other, and so must the map."""
+    found = basin_map("saddle", {"optimizer": "sgd", "learning_rate": 0.1}, n=100, steps=100)
+    assert found.reached.shape == found.steps.shape == (100, 100)
+    assert (found.reached[50:] == 0).all()
+    assert (found.reached[:50] == 1).all()
+    np.testing.assert_array_equal(found.steps[50:], found.steps[:50][::-1])
+
+
+def test_minima_that_nobody_told():
+    found = basin_map(Function("two", "(x**2 - 1)**2 + y**2"), {"optimizer": "adam", "learning_rate": 0.1}, n=16, steps=200)
+    assert sorted((round(m.x, 2), round(m.y, 2), round(m.value, 2)) for m in found.minima) == [(-1, 0, 0), (1, 0, 0)]
+    right = [m.x > 0 for m in found.minima].index(True)
+    assert (found.reached[:, 9:] == right).mean() > 0.8
+    assert (found.reached >= 0).all()
+    assert (found.steps >= 0).all()
+
+
+def test_basins_where_all_diverge():
+    found = basin_map("rosenbrock", {"optimizer": "sgd", "learning_rate": 10.0}, n=4, steps=20)
+    assert (found.reached == -1).all()
+    assert (found.steps == -1).all()
+
+
+def test_inner_steps_of_adam_are_those_of_the_paper():
+    """Kingma & Ba (2015), algorithm 1, in float64."""
+    found = inner_steps("beale", {"optimizer": "adam", "learning_rate": 0.1}, (1.0, 1.5), 5)
+    mean, var = np.zeros(2), np.zeros(2)
+    for t in range(5):
+        value, gradient = FUNCTIONS["beale"].value_and_gradient(torch.from_numpy(found.points[t]))
+        g = gradient.double().numpy()
+        np.testing.assert_allclose(found.gradients[t], g, rtol=1e-6)
+        assert found.losses[t] == pytest.approx(value.item())
+        mean, var = 0.9 * mean + 0.1 * g, 0.999 * var + 0.001 * g * g
+        np.testing.assert_allclose(found.states["mean"][t + 1], mean, rtol=1e-5)
+        np.testing.assert_allclose(found.states["var"][t + 1], var, rtol=1e-5)
+        rate = 0.1 * math.sqrt(1 - 0.999 ** (t + 1)) / (1 - 0.9 ** (t + 1))
+        np.testing.assert_allclose(found.updates[t], -rate * mean / (np.sqrt(var) + 1e-8), rtol=1e-4)
+        np.testing.assert_allclose(found.preconditioners[t], rate / (np.sqrt(var) + 1e-8), rtol=1e-4)
+
+
+def test_inner_steps_of_others():
+    found = inner_steps("beale", {"optimizer": "sgd", "momentum": 0.5}, steps=3)
+    assert found.preconditioners is None
+    assert found.points.shape == (4, 2)
+    np.testing.assert_allclose(found.states["mom"][1:], found.updates, rtol=1e-4)
+    assert inner_steps("beale", "prodigy").states["d"].shape == (2,)
+    found = inner_steps("beale", "adagrad")
+    np.testing.assert_allclose(found.preconditioners[0], 0.01 / np.abs(found.gradients[0]), rtol=1e-3)
+    with pytest.raises(TypeError, match="no optimizer by a rule"):
+        inner_steps("beale", torch.optim.SGD)
+    with pytest.raises(ValueError, match="2 points"):
+        inner_steps("beale", "sgd", [(0, 0), (1, 1)])
+
+
+def test_sources():
+    assert "tl.sqrt(var)" in rule_source("adam")
+    assert rule_source(Own) == rule_source("sgd")
+
+    class ByHand(optimizer.Optimizer):
+        def create_state(self, index, weight):
+            return None
+
+        def update(self, index, weight, grad, state):
+            weight.sub_(grad)
+
+    assert "weight.sub_(grad)" in rule_source(ByHand)
+    assert "def muon(" in rule_source("muon")
+    with pytest.raises(TypeError, match="got int"):
+        rule_source(3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sliders_move_within_what_the_constructor_takes(name):
+    """All positions are accepted, the default is one of them, and what is just outside of hard limits is not a position."""
+    klass = optimizer.registered()[name]
+    for setting in settings_of(name):
+        assert setting.default in setting.values
+        assert list(setting.values) == sorted(set(setting.values))
+        assert (setting.low, setting.high) == (setting.values[0], setting.values[-1])
+        assert len(setting.values) >= 2
+        for value in setting.values:
+            made = klass(**{setting.name: value})
+            own = made.lr if setting.name == "learning_rate" else getattr(made, setting.name, value)
+            assert own == value
+        if setting.scale == "below one":
+            with pytest.raises(ValueError, match=f"{setting.name}=1.0"):
+                klass(**{setting.name: 1.0})
+
+
+def test_sliders_of_adam():
+    found = {setting.name: setting for setting in settings_of("adam")}
+    assert list(found) == ["learning_rate", "beta1", "beta2", "epsilon", "lazy_update", "wd"]
+    rate = found["learning_rate"]
+    assert (rate.default, rate.scale) == (0.001, "log")
+    np.testing.assert_allclose(np.diff(np.log10(rate.values)), 1 / 8, atol=1e-3)
+    assert (found["beta2"].default, found["beta2"].low, found["beta2"].scale) == (0.999, 0.0, "below one")
+    assert (found["wd"].low, found["wd"].scale) == (0.0, "zero and log")
+    assert [s.name for s in settings_of("adadelta")] == ["rho", "epsilon", "wd"]
+    assert "wd" not in {s.name for s in settings_of("rprop")}
+    assert {s.name: s for s in settings_of("soap")}["precondition_frequency"].scale == "whole"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"on": 3}, TypeError, "not int"),
+        ({"optimizers": []}, ValueError, "optimizers is empty"),
+        ({"optimizers": 3}, TypeError, "optimizers must be names"),
+        ({"optimizers": ["sgd", "sgd"]}, ValueError, "'sgd' is there twice"),
+        ({"optimizers": ["sdg"]}, ValueError, "no optimizer is registered by that name"),
+        ({"optimizers": {"sgd": 3}}, TypeError, "sgd: must be a dict"),
+        ({"optimizers": {"sgd": {"beta7": 1}}}, TypeError, "no argument 'beta7'"),
+        ({"optimizers": ["groupadagrad"]}, ValueError, "updates matrices"),
+        ({"start": (1, 2, 3)}, ValueError, r"start has shape \(3,\)"),
+        ({"start": (1, math.nan)}, ValueError, "finite"),
+        ({"start": "here"}, TypeError, "start='here'"),
+        ({"steps": 0}, ValueError, "steps=0"),
+        ({"learning_rates": []}, ValueError, "learning_rate: no values"),
+        ({"learning_rates": [-1]}, ValueError, "learning_rates=-1"),
+        ({"learning_rates": [1], "sweep": {"learning_rate": [1]}}, ValueError, "given twice"),
+        ({"sweep": {"beta1": [0.5]}}, TypeError, "no argument 'beta1'"),
+        ({"optimizers": {"a": signs}, "sweep": {"beta1": [0.5]}}, TypeError, "beta1 cannot be varied"),
+        ({"optimizers": {"a": lambda point, gradient, state, lr: 3}}, ValueError, "must return the new point"),
+    ],
+)
+def test_bad_input(arguments, error, message):
+    with pytest.raises(error, match=message):
+        simulate(**{"on": "beale", "optimizers": ["sgd"]} | arguments)
+
+
+def test_repr_and_user_functions():
+    race = simulate("x**2 + y**2 / 2", ["sgd", "adam"], steps=2)
+    assert repr(race) == "<race on x**2 + y**2 / 2: sgd, adam; 1 values, 1 starts, 2 steps>"
+    ring = simulate(lambda p: (p.square().sum(dim=-1) - 1).square(), ["sgd"], (0.5, 0.0), 300, learning_rates=[0.1])
+    assert ring.paths[0, 0, 0, -1].tolist() == pytest.approx([1.0, 0.0], abs=1e-3)
+    with pytest.raises(ValueError, match="judged_by='last'"):
+        best_rates(function("beale"), ["sgd"], judged_by="last")

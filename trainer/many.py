@@ -1,0 +1,452 @@
+"""Many: several trainings side by side, the updates of those that follow one rule in one launch.
+
+Nothing is computed otherwise than by a training alone: the launch has the weights of all, and for each of them a row of
+hyper-parameters, which are formed for all trainings at once where their optimizers differ in numbers only.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..kernels import Rule, Update
+from .arguments import real
+from .optimizer import Optimizer, RuleOptimizer, create
+from .optimizer.updater import Plan, Updater, new_master
+
+__all__ = ["Many", "make_optimizer"]
+
+
+class Many:
+    """Optimizers, each with weights of its own, that are stepped together.
+
+    Each training gets the same weights, to the bit, as with an `Updater` of its own. Those whose rule is the same share a
+    launch, unless it looks at all tensors of a training together (`clip_norm`, `skip_nonfinite`, Prodigy), is one of whole
+    tensors (Muon, SOAP), or is no rule: such trainings are updated one after the other.
+
+    Args:
+        optimizers: one for each training, no two the same object. Their attributes and multipliers are read now, so set them
+            before; schedules are asked at every step.
+        weights: for each training its weights. They are updated in place.
+        engine: as for `tristep.kernels.choose_engine`.
+
+    Attributes:
+        optimizers: as given.
+        updaters: for each training what has its states, by the places of its weights.
+
+    Raises:
+        TypeError, ValueError: what does not fit.
+
+    Example:
+        >>> import torch
+        >>> from tristep import optimizer
+        >>> from tristep.trainer import Many
+        >>> weights = [torch.ones(2), torch.ones(2)]
+        >>> together = Many([optimizer.SGD(0.5), optimizer.SGD(0.1)], [[weight] for weight in weights])
+        >>> together.step([[torch.ones(2)], [torch.ones(2)]])
+        >>> weights, together.launches
+        ([tensor([0.5000, 0.5000]), tensor([0.9000, 0.9000])], 1)
+    """
+
+    def __init__(
+        self, optimizers: Sequence[Optimizer], weights: Sequence[Sequence[torch.Tensor]], engine: str | None = None
+    ) -> None:
+        self.optimizers = list(optimizers)
+        self._weights = [list(each) for each in weights]
+        if len(self._weights) != len(self.optimizers):
+            raise ValueError(
+                f"{len(self.optimizers)} optimizers for weights of {len(self._weights)} trainings: there must be as many"
+            )
+        for i, each in enumerate(self._weights):
+            if not each:
+                raise ValueError(f"weights[{i}] is empty: each training needs at least one weight")
+        if len(set(map(id, self.optimizers))) < len(self.optimizers):
+            raise ValueError(
+                "an optimizer is there twice: each training needs its own, which counts its updates; use copy.deepcopy"
+            )
+        self.updaters = [Updater(optimizer, engine) for optimizer in self.optimizers]
+        for updater, each in zip(self.updaters, self._weights, strict=True):
+            updater.optimizer.slots(range(len(each)))
+        kinds: dict[Any, list[int]] = {}
+        kind: Any = None
+        for i in range(len(self.optimizers)):
+            if kind is None or not self._like_the_one_before(i):
+                kind = self._kind(i)
+            kinds.setdefault(kind, []).append(i)
+        self._alone: dict[int, Plan] = {}
+        self._groups: list[_Group] = []
+        for kind, members in kinds.items():
+            if kind[0] is None:
+                self._separate(members)
+            else:
+                self._groups.append(_Group(self.updaters, self._weights, members))
+        self._gradients: list[list[torch.Tensor | None]] | None = None
+
+    def __len__(self) -> int:
+        """How many trainings there are."""
+        return len(self.optimizers)
+
+    @property
+    def launches(self) -> int:
+        """Native calls or GPU launches of the last step, those of reductions not counted."""
+        updates = [group.update for group in self._groups] + [plan.update for plan in self._alone.values()]
+        return sum(update.launches for update in updates if update is not None)
+
+    def step(self, gradients: Sequence[Sequence[torch.Tensor | None]] | None = None) -> None:
+        """Update all weights that have a gradient.
+
+        Args:
+            gradients: for each training those of its weights, None for one that is to stay as it is. Without them those of
+                the step before are taken, in which there must be other numbers now: that is quicker.
+
+        Raises:
+            RuntimeError: there was no step before.
+            TypeError, ValueError: gradients that do not fit, or an optimizer that refuses the step. No weight has changed
+                then, unless it is one of a training that is updated alone.
+        """
+        held = gradients is None
+        if gradients is not None:
+            self._gradients = self._checked(gradients)
+        elif self._gradients is None:
+            raise RuntimeError("step() without gradients repeats the step before with what is in them now; there was none")
+        given: Any = self._gradients
+        for group in list(self._groups):
+            if not group.prepare(None if held else [gradient for i in group.members for gradient in given[i]]):
+                self._groups.remove(group)
+                self._separate(group.members)
+        for i, plan in self._alone.items():
+            plan.check(given[i])
+        done = []
+        try:
+            for group in self._groups:
+                done.append(group)
+                group.form_rows()
+        except BaseException:
+            for group in done:
+                group.undo()
+            raise
+        for i, plan in self._alone.items():
+            plan.step(given[i], held=True)
+        for group in self._groups:
+            group.run()
+
+    def _checked(self, gradients: Sequence[Sequence[torch.Tensor | None]]) -> list[list[torch.Tensor | None]]:
+        given = [list(each) for each in gradients]
+        if list(map(len, given)) != list(map(len, self._weights)):
+            if len(given) != len(self._weights):
+                raise ValueError(f"gradients of {len(given)} trainings for {len(self._weights)}: there must be as many")
+            i = next(i for i, each in enumerate(given) if len(each) != len(self._weights[i]))
+            raise ValueError(f"gradients[{i}] are {len(given[i])}, weights {len(self._weights[i])}: there must be as many")
+        return given
+
+    def _separate(self, members: Sequence[int]) -> None:
+        """Let these trainings be updated each by itself, from the states they have."""
+        for i in members:
+            weights = self._weights[i]
+            self._alone[i] = Plan(self.updaters[i], list(range(len(weights))), weights, _names(i, weights))
+        self._alone = dict(sorted(self._alone.items()))
+
+    def _like_the_one_before(self, i: int) -> bool:
+        """Whether this optimizer and the one before it have the very same settings but for rates: a quick look."""
+        one, other = self.optimizers[i - 1], self.optimizers[i]
+        a, b = vars(one), vars(other)
+        return (
+            type(one) is type(other)
+            and a.keys() == b.keys()
+            and set(itertools.compress(a, map(operator.is_not, a.values(), b.values()))) <= _OWN
+            and one._slots == other._slots
+            and one._counts.tobytes() == other._counts.tobytes()
+            and len(self._weights[i - 1]) == len(self._weights[i])
+        )
+
+    def _kind(self, i: int) -> tuple[Any, ...]:
+        """What must be equal where trainings are to be updated together; a first None says that this one cannot be."""
+        optimizer, n = self.optimizers[i], len(self._weights[i])
+        alone = (None, i)
+        if not isinstance(optimizer, RuleOptimizer) or type(optimizer).counted is not True:  # some steps may be none
+            return alone
+        if list(optimizer._slots.items()) != [(k, k) for k in range(n)]:  # it has updated others
+            return alone
+        settings = tuple((k, v) for k, v in vars(optimizer).items() if type(v) not in _NUMBERS and k not in _READ_APART)
+        plain = not (optimizer.lr_mult or optimizer.wd_mult or optimizer.param_dict)
+        multipliers = None if plain else tuple(map(optimizer.multipliers, range(n)))
+        names = tuple(optimizer.idx2name.items())
+        counts = optimizer._counts.tobytes(), optimizer.num_update, optimizer.begin_num_update, optimizer.lookahead
+        kind = (
+            type(optimizer),
+            optimizer.rule_for(np.arange(n)),
+            optimizer.rounding,
+            n,
+            multipliers,
+            names,
+            counts,
+            settings,
+        )
+        try:
+            hash(kind)
+        except TypeError:  # a setting of one's own, such as a list
+            return alone
+        return alone if not isinstance(kind[1], Rule) or any(r.over == "all" for r in kind[1].reductions) else kind
+
+
+# Attributes that are looked at apart from the others, and numbers that must be equal.
+_READ_APART = {"lr_scheduler", "_counts", "_slots", "_updater", "idx2name", "param_dict", "lr_mult", "wd_mult"}
+_SAME = ("begin_num_update", "lookahead", "num_update")
+_NUMBERS = (float, int)
+_OWN = {"lr", "wd", "lr_scheduler", "_counts", "_slots", "_updater"}  # what each optimizer has for itself
+
+
+def _names(i: int, weights: Sequence[torch.Tensor]) -> list[str]:
+    return [f"weights[{i}][{k}]" for k in range(len(weights))]
+
+
+def make_optimizer(kind: str | type[Optimizer], arguments: Mapping[str, Any]) -> Optimizer:
+    """One of several optimizers that differ in some arguments.
+
+    Its schedule is a copy, since it may remember what it was asked; a `learning_rate` beside it becomes its `base_lr`.
+    """
+    own = dict(arguments)
+    schedule = own["lr_scheduler"] = copy.deepcopy(own.get("lr_scheduler"))
+    if schedule is not None and own.get("learning_rate") is not None:
+        if not hasattr(schedule, "base_lr"):
+            raise TypeError(f"learning_rate beside {schedule!r}, which decides the rate and has no base_lr: leave one out")
+        schedule.base_lr = real("learning_rate", own.pop("learning_rate"), low=0)
+    return kind(**own) if isinstance(kind, type) else create(kind, **own)
+
+
+class _Group:
+    """Trainings that are updated in one launch: optimizers of one class, which differ in numbers and schedules only."""
+
+    def __init__(self, updaters: Sequence[Updater], weights: Sequence[Sequence[torch.Tensor]], members: list[int]) -> None:
+        self.members = members
+        self._updaters = [updaters[i] for i in members]
+        self._optimizers: list[Any] = [updater.optimizer for updater in self._updaters]
+        self._first = first = self._optimizers[0]
+        self._weights = [weight for i in members for weight in weights[i]]
+        self._names = [name for i in members for name in _names(i, weights[i])]
+        self._n = n = len(weights[members[0]])
+        self._slots = np.arange(n)
+        # One array for the counts of all, in which each optimizer has a row.
+        self._counts = np.stack([optimizer._counts for optimizer in self._optimizers])
+        for optimizer, counts in zip(self._optimizers, self._counts, strict=True):
+            optimizer._counts = counts
+        self._shared = self._columns()
+        self._times = [int(self._counts[0, slot]) + 1 for _, slot, *_ in self._shared]  # the next update's number
+        self._scheduled = any(optimizer.lr_scheduler is not None for optimizer in self._optimizers)
+        self._for_all: _ForAll | None = _ForAll(self._optimizers) if len(members) > 1 else None
+        self._checked = False
+        self._before: list[tuple[Any, ...]] = []
+        self._updates: dict[Rule, Update] = {}
+        self._gradients: list[torch.Tensor | None] = []
+        self._used = False  # whether weights may have changed since states were made for them
+        self._bound: set[Rule] = set()  # whose updates have these gradients
+        self._written: Sequence[Sequence[Any]] = []  # the rows of the step before
+        self._written_by: Update | None = None  # for which update
+        self._steady: Rule | None = None  # whose rows are in the update, and stay as they are
+        self._make_states()
+        self.update = self._make_update(first.rule_for(self._slots))
+
+    def prepare(self, gradients: list[torch.Tensor | None] | None) -> bool:
+        """Take these gradients for the step, None for the last ones; whether that can be done for all together."""
+        rule = self._first.rule_for(self._slots)
+        update = self.update = self._updates.get(rule) or self._make_update(rule)
+        if gradients is not None:
+            self._gradients, self._bound = gradients, set()
+        if rule in self._bound:
+            return True
+        if not update.holds(self._gradients):
+            if any(gradient is None or gradient.layout != torch.strided for gradient in self._gradients):
+                return False
+            if self._used and not update.fits(self._first.master_dtype):
+                return False
+            update.bind(self._gradients)
+            self._used = True
+        self._bound.add(rule)
+        return True
+
+    def form_rows(self) -> None:
+        """Write the hyper-parameters of the coming step, which is not counted yet."""
+        rule: Any = self.update.rule
+        self._before = [optimizer.carried() for optimizer in self._optimizers] if self._first.carries else []
+        if self._steady is rule:
+            return
+        times = self._times
+        if self._for_all is not None:
+            rates = self._rates(times) if self._scheduled else None
+            known = self._checked or self._for_all.is_right(times, self._shared, rule, rates)
+            rows = self._for_all.rows(times, self._shared, rule, rates) if known else None
+            self._checked = True
+            if rows is not None:
+                self._write_columns(rows)
+                self._steady = rule if self._for_all.steady and not self._scheduled else None
+                return
+            self._for_all = None
+        table = self.update.hyper.reshape(len(self.members), self._n, -1)
+        for i, optimizer in enumerate(self._optimizers):
+            for (where, *_), row in zip(self._shared, optimizer.rows_of_step(times, self._shared, rule), strict=True):
+                table[i, where] = row
+
+    def undo(self) -> None:
+        """Put back what forming rows has carried on."""
+        for optimizer, before in zip(self._optimizers, self._before, strict=False):
+            optimizer.put_back(before)
+        if self._for_all is not None and self._before:
+            self._for_all = _ForAll(self._optimizers)
+
+    def run(self) -> None:
+        """Take the step, and count it."""
+        self.update()
+        self._counts += 1
+        number = max(self._first.num_update, *self._times)
+        self._times = [t + 1 for t in self._times]
+        for optimizer in self._optimizers:
+            optimizer.num_update = number
+
+    def _rates(self, times: Sequence[int]) -> list[float]:
+        """The rates of all trainings, each schedule asked once."""
+        first = self._first
+        asked = first.num_update if first.reads_rate_first else max(first.num_update, *times)
+        found: dict[int, float] = {}
+        rates = []
+        for optimizer in self._optimizers:
+            schedule = optimizer.lr_scheduler
+            if schedule is None:
+                rates.append(optimizer.lr)
+            else:
+                if id(schedule) not in found:
+                    found[id(schedule)] = optimizer.rate_at(asked)
+                rates.append(found[id(schedule)])
+        return rates
+
+    def _write_columns(self, rows: Sequence[Sequence[Any]]) -> None:
+        table = self.update.hyper.reshape(len(self.members), self._n, -1)
+        written = self._written if self._written_by is self.update else [[None] * len(row) for row in rows]
+        for (where, *_), row, before in zip(self._shared, rows, written, strict=True):
+            for k, (value, old) in enumerate(zip(row, before, strict=True)):
+                if isinstance(value, np.ndarray):
+                    if value is not old:
+                        table[:, where, k] = value[:, None]
+                elif isinstance(old, np.ndarray) or value != old:
+                    table[:, where, k] = value
+        self._written, self._written_by = rows, self.update
+
+    def _columns(self) -> list[tuple[Any, int, float, float, int]]:
+        """Weights of equal count and multipliers, which share rows: which, the count's slot, multipliers, and the first."""
+        first = self._first
+        kinds: dict[Any, list[int]] = {}
+        for k in range(self._n):
+            kind = (int(self._counts[0, k]), *first.multipliers(k))
+            kinds.setdefault(kind if first.alike else k, []).append(k)
+        whole = len(kinds) == 1
+        return [
+            (slice(None) if whole else np.array(members), members[0], *first.multipliers(members[0]), members[0])
+            for members in kinds.values()
+        ]
+
+    def _make_states(self) -> None:
+        first = self._first
+        for name, weight in zip(self._names, self._weights, strict=True):
+            first.check_storage(name, weight)
+        weights = [weight.detach() for weight in self._weights]
+        zeros = type(first).init_state is RuleOptimizer.init_state and first.lookahead is None and first.ema_decay is None
+        places = zip(self._places(), self._names, weights, first.states_for(weights), strict=True)
+        for (updater, k), name, weight, state in places:
+            if not zeros:
+                try:
+                    updater.optimizer.start_state(weight, state)  # type: ignore[attr-defined]  # it has a rule
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from error
+            updater.states[k] = state
+            if (dtype := first.master_dtype(weight)) is not None:
+                updater.masters[k] = new_master(weight, None, dtype)
+
+    def _make_update(self, rule: Rule) -> Update:
+        places = list(self._places())
+        states = [updater.states[k] for updater, k in places]
+        masters = [updater.masters.get(k) for updater, k in places]
+        engine, first = self._updaters[0].engine, self._first
+        update = Update(rule, self._weights, states, masters, engine, self._names, first.rounding)
+        update.places = np.tile(self._slots, len(self.members))  # so that each has the random numbers of a training alone
+        self._updates[rule] = update
+        return update
+
+    def _places(self) -> Iterator[tuple[Updater, int]]:
+        for updater in self._updaters:
+            for k in range(self._n):
+                yield updater, k
+
+
+class _ForAll:
+    """One optimizer in the place of several: its numbers are arrays of theirs where they differ.
+
+    `+ - * /` of arrays are those of Python's numbers, to the bit. That is not so of powers, so that settings are arrays of
+    Python's own numbers; rates and decays, which are multiplied, are float64. What cannot be computed with arrays raises an
+    error, and what came out otherwise would be found by `is_right`.
+    """
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self._optimizers = optimizers
+        first = optimizers[0]
+        self._one = copy.copy(first)
+        self._one.lr_scheduler = None
+        for name, value in vars(first).items():
+            if type(value) in _NUMBERS and name not in _SAME:
+                values = [getattr(optimizer, name) for optimizer in optimizers]
+                setattr(self._one, name, _joined(values, float if name in ("lr", "wd") else object))
+        plain = RuleOptimizer
+        kept = ("row", "hyper", "hyper_of", "begin_step", "rows_of_step")
+        self.steady = (  # whether rows depend on nothing but settings
+            all(getattr(type(first), name) is getattr(plain, name) for name in kept)
+            and first.lookahead is None
+            and first.rounding is None
+        )
+
+    def rows(
+        self, times: Sequence[int], parameters: Sequence[Any], rule: Rule, rates: list[float] | None = None
+    ) -> list[list[Any]] | None:
+        """As `rows_of_step` of each, with arrays of one number for each where they differ; None where it cannot be done."""
+        one = self._one
+        one.num_update = self._optimizers[0].num_update
+        if rates is not None:
+            one.lr = _joined(rates, float)
+        for name in one.carries:
+            if isinstance(carried := getattr(one, name), np.ndarray):
+                setattr(one, name, carried.copy())  # it may be changed in place
+        try:
+            rows = one.rows_of_step(times, parameters, rule)
+        except Exception:  # of whatever kind: their own code says what it is, where it was not written for arrays
+            return None
+        for name in one.carries:
+            value = getattr(one, name)
+            values = value.tolist() if isinstance(value, np.ndarray) else [value] * len(self._optimizers)
+            for optimizer, each in zip(self._optimizers, values, strict=True):
+                setattr(optimizer, name, each)
+        return rows
+
+    def is_right(self, times: Sequence[int], parameters: Sequence[Any], rule: Rule, rates: list[float] | None) -> bool:
+        """Whether these rows are those of optimizers by themselves, up to 8 of them. Nothing is carried on."""
+        chosen = np.unique(np.linspace(0, len(self._optimizers) - 1, 8, dtype=int)).tolist()
+        tried = _ForAll([copy.copy(optimizer) for optimizer in self._optimizers])
+        rows = tried.rows(times, parameters, rule, rates)
+        if rows is None:
+            return False
+        for i in chosen:
+            own_rows = copy.copy(self._optimizers[i]).rows_of_step(times, parameters, rule)
+            for found, expected in zip(rows, own_rows, strict=True):
+                own = [value[i] if isinstance(value, np.ndarray) else value for value in found]
+                if np.array(own, dtype=float).tobytes() != np.array(expected, dtype=float).tobytes():
+                    return False
+        return True
+
+
+def _joined(values: Sequence[Any], dtype: type) -> Any:
+    """One number where all are equal, else an array of them."""
+    if all(value == values[0] for value in values):
+        return values[0]
+    return np.array(values, dtype=dtype)
