@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import re
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import pairwise
@@ -24,9 +25,8 @@ from matplotlib.patheffects import Normal, Stroke
 from matplotlib.quiver import Quiver
 from matplotlib.spines import Spine
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
-from PIL import Image as Pixels
 
 from .scene import Arrows, Axis, Band, Image, Layer, Line, Mark, Panel, Points, Scene, State, Words
 from .style import LOCK, THEMES, Figure, line_style, quieten
@@ -64,6 +64,7 @@ class Picture:
     Args:
         scene, state, theme: as for `draw`.
         dpi: pixels per inch.
+        values: whether the values of the controls stand below.
 
     Attributes:
         figure: the matplotlib figure as it is now.
@@ -84,10 +85,12 @@ class Picture:
     _scene: Scene
     _background: Any  # the pixels of what does not change; None: they have to be drawn
 
-    def __init__(self, scene: Scene, state: State | None = None, theme: str = "light", dpi: float = 100.0) -> None:
+    def __init__(
+        self, scene: Scene, state: State | None = None, theme: str = "light", dpi: float = 100.0, values: bool = True
+    ) -> None:
         if theme not in THEMES:
             raise ValueError(f"theme={theme!r}: must be one of {', '.join(map(repr, THEMES))}")
-        self._theme, self._dpi = theme, dpi
+        self._theme, self._dpi, self._with_values = theme, dpi, values
         with LOCK:
             self._begin(scene, scene.state(**(state or {})))
 
@@ -112,11 +115,8 @@ class Picture:
 
     def png(self) -> bytes:
         """The picture as a PNG file, packed quickly rather than well."""
-        file = io.BytesIO()
         with LOCK:
-            pixels = self._pixels()
-        Pixels.fromarray(pixels).convert("RGB").save(file, format="png", compress_level=1)
-        return file.getvalue()
+            return _packed(self._pixels())
 
     def _begin(self, scene: Scene, state: dict[str, int]) -> None:
         self._scene, self._state = scene, state
@@ -142,14 +142,14 @@ class Picture:
         for i, (panel, drawn) in enumerate(zip(self._scene.panels, self._panels, strict=True)):
             marks_moved = False
             for j, (layer, kept) in enumerate(zip(panel.layers, drawn.layers, strict=True)):
-                if kept.show(self._scene, layer, self._state):
+                if kept.show(self._scene, layer, self._state, (i, j) in self._moving):
                     marks_moved |= isinstance(layer, Mark)
                     if (i, j) not in self._moving:
                         self._moving.add((i, j))
                         self._background = None
             if labels or marks_moved:
                 drawn.place_labels()
-        self._values.set_text(self._wrapped(_said(self._scene, self._state), 8.5))
+        self._values.set_text(self._said())
 
     def _pixels(self) -> np.ndarray:
         """uint8 [height, width, 4]; valid until the next drawing."""
@@ -177,7 +177,7 @@ class Picture:
             if first:
                 order = drawn.in_order()
                 found += order[min(order.index(artist) for artist in first) :]
-        return found + [self._values] if any(not control.remote for control in self._scene.controls) else found
+        return found + [self._values] if self._values.get_text() else found
 
     def _arrange(self) -> None:
         """Put words and axes where all of them have room. Lengths are in inches."""
@@ -194,7 +194,7 @@ class Picture:
             self._words.append(title)
             top -= self._height(title) + 0.08
         top = self._add_legend(top)
-        self._values.set(text=self._wrapped(_said(scene, self._state), 8.5), position=(MARGIN, 0.06))
+        self._values.set(text=self._said(), position=(MARGIN, 0.06))
         bottom = 0.06 + self._height(self._values) + 0.06 if self._values.get_text() else MARGIN
 
         n_rows, n_columns = scene.grid
@@ -247,6 +247,14 @@ class Picture:
             self._words.append(text)
             x += width + 0.22
         return y - 0.18 if entries else top
+
+    def _said(self) -> str:
+        """The values of the controls in words."""
+        if not self._with_values:
+            return ""
+        settable = [control for control in self._scene.controls if not control.remote and len(control.values) > 1]
+        words = [f"{control.label}: {control.words(self._state[control.name])}" for control in settable]
+        return self._wrapped("   ".join(words), 8.5)
 
     def _text(self, x: float, y: float, words: str, **look: Any) -> Text:
         look = {"va": "top", "parse_math": False, **look}
@@ -401,10 +409,13 @@ class _Drawn:
         self._shown: tuple[Any, ...] | None = None
         self.make(layer)
 
-    def show(self, scene: Scene, layer: Any, state: State) -> bool:
-        """Hand the layer's data to the artists; returns whether others were shown before."""
+    # Whether it takes longer to find out that nothing has changed than to hand over the same again.
+    cheap = True
+
+    def show(self, scene: Scene, layer: Any, state: State, moving: bool) -> bool:
+        """Hand the layer's data to the artists; returns whether they had others before, or may have if it is moving."""
         data = self.data(scene, layer, state)
-        if self._shown is not None and all(map(_same, data, self._shown)):
+        if self._shown is not None and not (moving and self.cheap) and all(map(_same, data, self._shown)):
             return False
         changed, self._shown = self._shown is not None, data
         self.set(layer, *data)
@@ -460,7 +471,9 @@ class _DrawnLine(_Drawn):
         x, y = data
         there = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
         self.line.set_data(x, y)
-        self.line.set_marker("o" if layer.marker or there.size == 1 else "")  # a line through one point would not be seen
+        marker = "o" if layer.marker or there.size == 1 else ""  # a line through one point would not be seen
+        if marker != self.line.get_marker():
+            self.line.set_marker(marker)
         if layer.head:
             self.head.set_data(*self.inside(x[there[-1:]], y[there[-1:]]))
 
@@ -483,11 +496,15 @@ class _DrawnBand(_Drawn):
 
 
 class _DrawnImage(_Drawn):
+    cheap = False
+
     def make(self, layer: Image) -> None:
         self.image = AxesImage(self.axes, origin="lower", interpolation="nearest", zorder=self.zorder)
         self.image.set_data(np.zeros((1, 1, 4), np.uint8))
         self.image.set_clip_path(self.axes.patch)
         self.axes.add_image(self.image)
+        # Cells are equally large on the axes' scales: the rectangle is handed over in these, as logarithms on a log scale.
+        self.image.set_transform(self.axes.transLimits + self.axes.transAxes)
         self.colours = layer.colours("dark" if self.theme is THEMES["dark"] else "light")
         self.artists.append(self.image)
 
@@ -497,7 +514,8 @@ class _DrawnImage(_Drawn):
     def set(self, layer: Image, *data: Any) -> None:
         values, x, y, _ = data
         self.image.set_data(_coloured(values, layer, self.colours))
-        self.image.set_extent((float(x[0]), float(x[1]), float(y[0]), float(y[1])))
+        (left, bottom), (right, top) = self.axes.transScale.transform(np.stack([x, y], axis=1))
+        self.image.set_extent((left, right, bottom, top))
 
 
 class _DrawnPoints(_Drawn):
@@ -541,7 +559,7 @@ class _DrawnArrows(_Drawn):
             look |= {"headwidth": 4, "headlength": 5, "headaxislength": 4.4, "minlength": 0.5}
             look |= {"edgecolor": self.theme.background, "linewidth": 0.6} if self.pictured else {}
             look |= {"color": self.colour, "zorder": self.zorder}
-            self.arrows = Quiver(self.axes, *places.T, dx[there], dy[there], **look)
+            self.arrows = Quiver(self.axes, places[:, 0], places[:, 1], dx[there], dy[there], **look)
             self.axes.add_collection(self.arrows, autolim=False)
             self.artists[:] = [self.arrows]
         else:
@@ -551,6 +569,8 @@ class _DrawnArrows(_Drawn):
 
 
 class _DrawnMark(_Drawn):
+    cheap = False
+
     def make(self, layer: Mark) -> None:
         self.along, self.label = layer.axis, None
         transform = self.axes.get_xaxis_transform() if layer.axis == "x" else self.axes.get_yaxis_transform()
@@ -592,18 +612,19 @@ class _DrawnMark(_Drawn):
                 places += [(left, y + gap), (left, y - gap - height)]
         found = [Bbox.from_bounds(*place, width, height) for place in places]
         found = [each for each in found if each.x0 >= box.x0 and each.x1 <= box.x1 + 1 and each.y0 >= box.y0 - 1]
-        found = [each for each in found if each.y1 <= box.y1 + 1] or found
+        found = [each for each in found if each.y1 <= box.y1 + 1]
         free = [each for each in found if not any(each.overlaps(other.padded(-0.5)) for other in taken)]
-        if not found:
+        if not free:  # better no label than two that cannot be read
             self.label.set_visible(False)
             return
-        chosen = (free or found)[0]
-        taken.append(chosen)
-        x, y = self.axes.transAxes.inverted().transform((chosen.x0, chosen.y0))
+        taken.append(free[0])
+        x, y = self.axes.transAxes.inverted().transform((free[0].x0, free[0].y0))
         self.label.set_position((x, y))
 
 
 class _DrawnWords(_Drawn):
+    cheap = False
+
     def make(self, layer: Words) -> None:
         self.layer = layer
         backed = self.theme.background if self.axes.axison else None
@@ -718,7 +739,7 @@ def _set_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
         axis.set_major_locator(LogLocator(subs=(1,), numticks=most + 1))
     else:
         axis.set_major_locator(spread)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+    axis.set_major_formatter(_Numbers(spec.scale == "log"))
 
 
 def _set_given_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
@@ -756,24 +777,43 @@ def _fit(places: Sequence[float], needed: Sequence[float]) -> bool:
     return all(b - a >= (one + other) / 2 for (a, one), (b, other) in pairwise(ends))
 
 
-def _number(value: float) -> str:
-    """A number at a tick, in few letters."""
-    plain = f"{value:.10g}"
-    mantissa, _, exponent = f"{value:.9e}".partition("e")
-    short = f"{float(mantissa):.10g}e{int(exponent)}"
-    return (plain if "e" not in plain and len(plain.lstrip("-")) <= 6 else min(plain, short, key=len)).replace("-", "−")
+class _Numbers(Formatter):
+    """Numbers at ticks, in few letters: with powers of ten if one of them would be long without."""
 
+    def __init__(self, log: bool) -> None:
+        self._log = log  # there each tick is of another size, and each is written by itself
 
-def _said(scene: Scene, state: State) -> str:
-    """The values of the controls in words."""
-    settable = [control for control in scene.controls if not control.remote and len(control.values) > 1]
-    return "   ".join(f"{control.label}: {control.words(state[control.name])}" for control in settable)
+    def __call__(self, value: float, pos: Any = None) -> str:
+        return self.format_ticks([value])[0]
+
+    def format_ticks(self, values: Any) -> list[str]:
+        words = [f"{value:.10g}" for value in values]
+        if any("e" in word or len(word.lstrip("-")) > 6 for word in words):
+            parts = [f"{value:.9e}".partition("e") for value in values]
+            short = [f"{float(mantissa):.10g}e{int(power)}" if float(mantissa) else "0" for mantissa, _, power in parts]
+            words = [a if self._log and "e" not in a and len(a) <= 6 else b for a, b in zip(words, short, strict=True)]
+        return [word.replace("-", "−") for word in words]
 
 
 def _words(axes: Axes, text: str, backed: str | None, **look: Any) -> Text:
     """Words in axes, in shares of them, before a veil of this colour that sets them off from what is drawn."""
     back = {"facecolor": backed, "edgecolor": "none", "alpha": 0.75, "pad": 1.0} if backed else None
     return axes.text(0, 0, text, transform=axes.transAxes, parse_math=False, bbox=back, **look)
+
+
+def _packed(pixels: np.ndarray) -> bytes:
+    """A PNG file (ISO/IEC 15948) of uint8 [height, width, 4] without its opacity.
+
+    Pillow tries five filters on every row to make the file smaller, which takes longer than all the rest.
+    """
+    height, width, _ = pixels.shape
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each begins with its filter's number, 0 for none
+    rows[:, 1:] = pixels[..., :3].reshape(height, -1)
+    header = struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)  # 8 bits of each of red, green and blue
+    file = b"\x89PNG\r\n\x1a\n"
+    for name, content in ((b"IHDR", header), (b"IDAT", zlib.compress(rows.data, 1)), (b"IEND", b"")):
+        file += struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return file
 
 
 def _canvas(figure: Figure) -> FigureCanvasAgg:

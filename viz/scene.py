@@ -121,7 +121,10 @@ class Control:
     def words(self, index: int) -> str:
         """A value as it stands beside the control."""
         value = self.values[index]
-        return value if isinstance(value, str) else f"{value:.4g}{' ' + self.unit if self.unit else ''}"
+        if isinstance(value, str):
+            return value
+        number = f"{value:.0f}" if value == round(value) and abs(value) < 1e9 else f"{value:.4g}"
+        return f"{number} {self.unit}" if self.unit else number
 
 
 @dataclass(frozen=True)

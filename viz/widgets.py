@@ -83,7 +83,7 @@ class SceneBox(ipywidgets.VBox):
 
     def _frames(self, control: Control) -> ipywidgets.Stack:
         """All pictures that one control chooses from, chosen in the browser."""
-        frames, picture = [], Picture(self._scene, self._state, self._theme)
+        frames, picture = [], Picture(self._scene, self._state, self._theme, values=False)
         for index in range(len(control.values)):
             picture.show(state=self._state | {control.name: index})
             frames.append(self._framed(picture.png()))
@@ -93,7 +93,7 @@ class SceneBox(ipywidgets.VBox):
 
     def _image(self) -> ipywidgets.Image:
         if self._picture is None:
-            self._picture = Picture(self._scene, self._state, self._theme)
+            self._picture = Picture(self._scene, self._state, self._theme, values=False)
         return self._framed(self._picture.png())
 
     def _framed(self, png: bytes) -> ipywidgets.Image:

@@ -1,0 +1,173 @@
+"""Scenes: what they refuse, what a control chooses, and what a browser gets."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
+
+from tristep.viz.scene import (  # noqa: E402
+    Arrows,
+    Axis,
+    Band,
+    Button,
+    Click,
+    Control,
+    Image,
+    Line,
+    Mark,
+    Panel,
+    Points,
+    Scene,
+    Words,
+)
+from tristep.viz.style import THEMES  # noqa: E402
+
+RATE = Control("rate", "learning rate", [0.1, 0.2, 0.3], index=1)
+STEP = Control("step", "step", [0, 2, 4, 6])
+
+
+def _scene(*layers, controls=(RATE, STEP), click=None, **settings):
+    return Scene([Panel(Axis("x", 0, 1), Axis("y", 0, 1), layers, click=click)], controls=controls, **settings)
+
+
+def test_controls_choose_among_arrays_in_the_order_in_which_they_are_named():
+    y = np.arange(3 * 4 * 5).reshape(3, 4, 5)
+    line = Line(np.arange(5), y, by=("rate", "step"))
+    scene = _scene(line)
+    np.testing.assert_array_equal(line.chosen("y", scene.state()), y[1, 0])
+    np.testing.assert_array_equal(line.chosen("y", scene.state(rate=2, step=3)), y[2, 3])
+    np.testing.assert_array_equal(line.chosen("x", scene.state(rate=2)), np.arange(5))
+
+
+def test_a_mark_is_chosen_like_any_other_layer():
+    mark = Mark([[0.1], [0.2], [0.3]], by=("rate",))
+    assert mark.chosen("at", _scene(mark).state(rate=2)) == np.float32(0.3)
+
+
+def test_a_line_is_drawn_up_to_the_point_whose_number_is_the_value_of_the_control():
+    line = Line(np.arange(10), np.arange(10) ** 2, upto="step")
+    x, y = _scene(line).drawn(line, {"rate": 0, "step": 2})
+    np.testing.assert_array_equal(x, [0, 1, 2, 3, 4])
+    np.testing.assert_array_equal(y, [0, 1, 4, 9, 16])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Axis("x", 1, 1), "axis 'x' from 1 to 1: must be finite, low < high"),
+        (lambda: Axis("x", 0, 1, "log"), "above 0 on a log scale"),
+        (lambda: Axis("x", 0, np.inf), "must be finite"),
+        (lambda: Axis("x", 0, 1, "cubic"), "scale='cubic': must be 'linear' or 'log'"),
+        (lambda: Control("c", "c", [1, 2], index=2), "index=2 of control 'c': must be from 0 to 1"),
+        (lambda: Control("c", "c", [1], kind="dial"), "kind='dial' of control 'c'"),
+        (lambda: Line([0], [0], style="red"), "style='red'"),
+        (lambda: Line([[0]], [0]), r"Line.x has shape \(1, 1\)"),
+        (lambda: Image(np.zeros(3), [0, 1], [0, 1]), "Image.values has shape"),
+        (lambda: Image(np.zeros((2, 2)), [0, 1], [0, 1], palette="jet"), "palette='jet'"),
+        (lambda: Points([0], [0], marker="heart"), "marker='heart'"),
+        (lambda: Scene([]), "panels is empty"),
+        (lambda: _scene(controls=(RATE, RATE)), "two controls or buttons of the name 'rate'"),
+        (lambda: _scene(controls=(RATE,), buttons=[Button("rate", "go")]), "two controls or buttons of the name 'rate'"),
+        (lambda: _scene(Line([0], [[0]], by=("wd",), name="sgd")), "Line 'sgd' depends on 'wd'"),
+        (lambda: _scene(Line([0], [0], upto="wd")), "depends on 'wd'"),
+        (
+            lambda: _scene(Line([0], [[0], [1]], by=("rate",))),
+            r"y has shape \(2, 1\), but its controls 'rate' have \(3,\) values",
+        ),
+        (lambda: _scene(click=Click("wd")), "a click is to set 'wd'"),
+        (lambda: _scene().state(wd=1), "'wd' is no control of this picture; there are 'rate', 'step'"),
+        (lambda: _scene().state(rate=3), "rate=3: must be from 0 to 2"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_an_axis_has_room_for_all_finite_values():
+    axis = Axis.over("loss", [1.0, np.nan], [[3.0, np.inf]], margin=0.1)
+    assert (axis.low, axis.high) == pytest.approx((0.8, 3.2))
+    axis = Axis.over("loss", [0.0, 0.01, -3.0, 100.0], scale="log", margin=0.25)
+    assert (axis.low, axis.high) == pytest.approx((1e-3, 1e3))
+    assert Axis.over("nothing").low < Axis.over("nothing").high
+    assert Axis.over("one", [0.0]).low < 0 < Axis.over("one", [0.0]).high
+
+
+def test_limits_of_colours_are_found():
+    assert Image([[1.0, np.nan, 4.0]], [0, 1], [0, 1]).limits == (1.0, 4.0)
+    assert Image([[-1.0, 4.0]], [0, 1], [0, 1], palette="diverging").limits == (-4.0, 4.0)
+    low, high = Image([[0.0, 0.01, 10.0]], [0, 1], [0, 1], scale="log").limits
+    assert (low, high) == pytest.approx((0.01, 10.0))
+    low, high = Image([[2.0, 2.0]], [0, 1], [0, 1]).limits
+    assert low < 2.0 < high
+
+
+def test_palettes_are_those_of_matplotlib_and_of_the_lines():
+    image = Image([[0.0, 1.0]], [0, 1], [0, 1])
+    np.testing.assert_allclose(image.colours(), 255 * np.array(mpl.colormaps["viridis"].colors), atol=0.5)
+    categories = Image([[0, 1]], [0, 1], [0, 1], palette="categories")
+    assert ["#" + bytes(colour).hex() for colour in categories.colours("dark")] == list(THEMES["dark"].colours)
+
+
+def test_values_of_a_control_in_words():
+    assert Control("c", "c", [0.00012345, 123456, 2.5], unit="s").words(0) == "0.0001234 s"
+    assert Control("c", "c", [0.00012345, 123456, 2.5]).words(1) == "123456"
+    assert Control("c", "c", ["a", "b"], unit="s").words(1) == "b"
+
+
+def test_the_legend_has_each_name_and_style_once():
+    layers = [
+        Line([0], [0], name="sgd"),
+        Band([0], [0], [1], name="sgd"),
+        Line([0], [0], name="sgd", style=1),
+        Mark([0], name="now"),
+    ]
+    scene = _scene(*layers, Line([0], [0]), Words("words", 0, 0, name="not this"))
+    assert [(name, style) for name, style, _ in scene.legend()] == [("sgd", 0), ("sgd", 1), ("now", 0)]
+
+
+def test_a_browser_gets_all_of_it():
+    y = np.arange(15, dtype=np.float32).reshape(3, 5)
+    x = np.arange(5)
+    line = Line(x, y, by=("rate",), name="sgd", style=2)
+    shared = Line(line.x, y[0], style="ink")
+    image = Image(np.array([[0, 3]], dtype=np.uint8), [0, 1], [0, 1], palette="categories", words=["a", "b"])
+    scene = _scene(
+        line, shared, image, Words(["p", "q", "ü"], 0, 0, by=("rate",)), click=Click("rate"), description="A picture."
+    )
+    payload = scene.to_bytes()
+    (length,) = struct.unpack_from("<I", payload)
+    header = json.loads(payload[4 : 4 + length])
+    start = -(-(4 + length) // 8) * 8
+
+    def array(place):
+        about = header["arrays"][place["array"]]
+        assert about["start"] % 8 == 0
+        count = int(np.prod(about["shape"]))
+        return np.frombuffer(payload, about["dtype"], count, start + about["start"]).reshape(about["shape"])
+
+    first, second, third, fourth = header["panels"][0]["layers"]
+    assert (first["kind"], first["name"], first["style"], first["by"]) == ("line", "sgd", 2, ["rate"])
+    np.testing.assert_array_equal(array(first["x"]), x)
+    np.testing.assert_array_equal(array(first["y"]), y)
+    assert second["x"] == first["x"]  # an array that two layers have is sent once
+    np.testing.assert_array_equal(array(third["values"]), [[0, 3]])
+    assert header["arrays"][third["values"]["array"]]["dtype"] == "uint8"
+    assert third["colours"][:6] == THEMES["light"].colours[0][1:]
+    assert fourth["texts"] == ["p", "q", "ü"]
+    assert header["panels"][0]["click"] == {"control": "rate", "along": "x", "event": None}
+    assert header["controls"][0]["values"] == [0.1, 0.2, 0.3]
+    assert header["description"] == "A picture."
+    for theme, colours in THEMES.items():
+        assert header["style"][theme]["background"] == colours.background
+        assert header["style"][theme]["colours"] == list(colours.colours)
+    assert header["style"]["dashes"][:2] == [[], [6, 1.5]]
+
+
+def test_every_array_of_a_layer_is_kept_as_numbers_of_four_bytes_or_fewer():
+    arrows = Arrows([0], [0], np.array([1], np.int64), np.array([2.0]))
+    assert {arrows.x.dtype, arrows.dx.dtype, arrows.dy.dtype} == {np.dtype(np.float32)}
+    assert Image(np.zeros((1, 1), np.int16), [0, 1], [0, 1]).values.dtype == np.int16
