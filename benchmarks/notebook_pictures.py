@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -19,23 +20,27 @@ from tristep.viz.scene import Axis, Band, Control, Image, Line, Panel, Scene
 
 
 def rows(repeats: int = 40) -> list[dict[str, Any]]:
-    """One row for each picture: milliseconds for the processor and by the clock, medians of so many, and their ratio.
+    """A row for each picture: milliseconds of the processor and by the clock, medians, and a ratio of the former.
 
     "anew" makes a figure and saves it with tight edges, as `interact` and most live plots do; "data" sets the data of one
-    that is kept and saves it so; "ours" is a `Picture`.
+    that is kept and saves it so; "ours" is a `Picture`, from another scene or state to the bytes of its PNG file.
     """
     found = []
     for name, scene, states, anew in (_live(), _sweep()):
-        picture = Picture(*states[0])
+        picture = Picture(*states[0], values=False)  # as widgets have it
         picture.png()
-        turn = iter(range(10**9))
+        turn = count()
 
         def ours(picture: Picture = picture, states: Any = states, turn: Any = turn) -> bytes:
             picture.show(*states[next(turn) % len(states)])
             return picture.png()
 
         fresh, kept = anew
-        timed = {"anew": _timed(fresh, max(repeats // 4, 5)), "data": _timed(kept, max(repeats // 4, 5)), "ours": _timed(ours, repeats)}
+        timed = {
+            "anew": _timed(fresh, max(repeats // 4, 5)),
+            "data": _timed(kept, max(repeats // 4, 5)),
+            "ours": _timed(ours, repeats),
+        }
         row: dict[str, Any] = {"picture": name, "inches": f"{scene.width:g} x {scene.height:g}", "bytes": len(ours())}
         for how, (processor, clock) in timed.items():
             row |= {f"{how}, ms of the processor": processor, f"{how}, ms": clock}
@@ -53,9 +58,15 @@ def _live() -> Any:
     def scene(i: int) -> Scene:
         loss = 3 * np.exp(-steps / 100) + 0.1 + 0.05 * rng.random(n)
         shown = np.where(steps < 100 + 5 * (i % 80), loss, np.nan)
-        first = Panel(Axis("step", 0, n), Axis("loss", 0.05, 4, "log"), [Line(steps, shown, name="loss"), Band(steps, 0.8 * shown, 1.2 * shown)])
+        first = Panel(
+            Axis("step", 0, n),
+            Axis("loss", 0.05, 4, "log"),
+            [Line(steps, shown, name="loss"), Band(steps, 0.8 * shown, 1.2 * shown)],
+        )
         rate = np.where(np.isfinite(shown), 0.1 * np.cos(steps / n) ** 2, np.nan)
-        second = Panel(Axis("step", 0, n), Axis("learning rate", 0, 0.12), [Line(steps, rate, style="ink", head=True)], column=1)
+        second = Panel(
+            Axis("step", 0, n), Axis("learning rate", 0, 0.12), [Line(steps, rate, style="ink", head=True)], column=1
+        )
         return Scene([first, second], width=6, height=3, widths=(2, 1))
 
     scenes = [scene(i) for i in range(80)]
@@ -98,11 +109,18 @@ def _sweep() -> Any:
         right.legend([f"optimizer {i}" for i in range(8)])
         return lines
 
-    return "paths on a landscape", scene, [(None if i else scene, {"lr": i}) for i in range(41)], _peers(scene, draw, list(range(41)))
+    return (
+        "paths on a landscape",
+        scene,
+        [(None if i else scene, {"lr": i}) for i in range(41)],
+        _peers(scene, draw, list(range(41))),
+    )
 
 
-def _peers(scene: Scene, draw: Callable[[Figure, Any], list[Any]], states: list[Any]) -> tuple[Callable[[], bytes], Callable[[], bytes]]:
-    turn = iter(range(10**9))
+def _peers(
+    scene: Scene, draw: Callable[[Figure, Any], list[Any]], states: list[Any]
+) -> tuple[Callable[[], bytes], Callable[[], bytes]]:
+    turn = count()
 
     def saved(figure: Figure) -> bytes:
         file = io.BytesIO()
@@ -123,8 +141,7 @@ def _peers(scene: Scene, draw: Callable[[Figure, Any], list[Any]], states: list[
     lines = draw(kept, states[0])
 
     def data() -> bytes:
-        other = draw(Figure(), states[0]) if not lines else lines
-        for line in other:
+        for line in lines:
             line.set_ydata(line.get_ydata() * 0.999)
         return saved(kept)
 

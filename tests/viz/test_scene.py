@@ -112,6 +112,14 @@ def test_palettes_are_those_of_matplotlib_and_of_the_lines():
     assert ["#" + bytes(colour).hex() for colour in categories.colours("dark")] == list(THEMES["dark"].colours)
 
 
+@pytest.mark.parametrize("theme", THEMES)
+def test_the_quiet_palette_begins_with_the_background_and_stays_near_it(theme):
+    colours = Image([[0.0, 1.0]], [0, 1], [0, 1], palette="quiet").colours(theme).astype(int)
+    assert "#" + bytes(colours[0].astype(np.uint8)).hex() == THEMES[theme].background
+    assert 20 < abs(colours[-1] - colours[0]).max() < 90
+    assert (abs(np.diff(colours, axis=0)) <= 1).all()
+
+
 def test_values_of_a_control_in_words():
     assert Control("c", "c", [0.00012345, 123456, 2.5], unit="s").words(0) == "0.0001234 s"
     assert Control("c", "c", [0.00012345, 123456, 2.5]).words(1) == "123456"
@@ -156,7 +164,9 @@ def test_a_browser_gets_all_of_it():
     assert second["x"] == first["x"]  # an array that two layers have is sent once
     np.testing.assert_array_equal(array(third["values"]), [[0, 3]])
     assert header["arrays"][third["values"]["array"]]["dtype"] == "uint8"
-    assert third["colours"][:6] == THEMES["light"].colours[0][1:]
+    assert {theme: colours[:6] for theme, colours in third["colours"].items()} == {
+        theme: colours.colours[0][1:] for theme, colours in THEMES.items()
+    }
     assert fourth["texts"] == ["p", "q", "ü"]
     assert header["panels"][0]["click"] == {"control": "rate", "along": "x", "event": None}
     assert header["controls"][0]["values"] == [0.1, 0.2, 0.3]
