@@ -36,6 +36,7 @@ def run(source: Path) -> nbformat.NotebookNode:
         timeout=300,  # seconds for a cell
         kernel_name="python3",
         record_timing=False,
+        coalesce_streams=True,  # else the pieces of what a cell prints depend on how fast it does so
         resources={"metadata": {"path": str(source.parent)}},
     )
     client.execute()
