@@ -1,0 +1,255 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Gradient compression: two bits in the place of thirty-two
+#
+# Several workers that train one model send each other their gradients at every step, and on a slow link they wait for that.
+# This notebook shows what becomes of a training when less is sent: 2 bits or 1 bit for each number as in MXNet, signs, whole
+# numbers of 8 bits, or only the largest ones. It shows why what is not sent must be kept and sent later, and asks a model of
+# costs whether compression pays on a given link.
+
+# %%
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import tristep
+from tristep import kvstore, viz
+from tristep.viz.style import COLOURS, GRID, INK, QUIET, quieten
+
+WORKERS, EPOCHS = 4, 5
+OPTIMIZER = {"learning_rate": 0.03, "momentum": 0.9}
+
+torch.set_num_threads(1)  # layers this small gain nothing from more
+
+# %% [markdown]
+# ## What two bits say
+#
+# The code "2bit" knows three values: the threshold, its negative, and zero. What it leaves out is the *residual*, which is
+# added to the next gradient. Here a worker has the same gradient of three numbers six times. `CompressedAllReduce` is what a
+# process sums up its gradients with; alone, as here, it gives back what it would have sent.
+
+# %%
+gradient = torch.tensor([0.3, -0.7, 0.1])
+reduce = kvstore.CompressedAllReduce({"type": "2bit", "threshold": 0.5}, numel=3)
+total = torch.zeros(3)
+print("step  sent                  residual")
+for step in range(1, 7):
+    bucket = gradient.clone()
+    reduce.start(bucket).wait()  # the bucket now holds what was sent
+    total += bucket
+    residual = reduce.state_dict()["worker"]
+    print(f"{step:>4}  {[round(value, 2) for value in bucket.tolist()]!s:<20}  {[round(v, 2) for v in residual.tolist()]}")
+
+# %% [markdown]
+# The first number is sent in about three steps of five, so on average what is sent is right: at every moment the sum of all
+# that was sent and the residual are the sum of all gradients. The second number is larger than the threshold. It can never
+# be sent as fast as it comes, and its residual grows: the threshold must not be smaller than gradients usually are.
+#
+# ## As in MXNet
+#
+# Four copies of a network read handwritten digits, each a quarter of every batch. `compression_params` is all that is new.
+# The copies may lie on four GPUs; here all are on the CPU, and nothing is sent over any wire, but the numbers are the same.
+# Gradients are sums over a worker's 16 images, and the threshold is compared with these, before `step` divides them.
+
+# %%
+images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
+images = images.float() / 16
+order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+training, test = order[:1344], order[1344:]
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def batches():
+    shuffle = torch.Generator().manual_seed(0)
+    return [batch for _ in range(EPOCHS) for batch in training[torch.randperm(1344, generator=shuffle)].split(64)]
+
+
+def train_copies(compression):
+    devices = ["cpu"] * WORKERS
+    nets = tristep.replicate(network(), devices)
+    trainer = tristep.Trainer(nets, "sgd", OPTIMIZER, kvstore="device", compression_params=compression)
+    losses = []
+    for batch in batches():
+        trainer.zero_grad()
+        loss = 0.0
+        for net, own in zip(nets, tristep.split_and_load(batch, devices), strict=True):
+            part = cross_entropy(net(images[own]), labels[own], reduction="sum")
+            part.backward()
+            loss += part.item()
+        trainer.step(batch_size=len(batch))
+        losses.append(loss / len(batch))
+    return losses
+
+
+as_mxnet = {"not compressed": train_copies(None)}
+for threshold in (0.05, 0.5, 5.0):
+    as_mxnet[f"2bit, {threshold:g}"] = train_copies({"type": "2bit", "threshold": threshold})
+
+viz.plot_training(as_mxnet, title="The threshold of 2bit")
+
+# %% [markdown]
+# Too small a threshold lets residuals pile up, too large a one sends next to nothing for long, and then much at once.
+# MXNet's default of 0.5 happens to fit here.
+#
+# ## With and without the residual
+#
+# Between processes, with `kvstore="dist_sync"`, there are more types. Their compressors can be used in one process, too: in
+# the next cell each of four workers has one of its own, and the sum of what they send becomes the gradient. The other half
+# of the experiment throws the residuals away, `error_feedback=False`.
+
+
+# %%
+def train_workers(compression):
+    """Losses, bytes that a worker sends in a step, and the residual of the first worker beside its last gradient."""
+    net = network()
+    trainer = tristep.Trainer(net, "sgd", OPTIMIZER)
+    count = sum(parameter.numel() for parameter in net.parameters())
+    workers = [kvstore.CompressedAllReduce(compression, count) for _ in range(WORKERS)]
+    message = workers[0].compressor.encode(torch.zeros(count))
+    losses = []
+    for batch in batches():
+        total, loss = torch.zeros(count), 0.0
+        for k, own in enumerate(batch.chunk(WORKERS)):
+            part = cross_entropy(net(images[own]), labels[own], reduction="sum")
+            bucket = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(part, list(net.parameters()))])
+            if k == 0:
+                last = bucket.clone()
+            workers[k].start(bucket).wait()
+            total += bucket
+            loss += part.item()
+        pieces = total.split([parameter.numel() for parameter in net.parameters()])
+        for parameter, piece in zip(net.parameters(), pieces, strict=True):
+            parameter.grad = piece.view_as(parameter)
+        trainer.step(batch_size=len(batch))
+        losses.append(loss / len(batch))
+    return losses, message.numel() * message.itemsize, workers[0].state_dict().get("worker"), last
+
+
+# %%
+types = {
+    "int8": {"type": "int8"},
+    "2bit": {"type": "2bit", "threshold": 0.5},
+    "sign": {"type": "sign"},
+    "1bit": {"type": "1bit", "threshold": 0.0},
+    "topk 1%": {"type": "topk", "ratio": 0.01},
+}
+kept, dropped, sent, left_over = {}, {}, {}, {}
+for name, compression in types.items():
+    losses, sent[name], *left_over[name] = train_workers(compression)
+    kept[name] = sum(losses[-20:]) / 20
+    losses, *_ = train_workers(compression | {"error_feedback": False})
+    dropped[name] = sum(losses[-20:]) / 20
+exact = sum(as_mxnet["not compressed"][-20:]) / 20
+whole = 4 * sum(parameter.numel() for parameter in network().parameters())
+
+print("             bytes a step   loss with residual   without")
+print(f"float32      {whole:>12,}   {exact:18.3f}")
+for name in types:
+    print(f"{name:<12} {sent[name]:>12,}   {kept[name]:18.3f}   {dropped[name]:7.3f}")
+
+# %%
+figure = viz.Figure(8.5, 3.8)
+figure.set_layout_engine("constrained")
+axes = figure.subplots()
+axes.axhline(exact, color=QUIET, linewidth=0.8)
+axes.text(whole, 1.1 * exact, "not compressed", color=QUIET, fontsize=9, ha="right", va="bottom")
+for name in types:
+    axes.plot([sent[name]] * 2, [kept[name], dropped[name]], color=GRID, zorder=1)
+    axes.annotate(name, (sent[name], kept[name]), (0, -14), textcoords="offset points", ha="center", fontsize=9, color=INK)
+axes.plot(sent.values(), dropped.values(), "o", color=COLOURS[1], markerfacecolor="white", label="residual thrown away")
+axes.plot(sent.values(), kept.values(), "o", color=COLOURS[0], label="residual kept")
+axes.plot([whole], [exact], "o", color=QUIET)
+axes.set(
+    xscale="log", yscale="log", xlabel="bytes that a worker sends in a step", ylabel="loss, last 20 updates", ylim=(0.1, 3)
+)
+axes.set_xticks([300, 1000, 3000, 10000], labels=["300", "1,000", "3,000", "10,000"])
+axes.set_yticks([0.1, 0.3, 1, 3], labels=["0.1", "0.3", "1", "3"])
+axes.set_yticks([], minor=True)
+quieten(axes)
+axes.legend(frameon=False, fontsize=9, loc="upper right")
+figure
+
+# %% [markdown]
+# With their residuals all types stay close to the training that sends everything. Without, "2bit", "sign" and "topk" lose
+# most of it: gradients that are small in every step are never sent, although they add up. Whole numbers of 8 bits leave out
+# so little that it does not matter.
+#
+# "1bit" is a case of its own. It sends +1 or -1 for every number, however small that is. Without residuals this is another
+# optimizer, which takes steps of equal length; in this short training it is ahead, since its steps are longer, not because
+# its gradients are better.
+#
+# ## What is kept back
+#
+# The sizes of a worker's residual at the end, beside those of one of its gradients. With "int8" the residual is the rounding
+# of a single step. With "2bit" it is about as large as a gradient and, where gradients are small, stays below the threshold.
+# With "topk" it is several gradients' worth, which will be sent late. If a training does not bear that, as with a high
+# learning rate and much momentum, this is where to look first.
+
+# %%
+figure = viz.Figure(9.5, 2.6)
+figure.set_layout_engine("constrained")
+for name, axes in zip(("int8", "2bit", "topk 1%"), figure.subplots(1, 3, sharey=True), strict=True):
+    for values, colour, what in zip(left_over[name], COLOURS, ("residual", "gradient"), strict=False):
+        sizes = values[values != 0].abs().log10().numpy()
+        axes.hist(sizes, bins=60, range=(-6, 2), histtype="stepfilled", color=colour, alpha=0.6, label=what)
+    axes.set_title(name, fontsize=10)
+    axes.set(xlabel="size", yticks=[], xticks=range(-6, 3, 2), xticklabels=[f"$10^{{{n}}}$" for n in range(-6, 3, 2)])
+    quieten(axes)
+    axes.spines["left"].set_visible(False)
+axes.legend(frameon=False, fontsize=9, loc="upper left")
+figure
+
+# %% [markdown]
+# ## Does it pay on your link?
+#
+# Sending less saves time on the wire and costs time to compress. `tristep.plan` compares both by a model of latency and
+# bandwidth; nothing is run. Its figures for links are nominal, from data sheets, and none of the times below was measured.
+# This is a model of 124.4 million parameters on 8 GPUs, whose forward and backward take 40 ms; communication hides behind
+# backward as far as it can. `torchrun ... -m tristep plan --measure` measures a link that is there.
+
+# %%
+links = {"nvlink": "NVLink", "pcie4": "PCIe 4", "eth100": "100 Gb/s Ethernet", "1.1,30us": "10 Gb/s Ethernet"}
+shown = ["all-reduce", "int8", "2bit", "sign", "1bit", "topk 1%"]
+plans = {label: {row.name: row for row in tristep.plan(124.4e6, 8, link, compute_ms=40)} for link, label in links.items()}
+print(f"{'step, ms, by a model':<20}", *(f"{name:>10}" for name in shown))
+for label, rows in plans.items():
+    print(f"{label:<20}", *(f"{rows[name].step * 1e3:10.1f}" for name in shown))
+print("\n100 Gb/s Ethernet, 2bit:", plans["100 Gb/s Ethernet"]["2bit"].verdict)
+print("NVLink, 2bit:", plans["NVLink"]["2bit"].verdict)
+
+# %% [markdown]
+# On a fast link compression costs more than it saves. On a slow one it saves most of the step. In between look at the table
+# first, and at the loss afterwards. Then it is one argument:
+#
+#     trainer = tristep.Trainer(net, "sgd", {...}, kvstore="dist_sync", compression_params={"type": "int8"})
+#
+# or `{"type": "auto"}`, which measures the link at the first step and chooses. docs/scaling.md has more.
+#
+# What this notebook has said, once more as checks.
+
+# %%
+assert torch.allclose(total + residual, 6 * gradient, atol=1e-6)
+ends = {name: sum(losses[-20:]) / 20 for name, losses in as_mxnet.items()}
+assert ends["2bit, 0.5"] < min(ends["2bit, 0.05"], ends["2bit, 5"])
+assert abs(kept["int8"] / exact - 1) < 0.01
+assert all(abs(kept[name] - exact) < 0.25 for name in types)
+assert all(dropped[name] > kept[name] + 0.4 for name in ("2bit", "sign", "topk 1%"))
+assert all(size < whole / 3 for size in sent.values())
+assert left_over["int8"][0].abs().mean() < 0.05 * left_over["int8"][1].abs().mean()
+assert left_over["topk 1%"][0].abs().mean() > 3 * left_over["topk 1%"][1].abs().mean()
+assert all(plans["NVLink"][name].step > plans["NVLink"]["all-reduce"].step for name in shown[1:])
+assert all(plans["10 Gb/s Ethernet"][name].step < plans["10 Gb/s Ethernet"]["all-reduce"].step / 2 for name in shown[1:])
