@@ -137,10 +137,10 @@ figure.set_layout_engine("constrained")
 axes = figure.subplots()
 for (scale, share), colour in zip(lost.items(), COLOURS, strict=False):
     label = f"loss times {scale:,}: float16 makes {share:.1%} zero"
-    axes.hist((gradients * scale).abs().log2().numpy(), bins=120, range=(-50, 20), color=colour, alpha=0.7, label=label)
+    axes.hist((gradients * scale).abs().log2().numpy(), bins=120, range=(-60, 20), color=colour, alpha=0.7, label=label)
 axes.axvspan(-24, 16, color=GRID, zorder=0)
-axes.text(-4, 0.97, "float16", color=INK, ha="center", va="top", transform=axes.get_xaxis_transform())
-axes.set(xlabel="size of a gradient, as a power of 2", yticks=[], xticks=range(-50, 21, 10))
+axes.text(10, 0.97, "float16", color=INK, ha="center", va="top", transform=axes.get_xaxis_transform())
+axes.set(xlabel="size of a gradient, as a power of 2", yticks=[], xticks=range(-60, 21, 10))
 quieten(axes)
 axes.spines["left"].set_visible(False)
 axes.legend(frameon=False, fontsize=9, loc="upper left")

@@ -1,0 +1,266 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Many GPUs, tried on none
+#
+# Training on several devices means that each sees a part of every batch, and that all end with the same weights. This
+# notebook does it in one process with several copies of a model, then in several processes that torchrun starts, and checks
+# that each way gives the weights that one device with the whole batch would give. The devices are CPUs that stand in for
+# GPUs, so it runs anywhere and shows no speed; what a step costs on real ones is asked of a model at the end.
+
+# %%
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import tristep
+from tristep import viz
+from tristep.trainer.scale import table
+from tristep.viz.style import COLOURS, quieten
+
+EPOCHS = 4
+OPTIMIZER = {"learning_rate": 0.1, "momentum": 0.9}
+
+torch.set_num_threads(1)  # layers this small gain nothing from more
+
+# %% [markdown]
+# ## One device, for comparison
+#
+# The digits of scikit-learn, in batches of 64. The loss is the sum over a batch, and `step` divides by its size.
+
+# %%
+images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
+images = images.float() / 16
+order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+training, test = order[:1344], order[1344:]
+
+shuffle = torch.Generator().manual_seed(0)
+batches = [batch for _ in range(EPOCHS) for batch in training[torch.randperm(1344, generator=shuffle)].split(64)]
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+alone = network()
+trainer = tristep.Trainer(alone, "sgd", OPTIMIZER)
+losses = {"one device": []}
+for batch in batches:
+    trainer.zero_grad()
+    loss = cross_entropy(alone(images[batch]), labels[batch], reduction="sum")
+    loss.backward()
+    trainer.step(batch_size=len(batch))
+    losses["one device"].append(loss.item() / len(batch))
+
+# %% [markdown]
+# ## Four devices in one process
+#
+# As in Gluon: `replicate` makes a copy of the model for each device, `split_and_load` cuts a batch into parts and moves each
+# to its device, and the trainer is given all copies. `step` takes the size of the whole batch, for the store adds gradients
+# up. On a machine with GPUs only the first line would be another one: `devices = ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]`.
+
+# %%
+devices = ["cpu"] * 4
+
+
+def train_copies(**store):
+    """The copies after training, and the losses."""
+    nets = tristep.replicate(network(), devices)
+    trainer = tristep.Trainer(nets, "sgd", OPTIMIZER, **store)
+    losses = []
+    for batch in batches:
+        trainer.zero_grad()
+        xs, ys = (tristep.split_and_load(data[batch], devices) for data in (images, labels))
+        parts = [cross_entropy(net(x), y, reduction="sum") for net, x, y in zip(nets, xs, ys, strict=True)]
+        for part in parts:
+            part.backward()
+        trainer.step(batch_size=len(batch))
+        losses.append(sum(part.item() for part in parts) / len(batch))
+    return nets, losses
+
+
+def furthest(net, other):
+    """The largest difference between two models' weights."""
+    pairs = zip(net.parameters(), other.parameters(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+copies, losses["four copies"] = train_copies(kvstore="device", update_on_kvstore=True)
+each, _ = train_copies(kvstore="device", update_on_kvstore=False)
+apart = max(furthest(copies[0], other) for other in copies[1:])
+print(f"between the four copies:                        {apart}")
+print(f"from one device, where the store updates:       {furthest(alone, copies[0]):.1e}")
+print(f"from one device, where each copy is updated:    {furthest(alone, each[0]):.1e}")
+
+viz.plot_training(losses, title="The same training, twice")
+
+# %% [markdown]
+# The copies are the same to the last bit. From one device they differ by rounding, since sums of four parts are added up in
+# another order. `update_on_kvstore` says who updates: the store once, with one momentum, or each copy for itself, with four.
+#
+# ## Two processes
+#
+# With more than a few devices each gets a process of its own, which torchrun starts and gives a number. The repository has a
+# script for it, `several_processes.py`, beside this notebook. Compared with a script for one process three things are new: a
+# store that reaches over processes, each process's own part of a batch, and its own device.
+#
+#     store = tristep.kvstore.create("dist_sync")
+#     trainer = tristep.Trainer(net, "adam", {...}, kvstore=store)
+#     own = batch[store.rank :: store.num_workers]
+
+
+# %%
+def torchrun(*arguments):
+    """What two processes print that torchrun starts, on CPUs."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return done.stdout
+
+
+if Path("several_processes.py").exists():
+    printed = torchrun("several_processes.py", "--epochs", "2")
+else:
+    printed = "several_processes.py is not beside this notebook; it is in the repository's folder tutorials"
+print(printed)
+
+# %% [markdown]
+# ## Four ways to share the work
+#
+# | | what a process keeps | in the script |
+# |---|---|---|
+# | ZeRO-1, the default of `dist_sync` | weights, gradients, its share of the optimizer's states | `kvstore="dist_sync"` |
+# | all-reduce | all of everything | `update_on_kvstore=False` besides |
+# | torch's DDP | all of everything; torch reduces the gradients | `Trainer(DistributedDataParallel(net))` |
+# | torch's FSDP | its share of everything | `fully_shard(net)`, and a class of `tristep.optim` |
+#
+# The next cell writes a script that does all four in turn, and has two processes run it. Each takes the mean over its half
+# of a batch: the stores of tristep add these up, so that two processes make a step with `batch_size=2`; DDP and FSDP average
+# them.
+
+# %%
+SCRIPT = """
+import sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+import tristep
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+task = torch.load(sys.argv[1])
+
+def train(way):
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    net.load_state_dict(task["start"])
+    model, batch_size = net, 1
+    if way == "FSDP":
+        fully_shard(net)
+        optimizer = tristep.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    elif way == "DDP":
+        model = DistributedDataParallel(net)
+        optimizer = tristep.Trainer(model, "sgd", task["optimizer"], kvstore=None)
+    else:
+        shares, batch_size = way == "ZeRO-1", ranks
+        optimizer = tristep.Trainer(net, "sgd", task["optimizer"], kvstore="dist_sync", update_on_kvstore=shares)
+    for batch in task["batches"]:
+        own = batch[rank::ranks]
+        optimizer.zero_grad()
+        cross_entropy(model(task["images"][own]), task["labels"][own]).backward()
+        optimizer.step() if way == "FSDP" else optimizer.step(batch_size)
+    weights = net.state_dict()
+    if way == "FSDP":
+        states = [state["momentum_buffer"] for state in optimizer.state.values()]
+        print("FSDP: process", rank, "has", sum(s.to_local().numel() for s in states), "of", sum(s.numel() for s in states),
+              "numbers of the momentum", flush=True)
+        weights = {name: weight.full_tensor() for name, weight in weights.items()}
+    return weights
+
+found = {way: train(way) for way in ("ZeRO-1", "all-reduce", "DDP", "FSDP")}
+if rank == 0:
+    torch.save(found, sys.argv[2])
+dist.destroy_process_group()
+"""
+
+with tempfile.TemporaryDirectory() as folder:
+    script, task, result = (str(Path(folder, name)) for name in ("ways.py", "task.pt", "result.pt"))
+    Path(script).write_text(SCRIPT)
+    given = {"start": network().state_dict(), "optimizer": OPTIMIZER, "batches": batches, "images": images, "labels": labels}
+    torch.save(given, task)
+    shares = sorted(torchrun(script, task, result).splitlines())
+    ways = torch.load(result)
+
+print(*shares, "", sep="\n")
+distances = {}
+for way, weights in ways.items():
+    net = network()
+    net.load_state_dict(weights)
+    distances[way] = furthest(alone, net)
+    print(f"{way:<11} furthest weight from one device: {distances[way]:.1e}")
+
+# %% [markdown]
+# ## What it would cost on GPUs
+#
+# `tristep.plan` says what a rank sends and keeps in each of these ways, by a model of latency and bandwidth. Nothing is run;
+# figures for links are nominal, from data sheets, and none was measured. This is Adam on 124.4 million parameters, with 8
+# GPUs that are joined by PCIe. `python -m tristep plan` prints the same with compressed gradients, and `--measure` under
+# torchrun measures the link that is there.
+
+# %%
+rows = [row for row in tristep.plan(124.4e6, 8, "pcie4", optimizer="adam") if not row.verdict]
+print(table(rows))
+
+figure = viz.Figure(8.5, 2.6)
+figure.set_layout_engine("constrained")
+axes = figure.subplots()
+chosen = [row for row in rows if not row.name.startswith("parameter server")][::-1]
+names, left = [row.name for row in chosen], [0.0] * len(chosen)
+for i, kind in enumerate(("weights", "gradients", "states", "buffers")):
+    values = [getattr(row, kind) / 1e9 for row in chosen]
+    axes.barh(names, values, left=left, color=COLOURS[i], label=kind)
+    left = [a + b for a, b in zip(left, values, strict=True)]
+axes.set(xlabel="GB on each of 8 GPUs, by the model", xlim=(0, 2.6))
+quieten(axes)
+axes.legend(frameon=False, fontsize=9, loc="lower right")
+figure
+
+# %% [markdown]
+# ## On real GPUs
+#
+# Nothing changes but names of devices: `["cuda:0", "cuda:1", ...]` in one process; `torch.device("cuda", LOCAL_RANK)` and
+# the backend `nccl`, which the stores choose by themselves, in several. docs/scaling.md says how to start on more machines
+# than one, and when compressed gradients pay.
+#
+# What this notebook has said, once more as checks.
+
+# %%
+assert apart == 0
+assert max(furthest(alone, copies[0]), furthest(alone, each[0])) < 1e-4
+assert all(abs(a - b) < 1e-4 for a, b in zip(*losses.values(), strict=True))
+assert not Path("several_processes.py").exists() or "weights of all processes are the same bits: True" in printed
+assert [line.split()[2:5] for line in shares] == [["0", "has", "2405"], ["1", "has", "2405"]]
+assert max(distances.values()) < 1e-4
+by_name = {row.name: row for row in rows}
+assert by_name["ZeRO-1"].states == by_name["all-reduce"].states / 8
+assert by_name["ZeRO-1"].wire == by_name["all-reduce"].wire
+assert by_name["ZeRO-3 (FSDP)"].memory < by_name["ZeRO-1"].memory < by_name["all-reduce"].memory
