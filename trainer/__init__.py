@@ -11,6 +11,7 @@ from .clipping import clip_global_norm
 from .data_parallel import replicate, split_and_load, split_data
 from .fit import Fit, fit
 from .many import Many
+from .lr_finder import LRFinder, lr_find
 from .scale import plan
 from .sweep import Sweep, sweep
 from .telemetry import Telemetry
@@ -19,6 +20,7 @@ from .trainer import StaleGradientError, Trainer
 __all__ = [
     "Fit",
     "Many",
+    "LRFinder",
     "StaleGradientError",
     "Sweep",
     "Telemetry",
@@ -28,6 +30,7 @@ __all__ = [
     "fit",
     "initializer",
     "kvstore",
+    "lr_find",
     "lr_scheduler",
     "optim",
     "optimizer",

@@ -28,6 +28,7 @@ __all__ = [
     "ExponentialScheduler",
     "FactorScheduler",
     "FunctionScheduler",
+    "InterpolatedScheduler",
     "InverseSquareRootScheduler",
     "LRScheduler",
     "MultiFactorScheduler",
@@ -747,14 +748,69 @@ class PiecewiseScheduler(LRScheduler):
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.step = _increasing("step", step)
-        if not isinstance(rates, list | tuple):
-            raise TypeError(f"rates={rates!r}: must be a list or tuple of rates")
-        if len(rates) != len(step):
-            raise ValueError(f"rates={rates!r}: must hold as many rates as step has update numbers, {len(step)}")
-        self.rates = [real(f"rates[{k}]", rate, low=0) for k, rate in enumerate(rates)]
+        self.rates = _rates(rates, len(self.step))
 
     def _after_warmup(self, n):
         return np.array([self.base_lr, *self.rates])[np.searchsorted(self.step, n, side="left")]
+
+
+class InterpolatedScheduler(LRScheduler):
+    """Straight lines between given rates at given updates.
+
+    ::
+
+        linear    r[k] + (r[k + 1] - r[k]) * t
+        log       r[k] * (r[k + 1] / r[k])**t
+        t = (n - s[k]) / (s[k + 1] - s[k])    for s[k] <= n <= s[k + 1]
+
+    with s = (warmup_steps, *step) and r = (base_lr, *rates); after the last update it keeps the last rate.
+
+    Args:
+        step: list or tuple of update numbers, each >= 1 and above ``warmup_steps``, strictly increasing, at least one.
+        rates: as many rates, each >= 0, with "log" > 0.
+        scale: ``"linear"``, or ``"log"`` for lines that are straight where rates have a log scale.
+        base_lr: the rate at the end of the warm-up; with "log" > 0.
+        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`.
+
+    Raises:
+        TypeError, ValueError: as in :class:`LRScheduler`; ``step`` and ``rates`` are not as many.
+
+    Source: NumPy's ``interp``.
+
+    >>> schedule = InterpolatedScheduler(step=[10, 30], rates=[1.0, 0.5], base_lr=0.5)
+    >>> [schedule(n) for n in (0, 5, 10, 20, 30, 99)]
+    [0.5, 0.75, 1.0, 0.75, 0.5, 0.5]
+    """
+
+    def __init__(
+        self,
+        step: Sequence[float],
+        rates: Sequence[float],
+        scale: str = "linear",
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        self.scale = choice("scale", scale, ("linear", "log"))
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.step = _increasing("step", step)
+        if self.step[0] <= self.warmup_steps:
+            raise ValueError(f"step={step!r}: must begin after warmup_steps={warmup_steps}")
+        self.rates = _rates(rates, len(self.step))
+        if scale == "log" and min(self.rates) == 0:
+            raise ValueError(f"rates={rates!r}: must all be above 0 with scale='log'")
+
+    def _after_warmup(self, n):
+        rates = np.array([self.base_lr, *self.rates])
+        if self.scale == "log":
+            return np.exp(np.interp(n, [self.warmup_steps, *self.step], np.log(rates)))
+        return np.interp(n, [self.warmup_steps, *self.step], rates)
+
+    def _check_base_lr(self, value: float) -> None:
+        super()._check_base_lr(value)
+        if self.scale == "log" and value == 0:
+            raise ValueError("base_lr=0: must be above 0 with scale='log'")
 
 
 class FunctionScheduler(LRScheduler):
@@ -1168,6 +1224,15 @@ def _increasing(name: str, values: Any, least: int = 1) -> list[float]:
     return checked
 
 
+def _rates(rates: Any, count: int) -> list[float]:
+    """As many rates as there are update numbers."""
+    if not isinstance(rates, list | tuple):
+        raise TypeError(f"rates={rates!r}: must be a list or tuple of rates")
+    if len(rates) != count:
+        raise ValueError(f"rates={rates!r}: must hold as many rates as step has update numbers, {count}")
+    return [real(f"rates[{k}]", rate, low=0) for k, rate in enumerate(rates)]
+
+
 def _callable(name: str, function: Any) -> Callable[[int], float]:
     if isinstance(function, str):
         if function not in _functions:
@@ -1310,6 +1375,7 @@ for _class in (
     CyclicScheduler,
     ExponentialScheduler,
     PiecewiseScheduler,
+    InterpolatedScheduler,
     FunctionScheduler,
     SequenceScheduler,
     TorchScheduler,

@@ -20,6 +20,7 @@ from tristep.trainer.lr_scheduler import (
     ExponentialScheduler,
     FactorScheduler,
     FunctionScheduler,
+    InterpolatedScheduler,
     InverseSquareRootScheduler,
     LRScheduler,
     MultiFactorScheduler,
@@ -61,6 +62,8 @@ SCHEDULES = [
     ExponentialScheduler(factor=0.9, base_lr=0.7, warmup_steps=5),
     ExponentialScheduler(factor=0.3, step=20.5, base_lr=0.7),
     PiecewiseScheduler(step=(10, 30), rates=(0.2, 0.4), base_lr=0.7, warmup_steps=2),
+    InterpolatedScheduler(step=(10, 30), rates=(0.2, 0.4), base_lr=0.7, warmup_steps=2),
+    InterpolatedScheduler(step=[3, 40.5], rates=[0.2, 1e-4], scale="log", base_lr=0.7),
 ]
 WITHOUT_BASE_LR = [
     SequenceScheduler([CosineScheduler(10, base_lr=2.0, warmup_steps=4), PolyScheduler(20, base_lr=1)], starts=[15]),
@@ -248,6 +251,18 @@ def test_the_rate_of_the_transformer():
 def test_constants_change_one_update_after_the_step():
     schedule = PiecewiseScheduler([3, 5], [0.5, 2], base_lr=1, warmup_steps=1)
     assert schedule(np.arange(8)).tolist() == [0.0, 1.0, 1.0, 1.0, 0.5, 0.5, 2.0, 2.0]
+
+
+def test_lines_between_rates_are_straight_on_either_scale():
+    """A drop by 10 in as many updates, after a warm-up of 5."""
+    n = np.arange(5, 16)
+    linear = InterpolatedScheduler([15], [0.1], base_lr=1.0, warmup_steps=5)
+    np.testing.assert_allclose(linear(n), 1.0 - 0.09 * (n - 5), rtol=1e-14)
+    log = InterpolatedScheduler([15], [0.1], "log", base_lr=1.0, warmup_steps=5)
+    np.testing.assert_allclose(log(n), 10.0 ** (-(n - 5) / 10), rtol=1e-14)
+    for schedule in (linear, log):
+        assert schedule(np.arange(5)).tolist() == [0.0, 0.2, 0.4, 0.6, 0.8]
+        assert schedule(100) == pytest.approx(0.1, rel=1e-15)
 
 
 def test_any_callable_is_a_schedule():
@@ -720,6 +735,16 @@ def test_the_base_class_has_no_rule():
         (lambda: PiecewiseScheduler([3], [-1]), ValueError, r"rates\[0\]=-1: must be finite and 0 or more"),
         (lambda: PiecewiseScheduler([3], [1, 2]), ValueError, r"rates=\[1, 2\]: must hold as many .*, 1"),
         (lambda: PiecewiseScheduler([3], 1), TypeError, "rates=1: must be a list or tuple of rates"),
+        (lambda: InterpolatedScheduler([5, 3], [1, 1]), ValueError, r"step=\[5, 3\]: must be strictly increasing"),
+        (lambda: InterpolatedScheduler([3], [1, 2]), ValueError, r"rates=\[1, 2\]: must hold as many .*, 1"),
+        (
+            lambda: InterpolatedScheduler([3], [0.0], "log"),
+            ValueError,
+            r"rates=\[0.0\]: must all be above 0",
+        ),
+        (lambda: InterpolatedScheduler([3], [1.0], "log", 0), ValueError, "base_lr=0: must be above 0 with scale='log'"),
+        (lambda: InterpolatedScheduler([3], [1.0], "exp"), ValueError, "scale='exp': must be one of 'linear', 'log'"),
+        (lambda: InterpolatedScheduler([3], [1.0], warmup_steps=3), ValueError, r"step=\[3\]: must begin after warmup_st"),
         (lambda: FunctionScheduler(3), TypeError, "function=3: must be a callable"),
         (lambda: FunctionScheduler("no_such"), ValueError, "function='no_such': no function is registered"),
         (lambda: FunctionScheduler(lambda n: -n)(3), ValueError, r"function\(3\)=-3: must be finite and 0 or more"),

@@ -1,0 +1,285 @@
+"""The learning-rate finder: what it finds on curves whose answer is known, and that it leaves no trace."""
+
+import itertools
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import tristep
+from tristep import lr_scheduler
+from tristep.trainer.snapshot import Snapshot
+
+
+class Net(torch.nn.Module):
+    """With running means, and random numbers from torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(5, 7)
+        self.norm = torch.nn.BatchNorm1d(7)
+        self.drop = torch.nn.Dropout(0.2)
+        self.last = torch.nn.Linear(7, 1)
+
+    def forward(self, x):
+        return self.last(self.drop(torch.relu(self.norm(self.first(x)))))
+
+
+def _bytes(value):
+    """All of a nested structure as something that compares to the bit."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.detach().reshape(-1).contiguous().view(torch.uint8).tolist()
+    if isinstance(value, dict):
+        return {str(key): _bytes(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_bytes(each) for each in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _everything(net, source):
+    return _bytes(
+        [
+            dict(net.state_dict()),
+            source.state_dict(),
+            [parameter.grad for parameter in net.parameters()],
+            torch.get_rng_state(),
+            list(random.getstate()),
+            list(np.random.get_state()),  # noqa: NPY002
+            getattr(getattr(source, "optimizer", None), "counts", None),
+        ]
+    )
+
+
+SOURCES = {
+    "trainer": lambda net: tristep.Trainer(net, "adam", {"learning_rate": 0.02}),
+    "trainer with a schedule": lambda net: tristep.Trainer(
+        net, "sgd", {"momentum": 0.9, "lr_scheduler": lr_scheduler.CosineScheduler(50, base_lr=0.1)}
+    ),
+    "trainer that carries numbers": lambda net: tristep.Trainer(net, "nadam"),
+    "trainer that records": lambda net: tristep.Trainer(net, "adamw", telemetry=True),
+    "tristep.optim": lambda net: tristep.optim.NAdam(net.parameters(), lr=0.02),
+    "torch": lambda net: torch.optim.AdamW(
+        [{"params": net.first.parameters(), "lr": 0.1}, {"params": [*net.norm.parameters(), *net.last.parameters()]}],
+        lr=0.02,
+    ),
+    "torch with a tensor for its rate": lambda net: torch.optim.RMSprop(net.parameters(), lr=torch.tensor(0.02)),
+}
+
+
+def _loop(net, source, generator=None):
+    generator = torch.Generator().manual_seed(3) if generator is None else generator
+
+    def step():
+        x = torch.randn(8, 5, generator=generator)
+        random.random()
+        np.random.rand()  # noqa: NPY002
+        loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+        source.zero_grad()
+        loss.backward()
+        if isinstance(source, tristep.Trainer):
+            source.step(1)
+        else:
+            source.step()
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_all_is_as_it_was_to_the_bit(kind, steps):
+    torch.manual_seed(1)
+    net = Net()
+    source = SOURCES[kind](net)
+    step = _loop(net, source)
+    for _ in range(steps):
+        step()
+    before = _everything(net, source)
+    telemetry = getattr(source, "telemetry", None)
+    recorded = None if telemetry is None else telemetry.steps.tolist()
+    found = tristep.lr_find(source, step, low=1e-4, high=1.0, n=30)
+    assert len(found.rates) > 4
+    assert _everything(net, source) == before
+    assert getattr(source, "telemetry", None) is telemetry
+    assert recorded is None or telemetry.steps.tolist() == recorded
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_training_goes_on_as_if_nothing_had_been(kind):
+    losses = []
+    for tries in (False, True):
+        torch.manual_seed(1)
+        net, generator = Net(), torch.Generator().manual_seed(3)
+        source = SOURCES[kind](net)
+        step = _loop(net, source, generator)
+        step()
+        if tries:
+            state = generator.get_state()
+            tristep.lr_find(source, step, low=1e-4, high=1.0, n=12)
+            generator.set_state(state)
+        losses.append([step().item() for _ in range(4)])
+    assert losses[0] == losses[1]
+
+
+def test_a_stale_gradient_stays_stale_and_a_fresh_one_fresh():
+    net = torch.nn.Linear(2, 1)
+    trainer = tristep.Trainer(net, "sgd")
+    data = [(torch.ones(4, 2), torch.zeros(4, 1))]
+    net(torch.ones(1, 2)).sum().backward()
+    trainer.step(1)
+    tristep.lr_find(trainer, (net, torch.nn.MSELoss(), data), n=10)
+    with pytest.raises(tristep.StaleGradientError):
+        trainer.step(1)
+    net(torch.ones(1, 2)).sum().backward()
+    gradient = net.weight.grad.clone()
+    tristep.lr_find(trainer, (net, torch.nn.MSELoss(), data), n=10)
+    assert torch.equal(net.weight.grad, gradient)
+    trainer.step(1)
+
+
+def test_an_error_of_the_loop_leaves_no_trace_either():
+    torch.manual_seed(2)
+    net = Net()
+    trainer = tristep.Trainer(net, "adam")
+    step = _loop(net, trainer)
+    before, calls = _everything(net, trainer), itertools.count()
+
+    def breaks():
+        if next(calls) == 5:
+            raise OSError("no more disk")
+        return step()
+
+    with pytest.raises(OSError, match="no more disk"):
+        tristep.lr_find(trainer, breaks)
+    assert _everything(net, trainer) == before
+
+
+def test_rates_reach_the_optimizer_and_groups_keep_their_ratios():
+    net, seen = torch.nn.Linear(2, 1), []
+    optimizer = torch.optim.SGD([{"params": [net.weight], "lr": 0.1}, {"params": [net.bias], "lr": 0.02}], lr=1.0)
+
+    def step():
+        seen.append([group["lr"] for group in optimizer.param_groups])
+        return 1.0
+
+    found = tristep.lr_find(optimizer, step, low=1e-3, high=1e-1, n=5, smoothing=0)
+    np.testing.assert_allclose(found.rates, [1e-3, 10**-2.5, 1e-2, 10**-1.5, 1e-1])
+    np.testing.assert_allclose(seen, np.stack([found.rates, found.rates / 5], axis=1))
+    assert found.suggestions == {}
+    assert found.name == "SGD"
+    with pytest.raises(ValueError, match="no rate to suggest: the loss never fell from 0.001 to 0.1"):
+        _ = found.value
+    linear = tristep.lr_find(optimizer, step, low=1.0, high=2.0, n=5, spacing="linear", name="mine")
+    np.testing.assert_allclose(linear.rates, [1.0, 1.25, 1.5, 1.75, 2.0])
+    assert linear.name == "mine"
+
+
+def _planted(curve, **arguments):
+    """The finder on losses that are a function of the rate's decimal logarithm."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
+    losses = (curve(np.log10(optimizer.param_groups[0]["lr"])) for _ in itertools.count())
+    return tristep.lr_find(optimizer, losses, **arguments)
+
+
+def test_suggestions_on_a_curve_whose_answers_are_known():
+    """Flat up to 1e-4, falling in a straight line to 1e-2 but fastest at 3e-3, and rising from there."""
+
+    def curve(x):
+        bend = 0.8 * np.clip((x + 2.6) / 0.2, 0, 1)
+        return 4.0 - 1.0 * np.clip(x + 4, 0, 2) - bend + 40 * max(x + 2, 0) ** 2
+
+    found = _planted(curve, low=1e-6, high=1.0, n=121, smoothing=0)
+    at = {rule: np.log10(rate) for rule, rate in found.suggestions.items()}
+    assert at["steep"] == pytest.approx(-2.5, abs=0.11)
+    assert at["minimum"] == pytest.approx(-3.0, abs=0.051)
+    assert at["valley"] == pytest.approx(-3.0, abs=0.051)  # between -4 and -2
+    assert -4 <= at["slide"] <= -2
+    assert found.value == found.suggestions["valley"]
+    assert found.diverged
+    assert found.losses[-1] > 4 * found.losses.min()
+    assert found.losses[-2] <= 4 * found.losses.min()
+
+
+def test_noise_is_averaged_out():
+    generator = np.random.default_rng(5)
+    found = _planted(lambda x: 3 - np.clip(x + 4, 0, 2) + 0.05 * generator.standard_normal(), high=1e-1, stop=None)
+    assert np.log10(found.value) == pytest.approx(-3.0, abs=0.4)
+    assert np.abs(np.diff(found.smoothed)).mean() < 0.5 * np.abs(np.diff(found.losses)).mean()
+
+
+def test_it_ends_where_the_loss_is_not_finite_and_keeps_what_came_before():
+    found = _planted(lambda x: np.nan if x > 0 else 1.0 - 0.1 * x, low=1e-5, high=1e5, n=21)
+    assert found.diverged
+    assert len(found.rates) == len(found.losses) == len(found.smoothed) == 11
+    assert found.rates[-1] == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="only 2 losses from low=0.1; the next one was not finite: try a lower rate"):
+        _planted(lambda x: np.nan if x > -0.97 else 1.0, low=0.1, n=100)
+
+
+def test_a_net_a_loss_and_data_train_as_fit_does():
+    torch.manual_seed(4)
+    data = [(torch.randn(16, 3), torch.randn(16)) for _ in range(3)]
+    losses = {}
+    for kind in ("mean", "each"):
+        torch.manual_seed(5)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+        trainer = tristep.Trainer(net, "sgd")
+        loss = torch.nn.MSELoss(reduction="mean" if kind == "mean" else "none")
+        losses[kind] = tristep.lr_find(trainer, (net, loss, data), n=30, low=1e-3, high=0.5).losses
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        losses[f"torch, {kind}"] = tristep.lr_find(optimizer, (net, loss, data), n=30, low=1e-3, high=0.5).losses
+    for each in losses.values():
+        np.testing.assert_allclose(each, losses["mean"], rtol=1e-5)
+    assert losses["mean"][-1] < losses["mean"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"low": 0}, ValueError, "low=0: must be finite and greater than 0"),
+        ({"low": 1.0, "high": 0.5}, ValueError, "high=0.5: must be finite and greater than 1"),
+        ({"n": 3}, ValueError, "n=3: must be 4 or more"),
+        ({"spacing": "log"}, ValueError, "spacing='log': must be one of 'exponential', 'linear'"),
+        ({"stop": 1}, ValueError, "stop=1: must be finite and greater than 1"),
+        ({"step": 5}, TypeError, r"step must be a callable, an iterator or \(net, loss, data\), got int"),
+        ({"step": (1, 2)}, TypeError, "step is a tuple of 2"),
+        ({"step": lambda: "x"}, TypeError, r"step gave 'x' \(str\): it must return the loss"),
+        ({"step": lambda: None}, TypeError, r"step gave None \(NoneType\): it must return the loss"),
+        ({"step": lambda: torch.ones(3)}, ValueError, r"step gave a loss of shape \(3,\): must be a single number"),
+        ({"step": iter([1.0, 2.0])}, ValueError, "only 2 losses from low=1e-07; step gave no more"),
+        ({"step": (torch.nn.Linear(1, 1), torch.nn.MSELoss(), [])}, ValueError, "data gave no batch"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_has_changed(arguments, error, message):
+    net = torch.nn.Linear(2, 1)
+    trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.5})
+    with pytest.raises(error, match=message):
+        tristep.lr_find(trainer, **{"step": lambda: 1.0} | arguments)
+    assert trainer.learning_rate == 0.5
+    with pytest.raises(TypeError, match="source must be a Trainer or a torch.optim.Optimizer, got Linear"):
+        tristep.lr_find(net, lambda: 1.0)
+
+
+def test_a_snapshot_goes_back_more_than_once():
+    torch.manual_seed(6)
+    net = Net()
+    trainer = tristep.Trainer(net, "adam")
+    step = _loop(net, trainer)
+    step()
+    snapshot, before = Snapshot(trainer, [net]), _everything(net, trainer)[:2]
+    for _ in range(2):
+        for _ in range(3):
+            step()
+        assert _everything(net, trainer)[:2] != before
+        snapshot.restore()
+        assert _everything(net, trainer)[:2] == before
+    with pytest.raises(TypeError, match="source must be a Trainer"):
+        Snapshot(net)
+
+
+def test_it_needs_no_drawing():
+    code = "import sys, tristep; tristep.lr_find; assert not any(name.startswith('matplotlib') for name in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,129 @@
+"""Snapshot: a training as it is at one moment, to be put back to the bit, however many steps lie between."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from .trainer import Trainer
+
+__all__ = ["Snapshot"]
+
+
+class Snapshot:
+    """Weights, states, counts, settings, schedule, buffers of modules and random numbers, as they are now.
+
+    Gradients are put back as the tensors that they are now, with what has been written to them since.
+
+    Args:
+        source: a `Trainer` or a `torch.optim.Optimizer`.
+        modules: whose buffers, such as running means, to keep.
+
+    Raises:
+        TypeError: `source` is neither.
+
+    Example:
+        >>> import torch, tristep
+        >>> from tristep.trainer.snapshot import Snapshot
+        >>> net = torch.nn.Linear(2, 1)
+        >>> trainer = tristep.Trainer(net, "adam")
+        >>> before = Snapshot(trainer, [net])
+        >>> net(torch.ones(1, 2)).sum().backward()
+        >>> trainer.step(1)
+        >>> before.restore()
+        >>> trainer.optimizer.num_update
+        0
+    """
+
+    def __init__(self, source: Trainer | torch.optim.Optimizer, modules: Iterable[torch.nn.Module] = ()) -> None:
+        if isinstance(source, Trainer):
+            self.params = [parameter for params in source._all_params() for parameter in params]
+            self._restore_source = _of_trainer(source)
+        elif isinstance(source, torch.optim.Optimizer):
+            self.params = [parameter for group in source.param_groups for parameter in group["params"]]
+            self._restore_source = _of_optimizer(source)
+        else:
+            raise TypeError(f"source must be a Trainer or a torch.optim.Optimizer, got {type(source).__name__}")
+        self._weights = [parameter.detach().clone() for parameter in self.params]
+        self._gradients = [parameter.grad for parameter in self.params]
+        self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id, so that none is kept twice
+        for module in modules:
+            self.add_buffers(module)
+        self._random = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002  # the user's, too
+        self._random_of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+
+    def add_buffers(self, module: torch.nn.Module) -> None:
+        """Keep the buffers of one more module, and of those in it, as they are now; known ones stay as they were kept."""
+        for buffer in module.buffers():
+            if id(buffer) not in self._buffers and not isinstance(buffer, torch.nn.parameter.UninitializedBuffer):
+                self._buffers[id(buffer)] = buffer, buffer.detach().clone()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put all of it back. May be called several times."""
+        for parameter, weight, gradient in zip(self.params, self._weights, self._gradients, strict=True):
+            parameter.copy_(weight)
+            parameter.grad = gradient
+        for buffer, value in self._buffers.values():
+            buffer.copy_(value)
+        self._restore_source()
+        torch.set_rng_state(self._random[0])
+        random.setstate(self._random[1])
+        np.random.set_state(self._random[2])  # noqa: NPY002
+        if self._random_of_gpus is not None:
+            torch.cuda.set_rng_state_all(self._random_of_gpus)
+
+
+def _of_trainer(trainer: Trainer) -> Callable[[], None]:
+    optimizer = trainer.optimizer
+    saved, scheduler, telemetry = copy.deepcopy(trainer.state_dict()), optimizer.lr_scheduler, trainer.telemetry
+    counts, slots = optimizer._counts.copy(), dict(optimizer._slots)
+    carried = getattr(optimizer, "carries", ())
+    values = {name: getattr(optimizer, name) for name in carried}
+    base_lr = getattr(scheduler, "base_lr", None)
+    # Which gradients have been used up, of the trainer's one copy of the model, or of several.
+    holders: list[Any] = trainer._copies or [trainer]
+    used = [(list(holder._used), copy.copy(holder._used_versions)) for holder in holders]
+
+    def restore() -> None:
+        optimizer.lr_scheduler = scheduler
+        trainer.load_state_dict(copy.deepcopy(saved))
+        optimizer.lr_scheduler = scheduler  # the very same: who has made it may want to change it
+        if base_lr is not None and scheduler is not None:
+            scheduler.base_lr = base_lr  # type: ignore[attr-defined]
+        optimizer._counts, optimizer._slots = counts.copy(), dict(slots)
+        for name, value in values.items():
+            setattr(optimizer, name, value)
+        for holder, (references, versions) in zip(holders, used, strict=True):
+            holder._used, holder._used_versions = list(references), copy.copy(versions)
+        trainer.telemetry = telemetry
+
+    return restore
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    states = {key: copy.deepcopy(row) for key, row in optimizer.state.items()}
+    groups = [_options(group) for group in optimizer.param_groups]
+
+    def restore() -> None:
+        optimizer.state.clear()
+        optimizer.state.update({key: copy.deepcopy(row) for key, row in states.items()})
+        for group, options in zip(optimizer.param_groups, groups, strict=True):
+            for name in set(group) - set(options) - {"params"}:
+                del group[name]
+            for name, value in options.items():
+                if isinstance(value, torch.Tensor) and isinstance(group.get(name), torch.Tensor):
+                    group[name].copy_(value)  # a captured graph reads it where it is
+                else:
+                    group[name] = copy.deepcopy(value)
+
+    return restore
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
