@@ -1,0 +1,148 @@
+"""Dashboard: what one wants to see of a run at once, with one slider for the step over all panels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .heatmap import QUANTITIES, heat_panels, histogram_panel
+from .recorder import Recorder
+from .runs import Run, Series
+from .scene import Axis, Band, Control, Layer, Line, Mark, Panel, Scene, Words
+from .training_views import (
+    Rows,
+    RunView,
+    _drawable,
+    _empty,
+    _from_zero,
+    _middle,
+    _percentiles,
+    _placed,
+    _steps_per_point,
+    norm_panel,
+    ratio_panel,
+)
+from .notes import smoothed
+
+__all__ = ["Dashboard"]
+
+STOPS = 120  # of the slider
+
+
+class Dashboard(RunView):
+    """Loss, learning rate, gradients of all tensors, update ratios, and histograms of one, with a slider for the step.
+
+    The slider moves a line through all panels, and says what was recorded there. A click on a row of the heat map, or the
+    choice "tensor", shows another tensor below. All of it works in the exported page, too.
+
+    Args:
+        run: a `Recorder`, with which `refresh` shows what is new, or a `Run`.
+        quantity: of the heat map, as for `TensorHeatmap`.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit.
+    """
+
+    def __init__(self, run: Recorder | Run, quantity: str = "gradient_norm", **settings: Any) -> None:
+        if quantity not in QUANTITIES:
+            raise ValueError(f"quantity={quantity!r}: must be one of {', '.join(map(repr, QUANTITIES))}")
+        self.quantity = quantity
+        super().__init__([run], **settings)
+
+    def scene(self) -> Scene:
+        """The picture as data."""
+        run = self.run
+        if not run.last_step:
+            return _empty("nothing recorded yet", self.describe())
+        rows = Rows(run)
+        panels: list[Panel] = []
+        scalars = [name for name in ("loss", "learning_rate") if len(run.scalars.get(name, ()))]
+        for column, name in enumerate(scalars):
+            panel = _loss_panel(run.scalars[name]) if name == "loss" else _rate_panel(run.scalars[name])
+            panels.append(_placed(panel, 0, 2 * column, columns=2 if len(scalars) > 1 else 4))
+        row = 1 if scalars else 0
+        ratios = ratio_panel(run)
+        layered = False
+        if len(run.tensors.get(self.quantity, ())) and rows.names:
+            heat, bar = heat_panels(run, rows, [self.quantity])
+            panels += [_placed(heat, row, 0, columns=3 if ratios is None else 1), _placed(bar, row, 1 if ratios else 3)]
+            layered = True
+        if ratios is not None:
+            panels.append(_placed(ratios, row, 2, columns=2))
+        details = [panel for panel in (histogram_panel(run, rows), norm_panel(run, rows)) if panel is not None]
+        row += 1 if layered or ratios is not None else 0
+        for column, panel in enumerate(details):
+            panels.append(_placed(panel, row, 2 * column, columns=2 if len(details) > 1 else 4))
+        row += 1 if details else 0
+        steps = _stops(run)
+        marks = [
+            _with_layer(panel, Mark(steps[:, None], by=("step",), style="quiet", width=0.9)) if panel.frame else panel
+            for panel in panels
+        ]
+        readout = Words(self._readouts(steps, scalars), 0.0, 0.5, by=("step",), size=9.5)
+        marks.append(Panel(Axis("", 0, 1), Axis("", 0, 1), [readout], row=row, columns=4, frame=False))
+        controls = [Control("step", "step", steps.tolist(), len(steps) - 1)]
+        if layered or details:
+            controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
+        return Scene(
+            marks,
+            controls=controls,
+            width=11.0,
+            height=2.5 * row + 0.3,
+            widths=(1.0, 0.12, 0.44, 0.56),
+            heights=(*[1.0] * row, 0.12),
+            description=self.describe(),
+        )
+
+    def _readouts(self, steps: np.ndarray, scalars: list[str]) -> list[str]:
+        columns = [_at(self.run.scalars[name], steps) for name in scalars]
+        texts = []
+        for k, step in enumerate(steps):
+            found = [f"{name.replace('_', ' ')} {column[k]:.4g}" for name, column in zip(scalars, columns, strict=True)]
+            texts.append("   ".join([f"step {step:,.0f}", *found]))
+        return texts
+
+
+def _loss_panel(series: Series) -> Panel:
+    curve = series.curve()
+    x = _middle(curve)
+    (mean,) = smoothed(curve.mean, [max(len(x) / 50, 1.0) if len(x) > 20 else 0.0])
+    layers: list[Layer] = [
+        Band(x, _drawable(curve.low), _drawable(curve.high), alpha=0.12),
+        Line(x, _drawable(curve.mean), width=0.6, alpha=0.35),
+        Line(x, _drawable(mean), marker=len(x) == 1),
+    ]
+    scale = "log" if (mean > 0).any() else "linear"
+    vertical = Axis.over("loss", mean, _percentiles(curve.mean), scale=scale)
+    return Panel(Axis.over("step", curve.first[:1], curve.last[-1:], margin=0.01), vertical, layers)
+
+
+def _rate_panel(series: Series) -> Panel:
+    curve = series.curve()
+    line = Line(_middle(curve), _drawable(curve.mean), style=4, marker=len(curve.first) == 1)
+    across = Axis.over("step", curve.first[:1], curve.last[-1:], margin=0.01)
+    return Panel(across, _from_zero("learning rate", curve.mean), [line])
+
+
+def _stops(run: Run) -> np.ndarray:
+    """Steps that the slider goes through, recorded ones."""
+    longest = max(
+        (series for kind in (run.scalars, run.tensors) for series in kind.values()), key=len, default=Series()
+    )
+    steps = longest.curve().last
+    if not len(steps):
+        return np.array([float(run.last_step or 0)])
+    chosen = np.unique(np.linspace(0, len(steps) - 1, min(STOPS, len(steps))).round().astype(np.int64))
+    return steps[chosen].astype(np.float64)
+
+
+def _at(series: Series, steps: np.ndarray) -> np.ndarray:
+    """The value at each step, or the last one before it."""
+    curve = series.curve()
+    values: np.ndarray = curve.mean[np.clip(np.searchsorted(curve.last, steps), 0, len(curve.last) - 1)]
+    return values
+
+
+def _with_layer(panel: Panel, layer: Layer) -> Panel:
+    return Panel(**{name: getattr(panel, name) for name in Panel.__dataclass_fields__} | {"layers": [*panel.layers, layer]})

@@ -1,0 +1,220 @@
+"""TensorHeatmap: a quantity of all tensors over all steps at a glance, and the histograms of the one that is chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..trainer.arguments import choice
+from .recorder import Recorder
+from .runs import Curve, Run
+from .scene import Axis, Click, Control, Image, Layer, Mark, Panel, Points, Scene, Words
+from .training_views import Rows, RunView, _drawable, _empty, norm_panel
+
+__all__ = ["TensorHeatmap", "heat_panels", "histogram_panel"]
+
+COLUMNS = 256  # of an image at most
+HISTORY = 128  # columns of the histograms', of which there is one image for each tensor
+# Quantities by their names in a run; whether their colours have a log scale, and what they are called.
+QUANTITIES = {
+    "gradient_norm": (True, "norm of the gradient"),
+    "weight_norm": (True, "norm of the weight"),
+    "update_norm": (True, "norm of the update"),
+    "update_ratio": (True, "update norm / weight norm"),
+    "gradient_absmax": (True, "largest value of the gradient"),
+    "cosine": (False, "cosine of gradient and update"),
+    "gradient_zeros": (False, "share of zeros in the gradient"),
+}
+
+
+class TensorHeatmap(RunView):
+    """A quantity of each tensor, in rows, over the steps, as colours; and the histograms over time of one of them.
+
+    A click on a row, or the choice "tensor", shows that one's histograms below, where some were recorded, and else its norms.
+    Colours reach from the first to the 99th percentile; of steps that share a cell the largest value is shown, and of
+    cosines and shares the mean. Crosses on empty cells stand for gradients that are not finite. More than 64 tensors are put
+    together by module.
+
+    Args:
+        run: a `Recorder` or a `Run`.
+        quantity: which one to show at first: "gradient_norm", "weight_norm", "update_norm", "update_ratio",
+            "gradient_absmax", "cosine" or "gradient_zeros".
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit.
+    """
+
+    def __init__(self, run: Recorder | Run, quantity: str = "gradient_norm", **settings: Any) -> None:
+        self.quantity = choice("quantity", quantity, QUANTITIES)
+        super().__init__([run], **settings)
+
+    def scene(self) -> Scene:
+        """The picture as data."""
+        rows = Rows(self.run)
+        quantities = [name for name in QUANTITIES if len(self.run.tensors.get(name, ()))]
+        if not quantities:
+            return _empty("no tensors recorded yet", self.describe())
+        first = quantities.index(self.quantity) if self.quantity in quantities else 0
+        heat, bar = heat_panels(self.run, rows, quantities)
+        words = [QUANTITIES[name][1] for name in quantities]
+        controls = [
+            Control("quantity", "colours", words, first, "choice"),
+            Control("layer", "tensor", rows.names, 0, "choice"),
+        ]
+        detail = histogram_panel(self.run, rows) or norm_panel(self.run, rows)
+        panels = [heat, bar] if detail is None else [heat, bar, _below(detail)]
+        upper = min(max(2.2, 0.17 * len(rows.names) + 0.8), 8.0)
+        lower = 2.4 if detail is not None else 0.0
+        return Scene(
+            panels,
+            controls=controls,
+            width=9.0,
+            height=upper + lower,
+            widths=(1.0, 0.07),
+            heights=(upper, lower) if detail is not None else (),
+            description=self.describe(),
+        )
+
+
+def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Panel]:
+    """The image, chosen by the control "quantity" where there are several, and a bar that says what its colours mean."""
+    by = ("quantity",) if len(quantities) > 1 else ()
+    images, limits = [], []
+    curves = {name: run.tensors[name].curve() for name in quantities}
+    start = min(float(curve.first[0]) for curve in curves.values())
+    stop = max(float(curve.last[-1]) for curve in curves.values())
+    length = max(len(curve.first) for curve in curves.values())
+    edges = _edges(start, stop, min(length, COLUMNS))
+    for name in quantities:
+        curve = curves[name]
+        logarithmic = QUANTITIES[name][0]
+        values = rows.of(name, curve.high if logarithmic else curve.mean)
+        cells = _columns(curve, values, edges, largest=logarithmic).T
+        shown, low, high = _scaled(cells, logarithmic)
+        images.append(shown)
+        limits.append((low, high))
+    n = len(rows.names)
+    ticks = [(i, _shortened(rows.names[i])) for i in range(0, n, -(-n // 32))]
+    across = Axis("step", edges[0], edges[-1])
+    down = Axis("", -0.5, n - 0.5, ticks=ticks, upwards=False)
+    everything = np.array(images) if by else images[0]
+    layers: list[Layer] = [Image(everything, edges[[0, -1]], [-0.5, n - 0.5], limits=(0.0, 1.0), by=by)]
+    x, y = _bad_cells(run, rows, edges)
+    if x.size:
+        layers.append(Points(x, y, marker="cross", size=5, style=1, name="not finite"))
+    layers.append(Mark([[i] for i in range(n)], "y", style="ink", by=("layer",), width=0.8))
+    title = QUANTITIES[quantities[0]][1] if len(quantities) == 1 else ""
+    heat = Panel(across, down, layers, title=title, click=Click("layer", "y"))
+    steps = np.linspace(0.0, 1.0, 256)[:, None]
+    texts = [
+        ([_number(_value(share, low, high, QUANTITIES[name][0])) for share in (0.0, 0.5, 1.0)])
+        for name, (low, high) in zip(quantities, limits, strict=True)
+    ]
+    marks = [
+        Words([row[k] for row in texts] if by else texts[0][k], 0.52, (0.02, 0.5, 0.98)[k], by=by, size=8, style="quiet")
+        for k in range(3)
+    ]
+    bar = Panel(
+        Axis("", 0, 1), Axis("", 0, 1), [Image(steps, [0.0, 0.42], [0.0, 1.0], limits=(0.0, 1.0)), *marks], column=1, frame=False
+    )
+    return heat, bar
+
+
+def histogram_panel(run: Run, rows: Rows) -> Panel | None:
+    """Histograms over the steps of the row that the control "layer" chooses; None where there are none."""
+    what = next((name for name in ("gradient", "update", "weight") if _has(run, f"{name}_histogram")), None)
+    if what is None:
+        return None
+    curve = run.histograms[f"{what}_histogram"].curve()
+    edges = _edges(float(curve.first[0]), float(curve.last[-1]), min(len(curve.first), HISTORY))
+    counts = rows.of("histogram", curve.mean)
+    total = counts.sum(axis=2, keepdims=True)
+    shares = np.divide(counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
+    shares[shares == 0] = np.nan
+    cells = _columns(curve, shares, edges).transpose(1, 2, 0)
+    factor = run.edges[1] / run.edges[0]
+    ends = [float(run.edges[0] / factor), float(run.edges[-1] * factor)]
+    image = Image(
+        _drawable(cells), edges[[0, -1]], ends, limits=(1e-4, 1.0), scale="log", label="share of elements", by=("layer",)
+    )
+    across = Axis("step", edges[0], edges[-1])
+    title = f"how large the elements of the {what} are"
+    return Panel(across, Axis("absolute value", *ends, "log"), [image], title=title)
+
+
+def _has(run: Run, name: str) -> bool:
+    return len(run.histograms.get(name, ())) > 0 and len(run.edges) > 1
+
+
+def _edges(start: float, stop: float, count: int) -> np.ndarray:
+    """Edges between columns of which the first has the first step in its middle, and the last one the last."""
+    half = 0.5 * (stop - start) / (count - 1) if count > 1 else 0.5
+    edges: np.ndarray = np.linspace(start - half, stop + half, count + 1)
+    return edges
+
+
+def _columns(curve: Curve, values: np.ndarray, edges: np.ndarray, largest: bool = False) -> np.ndarray:
+    """Values [n, ...] of a curve's points as those of columns: means, or the largest, or of an empty one what was before."""
+    count = len(edges) - 1
+    column = np.clip(np.searchsorted(edges, (curve.first + curve.last) / 2, side="right") - 1, 0, count - 1)
+    met, starts = np.unique(column, return_index=True)
+    if len(met) == len(values):
+        found = values
+    elif largest:
+        found = np.fmax.reduceat(values, starts, axis=0)
+    else:
+        there = np.isfinite(values)
+        number = np.add.reduceat(there, starts, axis=0)
+        total = np.add.reduceat(np.where(there, values, 0.0), starts, axis=0)
+        found = np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
+    return found[np.clip(np.searchsorted(met, np.arange(count), side="right") - 1, 0, len(met) - 1)]
+
+
+def _scaled(cells: np.ndarray, logarithmic: bool) -> tuple[np.ndarray, float, float]:
+    """Cells as shares of the way from the first colour to the last, and the values of these two."""
+    there = np.isfinite(cells) & ((cells > 0) if logarithmic else True)
+    known = cells[there]
+    if logarithmic:
+        known = np.log10(known)
+    low, high = np.percentile(known, [1, 99]) if known.size else (0.0, 1.0)
+    if high - low < 1e-6:
+        low, high = low - 0.5, high + 0.5
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.log10(cells) if logarithmic else cells
+        shares = np.clip((values - low) / (high - low), 0.0, 1.0)
+    return np.where(np.isnan(cells) | np.isposinf(cells), np.nan, shares), float(low), float(high)
+
+
+def _value(share: float, low: float, high: float, logarithmic: bool) -> float:
+    value = low + share * (high - low)
+    return 10.0**value if logarithmic else value
+
+
+def _number(value: float) -> str:
+    return f"{value:.2g}"
+
+
+def _bad_cells(run: Run, rows: Rows, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where gradients are not finite: the middles of columns, and rows; at most 2,048."""
+    if len(counts := run.tensors.get("gradient_nonfinite", ())):
+        curve = counts.curve()
+        bad = rows.of("gradient_nonfinite", curve.high) > 0
+    elif len(norms := run.tensors.get("gradient_norm", ())):
+        curve = norms.curve()
+        never = (curve.nonfinite > 0).all(axis=0)  # a tensor without a gradient has no norm
+        bad = rows.of("gradient_nonfinite", np.where(never, 0, curve.nonfinite)) > 0
+    else:
+        return np.zeros(0), np.zeros(0)
+    cells = _columns(curve, bad.astype(float), edges, largest=True) > 0
+    column, row = np.nonzero(cells[:, :])
+    keep = slice(None, None, -(-len(column) // 2048) or 1)
+    return ((edges[:-1] + edges[1:]) / 2)[column][keep], row[keep].astype(float)
+
+
+def _shortened(name: str, longest: int = 28) -> str:
+    return name if len(name) <= longest else f"{name[: longest // 2 - 1]}…{name[-(longest // 2) :]}"
+
+
+def _below(panel: Panel) -> Panel:
+    return Panel(**{name: getattr(panel, name) for name in Panel.__dataclass_fields__} | {"row": 1, "column": 0})
