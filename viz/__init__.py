@@ -16,6 +16,10 @@ except ModuleNotFoundError as error:
 
 from .curves import plot_schedules, plot_training
 from .functions import FUNCTIONS, Function, Minimum, function, ill_conditioned_bowl, noisy_ravine
+from .dashboard import Dashboard
+from .heatmap import TensorHeatmap
+from .lr_finder import LRFinderView
+from .notes import notes
 from .picture import draw
 from .recorder import Recorder
 from .runs import Curve, Run, RunSet, Series
@@ -33,7 +37,9 @@ from .simulate import (
     settings_of,
     simulate,
 )
+from .schedule_view import ScheduleView
 from .style import Figure
+from .training_views import LossView, UpdateRatioView, WeightsView
 from .view import Capabilities, FrameBudget, View, capabilities, use
 
 __all__ = [
@@ -47,13 +53,16 @@ __all__ = [
     "Click",
     "Control",
     "Curve",
+    "Dashboard",
     "Figure",
     "FrameBudget",
     "Function",
     "Image",
     "InnerSteps",
+    "LRFinderView",
     "Layer",
     "Line",
+    "LossView",
     "Mark",
     "Minimum",
     "Panel",
@@ -66,7 +75,12 @@ __all__ = [
     "Sensitivity",
     "Series",
     "Setting",
+    "ScheduleView",
+    "Series",
+    "TensorHeatmap",
+    "UpdateRatioView",
     "View",
+    "WeightsView",
     "Words",
     "basin_map",
     "best_rates",
@@ -76,6 +90,7 @@ __all__ = [
     "ill_conditioned_bowl",
     "inner_steps",
     "noisy_ravine",
+    "notes",
     "plot_schedules",
     "plot_training",
     "rule_source",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from .training_views import (
     _from_zero,
     _middle,
     _percentiles,
-    _placed,
     _steps_per_point,
     norm_panel,
     ratio_panel,
@@ -56,42 +56,32 @@ class Dashboard(RunView):
         if not run.last_step:
             return _empty("nothing recorded yet", self.describe())
         rows = Rows(run)
-        panels: list[Panel] = []
         scalars = [name for name in ("loss", "learning_rate") if len(run.scalars.get(name, ()))]
-        for column, name in enumerate(scalars):
-            panel = _loss_panel(run.scalars[name]) if name == "loss" else _rate_panel(run.scalars[name])
-            panels.append(_placed(panel, 0, 2 * column, columns=2 if len(scalars) > 1 else 4))
-        row = 1 if scalars else 0
-        ratios = ratio_panel(run)
-        layered = False
-        if len(run.tensors.get(self.quantity, ())) and rows.names:
-            heat, bar = heat_panels(run, rows, [self.quantity])
-            panels += [_placed(heat, row, 0, columns=3 if ratios is None else 1), _placed(bar, row, 1 if ratios else 3)]
-            layered = True
-        if ratios is not None:
-            panels.append(_placed(ratios, row, 2, columns=2))
-        details = [panel for panel in (histogram_panel(run, rows), norm_panel(run, rows)) if panel is not None]
-        row += 1 if layered or ratios is not None else 0
-        for column, panel in enumerate(details):
-            panels.append(_placed(panel, row, 2 * column, columns=2 if len(details) > 1 else 4))
-        row += 1 if details else 0
-        steps = _stops(run)
-        marks = [
-            _with_layer(panel, Mark(steps[:, None], by=("step",), style="quiet", width=0.9)) if panel.frame else panel
-            for panel in panels
+        panels: list[list[Panel]] = [
+            [_loss_panel(run.scalars[name]) if name == "loss" else _rate_panel(run.scalars[name]) for name in scalars],
+            [heat_panels(run, rows, [self.quantity])[0]] if len(run.tensors.get(self.quantity, ())) else [],
+            [panel for panel in (histogram_panel(run, rows), norm_panel(run, rows)) if panel is not None],
         ]
-        readout = Words(self._readouts(steps, scalars), 0.0, 0.5, by=("step",), size=9.5)
-        marks.append(Panel(Axis("", 0, 1), Axis("", 0, 1), [readout], row=row, columns=4, frame=False))
+        if (ratios := ratio_panel(run)) is not None:
+            panels[1].append(ratios)
+        chosen = bool(panels[1] or panels[2])
+        panels = [row for row in panels if row]
+        steps = _stops(run)
+        mark = Mark(steps[:, None], by=("step",), style="quiet", width=0.9)
+        readout = Words(self._readouts(steps, scalars), 0.0, 0.5, by=("step",), size=9.5, style="ink")
+        placed = [Panel(Axis("", 0, 1), Axis("", 0, 1), [readout], columns=2, frame=False)]
+        for i, row in enumerate(panels):
+            for k, panel in enumerate(row):
+                placed.append(replace(panel, layers=[*panel.layers, mark], row=i + 1, column=k, columns=2 // len(row)))
         controls = [Control("step", "step", steps.tolist(), len(steps) - 1)]
-        if layered or details:
+        if chosen:
             controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
         return Scene(
-            marks,
+            placed,
             controls=controls,
             width=11.0,
-            height=2.5 * row + 0.3,
-            widths=(1.0, 0.12, 0.44, 0.56),
-            heights=(*[1.0] * row, 0.12),
+            height=2.5 * len(panels) + 0.4,
+            heights=(0.12, *[1.0] * len(panels)),
             description=self.describe(),
         )
 
@@ -120,7 +110,7 @@ def _loss_panel(series: Series) -> Panel:
 
 def _rate_panel(series: Series) -> Panel:
     curve = series.curve()
-    line = Line(_middle(curve), _drawable(curve.mean), style=4, marker=len(curve.first) == 1)
+    line = Line(_middle(curve), _drawable(curve.mean), marker=len(curve.first) == 1)
     across = Axis.over("step", curve.first[:1], curve.last[-1:], margin=0.01)
     return Panel(across, _from_zero("learning rate", curve.mean), [line])
 
@@ -142,7 +132,3 @@ def _at(series: Series, steps: np.ndarray) -> np.ndarray:
     curve = series.curve()
     values: np.ndarray = curve.mean[np.clip(np.searchsorted(curve.last, steps), 0, len(curve.last) - 1)]
     return values
-
-
-def _with_layer(panel: Panel, layer: Layer) -> Panel:
-    return Panel(**{name: getattr(panel, name) for name in Panel.__dataclass_fields__} | {"layers": [*panel.layers, layer]})

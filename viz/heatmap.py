@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy as np
 from ..trainer.arguments import choice
 from .recorder import Recorder
 from .runs import Curve, Run
-from .scene import Axis, Click, Control, Image, Layer, Mark, Panel, Points, Scene, Words
+from .scene import Axis, Click, Control, Image, Layer, Panel, Points, Scene, Words
 from .training_views import Rows, RunView, _drawable, _empty, norm_panel
 
 __all__ = ["TensorHeatmap", "heat_panels", "histogram_panel"]
@@ -58,12 +60,10 @@ class TensorHeatmap(RunView):
         first = quantities.index(self.quantity) if self.quantity in quantities else 0
         heat, bar = heat_panels(self.run, rows, quantities)
         words = [QUANTITIES[name][1] for name in quantities]
-        controls = [
-            Control("quantity", "colours", words, first, "choice"),
-            Control("layer", "tensor", rows.names, 0, "choice"),
-        ]
+        controls = [Control("quantity", "colours", words, first, "choice")] if bar is not None else []
+        controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
         detail = histogram_panel(self.run, rows) or norm_panel(self.run, rows)
-        panels = [heat, bar] if detail is None else [heat, bar, _below(detail)]
+        panels = [heat] + ([] if bar is None else [bar]) + ([] if detail is None else [replace(detail, row=1)])
         upper = min(max(2.2, 0.17 * len(rows.names) + 0.8), 8.0)
         lower = 2.4 if detail is not None else 0.0
         return Scene(
@@ -71,54 +71,56 @@ class TensorHeatmap(RunView):
             controls=controls,
             width=9.0,
             height=upper + lower,
-            widths=(1.0, 0.07),
+            widths=(1.0, 0.11) if bar is not None else (),
             heights=(upper, lower) if detail is not None else (),
             description=self.describe(),
         )
 
 
-def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Panel]:
-    """The image, chosen by the control "quantity" where there are several, and a bar that says what its colours mean."""
-    by = ("quantity",) if len(quantities) > 1 else ()
-    images, limits = [], []
+def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Panel | None]:
+    """The image, and where a control "quantity" chooses one of several a bar that says what the colours of each mean."""
     curves = {name: run.tensors[name].curve() for name in quantities}
     start = min(float(curve.first[0]) for curve in curves.values())
     stop = max(float(curve.last[-1]) for curve in curves.values())
-    length = max(len(curve.first) for curve in curves.values())
-    edges = _edges(start, stop, min(length, COLUMNS))
+    edges = _edges(start, stop, min(max(len(curve.first) for curve in curves.values()), COLUMNS))
+    images, limits = [], []
     for name in quantities:
-        curve = curves[name]
-        logarithmic = QUANTITIES[name][0]
+        curve, logarithmic = curves[name], QUANTITIES[name][0]
         values = rows.of(name, curve.high if logarithmic else curve.mean)
-        cells = _columns(curve, values, edges, largest=logarithmic).T
-        shown, low, high = _scaled(cells, logarithmic)
-        images.append(shown)
+        shares, low, high = _scaled(_columns(curve, values, edges, largest=logarithmic).T, logarithmic)
+        images.append(shares)
         limits.append((low, high))
     n = len(rows.names)
-    ticks = [(i, _shortened(rows.names[i])) for i in range(0, n, -(-n // 32))]
-    across = Axis("step", edges[0], edges[-1])
-    down = Axis("", -0.5, n - 0.5, ticks=ticks, upwards=False)
-    everything = np.array(images) if by else images[0]
-    layers: list[Layer] = [Image(everything, edges[[0, -1]], [-0.5, n - 0.5], limits=(0.0, 1.0), by=by)]
+    reach = edges[[0, -1]], [-0.5, n - 0.5]
+    if len(quantities) == 1:
+        logarithmic, label = QUANTITIES[quantities[0]]
+        (low, high), scale = limits[0], "log" if logarithmic else "linear"
+        values = _value(images[0], low, high, logarithmic)
+        ends = _value(0.0, low, high, logarithmic), _value(1.0, low, high, logarithmic)
+        image, bar = Image(values, *reach, limits=ends, scale=scale, label=label), None
+    else:
+        image = Image(np.array(images), *reach, limits=(0.0, 1.0), by=("quantity",))
+        bar = _bar([[_value(share, *ends, QUANTITIES[name][0]) for share in (0.0, 0.5, 1.0)] for name, ends in zip(quantities, limits, strict=True)])
+    layers: list[Layer] = [image]
     x, y = _bad_cells(run, rows, edges)
     if x.size:
         layers.append(Points(x, y, marker="cross", size=5, style=1, name="not finite"))
-    layers.append(Mark([[i] for i in range(n)], "y", style="ink", by=("layer",), width=0.8))
-    title = QUANTITIES[quantities[0]][1] if len(quantities) == 1 else ""
-    heat = Panel(across, down, layers, title=title, click=Click("layer", "y"))
+    chosen = [edges[0] + 0.012 * (edges[-1] - edges[0])]
+    layers.append(Points(chosen, [[i] for i in range(n)], marker="ring", size=7, style="ink", by=("layer",)))
+    ticks = [(i, _shortened(rows.names[i])) for i in range(0, n, -(-n // 32))]
+    down = Axis("", -0.5, n - 0.5, ticks=ticks, upwards=False)
+    return Panel(Axis("step", *edges[[0, -1]].tolist()), down, layers, click=Click("layer", "y")), bar
+
+
+def _bar(values: list[list[float]]) -> Panel:
+    """The colours from the first to the last, with each quantity's values at the first, middle and last one."""
     steps = np.linspace(0.0, 1.0, 256)[:, None]
-    texts = [
-        ([_number(_value(share, low, high, QUANTITIES[name][0])) for share in (0.0, 0.5, 1.0)])
-        for name, (low, high) in zip(quantities, limits, strict=True)
-    ]
-    marks = [
-        Words([row[k] for row in texts] if by else texts[0][k], 0.52, (0.02, 0.5, 0.98)[k], by=by, size=8, style="quiet")
+    words = [
+        Words([f"{row[k]:.2g}" for row in values], 0.5, (0.02, 0.5, 0.98)[k], by=("quantity",), size=8, style="quiet")
         for k in range(3)
     ]
-    bar = Panel(
-        Axis("", 0, 1), Axis("", 0, 1), [Image(steps, [0.0, 0.42], [0.0, 1.0], limits=(0.0, 1.0)), *marks], column=1, frame=False
-    )
-    return heat, bar
+    image = Image(steps, [0.0, 0.4], [0.0, 1.0], limits=(0.0, 1.0))
+    return Panel(Axis("", 0, 1), Axis("", 0, 1), [image, *words], column=1, frame=False)
 
 
 def histogram_panel(run: Run, rows: Rows) -> Panel | None:
@@ -133,14 +135,14 @@ def histogram_panel(run: Run, rows: Rows) -> Panel | None:
     shares = np.divide(counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
     shares[shares == 0] = np.nan
     cells = _columns(curve, shares, edges).transpose(1, 2, 0)
-    factor = run.edges[1] / run.edges[0]
-    ends = [float(run.edges[0] / factor), float(run.edges[-1] * factor)]
+    powers = np.log10(run.edges)  # cells are of equal height on these
+    low, high = float(2 * powers[0] - powers[1]), float(2 * powers[-1] - powers[-2])
     image = Image(
-        _drawable(cells), edges[[0, -1]], ends, limits=(1e-4, 1.0), scale="log", label="share of elements", by=("layer",)
+        _drawable(cells), edges[[0, -1]], [low, high], limits=(1e-4, 1.0), scale="log", label="share of elements", by=("layer",)
     )
-    across = Axis("step", edges[0], edges[-1])
-    title = f"how large the elements of the {what} are"
-    return Panel(across, Axis("absolute value", *ends, "log"), [image], title=title)
+    ticks = [(power, f"{10.0**power:g}".replace("e-0", "e-")) for power in range(math.ceil(low), math.floor(high) + 1, 2)]
+    down = Axis(f"absolute value in the {what}", low, high, ticks=ticks)
+    return Panel(Axis("step", *edges[[0, -1]].tolist()), down, [image])
 
 
 def _has(run: Run, name: str) -> bool:
@@ -186,13 +188,9 @@ def _scaled(cells: np.ndarray, logarithmic: bool) -> tuple[np.ndarray, float, fl
     return np.where(np.isnan(cells) | np.isposinf(cells), np.nan, shares), float(low), float(high)
 
 
-def _value(share: float, low: float, high: float, logarithmic: bool) -> float:
+def _value(share: Any, low: float, high: float, logarithmic: bool) -> Any:
     value = low + share * (high - low)
     return 10.0**value if logarithmic else value
-
-
-def _number(value: float) -> str:
-    return f"{value:.2g}"
 
 
 def _bad_cells(run: Run, rows: Rows, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -214,7 +212,3 @@ def _bad_cells(run: Run, rows: Rows, edges: np.ndarray) -> tuple[np.ndarray, np.
 
 def _shortened(name: str, longest: int = 28) -> str:
     return name if len(name) <= longest else f"{name[: longest // 2 - 1]}…{name[-(longest // 2) :]}"
-
-
-def _below(panel: Panel) -> Panel:
-    return Panel(**{name: getattr(panel, name) for name in Panel.__dataclass_fields__} | {"row": 1, "column": 0})

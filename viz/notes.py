@@ -124,6 +124,10 @@ def _ratios(run: Run) -> Iterator[str]:
     typical[known] = np.nanmedian(late[:, known], axis=0)
     median = float(np.nanmedian(typical))
     bad = known & (typical > HIGH_RATIO) & (typical > TIMES_MEDIAN * median)
+    if (norms := _tensor(run, "update_norm")) is not None:
+        # A weight near 0, such as a bias, has a large ratio by itself; its updates are as small as those of others.
+        sizes = np.nanmedian(np.where(np.isfinite(norms[1]), norms[1], 0.0), axis=0)
+        bad &= sizes > 3 * np.median(sizes)
     for i in sorted(np.flatnonzero(bad), key=lambda i: -typical[i])[:5]:
         k = len(ratios) // 2 + int(np.nanargmax(late[:, i]))
         yield (

@@ -6,6 +6,7 @@ Also what all views of runs have in common: the base class, and the arrays that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ LARGEST = 3e38  # what a scene's numbers can hold
 WIDTHS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)  # of averages, in steps
 MOST_ROWS = 64  # tensors that can be told apart
 TARGET = (3e-4, 1e-3, 3e-3)  # of the update ratio: the usual advice is 1e-3, within half a decade
+SOLID_GREY = 15  # the number of a line
 MOST_NAMED = 8  # lines that can be told apart by their colours
 
 
@@ -157,9 +159,9 @@ class LossView(RunView):
             layers.append(Points(x, np.full(len(x), bottom), marker="cross", size=5, style=i, name=name))
         epochs = self._epoch_marks()
         if epochs is not None:
-            layers.insert(0, Mark(epochs, style="grid", name="epochs"))
+            layers.append(Mark(epochs, style="grid", name="epochs"))
         rates = [layer for layer in self._rates() if layer is not None]
-        panels = [Panel(reach if not rates else _unlabelled(reach), vertical, layers)]
+        panels = [Panel(reach if not rates else replace(reach, label=""), vertical, layers)]
         if rates:
             values = [np.asarray(rate.y) for rate in rates]
             panels.append(Panel(reach, _from_zero("learning rate", *values), rates, row=1))
@@ -182,7 +184,14 @@ class LossView(RunView):
         if self.axis == "step":
             return steps
         known = run.scalars[self.axis].curve()
-        return np.interp(steps, (known.first + known.last) / 2, known.mean)
+        at, values = (known.first + known.last) / 2, known.mean
+        begins = np.flatnonzero(np.diff(values, prepend=values[0] - 1) > 0)
+        if self.axis == "epoch" and begins.size > 1 and (values == np.floor(values)).all():
+            # Numbers of epochs: within one, time goes on.
+            at, values = at[begins], values[begins]
+            length = (at[-1] - at[0]) / (values[-1] - values[0])
+            at, values = np.append(at, at[-1] + length), np.append(values, values[-1] + 1)
+        return np.interp(steps, at, values)
 
     def _epoch_marks(self) -> np.ndarray | None:
         """The steps at which the first run that knows began an epoch, unless these are too many to be seen."""
@@ -260,7 +269,7 @@ class WeightsView(RunView):
         cosine = self.run.tensors.get("cosine")
         if cosine is not None and len(cosine):
             curve = cosine.curve()
-            line = Line(_middle(curve), rows.of("cosine", curve.mean).T, by=("layer",), style=3)
+            line = Line(_middle(curve), rows.of("cosine", curve.mean).T, by=("layer",))
             across = Axis.over("step", curve.first, curve.last, margin=0.01)
             vertical = Axis("cosine of gradient and update", -1.05, 1.05)
             panels.append(Panel(across, vertical, [Mark([0.0], "y", style="grid"), line]))
@@ -268,7 +277,7 @@ class WeightsView(RunView):
             panels.append(self._followed(followed, rows))
         if not panels:
             return _empty("no weights recorded yet", self.describe())
-        placed = [_placed(panel, column=i) for i, panel in enumerate(panels)]
+        placed = [replace(panel, column=i) for i, panel in enumerate(panels)]
         first = next((rows.row_of(name) for name in followed), 0)
         layer = Control("layer", "tensor", rows.names, first, "choice")
         return Scene(placed, controls=[layer], width=4.2 * len(placed), height=3.6, description=self.describe())
@@ -368,8 +377,8 @@ def ratio_panel(run: Run) -> Panel | None:
         known = np.isfinite(positive).any(axis=1)
         low, middle, high = np.full((3, len(x)), np.nan)
         low[known], middle[known], high[known] = np.nanpercentile(positive[known], [10, 50, 90], axis=1)
-        layers.append(Band(x, low, high, style=7, name="80 % of tensors"))
-        layers.append(Line(x, middle, style=7, width=1.2, name="median", marker=marker))
+        layers.append(Band(x, low, high, style=SOLID_GREY, name="80 % of tensors"))
+        layers.append(Line(x, middle, style=SOLID_GREY, width=1.2, name="median", marker=marker))
         names = list(shown)[:5]
     else:
         names = run.parameters
@@ -456,15 +465,6 @@ def _share(axis: Axis, share: float) -> float:
 def _from_zero(label: str, *values: np.ndarray) -> Axis:
     largest = max((float(np.nanmax(each)) for each in values if np.isfinite(each).any()), default=0.0)
     return Axis(label, 0.0, 1.08 * largest if largest > 0 else 1.0)
-
-
-def _unlabelled(axis: Axis) -> Axis:
-    return Axis("", axis.low, axis.high, axis.scale, axis.ticks, axis.upwards)
-
-
-def _placed(panel: Panel, row: int = 0, column: int = 0, rows: int = 1, columns: int = 1) -> Panel:
-    place = {"row": row, "column": column, "rows": rows, "columns": columns}
-    return Panel(**{name: getattr(panel, name) for name in Panel.__dataclass_fields__} | place)
 
 
 def _empty(words: str, description: str) -> Scene:

@@ -1,0 +1,111 @@
+"""LRFinderView: losses over learning rates as `tristep.lr_find` found them, with the rates that it suggests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..trainer import LRFinder
+from ..trainer.lr_finder import SUGGESTERS
+from .scene import Axis, Control, Layer, Line, Panel, Points, Scene
+from .view import View
+
+__all__ = ["LRFinderView"]
+
+
+class LRFinderView(View):
+    """The curve of a learning-rate range test, or several of them in one picture.
+
+    Of one test all suggestions are marked on the curve; of several the one of the rule that is chosen.
+
+    Args:
+        results: what `tristep.lr_find` returned, several of these, or a dict of them by name.
+
+    Raises:
+        TypeError, ValueError: there is none, or something else is among them.
+
+    Example:
+        >>> import torch, tristep
+        >>> from tristep.viz import LRFinderView
+        >>> net, data = torch.nn.Linear(2, 1), [(torch.ones(4, 2), torch.zeros(4, 1))]
+        >>> def tried(optimizer):
+        ...     return tristep.lr_find(tristep.Trainer(net, optimizer), (net, torch.nn.MSELoss(), data))
+        >>> view = LRFinderView({name: tried(name) for name in ("sgd", "adam")})
+    """
+
+    def __init__(self, results: LRFinder | Iterable[LRFinder] | Mapping[str, LRFinder], **settings: Any) -> None:
+        if isinstance(results, LRFinder):
+            found: dict[str, Any] = {results.name: results}
+        elif isinstance(results, Mapping):
+            found = dict(results)
+        elif isinstance(results, Iterable):
+            several = list(results)
+            names = [getattr(each, "name", "") for each in several]
+            found = {
+                name if names.count(name) == 1 else f"{name} {k + 1}": each
+                for k, (name, each) in enumerate(zip(names, several, strict=True))
+            }
+        else:
+            found = {"": results}
+        for each in found.values():
+            if not isinstance(each, LRFinder):
+                raise TypeError(f"results must be what tristep.lr_find returned, or several of these, got {type(each).__name__}")
+        if not found:
+            raise ValueError("results is empty: there is nothing to draw")
+        self.results: dict[str, LRFinder] = found
+        super().__init__(**settings)
+
+    def scene(self) -> Scene:
+        """The picture as data."""
+        results = list(self.results.items())
+        layers: list[Layer] = []
+        heights = []
+        for i, (name, found) in enumerate(results):
+            layers.append(Line(found.rates, found.losses, style=i, width=0.6, alpha=0.4))
+            layers.append(Line(found.rates, found.smoothed, style=i, name=name if len(results) > 1 else "loss, averaged"))
+            heights.append(_interesting(found))
+        controls = []
+        if len(results) == 1:
+            found = results[0][1]
+            for i, (rule, rate) in enumerate(found.suggestions.items()):
+                place = Points([rate], [_height(found, rate)], size=10, style=i + 1, name=f"{rule} {rate:.2g}", words=[rule])
+                layers.append(place)
+        else:
+            rules = [rule for rule in SUGGESTERS if any(rule in found.suggestions for _, found in results)]
+            if rules:
+                controls.append(Control("rule", "suggestion", rules, 0, "choice"))
+            for i, (_, found) in enumerate(results):
+                rates = [found.suggestions.get(rule, float("nan")) for rule in rules]
+                if rules and np.isfinite(rates).any():
+                    y = [[_height(found, rate)] for rate in rates]
+                    layers.append(Points([[rate] for rate in rates], y, size=10, style=i, by=("rule",)))
+        every = np.concatenate([found.rates for _, found in results])
+        across = Axis("learning rate", float(every.min()), float(every.max()), "log")
+        vertical = Axis.over("loss", *heights, margin=0.06)
+        return Scene([Panel(across, vertical, layers)], controls=controls, height=4.0, description=self.describe())
+
+    def describe(self) -> str:
+        """The suggested rates, in sentences."""
+        lines = []
+        for name, found in self.results.items():
+            rules = ", ".join(f"{rule} {rate:.2g}" for rule, rate in found.suggestions.items()) or "none: the loss never fell"
+            end = "the loss became too large" if found.diverged else "all rates were tried"
+            lines.append(
+                f"{name}: {len(found.rates)} learning rates from {found.rates[0]:.2g} to {found.rates[-1]:.2g}, {end}; "
+                f"suggestions: {rules}"
+            )
+        return "\n".join(lines)
+
+
+def _interesting(found: LRFinder) -> np.ndarray:
+    """Losses from the smallest to somewhat above where it fell from; where it diverges it may be of any height."""
+    best = int(found.smoothed.argmin())
+    low, high = float(found.smoothed[best]), float(found.smoothed[: best + 1].max())
+    fall = (high - low) or abs(high) or 1.0
+    return np.array([low, min(float(found.smoothed.max()), high + 0.4 * fall)])
+
+
+def _height(found: LRFinder, rate: float) -> float:
+    return float(np.interp(np.log(rate), np.log(found.rates), found.smoothed)) if np.isfinite(rate) else float("nan")

@@ -1,0 +1,337 @@
+"""ScheduleView: learning rates over the updates, as they will be, as they were, and as one draws them by hand."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..trainer import Trainer
+from ..trainer.arguments import choice, real, whole
+from ..trainer.lr_scheduler import InterpolatedScheduler, LRScheduler
+from .recorder import Recorder
+from .runs import POINTS, Run
+from .scene import Axis, Button, Layer, Line, Mark, Panel, Points, Scene
+from .style import COLOURS, DASHES
+from .training_views import _drawable, _from_zero, _middle, SOLID_GREY, _percentiles
+from .view import View
+
+__all__ = ["ScheduleView"]
+
+TorchSchedule = torch.optim.lr_scheduler.LRScheduler
+Schedule = Callable[[int], float] | Trainer | TorchSchedule
+
+
+class ScheduleView(View):
+    """Learning rates of one or several schedules over the number of updates.
+
+    Of a `Trainer` what has been is drawn solid, and what is to come dashed. A schedule of torch's is asked on a copy with an
+    optimizer of its own: the real ones stay as they are; of that only what is to come is known. With `knots` a schedule can
+    be drawn by hand: its points are dragged, or set by `move`.
+
+    Args:
+        schedules: a callable from the number of updates to a rate, such as those of `tristep.lr_scheduler`; a `Trainer`; a
+            schedule of `torch.optim.lr_scheduler`; or a dict of these by name. None: only `knots`.
+        n_updates: how far to draw, >= 1; None is as far as the schedules and knots say something, where they do.
+        knots: pairs (number of the update, rate), at least two, whose numbers increase, to be dragged.
+        scale: "linear" or "log": of the rates, and of the lines between knots.
+        loss: a `Recorder` or a `Run` whose losses, and rates up to now, to show as well.
+
+    Attributes:
+        knots: where they are now.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit.
+
+    Example:
+        >>> from tristep.viz import ScheduleView
+        >>> view = ScheduleView(knots=[(0, 0.01), (100, 0.5), (1000, 0.0)])
+        >>> view.schedule(50)
+        0.255
+        >>> print(view.code())
+        from tristep.lr_scheduler import InterpolatedScheduler
+        <BLANKLINE>
+        schedule = InterpolatedScheduler(step=[100, 1000], rates=[0.5, 0.0], base_lr=0.01)
+    """
+
+    def __init__(
+        self,
+        schedules: Schedule | Mapping[str, Schedule] | None = None,
+        n_updates: int | None = None,
+        *,
+        knots: Sequence[tuple[int, float]] | None = None,
+        scale: str = "linear",
+        loss: Recorder | Run | None = None,
+        **settings: Any,
+    ) -> None:
+        self.scale = choice("scale", scale, ("linear", "log"))
+        self.schedules = _named(schedules)
+        self.knots = None if knots is None else _checked_knots(knots, self.scale)
+        if not self.schedules and self.knots is None:
+            raise ValueError("schedules is empty: there is nothing to draw; give a schedule, or knots")
+        if loss is not None and not isinstance(loss, (Recorder, Run)):
+            raise TypeError(f"loss must be a Recorder or a Run, got {type(loss).__name__}")
+        self._recorder = loss if isinstance(loss, Recorder) else None
+        self._run = loss.run if isinstance(loss, Recorder) else loss
+        self._wanted = None if n_updates is None else whole("n_updates", n_updates, low=1)
+        self._n_updates()  # or an error
+        self._trainer = next((each for each in self.schedules.values() if isinstance(each, Trainer)), None)
+        self._top = max((rate for _, rate in self.knots or ()), default=0.0)
+        super().__init__(**settings)
+
+    @property
+    def schedule(self) -> InterpolatedScheduler:
+        """The schedule that the knots make.
+
+        Raises:
+            ValueError: there are no knots.
+        """
+        if self.knots is None:
+            raise ValueError("this view has no knots to make a schedule of: give it knots=[(0, 0.1), (1000, 0.01)], say")
+        numbers, rates = [number for number, _ in self.knots], [rate for _, rate in self.knots]
+        first = 1 if numbers[0] == 0 else 0  # what comes before the first knot is as that
+        return InterpolatedScheduler(numbers[first:], rates[first:], self.scale, base_lr=rates[0])
+
+    def code(self) -> str:
+        """Python text that makes `schedule`.
+
+        Raises:
+            ValueError: there are no knots.
+        """
+        return f"from tristep.lr_scheduler import InterpolatedScheduler\n\nschedule = {self.schedule!r}"
+
+    def move(self, number: int, update: float, rate: float) -> None:
+        """Put a knot elsewhere: between its neighbours, and at a rate >= 0, with "log" > 0.
+
+        Args:
+            number: which one, from 0.
+            update, rate: where to; what is out of reach becomes the nearest that is not.
+
+        Raises:
+            ValueError: there is no such knot, or a number is not finite.
+        """
+        if self.knots is None or not 0 <= number < len(self.knots):
+            raise ValueError(f"number={number!r}: there is no such knot; there are {len(self.knots or ())}")
+        update, rate = real("update", update), real("rate", rate)
+        low = self.knots[number - 1][0] + 1 if number else 0
+        high = self.knots[number + 1][0] - 1 if number + 1 < len(self.knots) else None
+        place = max(round(update), low)
+        least = self._top * 1e-6 or 1e-12
+        self.knots[number] = (place if high is None else min(place, high), max(rate, least if self.scale == "log" else 0.0))
+
+    def apply(self, trainer: Trainer) -> None:
+        """Let a trainer have `schedule` from its next update on.
+
+        Raises:
+            TypeError: it is no `Trainer`.
+            ValueError: there are no knots.
+        """
+        if not isinstance(trainer, Trainer):
+            raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}")
+        trainer.optimizer.lr_scheduler = self.schedule
+
+    def on_drag(self, event: str, number: int, x: float, y: float) -> None:
+        """A knot has been dragged."""
+        if event == "knot":
+            self.move(number, x, y)
+            self.refresh()
+
+    def on_button(self, name: str) -> None:
+        """The trainer is to have the schedule."""
+        if name == "apply" and self._trainer is not None:
+            self.apply(self._trainer)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Take what the recorder has got, and draw what is known now."""
+        if self._recorder is not None:
+            self._recorder.look()
+        super().refresh()
+
+    def scene(self) -> Scene:
+        """The picture as data."""
+        n = self._n_updates()
+        numbers = np.unique(np.linspace(1, n, min(n, POINTS)).round().astype(np.int64))
+        layers: list[Layer] = []
+        values: list[np.ndarray] = []
+        now = None
+        for i, (name, schedule) in enumerate(self.schedules.items()):
+            if isinstance(schedule, Trainer):
+                now = schedule.optimizer.num_update
+                past, before = self._past(schedule, numbers)
+                values.append(before)
+                if len(past):
+                    layers.append(Line(past, _drawable(before), name=name, style=i, marker=len(past) == 1))
+                to_come = numbers[numbers > now]
+                if len(past) and len(to_come):
+                    to_come = np.concatenate([past[-1:], to_come])
+                rates = np.array([schedule.optimizer.rate_at(int(k)) for k in to_come])
+                dashed = f"{name}, to come" if len(past) else name
+                layers.append(Line(to_come, _drawable(rates), name=dashed, style=_dashed(i), marker=len(to_come) == 1))
+            else:
+                x, rates = _torch_rates(schedule, n) if isinstance(schedule, TorchSchedule) else (numbers, _rates(schedule, numbers))
+                layers.append(Line(x, _drawable(rates), name=name, style=i, marker=len(x) == 1))
+            values.append(rates)
+        if self.knots is not None:
+            i = len(self.schedules)
+            rates = np.asarray(self.schedule(numbers))
+            x, y = np.array(self.knots, dtype=np.float64).T
+            layers.append(Line(numbers, rates, style=i, name="by hand"))
+            words = [f"update {number:,}: {rate:.3g}" for number, rate in self.knots]
+            layers.append(Points(x, y, size=9, style=i, drag="knot", words=words))
+            values += [rates, y, np.array([1.25 * self._top])]  # room to drag into
+        if now is not None and 0 < now < n:
+            layers.append(Mark([float(now)], style="quiet", label="now"))
+        across = Axis("update", 0.0, float(n)) if self.knots is None else Axis("update", -0.02 * n, 1.02 * n)
+        if self.scale == "log" and any((each > 0).any() for each in values):
+            vertical = Axis.over("learning rate", *values, scale="log", margin=0.15 if self.knots else 0.05)
+        else:
+            vertical = _from_zero("learning rate", *values)
+        loss = self._loss_panel(across)
+        panels = [Panel(across if loss is None else replace(across, label=""), vertical, layers)]
+        panels += [] if loss is None else [loss]
+        buttons = [Button("apply", "use it")] if self.knots is not None and self._trainer is not None else []
+        return Scene(panels, buttons=buttons, height=3.6 if loss is None else 5.4, description=self.describe())
+
+    def describe(self) -> str:
+        """The schedules in sentences."""
+        n = self._n_updates()
+        lines = []
+        for name, schedule in self.schedules.items():
+            if isinstance(schedule, Trainer):
+                rates = np.array([schedule.optimizer.rate_at(k) for k in _few(n)])
+                name = f"{name}, now after update {schedule.optimizer.num_update:,}"
+            elif isinstance(schedule, TorchSchedule):
+                rates = _torch_rates(schedule, n)[1]
+            else:
+                rates = _rates(schedule, _few(n))
+            lines.append(f"{name}: {_words(rates)} up to update {n:,}")
+        if self.knots is not None:
+            lines.append(f"by hand: {', '.join(f'{rate:.3g} at {number:,}' for number, rate in self.knots)}")
+        return "\n".join(lines)
+
+    def _past(self, trainer: Trainer, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The rates up to now: recorded ones, or else what the schedule says that they were."""
+        recorded = None if self._run is None else self._run.scalars.get("learning_rate")
+        if recorded is not None and len(recorded):
+            curve = recorded.curve()
+            return _middle(curve), curve.mean
+        past = numbers[numbers <= trainer.optimizer.num_update]
+        return past, np.array([trainer.optimizer.rate_at(int(k)) for k in past])
+
+    def _loss_panel(self, across: Axis) -> Panel | None:
+        series = None if self._run is None else self._run.scalars.get("loss")
+        if series is None or not len(series):
+            return None
+        curve = series.curve()
+        scale = "log" if (curve.mean > 0).any() else "linear"
+        line = Line(_middle(curve), _drawable(curve.mean), style=SOLID_GREY, width=1.0, marker=len(curve.first) == 1)
+        return Panel(across, Axis.over("loss", _percentiles(curve.mean), scale=scale), [line], row=1)
+
+    def _n_updates(self) -> int:
+        if self._wanted is not None:
+            return self._wanted
+        known = [self.knots[-1][0]] if self.knots is not None else []
+        for schedule in self.schedules.values():
+            rule = schedule.optimizer.lr_scheduler if isinstance(schedule, Trainer) else schedule
+            known += [int(getattr(rule, name)) for name in ("max_update", "total_steps", "T_max") if hasattr(rule, name)]
+            known += [int(max(rule.step) * 1.2)] if isinstance(getattr(rule, "step", None), list) else []
+            known += [2 * schedule.optimizer.num_update] if isinstance(schedule, Trainer) else []
+        if not max(known, default=0):
+            raise ValueError("n_updates is missing: none of the schedules says how long it is")
+        return max(known)
+
+
+def _named(schedules: Any) -> dict[str, Any]:
+    if schedules is None:
+        return {}
+    if not isinstance(schedules, Mapping):
+        schedules = {_name(schedules): schedules}
+    for name, schedule in schedules.items():
+        if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise TypeError(f"{name}: ReduceLROnPlateau needs losses, so nobody knows what it will do")
+        if not (callable(schedule) or isinstance(schedule, (Trainer, TorchSchedule))):
+            raise TypeError(
+                f"schedules must be callables from the number of updates to a rate, Trainers, or schedules of torch, got "
+                f"{type(schedule).__name__} for {name!r}"
+            )
+    return dict(schedules)
+
+
+def _name(schedule: Any) -> str:
+    if isinstance(schedule, Trainer):
+        return type(schedule.optimizer).__name__
+    own = getattr(schedule, "__name__", type(schedule).__name__)
+    return "schedule" if own == "<lambda>" else str(own).removesuffix("Scheduler")
+
+
+def _checked_knots(knots: Any, scale: str) -> list[tuple[int, float]]:
+    try:
+        pairs = [(number, rate) for number, rate in knots]
+    except (TypeError, ValueError):
+        raise TypeError(f"knots={knots!r}: must be pairs (number of the update, rate)") from None
+    if len(pairs) < 2:
+        raise ValueError(f"knots={knots!r}: must be two or more")
+    found = [
+        (whole(f"knots[{k}][0]", number, low=0), real(f"knots[{k}][1]", rate, low=0)) for k, (number, rate) in enumerate(pairs)
+    ]
+    if any(later[0] <= earlier[0] for earlier, later in zip(found, found[1:], strict=False)):
+        raise ValueError(f"knots={knots!r}: numbers of updates must increase")
+    if scale == "log" and min(rate for _, rate in found) == 0:
+        raise ValueError(f"knots={knots!r}: rates must all be above 0 with scale='log'")
+    return found
+
+
+def _few(n: int) -> np.ndarray:
+    return np.unique(np.linspace(1, n, min(n, 200)).round().astype(np.int64))
+
+
+def _rates(schedule: Callable[[int], float], numbers: np.ndarray) -> np.ndarray:
+    if isinstance(schedule, LRScheduler) and type(schedule).__call__ is LRScheduler.__call__:
+        return np.asarray(schedule(numbers))
+    return np.array([float(schedule(int(n))) for n in numbers])
+
+
+def _torch_rates(schedule: TorchSchedule, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """From the next update on, of the first group: their numbers, and the rates that a copy of the schedule gives."""
+    optimizer = schedule.optimizer
+    dummy = torch.optim.SGD([torch.zeros(1) for _ in optimizer.param_groups], lr=0.0)
+    dummy.defaults = dict(optimizer.defaults)
+    dummy.param_groups = [
+        {name: copy.deepcopy(value) for name, value in group.items() if name != "params"} | {"params": [torch.zeros(1)]}
+        for group in optimizer.param_groups
+    ]
+    twin = copy.deepcopy(schedule, {id(optimizer): dummy})
+    first = max(int(schedule.last_epoch), 0) + 1
+    rates = [float(dummy.param_groups[0]["lr"])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch misses optimizer.step(), of which there is nothing to do
+        for _ in range(first, n):
+            try:
+                twin.step()
+            except ValueError:  # it has come to its end
+                break
+            rates.append(float(dummy.param_groups[0]["lr"]))
+    numbers = np.arange(first, first + len(rates))
+    keep = np.unique(np.linspace(0, len(rates) - 1, min(len(rates), POINTS)).round().astype(np.int64))
+    return numbers[keep], np.array(rates)[keep]
+
+
+def _dashed(style: int) -> int:
+    """The number of a line with the colour of this one, but dashed."""
+    dashes = 1 if style % len(DASHES) != 1 else 2
+    number = style % len(COLOURS)
+    while number % len(DASHES) != dashes:
+        number += len(COLOURS)
+    return number
+
+
+def _words(rates: np.ndarray) -> str:
+    k = int(rates.argmax())
+    peak = "" if k in (0, len(rates) - 1) else f" by way of {rates[k]:.3g}"
+    return f"from {rates[0]:.3g}{peak} to {rates[-1]:.3g}"
