@@ -54,13 +54,13 @@ class Dashboard(RunView):
         """The picture as data."""
         run = self.run
         if not run.last_step:
-            return _empty("nothing recorded yet", self.describe())
+            return _empty("nothing recorded yet", self.description())
         rows = Rows(run)
         scalars = [name for name in ("loss", "learning_rate") if len(run.scalars.get(name, ()))]
         panels: list[list[Panel]] = [
             [_loss_panel(run.scalars[name]) if name == "loss" else _rate_panel(run.scalars[name]) for name in scalars],
             [heat_panels(run, rows, [self.quantity])[0]] if len(run.tensors.get(self.quantity, ())) else [],
-            [panel for panel in (histogram_panel(run, rows), norm_panel(run, rows)) if panel is not None],
+            [panel for panel in (self._kept_panel(histogram_panel, rows), norm_panel(run, rows)) if panel is not None],
         ]
         if (ratios := ratio_panel(run)) is not None:
             panels[1].append(ratios)
@@ -82,7 +82,7 @@ class Dashboard(RunView):
             width=11.0,
             height=2.5 * len(panels) + 0.4,
             heights=(0.12, *[1.0] * len(panels)),
-            description=self.describe(),
+            description=self.description(),
         )
 
     def _readouts(self, steps: np.ndarray, scalars: list[str]) -> list[str]:

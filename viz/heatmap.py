@@ -56,13 +56,13 @@ class TensorHeatmap(RunView):
         rows = Rows(self.run)
         quantities = [name for name in QUANTITIES if len(self.run.tensors.get(name, ()))]
         if not quantities:
-            return _empty("no tensors recorded yet", self.describe())
+            return _empty("no tensors recorded yet", self.description())
         first = quantities.index(self.quantity) if self.quantity in quantities else 0
         heat, bar = heat_panels(self.run, rows, quantities)
         words = [QUANTITIES[name][1] for name in quantities]
         controls = [Control("quantity", "colours", words, first, "choice")] if bar is not None else []
         controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
-        detail = histogram_panel(self.run, rows) or norm_panel(self.run, rows)
+        detail = self._kept_panel(histogram_panel, rows) or norm_panel(self.run, rows)
         panels = [heat] + ([] if bar is None else [bar]) + ([] if detail is None else [replace(detail, row=1)])
         upper = min(max(2.2, 0.17 * len(rows.names) + 0.8), 8.0)
         lower = 2.4 if detail is not None else 0.0
@@ -73,7 +73,7 @@ class TensorHeatmap(RunView):
             height=upper + lower,
             widths=(1.0, 0.11) if bar is not None else (),
             heights=(upper, lower) if detail is not None else (),
-            description=self.describe(),
+            description=self.description(),
         )
 
 
@@ -86,8 +86,8 @@ def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Pan
     images, limits = [], []
     for name in quantities:
         curve, logarithmic = curves[name], QUANTITIES[name][0]
-        values = rows.of(name, curve.high if logarithmic else curve.mean)
-        shares, low, high = _scaled(_columns(curve, values, edges, largest=logarithmic).T, logarithmic)
+        columns = _columns(curve, curve.high if logarithmic else curve.mean, edges, largest=logarithmic)
+        shares, low, high = _scaled(rows.of(name, columns).T, logarithmic)
         images.append(shares)
         limits.append((low, high))
     n = len(rows.names)
@@ -130,11 +130,11 @@ def histogram_panel(run: Run, rows: Rows) -> Panel | None:
         return None
     curve = run.histograms[f"{what}_histogram"].curve()
     edges = _edges(float(curve.first[0]), float(curve.last[-1]), min(len(curve.first), HISTORY))
-    counts = rows.of("histogram", curve.mean)
+    counts = rows.of(f"{what}_histogram", _columns(curve, curve.mean, edges))
     total = counts.sum(axis=2, keepdims=True)
     shares = np.divide(counts, total, out=np.full(counts.shape, np.nan), where=total > 0)
     shares[shares == 0] = np.nan
-    cells = _columns(curve, shares, edges).transpose(1, 2, 0)
+    cells = shares.transpose(1, 2, 0)
     powers = np.log10(run.edges)  # cells are of equal height on these
     low, high = float(2 * powers[0] - powers[1]), float(2 * powers[-1] - powers[-2])
     image = Image(
@@ -197,15 +197,17 @@ def _bad_cells(run: Run, rows: Rows, edges: np.ndarray) -> tuple[np.ndarray, np.
     """Where gradients are not finite: the middles of columns, and rows; at most 2,048."""
     if len(counts := run.tensors.get("gradient_nonfinite", ())):
         curve = counts.curve()
-        bad = rows.of("gradient_nonfinite", curve.high) > 0
+        bad = curve.high > 0
     elif len(norms := run.tensors.get("gradient_norm", ())):
         curve = norms.curve()
-        never = (curve.nonfinite > 0).all(axis=0)  # a tensor without a gradient has no norm
-        bad = rows.of("gradient_nonfinite", np.where(never, 0, curve.nonfinite)) > 0
+        bad = curve.nonfinite > 0
+        bad &= ~bad.all(axis=0)  # a tensor without a gradient has no norm
     else:
         return np.zeros(0), np.zeros(0)
-    cells = _columns(curve, bad.astype(float), edges, largest=True) > 0
-    column, row = np.nonzero(cells[:, :])
+    if not bad.any():
+        return np.zeros(0), np.zeros(0)
+    cells = rows.of("gradient_nonfinite", _columns(curve, bad.astype(np.float64), edges, largest=True)) > 0
+    column, row = np.nonzero(cells)
     keep = slice(None, None, -(-len(column) // 2048) or 1)
     return ((edges[:-1] + edges[1:]) / 2)[column][keep], row[keep].astype(float)
 

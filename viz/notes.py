@@ -8,7 +8,7 @@ import numpy as np
 
 from .runs import Curve, Run
 
-__all__ = ["notes", "smoothed"]
+__all__ = ["notes", "quantiles", "smoothed"]
 
 # From when on something is worth a sentence. Healthy runs stay below; the tests have some.
 HIGH_RATIO, TIMES_MEDIAN = 0.03, 30.0  # of a tensor's update to its weight, and of that to the median of all tensors
@@ -64,6 +64,22 @@ def smoothed(values: np.ndarray, widths: Sequence[float]) -> np.ndarray:
     return result
 
 
+def quantiles(values: np.ndarray, shares: Sequence[float]) -> np.ndarray:
+    """Of each row's values that are not NaN the one that this share of them is below; NaN where there is none.
+
+    Args:
+        values: [n, m].
+        shares: in [0, 1].
+
+    Returns:
+        [n_shares, n].
+    """
+    ordered = np.sort(values, axis=1)  # NaN comes last
+    number = (~np.isnan(values)).sum(axis=1)
+    places = np.rint(np.multiply.outer(np.asarray(shares), np.maximum(number - 1, 0))).astype(np.int64)
+    return ordered[np.arange(len(values)), places] if values.shape[1] else np.full((len(shares), len(values)), np.nan)
+
+
 def _not_finite(run: Run) -> Iterator[str]:
     counts = run.tensors.get("gradient_nonfinite")
     norms = run.tensors.get("gradient_norm")
@@ -117,24 +133,23 @@ def _ratios(run: Run) -> Iterator[str]:
         return
     curve, ratios = found
     late = ratios[len(ratios) // 2 :]  # weights that begin at 0 have large ones at first
-    known = np.isfinite(late).any(axis=0)
+    (typical,) = quantiles(late.T, (0.5,))
+    known = np.isfinite(typical)
     if not known.any():
         return
-    typical = np.full(late.shape[1], np.nan)
-    typical[known] = np.nanmedian(late[:, known], axis=0)
-    median = float(np.nanmedian(typical))
+    median = float(np.median(typical[known]))
     bad = known & (typical > HIGH_RATIO) & (typical > TIMES_MEDIAN * median)
     if (norms := _tensor(run, "update_norm")) is not None:
         # A weight near 0, such as a bias, has a large ratio by itself; its updates are as small as those of others.
-        sizes = np.nanmedian(np.where(np.isfinite(norms[1]), norms[1], 0.0), axis=0)
-        bad &= sizes > 3 * np.median(sizes)
+        (sizes,) = quantiles(norms[1].T, (0.5,))
+        bad &= sizes > 3 * np.median(sizes[known])
     for i in sorted(np.flatnonzero(bad), key=lambda i: -typical[i])[:5]:
         k = len(ratios) // 2 + int(np.nanargmax(late[:, i]))
         yield (
             f"{run.parameters[i]}: update ratio {ratios[k, i]:.1g} at step {curve.last[k]:,}, usually {typical[i]:.1g}, "
             f"{typical[i] / median:.0f} times the median of all tensors ({median:.1g}): its learning rate is too high"
         )
-    overall = float(np.nanmedian(ratios))
+    overall = float(quantiles(ratios.reshape(1, -1), (0.5,))[0, 0])
     if median > TOO_HIGH:
         yield f"updates: half of all tensors change by more than {median:.1g} of their norm at each step: the rate is too high"
     elif 0 <= overall < TOO_LOW:

@@ -5,14 +5,14 @@ Also what all views of runs have in common: the base class, and the arrays that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..trainer.arguments import choice
-from .notes import notes, smoothed
+from .notes import notes, quantiles, smoothed
 from .recorder import Recorder
 from .runs import Curve, Run, RunSet, Series
 from .scene import Axis, Band, Control, Layer, Line, Mark, Panel, Points, Scene, Words
@@ -41,6 +41,8 @@ class RunView(View):
 
     def __init__(self, runs: Runs, **settings: Any) -> None:
         self._recorders, self.runs = _checked_runs(runs)
+        self._said: tuple[int, str] | None = None  # how long the runs were, and what was to be said then
+        self._kept: tuple[Any, Any] | None = None  # what a panel was made of, and the panel
         super().__init__(**settings)
 
     @property
@@ -61,6 +63,20 @@ class RunView(View):
             lines.append(f"{run.name}: {_described(run)}")
             lines += [f"- {note}" for note in notes(run)]
         return "\n".join(lines)
+
+    def description(self) -> str:
+        """As `describe`, but of a live run up to a twentieth of its length ago, as each frame of a picture has it."""
+        length = sum(run.last_step or 0 for run in self.runs)
+        if self._said is None or not self._said[0] <= length <= 1.05 * self._said[0]:
+            self._said = length, self.describe()
+        return self._said[1]
+
+    def _kept_panel(self, make: Callable[[Run, Rows], Panel | None], rows: Rows) -> Panel | None:
+        """A panel of histograms, which come seldom, made anew only when there are more."""
+        number = sum(map(len, self.run.histograms.values()))
+        if self._kept is None or self._kept[0] != number:
+            self._kept = number, make(self.run, rows)
+        return self._kept[1]
 
 
 class LossView(RunView):
@@ -149,7 +165,7 @@ class LossView(RunView):
             if (bad := curve.nonfinite > 0).any():
                 crosses.append((x[bad], i))
         if not limits:
-            return _empty(f"no {' or '.join(map(repr, self.scalars))} recorded yet", self.describe())
+            return _empty(f"no {' or '.join(map(repr, self.scalars))} recorded yet", self.description())
         reach = Axis.over(self.axis, *ends, margin=0.01)
         scale = self.scale if any((each > 0).any() for each in limits) else "linear"
         vertical = Axis.over(", ".join(self.scalars), *limits, scale=scale, margin=0.06)
@@ -173,7 +189,7 @@ class LossView(RunView):
             controls=controls,
             height=4.8 if rates else 3.8,
             heights=(3, 1) if rates else (),
-            description=self.describe(),
+            description=self.description(),
         )
 
     def _axes(self) -> list[str]:
@@ -233,8 +249,8 @@ class UpdateRatioView(RunView):
         """The picture as data."""
         panel = ratio_panel(self.run)
         if panel is None:
-            return _empty("no update ratios recorded yet", self.describe())
-        return Scene([panel], description=self.describe())
+            return _empty("no update ratios recorded yet", self.description())
+        return Scene([panel], description=self.description())
 
     def describe(self) -> str:
         """What there is to be seen, and what looks wrong, in sentences."""
@@ -269,18 +285,19 @@ class WeightsView(RunView):
         cosine = self.run.tensors.get("cosine")
         if cosine is not None and len(cosine):
             curve = cosine.curve()
-            line = Line(_middle(curve), rows.of("cosine", curve.mean).T, by=("layer",))
+            x, means = _thinned(curve)
+            line = Line(x, _drawable(rows.of("cosine", means).T), by=("layer",))
             across = Axis.over("step", curve.first, curve.last, margin=0.01)
             vertical = Axis("cosine of gradient and update", -1.05, 1.05)
             panels.append(Panel(across, vertical, [Mark([0.0], "y", style="grid"), line]))
         if followed:
             panels.append(self._followed(followed, rows))
         if not panels:
-            return _empty("no weights recorded yet", self.describe())
+            return _empty("no weights recorded yet", self.description())
         placed = [replace(panel, column=i) for i, panel in enumerate(panels)]
         first = next((rows.row_of(name) for name in followed), 0)
         layer = Control("layer", "tensor", rows.names, first, "choice")
-        return Scene(placed, controls=[layer], width=4.2 * len(placed), height=3.6, description=self.describe())
+        return Scene(placed, controls=[layer], width=4.2 * len(placed), height=3.6, description=self.description())
 
     def _followed(self, followed: Mapping[str, Series], rows: Rows) -> Panel:
         layers: list[Layer] = []
@@ -322,21 +339,24 @@ class Rows:
         values = np.asarray(values, dtype=np.float64)
         if self._single:
             return values
-        order = np.argsort(self._row, kind="stable")
-        starts = np.searchsorted(self._row[order], np.arange(len(self.names)))
-        values = values[:, order]
         there = np.isfinite(values)
-        number = np.add.reduceat(there, starts, axis=1)
         filled = np.where(there, values, 0.0)
+        number = self._sums(there)
         if quantity.endswith("_norm"):
-            found = np.sqrt(np.add.reduceat(filled**2, starts, axis=1))
+            found = np.sqrt(self._sums(filled**2))
         elif quantity.endswith("_absmax") or quantity == "update_ratio":
-            found = np.fmax.reduceat(np.where(there, values, -np.inf), starts, axis=1)
+            order = np.argsort(self._row, kind="stable")
+            starts = np.searchsorted(self._row[order], np.arange(len(self.names)))
+            found = np.fmax.reduceat(np.where(there, values, -np.inf)[:, order], starts, axis=1)
         else:
-            found = np.add.reduceat(filled, starts, axis=1)
+            found = self._sums(filled)
             if not quantity.endswith(("_nonfinite", "_histogram")):
                 found = found / np.maximum(number, 1)
         return np.where(number > 0, found, np.nan)
+
+    def _sums(self, values: np.ndarray) -> np.ndarray:
+        members = (self._row[:, None] == np.arange(len(self.names))).astype(np.float64)
+        return np.moveaxis(np.tensordot(values.astype(np.float64), members, (1, 0)), -1, 1)
 
 
 def norm_panel(run: Run, rows: Rows) -> Panel | None:
@@ -348,8 +368,9 @@ def norm_panel(run: Run, rows: Rows) -> Panel | None:
         if series is None or not len(series):
             continue
         curve = series.curve()
-        y = _drawable(rows.of(f"{what}_norm", curve.mean).T)
-        layers.append(Line(_middle(curve), y, by=("layer",), style=i, name=what, marker=len(curve.first) == 1))
+        x, means = _thinned(curve)
+        y = _drawable(rows.of(f"{what}_norm", means).T)
+        layers.append(Line(x, y, by=("layer",), style=i, name=what, marker=len(curve.first) == 1))
         ends += [curve.first[:1], curve.last[-1:]]
         values.append(y)
     if not layers:
@@ -374,9 +395,7 @@ def ratio_panel(run: Run) -> Panel | None:
     shown = dict(_worst(run))
     marker = len(x) == 1
     if ratios.shape[1] > MOST_NAMED:
-        known = np.isfinite(positive).any(axis=1)
-        low, middle, high = np.full((3, len(x)), np.nan)
-        low[known], middle[known], high[known] = np.nanpercentile(positive[known], [10, 50, 90], axis=1)
+        low, middle, high = quantiles(positive, (0.1, 0.5, 0.9))
         layers.append(Band(x, low, high, style=SOLID_GREY, name="80 % of tensors"))
         layers.append(Line(x, middle, style=SOLID_GREY, width=1.2, name="median", marker=marker))
         names = list(shown)[:5]
@@ -396,10 +415,8 @@ def _worst(run: Run) -> list[tuple[str, float]]:
     ratios = series.curve().mean
     late = np.asarray(ratios[len(ratios) // 2 :], dtype=np.float64)
     late = np.where(late > 0, late, np.nan)
-    known = np.flatnonzero(np.isfinite(late).any(axis=0))
-    typical = np.full(late.shape[1], np.nan)
-    typical[known] = np.nanmedian(late[:, known], axis=0)
-    order = sorted(known, key=lambda i: -abs(np.log10(typical[i] / TARGET[1])))
+    (typical,) = quantiles(late.T, (0.5,))
+    order = sorted(np.flatnonzero(np.isfinite(typical)), key=lambda i: -abs(np.log10(typical[i] / TARGET[1])))
     return [(run.parameters[i], float(typical[i])) for i in order]
 
 
@@ -441,6 +458,19 @@ def _steps_per_point(curve: Curve) -> float:
 def _middle(curve: Curve) -> np.ndarray:
     middle: np.ndarray = (curve.first + curve.last) / 2
     return middle
+
+
+def _thinned(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and means of at most 512 points, for lines of which there is one for each tensor."""
+    each = -(-len(curve.first) // 512)
+    if each == 1:
+        return _middle(curve), curve.mean
+    starts = np.arange(0, len(curve.first), each)
+    there = np.isfinite(curve.mean)
+    number = np.add.reduceat(there, starts, axis=0)
+    total = np.add.reduceat(np.where(there, curve.mean, 0), starts, axis=0, dtype=np.float64)
+    means = np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
+    return (curve.first[starts] + curve.last[np.append(starts[1:], len(curve.last)) - 1]) / 2, means
 
 
 def _drawable(values: np.ndarray) -> np.ndarray:
