@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .heatmap import QUANTITIES, heat_panels, histogram_panel
+from .notes import smoothed
 from .recorder import Recorder
 from .runs import Run, Series
 from .scene import Axis, Band, Control, Layer, Line, Mark, Panel, Scene, Words
@@ -19,11 +20,9 @@ from .training_views import (
     _from_zero,
     _middle,
     _percentiles,
-    _steps_per_point,
     norm_panel,
     ratio_panel,
 )
-from .notes import smoothed
 
 __all__ = ["Dashboard"]
 
@@ -39,6 +38,7 @@ class Dashboard(RunView):
     Args:
         run: a `Recorder`, with which `refresh` shows what is new, or a `Run`.
         quantity: of the heat map, as for `TensorHeatmap`.
+        **settings: as for `View`.
 
     Raises:
         TypeError, ValueError: an argument that does not fit.
@@ -117,9 +117,7 @@ def _rate_panel(series: Series) -> Panel:
 
 def _stops(run: Run) -> np.ndarray:
     """Steps that the slider goes through, recorded ones."""
-    longest = max(
-        (series for kind in (run.scalars, run.tensors) for series in kind.values()), key=len, default=Series()
-    )
+    longest = max((series for kind in (run.scalars, run.tensors) for series in kind.values()), key=len, default=Series())
     steps = longest.curve().last
     if not len(steps):
         return np.array([float(run.last_step or 0)])

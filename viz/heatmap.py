@@ -33,7 +33,7 @@ QUANTITIES = {
 class TensorHeatmap(RunView):
     """A quantity of each tensor, in rows, over the steps, as colours; and the histograms over time of one of them.
 
-    A click on a row, or the choice "tensor", shows that one's histograms below, where some were recorded, and else its norms.
+    A click on a row, or the choice "tensor", shows its histograms below, where some were recorded, and else its norms.
     Colours reach from the first to the 99th percentile; of steps that share a cell the largest value is shown, and of
     cosines and shares the mean. Crosses on empty cells stand for gradients that are not finite. More than 64 tensors are put
     together by module.
@@ -42,6 +42,7 @@ class TensorHeatmap(RunView):
         run: a `Recorder` or a `Run`.
         quantity: which one to show at first: "gradient_norm", "weight_norm", "update_norm", "update_ratio",
             "gradient_absmax", "cosine" or "gradient_zeros".
+        **settings: as for `View`.
 
     Raises:
         TypeError, ValueError: an argument that does not fit.
@@ -100,7 +101,12 @@ def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Pan
         image, bar = Image(values, *reach, limits=ends, scale=scale, label=label), None
     else:
         image = Image(np.array(images), *reach, limits=(0.0, 1.0), by=("quantity",))
-        bar = _bar([[_value(share, *ends, QUANTITIES[name][0]) for share in (0.0, 0.5, 1.0)] for name, ends in zip(quantities, limits, strict=True)])
+        bar = _bar(
+            [
+                [_value(share, *ends, QUANTITIES[name][0]) for share in (0.0, 0.5, 1.0)]
+                for name, ends in zip(quantities, limits, strict=True)
+            ]
+        )
     layers: list[Layer] = [image]
     x, y = _bad_cells(run, rows, edges)
     if x.size:
@@ -137,9 +143,8 @@ def histogram_panel(run: Run, rows: Rows) -> Panel | None:
     cells = shares.transpose(1, 2, 0)
     powers = np.log10(run.edges)  # cells are of equal height on these
     low, high = float(2 * powers[0] - powers[1]), float(2 * powers[-1] - powers[-2])
-    image = Image(
-        _drawable(cells), edges[[0, -1]], [low, high], limits=(1e-4, 1.0), scale="log", label="share of elements", by=("layer",)
-    )
+    reach, label = (edges[[0, -1]], [low, high]), "share of elements"
+    image = Image(_drawable(cells), *reach, limits=(1e-4, 1.0), scale="log", label=label, by=("layer",))
     ticks = [(power, f"{10.0**power:g}".replace("e-0", "e-")) for power in range(math.ceil(low), math.floor(high) + 1, 2)]
     down = Axis(f"absolute value in the {what}", low, high, ticks=ticks)
     return Panel(Axis("step", *edges[[0, -1]].tolist()), down, [image])
@@ -195,10 +200,11 @@ def _value(share: Any, low: float, high: float, logarithmic: bool) -> Any:
 
 def _bad_cells(run: Run, rows: Rows, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where gradients are not finite: the middles of columns, and rows; at most 2,048."""
-    if len(counts := run.tensors.get("gradient_nonfinite", ())):
+    counts, norms = run.tensors.get("gradient_nonfinite"), run.tensors.get("gradient_norm")
+    if counts is not None and len(counts):
         curve = counts.curve()
         bad = curve.high > 0
-    elif len(norms := run.tensors.get("gradient_norm", ())):
+    elif norms is not None and len(norms):
         curve = norms.curve()
         bad = curve.nonfinite > 0
         bad &= ~bad.all(axis=0)  # a tensor without a gradient has no norm

@@ -22,6 +22,7 @@ class LRFinderView(View):
 
     Args:
         results: what `tristep.lr_find` returned, several of these, or a dict of them by name.
+        **settings: as for `View`.
 
     Raises:
         TypeError, ValueError: there is none, or something else is among them.
@@ -48,10 +49,12 @@ class LRFinderView(View):
                 for k, (name, each) in enumerate(zip(names, several, strict=True))
             }
         else:
-            found = {"": results}
+            found = {"": results}  # type: ignore[unreachable]
         for each in found.values():
             if not isinstance(each, LRFinder):
-                raise TypeError(f"results must be what tristep.lr_find returned, or several of these, got {type(each).__name__}")
+                raise TypeError(
+                    f"results must be what tristep.lr_find returned, or several of these, got {type(each).__name__}"
+                )
         if not found:
             raise ValueError("results is empty: there is nothing to draw")
         self.results: dict[str, LRFinder] = found
@@ -90,7 +93,7 @@ class LRFinderView(View):
         """The suggested rates, in sentences."""
         lines = []
         for name, found in self.results.items():
-            rules = ", ".join(f"{rule} {rate:.2g}" for rule, rate in found.suggestions.items()) or "none: the loss never fell"
+            rules = ", ".join(f"{rule} {rate:.2g}" for rule, rate in found.suggestions.items()) or "none"
             end = "the loss became too large" if found.diverged else "all rates were tried"
             lines.append(
                 f"{name}: {len(found.rates)} learning rates from {found.rates[0]:.2g} to {found.rates[-1]:.2g}, {end}; "

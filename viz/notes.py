@@ -151,9 +151,9 @@ def _ratios(run: Run) -> Iterator[str]:
         )
     overall = float(quantiles(ratios.reshape(1, -1), (0.5,))[0, 0])
     if median > TOO_HIGH:
-        yield f"updates: half of all tensors change by more than {median:.1g} of their norm at each step: the rate is too high"
+        yield f"updates: half of all tensors change by over {median:.1g} of themselves in each step: the rate is too high"
     elif 0 <= overall < TOO_LOW:
-        yield f"updates: half of all tensors change by less than {overall:.1g} of their norm at each step: they hardly move"
+        yield f"updates: half of all tensors change by under {overall:.1g} of themselves in each step: they hardly move"
 
 
 def _spikes(run: Run) -> Iterator[str]:
@@ -173,8 +173,8 @@ def _spikes(run: Run) -> Iterator[str]:
         worst = run.parameters[int(np.nanargmax(norms[k]))]
         more = f"; {spikes.size} such points in all" if spikes.size > 1 else ""
         yield (
-            f"gradients: norm {total[k]:.2g} at step {curve.last[k]:,}, {times[k]:.0f} times the median nearby, most of it in "
-            f"{worst!r}: a spike{more}"
+            f"gradients: norm {total[k]:.2g} at step {curve.last[k]:,}, {times[k]:.0f} times the median nearby, most of it "
+            f"in {worst!r}: a spike{more}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from .recorder import Recorder
 from .runs import POINTS, Run
 from .scene import Axis, Button, Layer, Line, Mark, Panel, Points, Scene
 from .style import COLOURS, DASHES
-from .training_views import _drawable, _from_zero, _middle, SOLID_GREY, _percentiles
+from .training_views import SOLID_GREY, _drawable, _from_zero, _middle, _percentiles
 from .view import View
 
 __all__ = ["ScheduleView"]
@@ -41,6 +42,7 @@ class ScheduleView(View):
         knots: pairs (number of the update, rate), at least two, whose numbers increase, to be dragged.
         scale: "linear" or "log": of the rates, and of the lines between knots.
         loss: a `Recorder` or a `Run` whose losses, and rates up to now, to show as well.
+        **settings: as for `View`.
 
     Attributes:
         knots: where they are now.
@@ -139,17 +141,17 @@ class ScheduleView(View):
         """A knot has been dragged."""
         if event == "knot":
             self.move(number, x, y)
-            self.refresh()
+            super().refresh()
 
     def on_button(self, name: str) -> None:
         """The trainer is to have the schedule."""
         if name == "apply" and self._trainer is not None:
             self.apply(self._trainer)
-            self.refresh()
+            super().refresh()
 
     def refresh(self) -> None:
         """Take what the recorder has got, and draw what is known now."""
-        if self._recorder is not None:
+        if self._recorder is not None and self._budget.due():
             self._recorder.look()
         super().refresh()
 
@@ -173,9 +175,12 @@ class ScheduleView(View):
                 rates = np.array([schedule.optimizer.rate_at(int(k)) for k in to_come])
                 dashed = f"{name}, to come" if len(past) else name
                 layers.append(Line(to_come, _drawable(rates), name=dashed, style=_dashed(i), marker=len(to_come) == 1))
-            else:
-                x, rates = _torch_rates(schedule, n) if isinstance(schedule, TorchSchedule) else (numbers, _rates(schedule, numbers))
+            elif isinstance(schedule, TorchSchedule):
+                x, rates = _torch_rates(schedule, n)
                 layers.append(Line(x, _drawable(rates), name=name, style=i, marker=len(x) == 1))
+            else:
+                rates = _rates(schedule, numbers)
+                layers.append(Line(numbers, _drawable(rates), name=name, style=i, marker=len(numbers) == 1))
             values.append(rates)
         if self.knots is not None:
             i = len(self.schedules)
@@ -238,7 +243,7 @@ class ScheduleView(View):
             return self._wanted
         known = [self.knots[-1][0]] if self.knots is not None else []
         for schedule in self.schedules.values():
-            rule = schedule.optimizer.lr_scheduler if isinstance(schedule, Trainer) else schedule
+            rule: Any = schedule.optimizer.lr_scheduler if isinstance(schedule, Trainer) else schedule
             known += [int(getattr(rule, name)) for name in ("max_update", "total_steps", "T_max") if hasattr(rule, name)]
             known += [int(max(rule.step) * 1.2)] if isinstance(getattr(rule, "step", None), list) else []
             known += [2 * schedule.optimizer.num_update] if isinstance(schedule, Trainer) else []
@@ -278,9 +283,10 @@ def _checked_knots(knots: Any, scale: str) -> list[tuple[int, float]]:
     if len(pairs) < 2:
         raise ValueError(f"knots={knots!r}: must be two or more")
     found = [
-        (whole(f"knots[{k}][0]", number, low=0), real(f"knots[{k}][1]", rate, low=0)) for k, (number, rate) in enumerate(pairs)
+        (whole(f"knots[{k}][0]", number, low=0), real(f"knots[{k}][1]", rate, low=0))
+        for k, (number, rate) in enumerate(pairs)
     ]
-    if any(later[0] <= earlier[0] for earlier, later in zip(found, found[1:], strict=False)):
+    if any(later[0] <= earlier[0] for earlier, later in itertools.pairwise(found)):
         raise ValueError(f"knots={knots!r}: numbers of updates must increase")
     if scale == "log" and min(rate for _, rate in found) == 0:
         raise ValueError(f"knots={knots!r}: rates must all be above 0 with scale='log'")

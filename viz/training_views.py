@@ -34,6 +34,7 @@ class RunView(View):
 
     Args:
         runs: a `Recorder`, a `Run`, a `RunSet`, or several recorders and runs.
+        **settings: as for `View`.
 
     Raises:
         TypeError, ValueError: there is none, or something else is among them.
@@ -51,9 +52,10 @@ class RunView(View):
         return self.runs[0]
 
     def refresh(self) -> None:
-        """Take what the recorders have got, and draw it."""
-        for recorder in self._recorders:
-            recorder.look()
+        """Take what the recorders have got, and draw it. May be called at every step."""
+        if self._budget.due():
+            for recorder in self._recorders:
+                recorder.look()
         super().refresh()
 
     def describe(self) -> str:
@@ -93,6 +95,7 @@ class LossView(RunView):
             slider sets it.
         scale: "log" or "linear", of the losses; with "log" it is linear while no loss is above 0.
         axis: "step", "epoch" or "seconds": the last two where scalars of these names were recorded.
+        **settings: as for `View`.
 
     Raises:
         TypeError, ValueError: an argument that does not fit.
@@ -132,9 +135,7 @@ class LossView(RunView):
         """Another horizontal axis."""
         if name == "axis":
             self.axis = value
-            self.refresh()
-        else:
-            super().on_control(name, value, index)
+            super().refresh()
 
     def scene(self) -> Scene:
         """The picture as data."""
@@ -152,7 +153,7 @@ class LossView(RunView):
                 continue
             curve = series.curve()
             x = self._along(run, curve)
-            means = smoothed(curve.mean, np.array(widths) / _steps_per_point(curve))
+            means = smoothed(curve.mean, [width / _steps_per_point(curve) for width in widths])
             name = scalar if len(self.runs) == 1 else f"{run.name}, {scalar}" if several else run.name
             if (curve.low < curve.high).any():
                 layers.append(Band(x, _drawable(curve.low), _drawable(curve.high), style=i, alpha=0.12))
@@ -176,7 +177,7 @@ class LossView(RunView):
         epochs = self._epoch_marks()
         if epochs is not None:
             layers.append(Mark(epochs, style="grid", name="epochs"))
-        rates = [layer for layer in self._rates() if layer is not None]
+        rates = self._rates()
         panels = [Panel(reach if not rates else replace(reach, label=""), vertical, layers)]
         if rates:
             values = [np.asarray(rate.y) for rate in rates]
@@ -220,13 +221,15 @@ class LossView(RunView):
                 return curve.first[begins] if 0 < begins.size <= 60 else None
         return None
 
-    def _rates(self) -> list[Line | None]:
-        return [
-            None
-            if (series := run.scalars.get("learning_rate")) is None or not len(series)
-            else Line(self._along(run, curve := series.curve()), _drawable(curve.mean), style=i * len(self.scalars), width=1.4)
-            for i, run in enumerate(self.runs)
-        ]
+    def _rates(self) -> list[Line]:
+        found = []
+        for i, run in enumerate(self.runs):
+            series = run.scalars.get("learning_rate")
+            if series is not None and len(series):
+                curve = series.curve()
+                style = i * len(self.scalars)
+                found.append(Line(self._along(run, curve), _drawable(curve.mean), style=style, width=1.4))
+        return found
 
 
 class UpdateRatioView(RunView):
@@ -237,6 +240,7 @@ class UpdateRatioView(RunView):
 
     Args:
         run: a `Recorder` or a `Run`.
+        **settings: as for `View`.
 
     Raises:
         TypeError: it is neither.
@@ -261,11 +265,12 @@ class UpdateRatioView(RunView):
 class WeightsView(RunView):
     """Norms of a tensor, of its gradient and of its update over the steps, the angle between these two, and single weights.
 
-    A choice says which tensor; above 64 tensors they are put together by module. Single weights are there of tensors of which
-    the recorder followed some (see `Recorder`'s `weights`).
+    A choice says which tensor; above 64 tensors they are put together by module. Single weights are there of tensors
+    of which the recorder followed some (see `Recorder`'s `weights`).
 
     Args:
         run: a `Recorder` or a `Run`.
+        **settings: as for `View`.
 
     Raises:
         TypeError: it is neither.
@@ -402,7 +407,9 @@ def ratio_panel(run: Run) -> Panel | None:
     else:
         names = run.parameters
     for i, name in enumerate(names):
-        layers.append(Line(x, _drawable(positive[:, run.parameters.index(name)]), style=i, width=1.2, name=name, marker=marker))
+        layers.append(
+            Line(x, _drawable(positive[:, run.parameters.index(name)]), style=i, width=1.2, name=name, marker=marker)
+        )
     vertical = Axis.over("update norm / weight norm", positive, np.array([1e-4, 1e-2]), scale="log")
     return Panel(across, vertical, layers)
 
