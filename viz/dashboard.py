@@ -11,7 +11,7 @@ from .heatmap import QUANTITIES, heat_panels, histogram_panel
 from .notes import smoothed
 from .recorder import Recorder
 from .runs import Run, Series
-from .scene import Axis, Band, Control, Layer, Line, Mark, Panel, Scene, Words
+from .scene import Axis, Band, Click, Control, Layer, Line, Mark, Panel, Scene, Words
 from .training_views import (
     Rows,
     RunView,
@@ -32,8 +32,8 @@ STOPS = 120  # of the slider
 class Dashboard(RunView):
     """Loss, learning rate, gradients of all tensors, update ratios, and histograms of one, with a slider for the step.
 
-    The slider moves a line through all panels, and says what was recorded there. A click on a row of the heat map, or the
-    choice "tensor", shows another tensor below. All of it works in the exported page, too.
+    The slider, or a click into a panel, moves a line through all panels, and says what was recorded there. A click on a row
+    of the heat map, or the choice "tensor", shows another tensor below. All of it works in the exported page, too.
 
     Args:
         run: a `Recorder`, with which `refresh` shows what is new, or a `Run`.
@@ -72,7 +72,9 @@ class Dashboard(RunView):
         placed = [Panel(Axis("", 0, 1), Axis("", 0, 1), [readout], columns=2, frame=False)]
         for i, row in enumerate(panels):
             for k, panel in enumerate(row):
-                placed.append(replace(panel, layers=[*panel.layers, mark], row=i + 1, column=k, columns=2 // len(row)))
+                click = panel.click or Click("step", "x")
+                layers = [*panel.layers, mark]
+                placed.append(replace(panel, layers=layers, click=click, row=i + 1, column=k, columns=2 // len(row)))
         controls = [Control("step", "step", steps.tolist(), len(steps) - 1)]
         if chosen:
             controls.append(Control("layer", "tensor", rows.names, 0, "choice"))

@@ -52,9 +52,7 @@ class LRFinderView(View):
             found = {"": results}  # type: ignore[unreachable]
         for each in found.values():
             if not isinstance(each, LRFinder):
-                raise TypeError(
-                    f"results must be what tristep.lr_find returned, or several of these, got {type(each).__name__}"
-                )
+                raise TypeError(f"results must be what tristep.lr_find returned, or several, got {type(each).__name__}")
         if not found:
             raise ValueError("results is empty: there is nothing to draw")
         self.results: dict[str, LRFinder] = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ HIGH_RATIO, TIMES_MEDIAN = 0.03, 30.0  # of a tensor's update to its weight, and
 TOO_HIGH, TOO_LOW = 0.1, 1e-7  # of the median of all tensors
 SPIKE = 10.0  # times the median of the gradient norms nearby
 NEARBY = 50  # points
+LARGEST = 1e38  # what is beyond counts as not finite
 FEWEST = 10  # points, for whatever is compared
 
 
@@ -39,7 +41,7 @@ def notes(run: Run) -> list[str]:
 
 
 def smoothed(values: np.ndarray, widths: Sequence[float]) -> np.ndarray:
-    """Averages around each value, weighted by a bell. What is not finite stays so, and counts for nothing.
+    """Averages around each value, weighted by a bell. What is not finite becomes NaN, and counts for nothing.
 
     Args:
         values: [n].
@@ -49,18 +51,15 @@ def smoothed(values: np.ndarray, widths: Sequence[float]) -> np.ndarray:
         float64 [n_widths, n].
     """
     values = np.asarray(values, dtype=np.float64)
-    there = np.isfinite(values)
-    result = np.where(there, values, np.nan)[None].repeat(len(widths), axis=0)
-    wide = [i for i, width in enumerate(widths) if width > 0]
-    if not wide or not there.any():
-        return result
-    # By way of frequencies, where a bell is a bell again: all widths at the price of one.
-    room = 1 << (len(values) + int(4 * max(widths)) + 1).bit_length()
-    frequencies = np.fft.rfftfreq(room)
-    bells = np.exp(-2 * (np.pi * frequencies * np.array(widths)[wide, None]) ** 2)
-    parts = np.fft.rfft(np.stack([np.where(there, values, 0.0), there.astype(float)]), room)
-    total, weight = np.fft.irfft(bells[:, None] * parts, room)[:, :, : len(values)].swapaxes(0, 1)
-    result[wide] = np.divide(total, weight, out=np.full(total.shape, np.nan), where=there & (weight > 1e-9))
+    there = np.abs(values) < LARGEST
+    filled, result = np.where(there, values, 0.0), np.where(there, values, np.nan)[None].repeat(len(widths), axis=0)
+    for i, width in enumerate(widths):
+        # Not by way of frequencies: a loss of 1e30 would reach all others by its rounding.
+        reach = min(math.ceil(4 * width), len(values))
+        if reach > 0:
+            bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+            total, weight = (np.convolve(each, bell)[reach : reach + len(values)] for each in (filled, there.astype(float)))
+            result[i] = np.divide(total, weight, out=np.full(len(values), np.nan), where=there)
     return result
 
 
@@ -132,26 +131,32 @@ def _ratios(run: Run) -> Iterator[str]:
     if found is None:
         return
     curve, ratios = found
-    late = ratios[len(ratios) // 2 :]  # weights that begin at 0 have large ones at first
-    (typical,) = quantiles(late.T, (0.5,))
+    # By quarters of the run: weights that begin with a rate too high for them soon are large enough for it.
+    quarters = np.array_split(np.arange(len(ratios)), 4)
+    typical = np.concatenate([quantiles(ratios[quarter].T, (0.5,)) for quarter in quarters])
     known = np.isfinite(typical)
-    if not known.any():
+    if not known[-1].any():
         return
-    median = float(np.median(typical[known]))
-    bad = known & (typical > HIGH_RATIO) & (typical > TIMES_MEDIAN * median)
-    if (norms := _tensor(run, "update_norm")) is not None:
+    median = quantiles(typical, (0.5,))[0]  # of all tensors, in each quarter
+    with np.errstate(invalid="ignore", divide="ignore"):
+        times = np.where(known, typical / median[:, None], 0.0)
+    times[~(typical > HIGH_RATIO)] = 0.0
+    if (norms := _tensor(run, "update_norm")) is not None and len(norms[1]) == len(ratios):
         # A weight near 0, such as a bias, has a large ratio by itself; its updates are as small as those of others.
-        (sizes,) = quantiles(norms[1].T, (0.5,))
-        bad &= sizes > 3 * np.median(sizes[known])
-    for i in sorted(np.flatnonzero(bad), key=lambda i: -typical[i])[:5]:
-        k = len(ratios) // 2 + int(np.nanargmax(late[:, i]))
+        sizes = np.concatenate([quantiles(norms[1][quarter].T, (0.5,)) for quarter in quarters])
+        times[~(sizes > 3 * quantiles(sizes, (0.5,)).T)] = 0.0
+    worst = times.max(axis=0)
+    for i in sorted(np.flatnonzero(worst > TIMES_MEDIAN), key=lambda i: -worst[i])[:5]:
+        peaks = [(np.nanmax(ratios[quarter, i]), q) for q, quarter in enumerate(quarters) if times[q, i] > TIMES_MEDIAN]
+        q = max(peaks)[1]
+        k = quarters[q][int(np.nanargmax(ratios[quarters[q], i]))]
         yield (
-            f"{run.parameters[i]}: update ratio {ratios[k, i]:.1g} at step {curve.last[k]:,}, usually {typical[i]:.1g}, "
-            f"{typical[i] / median:.0f} times the median of all tensors ({median:.1g}): its learning rate is too high"
+            f"{run.parameters[i]}: update ratio {ratios[k, i]:.1g} at step {curve.last[k]:,}, then usually {typical[q, i]:.1g}, "
+            f"{times[q, i]:.0f} times the median of all tensors ({median[q]:.1g}): its learning rate is too high"
         )
     overall = float(quantiles(ratios.reshape(1, -1), (0.5,))[0, 0])
-    if median > TOO_HIGH:
-        yield f"updates: half of all tensors change by over {median:.1g} of themselves in each step: the rate is too high"
+    if median[-1] > TOO_HIGH:
+        yield f"updates: half of all tensors change by over {median[-1]:.1g} of themselves in each step: the rate is too high"
     elif 0 <= overall < TOO_LOW:
         yield f"updates: half of all tensors change by under {overall:.1g} of themselves in each step: they hardly move"
 
@@ -183,7 +188,7 @@ def _losses(run: Run) -> Iterator[str]:
     if series is None or len(series) < 2 * FEWEST:
         return
     curve = series.curve()
-    there = np.isfinite(curve.mean)
+    there = np.abs(curve.mean) < LARGEST
     steps, losses = curve.last[there], curve.mean[there]
     if len(losses) < 2 * FEWEST:
         return

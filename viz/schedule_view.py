@@ -52,13 +52,13 @@ class ScheduleView(View):
 
     Example:
         >>> from tristep.viz import ScheduleView
-        >>> view = ScheduleView(knots=[(0, 0.01), (100, 0.5), (1000, 0.0)])
+        >>> view = ScheduleView(knots=[(0, 0.02), (100, 0.5), (1000, 0.0)])
         >>> view.schedule(50)
-        0.255
+        0.26
         >>> print(view.code())
         from tristep.lr_scheduler import InterpolatedScheduler
         <BLANKLINE>
-        schedule = InterpolatedScheduler(step=[100, 1000], rates=[0.5, 0.0], base_lr=0.01)
+        schedule = InterpolatedScheduler(step=[100, 1000], rates=[0.5, 0.0], base_lr=0.02)
     """
 
     def __init__(
@@ -79,6 +79,8 @@ class ScheduleView(View):
         if loss is not None and not isinstance(loss, (Recorder, Run)):
             raise TypeError(f"loss must be a Recorder or a Run, got {type(loss).__name__}")
         self._recorder = loss if isinstance(loss, Recorder) else None
+        if self._recorder is not None:
+            self._recorder.look()
         self._run = loss.run if isinstance(loss, Recorder) else loss
         self._wanted = None if n_updates is None else whole("n_updates", n_updates, low=1)
         self._n_updates()  # or an error
@@ -313,7 +315,8 @@ def _torch_rates(schedule: TorchSchedule, n: int) -> tuple[np.ndarray, np.ndarra
         for group in optimizer.param_groups
     ]
     twin = copy.deepcopy(schedule, {id(optimizer): dummy})
-    first = max(int(schedule.last_epoch), 0) + 1
+    parts: Any = getattr(schedule, "_schedulers", ())  # a ChainedScheduler does not count itself
+    first = max(int(getattr(each, "last_epoch", 0)) for each in (schedule, *parts)) + 1
     rates = [float(dummy.param_groups[0]["lr"])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch misses optimizer.step(), of which there is nothing to do

@@ -42,6 +42,8 @@ class RunView(View):
 
     def __init__(self, runs: Runs, **settings: Any) -> None:
         self._recorders, self.runs = _checked_runs(runs)
+        for recorder in self._recorders:
+            recorder.look()
         self._said: tuple[int, str] | None = None  # how long the runs were, and what was to be said then
         self._kept: tuple[Any, Any] | None = None  # what a panel was made of, and the panel
         super().__init__(**settings)
@@ -439,7 +441,8 @@ def _checked_runs(runs: Any) -> tuple[list[Recorder], list[Run]]:
 
 
 def _described(run: Run) -> str:
-    words = [f"{run.last_step or 0:,} steps"]
+    last = run.last_step or 0
+    words = ["1 step" if last == 1 else f"{last:,} steps"]
     for name in ("loss", *(name for name in run.scalars if name not in ("loss", "learning_rate", "epoch", "seconds"))):
         series = run.scalars.get(name)
         values = np.zeros(0) if series is None else series.curve().mean
@@ -488,7 +491,7 @@ def _drawable(values: np.ndarray) -> np.ndarray:
 
 def _percentiles(values: np.ndarray) -> np.ndarray:
     """Nearly the smallest and the largest, so that a single outlier does not set the scale."""
-    there = values[np.isfinite(values)]
+    there = values[np.abs(values) < LARGEST]
     return np.percentile(there, [0.5, 99.5]) if there.size else there
 
 
