@@ -50,7 +50,7 @@ def test_several_tests_in_one_picture_with_the_suggestions_of_one_rule():
     assert first.chosen("x", scene.state()) == pytest.approx(1e-3)
     assert second.chosen("x", scene.state()) == pytest.approx(1e-2)
     assert second.chosen("x", scene.state(rule=1)) == pytest.approx(3e-3)
-    assert second.style == [line for line in _layers(scene, Line) if line.name == "adam 2"][0].style
+    assert second.style == next(line for line in _layers(scene, Line) if line.name == "adam 2").style
     assert "adam 3: 61 learning rates from 1e-06 to 1, the loss became too large; suggestions: none" in view.describe()
 
 

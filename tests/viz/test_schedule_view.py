@@ -88,7 +88,7 @@ def test_what_a_schedule_of_torchs_will_do_is_found_without_touching_it(kind, do
         return copy.deepcopy([own, groups, states, [p.detach().clone() for p in net.parameters()]])
 
     before = everything()
-    line = _named(ScheduleView(schedule, n_updates=30).scene(), type(schedule).__name__)
+    line = _named(ScheduleView({"torch": schedule}, n_updates=30).scene(), "torch")
     assert str(everything()) == str(before)
     rates = []
     for _ in range(30 - done):
