@@ -10,8 +10,8 @@ from . import amp, initializer, kvstore, lr_scheduler, optim, optimizer, scale
 from .clipping import clip_global_norm
 from .data_parallel import replicate, split_and_load, split_data
 from .fit import Fit, fit
-from .many import Many
 from .lr_finder import LRFinder, lr_find
+from .many import Many
 from .scale import plan
 from .sweep import Sweep, sweep
 from .telemetry import Telemetry
@@ -19,8 +19,8 @@ from .trainer import StaleGradientError, Trainer
 
 __all__ = [
     "Fit",
-    "Many",
     "LRFinder",
+    "Many",
     "StaleGradientError",
     "Sweep",
     "Telemetry",

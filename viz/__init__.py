@@ -15,8 +15,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from .curves import plot_schedules, plot_training
-from .functions import FUNCTIONS, Function, Minimum, function, ill_conditioned_bowl, noisy_ravine
 from .dashboard import Dashboard
+from .functions import FUNCTIONS, Function, Minimum, function, ill_conditioned_bowl, noisy_ravine
 from .heatmap import TensorHeatmap
 from .lr_finder import LRFinderView
 from .notes import notes
@@ -24,6 +24,7 @@ from .picture import draw
 from .recorder import Recorder
 from .runs import Curve, Run, RunSet, Series
 from .scene import Arrows, Axis, Band, Button, Click, Control, Image, Layer, Line, Mark, Panel, Points, Scene, Words
+from .schedule_view import ScheduleView
 from .simulate import (
     BasinMap,
     InnerSteps,
@@ -37,7 +38,6 @@ from .simulate import (
     settings_of,
     simulate,
 )
-from .schedule_view import ScheduleView
 from .style import Figure
 from .training_views import LossView, UpdateRatioView, WeightsView
 from .view import Capabilities, FrameBudget, View, capabilities, use
@@ -72,11 +72,10 @@ __all__ = [
     "Run",
     "RunSet",
     "Scene",
+    "ScheduleView",
     "Sensitivity",
     "Series",
     "Setting",
-    "ScheduleView",
-    "Series",
     "TensorHeatmap",
     "UpdateRatioView",
     "View",
