@@ -1,0 +1,1624 @@
+// Draws a Scene (viz/scene.py) on a canvas and lets a person change it. One module, the same in a notebook and in a page.
+//
+// It reads from the data to the picture: decode, numbers and ticks, where everything goes, how each layer is drawn,
+// what lies under the pointer; then `mount`, which puts all this into an element, and what anywidget calls.
+// Nothing here computes what is shown: whatever a control changes came with the scene.
+
+const FORMAT = 1;
+const TYPES = { uint8: Uint8Array, int16: Int16Array, int32: Int32Array, float32: Float32Array };
+const PIXELS_PER_INCH = 96;
+const PIXELS_PER_POINT = PIXELS_PER_INCH / 72;
+const FAMILY = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
+const FIXED = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace';
+
+// ---- Data
+
+/** The scene in these bytes (ArrayBuffer, DataView or typed array); its arrays are {data, shape}, views of the bytes. */
+export function decode(payload) {
+  let bytes =
+    payload instanceof ArrayBuffer
+      ? new Uint8Array(payload)
+      : new Uint8Array(payload.buffer, payload.byteOffset, payload.byteLength);
+  if (bytes.byteOffset % 8) bytes = bytes.slice(); // typed arrays begin at multiples of their size
+  const length = new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
+  const scene = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
+  if (scene.format !== FORMAT) {
+    throw new Error(`a scene of format ${scene.format}; this is for format ${FORMAT}: reload the page after an update of tristep`);
+  }
+  const base = bytes.byteOffset + 8 * Math.ceil((4 + length) / 8);
+  const arrays = scene.arrays.map(({ dtype, shape, start }) => ({
+    data: new TYPES[dtype](bytes.buffer, base + start, product(shape)),
+    shape,
+  }));
+  for (const panel of scene.panels) {
+    for (const layer of panel.layers) {
+      for (const [name, value] of Object.entries(layer)) {
+        if (value !== null && typeof value === "object" && "array" in value) layer[name] = arrays[value.array];
+      }
+    }
+  }
+  return scene;
+}
+
+/** What the controls choose of a layer's array: a view of [own dimensions], never a copy. */
+export function part(layer, name, state) {
+  const { data, shape } = layer[name];
+  const own = layer.kind === "words" ? 0 : layer.kind === "image" && name === "values" ? 2 : 1;
+  if (shape.length === own) return data;
+  const size = product(shape.slice(layer.by.length));
+  const number = layer.by.reduce((sum, control, k) => sum * shape[k] + state[control], 0);
+  return data.subarray(number * size, (number + 1) * size);
+}
+
+/** How many points of a line are drawn. */
+export function drawn(scene, layer, state) {
+  const n = part(layer, "x", state).length;
+  if (layer.upto === null) return n;
+  const control = scene.controls.find(({ name }) => name === layer.upto);
+  return Math.max(0, Math.min(n, Math.trunc(Number(control.values[state[layer.upto]])) + 1));
+}
+
+function text(layer, state) {
+  return layer.by.reduce((texts, control) => (Array.isArray(texts) ? texts[state[control]] : texts), layer.texts);
+}
+
+function product(numbers) {
+  return numbers.reduce((all, n) => all * n, 1);
+}
+
+// ---- Numbers and ticks
+
+/** A number in four digits for people: 0.001, 12,340, −1.5×10⁻⁷. */
+export function number(value) {
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "not a number" : value > 0 ? "∞" : "−∞";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-4 || size >= 1e6)) {
+    const [digits, power] = value.toExponential(3).split("e");
+    const raised = String(Number(power)).replace(/./g, (sign) => (sign === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[sign]));
+    return minus(`${Number(digits)}×10${raised}`);
+  }
+  return grouped(String(Number(value.toPrecision(size >= 1e4 ? 6 : 4))));
+}
+
+/** A control's value as it stands beside it. */
+export function words(control, index) {
+  const value = control.values[index];
+  return typeof value === "string" ? value : number(value) + (control.unit ? ` ${control.unit}` : "");
+}
+
+/**
+ * Ticks of an axis {low, high, scale, ticks} that is so many pixels long, at least `space` pixels from one to the next:
+ * {major: [{value, words, power}], minor: [value]}. A power stands raised behind the words.
+ */
+export function ticks(axis, length, space) {
+  const { low, high } = axis;
+  const most = Math.max(1, Math.floor(length / space));
+  if (axis.ticks) {
+    const inside = axis.ticks.filter(([value]) => value >= low && value <= high);
+    const stride = Math.max(1, Math.ceil(inside.length / most));
+    return { major: inside.filter((_, k) => k % stride === 0).map(([value, words]) => ({ value, words })), minor: [] };
+  }
+  if (axis.scale === "log") {
+    const found = decades(low, high, most);
+    if (found) return found;
+  }
+  const step = niceStep((high - low) / most);
+  const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  const largest = Math.max(Math.abs(low), Math.abs(high));
+  const power = largest >= 1e6 || largest < 1e-3 ? Math.floor(Math.log10(largest)) : 0;
+  const major = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) {
+    const value = k === 0 ? 0 : Number((k * step).toPrecision(12));
+    if (power) {
+      const digits = Math.max(0, power - Math.floor(Math.log10(step) + 1e-9));
+      major.push(value ? { value, words: minus(`${(value / 10 ** power).toFixed(digits)}×10`), power } : { value, words: "0" });
+    } else {
+      major.push({ value, words: grouped(value.toFixed(decimals)) });
+    }
+  }
+  return { major, minor: [] };
+}
+
+/** Ticks at powers of ten, with 2 and 5 times them where there is room; null where less than one power would be seen. */
+function decades(low, high, most) {
+  const first = Math.ceil(Math.log10(low) - 1e-9);
+  const last = Math.floor(Math.log10(high) + 1e-9);
+  const stride = Math.max(1, Math.ceil((last - first + 1) / most));
+  const every = [];
+  for (let power = first - 1; power <= last; power++) {
+    for (let k = 1; k < 10; k++) {
+      const value = Number(`${k}e${power}`);
+      if (value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9)) every.push({ value, k, power });
+    }
+  }
+  let major = every.filter(({ k, power }) => k === 1 && (power - first) % stride === 0);
+  if (major.length < 3 && stride === 1) {
+    const more = every.filter(({ k }) => k === 1 || k === 2 || k === 5);
+    if (more.length < 2) return null;
+    if (more.length <= most + 1) major = more;
+  }
+  if (major.length < 2) return null;
+  const plain = major.every(({ value }) => value > 0.9e-3 && value < 1.1e4);
+  return {
+    major: major.map(({ value, k, power }) =>
+      plain ? { value, words: grouped(String(value)) } : { value, words: k === 1 ? "10" : `${k}×10`, power },
+    ),
+    minor: stride === 1 && last - first < 8 ? every.filter((tick) => !major.includes(tick)).map(({ value }) => value) : [],
+  };
+}
+
+function niceStep(raw) {
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const share = raw / power;
+  return power * (share <= 1 + 1e-9 ? 1 : share <= 2 + 1e-9 ? 2 : share <= 5 + 1e-9 ? 5 : 10);
+}
+
+function minus(words) {
+  return words.replace(/^-/, "−");
+}
+
+function grouped(words) {
+  const [whole, decimals] = words.split(".");
+  const thousands = whole.replace("-", "").length > 4 ? whole.replace(/\B(?=(\d{3})+$)/g, ",") : whole;
+  return minus(decimals === undefined ? thousands : `${thousands}.${decimals}`);
+}
+
+// ---- Where everything goes
+
+/** From values of an axis to pixels and back. */
+function direction(axis, from, to) {
+  if (!axis.upwards) [from, to] = [to, from];
+  if (axis.scale === "log") {
+    const low = Math.log10(axis.low);
+    const unit = (to - from) / (Math.log10(axis.high) - low);
+    return { axis, unit, at: (value) => from + (Math.log10(value) - low) * unit, value: (at) => 10 ** (low + (at - from) / unit) };
+  }
+  const unit = (to - from) / (axis.high - axis.low);
+  return { axis, unit, at: (value) => from + (value - axis.low) * unit, value: (at) => axis.low + (at - from) / unit };
+}
+
+/** The panels' frames and axes on a canvas of this size; frames in one column, or row, begin and end together. */
+function arrange(scene, width, height, pen, zoomed) {
+  const columns = Math.max(...scene.panels.map((panel) => panel.column + panel.columns));
+  const rows = Math.max(...scene.panels.map((panel) => panel.row + panel.rows));
+  const across = shares(scene.widths, columns);
+  const down = shares(scene.heights, rows);
+  const panels = scene.panels.map((panel, k) => ({ ...panel, ...zoomed[k] }));
+  let frames = panels.map((panel) => ({
+    width: width * total(across, panel.column, panel.columns) - 60,
+    height: height * total(down, panel.row, panel.rows) - 50,
+  }));
+  for (let pass = 0; pass < 2; pass++) { // how wide the numbers are depends on the size, and that on the numbers
+    const edges = panels.map((panel, k) => margins(panel, frames[k], pen));
+    const left = largest(columns, panels, edges, (panel) => panel.column, "left");
+    const right = largest(columns, panels, edges, (panel) => panel.column + panel.columns - 1, "right");
+    const top = largest(rows, panels, edges, (panel) => panel.row, "top");
+    const bottom = largest(rows, panels, edges, (panel) => panel.row + panel.rows - 1, "bottom");
+    const xs = tracks(width, across, left, right);
+    const ys = tracks(height, down, top, bottom);
+    frames = panels.map((panel) => {
+      const [x, y] = [xs[panel.column].from, ys[panel.row].from];
+      return {
+        x,
+        y,
+        width: Math.max(1, xs[panel.column + panel.columns - 1].to - x),
+        height: Math.max(1, ys[panel.row + panel.rows - 1].to - y),
+      };
+    });
+  }
+  return panels.map((panel, k) => {
+    const frame = panel.equal ? equal(panel, frames[k]) : frames[k];
+    return {
+      panel,
+      frame,
+      x: direction(panel.x, frame.x, frame.x + frame.width),
+      y: direction(panel.y, frame.y + frame.height, frame.y),
+      xTicks: xTicks(panel.x, frame.width, pen),
+      yTicks: ticks(panel.y, frame.height, 34 * pen.scale),
+      bars: bars(panel, frame, pen),
+    };
+  });
+}
+
+function shares(given, n) {
+  const sizes = Array.from({ length: n }, (_, k) => given[k] ?? 1);
+  const sum = total(sizes, 0, n);
+  return sizes.map((size) => size / sum);
+}
+
+function total(sizes, from, n) {
+  return sizes.slice(from, from + n).reduce((sum, size) => sum + size, 0);
+}
+
+function largest(n, panels, edges, place, side) {
+  const found = new Array(n).fill(0);
+  panels.forEach((panel, k) => (found[place(panel)] = Math.max(found[place(panel)], edges[k][side])));
+  return found;
+}
+
+function tracks(length, sizes, before, after) {
+  const gap = 18;
+  const free = length - total(before, 0, before.length) - total(after, 0, after.length) - gap * (sizes.length - 1);
+  let at = 0;
+  return sizes.map((size, k) => {
+    const from = at + before[k];
+    at = from + size * free + after[k] + gap;
+    return { from: Math.round(from), to: Math.round(from + size * free) };
+  });
+}
+
+function equal(panel, { x, y, width, height }) {
+  const reach = (axis) => (axis.scale === "log" ? Math.log10(axis.high / axis.low) : axis.high - axis.low);
+  const unit = Math.min(width / reach(panel.x), height / reach(panel.y));
+  const [wide, high] = [Math.round(unit * reach(panel.x)), Math.round(unit * reach(panel.y))];
+  return { x: x + Math.floor((width - wide) / 2), y: y + Math.floor((height - high) / 2), width: wide, height: high };
+}
+
+/** Ticks along x, as many as leave room between their words. */
+function xTicks(axis, length, pen) {
+  let found = ticks(axis, length, 46 * pen.scale);
+  const widest = Math.max(0, ...found.major.map((tick) => pen.tickWidth(tick)));
+  if (widest + 14 > 46 * pen.scale) found = ticks(axis, length, widest + 14);
+  return found;
+}
+
+function margins(panel, { width, height }, pen) {
+  const top = panel.title ? 24 * pen.scale : 8;
+  if (!panel.frame) return { left: 2, right: 2, top, bottom: 2 };
+  const along = xTicks(panel.x, width, pen).major;
+  const up = ticks(panel.y, height, 34 * pen.scale).major;
+  const reach = direction(panel.x, 0, width);
+  const past = (side) => Math.max(0, ...along.map((tick) => pen.tickWidth(tick) / 2 + side(reach.at(tick.value))));
+  const bar = bars(panel, { x: 0, y: 0, width: 0, height }, pen);
+  return {
+    left: Math.max(Math.max(0, ...up.map(pen.tickWidth)) + 9 + (panel.y.label ? 19 * pen.scale : 2), past((at) => -at)),
+    right: Math.max(6, past((at) => at - width), ...bar.map(({ x, reach }) => x + reach)),
+    top,
+    bottom: 7 + 13 * pen.scale + (panel.x.label ? 19 * pen.scale : 2),
+  };
+}
+
+/** Colour bars of a panel's images, one beside the other. */
+function bars(panel, frame, pen) {
+  let x = frame.x + frame.width + 14;
+  return panel.layers
+    .filter((layer) => layer.kind === "image" && layer.label)
+    .map((layer) => {
+      const [low, high] = layer.limits;
+      const axis = { low, high, scale: layer.scale, ticks: null, upwards: true, label: layer.label };
+      const shown = layer.palette === "categories" ? null : ticks(axis, frame.height, 34 * pen.scale);
+      const labels = shown ? shown.major : categories(layer).map((words) => ({ words }));
+      const words = Math.max(0, ...labels.map(pen.tickWidth));
+      const bar = { layer, x, y: frame.y, width: 11, height: frame.height, ticks: shown, axis, words, reach: 0 };
+      bar.reach = bar.width + 8 + words + 20 * pen.scale;
+      x += bar.reach + 8;
+      return bar;
+    });
+}
+
+function categories(layer) {
+  const n = Math.max(layer.words.length, Math.floor(layer.limits[1]) + 1);
+  return Array.from({ length: n }, (_, k) => layer.words[k] ?? String(k));
+}
+
+// ---- How everything is drawn
+
+/** What is needed to draw: a context, the theme's colours, sizes of letters. */
+function penFor(context, style, theme, scale, ratio) {
+  const colours = style[theme];
+  const pen = {
+    context,
+    scale,
+    ratio,
+    background: colours.background,
+    ink: colours.ink,
+    quiet: colours.quiet,
+    grid: colours.grid,
+    colours: colours.colours,
+    colour: (layerStyle) =>
+      typeof layerStyle === "number" ? colours.colours[layerStyle % colours.colours.length] : colours[layerStyle],
+    dashes: (layerStyle, width) =>
+      (typeof layerStyle === "number" ? style.dashes[layerStyle % style.dashes.length] : []).map((length) => length * width),
+    font: (size, { bold = false, fixed = false } = {}) => {
+      context.font = `${bold ? "600 " : ""}${size * scale}px ${fixed ? FIXED : FAMILY}`;
+    },
+    tickWidth: ({ words, power }) => {
+      pen.font(11);
+      const plain = context.measureText(words).width;
+      if (power === undefined) return plain;
+      pen.font(8.5);
+      return plain + context.measureText(minus(String(power))).width + 1;
+    },
+    // The middle of a line of this width, in CSS pixels, that fills whole pixels of the screen.
+    crisp: (at, width = 1) => {
+      const thick = Math.max(1, Math.round(width * ratio));
+      return (Math.round(at * ratio - thick / 2) + thick / 2) / ratio;
+    },
+  };
+  return pen;
+}
+
+function drawAxes(pen, { panel, frame, x, y, xTicks, yTicks }) {
+  const { context, scale } = pen;
+  const { x: left, y: top, width, height } = frame;
+  const [right, bottom] = [left + width, top + height];
+  context.textBaseline = "alphabetic";
+  if (panel.title) {
+    pen.font(12.5, { bold: true });
+    context.fillStyle = pen.ink;
+    context.textAlign = "left";
+    context.fillText(shortened(context, panel.title, width + 40), left, top - 9 * scale);
+  }
+  if (!panel.frame) return;
+  context.lineWidth = 1;
+  context.setLineDash([]);
+  context.strokeStyle = pen.grid;
+  if (!panel.layers.some(({ kind }) => kind === "image")) {
+    context.beginPath();
+    for (const { value } of xTicks.major) {
+      const at = pen.crisp(x.at(value));
+      context.moveTo(at, top);
+      context.lineTo(at, bottom);
+    }
+    for (const { value } of yTicks.major) {
+      const at = pen.crisp(y.at(value));
+      context.moveTo(left, at);
+      context.lineTo(right, at);
+    }
+    context.stroke();
+  }
+  context.fillStyle = pen.quiet;
+  context.textAlign = "center";
+  for (const tick of xTicks.major) drawTick(pen, tick, x.at(tick.value) - pen.tickWidth(tick) / 2, bottom + 7 + 10 * scale);
+  for (const tick of yTicks.major) drawTick(pen, tick, left - 8 - pen.tickWidth(tick), y.at(tick.value) + 4 * scale);
+  context.fillStyle = pen.ink;
+  pen.font(11.5);
+  context.textAlign = "center";
+  const widest = Math.max(0, ...yTicks.major.map(pen.tickWidth));
+  if (panel.x.label) context.fillText(shortened(context, panel.x.label, width + 60), left + width / 2, bottom + 7 + 28 * scale);
+  if (panel.y.label) sideways(pen, panel.y.label, left - 8 - widest - 9 * scale, top + height / 2, height + 30);
+}
+
+/** The frame's two lines and small ticks, above what is drawn in it. */
+function drawFrame(pen, { panel, frame, x, y, xTicks, yTicks }) {
+  if (!panel.frame) return;
+  const { context } = pen;
+  const { x: left, y: top, width, height } = frame;
+  const [edge, base] = [pen.crisp(left), pen.crisp(top + height)];
+  context.setLineDash([]);
+  context.lineWidth = 1;
+  context.strokeStyle = pen.quiet;
+  context.beginPath();
+  context.moveTo(edge, top);
+  context.lineTo(edge, base);
+  context.lineTo(left + width, base);
+  const small = (values, length, across) => {
+    for (const value of values) {
+      const at = pen.crisp(across ? x.at(value) : y.at(value));
+      context.moveTo(across ? at : edge, across ? base : at);
+      context.lineTo(across ? at : edge - length, across ? base + length : at);
+    }
+  };
+  for (const [found, across] of [[xTicks, true], [yTicks, false]]) {
+    small(found.major.map(({ value }) => value), 4, across);
+    small(found.minor, 2, across);
+  }
+  context.stroke();
+}
+
+function drawTick(pen, { words, power }, x, y) {
+  const { context } = pen;
+  pen.font(11);
+  context.textAlign = "left";
+  context.fillText(words, x, y);
+  if (power === undefined) return;
+  const width = context.measureText(words).width;
+  pen.font(8.5);
+  context.fillText(minus(String(power)), x + width + 1, y - 4.5 * pen.scale);
+}
+
+function sideways(pen, words, x, y, room) {
+  const { context } = pen;
+  context.save();
+  context.translate(x, y);
+  context.rotate(-Math.PI / 2);
+  context.textAlign = "center";
+  context.fillText(shortened(context, words, room), 0, 0);
+  context.restore();
+}
+
+function shortened(context, words, room) {
+  if (context.measureText(words).width <= room) return words;
+  let n = words.length;
+  while (n > 1 && context.measureText(`${words.slice(0, n)}…`).width > room) n--;
+  return `${words.slice(0, n).trimEnd()}…`;
+}
+
+function drawBar(pen, bar) {
+  const { context } = pen;
+  const { layer, x, y, width, height } = bar;
+  const names = bar.ticks ? [] : categories(layer);
+  context.save();
+  context.globalAlpha = layer.alpha;
+  if (bar.ticks) {
+    context.imageSmoothingEnabled = false;
+    context.drawImage(gradient(layer), x, y, width, height);
+  } else {
+    const step = Math.min(22 * pen.scale, height / names.length);
+    names.forEach((_, k) => {
+      context.fillStyle = pen.colour(k);
+      context.fillRect(x, y + k * step + 3, width, step - 6);
+    });
+  }
+  context.restore();
+  context.fillStyle = pen.quiet;
+  if (bar.ticks) {
+    const up = direction(bar.axis, y + height, y);
+    for (const tick of bar.ticks.major) drawTick(pen, tick, x + width + 6, up.at(tick.value) + 4 * pen.scale);
+  } else {
+    const step = Math.min(22 * pen.scale, height / names.length);
+    names.forEach((words, k) => drawTick(pen, { words }, x + width + 6, y + (k + 0.5) * step + 4 * pen.scale));
+  }
+  context.fillStyle = pen.ink;
+  pen.font(11.5);
+  sideways(pen, layer.label, x + width + 8 + bar.words + 13 * pen.scale, y + height / 2, height + 30);
+}
+
+const gradients = new WeakMap(); // by layer: a column of its colours
+
+function gradient(layer) {
+  let canvas = gradients.get(layer);
+  if (!canvas) {
+    const table = palette(layer);
+    canvas = blank(1, table.length);
+    const pixels = new ImageData(1, table.length);
+    new Uint32Array(pixels.data.buffer).set([...table].reverse());
+    canvas.getContext("2d").putImageData(pixels, 0, 0);
+    gradients.set(layer, canvas);
+  }
+  return canvas;
+}
+
+function blank(width, height) {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [width, height];
+  return canvas;
+}
+
+function rgba(hex) {
+  const value = parseInt(hex.replace("#", ""), 16);
+  return ((255 << 24) | ((value & 255) << 16) | (value & 0xff00) | (value >> 16)) >>> 0; // as a little-endian word holds it
+}
+
+/** The colours of an image as words of pixels. */
+function palette(layer) {
+  return Uint32Array.from(layer.colours.match(/.{6}/g), rgba);
+}
+
+const pictures = new WeakMap(); // by layer: the last cells that were coloured, and for what
+
+function coloured(pen, layer, state) {
+  const values = part(layer, "values", state);
+  const categorical = layer.palette === "categories";
+  const known = pictures.get(layer);
+  if (known && known.start === values.byteOffset && (!categorical || known.theme === pen.background)) return known.canvas;
+  const [rows, columns] = layer.values.shape.slice(-2);
+  const canvas = known?.canvas ?? blank(columns, rows);
+  const pixels = new ImageData(columns, rows);
+  const out = new Uint32Array(pixels.data.buffer); // zero: not seen
+  const table = categorical ? Uint32Array.from(pen.colours, rgba) : palette(layer);
+  const log = layer.scale === "log";
+  const [low, high] = log ? layer.limits.map(Math.log10) : layer.limits;
+  const unit = table.length / (high - low);
+  for (let k = 0; k < values.length; k++) {
+    if (categorical) {
+      if (values[k] >= 0) out[k] = table[Math.trunc(values[k]) % table.length];
+      continue;
+    }
+    const value = log ? Math.log10(values[k]) : values[k];
+    if (Number.isFinite(value)) out[k] = table[Math.max(0, Math.min(table.length - 1, Math.floor((value - low) * unit)))];
+  }
+  canvas.getContext("2d").putImageData(pixels, 0, 0);
+  pictures.set(layer, { canvas, start: values.byteOffset, theme: pen.background });
+  return canvas;
+}
+
+/** Far from the frame nothing is seen, and dashes on a line of a million pixels would take for ever: it is cut. */
+function cut(x0, y0, x1, y1, box) {
+  let [from, to] = [0, 1];
+  const [dx, dy] = [x1 - x0, y1 - y0];
+  for (const [p, q] of [[-dx, x0 - box.left], [dx, box.right - x0], [-dy, y0 - box.top], [dy, box.bottom - y0]]) {
+    if (p === 0) {
+      if (q < 0) return null;
+    } else if (p < 0) {
+      from = Math.max(from, q / p);
+    } else {
+      to = Math.min(to, q / p);
+    }
+  }
+  return from < to ? [x0 + from * dx, y0 + from * dy, x0 + to * dx, y0 + to * dy] : null;
+}
+
+function trace(context, xs, ys, n, place) {
+  const { frame, x: X, y: Y } = place;
+  const [wide, high] = [frame.width, frame.height];
+  const box = { left: frame.x - wide, right: frame.x + 2 * wide, top: frame.y - high, bottom: frame.y + 2 * high };
+  let [x0, y0, down] = [NaN, NaN, false];
+  context.beginPath();
+  for (let k = 0; k < n; k++) {
+    const [x, y] = [X.at(xs[k]), Y.at(ys[k])];
+    if (!Number.isFinite(x) || !Number.isFinite(y)) {
+      [x0, y0, down] = [NaN, NaN, false];
+      continue;
+    }
+    const inside = x > box.left && x < box.right && y > box.top && y < box.bottom;
+    if (down && inside) {
+      context.lineTo(x, y);
+    } else if (!Number.isNaN(x0)) {
+      const piece = cut(x0, y0, x, y, box);
+      if (piece) {
+        if (!down) context.moveTo(piece[0], piece[1]);
+        context.lineTo(piece[2], piece[3]);
+      }
+    } else if (inside) {
+      context.moveTo(x, y);
+    }
+    [x0, y0, down] = [x, y, inside];
+  }
+}
+
+const draw = {
+  line(pen, layer, place, { scene, state }) {
+    const { context } = pen;
+    const [xs, ys, n] = [part(layer, "x", state), part(layer, "y", state), drawn(scene, layer, state)];
+    const width = layer.width * PIXELS_PER_POINT;
+    context.globalAlpha = layer.alpha;
+    context.lineJoin = "round";
+    trace(context, xs, ys, n, place);
+    if (place.cased) { // on an image a line has an edge, so that it is seen on every colour
+      context.setLineDash([]);
+      context.lineCap = "round";
+      context.lineWidth = width + 2.4;
+      context.strokeStyle = pen.background;
+      context.globalAlpha = layer.alpha * 0.8;
+      context.stroke();
+      context.globalAlpha = layer.alpha;
+    }
+    context.lineCap = "butt";
+    context.setLineDash(pen.dashes(layer.style, width));
+    context.lineWidth = width;
+    context.strokeStyle = pen.colour(layer.style);
+    context.stroke();
+    context.setLineDash([]);
+    context.fillStyle = pen.colour(layer.style);
+    if (layer.marker) {
+      for (let k = 0; k < n; k++) dot(pen, place.x.at(xs[k]), place.y.at(ys[k]), 1.25 * width + 0.8, place.cased);
+    }
+    if (layer.head) {
+      let k = n - 1;
+      while (k >= 0 && !(Number.isFinite(xs[k]) && Number.isFinite(ys[k]))) k--;
+      if (k >= 0) dot(pen, place.x.at(xs[k]), place.y.at(ys[k]), 1.4 * width + 1.4, true);
+    }
+  },
+
+  band(pen, layer, place, { state }) {
+    const { context } = pen;
+    const [xs, low, high] = ["x", "low", "high"].map((name) => part(layer, name, state));
+    const far = 4 * (place.frame.width + place.frame.height);
+    const near = (at) => Math.max(-far, Math.min(far, at));
+    const X = (k) => near(place.x.at(xs[k]));
+    const known = (k) => Number.isFinite(place.x.at(xs[k])) && !Number.isNaN(place.y.at(low[k]) + place.y.at(high[k]));
+    context.globalAlpha = layer.alpha;
+    context.fillStyle = pen.colour(layer.style);
+    for (let from = 0; from < xs.length; from++) {
+      if (!known(from)) continue;
+      let to = from;
+      while (to + 1 < xs.length && known(to + 1)) to++;
+      context.beginPath();
+      for (let k = from; k <= to; k++) context.lineTo(X(k), near(place.y.at(high[k])));
+      for (let k = to; k >= from; k--) context.lineTo(X(k), near(place.y.at(low[k])));
+      context.fill();
+      from = to;
+    }
+  },
+
+  image(pen, layer, place, { state }) {
+    const { context } = pen;
+    const [rows, columns] = layer.values.shape.slice(-2);
+    const [x, y] = [part(layer, "x", state), part(layer, "y", state)];
+    const [left, low] = [place.x.at(x[0]), place.y.at(y[0])];
+    const [wide, high] = [place.x.at(x[1]) - left, place.y.at(y[1]) - low];
+    context.save();
+    context.globalAlpha = layer.alpha;
+    context.translate(left, low);
+    context.scale(wide / columns, high / rows);
+    // Cells smaller than a pixel are averaged, others have sharp edges.
+    context.imageSmoothingEnabled = Math.min(Math.abs(wide) / columns, Math.abs(high) / rows) * pen.ratio < 1;
+    context.drawImage(coloured(pen, layer, state), 0, 0);
+    context.restore();
+  },
+
+  points(pen, layer, place, { state, moved }) {
+    const { context } = pen;
+    const [xs, ys] = [part(layer, "x", state), part(layer, "y", state)];
+    const radius = (layer.size * PIXELS_PER_POINT) / 2;
+    context.fillStyle = context.strokeStyle = pen.colour(layer.style);
+    for (let k = 0; k < xs.length; k++) {
+      const [vx, vy] = moved.get(layer)?.[k] ?? [xs[k], ys[k]];
+      const [x, y] = [place.x.at(vx), place.y.at(vy)];
+      if (inFrame(place, x, y)) marker(pen, layer.marker, x, y, radius);
+    }
+  },
+
+  arrows(pen, layer, place, { state }) {
+    const { context } = pen;
+    const [xs, ys, dxs, dys] = ["x", "y", "dx", "dy"].map((name) => part(layer, name, state));
+    const width = layer.width * PIXELS_PER_POINT;
+    for (let k = 0; k < xs.length; k++) {
+      const [x0, y0] = [place.x.at(xs[k]), place.y.at(ys[k])];
+      const [x1, y1] = [place.x.at(xs[k] + dxs[k]), place.y.at(ys[k] + dys[k])];
+      if (Number.isFinite(x0 + y0 + x1 + y1)) arrow(pen, layer.style, x0, y0, x1, y1, width, place.cased);
+    }
+    context.setLineDash([]);
+  },
+
+  mark(pen, layer, place, { state, taken }) {
+    const { context } = pen;
+    const { x: left, y: top, width, height } = place.frame;
+    const upright = layer.axis === "x";
+    const thick = layer.width * PIXELS_PER_POINT;
+    context.strokeStyle = pen.colour(layer.style);
+    context.lineWidth = thick;
+    context.setLineDash(pen.dashes(layer.style, thick));
+    let first = null;
+    context.beginPath();
+    for (const value of part(layer, "at", state)) {
+      const at = pen.crisp(place[layer.axis].at(value), thick);
+      if (!(upright ? at >= left - 1 && at <= left + width + 1 : at >= top - 1 && at <= top + height + 1)) continue;
+      first ??= at;
+      context.moveTo(upright ? at : left, upright ? top : at);
+      context.lineTo(upright ? at : left + width, upright ? top + height : at);
+    }
+    context.stroke();
+    context.setLineDash([]);
+    if (first === null || !layer.label) return;
+    pen.font(10.5);
+    const long = context.measureText(layer.label).width;
+    const tall = 14 * pen.scale;
+    const x = upright ? (first + 5 + long > left + width ? first - 5 - long : first + 5) : left + width - long - 3;
+    let y = upright ? top + 3 : first - tall - 1 < top ? first + 2 : first - tall - 1;
+    // Labels of lines that are close stand one below the other.
+    const hits = () => taken.find((box) => x < box.x + box.long + 4 && box.x < x + long + 4 && y < box.y + tall && box.y < y + tall);
+    for (let other = hits(); upright && other && y < top + height - 2 * tall; other = hits()) y = other.y + tall;
+    taken.push({ x, y, long });
+    context.textAlign = "left";
+    outlined(pen, layer.label, x, y + 11 * pen.scale, pen.colour(layer.style));
+  },
+
+  words(pen, layer, place, { state }) {
+    const { context } = pen;
+    const { x: left, y: top, width, height } = place.frame;
+    const size = layer.size * PIXELS_PER_POINT;
+    const lines = text(layer, state).split("\n");
+    const x = left + part(layer, "x", state)[0] * width;
+    const middle = top + (1 - part(layer, "y", state)[0]) * height;
+    pen.font(size, { fixed: layer.fixed });
+    context.textAlign = layer.align;
+    const step = 1.4 * size * pen.scale;
+    lines.forEach((line, k) => {
+      const y = middle + (k - (lines.length - 1) / 2) * step + 0.35 * size * pen.scale;
+      if (place.cased) outlined(pen, line, x, y, pen.colour(layer.style));
+      else {
+        context.fillStyle = pen.colour(layer.style);
+        context.fillText(line, x, y);
+      }
+    });
+  },
+};
+
+function outlined(pen, words, x, y, colour) {
+  const { context } = pen;
+  context.save();
+  context.lineJoin = "round";
+  context.lineWidth = 3;
+  context.strokeStyle = pen.background;
+  context.globalAlpha = 0.85;
+  context.strokeText(words, x, y);
+  context.restore();
+  context.fillStyle = colour;
+  context.fillText(words, x, y);
+}
+
+function dot(pen, x, y, radius, cased) {
+  const { context } = pen;
+  if (!Number.isFinite(x) || !Number.isFinite(y)) return;
+  context.beginPath();
+  context.arc(x, y, radius, 0, 2 * Math.PI);
+  if (cased) {
+    context.lineWidth = 2.4;
+    context.strokeStyle = pen.background;
+    context.stroke();
+  }
+  context.fill();
+}
+
+function marker(pen, kind, x, y, radius) {
+  const { context } = pen;
+  if (kind === "dot") return dot(pen, x, y, radius, true);
+  context.beginPath();
+  if (kind === "ring") {
+    context.arc(x, y, radius - 0.9, 0, 2 * Math.PI);
+  } else if (kind === "cross") {
+    const reach = 0.8 * radius;
+    for (const side of [1, -1]) {
+      context.moveTo(x - reach, y - side * reach);
+      context.lineTo(x + reach, y + side * reach);
+    }
+  } else {
+    for (let k = 0; k < 10; k++) {
+      const [angle, far] = [(k * Math.PI) / 5, (k % 2 ? 0.5 : 1.15) * radius];
+      context.lineTo(x + far * Math.sin(angle), y - far * Math.cos(angle));
+    }
+    context.closePath();
+  }
+  const colour = context.strokeStyle;
+  context.lineJoin = "round";
+  context.lineCap = "round";
+  context.strokeStyle = pen.background;
+  context.lineWidth = kind === "star" ? 2.4 : 4.4;
+  context.stroke();
+  context.strokeStyle = colour;
+  context.lineWidth = 2;
+  if (kind === "star") context.fill();
+  else context.stroke();
+  context.lineCap = "butt";
+}
+
+function arrow(pen, style, x0, y0, x1, y1, width, cased) {
+  const { context } = pen;
+  const long = Math.hypot(x1 - x0, y1 - y0);
+  if (!long) return;
+  const head = Math.min(4 * width + 3, long);
+  const [ux, uy] = [(x1 - x0) / long, (y1 - y0) / long];
+  const [bx, by] = [x1 - head * ux, y1 - head * uy];
+  const path = () => {
+    context.beginPath();
+    context.moveTo(x0, y0);
+    context.lineTo(bx, by);
+  };
+  const tip = () => {
+    context.beginPath();
+    context.moveTo(x1, y1);
+    context.lineTo(bx - 0.42 * head * uy, by + 0.42 * head * ux);
+    context.lineTo(bx + 0.42 * head * uy, by - 0.42 * head * ux);
+    context.closePath();
+  };
+  context.lineJoin = "round";
+  context.setLineDash([]);
+  if (cased) {
+    context.strokeStyle = pen.background;
+    context.lineWidth = width + 2.4;
+    path();
+    context.stroke();
+    context.lineWidth = 2.4;
+    tip();
+    context.stroke();
+  }
+  context.strokeStyle = context.fillStyle = pen.colour(style);
+  context.lineWidth = width;
+  path();
+  context.stroke();
+  tip();
+  context.fill();
+}
+
+// ---- What lies under the pointer
+
+function nearestOnSegment(x, y, x0, y0, x1, y1) {
+  const [dx, dy] = [x1 - x0, y1 - y0];
+  const share = dx || dy ? Math.max(0, Math.min(1, ((x - x0) * dx + (y - y0) * dy) / (dx * dx + dy * dy))) : 0;
+  return { far: Math.hypot(x - x0 - share * dx, y - y0 - share * dy), second: share > 0.5 };
+}
+
+/** The point of a draggable or spoken-of layer, or of a line, nearest to a place; else the image's cell; else null. */
+function lookAt(place, x, y, { scene, state, hidden, moved }) {
+  const shown = place.panel.layers.filter((layer) => !hidden.has(layer.name));
+  let best = null;
+  const offer = (found) => {
+    if (!best || found.far < best.far) best = found;
+  };
+  for (const layer of shown) {
+    if (layer.kind === "points" && (layer.words.length || layer.drag)) {
+      const [xs, ys] = [part(layer, "x", state), part(layer, "y", state)];
+      for (let k = 0; k < xs.length; k++) {
+        const [vx, vy] = moved.get(layer)?.[k] ?? [xs[k], ys[k]];
+        const [px, py] = [place.x.at(vx), place.y.at(vy)];
+        const far = Math.hypot(px - x, py - y);
+        if (far < 12) offer({ layer, far: far - 8, k, vx, vy, px, py, title: layer.words[k] || layer.name }); // points first
+      }
+    } else if (layer.kind === "line") {
+      const [xs, ys, n] = [part(layer, "x", state), part(layer, "y", state), drawn(scene, layer, state)];
+      let [px, py] = [NaN, NaN];
+      for (let k = 0; k < n; k++) {
+        const [qx, qy] = [place.x.at(xs[k]), place.y.at(ys[k])];
+        const { far, second } = nearestOnSegment(x, y, Number.isFinite(px + py) ? px : qx, Number.isFinite(px + py) ? py : qy, qx, qy);
+        if (far < 22 && (!best || far < best.far)) {
+          const at = second || !Number.isFinite(px + py) ? k : k - 1;
+          const [vx, vy] = [xs[at], ys[at]];
+          offer({ layer, far, k: at, vx, vy, px: place.x.at(vx), py: place.y.at(vy), title: layer.name });
+        }
+        [px, py] = [qx, qy];
+      }
+    }
+  }
+  if (best) return best;
+  for (const layer of shown) {
+    if (layer.kind !== "image") continue;
+    const [rows, columns] = layer.values.shape.slice(-2);
+    const [ends, heights] = [part(layer, "x", state), part(layer, "y", state)];
+    const [x0, x1, y0, y1] = [place.x.at(ends[0]), place.x.at(ends[1]), place.y.at(heights[0]), place.y.at(heights[1])];
+    const [column, row] = [Math.floor(((x - x0) / (x1 - x0)) * columns), Math.floor(((y - y0) / (y1 - y0)) * rows)];
+    if (column < 0 || column >= columns || row < 0 || row >= rows) continue;
+    const value = part(layer, "values", state)[row * columns + column];
+    const [wide, high] = [(x1 - x0) / columns, (y1 - y0) / rows];
+    const [px, py] = [x0 + (column + 0.5) * wide, y0 + (row + 0.5) * high];
+    best = { layer, far: 0, px, py, vx: place.x.value(px), vy: place.y.value(py), cell: { wide, high }, title: layer.name };
+    if (layer.palette === "categories") best.says = value < 0 ? "none" : layer.words[value] ?? String(value);
+    else best.says = `${layer.label ? `${layer.label} ` : ""}${number(value)}`;
+  }
+  return best;
+}
+
+/** The value of a coordinate in words: those of a given tick where there is one. */
+function spoken(axis, value, reach) {
+  const tick = axis.ticks?.find(([at]) => Math.abs(at - value) <= reach);
+  return `${axis.label ? `${axis.label} ` : ""}${tick ? tick[1] : number(value)}`;
+}
+
+/** What is to be said of something found: a title and lines. */
+function said(place, found) {
+  const { cell } = found;
+  const reach = (along, size) => (size && along.axis.scale === "linear" ? Math.abs(size / along.unit) / 2 : 0);
+  const lines = [spoken(place.panel.x, found.vx, reach(place.x, cell?.wide)), spoken(place.panel.y, found.vy, reach(place.y, cell?.high))];
+  if (found.layer.kind === "points" && found.layer.words.length) return { title: found.title, lines };
+  return { title: found.says ?? found.title, lines };
+}
+
+// ---- In an element
+
+const CSS = `
+.tristep { position: relative; box-sizing: border-box; padding: 8px 10px 10px; border-radius: 6px; overflow: hidden;
+  font: 13px/1.4 ${FAMILY}; color: var(--tristep-ink); background: var(--tristep-background); accent-color: var(--tristep-accent); }
+.tristep *, .tristep *::before { box-sizing: border-box; }
+.tristep-title { font-weight: 600; font-size: 15px; margin: 0 0 4px; }
+.tristep-legend { display: flex; flex-wrap: wrap; gap: 0 6px; margin: 0 0 4px -6px; }
+.tristep-legend button { display: inline-flex; align-items: center; gap: 6px; padding: 1px 6px; border: 0; border-radius: 4px;
+  background: none; color: inherit; font: inherit; font-size: 12px; cursor: pointer; }
+.tristep-legend button:hover { background: var(--tristep-grid); }
+.tristep-legend button[aria-pressed="false"] { color: var(--tristep-quiet); }
+.tristep-legend button[aria-pressed="false"] svg { opacity: 0.25; }
+.tristep-legend button[aria-pressed="false"] span { text-decoration: line-through; }
+.tristep-legend svg { flex: none; }
+.tristep-picture { position: relative; }
+.tristep-picture canvas { display: block; width: 100%; }
+.tristep-picture canvas + canvas { position: absolute; inset: 0; pointer-events: none; }
+.tristep-picture canvas:first-child { touch-action: pan-y; border-radius: 3px; }
+.tristep :focus { outline: none; }
+.tristep :focus-visible { outline: 2px solid var(--tristep-accent); outline-offset: 1px; }
+.tristep-readout { position: absolute; left: 0; top: 0; z-index: 1; pointer-events: none; max-width: 280px; padding: 4px 8px; border-radius: 4px;
+  border: 1px solid var(--tristep-grid); background: var(--tristep-background); box-shadow: 0 1px 5px rgb(0 0 0 / 0.18);
+  font-size: 12px; font-variant-numeric: tabular-nums; white-space: pre-line; }
+.tristep-readout[hidden] { display: none; }
+.tristep-readout b { font-weight: 600; }
+.tristep-readout i { display: inline-block; width: 9px; height: 9px; margin-right: 6px; border-radius: 5px; }
+.tristep-readout div { color: var(--tristep-quiet); }
+.tristep-controls { display: grid; grid-template-columns: max-content minmax(120px, 420px) minmax(64px, 1fr); gap: 6px 12px;
+  align-items: center; margin-top: 8px; font-size: 12.5px; }
+.tristep-controls:empty { display: none; }
+.tristep-controls label { color: var(--tristep-ink); }
+.tristep-controls output { color: var(--tristep-ink); font-variant-numeric: tabular-nums; }
+.tristep-controls input { width: 100%; margin: 0; height: 18px; cursor: pointer; }
+.tristep-controls select, .tristep-controls button { font: inherit; color: inherit; background: var(--tristep-background);
+  border: 1px solid var(--tristep-edge); border-radius: 4px; padding: 3px 10px; cursor: pointer; }
+.tristep-controls select { justify-self: start; padding: 2px 4px; }
+.tristep-controls button:hover { background: var(--tristep-grid); }
+.tristep-controls .tristep-play { display: flex; gap: 8px; align-items: center; }
+.tristep-controls .tristep-play button { flex: none; display: inline-flex; width: 26px; height: 22px; padding: 0; align-items: center; justify-content: center; }
+.tristep-buttons { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 6px; }
+.tristep-hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
+`;
+
+/**
+ * Show a scene in an element.
+ *
+ * @param element where to; it is emptied.
+ * @param payload the bytes of Scene.to_bytes().
+ * @param options.send gets what a person did, as viz/canvas.py lists it; null where there is no Python: what only it could act on is left out.
+ * @param options.theme "light", "dark", or "auto" for that of the page around.
+ * @returns {update(payload), destroy()}
+ */
+export function mount(element, payload, { send = null, theme = "auto" } = {}) {
+  let scene = decode(payload);
+  let state = Object.fromEntries(scene.controls.map(({ name, index }) => [name, index]));
+  let places = []; // of the panels on the canvas
+  let zoomed = scene.panels.map(() => null);
+  let [width, height, ratio] = [0, 0, 1];
+  let [colouring, backIsOld, frameAsked, pen] = ["light", true, 0, null];
+  let cursor = null; // of the keyboard: {k, x, y}, a panel's number and pixels
+  let held = null; // the point that is being moved: {k, layer, number}
+  let pressed = null; // where a pointer went down: {k, x, y, drags, pointer}
+  let playing = null; // {name, since}
+  let tableTimer = 0;
+  const hidden = new Set(); // names
+  const moved = new Map(); // by layer: places of points since they were moved by hand
+  const waiting = new Map(); // by what they tell of: messages that follow when Python has had a moment
+  const inputs = new Map(); // by control: what shows a state
+
+  // The parts, in the order in which they are seen.
+  const root = make("div", "tristep");
+  const style = make("style", "", CSS);
+  const title = make("div", "tristep-title");
+  const legend = make("div", "tristep-legend");
+  legend.setAttribute("role", "group");
+  legend.setAttribute("aria-label", "Legend: what is shown");
+  const picture = make("div", "tristep-picture");
+  const front = make("canvas");
+  const over = make("canvas");
+  const back = document.createElement("canvas"); // what no control changes
+  const readout = make("div", "tristep-readout");
+  readout.hidden = true;
+  const controls = make("div", "tristep-controls");
+  const table = make("div", "tristep-hidden");
+  const voice = make("div", "tristep-hidden");
+  voice.setAttribute("aria-live", "polite");
+  front.tabIndex = 0;
+  front.setAttribute("role", "img");
+  over.setAttribute("aria-hidden", "true");
+  picture.append(front, over, readout);
+  root.append(style, title, legend, picture, controls, table, voice);
+  element.replaceChildren(root);
+
+  const look = () => ({ scene, state, hidden, moved, taken: [] });
+
+  // -- Drawing, at most once a frame
+
+  function changed({ back: old = false } = {}) {
+    backIsOld ||= old;
+    frameAsked ||= requestAnimationFrame(() => {
+      frameAsked = 0;
+      paint();
+    });
+  }
+
+  function paint() {
+    if (!width) return;
+    const context = front.getContext("2d");
+    if (backIsOld) {
+      pen = penFor(back.getContext("2d"), scene.style, colouring, Math.max(0.8, Math.min(1, width / (scene.width * PIXELS_PER_INCH))), ratio);
+      pen.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+      places = arrange(scene, width, height, pen, zoomed);
+      pen.context.fillStyle = pen.background;
+      pen.context.fillRect(0, 0, width, height);
+      for (const place of places) {
+        place.cased = place.panel.layers.some(({ kind }) => kind === "image");
+        const { layers } = place.panel;
+        const moving = layers.findIndex((layer) => layer.by.length || layer.upto || layer.drag);
+        place.still = moving < 0 ? layers.length : moving;
+        place.taken = [];
+        drawAxes(pen, place);
+        place.bars.forEach((bar) => drawBar(pen, bar));
+        drawLayers(place, layers.slice(0, place.still), place.taken);
+        if (place.still === layers.length) drawFrame(pen, place);
+      }
+      backIsOld = false;
+    }
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    context.drawImage(back, 0, 0);
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const still = pen.context;
+    pen.context = context;
+    for (const place of places) {
+      const rest = place.panel.layers.slice(place.still);
+      if (!rest.length) continue;
+      drawLayers(place, rest, [...place.taken]);
+      drawFrame(pen, place);
+    }
+    pen.context = still;
+    paintOver();
+    clearTimeout(tableTimer);
+    tableTimer = setTimeout(tabulate, 300);
+  }
+
+  function drawLayers(place, layers, taken) {
+    const { context } = pen;
+    const { x, y, width: wide, height: high } = place.frame;
+    for (const layer of layers) {
+      if (hidden.has(layer.name)) continue;
+      context.save();
+      if (layer.kind !== "points" && layer.kind !== "words") { // these are whole also where they lie on the edge
+        context.beginPath();
+        context.rect(x, y - 1, wide + 1, high + 2);
+        context.clip();
+      }
+      draw[layer.kind](pen, layer, place, { ...look(), taken });
+      context.restore();
+    }
+  }
+
+  /** The cursor, the rectangle of a zoom, and what is pointed at. */
+  function paintOver(found = null, place = null) {
+    const context = over.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, width, height);
+    if (!pen) return;
+    context.strokeStyle = pen.quiet;
+    context.lineWidth = 1;
+    if (cursor) {
+      const { frame } = places[cursor.k];
+      const [x, y] = [pen.crisp(cursor.x), pen.crisp(cursor.y)];
+      context.setLineDash([4, 3]);
+      context.beginPath();
+      context.moveTo(x, frame.y);
+      context.lineTo(x, frame.y + frame.height);
+      context.moveTo(frame.x, y);
+      context.lineTo(frame.x + frame.width, y);
+      context.stroke();
+      context.setLineDash([]);
+    }
+    if (pressed?.zoom) {
+      const { x, y, width: wide, height: high } = pressed.zoom;
+      context.fillStyle = pen.quiet;
+      context.globalAlpha = 0.15;
+      context.fillRect(x, y, wide, high);
+      context.globalAlpha = 1;
+      context.strokeRect(pen.crisp(x), pen.crisp(y), wide, high);
+    }
+    if (!found) return;
+    if (found.cell) {
+      const [wide, high] = [Math.abs(found.cell.wide), Math.abs(found.cell.high)];
+      if (Math.min(wide, high) < 5) return;
+      context.strokeStyle = pen.ink;
+      context.lineWidth = 1.5;
+      context.strokeRect(found.px - wide / 2, found.py - high / 2, wide, high);
+    } else if (inFrame(place, found.px, found.py)) {
+      context.fillStyle = pen.colour(found.layer.style);
+      dot({ ...pen, context }, found.px, found.py, 4.5, true);
+    }
+  }
+
+  // -- Size and colours
+
+  function resize() {
+    const wide = Math.min(picture.clientWidth, scene.width * PIXELS_PER_INCH);
+    const high = Math.round((wide * scene.height) / scene.width);
+    if (wide === width && high === height && ratio === devicePixelRatio && !backIsOld) return;
+    [width, height, ratio] = [wide, high, devicePixelRatio || 1];
+    for (const canvas of [front, over, back]) {
+      [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
+      canvas.style.height = `${height}px`;
+    }
+    cursor = null;
+    backIsOld = true;
+    if (width) paint(); // at once: a canvas that has got a new size is empty
+  }
+
+  function recolour() {
+    const around = document.body?.dataset.jpThemeLight;
+    const dark = around === undefined ? matchMedia("(prefers-color-scheme: dark)").matches : around === "false";
+    colouring = theme === "auto" ? (dark ? "dark" : "light") : theme;
+    const colours = scene.style[colouring];
+    root.style.colorScheme = colouring;
+    root.dataset.theme = colouring;
+    for (const [name, value] of Object.entries({ ...colours, accent: colours.colours[0], edge: mixed(colours.quiet, colours.background) })) {
+      if (typeof value === "string") root.style.setProperty(`--tristep-${name}`, value);
+    }
+    fillLegend();
+    changed({ back: true });
+  }
+
+  // -- Title, legend, controls, table
+
+  function fillLegend() {
+    const focused = [...legend.children].indexOf(document.activeElement);
+    const entries = new Map();
+    for (const panel of scene.panels) {
+      for (const layer of panel.layers) {
+        const named = layer.name && layer.kind !== "image" && layer.kind !== "words";
+        const key = JSON.stringify([layer.name, layer.style]);
+        if (named && !entries.has(key)) entries.set(key, layer);
+      }
+    }
+    legend.replaceChildren(
+      ...[...entries.values()].map((layer) => {
+        const button = make("button");
+        button.type = "button";
+        button.setAttribute("aria-pressed", String(!hidden.has(layer.name)));
+        button.append(swatch(layer, scene.style, colouring), make("span", "", layer.name));
+        button.addEventListener("click", () => {
+          if (!hidden.delete(layer.name)) hidden.add(layer.name);
+          fillLegend();
+          changed({ back: true });
+        });
+        return button;
+      }),
+    );
+    legend.hidden = !entries.size;
+    legend.style.display = entries.size ? "" : "none";
+    if (focused >= 0) legend.children[focused]?.focus();
+  }
+
+  function fillWords() {
+    root.style.maxWidth = `${scene.width * PIXELS_PER_INCH + 20}px`;
+    title.textContent = scene.title;
+    title.style.display = scene.title ? "" : "none";
+    front.setAttribute("aria-label", [scene.title, scene.description].filter(Boolean).join(". "));
+  }
+
+  let filledFor = "";
+
+  function fillControls() {
+    const shown = scene.controls.filter(({ remote }) => !remote || send);
+    const wanted = JSON.stringify([shown.map((control) => ({ ...control, index: 0 })), scene.buttons]);
+    if (wanted === filledFor) return shown.forEach(({ name }) => inputs.get(name)()); // not under somebody's hand
+    filledFor = wanted;
+    playing = null;
+    inputs.clear();
+    controls.replaceChildren();
+    for (const control of shown) {
+      const id = `tristep-${Math.random().toString(36).slice(2)}`;
+      const label = make("label", "", control.label);
+      label.htmlFor = id;
+      const input = control.kind === "choice" ? make("select") : make("input");
+      const value = make("output");
+      input.id = id;
+      input.dataset.control = control.name;
+      input.setAttribute("aria-label", control.label);
+      value.htmlFor = id;
+      if (control.kind === "choice") {
+        control.values.forEach((_, k) => input.append(new Option(words(control, k), k)));
+        input.addEventListener("change", () => set(control.name, Number(input.value)));
+        controls.append(label, input, make("span"));
+        inputs.set(control.name, () => (input.value = state[control.name]));
+      } else {
+        Object.assign(input, { type: "range", min: 0, max: control.values.length - 1, step: 1 });
+        input.addEventListener("input", () => {
+          if (playing?.name === control.name) stop();
+          set(control.name, Number(input.value));
+        });
+        const buttons = [];
+        if (control.kind === "play") buttons.push(playButton(control));
+        const row = make("div", "tristep-play");
+        row.append(...buttons, input);
+        controls.append(label, row, value);
+        inputs.set(control.name, () => {
+          const said = words(control, state[control.name]);
+          if (Number(input.value) !== state[control.name]) input.value = state[control.name];
+          input.setAttribute("aria-valuetext", said);
+          value.textContent = said;
+        });
+      }
+      inputs.get(control.name)();
+    }
+    if (send && scene.buttons.length) {
+      const row = make("div", "tristep-buttons");
+      for (const { name, label } of scene.buttons) {
+        const button = make("button", "", label);
+        button.type = "button";
+        button.dataset.button = name;
+        button.addEventListener("click", () => tell({ kind: "button", name }));
+        row.append(button);
+      }
+      controls.append(row);
+    }
+  }
+
+  function set(name, index) {
+    if (state[name] === index) return;
+    state = { ...state, [name]: index };
+    inputs.get(name)?.();
+    tell({ kind: "control", name, index }, `control ${name}`);
+    changed();
+  }
+
+  function playButton(control) {
+    const button = make("button");
+    button.type = "button";
+    button.dataset.play = control.name;
+    const show = () => {
+      const on = playing?.name === control.name;
+      button.setAttribute("aria-label", `${on ? "Pause" : "Play"} ${control.label}`);
+      button.replaceChildren(icon(on ? "M2 1h3v10H2zM7 1h3v10H7z" : "M2.5 1v10l8-5z"));
+    };
+    button.addEventListener("click", () => {
+      if (playing?.name === control.name) return stop();
+      stop();
+      const last = control.values.length - 1;
+      const from = state[control.name] === last ? 0 : state[control.name];
+      const mine = (playing = { name: control.name, show });
+      const long = 1000 * control.seconds;
+      let begun = null;
+      const step = (now) => {
+        if (playing !== mine) return;
+        begun ??= now - (from / Math.max(1, last)) * long;
+        const index = Math.min(last, Math.floor(((now - begun) / long) * last + 1e-6));
+        set(control.name, index);
+        if (index < last) requestAnimationFrame(step);
+        else stop();
+      };
+      requestAnimationFrame(step);
+      show();
+    });
+    show();
+    return button;
+  }
+
+  function stop() {
+    const { show } = playing ?? {};
+    playing = null;
+    show?.();
+  }
+
+  /** The last values of the lines, for those who do not see them. */
+  function tabulate() {
+    const rows = [];
+    for (const panel of scene.panels) {
+      for (const layer of panel.layers) {
+        if (layer.kind !== "line" || !layer.name || hidden.has(layer.name)) continue;
+        const ys = part(layer, "y", state);
+        let k = drawn(scene, layer, state) - 1;
+        while (k >= 0 && !Number.isFinite(ys[k])) k--;
+        if (k >= 0) rows.push([layer.name, panel.title || panel.y.label, number(ys[k])]);
+      }
+    }
+    const body = make("table");
+    body.append(make("caption", "", "Last values"));
+    for (const row of rows) {
+      const line = make("tr");
+      line.append(...row.map((words) => make("td", "", words)));
+      body.append(line);
+    }
+    table.replaceChildren(...(rows.length ? [body] : []));
+  }
+
+  // -- What a person does
+
+  function tell(message, key = null) {
+    if (!send) return;
+    if (key === null) return send(message);
+    const earlier = waiting.get(key);
+    if (earlier) {
+      earlier.next = message; // the latest wins: a slider must not run ahead of Python
+      return;
+    }
+    const entry = { next: null };
+    waiting.set(key, entry);
+    send(message);
+    setTimeout(() => {
+      waiting.delete(key);
+      if (entry.next) tell(entry.next, key);
+    }, 50);
+  }
+
+  function panelAt(x, y) {
+    return places.findIndex((place) => place.panel.frame && inFrame(place, x, y));
+  }
+
+  function point(k, x, y) {
+    const { frame } = places[k];
+    return [Math.max(frame.x, Math.min(frame.x + frame.width, x)), Math.max(frame.y, Math.min(frame.y + frame.height, y))];
+  }
+
+  function click(k, x, y) {
+    const { panel, x: X, y: Y } = places[k];
+    if (!panel.click) return;
+    const { control: name, along, event } = panel.click;
+    if (event !== null) tell({ kind: "click", name: event, x: X.value(x), y: Y.value(y) });
+    if (name === null) return;
+    const control = scene.controls.find((each) => each.name === name);
+    const [way, at] = along === "x" ? [X, x] : [Y, y];
+    const distance = (value, index) => Math.abs(way.at(typeof value === "string" ? index : value) - at);
+    let best = 0;
+    control.values.forEach((value, index) => {
+      if (distance(value, index) < distance(control.values[best], best)) best = index;
+    });
+    set(name, best);
+  }
+
+  function grip(k, x, y) {
+    if (!send) return null;
+    let best = null;
+    for (const layer of places[k].panel.layers) {
+      if (layer.kind !== "points" || layer.drag === null || hidden.has(layer.name)) continue;
+      const [xs, ys] = [part(layer, "x", state), part(layer, "y", state)];
+      for (let number = 0; number < xs.length; number++) {
+        const [vx, vy] = moved.get(layer)?.[number] ?? [xs[number], ys[number]];
+        const far = Math.hypot(places[k].x.at(vx) - x, places[k].y.at(vy) - y);
+        if (far < 14 && (!best || far < best.far)) best = { k, layer, number, far };
+      }
+    }
+    return best;
+  }
+
+  function move(x, y) {
+    const { k, layer, number } = held;
+    [x, y] = point(k, x, y);
+    const to = [places[k].x.value(x), places[k].y.value(y)];
+    moved.set(layer, { ...moved.get(layer), [number]: to });
+    tell({ kind: "drag", name: layer.drag, number, x: to[0], y: to[1] }, `drag ${layer.drag} ${number}`);
+    changed();
+  }
+
+  function tellOf(k, x, y, { aloud = false } = {}) {
+    const found = lookAt(places[k], x, y, look());
+    paintOver(found, places[k]);
+    const place = places[k];
+    const words = found ? said(place, found) : aloud ? { title: "", lines: [spoken(place.panel.x, place.x.value(x), 0), spoken(place.panel.y, place.y.value(y), 0)] } : null;
+    readout.hidden = !words;
+    if (!words) return;
+    const head = make("b", "", words.title);
+    const parts = words.title ? [head] : [];
+    if (found && !found.cell) {
+      const colour = make("i");
+      colour.style.background = pen.colour(found.layer.style);
+      parts.unshift(colour);
+    }
+    readout.replaceChildren(...parts, make("div", "", words.lines.join("\n")));
+    const { offsetWidth: wide, offsetHeight: high } = readout;
+    const left = x + 14 + wide > width ? Math.max(0, x - 14 - wide) : x + 14;
+    const top = y + 14 + high > height ? Math.max(0, y - 10 - high) : y + 14;
+    readout.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
+    if (aloud) voice.textContent = [words.title, ...words.lines].filter(Boolean).join(", ");
+  }
+
+  function quiet() {
+    readout.hidden = true;
+    paintOver();
+  }
+
+  function place(event) {
+    const box = front.getBoundingClientRect(); // may be scaled by the page around
+    return [((event.clientX - box.left) * width) / box.width, ((event.clientY - box.top) * height) / box.height];
+  }
+
+  front.addEventListener("pointerdown", (event) => {
+    const [x, y] = place(event);
+    const k = panelAt(x, y);
+    if (k < 0 || event.button) return;
+    cursor = null;
+    held = grip(k, x, y);
+    pressed = { k, x, y, far: false, pointer: event.pointerId };
+    front.setPointerCapture(event.pointerId);
+    if (held) event.preventDefault(); // no selecting of text on the way; the focus comes by hand
+    front.focus({ preventScroll: true });
+  });
+
+  front.addEventListener("pointermove", (event) => {
+    const [x, y] = place(event);
+    if (!pressed) {
+      const k = panelAt(x, y);
+      front.style.cursor = k >= 0 && grip(k, x, y) ? "grab" : k >= 0 && places[k].panel.click ? "crosshair" : "default";
+      if (k < 0 || !pen) quiet();
+      else tellOf(k, x, y);
+      return;
+    }
+    pressed.far ||= Math.hypot(x - pressed.x, y - pressed.y) > 5;
+    if (held) {
+      front.style.cursor = "grabbing";
+      move(x, y);
+    } else if (pressed.far && places[pressed.k].panel.click?.control) {
+      click(pressed.k, ...point(pressed.k, x, y));
+    } else if (pressed.far && event.pointerType !== "touch") {
+      pressed.zoom = rectangle(places[pressed.k], pressed, ...point(pressed.k, x, y));
+      quiet();
+    }
+  });
+
+  front.addEventListener("pointerup", (event) => {
+    if (!pressed) return;
+    const [x, y] = place(event);
+    const { k, far, zoom } = pressed;
+    if (!held && !far) click(k, x, y);
+    if (zoom && zoom.width > 8 && zoom.height > 8) {
+      const { panel, x: X, y: Y } = places[k];
+      const within = (axis, way, from, to) => {
+        const ends = [way.value(from), way.value(to)].sort((a, b) => a - b);
+        return { ...axis, low: ends[0], high: ends[1] };
+      };
+      zoomed[k] = { x: within(panel.x, X, zoom.x, zoom.x + zoom.width), y: within(panel.y, Y, zoom.y, zoom.y + zoom.height) };
+      changed({ back: true });
+    }
+    held = pressed = null;
+    quiet();
+  });
+
+  front.addEventListener("pointercancel", () => {
+    held = pressed = null;
+    quiet();
+  });
+
+  front.addEventListener("pointerleave", () => pressed || quiet());
+
+  front.addEventListener("dblclick", (event) => {
+    const k = panelAt(...place(event));
+    if (k < 0 || !zoomed[k]) return;
+    zoomed[k] = null;
+    changed({ back: true });
+  });
+
+  front.addEventListener("keydown", (event) => {
+    const framed = places.flatMap(({ panel }, k) => (panel.frame ? [k] : []));
+    if (!framed.length || event.ctrlKey || event.metaKey || event.altKey) return;
+    const step = event.shiftKey ? 0.1 : 0.02;
+    const ways = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    const centre = (k) => ({ k, x: places[k].frame.x + places[k].frame.width / 2, y: places[k].frame.y + places[k].frame.height / 2 });
+    if (event.key in ways) {
+      const [dx, dy] = ways[event.key];
+      if (cursor) {
+        const { frame } = places[cursor.k];
+        const [x, y] = point(cursor.k, cursor.x + dx * step * frame.width, cursor.y + dy * step * frame.height);
+        cursor = { ...cursor, x, y };
+        if (held) move(x, y);
+      } else {
+        cursor = centre(framed[0]);
+      }
+    } else if (event.key === "PageDown" || event.key === "PageUp") {
+      const now = cursor ? framed.indexOf(cursor.k) : event.key === "PageDown" ? -1 : 0;
+      cursor = centre(framed[(now + (event.key === "PageDown" ? 1 : framed.length - 1)) % framed.length]);
+      held = null;
+    } else if (event.key === "Enter" && cursor) {
+      if (held) held = null;
+      else if (!(held = grip(cursor.k, cursor.x, cursor.y))) click(cursor.k, cursor.x, cursor.y);
+    } else if (event.key === "Escape") {
+      held = cursor = null;
+      quiet();
+      front.blur();
+      event.preventDefault();
+      return;
+    } else {
+      return;
+    }
+    event.preventDefault();
+    tellOf(cursor.k, cursor.x, cursor.y, { aloud: true });
+  });
+
+  front.addEventListener("blur", () => {
+    held = cursor = null;
+    quiet();
+  });
+
+  // A notebook takes keys for itself, arrows above all; those with Ctrl or the like remain its own.
+  root.addEventListener("keydown", (event) => {
+    if (!event.ctrlKey && !event.metaKey && !event.altKey) event.stopPropagation();
+  });
+
+  // -- Life
+
+  const sizes = new ResizeObserver(resize);
+  sizes.observe(picture);
+  window.addEventListener("resize", resize); // another screen may have other pixels
+  const themes = new MutationObserver(recolour);
+  if (document.body) themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
+  const preference = matchMedia("(prefers-color-scheme: dark)");
+  preference.addEventListener("change", recolour);
+
+  fillWords();
+  fillControls();
+  recolour();
+  resize();
+
+  return {
+    update(bytes) {
+      const before = scene;
+      scene = decode(bytes);
+      const known = new Map(before.controls.map((control) => [control.name, control]));
+      state = Object.fromEntries(
+        scene.controls.map(({ name, index, values }) => {
+          const old = known.get(name);
+          return [name, old && old.values.length === values.length && old.index === index ? state[name] : index];
+        }),
+      );
+      zoomed = scene.panels.map((panel, k) => {
+        const old = before.panels[k];
+        const same = old && ["x", "y"].every((way) => old[way].label === panel[way].label && old[way].scale === panel[way].scale);
+        return (same && zoomed[k]) || null;
+      });
+      moved.clear();
+      if (held) {
+        const number = before.panels[held.k].layers.indexOf(held.layer);
+        const layer = scene.panels[held.k]?.layers[number];
+        held = layer?.kind === "points" && layer.drag === held.layer.drag ? { ...held, layer } : null;
+      }
+      if (places.length !== scene.panels.length) cursor = null;
+      fillWords();
+      fillControls();
+      recolour();
+      resize();
+    },
+    destroy() {
+      sizes.disconnect();
+      themes.disconnect();
+      preference.removeEventListener("change", recolour);
+      window.removeEventListener("resize", resize);
+      cancelAnimationFrame(frameAsked);
+      clearTimeout(tableTimer);
+      playing = null;
+      root.remove();
+    },
+  };
+}
+
+function make(tag, name = "", words = "") {
+  const made = document.createElement(tag);
+  if (name) made.className = name;
+  if (words) made.textContent = words;
+  return made;
+}
+
+function svg(tag, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+function icon(path) {
+  return svg("svg", { width: 12, height: 12, viewBox: "0 0 12 12", "aria-hidden": "true" }, svg("path", { d: path, fill: "currentColor" }));
+}
+
+/** How a layer looks, beside its name in the legend. */
+function swatch(layer, style, theme) {
+  const { colours, ...roles } = style[theme];
+  const numbered = typeof layer.style === "number";
+  const colour = numbered ? colours[layer.style % colours.length] : roles[layer.style];
+  const parts = [];
+  if (layer.kind === "band") {
+    parts.push(svg("rect", { x: 1, y: 2, width: 24, height: 8, fill: colour, "fill-opacity": Math.max(0.25, layer.alpha) }));
+  } else if (layer.kind === "points") {
+    const shape = { ring: "none" }[layer.marker] ?? colour;
+    if (layer.marker === "cross") parts.push(svg("path", { d: "M9 2l8 8M17 2l-8 8", stroke: colour, "stroke-width": 2 }));
+    else if (layer.marker === "star") parts.push(svg("path", { d: "M13 0l1.6 4 4.4.2-3.4 2.7 1.2 4.2-3.8-2.4-3.8 2.4 1.2-4.2L7 4.2 11.4 4z", fill: colour }));
+    else parts.push(svg("circle", { cx: 13, cy: 6, r: 4, fill: shape, stroke: colour, "stroke-width": layer.marker === "ring" ? 2 : 0 }));
+  } else if (layer.kind === "arrows") {
+    parts.push(svg("path", { d: "M1 6h17", stroke: colour, "stroke-width": 2.4 }), svg("path", { d: "M17 1.5l8 4.5-8 4.5z", fill: colour }));
+  } else {
+    const width = layer.kind === "mark" ? 1.4 : 2.4;
+    const dashes = (numbered ? style.dashes[layer.style % style.dashes.length] : []).map((length) => length * width).join(" ");
+    parts.push(svg("path", { d: "M1 6h24", stroke: colour, "stroke-width": width, "stroke-dasharray": dashes }));
+    if (layer.marker || layer.head) parts.push(svg("circle", { cx: layer.head && !layer.marker ? 23 : 13, cy: 6, r: 3, fill: colour }));
+  }
+  return svg("svg", { width: 26, height: 12, viewBox: "0 0 26 12", "aria-hidden": "true" }, ...parts);
+}
+
+function inFrame({ frame }, x, y) {
+  return x >= frame.x - 1 && x <= frame.x + frame.width + 1 && y >= frame.y - 1 && y <= frame.y + frame.height + 1;
+}
+
+function rectangle({ panel, frame }, from, x, y) {
+  const made = { x: Math.min(from.x, x), y: Math.min(from.y, y), width: Math.abs(x - from.x), height: Math.abs(y - from.y) };
+  if (panel.equal) { // what is seen keeps the frame's proportions
+    const share = Math.max(made.width / frame.width, made.height / frame.height);
+    [made.width, made.height] = [share * frame.width, share * frame.height];
+    made.x = Math.min(made.x, frame.x + frame.width - made.width);
+    made.y = Math.min(made.y, frame.y + frame.height - made.height);
+  }
+  return made;
+}
+
+function mixed(one, other) {
+  const [a, b] = [one, other].map((hex) => hex.match(/[0-9a-f]{2}/gi).map((digits) => parseInt(digits, 16)));
+  return `rgb(${a.map((value, k) => Math.round((value + b[k]) / 2)).join(" ")})`;
+}
+
+// ---- In a notebook: what anywidget calls
+
+export default {
+  render({ model, el }) {
+    const shown = mount(el, model.get("payload"), { send: (message) => model.send(message) });
+    const update = () => shown.update(model.get("payload"));
+    model.on("change:payload", update);
+    return () => {
+      model.off("change:payload", update);
+      shown.destroy();
+    };
+  },
+};
