@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import math
+import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anywidget
+import numpy as np
 import traitlets
+
+from .style import THEMES
 
 __all__ = ["SceneWidget", "page"]
 
@@ -86,18 +91,53 @@ def checked(message: object) -> Event | None:
 def page(payload: bytes, title: str, description: str) -> str:
     """A file that shows a scene by itself, opened from a disk or sent by mail: HTML with the module and the scene in it.
 
+    Numbers are kept to five digits where that cannot be seen: not in arrays of whole numbers, nor where all are close to
+    one another. Then a sweep of 41 rates, 8 optimizers and 200 steps takes 0.2 MB.
+
     Args:
         payload: of `Scene.to_bytes`.
         title: of the page.
         description: the picture in words, for where scripts do not run.
     """
-    data = base64.b64encode(zlib.compress(payload, 9)).decode("ascii")
+    data = base64.b64encode(zlib.compress(_packed(payload), 9)).decode("ascii")
     return PAGE.format(
         title=html.escape(title),
         description=html.escape(description).replace("\n", "<br>"),
+        light=THEMES["light"].background,
+        dark=THEMES["dark"].background,
         data=data,
         module=MODULE.read_text(encoding="utf-8"),
     )
+
+
+def _packed(payload: bytes) -> bytes:
+    """The scene for a page: `unpack` of scene.js is the way back.
+
+    Of its arrays every word of 4 bytes is stored as the difference from the one before, and of these first all first bytes,
+    then all second bytes, and so on. Numbers of a curve differ in their last bytes only, and so most of what there is to
+    compress is the same byte over and over.
+    """
+    (length,) = struct.unpack_from("<I", payload)
+    start = -(-(4 + length) // 8) * 8
+    body = bytearray(payload[start:])
+    for each in json.loads(payload[4 : 4 + length])["arrays"]:
+        if each["dtype"] == "float32":
+            array = np.frombuffer(body, np.float32, math.prod(each["shape"]), each["start"])
+            array[...] = _rounded(array)
+    words = np.frombuffer(body, np.uint32)
+    steps = np.diff(words, prepend=np.uint32(0))  # modulo 2**32
+    return payload[:start] + steps.view(np.uint8).reshape(-1, 4).T.tobytes()
+
+
+def _rounded(array: np.ndarray) -> np.ndarray:
+    """float32 [n] with the last 7 of 23 binary places zero, if that moves none by a 50,000th of what they span."""
+    finite = array[np.isfinite(array)]
+    if not finite.size or (finite == np.round(finite)).all():
+        return array
+    near = ((array.view(np.uint32) + 64) & ~np.uint32(127)).view(np.float32)
+    near = np.where(np.isfinite(array) & np.isfinite(near), near, array)
+    moved = np.abs(near - array)[np.isfinite(array)].max()
+    return near if moved < np.ptp(finite.astype(np.float64)) / 50_000 else array
 
 
 # The policy keeps the page from the network. Base64 has no "<", so that nothing in a scene ends the script that holds it.
@@ -107,12 +147,12 @@ PAGE = """<!DOCTYPE html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:">
 <title>{title}</title>
 <link rel="icon" href="data:,">
 <style>
-body {{ margin: 24px; background: light-dark(#ffffff, #111318); }}
-body > * {{ max-width: 1180px; margin: 0 auto; font-family: system-ui, sans-serif; }}
+body {{ margin: 16px; background: light-dark({light}, {dark}); font-family: system-ui, sans-serif; }}
+.tristep {{ margin: 0 auto; }}
 </style>
 </head>
 <body>
@@ -122,7 +162,7 @@ body > * {{ max-width: 1180px; margin: 0 auto; font-family: system-ui, sans-seri
 {module}
 const packed = Uint8Array.from(atob(document.getElementById("payload").textContent), (sign) => sign.charCodeAt(0));
 const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-mount(document.getElementById("scene"), await new Response(unpacked).arrayBuffer());
+mount(document.getElementById("scene"), unpack(await new Response(unpacked).arrayBuffer()));
 </script>
 </body>
 </html>

@@ -40,6 +40,22 @@ export function decode(payload) {
   return scene;
 }
 
+/** The bytes of a scene from those of a page, where viz/canvas.py has put them so that they are easily compressed. */
+export function unpack(packed) {
+  const bytes = new Uint8Array(packed);
+  const length = new DataView(packed).getUint32(0, true);
+  const start = 8 * Math.ceil((4 + length) / 8);
+  const planes = bytes.slice(start); // the first byte of every word, then the second of every word, and so on
+  const words = new Uint32Array(packed, start);
+  const n = words.length;
+  let word = 0;
+  for (let k = 0; k < n; k++) {
+    word = (word + (planes[k] | (planes[n + k] << 8) | (planes[2 * n + k] << 16) | (planes[3 * n + k] << 24))) | 0;
+    words[k] = word;
+  }
+  return packed;
+}
+
 /** What the controls choose of a layer's array: a view of [own dimensions], never a copy. */
 export function part(layer, name, state) {
   const { data, shape } = layer[name];
@@ -188,9 +204,10 @@ function arrange(scene, width, height, pen, zoomed) {
     width: width * total(across, panel.column, panel.columns) - 60,
     height: height * total(down, panel.row, panel.rows) - 50,
   }));
+  let left;
   for (let pass = 0; pass < 2; pass++) { // how wide the numbers are depends on the size, and that on the numbers
     const edges = panels.map((panel, k) => margins(panel, frames[k], pen));
-    const left = largest(columns, panels, edges, (panel) => panel.column, "left");
+    left = largest(columns, panels, edges, (panel) => panel.column, "left");
     const right = largest(columns, panels, edges, (panel) => panel.column + panel.columns - 1, "right");
     const top = largest(rows, panels, edges, (panel) => panel.row, "top");
     const bottom = largest(rows, panels, edges, (panel) => panel.row + panel.rows - 1, "bottom");
@@ -211,6 +228,7 @@ function arrange(scene, width, height, pen, zoomed) {
     return {
       panel,
       frame,
+      edge: left[panel.column], // how far the labels reach from it
       x: direction(panel.x, frame.x, frame.x + frame.width),
       y: direction(panel.y, frame.y + frame.height, frame.y),
       xTicks: xTicks(panel.x, frame.width, pen),
@@ -250,8 +268,7 @@ function tracks(length, sizes, before, after) {
 function equal(panel, { x, y, width, height }) {
   const reach = (axis) => (axis.scale === "log" ? Math.log10(axis.high / axis.low) : axis.high - axis.low);
   const unit = Math.min(width / reach(panel.x), height / reach(panel.y));
-  const [wide, high] = [Math.round(unit * reach(panel.x)), Math.round(unit * reach(panel.y))];
-  return { x: x + Math.floor((width - wide) / 2), y: y + Math.floor((height - high) / 2), width: wide, height: high };
+  return { x, y, width: Math.round(unit * reach(panel.x)), height: Math.round(unit * reach(panel.y)) };
 }
 
 /** Ticks along x, as many as leave room between their words. */
@@ -290,7 +307,8 @@ function bars(panel, frame, pen) {
       const labels = shown ? shown.major : categories(layer).map((words) => ({ words }));
       const words = Math.max(0, ...labels.map(pen.tickWidth));
       const bar = { layer, x, y: frame.y, width: 11, height: frame.height, ticks: shown, axis, words, reach: 0 };
-      bar.reach = bar.width + 8 + words + 20 * pen.scale;
+      bar.reach = bar.width + 8 + words + (shown ? 23 * pen.scale : 0);
+      if (!shown) bar.reach = Math.max(bar.reach, pen.tickWidth({ words: layer.label }));
       x += bar.reach + 8;
       return bar;
     });
@@ -320,14 +338,14 @@ function penFor(context, style, theme, scale, ratio) {
     dashes: (layerStyle, width) =>
       (typeof layerStyle === "number" ? style.dashes[layerStyle % style.dashes.length] : []).map((length) => length * width),
     font: (size, { bold = false, fixed = false } = {}) => {
-      context.font = `${bold ? "600 " : ""}${size * scale}px ${fixed ? FIXED : FAMILY}`;
+      pen.context.font = `${bold ? "600 " : ""}${size * scale}px ${fixed ? FIXED : FAMILY}`;
     },
     tickWidth: ({ words, power }) => {
       pen.font(11);
-      const plain = context.measureText(words).width;
+      const plain = pen.context.measureText(words).width;
       if (power === undefined) return plain;
       pen.font(8.5);
-      return plain + context.measureText(minus(String(power))).width + 1;
+      return plain + pen.context.measureText(minus(String(power))).width + 1;
     },
     // The middle of a line of this width, in CSS pixels, that fills whole pixels of the screen.
     crisp: (at, width = 1) => {
@@ -338,7 +356,7 @@ function penFor(context, style, theme, scale, ratio) {
   return pen;
 }
 
-function drawAxes(pen, { panel, frame, x, y, xTicks, yTicks }) {
+function drawAxes(pen, { panel, frame, edge, x, y, xTicks, yTicks }) {
   const { context, scale } = pen;
   const { x: left, y: top, width, height } = frame;
   const [right, bottom] = [left + width, top + height];
@@ -374,9 +392,8 @@ function drawAxes(pen, { panel, frame, x, y, xTicks, yTicks }) {
   context.fillStyle = pen.ink;
   pen.font(11.5);
   context.textAlign = "center";
-  const widest = Math.max(0, ...yTicks.major.map(pen.tickWidth));
   if (panel.x.label) context.fillText(shortened(context, panel.x.label, width + 60), left + width / 2, bottom + 7 + 28 * scale);
-  if (panel.y.label) sideways(pen, panel.y.label, left - 8 - widest - 9 * scale, top + height / 2, height + 30);
+  if (panel.y.label) sideways(pen, panel.y.label, left - edge + 12 * scale, top + height / 2, height + 30);
 }
 
 /** The frame's two lines and small ticks, above what is drawn in it. */
@@ -435,33 +452,35 @@ function shortened(context, words, room) {
 }
 
 function drawBar(pen, bar) {
-  const { context } = pen;
+  const { context, scale } = pen;
   const { layer, x, y, width, height } = bar;
-  const names = bar.ticks ? [] : categories(layer);
   context.save();
-  context.globalAlpha = layer.alpha;
+  context.textAlign = "left";
+  context.fillStyle = pen.ink;
   if (bar.ticks) {
+    pen.font(11.5);
+    sideways(pen, layer.label, x + width + 8 + bar.words + 15 * scale, y + height / 2, height + 30);
+    const up = direction(bar.axis, y + height, y);
+    context.fillStyle = pen.quiet;
+    for (const tick of bar.ticks.major) drawTick(pen, tick, x + width + 6, up.at(tick.value) + 4 * scale);
+    context.globalAlpha = layer.alpha;
     context.imageSmoothingEnabled = false;
     context.drawImage(gradient(layer), x, y, width, height);
   } else {
-    const step = Math.min(22 * pen.scale, height / names.length);
-    names.forEach((_, k) => {
+    const names = categories(layer);
+    const step = Math.min(20 * scale, height / (names.length + 1));
+    drawTick(pen, { words: layer.label }, x, y + 10 * scale);
+    names.forEach((words, k) => {
+      const middle = y + (k + 1.5) * step;
+      context.globalAlpha = 1;
+      context.fillStyle = pen.quiet;
+      drawTick(pen, { words }, x + width + 6, middle + 4 * scale);
+      context.globalAlpha = layer.alpha;
       context.fillStyle = pen.colour(k);
-      context.fillRect(x, y + k * step + 3, width, step - 6);
+      context.fillRect(x, middle - width / 2, width, width);
     });
   }
   context.restore();
-  context.fillStyle = pen.quiet;
-  if (bar.ticks) {
-    const up = direction(bar.axis, y + height, y);
-    for (const tick of bar.ticks.major) drawTick(pen, tick, x + width + 6, up.at(tick.value) + 4 * pen.scale);
-  } else {
-    const step = Math.min(22 * pen.scale, height / names.length);
-    names.forEach((words, k) => drawTick(pen, { words }, x + width + 6, y + (k + 0.5) * step + 4 * pen.scale));
-  }
-  context.fillStyle = pen.ink;
-  pen.font(11.5);
-  sideways(pen, layer.label, x + width + 8 + bar.words + 13 * pen.scale, y + height / 2, height + 30);
 }
 
 const gradients = new WeakMap(); // by layer: a column of its colours
@@ -578,9 +597,9 @@ const draw = {
     if (place.cased) { // on an image a line has an edge, so that it is seen on every colour
       context.setLineDash([]);
       context.lineCap = "round";
-      context.lineWidth = width + 2.4;
+      context.lineWidth = width + 2;
       context.strokeStyle = pen.background;
-      context.globalAlpha = layer.alpha * 0.8;
+      context.globalAlpha = layer.alpha * 0.65;
       context.stroke();
       context.globalAlpha = layer.alpha;
     }
@@ -917,7 +936,13 @@ const CSS = `
 .tristep-controls:empty { display: none; }
 .tristep-controls label { color: var(--tristep-ink); }
 .tristep-controls output { color: var(--tristep-ink); font-variant-numeric: tabular-nums; }
-.tristep-controls input { width: 100%; margin: 0; height: 18px; cursor: pointer; }
+.tristep-controls input { appearance: none; width: 100%; height: 18px; margin: 0; border-radius: 4px; background: none; cursor: pointer; }
+.tristep-controls input::-webkit-slider-runnable-track { height: 4px; border-radius: 2px; background: var(--tristep-edge); }
+.tristep-controls input::-moz-range-track { height: 4px; border-radius: 2px; background: var(--tristep-edge); }
+.tristep-controls input::-webkit-slider-thumb { appearance: none; width: 14px; height: 14px; margin-top: -5px; border: 0; border-radius: 7px;
+  background: var(--tristep-accent); box-shadow: 0 0 0 2px var(--tristep-background); }
+.tristep-controls input::-moz-range-thumb { width: 14px; height: 14px; border: 0; border-radius: 7px; background: var(--tristep-accent);
+  box-shadow: 0 0 0 2px var(--tristep-background); }
 .tristep-controls select, .tristep-controls button { font: inherit; color: inherit; background: var(--tristep-background);
   border: 1px solid var(--tristep-edge); border-radius: 4px; padding: 3px 10px; cursor: pointer; }
 .tristep-controls select { justify-self: start; padding: 2px 4px; }
