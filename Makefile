@@ -12,7 +12,7 @@ GPU_RESULTS ?= benchmarks/results/gpu.json
 
 help:
 	@echo "make demo    train something small and look at it"
-	@echo "make test    the whole test suite (JOBS=1 for one process)"
+	@echo "make test    the whole test suite (JOBS=1 for one process); tests in a browser need Debian's chromium and chromium-driver"
 	@echo "make lint    ruff, mypy and the rules of who imports whom"
 	@echo "make bench   time the updates against torch.optim on this machine's CPU; PARTS='steps clip' for some of it"
 	@echo "make lab     JupyterLab on the tutorials"

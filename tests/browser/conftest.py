@@ -1,0 +1,377 @@
+"""A real browser for tests: Debian's chromium without a window, pages opened from files, and a JupyterLab on loopback.
+
+Without chromium the tests are skipped, or fail where TRISTEP_BROWSER=require. Screenshots are kept in TRISTEP_SCREENSHOTS,
+or in a temporary folder; the summary says where. TRISTEP_KERNEL names the kernel of the notebooks, "python3" if not set.
+"""
+
+import base64
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+GET_IT = "no chromium for tests in a browser; on Debian: apt-get install chromium chromium-driver"
+KERNEL = os.environ.get("TRISTEP_KERNEL", "python3")
+MODULE = Path(__file__).parents[2] / "viz" / "static" / "scene.js"
+_FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --hide-scrollbars "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --force-device-scale-factor=1 --window-size=1400,1100"
+)
+_shots: Path | None = None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("browser")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if _shots is not None:
+        terminalreporter.write_line(f"screenshots: {_shots}")
+
+
+class Browser:
+    """A chromium and what tests ask of it."""
+
+    def __init__(self, driver: Any, shots: Path) -> None:
+        self.driver = driver
+        self.shots = shots
+
+    @staticmethod
+    def until(condition: Callable[[], Any], what: str, seconds: float = 20) -> Any:
+        """What the condition gives as soon as it is true; asked again and again."""
+        end = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < end, f"waited {seconds} s for {what}"
+            time.sleep(0.01)
+        return found
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def find(self, selector: str) -> Any:
+        return self.until(lambda: self.driver.find_elements("css selector", selector), selector)[0]
+
+    def keys(self, element: Any, *keys: str) -> None:
+        self.run("arguments[0].focus({preventScroll: true})", element)
+        element.send_keys(*keys)
+
+    def pixels(self, selector: str = ".tristep-picture canvas") -> np.ndarray:
+        """uint8 [height, width, 3] of a canvas, after what is to be drawn has been drawn."""
+        from PIL import Image
+
+        url = self.driver.execute_async_script(
+            "const done = arguments[1];"
+            "requestAnimationFrame(() => requestAnimationFrame(() => done(document.querySelector(arguments[0]).toDataURL())))",
+            selector,
+        )
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))).convert("RGB"))
+
+    def digest(self, selector: str = ".tristep-picture canvas") -> str:
+        return hashlib.sha256(self.pixels(selector).tobytes()).hexdigest()
+
+    def keep(self, name: str) -> None:
+        """Keep a screenshot."""
+        self.driver.save_screenshot(str(self.shots / f"{name}.png"))
+
+    def theme(self, name: str) -> None:
+        """What the system asks for: "light" or "dark"."""
+        features = {"features": [{"name": "prefers-color-scheme", "value": name}]}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
+
+    def complaints(self) -> list[str]:
+        """Errors and warnings of the console since the last time."""
+        log = self.driver.get_log("browser")
+        return [entry["message"] for entry in log if entry["level"] == "SEVERE" and "favicon" not in entry["message"]]
+
+
+@pytest.fixture(scope="session")
+def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots are kept."""
+    global _shots
+    asked = os.environ.get("TRISTEP_SCREENSHOTS")
+    _shots = Path(asked).resolve() if asked else tmp_path_factory.mktemp("screenshots")
+    _shots.mkdir(parents=True, exist_ok=True)
+    return _shots
+
+
+@pytest.fixture(scope="session")
+def chromium(shots: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    running = start(tmp_path_factory.mktemp("chromium"), shots)
+    yield running
+    running.driver.quit()
+
+
+def start(profile: Path, shots: Path | None = None) -> Browser:
+    """A chromium with this folder for its profile; without one the test is skipped, or fails, and says how to get it."""
+    try:
+        from selenium import webdriver
+        from selenium.webdriver.chrome.service import Service
+    except ModuleNotFoundError:
+        _missing("no selenium for tests in a browser: pip install selenium")
+    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if binary is None or driver is None:
+        _missing(GET_IT)
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary  # else selenium would look for one to download
+    for flag in [*_FLAGS.split(), f"--user-data-dir={profile}"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    running = webdriver.Chrome(options=options, service=Service(driver))
+    running.set_script_timeout(100)
+    return Browser(running, shots or profile)
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """A browser on an empty page, in which nothing may go wrong."""
+    chromium.driver.get("about:blank")
+    chromium.theme("light")
+    chromium.complaints()
+    yield chromium
+    assert chromium.complaints() == []
+
+
+def _missing(what: str) -> None:
+    if os.environ.get("TRISTEP_BROWSER") == "require":
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+class Stage:
+    """A page with the module's functions in its window, on which scenes are shown."""
+
+    def __init__(self, browser: Browser, folder: Path) -> None:
+        self.browser = browser
+        names = "decode, part, drawn, number, words, ticks, mount"
+        module = MODULE.read_text(encoding="utf-8")
+        file = folder / "stage.html"
+        file.write_text(
+            '<!DOCTYPE html><meta charset="utf-8"><link rel="icon" href="data:,"><body><div id="stage"></div>'
+            f'<script type="module">{module}\nObject.assign(window, {{ {names} }});\n'
+            "window.bytes = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0)).buffer;\n"
+            "window.sent = [];\n</script>",
+            encoding="utf-8",
+        )
+        browser.driver.get(file.as_uri())
+
+    def show(self, scene: Any, remote: bool = True, theme: str = "auto") -> None:
+        self.browser.run(
+            "window.sent = []; window.shown?.destroy();"
+            "window.shown = mount(document.getElementById('stage'), bytes(arguments[0]),"
+            " {send: arguments[1] ? (message) => sent.push(message) : null, theme: arguments[2]})",
+            base64.b64encode(scene.to_bytes()).decode(),
+            remote,
+            theme,
+        )
+
+    def update(self, scene: Any) -> None:
+        self.browser.run("shown.update(bytes(arguments[0]))", base64.b64encode(scene.to_bytes()).decode())
+
+    def sent(self, kind: str) -> list[dict[str, Any]]:
+        """What Python would have been told of this kind."""
+        return [message for message in self.browser.run("return window.sent") if message["kind"] == kind]
+
+    def frame(self, quiet: str = "#63666f") -> tuple[int, int, int, int]:
+        """Left, top, right and bottom of the panel in a scene of one, in pixels; found by the colour of its two lines."""
+        ink = (self.browser.pixels() == _rgb(quiet)).all(axis=2)
+        column = int(np.argmax(ink.sum(axis=0)))
+        row = int(np.argmax(ink.sum(axis=1)))
+        along, down = np.flatnonzero(ink[row, column:]), np.flatnonzero(ink[: row + 1, column])
+        return column, int(down[0]), column + int(along[-1]) + 1, row
+
+    def place(self, scene: Any, x: float, y: float) -> tuple[float, float]:
+        """The pixel of a place in the panel of a scene of one, by arithmetic on its axes."""
+        left, top, right, bottom = self.frame()
+        panel = scene.panels[0]
+        across, up = _share(panel.x, x), _share(panel.y, y)
+        return left + across * (right - left), bottom - up * (bottom - top)
+
+    def pointer(self, *moves: tuple[str, float, float]) -> None:
+        """The mouse over the canvas: ("move" | "down" | "up", x, y), in its pixels from the upper left corner."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        canvas = self.browser.find(".tristep-picture canvas")
+        self.browser.run("arguments[0].scrollIntoView({block: 'nearest'})", canvas)
+        box = self.browser.run("const b = arguments[0].getBoundingClientRect(); return [b.x, b.y]", canvas)
+        chain = ActionChains(self.browser.driver, duration=0)
+        for kind, x, y in moves:
+            chain.w3c_actions.pointer_action.move_to_location(round(box[0] + x), round(box[1] + y))
+            if kind != "move":
+                getattr(chain.w3c_actions.pointer_action, f"pointer_{kind}")()
+        chain.perform()
+
+    def click(self, x: float, y: float) -> None:
+        self.pointer(("down", x, y), ("up", x, y))
+
+
+@pytest.fixture
+def stage(browser: Browser, tmp_path: Path) -> Stage:
+    """Where scenes are shown without a notebook."""
+    return Stage(browser, tmp_path)
+
+
+def _rgb(colour: str) -> np.ndarray:
+    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], dtype=np.uint8)
+
+
+def _share(axis: Any, value: float) -> float:
+    low, high = axis.low, axis.high
+    if axis.scale == "log":
+        low, high, value = np.log10([low, high, value])
+    share = (value - low) / (high - low)
+    return float(share if axis.upwards else 1 - share)
+
+
+class Lab:
+    """A JupyterLab of its own on loopback, and one notebook at a time in the browser."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        settings = root / "settings" / "@jupyterlab" / "apputils-extension"
+        settings.mkdir(parents=True)
+        quiet = {"fetchNews": "false", "checkForUpdates": False}  # no network, nothing that pops up
+        (settings / "notification.jupyterlab-settings").write_text(json.dumps(quiet))
+        (root / "notebooks").mkdir()
+        folders = {
+            "JUPYTER_CONFIG_DIR": "config",
+            "JUPYTER_DATA_DIR": "data",
+            "JUPYTER_RUNTIME_DIR": "runtime",
+            "JUPYTERLAB_SETTINGS_DIR": "settings",
+            "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+            "IPYTHONDIR": "ipython",
+            "MPLCONFIGDIR": "matplotlib",
+        }
+        environment = os.environ | {name: str(root / folder) for name, folder in folders.items()}
+        environment.pop("MPLBACKEND", None)
+        if "PYTHONPATH" in environment:  # so that kernels import what the tests import
+            parts = environment["PYTHONPATH"].split(os.pathsep)
+            environment["PYTHONPATH"] = os.pathsep.join(str(Path(part).resolve()) for part in parts if part)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        options = (
+            f"--no-browser --ip=127.0.0.1 --port={port} --port-retries=0 --allow-root --IdentityProvider.token= "
+            f"--ServerApp.password= --expose-app-in-browser --LabApp.extension_manager=readonly"
+        ).split()
+        with (root / "lab.log").open("w") as log:
+            self.server = subprocess.Popen(
+                [sys.executable, "-m", "jupyterlab", *options, f"--ServerApp.root_dir={root / 'notebooks'}"],
+                env=environment,
+                cwd=root,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        Browser.until(self._answers, f"JupyterLab; see {root / 'lab.log'}", 60)
+
+    def _answers(self) -> bool:
+        assert self.server.poll() is None, (self.root / "lab.log").read_text()
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/status", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def end(self) -> None:
+        os.killpg(self.server.pid, signal.SIGTERM)
+        try:
+            self.server.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.server.pid, signal.SIGKILL)
+            self.server.wait()
+
+
+class Notebook:
+    """A notebook that is open in JupyterLab."""
+
+    def __init__(self, lab: Lab, browser: Browser, name: str, cells: list[str]) -> None:
+        import nbformat
+
+        self.lab, self.browser, self.name = lab, browser, name
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        book.metadata["kernelspec"] = {"name": KERNEL, "display_name": KERNEL}  # without it Lab asks, and waits for ever
+        nbformat.write(book, lab.root / "notebooks" / f"{name}.ipynb")
+        browser.driver.get(f"{lab.url}/doc/tree/{name}.ipynb?reset")
+        ready = (
+            "const c = window.jupyterapp?.shell.currentWidget?.context;"
+            "return document.querySelector('.jp-Dialog')?.innerText ??"
+            "  Boolean(c?.isReady && c.sessionContext.isReady"
+            "          && c.sessionContext.session?.kernel?.connectionStatus === 'connected')"
+        )
+        state = Browser.until(lambda: browser.run(ready), "a kernel", 60)
+        assert state is True, state
+
+    def run_all(self, wait: bool = True) -> None:
+        """Run all cells; without waiting, those that take long go on."""
+        start = "jupyterapp.commands.execute('notebook:run-all-cells')"
+        if not wait:
+            self.browser.run(start)
+            return
+        done = self.browser.driver.execute_async_script(f"const cb = arguments[0]; {start}.then(cb, (e) => cb('' + e))")
+        assert done is True, f"{done}: {self.text()}"
+        assert not self.browser.driver.find_elements(
+            "css selector", "[data-mime-type='application/vnd.jupyter.error'], [data-mime-type*='stderr']"
+        ), self.text()
+
+    def text(self) -> str:
+        """What stands in the outputs."""
+        return str(
+            self.browser.run("return [...document.querySelectorAll('.jp-OutputArea-output')].map(e => e.innerText).join('\\n')")
+        )
+
+    def says(self, pattern: str, seconds: float = 20) -> re.Match[str]:
+        """Wait until this stands in the outputs."""
+        found: re.Match[str] = Browser.until(lambda: re.search(pattern, self.text()), pattern, seconds)
+        return found
+
+    def close(self) -> None:
+        """Leave it, and end its kernel."""
+        self.browser.driver.execute_async_script(
+            "const cb = arguments[0], c = jupyterapp.shell.currentWidget.context;"
+            "c.save().then(() => c.sessionContext.shutdown()).then(cb, cb)"
+        )
+        self.browser.driver.get("about:blank")
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Iterator[Lab]:
+    """A JupyterLab; it ends with the tests."""
+    try:
+        import jupyterlab  # noqa: F401
+    except ModuleNotFoundError:
+        _missing("no JupyterLab for tests in a browser: pip install jupyterlab")
+    running = Lab(tmp_path_factory.mktemp("lab"))
+    yield running
+    running.end()
+
+
+@pytest.fixture
+def notebook(lab: Lab, browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callable[..., Notebook]]:
+    """A function that opens a notebook of these cells of code."""
+    opened: list[Notebook] = []
+
+    def open_it(*cells: str) -> Notebook:
+        name = f"{re.sub(r'[^a-z0-9]+', '-', request.node.name.lower()).strip('-')}-{len(opened)}"
+        opened.append(Notebook(lab, browser, name, list(cells)))
+        return opened[-1]
+
+    yield open_it
+    for book in opened:
+        book.close()

@@ -1,0 +1,105 @@
+"""A scene in JupyterLab: keys, clicks, updates while training goes on, colours of the notebook's theme."""
+
+import pytest
+
+pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
+pytest.importorskip("anywidget")
+pytest.importorskip("nbformat")
+
+LEFT, RIGHT = "\ue012", "\ue014"
+
+SCENE = """
+import numpy as np
+from tristep.viz.canvas import SceneWidget
+from tristep.viz.scene import Axis, Button, Click, Control, Line, Panel, Points, Scene
+
+rate = Control("rate", "learning rate", [0.01, 0.1, 1.0], 1)
+x = np.linspace(0, 10, 100)
+
+def scene(height, title="paths"):
+    curves = Line(x, [height * np.exp(-r * x) for r in rate.values], by=("rate",), name="loss")
+    panel = Panel(Axis("x", 0, 10), Axis("y", 0, 10), [curves], click=Click(event="start"))
+    return Scene([panel], title=title, controls=[rate], buttons=[Button("stop", "Stop")], description="A loss falls.")
+"""
+
+
+def test_keys_change_the_picture_and_a_click_tells_python_where(notebook, browser):
+    book = notebook(
+        SCENE,
+        """
+        import ipywidgets
+        said = ipywidgets.Label("nothing yet")
+        widget = SceneWidget(scene(8).to_bytes(), lambda event: setattr(said, "value", repr(event)))
+        widget
+        """.replace("\n        ", "\n"),
+        "said",
+        "from IPython.display import display\ndisplay(SceneWidget(scene(3, 'a second view').to_bytes()))",
+    )
+    book.run_all()
+    canvas = browser.find(".tristep-picture canvas")
+    slider = browser.find(".tristep input[type=range]")
+    before = browser.digest()
+    browser.keys(slider, RIGHT)
+    assert browser.digest() != before
+    assert slider.get_attribute("aria-valuetext") == "1"
+    book.says(r"'kind': 'control', 'name': 'rate', 'index': 2")
+    browser.keys(slider, LEFT)
+    assert browser.digest() == before
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    browser.run("arguments[0].scrollIntoView({block: 'center'})", canvas)
+    ActionChains(browser.driver).move_to_element_with_offset(canvas, 20, 0).click().perform()
+    event = eval(book.says(r"\{'kind': 'click'[^}]*\}")[0])
+    assert event["name"] == "start"
+    assert 4 < event["x"] < 7
+    assert 4 < event["y"] < 7
+    browser.find("button[data-button=stop]").click()
+    book.says(r"\{'kind': 'button', 'name': 'stop'\}")
+    browser.keep("jupyterlab")
+
+
+def test_a_running_task_changes_the_picture_and_leaves_the_controls_alone(notebook, browser):
+    book = notebook(
+        SCENE,
+        """
+        import asyncio
+        widget = SceneWidget(scene(8, "step 0").to_bytes())
+        steps = 0
+
+        async def train():
+            global steps
+            while True:
+                steps += 1
+                if steps % 50 == 0:
+                    widget.payload = scene(2 + steps % 7, f"step {steps}").to_bytes()
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(train())
+        widget
+        """.replace("\n        ", "\n"),
+    )
+    book.run_all()
+    slider = browser.find(".tristep input[type=range]")
+    browser.keys(slider, RIGHT)
+    first = int(book.says(r"step (\d+)")[1])
+    book.says(rf"step (?!{first}\b)\d+")
+    second = book.text()
+    assert browser.run("return arguments[0].isConnected", slider)
+    assert slider.get_attribute("aria-valuetext") == "1"
+    assert browser.run("return document.activeElement === arguments[0]", slider)
+    assert "step 0" not in second
+    browser.keep("jupyterlab-task")
+
+
+def test_the_notebooks_theme_is_followed_at_once(notebook, browser):
+    book = notebook(SCENE, "SceneWidget(scene(8).to_bytes())")
+    book.run_all()
+    browser.find(".tristep-picture canvas")
+    light = browser.pixels()[1, 1].tolist()
+    change = "const cb = arguments[1]; jupyterapp.commands.execute('apputils:change-theme', {theme: arguments[0]}).then(cb, cb)"
+    browser.driver.execute_async_script(change, "JupyterLab Dark")
+    browser.until(lambda: browser.pixels()[1, 1].tolist() == [22, 24, 29], "the dark theme's background")
+    browser.keep("jupyterlab-dark")
+    browser.driver.execute_async_script(change, "JupyterLab Light")
+    browser.until(lambda: browser.pixels()[1, 1].tolist() == light, "the light theme's background")
+    assert light == [255, 255, 255]
