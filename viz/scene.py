@@ -523,7 +523,7 @@ class Scene:
                     return value.tolist()
                 if id(value) not in places:
                     places[id(value)] = len(buffers)
-                    buffers.append(np.ascontiguousarray(value))
+                    buffers.append(np.ascontiguousarray(value).reshape(value.shape))  # which has made [1] of []
                 return {"array": places[id(value)]}
             if isinstance(value, (Layer, Panel, Axis, Control, Button, Click)):
                 named = {each.name: plain(getattr(value, each.name)) for each in fields(value)}

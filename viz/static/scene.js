@@ -401,26 +401,21 @@ function drawFrame(pen, { panel, frame, x, y, xTicks, yTicks }) {
   if (!panel.frame) return;
   const { context } = pen;
   const { x: left, y: top, width, height } = frame;
-  const [edge, base] = [pen.crisp(left), pen.crisp(top + height)];
-  context.setLineDash([]);
-  context.lineWidth = 1;
-  context.strokeStyle = pen.quiet;
-  context.beginPath();
-  context.moveTo(edge, top);
-  context.lineTo(edge, base);
-  context.lineTo(left + width, base);
+  const [edge, base] = [pen.crisp(left) - 0.5, pen.crisp(top + height) - 0.5];
+  context.fillStyle = pen.quiet; // rectangles: their edges are exact
+  context.fillRect(edge, top, 1, base + 1 - top);
+  context.fillRect(edge, base, left + width - edge, 1);
   const small = (values, length, across) => {
     for (const value of values) {
-      const at = pen.crisp(across ? x.at(value) : y.at(value));
-      context.moveTo(across ? at : edge, across ? base : at);
-      context.lineTo(across ? at : edge - length, across ? base + length : at);
+      const at = pen.crisp(across ? x.at(value) : y.at(value)) - 0.5;
+      if (across) context.fillRect(at, base, 1, length + 1);
+      else context.fillRect(edge - length, at, length, 1);
     }
   };
   for (const [found, across] of [[xTicks, true], [yTicks, false]]) {
     small(found.major.map(({ value }) => value), 4, across);
     small(found.minor, 2, across);
   }
-  context.stroke();
 }
 
 function drawTick(pen, { words, power }, x, y) {
@@ -544,18 +539,23 @@ function coloured(pen, layer, state) {
 
 /** Far from the frame nothing is seen, and dashes on a line of a million pixels would take for ever: it is cut. */
 function cut(x0, y0, x1, y1, box) {
-  let [from, to] = [0, 1];
   const [dx, dy] = [x1 - x0, y1 - y0];
-  for (const [p, q] of [[-dx, x0 - box.left], [dx, box.right - x0], [-dy, y0 - box.top], [dy, box.bottom - y0]]) {
-    if (p === 0) {
-      if (q < 0) return null;
-    } else if (p < 0) {
-      from = Math.max(from, q / p);
-    } else {
-      to = Math.min(to, q / p);
-    }
+  const from = { share: 0, x: x0, y: y0 };
+  const to = { share: 1, x: x1, y: y1 };
+  for (const [p, q, edge] of [
+    [-dx, x0 - box.left, { x: box.left }],
+    [dx, box.right - x0, { x: box.right }],
+    [-dy, y0 - box.top, { y: box.top }],
+    [dy, box.bottom - y0, { y: box.bottom }],
+  ]) {
+    const share = q / p;
+    if (p === 0 && q < 0) return null;
+    if (p < 0 && share > from.share) Object.assign(from, { share, x: x0 + share * dx, y: y0 + share * dy }, edge);
+    if (p > 0 && share < to.share) Object.assign(to, { share, x: x0 + share * dx, y: y0 + share * dy }, edge);
   }
-  return from < to ? [x0 + from * dx, y0 + from * dy, x0 + to * dx, y0 + to * dy] : null;
+  // Of very far places digits are lost: on an edge its own number is taken, and what then lies beside the box is left out.
+  const inside = ({ x, y }) => x > box.left - 1 && x < box.right + 1 && y > box.top - 1 && y < box.bottom + 1;
+  return from.share <= to.share && inside(from) && inside(to) ? [from.x, from.y, to.x, to.y] : null;
 }
 
 function trace(context, xs, ys, n, place) {
@@ -766,7 +766,7 @@ function marker(pen, kind, x, y, radius) {
   if (kind === "dot") return dot(pen, x, y, radius, true);
   context.beginPath();
   if (kind === "ring") {
-    context.arc(x, y, radius - 0.9, 0, 2 * Math.PI);
+    context.arc(x, y, 0.85 * radius, 0, 2 * Math.PI);
   } else if (kind === "cross") {
     const reach = 0.8 * radius;
     for (const side of [1, -1]) {
@@ -784,10 +784,11 @@ function marker(pen, kind, x, y, radius) {
   context.lineJoin = "round";
   context.lineCap = "round";
   context.strokeStyle = pen.background;
-  context.lineWidth = kind === "star" ? 2.4 : 4.4;
+  const thick = Math.max(1.8, 0.3 * radius);
+  context.lineWidth = kind === "star" ? 2.4 : thick + 2.4;
   context.stroke();
   context.strokeStyle = colour;
-  context.lineWidth = 2;
+  context.lineWidth = thick;
   if (kind === "star") context.fill();
   else context.stroke();
   context.lineCap = "butt";
