@@ -92,7 +92,7 @@ def page(payload: bytes, title: str, description: str) -> str:
     """A file that shows a scene by itself, opened from a disk or sent by mail: HTML with the module and the scene in it.
 
     Numbers are kept to five digits where that cannot be seen: not in arrays of whole numbers, nor where all are close to
-    one another. Then a sweep of 41 rates, 8 optimizers and 200 steps takes 0.2 MB.
+    one another. A sweep of 41 rates, 8 optimizers and 200 steps then takes 0.2 to 0.3 MB.
 
     Args:
         payload: of `Scene.to_bytes`.

@@ -13,7 +13,7 @@ import pytest
 mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
 pytest.importorskip("anywidget")
 
-from matplotlib.colors import LogNorm, Normalize  # noqa: E402
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize  # noqa: E402
 from matplotlib.ticker import LogLocator, MaxNLocator  # noqa: E402
 
 from tristep.viz.canvas import page  # noqa: E402
@@ -226,6 +226,7 @@ def test_a_band_lets_through_what_is_behind_it(stage):
         ("sequential", "linear", "viridis", Normalize(-2, 3)),
         ("sequential", "log", "viridis", LogNorm(1e-3, 10)),
         ("diverging", "linear", "RdBu_r", Normalize(-3, 3)),
+        ("quiet", "linear", None, Normalize(-2, 3)),
     ],
 )
 @pytest.mark.parametrize("upwards", [True, False])
@@ -241,7 +242,12 @@ def test_cells_of_an_image_have_matplotlibs_colours(stage, palette, scale, color
     )
     stage.show(scene)
     pixels = stage.browser.pixels()
-    expected = 255 * mpl.colormaps[colormap](norm(values.astype(np.float32)))[..., :3]
+    if colormap is None:  # from the background to 35 % of the way to the quiet colour
+        shades = [(1 - 0.35 * s) * _rgb(LIGHT.background) / 255 + 0.35 * s * _rgb(LIGHT.quiet) / 255 for s in (0, 1)]
+        colours = LinearSegmentedColormap.from_list("quiet", shades)
+    else:
+        colours = mpl.colormaps[colormap]
+    expected = 255 * colours(norm(values.astype(np.float32)))[..., :3]
     for row, column in np.ndindex(4, 6):
         found = _at(pixels, stage.place(scene, column + 0.5, row + 0.5))
         if (row, column) == (1, 2):
@@ -251,7 +257,7 @@ def test_cells_of_an_image_have_matplotlibs_colours(stage, palette, scale, color
     np.testing.assert_array_equal(_at(pixels, stage.place(scene, 6.5, 0.5)), _rgb(LIGHT.background))
     _, top, right, bottom = stage.frame()
     bar = pixels[:, right + 19].astype(int)  # the colours' bar, from the last to the first
-    ends = 255 * mpl.colormaps[colormap]([1.0, 0.0])[:, :3]
+    ends = 255 * colours([1.0, 0.0])[:, :3]
     np.testing.assert_allclose(bar[[top + 1, bottom - 2]], ends, atol=6)
     stage.browser.keep(f"image-{palette}-{scale}-{'up' if upwards else 'down'}")
 
@@ -659,17 +665,22 @@ def test_colours_follow_the_system_and_jupyterlab_at_once(stage):
     scene = one(Line([0, 10], [5, 5], style=0, width=3, name="loss"), title="A panel")
     stage.show(scene)
     light = stage.browser.digest()
-    corner = lambda: _colour(stage.browser.pixels(), (1, 1))  # noqa: E731
+
+    def becomes(theme):
+        background = THEMES[theme].background
+        stage.browser.until(lambda: _colour(stage.browser.pixels(), (1, 1)) == background, f"the {theme} background")
+
     stage.browser.theme("dark")
-    assert corner() == THEMES["dark"].background
+    becomes("dark")
     assert (stage.browser.pixels() == _rgb(THEMES["dark"].colours[0])).all(axis=2).sum() > 300
     stage.browser.keep("dark")
     stage.browser.run("document.body.dataset.jpThemeLight = 'true'")
-    assert corner() == LIGHT.background
+    becomes("light")
     stage.browser.run("document.body.dataset.jpThemeLight = 'false'")
-    assert corner() == THEMES["dark"].background
+    becomes("dark")
     stage.browser.run("delete document.body.dataset.jpThemeLight")
     stage.browser.theme("light")
+    becomes("light")
     assert stage.browser.digest() == light
 
 

@@ -326,13 +326,13 @@ function penFor(context, style, theme, scale, ratio) {
   const colours = style[theme];
   const pen = {
     context,
+    theme,
     scale,
     ratio,
     background: colours.background,
     ink: colours.ink,
     quiet: colours.quiet,
     grid: colours.grid,
-    colours: colours.colours,
     colour: (layerStyle) =>
       typeof layerStyle === "number" ? colours.colours[layerStyle % colours.colours.length] : colours[layerStyle],
     dashes: (layerStyle, width) =>
@@ -460,7 +460,7 @@ function drawBar(pen, bar) {
     for (const tick of bar.ticks.major) drawTick(pen, tick, x + width + 6, up.at(tick.value) + 4 * scale);
     context.globalAlpha = layer.alpha;
     context.imageSmoothingEnabled = false;
-    context.drawImage(gradient(layer), x, y, width, height);
+    context.drawImage(gradient(pen, layer), x, y, width, height);
   } else {
     const names = categories(layer);
     const step = Math.min(20 * scale, height / (names.length + 1));
@@ -478,18 +478,12 @@ function drawBar(pen, bar) {
   context.restore();
 }
 
-const gradients = new WeakMap(); // by layer: a column of its colours
-
-function gradient(layer) {
-  let canvas = gradients.get(layer);
-  if (!canvas) {
-    const table = palette(layer);
-    canvas = blank(1, table.length);
-    const pixels = new ImageData(1, table.length);
-    new Uint32Array(pixels.data.buffer).set([...table].reverse());
-    canvas.getContext("2d").putImageData(pixels, 0, 0);
-    gradients.set(layer, canvas);
-  }
+function gradient(pen, layer) {
+  const table = palette(pen, layer).reverse();
+  const canvas = blank(1, table.length);
+  const pixels = new ImageData(1, table.length);
+  new Uint32Array(pixels.data.buffer).set(table);
+  canvas.getContext("2d").putImageData(pixels, 0, 0);
   return canvas;
 }
 
@@ -499,14 +493,12 @@ function blank(width, height) {
   return canvas;
 }
 
-function rgba(hex) {
-  const value = parseInt(hex.replace("#", ""), 16);
-  return ((255 << 24) | ((value & 255) << 16) | (value & 0xff00) | (value >> 16)) >>> 0; // as a little-endian word holds it
-}
-
 /** The colours of an image as words of pixels. */
-function palette(layer) {
-  return Uint32Array.from(layer.colours.match(/.{6}/g), rgba);
+function palette(pen, layer) {
+  return Uint32Array.from(layer.colours[pen.theme].match(/.{6}/g), (hex) => {
+    const value = parseInt(hex, 16);
+    return ((255 << 24) | ((value & 255) << 16) | (value & 0xff00) | (value >> 16)) >>> 0; // as a little-endian word holds it
+  });
 }
 
 const pictures = new WeakMap(); // by layer: the last cells that were coloured, and for what
@@ -515,12 +507,12 @@ function coloured(pen, layer, state) {
   const values = part(layer, "values", state);
   const categorical = layer.palette === "categories";
   const known = pictures.get(layer);
-  if (known && known.start === values.byteOffset && (!categorical || known.theme === pen.background)) return known.canvas;
+  if (known && known.start === values.byteOffset && known.theme === pen.theme) return known.canvas;
   const [rows, columns] = layer.values.shape.slice(-2);
   const canvas = known?.canvas ?? blank(columns, rows);
   const pixels = new ImageData(columns, rows);
   const out = new Uint32Array(pixels.data.buffer); // zero: not seen
-  const table = categorical ? Uint32Array.from(pen.colours, rgba) : palette(layer);
+  const table = palette(pen, layer);
   const log = layer.scale === "log";
   const [low, high] = log ? layer.limits.map(Math.log10) : layer.limits;
   const unit = table.length / (high - low);
@@ -533,7 +525,7 @@ function coloured(pen, layer, state) {
     if (Number.isFinite(value)) out[k] = table[Math.max(0, Math.min(table.length - 1, Math.floor((value - low) * unit)))];
   }
   canvas.getContext("2d").putImageData(pixels, 0, 0);
-  pictures.set(layer, { canvas, start: values.byteOffset, theme: pen.background });
+  pictures.set(layer, { canvas, start: values.byteOffset, theme: pen.theme });
   return canvas;
 }
 
