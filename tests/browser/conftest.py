@@ -31,6 +31,8 @@ _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --hide-scrollbars "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --force-device-scale-factor=1 --window-size=1400,1100"
 )
+# The open notebook; `shell.currentWidget` is none until something has got the focus.
+_BOOK = "[...(window.jupyterapp?.shell.widgets('main') ?? [])].find((each) => each.context)"
 _shots: Path | None = None
 
 
@@ -310,13 +312,14 @@ class Notebook:
         nbformat.write(book, lab.root / "notebooks" / f"{name}.ipynb")
         browser.driver.get(f"{lab.url}/doc/tree/{name}.ipynb?reset")
         ready = (
-            "const c = window.jupyterapp?.shell.currentWidget?.context;"
+            f"const c = {_BOOK}?.context;"
             "return document.querySelector('.jp-Dialog')?.innerText ??"
             "  Boolean(c?.isReady && c.sessionContext.isReady"
             "          && c.sessionContext.session?.kernel?.connectionStatus === 'connected')"
         )
         state = Browser.until(lambda: browser.run(ready), "a kernel", 60)
         assert state is True, state
+        browser.run(f"jupyterapp.shell.activateById({_BOOK}.id)")
 
     def run_all(self, wait: bool = True) -> None:
         """Run all cells; without waiting, those that take long go on."""
@@ -344,7 +347,7 @@ class Notebook:
     def close(self) -> None:
         """Leave it, and end its kernel."""
         self.browser.driver.execute_async_script(
-            "const cb = arguments[0], c = jupyterapp.shell.currentWidget.context;"
+            f"const cb = arguments[0], c = {_BOOK}.context;"
             "c.save().then(() => c.sessionContext.shutdown()).then(cb, cb)"
         )
         self.browser.driver.get("about:blank")
