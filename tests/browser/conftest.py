@@ -184,6 +184,7 @@ class Stage:
 
     def update(self, scene: Any) -> None:
         self.browser.run("shown.update(bytes(arguments[0]))", base64.b64encode(scene.to_bytes()).decode())
+        self.browser.pixels()  # it is shown from the next frame on
 
     def sent(self, kind: str) -> list[dict[str, Any]]:
         """What Python would have been told of this kind."""
@@ -323,12 +324,14 @@ class Notebook:
 
     def run_all(self, wait: bool = True) -> None:
         """Run all cells; without waiting, those that take long go on."""
-        start = "jupyterapp.commands.execute('notebook:run-all-cells')"
+        self.browser.run(
+            "window.ran = null; jupyterapp.commands.execute('notebook:run-all-cells')"
+            ".then((done) => { window.ran = done; }, (error) => { window.ran = String(error); })"
+        )
         if not wait:
-            self.browser.run(start)
             return
-        done = self.browser.driver.execute_async_script(f"const cb = arguments[0]; {start}.then(cb, (e) => cb('' + e))")
-        assert done is True, f"{done}: {self.text()}"
+        ran = self.browser.until(lambda: self.browser.run("return window.ran === null ? null : [window.ran]"), "the cells", 240)
+        assert ran == [True], f"{ran}: {self.text()}"
         assert not self.browser.driver.find_elements(
             "css selector", "[data-mime-type='application/vnd.jupyter.error'], [data-mime-type*='stderr']"
         ), self.text()

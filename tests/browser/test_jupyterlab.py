@@ -63,15 +63,18 @@ def test_a_running_task_changes_the_picture_and_leaves_the_controls_alone(notebo
         SCENE,
         """
         import asyncio
+        import time
         widget = SceneWidget(scene(8, "step 0").to_bytes())
         steps = 0
 
         async def train():
             global steps
+            shown = 0.0
             while True:
                 steps += 1
-                if steps % 50 == 0:
+                if time.monotonic() > shown + 0.1:
                     widget.payload = scene(2 + steps % 7, f"step {steps}").to_bytes()
+                    shown = time.monotonic()
                 await asyncio.sleep(0)
 
         task = asyncio.create_task(train())
@@ -83,11 +86,9 @@ def test_a_running_task_changes_the_picture_and_leaves_the_controls_alone(notebo
     browser.keys(slider, RIGHT)
     first = int(book.says(r"step (\d+)")[1])
     book.says(rf"step (?!{first}\b)\d+")
-    second = book.text()
     assert browser.run("return arguments[0].isConnected", slider)
     assert slider.get_attribute("aria-valuetext") == "1"
     assert browser.run("return document.activeElement === arguments[0]", slider)
-    assert "step 0" not in second
     browser.keep("jupyterlab-task")
 
 

@@ -608,6 +608,10 @@ def test_the_readout_names_the_nearest_line_the_cell_and_the_point(stage):
     readout = stage.browser.find(".tristep-readout")
     stage.pointer(("move", *stage.place(scene, 4.5, 1.2)))
     assert readout.text == "Adam\nrate 5\nrow 1"
+    stage.pointer(("move", *stage.place(scene, 2.5, 1.2)))  # far from both ends
+    name, rate, row = readout.text.split("\n")
+    assert (name, row) == ("Adam", "row 1")
+    assert float(rate.split()[1]) == pytest.approx(2.5, abs=0.03)
     stage.pointer(("move", *stage.place(scene, 6, 6)))
     assert readout.text == "loss 1235\nrate 7.5\nrow second layer"
     stage.browser.keep("readout")

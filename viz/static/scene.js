@@ -829,7 +829,8 @@ function arrow(pen, style, x0, y0, x1, y1, width, cased) {
 function nearestOnSegment(x, y, x0, y0, x1, y1) {
   const [dx, dy] = [x1 - x0, y1 - y0];
   const share = dx || dy ? Math.max(0, Math.min(1, ((x - x0) * dx + (y - y0) * dy) / (dx * dx + dy * dy))) : 0;
-  return { far: Math.hypot(x - x0 - share * dx, y - y0 - share * dy), second: share > 0.5 };
+  const at = { x: x0 + share * dx, y: y0 + share * dy };
+  return { ...at, far: Math.hypot(x - at.x, y - at.y) };
 }
 
 /** The point of a draggable or spoken-of layer, or of a line, nearest to a place; else the image's cell; else null. */
@@ -853,11 +854,15 @@ function lookAt(place, x, y, { scene, state, hidden, moved }) {
       let [px, py] = [NaN, NaN];
       for (let k = 0; k < n; k++) {
         const [qx, qy] = [place.x.at(xs[k]), place.y.at(ys[k])];
-        const { far, second } = nearestOnSegment(x, y, Number.isFinite(px + py) ? px : qx, Number.isFinite(px + py) ? py : qy, qx, qy);
-        if (far < 22 && (!best || far < best.far)) {
-          const at = second || !Number.isFinite(px + py) ? k : k - 1;
+        const from = Number.isFinite(px + py) ? k - 1 : k;
+        const near = nearestOnSegment(x, y, from < k ? px : qx, from < k ? py : qy, qx, qy);
+        if (near.far < 22 && (!best || near.far < best.far)) {
+          const at = from < k && Math.hypot(near.x - px, near.y - py) < Math.hypot(near.x - qx, near.y - qy) ? from : k;
           const [vx, vy] = [xs[at], ys[at]];
-          offer({ layer, far, k: at, vx, vy, px: place.x.at(vx), py: place.y.at(vy), title: layer.name });
+          const found = { layer, far: near.far, vx, vy, px: place.x.at(vx), py: place.y.at(vy), title: layer.name };
+          // Where points are far apart, it is the line between them that is pointed at.
+          const between = { px: near.x, py: near.y, vx: place.x.value(near.x), vy: place.y.value(near.y) };
+          offer(Math.hypot(found.px - near.x, found.py - near.y) < 22 ? found : { ...found, ...between });
         }
         [px, py] = [qx, qy];
       }
@@ -967,6 +972,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   let pressed = null; // where a pointer went down: {k, x, y, drags, pointer}
   let playing = null; // {name, since}
   let tableTimer = 0;
+  let arrived = null; // the bytes of a scene that is to be shown from the next frame on
   const hidden = new Set(); // names
   const moved = new Map(); // by layer: places of points since they were moved by hand
   const waiting = new Map(); // by what they tell of: messages that follow when Python has had a moment
@@ -1004,6 +1010,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     backIsOld ||= old;
     frameAsked ||= requestAnimationFrame(() => {
       frameAsked = 0;
+      if (arrived) take(arrived);
       paint();
     });
   }
@@ -1018,7 +1025,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       pen.context.fillStyle = pen.background;
       pen.context.fillRect(0, 0, width, height);
       for (const place of places) {
-        place.cased = place.panel.layers.some(({ kind }) => kind === "image");
+        place.cased = place.panel.layers.some(({ kind, palette }) => kind === "image" && palette !== "quiet");
         const { layers } = place.panel;
         const moving = layers.findIndex((layer) => layer.by.length || layer.upto || layer.drag);
         place.still = moving < 0 ? layers.length : moving;
@@ -1109,7 +1116,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   function resize() {
     const wide = Math.min(picture.clientWidth, scene.width * PIXELS_PER_INCH);
     const high = Math.round((wide * scene.height) / scene.width);
-    if (wide === width && high === height && ratio === devicePixelRatio && !backIsOld) return;
+    if (wide === width && high === height && ratio === devicePixelRatio) return;
     [width, height, ratio] = [wide, high, devicePixelRatio || 1];
     for (const canvas of [front, over, back]) {
       [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
@@ -1406,8 +1413,6 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     held = grip(k, x, y);
     pressed = { k, x, y, far: false, pointer: event.pointerId };
     front.setPointerCapture(event.pointerId);
-    if (held) event.preventDefault(); // no selecting of text on the way; the focus comes by hand
-    front.focus({ preventScroll: true });
   });
 
   front.addEventListener("pointermove", (event) => {
@@ -1524,33 +1529,41 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   recolour();
   resize();
 
+  /** Show another scene; controls that are in both, with as many values, stay as they are set, unless it sets them. */
+  function take(bytes) {
+    arrived = null;
+    const before = scene;
+    scene = decode(bytes);
+    const known = new Map(before.controls.map((control) => [control.name, control]));
+    state = Object.fromEntries(
+      scene.controls.map(({ name, index, values }) => {
+        const old = known.get(name);
+        return [name, old && old.values.length === values.length && old.index === index ? state[name] : index];
+      }),
+    );
+    zoomed = scene.panels.map((panel, k) => {
+      const old = before.panels[k];
+      const same = old && ["x", "y"].every((way) => old[way].label === panel[way].label && old[way].scale === panel[way].scale);
+      return (same && zoomed[k]) || null;
+    });
+    moved.clear();
+    if (held) {
+      const number = before.panels[held.k].layers.indexOf(held.layer);
+      const layer = scene.panels[held.k]?.layers[number];
+      held = layer?.kind === "points" && layer.drag === held.layer.drag ? { ...held, layer } : null;
+    }
+    if (places.length !== scene.panels.length) cursor = pressed = null;
+    fillWords();
+    fillControls();
+    fillLegend();
+    backIsOld = true;
+    resize();
+  }
+
   return {
     update(bytes) {
-      const before = scene;
-      scene = decode(bytes);
-      const known = new Map(before.controls.map((control) => [control.name, control]));
-      state = Object.fromEntries(
-        scene.controls.map(({ name, index, values }) => {
-          const old = known.get(name);
-          return [name, old && old.values.length === values.length && old.index === index ? state[name] : index];
-        }),
-      );
-      zoomed = scene.panels.map((panel, k) => {
-        const old = before.panels[k];
-        const same = old && ["x", "y"].every((way) => old[way].label === panel[way].label && old[way].scale === panel[way].scale);
-        return (same && zoomed[k]) || null;
-      });
-      moved.clear();
-      if (held) {
-        const number = before.panels[held.k].layers.indexOf(held.layer);
-        const layer = scene.panels[held.k]?.layers[number];
-        held = layer?.kind === "points" && layer.drag === held.layer.drag ? { ...held, layer } : null;
-      }
-      if (places.length !== scene.panels.length) cursor = null;
-      fillWords();
-      fillControls();
-      recolour();
-      resize();
+      arrived = bytes; // of many in one frame the last is shown
+      changed();
     },
     destroy() {
       sizes.disconnect();
