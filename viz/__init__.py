@@ -18,15 +18,17 @@ from .curves import plot_schedules, plot_training
 from .dashboard import Dashboard
 from .functions import FUNCTIONS, Function, Minimum, function, ill_conditioned_bowl, noisy_ravine
 from .heatmap import TensorHeatmap
+from .loss_plane import LossPlane, LossPlaneView, WeightPath, loss_plane
 from .lr_finder import LRFinderView
 from .notes import notes
 from .picture import draw
+from .playground import BasinMap, Playground, SensitivityView, TrajectoryView
 from .recorder import Recorder
 from .runs import Curve, Run, RunSet, Series
 from .scene import Arrows, Axis, Band, Button, Click, Control, Image, Layer, Line, Mark, Panel, Points, Scene, Words
 from .schedule_view import ScheduleView
 from .simulate import (
-    BasinMap,
+    Basins,
     InnerSteps,
     Race,
     Sensitivity,
@@ -39,6 +41,7 @@ from .simulate import (
     simulate,
 )
 from .style import Figure
+from .sweep_view import SweepView
 from .training_views import LossView, UpdateRatioView, WeightsView
 from .view import Capabilities, FrameBudget, View, capabilities, use
 
@@ -48,6 +51,7 @@ __all__ = [
     "Axis",
     "Band",
     "BasinMap",
+    "Basins",
     "Button",
     "Capabilities",
     "Click",
@@ -62,10 +66,13 @@ __all__ = [
     "LRFinderView",
     "Layer",
     "Line",
+    "LossPlane",
+    "LossPlaneView",
     "LossView",
     "Mark",
     "Minimum",
     "Panel",
+    "Playground",
     "Points",
     "Race",
     "Recorder",
@@ -74,11 +81,15 @@ __all__ = [
     "Scene",
     "ScheduleView",
     "Sensitivity",
+    "SensitivityView",
     "Series",
     "Setting",
+    "SweepView",
     "TensorHeatmap",
+    "TrajectoryView",
     "UpdateRatioView",
     "View",
+    "WeightPath",
     "WeightsView",
     "Words",
     "basin_map",
@@ -88,6 +99,7 @@ __all__ = [
     "function",
     "ill_conditioned_bowl",
     "inner_steps",
+    "loss_plane",
     "noisy_ravine",
     "notes",
     "plot_schedules",

@@ -152,8 +152,8 @@ def _ratios(run: Run) -> Iterator[str]:
         k = quarters[q][int(np.nanargmax(ratios[quarters[q], i]))]
         yield (
             f"{run.parameters[i]}: update ratio {ratios[k, i]:.1g} at step {curve.last[k]:,}, then usually "
-            f"{typical[q, i]:.1g}, {times[q, i]:.0f} times the median of all tensors ({median[q]:.1g}): its learning rate is "
-            "too high"
+            f"{typical[q, i]:.1g}, {times[q, i]:.0f} times the median of all tensors ({median[q]:.1g}): its learning rate "
+            "is too high"
         )
     overall = float(quantiles(ratios.reshape(1, -1), (0.5,))[0, 0])
     if median[-1] > TOO_HIGH:

@@ -141,11 +141,13 @@ class Click:
 
     Args:
         control: the one to be set; its values are compared with the place along `along`, "x" or "y"; words are numbered.
+        other: another one, which the place in the other direction sets in the same way.
         event: the name under which Python gets the place instead, as (x, y).
     """
 
     control: str | None = None
     along: str = "x"
+    other: str | None = None
     event: str | None = None
 
 
@@ -449,8 +451,9 @@ class Scene:
             raise ValueError(f"there are two controls or buttons of the name {min(twice)!r}")
         sizes = {control.name: len(control.values) for control in self.controls}
         for panel in self.panels:
-            if panel.click is not None and panel.click.control is not None and panel.click.control not in sizes:
-                raise ValueError(f"a click is to set {panel.click.control!r}: there is no such control")
+            for name in () if panel.click is None else (panel.click.control, panel.click.other):
+                if name is not None and name not in sizes:
+                    raise ValueError(f"a click is to set {name!r}: there is no such control")
             for layer in panel.layers:
                 asked = [*layer.by] + ([layer.upto] if isinstance(layer, Line) and layer.upto is not None else [])
                 if missing := [name for name in asked if name not in sizes]:

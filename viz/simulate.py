@@ -24,7 +24,7 @@ from ..trainer.optimizer import Optimizer, RuleOptimizer, create
 from .functions import Function, Minimum, function
 
 __all__ = [
-    "BasinMap",
+    "Basins",
     "InnerSteps",
     "Race",
     "Sensitivity",
@@ -224,7 +224,7 @@ def best_rates(
 
 
 @dataclass(frozen=True)
-class BasinMap:
+class Basins:
     """Which minimum is reached from where.
 
     Attributes:
@@ -255,7 +255,7 @@ def basin_map(
     tolerance: float | None = None,
     seed: int = 0,
     engine: str | None = None,
-) -> BasinMap:
+) -> Basins:
     """Start from every point of a grid over the drawn part, and see at which minimum each path ends.
 
     Args:
@@ -321,7 +321,7 @@ def basin_map(
         distance = np.hypot(ends[:, 0] - np.float32(minimum.x), ends[:, 1] - np.float32(minimum.y))
         mine = (distance <= near) & (distance < nearest)
         reached[mine], when[mine], nearest[mine] = i, arrivals[i][mine], distance[mine]
-    return BasinMap(where, xs, ys, minima, reached.reshape(n, n), when.reshape(n, n), near)
+    return Basins(where, xs, ys, minima, reached.reshape(n, n), when.reshape(n, n), near)
 
 
 @dataclass(frozen=True)
@@ -453,11 +453,14 @@ class Setting(NamedTuple):
     values: tuple[Any, ...]
 
 
-def settings_of(name: str) -> list[Setting]:
-    """The hyper-parameters of a registered optimizer that a slider can move, found by asking its constructor.
+def settings_of(optimizer: str | type[Optimizer]) -> list[Setting]:
+    """The hyper-parameters of an optimizer that a slider can move, found by asking its constructor.
 
     Arguments come in the constructor's order, then `wd` where it may be other than 0. Names of strategies, and numbers that
     may be missing, are left out.
+
+    Args:
+        optimizer: a registered name, or a class.
 
     Raises:
         ValueError: no optimizer is registered by that name.
@@ -469,7 +472,7 @@ def settings_of(name: str) -> list[Setting]:
         [('learning_rate', 0.001, 'log'), ('beta1', 0.9, 'below one'), ('beta2', 0.999, 'below one'),
          ('epsilon', 1e-08, 'log'), ('lazy_update', True, 'flag'), ('wd', 0.0, 'zero and log')]
     """
-    plain = create(name)
+    plain = create(optimizer) if isinstance(optimizer, str) else optimizer()
     klass = type(plain)
     used = set(plain.rule.hyper) if isinstance(plain, RuleOptimizer) else {"lr", "wd"}
     own = klass.__init__ not in (RuleOptimizer.__init__, Optimizer.__init__)

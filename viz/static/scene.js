@@ -1336,17 +1336,18 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   function click(k, x, y) {
     const { panel, x: X, y: Y } = places[k];
     if (!panel.click) return;
-    const { control: name, along, event } = panel.click;
+    const { control, other, along, event } = panel.click;
     if (event !== null) tell({ kind: "click", name: event, x: X.value(x), y: Y.value(y) });
-    if (name === null) return;
-    const control = scene.controls.find((each) => each.name === name);
-    const [way, at] = along === "x" ? [X, x] : [Y, y];
-    const distance = (value, index) => Math.abs(way.at(typeof value === "string" ? index : value) - at);
-    let best = 0;
-    control.values.forEach((value, index) => {
-      if (distance(value, index) < distance(control.values[best], best)) best = index;
-    });
-    set(name, best);
+    const directions = along === "x" ? [[X, x], [Y, y]] : [[Y, y], [X, x]];
+    if (control !== null) set(control, nearest(control, ...directions[0]));
+    if (other !== null) set(other, nearest(other, ...directions[1]));
+  }
+
+  /** The number of a control's value that is nearest to a place on an axis; words are numbered. */
+  function nearest(name, axis, at) {
+    const { values } = scene.controls.find((each) => each.name === name);
+    const distances = values.map((value, index) => Math.abs(axis.at(typeof value === "string" ? index : value) - at));
+    return distances.indexOf(Math.min(...distances));
   }
 
   function grip(k, x, y) {

@@ -1,0 +1,225 @@
+"""Optimizers to be played with: what the pictures show, against torch's optimizers and closed forms."""
+
+import numpy as np
+import pytest
+import torch
+
+import tristep
+from tristep.viz import BasinMap, Function, Playground, SensitivityView, TrajectoryView, basin_map, best_rates, function
+from tristep.viz.scene import Arrows, Image, Line, Points, Words
+
+BOWL = Function("bowl", "(x**2 + 10 * y**2) / 2", (-2, 2), (-2, 2), start=(1.5, 1.0), minima=((0.0, 0.0, 0.0),))
+RACERS = {"sgd": {"learning_rate": 0.05}, "adam": {"learning_rate": 0.1}}
+
+
+def _lines(panel):
+    return {layer.name: layer for layer in panel.layers if isinstance(layer, Line) and layer.name}
+
+
+def _torch_path(klass, rate, start, steps):
+    point = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+    optimizer = klass([point], lr=rate)
+    path = [point.detach().clone()]
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ((point[0] ** 2 + 10 * point[1] ** 2) / 2).backward()
+        optimizer.step()
+        path.append(point.detach().clone())
+    return torch.stack(path).numpy()
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.0, 10.0])
+def test_ways_are_those_of_the_optimizers_at_the_rate_of_the_slider(factor):
+    view = TrajectoryView(BOWL, RACERS, steps=30, factors=(0.1, 1.0, 10.0))
+    scene = view.scene()
+    assert view.best == {"sgd": 0.05, "adam": 0.1}
+    plane, curves = scene.panels
+    state = scene.state(rate=(0.1, 1.0, 10.0).index(factor), step=30)
+    for name, klass in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)):
+        expected = _torch_path(klass, factor * view.best[name], BOWL.start, 30)
+        x, y = scene.drawn(_lines(plane)[name], state)
+        np.testing.assert_allclose(np.stack([x, y], axis=1), expected, rtol=2e-4, atol=2e-5)
+        losses = scene.drawn(_lines(curves)[name], state)[1]
+        exact = (expected[:, 0] ** 2 + 10 * expected[:, 1] ** 2) / 2
+        np.testing.assert_allclose(losses, np.maximum(exact, 1e-12), rtol=2e-3, atol=1e-8)
+
+
+def test_the_slider_of_steps_shows_so_many():
+    view = TrajectoryView(BOWL, RACERS, steps=30, factors=(1.0,))
+    scene = view.scene()
+    for panel in scene.panels:
+        x, _ = scene.drawn(_lines(panel)["sgd"], scene.state(step=7))
+        assert len(x) == 8
+    assert view.figure(step=7).axes
+
+
+def test_without_a_rate_each_has_its_own_best():
+    view = TrajectoryView(BOWL, ["sgd", "adam"], steps=40, factors=(1.0,))
+    # Gradient descent on this bowl converges fastest at 2 / (1 + 10) and not at all from 2 / 10 on.
+    assert view.best["sgd"] == pytest.approx(2 / 11, rel=0.2)
+    starts = np.asarray(BOWL.start) + np.zeros((1, 2))
+    assert best_rates(BOWL, ["sgd"], starts, 40).best[0] < 0.2
+    words = view.describe()
+    assert f"sgd at rate {view.best['sgd']:.3g}" in words
+    assert f"{view.race.losses[0, 0, 0, -1]:.4g}" in words
+
+
+def test_a_click_and_a_drag_move_the_start():
+    view = TrajectoryView(BOWL, RACERS, steps=20, factors=(1.0,))
+    before = view.race.paths.copy()
+    view.on_click("start", -1.0, 0.5)
+    (start,) = (layer for layer in view.scene().panels[0].layers if isinstance(layer, Points) and layer.drag)
+    assert (start.x.tolist(), start.y.tolist()) == ([-1.0], [0.5])
+    assert view.race.paths[:, 0, 0, 0].tolist() == [[-1.0, 0.5]] * 2
+    view.on_click("other", 0.0, 0.0)
+    assert view.race.paths[0, 0, 0, 0].tolist() == [-1.0, 0.5]
+    view.on_drag("start", 0, *BOWL.start)
+    assert view.race.paths.tobytes() == before.tobytes()
+
+
+def test_who_diverged_is_said():
+    view = TrajectoryView(BOWL, {"sgd": {"learning_rate": 5.0}}, steps=50, factors=(1.0,))
+    assert "diverged" in view.describe()
+    assert view.figure()
+
+
+@pytest.mark.parametrize("factors", [(0.5, 2.0), (1.0, 0.5)])
+def test_factors_must_increase_and_have_one(factors):
+    with pytest.raises(ValueError, match="factors="):
+        TrajectoryView(BOWL, RACERS, factors=factors)
+
+
+def test_every_named_function_has_its_picture():
+    for name in ("saddle", "styblinski_tang", "noisy_ravine"):
+        view = TrajectoryView(name, RACERS, steps=10, factors=(1.0,))
+        (surface,) = (layer for layer in view.scene().panels[0].layers if isinstance(layer, Image))
+        where = function(name)
+        with torch.no_grad():
+            corners = where(
+                torch.tensor([[where.xlim[0], where.ylim[0]], [where.xlim[1], where.ylim[1]]], dtype=torch.float64)
+            )
+        apart = float(corners[1] - corners[0])
+        assert float(surface.values[-1, -1] - surface.values[0, 0]) == pytest.approx(apart, rel=1e-4, abs=1e-3)
+
+
+def test_sensitivity_shows_medians_and_the_best_rate():
+    view = SensitivityView(BOWL, ["sgd", "adam"], starts=5, steps=60)
+    found, (panel,) = view.found, view.scene().panels
+    sgd = _lines(panel)["sgd"]
+    there = np.isfinite(sgd.y)
+    np.testing.assert_allclose(sgd.y[there], np.maximum(found.quartiles[0, there, 1], 1e-12), rtol=1e-6)
+    assert not there[found.learning_rates > 0.25].any()  # it diverges from 2 / 10 on
+    (stars,) = (layer for layer in panel.layers if isinstance(layer, Points))
+    np.testing.assert_allclose(stars.x, found.best, rtol=1e-6)
+    assert f"sgd: best {found.quartiles[0, :, 1].min():.4g} at {found.best[0]:.3g}" in view.describe()
+    again = SensitivityView(found)
+    assert again.describe() == view.describe()
+    with pytest.raises(ValueError, match="steps"):
+        SensitivityView(found, steps=3)
+
+
+def test_basins_are_shown_by_optimizer_and_rate():
+    view = BasinMap("himmelblau", ["sgd", "adam"], learning_rates=[0.001, 0.01], n=12, steps=120)
+    scene = view.scene()
+    where, soon, _ = scene.panels
+    image = where.layers[0]
+    words = scene.panels[2].layers[0]
+    assert isinstance(words, Words)
+    for i, name in enumerate(("sgd", "adam")):
+        for k, rate in enumerate((0.001, 0.01)):
+            expected = basin_map("himmelblau", {"optimizer": name, "learning_rate": rate}, 12, 120)
+            state = scene.state(optimizer=i, rate=k)
+            assert (image.chosen("values", state) == expected.reached).all()
+            steps = soon.layers[0].chosen("values", state)
+            assert (np.isfinite(steps) == (expected.reached >= 0)).all()
+            assert f"{(expected.reached >= 0).mean():.0%} of the starts" in str(words.chosen("texts", state))
+    assert (view.basins["sgd"][1].reached >= 0).any()
+    assert len(image.words) == len(function("himmelblau").minima)
+
+
+def test_arrows_point_where_the_quantities_do():
+    view = Playground(BOWL, "adam", against=(), steps=25, settings={"learning_rate": 0.1, "beta1": 0.8})
+    scene = view.scene()
+    arrows = {layer.name: layer for layer in scene.panels[0].layers if isinstance(layer, Arrows)}
+    moments = next(control for control in scene.controls if control.name == "step").values
+    for k in (0, 3, 20):
+        state = scene.state(step=k)
+        at = view.inner.points[moments[k]]
+        expected = {"down the gradient (direction)": -np.array([at[0], 10 * at[1]])}
+        expected["update (direction)"] = view.inner.points[moments[k] + 1] - at
+        for name, vector in expected.items():
+            layer = arrows[name]
+            assert [layer.chosen("x", state)[0], layer.chosen("y", state)[0]] == pytest.approx(at, abs=1e-6)
+            shown = np.array([layer.chosen("dx", state)[0], layer.chosen("dy", state)[0]])
+            np.testing.assert_allclose(shown / np.linalg.norm(shown), vector / np.linalg.norm(vector), atol=2e-3)
+    # The average of gradients, by hand.
+    mean = np.zeros(2)
+    for t in range(4):
+        mean = 0.8 * mean + 0.2 * np.array([1.0, 10.0]) * view.inner.points[t]
+    layer = next(layer for name, layer in arrows.items() if "mean" in name)
+    shown = np.array([layer.chosen("dx", scene.state(step=3))[0], layer.chosen("dy", scene.state(step=3))[0]])
+    np.testing.assert_allclose(shown / np.linalg.norm(shown), -mean / np.linalg.norm(mean), atol=1e-3)
+
+
+def test_numbers_and_rule_are_there_to_read():
+    view = Playground(BOWL, "adam", against=("sgd",), steps=25, settings={"learning_rate": 0.1})
+    scene = view.scene()
+    numbers, source = (panel.layers[0] for panel in scene.panels[2:])
+    text = str(numbers.chosen("texts", scene.state(step=2)))
+    row = next(line for line in text.split("\n") if line.startswith("gradient")).split()[1:]
+    assert [float(each) for each in row] == pytest.approx(view.inner.points[2] * [1, 10], rel=1e-3)
+    assert text.split()[:2] == ["update", "3"]
+    assert "def adam(w, g, state, hyper):" in str(source.texts)
+    assert list(_lines(scene.panels[0])) == ["adam", "sgd"]
+
+
+def test_sliders_act_on_the_optimizer():
+    view = Playground(BOWL, "adam", against=("sgd",), steps=25)
+    controls = {control.name: control for control in view.scene().controls}
+    assert {"setting learning_rate", "setting beta1", "setting beta2", "setting epsilon"} <= set(controls)
+    beta1 = controls["setting beta1"]
+    assert beta1.values[beta1.index] == 0.9
+    assert beta1.remote
+    before = view.race.paths.copy()
+    index = beta1.values.index(0.5)
+    view.on_control("setting beta1", 0.5, index)
+    assert view.settings == {"beta1": 0.5}
+    assert not np.array_equal(view.race.paths[0], before[0])
+    assert np.array_equal(view.race.paths[1], before[1])
+    now = {control.name: control for control in view.scene().controls}["setting beta1"]
+    assert now.values[now.index] == 0.5
+    rate = controls["setting learning_rate"]
+    view.on_control("setting learning_rate", rate.values[3], 3)
+    assert view.best["adam"] == pytest.approx(rate.values[3])
+    view.on_button("best")
+    assert "learning_rate" not in view.settings
+
+
+def test_function_and_optimizer_are_chosen():
+    view = Playground("saddle", "adam", steps=20)
+    names = {control.name: control for control in view.scene().controls}
+    view.on_control("function", "beale", names["function"].values.index("beale"))
+    assert view.function is function("beale")
+    assert view.race.paths[0, 0, 0, 0] == pytest.approx(function("beale").start)
+    view.on_control("optimizer", "lion", names["optimizer"].values.index("lion"))
+    assert view.race.names == ("lion", "sgd")
+    assert "def lion" in str(view.scene().panels[3].layers[0].texts)
+    view.on_control("setting gone", 1.0, 0)  # of an optimizer that has been left
+    assert view.race.names == ("lion", "sgd")
+
+
+def test_a_rule_of_ones_own_joins():
+    @tristep.rule
+    def plain_step(w, g, state, hyper):
+        (lr,) = hyper
+        return w - lr * g, ()
+
+    class PlainStep(tristep.optimizer.RuleOptimizer):
+        rule = plain_step
+
+    view = Playground(BOWL, PlainStep, against=("sgd",), steps=10, settings={"learning_rate": 0.05})
+    expected = _torch_path(torch.optim.SGD, 0.05, BOWL.start, 10)
+    np.testing.assert_allclose(view.race.paths[0, 0, 0], expected, rtol=1e-4, atol=1e-6)
+    assert "def plain_step" in str(view.scene().panels[3].layers[0].texts)
+    with pytest.raises(ValueError, match="no optimizer is registered"):
+        Playground(BOWL, "adamm")

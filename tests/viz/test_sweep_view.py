@@ -1,0 +1,92 @@
+"""The picture of a sweep: its map has the losses that were found, and its curves are those of the training chosen."""
+
+import numpy as np
+import pytest
+
+from tristep.trainer import Sweep
+from tristep.viz import SweepView
+from tristep.viz.scene import Image, Line, Points
+
+
+def _sweep(steps=6, seeds=(0, 1, 2), **axes):
+    axes = {name: tuple(values) for name, values in axes.items()} | {"seed": seeds}
+    shape = tuple(map(len, axes.values()))
+    rng = np.random.default_rng(5)
+    losses = rng.uniform(0.1, 2.0, (*shape, steps)).astype(np.float32)
+    return Sweep(axes, losses, 2)
+
+
+def _layers(panel, kind):
+    return [layer for layer in panel.layers if isinstance(layer, kind)]
+
+
+def test_the_map_has_the_medians_and_marks_the_least():
+    sweep = _sweep(wd=(0.0, 0.01), learning_rate=(0.001, 0.01, 0.1))
+    scene = SweepView(sweep).scene()
+    (image,) = _layers(scene.panels[0], Image)
+    expected = np.median(sweep.losses[..., -2:].mean(axis=-1), axis=-1)
+    np.testing.assert_allclose(image.values, expected, rtol=1e-6)
+    up, across = np.unravel_index(expected.argmin(), expected.shape)
+    star = next(points for points in _layers(scene.panels[0], Points) if points.marker == "star")
+    assert (star.x.tolist(), star.y.tolist()) == ([across], [up])
+    assert scene.state() == {"wd": up, "learning_rate": across}
+    assert [words for _, words in scene.panels[0].x.ticks] == ["0.001", "0.01", "0.1"]
+    words = SweepView(sweep).describe()
+    assert f"{expected.min():.4g}" in words
+    assert f"learning rate {sweep.axes['learning_rate'][across]:.3g}" in words
+
+
+def test_curves_are_those_of_the_training_chosen():
+    sweep = _sweep(wd=(0.0, 0.01), learning_rate=(0.001, 0.01, 0.1), momentum=(0.0, 0.9))
+    view = SweepView(sweep, across="wd", up="momentum")
+    scene = view.scene()
+    state = scene.state(learning_rate=2, wd=1, momentum=0)
+    lines = {line.name: line for line in _layers(scene.panels[1], Line)}
+    for i in range(3):
+        found = lines[f"seed {i}"].chosen("y", state)
+        np.testing.assert_allclose(found, sweep.losses[1, 2, 0, i], rtol=1e-6)
+    (image,) = _layers(scene.panels[0], Image)
+    expected = np.median(sweep.losses[:, 2, :, :, -2:].mean(axis=-1), axis=-1).T
+    np.testing.assert_allclose(image.chosen("values", state), expected, rtol=1e-6)
+    ring = next(points for points in _layers(scene.panels[0], Points) if points.marker == "ring")
+    assert (ring.chosen("x", state)[0], ring.chosen("y", state)[0]) == (1, 0)
+    click = scene.panels[0].click
+    assert (click.control, click.other) == ("wd", "momentum")
+    assert view.figure(learning_rate=1).axes
+
+
+def test_one_setting_is_a_curve_and_none_a_training():
+    sweep = _sweep(learning_rate=(0.001, 0.01, 0.1))
+    scene = SweepView(sweep).scene()
+    (line,) = _layers(scene.panels[0], Line)
+    final = sweep.losses[..., -2:].mean(axis=-1)
+    np.testing.assert_allclose(line.y, np.median(final, axis=-1), rtol=1e-6)
+    (alone,) = SweepView(_sweep(steps=4)).scene().panels
+    assert len(_layers(alone, Line)) == 3
+
+
+def test_trainings_that_failed_are_holes_and_counted():
+    sweep = _sweep(seeds=(0,), wd=(0.0, 0.01), learning_rate=(0.1, 10.0))
+    sweep.losses[:, 1, 0, 3:] = np.nan
+    view = SweepView(sweep)
+    (image,) = _layers(view.scene().panels[0], Image)
+    assert np.isfinite(image.values).tolist() == [[True, False], [True, False]]
+    assert "2 of 4 trainings have ended without a finite number" in view.describe()
+    assert view.figure()
+
+
+def test_a_long_training_is_drawn_in_few_points():
+    sweep = _sweep(steps=5000, seeds=(0,), learning_rate=(0.1, 0.2))
+    line = _layers(SweepView(sweep).scene().panels[1], Line)[0]
+    assert line.y.shape[-1] <= 512
+    assert line.y[0, 0] == pytest.approx(sweep.losses[0, 0, :10].mean(), rel=1e-6)
+
+
+def test_bad_input_is_named():
+    sweep = _sweep(learning_rate=(0.1, 0.2))
+    with pytest.raises(ValueError, match="across='wd'"):
+        SweepView(sweep, across="wd")
+    with pytest.raises(ValueError, match="by='accuracy'"):
+        SweepView(sweep, by="accuracy")
+    with pytest.raises(TypeError, match="Sweep"):
+        SweepView([1, 2])
