@@ -152,12 +152,12 @@ def _ratios(run: Run) -> Iterator[str]:
         k = quarters[q][int(np.nanargmax(ratios[quarters[q], i]))]
         yield (
             f"{run.parameters[i]}: update ratio {ratios[k, i]:.1g} at step {curve.last[k]:,}, then usually "
-            f"{typical[q, i]:.1g}, {times[q, i]:.0f} times the median of all tensors ({median[q]:.1g}): its learning rate "
-            "is too high"
+            f"{typical[q, i]:.1g}, {times[q, i]:.0f} times the median of all tensors ({median[q]:.1g}): "
+            "its learning rate is too high"
         )
     overall = float(quantiles(ratios.reshape(1, -1), (0.5,))[0, 0])
     if median[-1] > TOO_HIGH:
-        yield f"updates: half of all tensors change by over {median[-1]:.1g} of themselves each step: the rate is too high"
+        yield f"updates: half of all tensors change by over {median[-1]:.1g} of themselves each step: the rate is high"
     elif 0 <= overall < TOO_LOW:
         yield f"updates: half of all tensors change by under {overall:.1g} of themselves each step: they hardly move"
 
