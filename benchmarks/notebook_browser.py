@@ -77,11 +77,15 @@ document.addEventListener("keydown", () => { window.keyAt = performance.now(); w
 const paint = () => { window.paintAt = performance.now(); };
 for (const name of ["drawImage", "stroke", "fill", "fillText", "putImageData"]) {
   const real = CanvasRenderingContext2D.prototype[name];
-  CanvasRenderingContext2D.prototype[name] = function (...all) { const value = real.apply(this, all); paint(); return value; };
+  CanvasRenderingContext2D.prototype[name] = function (...all) {
+    real.apply(this, all);
+    paint();
+  };
 }
 new MutationObserver((changes) => {
   for (const { addedNodes, target } of changes) {
-    const images = [target, ...addedNodes].flatMap((node) => (node.querySelectorAll ? [node, ...node.querySelectorAll("img")] : []));
+    const elements = [target, ...addedNodes].filter((node) => node.querySelectorAll);
+    const images = elements.flatMap((element) => [element, ...element.querySelectorAll("img")]);
     for (const image of images.filter(({ tagName }) => tagName === "IMG")) image.decode().then(paint, () => {});
   }
 }).observe(document.body, { childList: true, subtree: true, attributes: true, attributeFilter: ["src"] });
@@ -121,7 +125,7 @@ def main() -> None:
     for what, row in found.items():
         print(f"{what:22s} {row['ms']:7.1f} ms, at most {row['most ms']:.1f}")
     print(f"interact takes {results['interact / canvas']} times as long")
-    write(results, arguments.out)
+    write(arguments.out, results)
 
 
 def picture() -> Scene:

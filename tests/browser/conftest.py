@@ -1,7 +1,8 @@
 """A real browser for tests: Debian's chromium without a window, pages opened from files, and a JupyterLab on loopback.
 
 Without chromium the tests are skipped, or fail where TRISTEP_BROWSER=require. Screenshots are kept in TRISTEP_SCREENSHOTS,
-or in a temporary folder; the summary says where. TRISTEP_KERNEL names the kernel of the notebooks, "python3" if not set.
+or in a temporary folder, and the end of the run says where. TRISTEP_KERNEL names the kernel of the notebooks, by default
+"python3".
 """
 
 import base64
@@ -19,7 +20,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -33,18 +34,16 @@ _FLAGS = (
 )
 # The open notebook; `shell.currentWidget` is none until something has got the focus.
 _BOOK = "[...(window.jupyterapp?.shell.widgets('main') ?? [])].find((each) => each.context)"
-_shots: Path | None = None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker("browser")
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if _shots is not None:
-        terminalreporter.write_line(f"screenshots: {_shots}")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    for item in ours:
+        item.add_marker("browser")
+    if ours and not _binaries() and not _required():  # one line that says so, not one for each
+        ours[0].add_marker(pytest.mark.skip(reason=GET_IT))
+        config.hook.pytest_deselected(items=ours[1:])
+        items[:] = [item for item in items if item not in ours[1:]]
 
 
 class Browser:
@@ -78,8 +77,8 @@ class Browser:
         from PIL import Image
 
         url = self.driver.execute_async_script(
-            "const done = arguments[1];"
-            "requestAnimationFrame(() => requestAnimationFrame(() => done(document.querySelector(arguments[0]).toDataURL())))",
+            "const [selector, done] = arguments, look = () => done(document.querySelector(selector).toDataURL());"
+            "requestAnimationFrame(() => requestAnimationFrame(look))",
             selector,
         )
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))).convert("RGB"))
@@ -103,13 +102,14 @@ class Browser:
 
 
 @pytest.fixture(scope="session")
-def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots are kept."""
-    global _shots
+def shots(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Path]:
+    """Where screenshots are kept; said at the end."""
     asked = os.environ.get("TRISTEP_SCREENSHOTS")
-    _shots = Path(asked).resolve() if asked else tmp_path_factory.mktemp("screenshots")
-    _shots.mkdir(parents=True, exist_ok=True)
-    return _shots
+    folder = Path(asked).resolve() if asked else tmp_path_factory.mktemp("screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\nscreenshots: {folder}", file=sys.stderr)
 
 
 @pytest.fixture(scope="session")
@@ -126,9 +126,10 @@ def start(profile: Path, shots: Path | None = None) -> Browser:
         from selenium.webdriver.chrome.service import Service
     except ModuleNotFoundError:
         _missing("no selenium for tests in a browser: pip install selenium")
-    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if binary is None or driver is None:
+    found = _binaries()
+    if not found:
         _missing(GET_IT)
+    binary, driver = found
     options = webdriver.ChromeOptions()
     options.binary_location = binary  # else selenium would look for one to download
     for flag in [*_FLAGS.split(), f"--user-data-dir={profile}"]:
@@ -149,8 +150,18 @@ def browser(chromium: Browser) -> Iterator[Browser]:
     assert chromium.complaints() == []
 
 
-def _missing(what: str) -> None:
-    if os.environ.get("TRISTEP_BROWSER") == "require":
+def _binaries() -> list[str]:
+    """Chromium and its driver, or nothing."""
+    found = [shutil.which(name) for name in ("chromium", "chromedriver")]
+    return [path for path in found if path] if all(found) else []
+
+
+def _required() -> bool:
+    return os.environ.get("TRISTEP_BROWSER") == "require"
+
+
+def _missing(what: str) -> NoReturn:
+    if _required():
         pytest.fail(what)
     pytest.skip(what)
 
@@ -330,7 +341,9 @@ class Notebook:
         )
         if not wait:
             return
-        ran = self.browser.until(lambda: self.browser.run("return window.ran === null ? null : [window.ran]"), "the cells", 240)
+        ran = self.browser.until(
+            lambda: self.browser.run("return window.ran === null ? null : [window.ran]"), "the cells", 240
+        )
         assert ran == [True], f"{ran}: {self.text()}"
         assert not self.browser.driver.find_elements(
             "css selector", "[data-mime-type='application/vnd.jupyter.error'], [data-mime-type*='stderr']"
@@ -339,7 +352,9 @@ class Notebook:
     def text(self) -> str:
         """What stands in the outputs."""
         return str(
-            self.browser.run("return [...document.querySelectorAll('.jp-OutputArea-output')].map(e => e.innerText).join('\\n')")
+            self.browser.run(
+                "return [...document.querySelectorAll('.jp-OutputArea-output')].map(e => e.innerText).join('\\n')"
+            )
         )
 
     def says(self, pattern: str, seconds: float = 20) -> re.Match[str]:
@@ -350,8 +365,7 @@ class Notebook:
     def close(self) -> None:
         """Leave it, and end its kernel."""
         self.browser.driver.execute_async_script(
-            f"const cb = arguments[0], c = {_BOOK}.context;"
-            "c.save().then(() => c.sessionContext.shutdown()).then(cb, cb)"
+            f"const cb = arguments[0], c = {_BOOK}.context;c.save().then(() => c.sessionContext.shutdown()).then(cb, cb)"
         )
         self.browser.driver.get("about:blank")
 

@@ -97,7 +97,9 @@ def test_the_notebooks_theme_is_followed_at_once(notebook, browser):
     book.run_all()
     browser.find(".tristep-picture canvas")
     light = browser.pixels()[1, 1].tolist()
-    change = "const cb = arguments[1]; jupyterapp.commands.execute('apputils:change-theme', {theme: arguments[0]}).then(cb, cb)"
+    change = (
+        "const cb = arguments[1]; jupyterapp.commands.execute('apputils:change-theme', {theme: arguments[0]}).then(cb, cb)"
+    )
     browser.driver.execute_async_script(change, "JupyterLab Dark")
     browser.until(lambda: browser.pixels()[1, 1].tolist() == [22, 24, 29], "the dark theme's background")
     browser.keep("jupyterlab-dark")

@@ -461,6 +461,10 @@ function drawBar(pen, bar) {
     context.globalAlpha = layer.alpha;
     context.imageSmoothingEnabled = false;
     context.drawImage(gradient(pen, layer), x, y, width, height);
+    context.globalAlpha = 1;
+    context.strokeStyle = pen.grid; // an end may be as light as the background
+    context.lineWidth = 1;
+    context.strokeRect(x - 0.5, y - 0.5, width + 1, height + 1);
   } else {
     const names = categories(layer);
     const step = Math.min(20 * scale, height / (names.length + 1));
