@@ -65,8 +65,8 @@ def test_decoded_arrays_are_those_of_the_scene_for_every_state(stage):
             state,
         )
         for layer, got in zip(layers, found, strict=False):
-            np.testing.assert_array_equal(got, layer.at("values", state).ravel())
-        np.testing.assert_array_equal(np.float32(found[-1]), line.at("y", state))
+            np.testing.assert_array_equal(got, layer.chosen("values", state).ravel())
+        np.testing.assert_array_equal(np.float32(found[-1]), line.chosen("y", state))
 
 
 def test_a_view_of_the_bytes_is_taken_not_a_copy(stage):
@@ -126,8 +126,8 @@ def test_given_ticks_are_thinned_until_there_is_room(stage):
 
 
 def test_numbers_in_words(stage):
-    values = [0, 1, -2.5, 0.00012346, 123456, 1234567, -3.2e-9, 99.996]
-    expected = ["0", "1", "−2.5", "0.0001235", "123,456", "1.235×10⁶", "−3.2×10⁻⁹", "100"]
+    values = [0, 1, -2.5, 0.00012346, 12345.678, 1234567, 2.5e9, -3.2e-9, 99.996]
+    expected = ["0", "1", "−2.5", "0.0001235", "12,345.7", "1,234,567", "2.5×10⁹", "−3.2×10⁻⁹", "100"]
     assert stage.browser.run("return arguments[0].map(number)", values) == expected
     assert stage.browser.run("return [NaN, Infinity].map(number)") == ["not a number", "∞"]
 

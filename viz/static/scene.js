@@ -84,10 +84,11 @@ function product(numbers) {
 
 // ---- Numbers and ticks
 
-/** A number in four digits for people: 0.001, 12,340, −1.5×10⁻⁷. */
+/** A number in four digits for people: 0.001, −1.5×10⁻⁷; whole ones in all of theirs: 12,345. */
 export function number(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "not a number" : value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e9) return grouped(String(value));
   if (size !== 0 && (size < 1e-4 || size >= 1e6)) {
     const [digits, power] = value.toExponential(3).split("e");
     const raised = String(Number(power)).replace(/./g, (sign) => (sign === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[sign]));
