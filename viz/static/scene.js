@@ -233,7 +233,7 @@ function arrange(scene, width, height, pen, zoomed) {
       x: direction(panel.x, frame.x, frame.x + frame.width),
       y: direction(panel.y, frame.y + frame.height, frame.y),
       xTicks: xTicks(panel.x, frame.width, pen),
-      yTicks: ticks(panel.y, frame.height, 34 * pen.scale),
+      yTicks: yTicks(panel.y, frame.height, pen),
       bars: bars(panel, frame, pen),
     };
   });
@@ -280,11 +280,16 @@ function xTicks(axis, length, pen) {
   return found;
 }
 
+/** Ticks along y; given ones, as names of rows, may stand line by line. */
+function yTicks(axis, length, pen) {
+  return ticks(axis, length, (axis.ticks ? 15 : 34) * pen.scale);
+}
+
 function margins(panel, { width, height }, pen) {
   const top = panel.title ? 24 * pen.scale : 8;
   if (!panel.frame) return { left: 2, right: 2, top, bottom: 2 };
   const along = xTicks(panel.x, width, pen).major;
-  const up = ticks(panel.y, height, 34 * pen.scale).major;
+  const up = yTicks(panel.y, height, pen).major;
   const reach = direction(panel.x, 0, width);
   const past = (side) => Math.max(0, ...along.map((tick) => pen.tickWidth(tick) / 2 + side(reach.at(tick.value))));
   const bar = bars(panel, { x: 0, y: 0, width: 0, height }, pen);
