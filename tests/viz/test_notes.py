@@ -79,7 +79,7 @@ def test_updates_that_are_too_large_or_too_small_everywhere():
         return lambda found: found.update(update_ratio=found["update_ratio"] * factor)
 
     (note,) = _noted(change(300))
-    assert note == "updates: half of all tensors change by over 0.3 of themselves each step: the rate is too high"
+    assert note == "updates: half of all tensors change by over 0.3 of themselves each step: the rate is high"
     (note,) = _noted(change(1e-6))
     assert note == "updates: half of all tensors change by under 1e-09 of themselves each step: they hardly move"
 
