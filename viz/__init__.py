@@ -19,6 +19,7 @@ from .dashboard import Dashboard
 from .functions import FUNCTIONS, Function, Minimum, function, ill_conditioned_bowl, noisy_ravine
 from .heatmap import TensorHeatmap
 from .loss_plane import LossPlane, LossPlaneView, WeightPath, loss_plane
+from .live import LiveLoop, LiveView, Snapshot
 from .lr_finder import LRFinderView
 from .notes import notes
 from .picture import draw
@@ -68,6 +69,8 @@ __all__ = [
     "Line",
     "LossPlane",
     "LossPlaneView",
+    "LiveLoop",
+    "LiveView",
     "LossView",
     "Mark",
     "Minimum",
@@ -85,6 +88,7 @@ __all__ = [
     "Series",
     "Setting",
     "SweepView",
+    "Snapshot",
     "TensorHeatmap",
     "TrajectoryView",
     "UpdateRatioView",

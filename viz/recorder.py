@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -142,6 +143,34 @@ class Recorder:
         if time.monotonic() - self._looked > SECONDS or self._measuring.is_pressed():
             self.look()
 
+    @property
+    def last_step(self) -> int:
+        """The number of the last update that `step` has noted, 0 before the first."""
+        return self._last
+
+    @property
+    def due(self) -> bool:
+        """Whether there has been an update that `step` has not noted yet."""
+        return self._measuring.number > self._last
+
+    def record_into(self, run: Run, last_step: int) -> None:
+        """Go on in another run, after trainer or optimizer have been put back to where they were after `last_step`.
+
+        Args:
+            run: of the same parameters; it has nothing that comes later.
+            last_step: the number of the last update, as `last_step` was then.
+
+        Raises:
+            ValueError: the run does not fit; nothing has been changed.
+        """
+        if run.parameters != self._measuring.names:
+            raise ValueError(f"run {run.name!r} has other parameters than the one being recorded")
+        if run.last_step is not None and run.last_step > last_step:
+            raise ValueError(f"run {run.name!r} reaches to step {run.last_step}: it cannot go on after step {last_step}")
+        self.flush()
+        self._measuring.go_back(last_step)
+        self.run, self._last = run, last_step
+
     def look(self) -> None:
         """Take what has arrived from the device into `run`. `step` does so now and then. Never waits."""
         self._looked = time.monotonic()
@@ -221,6 +250,14 @@ class _OfTrainer:
         if self._counting is not None:
             trainer.telemetry = self._counting
 
+    def go_back(self, number: int) -> None:
+        # New ones: those in use have steps in them that are not to be found again.
+        self._plain = copy.copy(self._plain)
+        self._counting = None if self._counting is None else copy.copy(self._counting)
+        self._read, self._steps = [number] * len(self._telemetries()), 0
+        for telemetry in self._telemetries():
+            self._trainer.telemetry = telemetry
+
     def described(self) -> str:
         return repr(self._trainer.optimizer)
 
@@ -288,6 +325,7 @@ class _OfOptimizer:
             raise ValueError(f"every={every!r}: must be a whole number >= 1")
         self._optimizer, self._every = optimizer, every
         self.number = 0
+        self._rate: float | None = None  # of the last step; a scheduler may have set the next one's since
         self.params = [param for group in optimizer.param_groups for param in group["params"]]
         self.names = [
             name
@@ -305,7 +343,10 @@ class _OfOptimizer:
 
     @property
     def learning_rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"])
+        return float(self._optimizer.param_groups[0]["lr"]) if self._rate is None else self._rate
+
+    def go_back(self, number: int) -> None:
+        self.number = number
 
     @torch.no_grad()
     def _begin(self, *_: Any) -> None:
@@ -315,6 +356,7 @@ class _OfOptimizer:
     @torch.no_grad()
     def _end(self, *_: Any) -> None:
         self.number += 1
+        self._rate = float(self._optimizer.param_groups[0]["lr"])
         if self._before is None:
             return
         before, self._before = self._before, None

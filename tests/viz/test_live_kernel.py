@@ -1,0 +1,226 @@
+"""The live loop in a real kernel: what a notebook's messages, buttons and interrupts do while it trains."""
+
+import textwrap
+
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("ipywidgets")
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("ipykernel")
+
+from jupyter_client.manager import start_new_kernel  # noqa: E402
+from nbclient import NotebookClient  # noqa: E402
+
+SECONDS = 120  # until it is taken for hung
+SETUP = """
+    import torch, tristep
+    from tristep import viz
+    viz.use("widgets")
+    def made():
+        torch.manual_seed(0)
+        net = torch.nn.Linear(2, 1)
+        return net, tristep.Trainer(net, "sgd", {"learning_rate": 0.01})
+    def steps(net, trainer, n=None):
+        done = 0
+        while n is None or done < n:
+            trainer.zero_grad()
+            loss = net(torch.ones(4, 2)).square().mean()
+            loss.backward()
+            trainer.step(1)
+            done += 1
+            yield loss
+    """
+
+
+@pytest.fixture(autouse=True)
+def apart(tmp_path, monkeypatch):
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+
+
+class Notebook:
+    """A front end that marks its cells, as JupyterLab does."""
+
+    def __init__(self):
+        self.manager, self.client = start_new_kernel(kernel_name="python3")
+        self.widgets = {}  # by the id of their comm, what they were opened with
+
+    def close(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+    def send(self, code, cell="a"):
+        content = {
+            "code": textwrap.dedent(code),
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": False,
+            "stop_on_error": True,
+        }
+        message = self.client.session.msg("execute_request", content, metadata={"cellId": cell} if cell else {})
+        self.client.shell_channel.send(message)
+        return message["header"]["msg_id"]
+
+    def listen(self, wanted):
+        """What is told, up to the message for which `wanted` is true."""
+        found = []
+        while True:
+            message = self.client.get_iopub_msg(timeout=SECONDS)
+            found.append(message)
+            if message["msg_type"] == "comm_open":
+                self.widgets[message["content"]["comm_id"]] = message["content"]["data"].get("state", {})
+            if wanted(message):
+                return found
+
+    def run(self, code, cell="a"):
+        """Run a cell to its end: what it printed, and its value as text."""
+        sent = self.send(code, cell)
+
+        def idle(message):
+            own = message["parent_header"].get("msg_id") == sent
+            return own and message["msg_type"] == "status" and message["content"]["execution_state"] == "idle"
+
+        told = self.listen(idle)
+        errors = [message["content"] for message in told if message["msg_type"] == "error"]
+        assert not errors, "\n".join(errors[0]["traceback"])
+        streams = [message["content"]["text"] for message in told if message["msg_type"] == "stream"]
+        values = [message["content"]["data"]["text/plain"] for message in told if message["msg_type"] == "execute_result"]
+        return "".join(streams), values[-1] if values else None
+
+    def value(self, code):
+        return self.run(code, "b")[1]
+
+    def until(self, code, expected):
+        """Ask again and again; each question lets the kernel do something else."""
+        for _ in range(1000):
+            if self.value(code) == expected:
+                return
+        raise AssertionError(f"{code} is {self.value(code)}, not {expected}")
+
+    def press(self, label):
+        (comm,) = (comm for comm, state in self.widgets.items() if state.get("description") == label)
+        content = {"comm_id": comm, "data": {"method": "custom", "content": {"event": "click"}}}
+        self.client.shell_channel.send(self.client.session.msg("comm_msg", content))
+
+
+@pytest.fixture
+def notebook(apart):
+    notebook = Notebook()
+    try:
+        notebook.run(SETUP)
+        yield notebook
+    finally:
+        notebook.close()
+
+
+@pytest.mark.slow
+def test_a_loop_in_the_background_answers_cells_buttons_and_interrupts(notebook):
+    printed, _ = notebook.run(
+        """\
+        net, trainer = made()
+        loop = viz.LiveLoop(steps(net, trainer), trainer=trainer).start()
+        print(loop.mode, loop.status)
+        """
+    )
+    assert printed == "task running\n"  # the cell has come back
+    notebook.until("loop.n_steps > 3", "True")
+    notebook.press("Pause")
+    notebook.until("loop.status", "'paused'")
+    notebook.press("Step")
+    done = int(notebook.value("loop.n_steps"))
+    assert notebook.value("loop.status") == "'paused'"
+    assert done == int(notebook.value("len(loop.run.scalars['loss'])"))
+    notebook.run("before = loop.n_steps; loop.multiplier = 0.5", "b")
+    notebook.press("Resume")
+    notebook.until(f"loop.n_steps > {done} + 2", "True")
+    assert notebook.value("loop.learning_rate") == "0.005"
+    notebook.manager.interrupt_kernel()
+    notebook.until("loop.status", "'paused'")
+    notebook.press("Stop")
+    notebook.until("loop.status", "'stopped'")
+    # The same weights as without all that.
+    equal = """\
+        again, other = made()
+        for step in range(1, loop.n_steps + 1):
+            other.set_learning_rate(0.01 if step <= before else 0.005)
+            next(steps(again, other, 1))
+        all(map(torch.equal, again.parameters(), net.parameters()))
+        """
+    assert notebook.value(equal) == "True"
+
+
+@pytest.mark.slow
+def test_a_thread_a_cell_that_awaits_and_a_cell_that_blocks(notebook):
+    notebook.run(
+        """\
+        net, trainer = made()
+        loop = viz.LiveLoop(steps(net, trainer), trainer=trainer, mode="thread").start()
+        """
+    )
+    notebook.until("loop.n_steps > 3", "True")
+    assert notebook.value("loop.pause(); loop.status") == "'paused'"
+    notebook.run("loop.stop()", "b")
+
+    _, value = notebook.run("loop = await viz.LiveLoop(steps(*made(), 50)); (loop.mode, loop.status, loop.n_steps)")
+    assert value == "('task', 'finished', 50)"
+
+    sent = notebook.send(
+        """\
+        def told():
+            for i, loss in enumerate(steps(*made())):
+                if i == 5:
+                    print("under way", flush=True)
+                yield loss
+        loop = viz.LiveLoop(told, mode="block", view=None).start()
+        """
+    )
+    notebook.listen(lambda message: message["msg_type"] == "stream" and "under way" in message["content"]["text"])
+    notebook.manager.interrupt_kernel()
+    told = notebook.listen(lambda message: message["msg_type"] == "stream" and "paused" in message["content"]["text"])
+    assert "loop.resume() goes on" in told[-1]["content"]["text"]
+    reply = notebook.client.get_shell_msg(timeout=SECONDS)
+    while reply["parent_header"]["msg_id"] != sent:
+        reply = notebook.client.get_shell_msg(timeout=SECONDS)
+    assert reply["content"]["status"] == "ok"
+    assert notebook.value("loop.status") == "'paused'"
+
+
+@pytest.mark.slow
+def test_train_runs_a_cell_in_the_background_and_again_in_its_place(notebook):
+    notebook.run("%load_ext tristep")
+    cell = """\
+        %%train
+        net, trainer = made()
+        total = 0
+        while True:
+            trainer.zero_grad()
+            loss = net(torch.ones(4, 2)).square().mean()
+            loss.backward()
+            trainer.step(1)
+            total += 1
+        """
+    notebook.run(cell, "train")
+    notebook.until("loop.n_steps > 2", "True")
+    assert notebook.value("loop.pause(); total == loop.n_steps") == "True"
+    notebook.run("first = loop; loop.resume()", "b")
+    notebook.run(cell, "train")
+    assert notebook.value("first.status, loop.status") == "('stopped', 'running')"
+    assert notebook.value("loop.stop(); loop.status") == "'stopped'"
+
+
+@pytest.mark.slow
+def test_run_all_stays_in_order():
+    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+    cells = [
+        SETUP,
+        "net, trainer = made(); loop = viz.LiveLoop(steps(net, trainer, 40), trainer=trainer).start()",
+        "print(loop.mode, loop.status, loop.n_steps)",
+    ]
+    notebook.cells = [nbformat.v4.new_code_cell(textwrap.dedent(cell)) for cell in cells]
+    NotebookClient(notebook, timeout=SECONDS).execute()
+    assert notebook.cells[2].outputs[0]["text"] == "block finished 40\n"
+    (shown,) = (output for output in notebook.cells[1].outputs if output["output_type"] == "display_data")
+    assert "image/png" in shown["data"]  # that of the end
+    assert shown["data"]["text/plain"].startswith("run: finished, step 40, learning rate 0.01")
