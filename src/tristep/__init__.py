@@ -77,5 +77,15 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext tristep` calls: magics, and tables for trainers and optimizers. See `tristep.viz.extension`."""
+    import_module(f"{__name__}.viz.extension").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """What `%unload_ext tristep` calls; it leaves nothing behind."""
+    import_module(f"{__name__}.viz.extension").unload(shell)
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY})

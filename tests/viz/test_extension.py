@@ -1,0 +1,367 @@
+"""The IPython extension, in a shell of its own: what each magic does, and that nothing stays when it is unloaded."""
+
+import ast
+import sys
+import textwrap
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import tristep
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("IPython")
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from tristep.viz import Line, LiveLoop, LossView, Run, capabilities, use
+from tristep.viz.extension import cut, report
+
+MAGICS = {"opt_compare", "lr_schedule", "lr_find", "viz_dashboard", "viz_export", "viz_use", "viz_doctor"}
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    kept = sys.displayhook, sys.excepthook, sys.modules.get("__main__")
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    shell = InteractiveShell.instance(config=config)
+    yield shell
+    shell.reset()
+    InteractiveShell.clear_instance()
+    sys.displayhook, sys.excepthook = kept[:2]
+    sys.modules["__main__"] = kept[2]
+
+
+@pytest.fixture
+def shell(bare):
+    bare.run_line_magic("load_ext", "tristep")
+    bare.ex("import torch, tristep")
+    return bare
+
+
+def run(shell, cell):
+    """Run a cell, and raise what it raised."""
+    result = shell.run_cell(textwrap.dedent(cell))
+    result.raise_error()
+    return result.result
+
+
+def everything(shell):
+    formatter = shell.display_formatter.mimebundle_formatter
+    return {
+        "magics": {kind: dict(own) for kind, own in shell.magics_manager.magics.items()},
+        "registry": dict(shell.magics_manager.registry),
+        "formatters": (dict(formatter.type_printers), dict(formatter.deferred_printers)),
+        "events": {name: list(callbacks) for name, callbacks in shell.events.callbacks.items()},
+        "configurables": list(shell.configurables),
+        "transformers": (list(shell.ast_transformers), list(shell.input_transformers_post)),
+        "names": set(shell.user_ns),
+    }
+
+
+def test_unloading_leaves_nothing_behind(bare):
+    def own(thing, **_):
+        return {"text/html": "mine"}
+
+    formatter = bare.display_formatter.mimebundle_formatter
+    formatter.for_type(torch.optim.Optimizer, own)
+    before = everything(bare)
+    bare.extension_manager.load_extension("tristep")
+    after = everything(bare)
+    assert set(after["magics"]["line"]) - set(before["magics"]["line"]) == MAGICS
+    assert set(after["magics"]["cell"]) - set(before["magics"]["cell"]) == {"train"}
+    assert len(after["events"]["pre_run_cell"]) == len(before["events"]["pre_run_cell"]) + 1
+    assert len(after["formatters"][0]) == len(before["formatters"][0]) + 5
+    bare.extension_manager.reload_extension("tristep")
+    assert len(everything(bare)["configurables"]) == len(before["configurables"]) + 1
+    bare.extension_manager.unload_extension("tristep")
+    assert everything(bare) == before
+    bare.extension_manager.load_extension("tristep")
+    tristep.load_ipython_extension(bare)  # twice is once
+    assert len(everything(bare)["configurables"]) == len(before["configurables"]) + 1
+    bare.extension_manager.unload_extension("tristep")
+    assert everything(bare) == before
+
+
+def test_optimizers_are_shown_as_tables_while_it_is_loaded(shell):
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(3))], lr=0.125)
+    data, _ = shell.display_formatter.format(optimizer)
+    assert "0.125" in data["text/html"]
+    assert data["text/plain"] == repr(optimizer)
+    trainer = tristep.Trainer([torch.nn.Parameter(torch.zeros(3))], "lion")
+    assert "Trainer with Lion" in shell.display_formatter.format(trainer)[0]["text/html"]
+    shell.run_line_magic("unload_ext", "tristep")
+    assert set(shell.display_formatter.format(optimizer)[0]) == {"text/plain"}
+
+
+@pytest.mark.parametrize("name", sorted(MAGICS | {"train"}))
+def test_each_magic_explains_itself(shell, name):
+    kind = "cell" if name == "train" else "line"
+    magic = shell.magics_manager.magics[kind][name]
+    assert f"%{name}" in magic.__doc__
+    assert len(magic.__doc__.splitlines()) > 3
+
+
+SETUP = """
+    seeded = torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+    trainer = tristep.Trainer(net, "adam", {"learning_rate": 0.1})
+    generator = torch.Generator().manual_seed(1)
+    data = torch.utils.data.TensorDataset(torch.randn(20, 2, generator=generator))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+    seeded = torch.manual_seed(5)
+    """
+LOOP = """
+    seen = 0
+    for epoch in range(3):
+        total: float = 0.0
+        for x, in loader:
+            if len(x) < 4:
+                continue
+            trainer.zero_grad()
+            loss = (net(x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            trainer.step(1)
+            total += loss.item()
+            import math as imported
+            def after(): return epoch
+            squares = [(inner := i) ** 2 for i in range(3)]
+        seen += 1
+    done = f"epochs {seen}"
+    """
+NAMES = ("seen", "epoch", "total", "x", "loss", "imported", "after", "squares", "inner", "done")
+
+
+def test_a_cell_trained_live_is_the_same_as_the_cell_alone(shell):
+    run(shell, SETUP + LOOP)
+    plain = {name: shell.user_ns[name] for name in NAMES}
+    weights = [parameter.detach().clone() for parameter in shell.user_ns["net"].parameters()]
+    known = set(shell.user_ns)
+    run(shell, SETUP)
+    for name in NAMES:
+        del shell.user_ns[name]
+    run(shell, "%%train\n" + textwrap.dedent(LOOP))
+    loop = shell.user_ns["loop"]
+    assert isinstance(loop, LiveLoop)
+    assert (loop.status, loop.n_steps, loop.mode) == ("finished", 15, "block")
+    for parameter, weight in zip(shell.user_ns["net"].parameters(), weights, strict=True):
+        assert torch.equal(parameter, weight)
+    assert set(shell.user_ns) - known == {"loop"}
+    for name in ("seen", "epoch", "total", "squares", "inner", "done", "imported"):
+        assert shell.user_ns[name] == plain[name]
+    assert torch.equal(shell.user_ns["loss"], plain["loss"])
+    assert shell.user_ns["after"]() == 2
+    assert loop.run.scalars["learning_rate"].recent()[1].tolist() == [0.1] * 15
+    assert loop.run.scalars["loss"].recent()[1][-1] == plain["loss"].item()
+
+
+def test_a_cell_can_be_paused_and_branched(shell):
+    run(shell, SETUP)
+    run(
+        shell,
+        """\
+        %%train --name training --show loss double
+        for step in range(10):
+            trainer.zero_grad()
+            loss = net(torch.ones(4, 2)).square().mean(1)
+            double = 2 * loss.mean().item()
+            loss.mean().backward()
+            trainer.step(1)
+            if step == 3:
+                training.pause()
+        """,
+    )
+    loop = shell.user_ns["training"]
+    assert (loop.status, loop.n_steps) == ("paused", 4)
+    run(shell, "training.branch('slower', multiplier=0.5); training.resume()")
+    assert (loop.status, loop.n_steps) == ("finished", 10)
+    assert loop.run.scalars["learning_rate"].recent()[1].tolist() == [0.05] * 6
+    for recorded in loop.runs:
+        double, loss = (recorded.scalars[name].recent()[1] for name in ("double", "loss"))
+        assert double == pytest.approx(2 * loss, rel=1e-6)
+
+
+def test_errors_point_at_the_lines_of_the_cell(shell, capsys):
+    cell = "%%train\nvalues = [1, 0]\nfor value in values:\n    inverse = 1 / value\n"
+    result = shell.run_cell(cell, store_history=True)
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+    trace = result.error_in_exec.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    assert trace.tb_lineno == 4
+    shown = capsys.readouterr().out
+    assert "inverse = 1 / value" in shown
+    assert "In[1]" in shown or "In [1]" in shown
+    assert shell.user_ns["loop"].n_steps == 1
+    result = shell.run_cell("%%train\nfor value in values\n    pass\n")
+    assert isinstance(result.error_in_exec or result.error_before_exec, SyntaxError)
+    assert (result.error_in_exec or result.error_before_exec).lineno == 2
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("x = 1", "the cell has no for or while loop"),
+        ("for x in y:\n    await x", "line 2 has await"),
+        ("for x in y:\n    async for z in x:\n        pass", "line 2 has async for"),
+        ("while True:\n    with a:\n        yield 3", "line 3 has yield"),
+    ],
+)
+def test_cells_that_cannot_be_stepped_through(cell, message):
+    with pytest.raises(UsageError, match=message):
+        cut(ast.parse(cell), "cell")
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        ("for a in b:\n    trainer.step(1)", 1),
+        ("for a in b:\n    for c in d:\n        trainer.step(1)", 2),
+        ("for a in b:\n    for c in d:\n        optimizer.step()\n    scheduler.step()", 2),
+        ("for a in b:\n    for c in d:\n        c.backward()\n    if a:\n        optimizer.step()", 1),
+        ("for a in b:\n    for c in d:\n        train(c)", 1),
+        ("with e:\n    while a:\n        trainer.step(1)", 2),
+        ("for a in b:\n    for c in d:\n        trainer.step(1)\nfor e in f:\n    trainer.step(1)", 2),
+        ("def g():\n    for a in b:\n        a.step()\nfor e in f:\n    for p in e:\n        g()", 4),
+    ],
+)
+def test_which_loop_is_stepped_through(cell, line):
+    before, steps = cut(ast.parse(cell), "cell")
+    loops = [node for node in ast.walk(steps) if isinstance(node, (ast.For, ast.While))]
+    found = [loop.lineno for loop in loops if isinstance(getattr(loop.body[0], "value", None), ast.Yield)]
+    assert found == [line]
+    assert [type(statement) for statement in before.body] == ([ast.FunctionDef] if cell.startswith("def") else [])
+
+
+def test_a_while_loop_and_its_else(shell):
+    run(shell, "%%train\nn = 0\nwhile n < 3:\n    n += 1\n    loss = n\nelse:\n    over = True\n")
+    assert shell.user_ns["over"] is True
+    loop = shell.user_ns["loop"]
+    assert loop.run.scalars["loss"].recent()[1].tolist() == [1, 2, 3]
+
+
+def test_a_loop_without_turns(shell):
+    run(shell, "%%train\nfor n in []:\n    pass\nafter = 1\n")
+    assert (shell.user_ns["loop"].n_steps, shell.user_ns["after"]) == (0, 1)
+
+
+def test_a_cell_run_again_stops_its_loop(shell):
+    loop = LiveLoop(iter(range(9)), view=None)
+    loop.step(2)
+    loop.cell = "abc"
+    info = types.SimpleNamespace(cell_id="other")
+    shell.events.trigger("pre_run_cell", info)
+    assert loop.status == "paused"
+    info.cell_id = "abc"
+    shell.events.trigger("pre_run_cell", info)
+    assert loop.status == "stopped"
+
+
+def test_unknown_arguments(shell):
+    for line in ("%%train --mode fiber\nfor x in y:\n    pass", "%opt_compare", "%lr_schedule cosine --steps many"):
+        assert isinstance(shell.run_cell(line).error_in_exec, UsageError)
+    assert isinstance(shell.run_cell("%lr_find nobody loader").error_in_exec, UsageError)
+
+
+def test_the_doctor(shell):
+    lines = report()
+    import matplotlib as mpl
+
+    assert f"{'matplotlib':16} {mpl.__version__}" in lines
+    assert f"{'kernel':16} none: this is no notebook" in lines
+    assert f"{'training runs':16} in the cell with mode='auto'" in lines
+
+
+def test_the_doctor_names_what_is_missing(monkeypatch):
+    from importlib import metadata
+
+    def version(package):
+        if package == "ipywidgets":
+            raise metadata.PackageNotFoundError(package)
+        return "1.0"
+
+    monkeypatch.setattr(metadata, "version", version)
+    lines = report()
+    assert f"{'ipywidgets':16} missing" in lines
+    assert any("pip install 'tristep[notebook]'" in line for line in lines)
+
+
+def test_a_dashboard_shows_what_was_recorded_last(shell):
+    result = shell.run_cell("%viz_dashboard")
+    assert isinstance(result.error_in_exec, UsageError)
+    assert "there is no Recorder, Run or LiveLoop in the notebook" in str(result.error_in_exec)
+    first, second = Run("first"), Run("second")
+    for recorded in (first, second):
+        recorded.add_scalars(1, {"loss": 2.5})
+    shell.user_ns.update(first=first, second=second)
+    assert run(shell, "%viz_dashboard").run is second
+    assert run(shell, "%viz_dashboard first").run is first
+
+
+def test_a_schedule_is_drawn_and_its_code_printed(shell, capsys):
+    view = run(shell, "%lr_schedule cosine --steps 80 --warmup 8 --lr 0.5 --set final_lr=0.25")
+    printed = capsys.readouterr().out.splitlines()[0]
+    schedule = eval(printed, {"tristep": tristep})
+    assert schedule == tristep.lr_scheduler.CosineScheduler(80, base_lr=0.5, final_lr=0.25, warmup_steps=8)
+    lines = [layer for panel in view.scene().panels for layer in panel.layers if isinstance(layer, Line)]
+    expected = schedule(lines[0].x.astype(int))
+    np.testing.assert_allclose(lines[0].y, expected, rtol=1e-5, atol=1e-7)
+    run(shell, "%lr_schedule factor --steps 30 --set step=10 --set factor=0.5")
+    assert "FactorScheduler(step=10" in capsys.readouterr().out
+    for line, message in [("cosine --set end=3", "end"), ("cosinus", "Did you mean"), ("cosine --set 3", "NAME=VALUE")]:
+        error = shell.run_cell(f"%lr_schedule {line}").error_in_exec
+        assert isinstance(error, UsageError)
+        assert message in str(error)
+
+
+def test_a_rate_is_found_and_everything_put_back(shell):
+    run(shell, SETUP)
+    run(
+        shell,
+        """\
+        loss_function = torch.nn.MSELoss()
+        pairs = [(torch.ones(4, 2), torch.zeros(4, 1))] * 3
+        """,
+    )
+    before = [parameter.detach().clone() for parameter in shell.user_ns["net"].parameters()]
+    rate = run(shell, "%lr_find trainer pairs --loss loss_function -n 40")
+    assert 1e-7 < rate < 10
+    for parameter, weight in zip(shell.user_ns["net"].parameters(), before, strict=True):
+        assert torch.equal(parameter, weight)
+
+
+def test_a_view_is_written_to_a_file(shell, tmp_path):
+    view = LossView(_short_run())
+    shell.user_ns["view"] = view
+    run(shell, f"%viz_export {tmp_path / 'loss.png'}")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    run(shell, f"%viz_export {tmp_path / 'loss.svg'} view")
+    assert "loss" in (tmp_path / "loss.svg").read_text()
+    for line, message in [("loss.gif", "must end in .html"), ("loss.png torch", "is a module: must be a view")]:
+        error = shell.run_cell(f"%viz_export {line}").error_in_exec
+        assert isinstance(error, UsageError)
+        assert message in str(error)
+
+
+def test_the_tier_is_chosen(shell):
+    try:
+        run(shell, "%viz_use static")
+        assert capabilities().tier == "static"
+        assert isinstance(shell.run_cell("%viz_use hologram").error_in_exec, UsageError)
+        assert capabilities().tier == "static"
+    finally:
+        use("auto")
+
+
+def _short_run():
+    recorded = Run("short")
+    for step in range(1, 6):
+        recorded.add_scalars(step, {"loss": 1 / step})
+    return recorded

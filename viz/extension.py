@@ -1,0 +1,460 @@
+"""The IPython extension: ``%load_ext tristep`` gives magics and tables for trainers; unloading takes all back."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import symtable
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import display
+
+from .. import viz
+from ..trainer import LRFinder, Trainer, lr_find, lr_scheduler
+from ..trainer.optimizer import Optimizer
+from . import displays
+from .live import MODES, LiveLoop, has_front_end, in_notebook, request, stop_loops
+from .recorder import Recorder
+from .runs import Run
+from .view import View
+
+__all__ = ["load", "unload"]
+
+PACKAGES = ("tristep", "torch", "matplotlib", "IPython", "ipykernel", "ipywidgets", "anywidget", "jupyter_client")
+REPORTED = (Recorder, Run, LiveLoop)  # what there is a dashboard of
+
+
+def load(shell: Any) -> None:
+    """Register magics, formatters and events with a shell of IPython. Once more is as good as once."""
+    unload(shell)
+    magics = TristepMagics(shell)
+    shell.register_magics(magics)
+    formatter = shell.display_formatter.mimebundle_formatter
+    magics.replaced = {kind: formatter.type_printers.get(kind) for kind in displays.TYPES}
+    for kind in displays.TYPES:
+        formatter.for_type(kind, displays.bundle)
+    shell.events.register("pre_run_cell", magics.before_cell)
+
+
+def unload(shell: Any) -> None:
+    """Take back what `load` did."""
+    magics = shell.magics_manager.registry.get(TristepMagics.__name__)
+    if magics is None:
+        return
+    shell.events.unregister("pre_run_cell", magics.before_cell)
+    formatter = shell.display_formatter.mimebundle_formatter
+    for kind, before in magics.replaced.items():
+        if before is not None:
+            formatter.for_type(kind, before)
+        elif formatter.type_printers.get(kind) is displays.bundle:
+            formatter.pop(kind)
+    manager = shell.magics_manager
+    del manager.registry[TristepMagics.__name__]
+    for kind, own in magics.magics.items():
+        for name, function in own.items():
+            if manager.magics[kind].get(name) == function:
+                del manager.magics[kind][name]
+    shell.configurables.remove(magics)
+
+
+@magics_class
+class TristepMagics(Magics):
+    """What the magics do. Each explains itself: ``%opt_compare?``."""
+
+    shell: Any
+    replaced: Mapping[type, Any]
+
+    def before_cell(self, info: Any) -> None:
+        """A cell that is run again stops the loop that it has started before."""
+        # Messages of widgets call this, too, on other threads.
+        if threading.current_thread() is threading.main_thread() and info.cell_id is not None:
+            stop_loops(info.cell_id)
+
+    @magic_arguments()
+    @argument("optimizers", nargs="+", help="names of optimizers, or of your own rules and optimizers in the notebook")
+    @argument("--on", default="rosenbrock", help="a function's name or an expression of x and y, without spaces")
+    @argument("--steps", type=int, default=200, help="how many updates (200)")
+    @argument("--start", nargs=2, type=float, metavar=("X", "Y"), help="where all begin; left out: the function's own start")
+    @line_magic
+    def opt_compare(self, line: str) -> Any:
+        """Let optimizers race on a function of two variables, and show their paths.
+
+        Example: %opt_compare adam lion sgd --on rosenbrock
+        """
+        args = parse_argstring(self.opt_compare, line)
+        racers = {name: self._racer(name) for name in args.optimizers}
+        return viz.TrajectoryView(args.on, racers, start=args.start, steps=args.steps)
+
+    @magic_arguments()
+    @argument("name", help="of a schedule, such as cosine, poly, factor or onecycle")
+    @argument("--steps", type=int, default=1000, help="how many updates (1000); where it ends, if the schedule has an end")
+    @argument("--warmup", type=int, default=0, help="how many of them warm up (0)")
+    @argument("--lr", type=float, help="the largest rate; left out: the schedule's default")
+    @argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another argument, as often as needed")
+    @line_magic
+    def lr_schedule(self, line: str) -> Any:
+        """Draw a schedule of learning rates, and print the code that makes it.
+
+        Example: %lr_schedule cosine --steps 1000 --warmup 100 --set final_lr=0.001
+        """
+        args = parse_argstring(self.lr_schedule, line)
+        given = dict(_setting(each) for each in args.set)
+        given |= {"warmup_steps": args.warmup} if args.warmup else {}
+        given |= {} if args.lr is None else {"base_lr": args.lr}
+        try:
+            schedule = _schedule(args.name, args.steps, given)
+        except (TypeError, ValueError) as error:
+            raise UsageError(str(error)) from error
+        print(f"tristep.lr_scheduler.{schedule!r}")
+        return viz.ScheduleView(schedule, args.steps)
+
+    @magic_arguments()
+    @argument("trainer", help="a Trainer or an optimizer, by its name in the notebook")
+    @argument("data", help="a loader, or a function or iterator that takes a step and gives its loss")
+    @argument("--net", default="net", help="with a loader: the model (net)")
+    @argument("--loss", default="loss", help="with a loader: the loss function (loss)")
+    @argument("--low", type=float, default=1e-7, help="the first rate (1e-7)")
+    @argument("--high", type=float, default=10.0, help="the last rate (10)")
+    @argument("-n", type=int, default=100, help="how many steps (100)")
+    @line_magic
+    def lr_find(self, line: str) -> float:
+        """Try rising learning rates, show the losses, put everything back, and give the rate to begin with, in _.
+
+        Example: %lr_find trainer loader --net net --loss loss_function
+        """
+        args = parse_argstring(self.lr_find, line)
+        source, data = self._value(args.trainer), self._value(args.data)
+        step = data
+        if not callable(data) and not isinstance(data, Iterator):
+            step = self._value(args.net), self._value(args.loss), data
+        found: LRFinder = lr_find(source, step, low=args.low, high=args.high, n=args.n)
+        display(viz.LRFinderView(found))
+        return found.value
+
+    @magic_arguments()
+    @argument("--fps", type=float, default=4.0, help="redraw at most so many times a second (4)")
+    @argument("--mode", choices=MODES, default="auto", help="what runs the loop, as of LiveLoop (auto)")
+    @argument("--trainer", help="the Trainer or optimizer; left out: the first one that the cell names")
+    @argument("--show", nargs="+", default=["loss"], metavar="NAME", help="numbers to record after each step (loss)")
+    @argument("--name", default="loop", help="of the variable that gets the LiveLoop (loop)")
+    @cell_magic
+    def train(self, line: str, cell: str) -> None:
+        """Run the training loop in this cell as a LiveLoop, just as it stands.
+
+        What comes before the first for or while loop is run at once; the loop and what follows it step by step. A step is
+        one turn of the innermost loop that calls a method `step` in its own body, else of the outermost one. All names that
+        the cell sets are the notebook's, as always.
+
+        There are limits: await, yield and import * cannot stand in the loop, a bare expression at the end shows nothing,
+        and what follows the loop is not run if it is stopped.
+
+        Example:
+
+            %%train --fps 10
+            for batch, labels in loader:
+                trainer.zero_grad()
+                loss = loss_function(net(batch), labels)
+                loss.backward()
+                trainer.step(1)
+        """
+        args = parse_argstring(self.train, line)
+        shell, namespace = self.shell, self.shell.user_ns
+        source = "\n" + shell.transform_cell(cell)  # an empty line where the magic stands, so that lines have their numbers
+        filename = shell.compile.cache(source, shell.execution_count, raw_code=f"%%train {line}\n{cell}")
+        before, steps = cut(shell.transform_ast(ast.parse(source, filename)), filename)
+        exec(shell.compile(before, filename, "exec"), namespace)
+        made: dict[str, Any] = {}
+        exec(shell.compile(steps, filename, "exec"), namespace, made)
+        named = [namespace[node.id] for node in ast.walk(steps) if isinstance(node, ast.Name) and node.id in namespace]
+        named = list({id(each): each for each in named}.values())
+        trainer = self._value(args.trainer) if args.trainer else _first(named, (Trainer, torch.optim.Optimizer))
+        recorder = _first(named, Recorder)
+        others = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+        loop = LiveLoop(
+            _turns(made[FUNCTION], lambda: _numbers(namespace, args.show)),
+            trainer=trainer,
+            recorder=recorder,
+            stateful=[each for each in named if isinstance(each, others) and each is not trainer],
+            mode=args.mode,
+            frames_per_second=args.fps,
+        )
+        namespace[args.name] = loop
+        loop.start()
+
+    @magic_arguments()
+    @argument("source", nargs="?", help="a Recorder, Run or LiveLoop; left out: the one made last")
+    @line_magic
+    def viz_dashboard(self, line: str) -> Any:
+        """Show all that was recorded of a run on one page."""
+        args = parse_argstring(self.viz_dashboard, line)
+        source = self._value(args.source) if args.source else self._last(REPORTED, "Recorder, Run or LiveLoop")
+        if isinstance(source, LiveLoop):
+            source = source.recorder or source.run
+        return viz.Dashboard(source)
+
+    @magic_arguments()
+    @argument("file", help="where to: .html is a page that works by itself, .png, .svg and .pdf are pictures")
+    @argument("view", nargs="?", help="what; left out: the last output, or the view made last")
+    @line_magic
+    def viz_export(self, line: str) -> None:
+        """Write a view to a file.
+
+        Example: %viz_export race.html
+        """
+        args = parse_argstring(self.viz_export, line)
+        path = Path(args.file)
+        if path.suffix not in (".html", ".png", ".svg", ".pdf"):
+            raise UsageError(f"file={args.file!r}: must end in .html, .png, .svg or .pdf")
+        last = self.shell.user_ns.get("_")
+        if args.view:
+            view = self._value(args.view)
+        else:
+            view = last if isinstance(last, View) else self._last((View,), "view")
+        if isinstance(view, LiveLoop):
+            view = view.view
+        if not isinstance(view, View):
+            raise UsageError(f"view={args.view!r} is a {type(view).__name__}: must be a view")
+        if path.suffix == ".html":
+            view.html(path)
+        else:
+            view.figure().savefig(path)
+
+    @magic_arguments()
+    @argument("tier", help="auto, canvas, widgets, static or text")
+    @line_magic
+    def viz_use(self, line: str) -> None:
+        """Choose how views are shown from now on."""
+        args = parse_argstring(self.viz_use, line)
+        try:
+            viz.use(args.tier)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+    @magic_arguments()
+    @line_magic
+    def viz_doctor(self, line: str) -> None:
+        """Say what there is, what is missing, and the command that mends it."""
+        parse_argstring(self.viz_doctor, line)
+        print("\n".join(report()))
+        if has_front_end():
+            _show_ping()
+
+    def _value(self, name: str) -> Any:
+        try:
+            return self.shell.ev(name)
+        except Exception as error:
+            raise UsageError(f"{name!r} is nothing that the notebook knows ({error!r})") from error
+
+    def _racer(self, name: str) -> Any:
+        """What the notebook calls so, if it can race, or else the settings, none, of the optimizer of that name."""
+        own = self.shell.user_ns.get(name)
+        return own if isinstance(own, (type, Optimizer)) or (callable(own)) else {}
+
+    def _last(self, kinds: tuple[type, ...], words: str) -> Any:
+        for name, value in reversed(list(self.shell.user_ns.items())):
+            if isinstance(value, kinds) and not name.startswith("_"):
+                return value
+        raise UsageError(f"there is no {words} in the notebook: give its name")
+
+
+FUNCTION = "training_loop"
+
+
+def cut(tree: ast.Module, filename: str) -> tuple[ast.Module, ast.Module]:
+    """A cell in two parts: what comes before its first loop, and a generator function of the rest.
+
+    The generator yields before each turn of the loop that is stepped through.
+
+    Raises:
+        UsageError: there is no loop, or one that cannot be made a generator.
+    """
+    at = next((i for i, statement in enumerate(tree.body) if any(_loops(statement))), None)
+    if at is None:
+        raise UsageError("%%train: the cell has no for or while loop to step through")
+    rest = tree.body[at:]
+    for statement in rest:
+        for node in _own(statement):
+            if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)):
+                words = {"Await": "await", "AsyncFor": "async for", "AsyncWith": "async with"}
+                word = words.get(type(node).__name__, "yield")
+                raise UsageError(f"%%train: line {node.lineno} has {word}, which cannot be stepped through")
+    names = _names(rest, filename)
+    loop = _stepped(rest)
+    loop.body.insert(0, ast.copy_location(ast.Expr(ast.Yield(None)), loop.body[0]))
+    rest = [_WithoutAnnotations().visit(statement) for statement in rest]
+    function = ast.parse(f"def {FUNCTION}():\n    global {', '.join(names)}").body[0]
+    assert isinstance(function, ast.FunctionDef)
+    function.body += rest
+    module = ast.Module([function], [])
+    ast.copy_location(function, rest[0])
+    return ast.Module(tree.body[:at], []), ast.fix_missing_locations(module)
+
+
+def report() -> list[str]:
+    """What `%viz_doctor` prints, line by line."""
+    lines, missing = [], []
+    for package in PACKAGES:
+        version = _version(package)
+        lines.append(f"{package:16} {version or 'missing'}")
+        if version is None:
+            missing.append(package)
+    kernel = in_notebook()
+    lines.append(f"{'python':16} {sys.version.split()[0]}")
+    lines.append(f"{'kernel':16} {'of Jupyter' if kernel else 'none: this is no notebook'}")
+    if kernel:
+        subshell = request().get("header", {}).get("subshell_id")
+        lines.append(f"{'subshell':16} {subshell or 'none: this cell came by the main shell'}")
+        front_end = "a notebook that can answer" if has_front_end() else "none that marks its cells: views are pictures"
+        lines.append(f"{'front end':16} {front_end}")
+    lines.append(f"{'training runs':16} {'in the background' if has_front_end() else 'in the cell'} with mode='auto'")
+    lines.append(f"{'views':16} {viz.capabilities()}")
+    if {"ipywidgets", "anywidget"} & set(missing):
+        lines.append("To have widgets: pip install 'tristep[notebook]', then restart the kernel and reload the page.")
+    elif "ipykernel" not in missing and str(_version("ipykernel")).startswith("7.0."):
+        lines.append("ipykernel 7.0 loses what threads print: pip install -U ipykernel")
+    return lines
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _setting(given: str) -> tuple[str, Any]:
+    name, equals, value = given.partition("=")
+    if not equals:
+        raise UsageError(f"--set {given}: must be NAME=VALUE")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def _schedule(name: str, steps: int, given: Mapping[str, Any]) -> lr_scheduler.LRScheduler:
+    """The schedule, which ends after so many steps if it is of a kind that ends."""
+    try:
+        return lr_scheduler.create(name, **{"max_update": steps} | dict(given))
+    except TypeError as error:
+        if "max_update" not in str(error):
+            raise
+        return lr_scheduler.create(name, **given)
+
+
+def _turns(function: Callable[[], Iterator[None]], values: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Turns of a loop whose generator yields before each: one for each `next`, and the numbers after it."""
+    generator = function()
+    try:
+        if next(generator, generator) is generator:
+            return
+        while next(generator, generator) is not generator:
+            yield values()
+        yield values()
+    finally:
+        generator.close()  # type: ignore[attr-defined]
+
+
+def _numbers(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in names:
+        value = namespace.get(name)
+        if isinstance(value, torch.Tensor) and value.numel() and not value.is_complex():
+            found[name] = value.detach().double().mean()  # of samples, where it is not a mean already
+        elif isinstance(value, (int, float)):
+            found[name] = value
+    return found
+
+
+def _first(things: Sequence[Any], kinds: Any) -> Any:
+    return next((each for each in things if isinstance(each, kinds)), None)
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and what is in it, but for what belongs to functions and classes inside."""
+    yield node
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _own(child)
+
+
+def _loops(statement: ast.AST) -> Iterator[ast.For | ast.While]:
+    return (node for node in _own(statement) if isinstance(node, (ast.For, ast.While)))
+
+
+def _stepped(statements: Sequence[ast.stmt]) -> ast.For | ast.While:
+    """The innermost loop that calls a method `step` in its own body, else the first one."""
+    loops = [loop for statement in statements for loop in _loops(statement)]
+    found = None
+    for loop in loops:  # outer ones come before those in them
+        if any(map(_calls_step, loop.body)) and (found is None or loop in _own(found)):
+            found = loop
+    return loops[0] if found is None else found
+
+
+def _calls_step(node: ast.AST) -> bool:
+    if isinstance(node, (ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        return False
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
+        return True
+    return any(map(_calls_step, ast.iter_child_nodes(node)))
+
+
+def _names(statements: Sequence[ast.stmt], filename: str) -> list[str]:
+    """All names that these statements use or set themselves, not in functions inside."""
+    table = symtable.symtable(ast.unparse(ast.Module(list(statements), [])), filename, "exec")
+    return [symbol.get_name() for symbol in table.get_symbols()]
+
+
+class _WithoutAnnotations(ast.NodeTransformer):
+    """Assignments without the types that global names cannot have."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+        if not isinstance(node.target, ast.Name):
+            return node
+        plain = ast.Pass() if node.value is None else ast.Assign([node.target], node.value)
+        return ast.copy_location(plain, node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        return node
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        return node
+
+
+PING = """
+export default {
+  render({ model, el }) {
+    const begun = performance.now();
+    el.textContent = "The front end is here; Python has not answered yet.";
+    model.on("msg:custom", () => {
+      const spent = (performance.now() - begun).toFixed(0);
+      el.textContent = `The front end reached Python and got an answer after ${spent} ms.`;
+    });
+    model.send({ kind: "ping" });
+  },
+};
+"""
+
+
+def _show_ping() -> None:
+    """Show a widget that asks Python something and says how long the answer took; nothing without anywidget."""
+    try:
+        import anywidget
+    except ModuleNotFoundError:
+        return
+    widget = anywidget.AnyWidget(_esm=PING)
+    widget.on_msg(lambda _, content, buffers: widget.send({"kind": "pong"}))
+    display(widget)
