@@ -18,8 +18,8 @@ from .curves import plot_schedules, plot_training
 from .dashboard import Dashboard
 from .functions import FUNCTIONS, Function, Minimum, function, ill_conditioned_bowl, noisy_ravine
 from .heatmap import TensorHeatmap
-from .loss_plane import LossPlane, LossPlaneView, WeightPath, loss_plane
 from .live import LiveLoop, LiveView, Snapshot
+from .loss_plane import LossPlane, LossPlaneView, WeightPath, loss_plane
 from .lr_finder import LRFinderView
 from .notes import notes
 from .picture import draw
@@ -67,10 +67,10 @@ __all__ = [
     "LRFinderView",
     "Layer",
     "Line",
-    "LossPlane",
-    "LossPlaneView",
     "LiveLoop",
     "LiveView",
+    "LossPlane",
+    "LossPlaneView",
     "LossView",
     "Mark",
     "Minimum",
@@ -87,8 +87,8 @@ __all__ = [
     "SensitivityView",
     "Series",
     "Setting",
-    "SweepView",
     "Snapshot",
+    "SweepView",
     "TensorHeatmap",
     "TrajectoryView",
     "UpdateRatioView",

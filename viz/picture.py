@@ -449,8 +449,8 @@ class _Drawn:
         return x[there], y[there]
 
     def outline(self, width: float) -> list[Any]:
-        """What sets a line off from the colours behind it."""
-        if not self.pictured:
+        """What sets a line off from the colours behind it; hairlines are to be quiet."""
+        if not self.pictured or width < 1:
             return []
         dashes = {"dash_offset": 0, "dash_list": None}
         return [Stroke(linewidth=width + 1.8, foreground=self.theme.background, alpha=0.75, dashes=dashes), Normal()]

@@ -140,7 +140,7 @@ class SweepView(View):
         return Panel(
             _side(self._across, sides[0]),
             _side(self._up, sides[1]),
-            [image, star, here],
+            [image, here, star],
             title=self._measure(),
             click=Click(control=self._across, along="x", other=self._up),
         )
