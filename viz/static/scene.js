@@ -596,7 +596,7 @@ const draw = {
     context.globalAlpha = layer.alpha;
     context.lineJoin = "round";
     trace(context, xs, ys, n, place);
-    if (place.cased) { // on an image a line has an edge, so that it is seen on every colour
+    if (place.cased && layer.width >= 1) { // on an image a line has an edge, so that it is seen on every colour
       context.setLineDash([]);
       context.lineCap = "round";
       context.lineWidth = width + 2;
