@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import platform
 import statistics
 import tempfile
 from pathlib import Path
@@ -118,7 +117,7 @@ def main() -> None:
         finally:
             lab.end()
             browser.driver.quit()
-    version = f"Chromium {browser.driver.capabilities['browserVersion']}, Python {platform.python_version()}"
+    version = f"Chromium {browser.driver.capabilities['browserVersion']}"
     results: dict[str, Any] = {"machine": f"{machine('cpu')}, {version}", "keys": arguments.keys, "found": found}
     peer, ours = found["interact, JupyterLab"]["ms"], found["canvas, JupyterLab"]["ms"]
     results["interact / canvas"] = round(peer / ours, 1)
