@@ -201,9 +201,9 @@ print("the same with torch.optim:", scales[torch.optim] == scales[tristep.optim]
 # ## What is fused, and how long it takes here
 #
 # Torch's optimizers on the CPU update one tensor after the other unless told otherwise; `fused=True` makes one call of
-# native code, for SGD, Adam, AdamW and Adagrad. `tristep.optim` always makes one call, for all groups and for every
-# optimizer. What that saves depends on the model: much where tensors are many and small, little where one large tensor keeps
-# the memory busy.
+# native code, for SGD, Adam, AdamW and Adagrad. `tristep.optim` makes one call for all groups, with every optimizer whose
+# rule is one of single elements, which are all but those of whole matrices, such as Muon. What that saves depends on the
+# model: much where tensors are many and small, little where a few large ones keep the memory busy.
 #
 # The next cell times whole steps of AdamW and takes the best of several rounds, in turns, so that all see the same machine.
 # Both have one thread here. The figures are those of the machine on which this notebook was last run, while other programs
@@ -262,7 +262,7 @@ figure
 # | weights that `fully_shard` has cut (FSDP) | `tristep.optim` |
 # | code or habits from Gluon; MXNet's names, defaults and numbers | `Trainer` |
 # | several devices or processes, ZeRO-1, compressed gradients | `Trainer` |
-# | telemetry, a check that each gradient is fresh, states of 8 bits, averaged weights | `Trainer` |
+# | telemetry, a check that each gradient is fresh, steps inside the backward pass | `Trainer` |
 #
 # An update rule is the same for both: `tristep.optim.as_torch` makes a class with torch's interface of any optimizer that is
 # a rule, also of your own.
