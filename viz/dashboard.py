@@ -80,9 +80,10 @@ class Dashboard(RunView):
             controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
         return Scene(
             placed,
-            controls=controls,
+            self.title("Training"),
+            controls,
             width=11.0,
-            height=2.5 * len(panels) + 0.4,
+            height=2.5 * len(panels) + 0.7,
             heights=(0.12, *[1.0] * len(panels)),
             description=self.description(),
         )

@@ -69,9 +69,10 @@ class TensorHeatmap(RunView):
         lower = 2.4 if detail is not None else 0.0
         return Scene(
             panels,
-            controls=controls,
+            self.title("Tensors over steps"),
+            controls,
             width=9.0,
-            height=upper + lower,
+            height=upper + lower + 0.3,
             widths=(1.0, 0.11) if bar is not None else (),
             heights=(upper, lower) if detail is not None else (),
             description=self.description(),

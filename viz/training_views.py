@@ -75,6 +75,13 @@ class RunView(View):
             self._said = length, self.describe()
         return self._said[1]
 
+    def title(self, what: str) -> str:
+        """What stands above the picture: what it shows, and of which runs, where these have names of their own."""
+        names = [run.name for run in self.runs]
+        if names == ["run"]:
+            return what
+        return f"{what}: {', '.join(names) if len(names) <= 4 else f'{len(names)} runs'}"
+
     def _kept_panel(self, make: Callable[[Run, Rows], Panel | None], rows: Rows) -> Panel | None:
         """A panel of histograms, which come seldom, made anew only when there are more."""
         number = sum(map(len, self.run.histograms.values()))
@@ -189,8 +196,9 @@ class LossView(RunView):
             controls.append(Control("axis", "over", axes, axes.index(self.axis), "choice", remote=True))
         return Scene(
             panels,
-            controls=controls,
-            height=4.8 if rates else 3.8,
+            self.title("Loss" if self.scalars == ("loss",) else "Scalars"),
+            controls,
+            height=5.1 if rates else 4.1,
             heights=(3, 1) if rates else (),
             description=self.description(),
         )
@@ -256,7 +264,7 @@ class UpdateRatioView(RunView):
         panel = ratio_panel(self.run)
         if panel is None:
             return _empty("no update ratios recorded yet", self.description())
-        return Scene([panel], description=self.description())
+        return Scene([panel], self.title("How far each update moves its tensor"), description=self.description())
 
     def describe(self) -> str:
         """What there is to be seen, and what looks wrong, in sentences."""
@@ -304,7 +312,8 @@ class WeightsView(RunView):
         placed = [replace(panel, column=i) for i, panel in enumerate(panels)]
         first = next((rows.row_of(name) for name in followed), 0)
         layer = Control("layer", "tensor", rows.names, first, "choice")
-        return Scene(placed, controls=[layer], width=4.2 * len(placed), height=3.6, description=self.description())
+        title = self.title("Weights, gradients and updates")
+        return Scene(placed, title, [layer], width=4.2 * len(placed), height=3.9, description=self.description())
 
     def _followed(self, followed: Mapping[str, Series], rows: Rows) -> Panel:
         layers: list[Layer] = []
@@ -317,7 +326,8 @@ class WeightsView(RunView):
             for k in range(min(series.shape[0], MOST_NAMED)):
                 y = np.full((len(rows.names), len(curve.first)), np.nan)
                 y[row] = _drawable(curve.mean[:, k])
-                layers.append(Line(_middle(curve), y, by=("layer",), style=k, name="" if k < most else f"weight {k + 1}"))
+                label = "" if k < most else f"followed weight {k + 1}"
+                layers.append(Line(_middle(curve), y, by=("layer",), style=k, name=label))
             most = max(most, min(series.shape[0], MOST_NAMED))
         return Panel(Axis.over("step", *ends, margin=0.01), Axis.over("single weights", *values), layers)
 
@@ -377,7 +387,7 @@ def norm_panel(run: Run, rows: Rows) -> Panel | None:
         curve = series.curve()
         x, means = _thinned(curve)
         y = _drawable(rows.of(f"{what}_norm", means).T)
-        layers.append(Line(x, y, by=("layer",), style=i, name=what, marker=len(curve.first) == 1))
+        layers.append(Line(x, y, by=("layer",), style=i, name=f"norm of the {what}", marker=len(curve.first) == 1))
         ends += [curve.first[:1], curve.last[-1:]]
         values.append(y)
     if not layers:

@@ -175,7 +175,7 @@ def test_a_heat_map_shows_each_tensor_in_its_row_and_its_values_at_the_bar():
 
 def test_without_histograms_a_layer_shows_its_norms():
     scene = TensorHeatmap(_run(50, 3, histograms=False)).scene()
-    gradient = _named(scene, "gradient")
+    gradient = _named(scene, "norm of the gradient")
     for layer in range(3):
         np.testing.assert_allclose(gradient.chosen("y", scene.state(layer=layer)), 10.0**-layer, rtol=1e-5)
 
@@ -254,10 +254,10 @@ def test_single_weights_and_the_norms_of_the_chosen_tensor():
     scene = WeightsView(run).scene()
     layer = scene.controls[0]
     assert layer.index == 1  # the one that has some
-    first = _named(scene, "weight 1")
+    first = _named(scene, "followed weight 1")
     np.testing.assert_allclose(first.chosen("y", scene.state()), np.arange(1, 41) / 10, rtol=1e-6)
     assert np.isnan(first.chosen("y", scene.state(layer=0))).all()
-    np.testing.assert_allclose(_named(scene, "gradient").chosen("y", scene.state(layer=2)), 0.01, rtol=1e-5)
+    np.testing.assert_allclose(_named(scene, "norm of the gradient").chosen("y", scene.state(layer=2)), 0.01, rtol=1e-5)
     cosine = _layers(scene, Line, 1)[0]
     np.testing.assert_allclose(cosine.chosen("y", scene.state()), -0.5)
 
