@@ -131,12 +131,13 @@ def _packed(payload: bytes) -> bytes:
 
 def _rounded(array: np.ndarray) -> np.ndarray:
     """float32 [n] with the last 7 of 23 binary places zero, if that moves none by a 50,000th of what they span."""
-    finite = array[np.isfinite(array)]
+    there = np.isfinite(array)
+    finite = array[there]
     if not finite.size or (finite == np.round(finite)).all():
         return array
     near = ((array.view(np.uint32) + 64) & ~np.uint32(127)).view(np.float32)
-    near = np.where(np.isfinite(array) & np.isfinite(near), near, array)
-    moved = np.abs(near - array)[np.isfinite(array)].max()
+    near = np.where(there & np.isfinite(near), near, array)
+    moved = np.abs(near[there].astype(np.float64) - finite).max()
     return near if moved < np.ptp(finite.astype(np.float64)) / 50_000 else array
 
 
