@@ -119,9 +119,10 @@ def test_every_local_link_leads_somewhere():
     assert [target for target in targets if not (ROOT / target).exists()] == []
 
 
-def test_the_picture_is_small_enough_to_be_kept():
-    (picture,) = re.findall(r"!\[.+\]\((.+\.png)\)", README)
-    assert (ROOT / picture).stat().st_size < 200_000
+def test_pictures_are_small_enough_to_be_kept():
+    pictures = re.findall(r"!\[.+\]\((.+\.png)\)", README)
+    assert len(pictures) == 2
+    assert all((ROOT / picture).stat().st_size < 200_000 for picture in pictures)
 
 
 def test_every_make_target_exists():

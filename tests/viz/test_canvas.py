@@ -104,6 +104,20 @@ def test_a_page_keeps_five_digits_in_the_space_of_three():
     assert len(data) < 1.05 * len(base64.b64encode(zlib.compress(np.array(paths, np.float16).tobytes(), 9)))
 
 
+def test_a_page_keeps_what_is_not_finite():
+    y = np.linspace(0.1, 1, 300, dtype=np.float32) ** 3
+    y[[3, 50, 70]] = np.inf, -np.inf, np.nan
+    scene = Scene([Panel(Axis("step", 0, 300), Axis("loss", 0, 1), [Line(np.arange(300), y)])])
+    data = zlib.decompress(base64.b64decode(re.search(r'id="payload">([^<]*)<', page(scene.to_bytes(), "t", "d"))[1]))
+    start = len(scene.to_bytes()) - 2 * 1200  # two arrays of 300 words
+    differences = np.frombuffer(data[start:], np.uint8).reshape(4, -1).T.copy().view(np.uint32).ravel()
+    found = np.cumsum(differences, dtype=np.uint32).view(np.float32)[300:]
+    assert np.array_equal(np.isfinite(found), np.isfinite(y))
+    assert found[[3, 50]].tolist() == [np.inf, -np.inf]
+    there = np.isfinite(y)
+    np.testing.assert_allclose(found[there], y[there], rtol=0, atol=1 / 50_000)
+
+
 def _receive(widget, message):
     """As the kernel hands on a message of the front end."""
     widget._handle_custom_msg(message, [])
