@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+IPYKERNEL_6 := $(VENV)/ipykernel-6.31.0
 CPU_RESULTS ?= benchmarks/results/cpu.json
 GPU_RESULTS ?= benchmarks/results/gpu.json
 
@@ -23,7 +24,7 @@ help:
 demo: $(VENV)/with-notebook
 	$(BIN)/python -m tristep demo
 
-test: $(VENV)/with-test
+test: $(VENV)/with-test $(IPYKERNEL_6)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/with-dev
@@ -57,6 +58,11 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage htmlcov
 	rm -rf .grimp_cache .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The kernel before the present one, in a folder of its own, which tests in a browser put before the other; its dependencies
+# are those of the present one.
+$(IPYKERNEL_6): | $(VENV)/with-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ ipykernel==$(patsubst ipykernel-%,%,$(notdir $@))
 
 # One stamp for each extra of pyproject.toml; pip adds what is missing and leaves the rest alone.
 $(VENV)/with-%: pyproject.toml constraints.txt

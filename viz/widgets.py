@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ipywidgets
+import traitlets
 
 from .picture import Picture
 from .scene import Control, Scene
@@ -98,10 +99,12 @@ class SceneBox(ipywidgets.VBox):
 
     def _framed(self, png: bytes) -> ipywidgets.Image:
         width = f"{100 * self._scene.width:.0f}px"
-        alternative = self._scene.description or self._scene.title or None
-        image = ipywidgets.Image(value=png, format="png", tooltip=alternative)
+        image = _Image(value=png, format="png", tooltip=self._in_words())
         image.layout = ipywidgets.Layout(width=width, max_width="100%", height="auto", object_fit="contain")
         return image
+
+    def _in_words(self) -> str | None:
+        return self._scene.description or self._scene.title or None
 
     def _draw(self) -> None:
         """Draw what is wanted now. What other threads want meanwhile is drawn by the one that is at it, the last only."""
@@ -113,6 +116,7 @@ class SceneBox(ipywidgets.VBox):
                     return
                 self._picture.show(self._scene, self._state)
                 self._shown.value = self._picture.png()
+                self._shown.tooltip = self._in_words()
             finally:
                 self._drawing.release()
 
@@ -126,7 +130,9 @@ class SceneBox(ipywidgets.VBox):
         if self._scene.buttons:
             buttons = []
             for button in self._scene.buttons:
-                pressed = ipywidgets.Button(description=button.label, tooltip=button.label)
+                pressed = ipywidgets.Button(
+                    description=button.label, tooltip=button.label, layout=ipywidgets.Layout(width="auto")
+                )
                 pressed.on_click(lambda _, name=button.name: self._on_event({"kind": "button", "name": name}))
                 buttons.append(pressed)
             self._rows.append(ipywidgets.HBox(buttons, layout=ipywidgets.Layout(flex_flow="row wrap")))
@@ -147,7 +153,8 @@ class SceneBox(ipywidgets.VBox):
         if control.kind == "choice":
             selector = ipywidgets.Dropdown(**look)
         else:
-            selector = ipywidgets.SelectionSlider(**look, layout=ipywidgets.Layout(width="28em", max_width="100%"))
+            width = f"calc(24em + {len(control.label)}ch)"  # or a long label leaves nothing to the slider
+            selector = ipywidgets.SelectionSlider(**look, layout=ipywidgets.Layout(width=width, max_width="100%"))
         self._selectors[control.name] = selector
         selector.observe(lambda change: self._set(control.name, change["new"]), names="index")
         if control.kind != "play":
@@ -181,6 +188,15 @@ class SceneBox(ipywidgets.VBox):
             self._on_event({"kind": "control", "name": name, "index": index})
         else:
             self._draw()
+
+
+class _Image(ipywidgets.Image):
+    """A picture with a tooltip, which is also what a screen reader says.
+
+    The front end of ipywidgets 8 gives a tooltip only where the description is empty, and fails where there is none at all.
+    """
+
+    description = traitlets.Unicode("").tag(sync=True)
 
 
 def _controls(scene: Scene) -> list[Any]:

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ import pytest
 
 GET_IT = "no chromium for tests in a browser; on Debian: apt-get install chromium chromium-driver"
 KERNEL = os.environ.get("TRISTEP_KERNEL", "python3")
+KERNEL_6 = next(iter(sorted(Path(sys.prefix).glob("ipykernel-6.*"))), None)  # a folder that `make test` fills
 MODULE = Path(__file__).parents[2] / "viz" / "static" / "scene.js"
 _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --hide-scrollbars "
@@ -85,6 +87,46 @@ class Browser:
 
     def digest(self, selector: str = ".tristep-picture canvas") -> str:
         return hashlib.sha256(self.pixels(selector).tobytes()).hexdigest()
+
+    def image(self, selector: str) -> str:
+        """The SHA-256 of the file that the one <img> shows which is to be seen; empty while there is none."""
+        return str(
+            self.driver.execute_async_script(
+                "const [selector, done] = arguments;"
+                "const all = [...document.querySelectorAll(selector)];"
+                "const seen = all.filter((each) => each.offsetWidth && each.complete && each.naturalWidth);"
+                "const hex = (sum) => [...new Uint8Array(sum)].map((each) => each.toString(16).padStart(2, '0')).join('');"
+                "if (seen.length !== 1) done('');"
+                "else fetch(seen[0].src).then((file) => file.arrayBuffer())"
+                "  .then((bytes) => crypto.subtle.digest('SHA-256', bytes)).then((sum) => done(hex(sum)), () => done(''))",
+                selector,
+            )
+        )
+
+    def frame(self, selector: str = ".tristep-picture canvas", quiet: str = "#63666f") -> tuple[int, int, int, int]:
+        """Left, top, right and bottom of a scene's first panel, in pixels; found by the colour of its two lines."""
+        ink = (self.pixels(selector) == _rgb(quiet)).all(axis=2)
+        column = int(np.argmax(ink.sum(axis=0)))
+        row = int(np.argmax(ink[:, column:].sum(axis=1)))
+        along, down = ink[row, column:], np.flatnonzero(ink[: row + 1, column])
+        return column, int(down[0]), column + int(np.argmin(np.append(along, False))), row
+
+    def pointer(self, *moves: tuple[str, float, float], selector: str = ".tristep-picture canvas") -> None:
+        """The mouse over a canvas: ("move" | "down" | "up", x, y), in its pixels from the upper left corner."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        canvas = self.find(selector)
+        self.run("arguments[0].scrollIntoView({block: 'nearest'})", canvas)
+        box = self.run("const b = arguments[0].getBoundingClientRect(); return [b.x, b.y]", canvas)
+        chain = ActionChains(self.driver, duration=0)
+        for kind, x, y in moves:
+            chain.w3c_actions.pointer_action.move_to_location(round(box[0] + x), round(box[1] + y))
+            if kind != "move":
+                getattr(chain.w3c_actions.pointer_action, f"pointer_{kind}")()
+        chain.perform()
+
+    def click(self, x: float, y: float, selector: str = ".tristep-picture canvas") -> None:
+        self.pointer(("down", x, y), ("up", x, y), selector=selector)
 
     def keep(self, name: str) -> None:
         """Keep a screenshot."""
@@ -171,6 +213,7 @@ class Stage:
 
     def __init__(self, browser: Browser, folder: Path) -> None:
         self.browser = browser
+        self.frame, self.pointer, self.click = browser.frame, browser.pointer, browser.click
         names = "decode, part, drawn, number, words, ticks, mount"
         module = MODULE.read_text(encoding="utf-8")
         file = folder / "stage.html"
@@ -201,37 +244,12 @@ class Stage:
         """What Python would have been told of this kind."""
         return [message for message in self.browser.run("return window.sent") if message["kind"] == kind]
 
-    def frame(self, quiet: str = "#63666f") -> tuple[int, int, int, int]:
-        """Left, top, right and bottom of the panel in a scene of one, in pixels; found by the colour of its two lines."""
-        ink = (self.browser.pixels() == _rgb(quiet)).all(axis=2)
-        column = int(np.argmax(ink.sum(axis=0)))
-        row = int(np.argmax(ink.sum(axis=1)))
-        along, down = np.flatnonzero(ink[row, column:]), np.flatnonzero(ink[: row + 1, column])
-        return column, int(down[0]), column + int(along[-1]) + 1, row
-
     def place(self, scene: Any, x: float, y: float) -> tuple[float, float]:
         """The pixel of a place in the panel of a scene of one, by arithmetic on its axes."""
         left, top, right, bottom = self.frame()
         panel = scene.panels[0]
         across, up = _share(panel.x, x), _share(panel.y, y)
         return left + across * (right - left), bottom - up * (bottom - top)
-
-    def pointer(self, *moves: tuple[str, float, float]) -> None:
-        """The mouse over the canvas: ("move" | "down" | "up", x, y), in its pixels from the upper left corner."""
-        from selenium.webdriver.common.action_chains import ActionChains
-
-        canvas = self.browser.find(".tristep-picture canvas")
-        self.browser.run("arguments[0].scrollIntoView({block: 'nearest'})", canvas)
-        box = self.browser.run("const b = arguments[0].getBoundingClientRect(); return [b.x, b.y]", canvas)
-        chain = ActionChains(self.browser.driver, duration=0)
-        for kind, x, y in moves:
-            chain.w3c_actions.pointer_action.move_to_location(round(box[0] + x), round(box[1] + y))
-            if kind != "move":
-                getattr(chain.w3c_actions.pointer_action, f"pointer_{kind}")()
-        chain.perform()
-
-    def click(self, x: float, y: float) -> None:
-        self.pointer(("down", x, y), ("up", x, y))
 
 
 @pytest.fixture
@@ -262,6 +280,16 @@ class Lab:
         quiet = {"fetchNews": "false", "checkForUpdates": False}  # no network, nothing that pops up
         (settings / "notification.jupyterlab-settings").write_text(json.dumps(quiet))
         (root / "notebooks").mkdir()
+        if KERNEL_6 is not None:
+            paths = [str(KERNEL_6), *filter(None, [os.environ.get("PYTHONPATH")])]
+            spec = {
+                "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+                "display_name": KERNEL_6.name,
+                "language": "python",
+                "env": {"PYTHONPATH": _resolved(os.pathsep.join(paths))},
+            }
+            (root / "data" / "kernels" / KERNEL_6.name).mkdir(parents=True)
+            (root / "data" / "kernels" / KERNEL_6.name / "kernel.json").write_text(json.dumps(spec))
         folders = {
             "JUPYTER_CONFIG_DIR": "config",
             "JUPYTER_DATA_DIR": "data",
@@ -274,8 +302,7 @@ class Lab:
         environment = os.environ | {name: str(root / folder) for name, folder in folders.items()}
         environment.pop("MPLBACKEND", None)
         if "PYTHONPATH" in environment:  # so that kernels import what the tests import
-            parts = environment["PYTHONPATH"].split(os.pathsep)
-            environment["PYTHONPATH"] = os.pathsep.join(str(Path(part).resolve()) for part in parts if part)
+            environment["PYTHONPATH"] = _resolved(environment["PYTHONPATH"])
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -312,15 +339,20 @@ class Lab:
             self.server.wait()
 
 
-class Notebook:
-    """A notebook that is open in JupyterLab."""
+def _resolved(paths: str) -> str:
+    """Of PYTHONPATH, for processes that run in another folder."""
+    return os.pathsep.join(str(Path(path).resolve()) for path in paths.split(os.pathsep) if path)
 
-    def __init__(self, lab: Lab, browser: Browser, name: str, cells: list[str]) -> None:
+
+class Notebook:
+    """A notebook that is open in JupyterLab. One of a name that has been opened before has its kernel, and its variables."""
+
+    def __init__(self, lab: Lab, browser: Browser, name: str, cells: list[str], kernel: str = KERNEL) -> None:
         import nbformat
 
         self.lab, self.browser, self.name = lab, browser, name
         book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        book.metadata["kernelspec"] = {"name": KERNEL, "display_name": KERNEL}  # without it Lab asks, and waits for ever
+        book.metadata["kernelspec"] = {"name": kernel, "display_name": kernel}  # without it Lab asks, and waits for ever
         nbformat.write(book, lab.root / "notebooks" / f"{name}.ipynb")
         browser.driver.get(f"{lab.url}/doc/tree/{name}.ipynb?reset")
         ready = (
@@ -348,6 +380,35 @@ class Notebook:
         assert not self.browser.driver.find_elements(
             "css selector", "[data-mime-type='application/vnd.jupyter.error'], [data-mime-type*='stderr']"
         ), self.text()
+
+    def start(self, code: str, name: str = "") -> None:
+        """Run this in a new cell at the end. Elements of the cell are below `[data-cell=name]`."""
+        self.browser.run(
+            f"const book = {_BOOK}.content, [code, name] = arguments; window.ran = null;"
+            "(async () => {"
+            "  book.activeCellIndex = book.widgets.length - 1;"
+            "  await jupyterapp.commands.execute('notebook:insert-cell-below');"
+            "  const cell = book.activeCell;"
+            "  cell.model.sharedModel.setSource(code);"
+            "  cell.node.dataset.cell = name;"
+            "  await book.scrollToItem(book.activeCellIndex);"
+            "  await jupyterapp.commands.execute('notebook:run-cell');"
+            "  return cell.model.outputs.toJSON();"
+            "})().then((outputs) => { window.ran = outputs; }, (error) => { window.ran = String(error); })",
+            textwrap.dedent(code).strip(),
+            name,
+        )
+
+    def run(self, code: str, name: str = "", seconds: float = 60) -> str:
+        """Run this as `start` does, and give what it prints when it has ended."""
+        self.start(code, name)
+        outputs = self.browser.until(
+            lambda: self.browser.run("return window.ran === null ? null : [window.ran]"), f"the cell\n{code}", seconds
+        )[0]
+        assert isinstance(outputs, list), outputs
+        wrong = [each for each in outputs if each["output_type"] == "error" or each.get("name") == "stderr"]
+        assert not wrong, wrong
+        return "".join("".join(each["text"]) for each in outputs if each["output_type"] == "stream")
 
     def text(self) -> str:
         """What stands in the outputs."""
@@ -382,9 +443,25 @@ def lab(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Iterator
     running.end()
 
 
+@pytest.fixture(params=["present", "ipykernel 6"])
+def kernel(request: pytest.FixtureRequest) -> str:
+    """The name of a kernel that notebooks can have: one after the other, that of the environment and ipykernel 6."""
+    if request.param == "present":
+        return KERNEL
+    if KERNEL_6 is None:
+        _missing(f"no ipykernel-6.* in {sys.prefix} for tests in a browser: `make test` gets it")
+    return KERNEL_6.name
+
+
+@pytest.fixture
+def shared(lab: Lab, browser: Browser) -> Callable[[str, str], Notebook]:
+    """A function that opens an empty notebook with a kernel that is kept: (name, kernel)."""
+    return lambda name, kernel=KERNEL: Notebook(lab, browser, name, [], kernel)
+
+
 @pytest.fixture
 def notebook(lab: Lab, browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callable[..., Notebook]]:
-    """A function that opens a notebook of these cells of code."""
+    """A function that opens a notebook of these cells of code, with a kernel of its own."""
     opened: list[Notebook] = []
 
     def open_it(*cells: str) -> Notebook:

@@ -410,6 +410,7 @@ def test_another_scene_keeps_what_is_set():
     slider.index = 2
     box.show(_scene(0.5, controls=[RATE]))
     assert box.children[1] is slider
+    assert box.children[0].tooltip == "It rises to 0.5."
     assert box.children[0].value == Picture(_scene(0.5, controls=[RATE]), {"rate": 2}, values=False).png()
     more = _scene(0.5, controls=[RATE, STEP])
     box.show(more)
@@ -426,6 +427,7 @@ def test_a_box_tells_what_python_is_to_know():
     picture, pace, buttons, place = box.children
     assert isinstance(picture, ipywidgets.Image)
     assert picture.tooltip == "It rises to 1.0."
+    assert picture.get_state()["description"] == ""  # without one the browser shows an error in the picture's place
     pace.index = 1
     buttons.children[0].click()
     x, y, choose = place.children
