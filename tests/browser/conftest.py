@@ -410,6 +410,27 @@ class Notebook:
         assert not wrong, wrong
         return "".join("".join(each["text"]) for each in outputs if each["output_type"] == "stream")
 
+    def outputs(self) -> list[tuple[int | None, list[dict[str, Any]]]]:
+        """Of each cell how often cells had been run when it was, and what it gave, also where it is not to be seen."""
+        found: list[tuple[int | None, list[dict[str, Any]]]] = self.browser.run(
+            f"return {_BOOK}.content.widgets.map(({{model}}) => [model.executionCount, model.outputs.toJSON()])"
+        )
+        return found
+
+    def show(self, number: int) -> str:
+        """Scroll to a cell, and give what selects it."""
+        self.browser.driver.execute_async_script(
+            f"const book = {_BOOK}.content, [number, done] = arguments, {{node}} = book.widgets[number];"
+            "node.dataset.cell = number;"
+            "const show = () => {"  # a cell beyond the edge is put into the page, and then it has another height
+            "  (node.querySelector('.jp-Cell-outputWrapper') ?? node).scrollIntoView();"
+            "  requestAnimationFrame(() => requestAnimationFrame(done));"
+            "};"
+            "book.scrollToItem(number, 'start').then(show, show)",
+            number,
+        )
+        return f"[data-cell='{number}']"
+
     def text(self) -> str:
         """What stands in the outputs."""
         return str(

@@ -1,0 +1,173 @@
+"""Views in JupyterLab, played with as a person does: keys, clicks, the way to Python and back, on both tiers of widgets."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
+pytest.importorskip("anywidget")
+pytest.importorskip("nbformat")
+
+from tristep.viz.style import THEMES
+
+LEFT, RIGHT = "\ue012", "\ue014"
+LIGHT = THEMES["light"]
+
+BEGIN = """
+import json
+from tristep import viz
+%load_ext tristep
+viz.use({tier!r})
+"""
+RACE = """
+race = viz.TrajectoryView("rosenbrock", {"sgd": {}, "adam": {}}, steps=20, factors=(0.5, 1.0, 2.0))
+race
+"""
+
+
+@pytest.fixture
+def book(shared):
+    """An empty notebook; its kernel has seen the tests before."""
+    return shared("views")
+
+
+def test_a_race_on_a_canvas(book, browser):
+    book.run(BEGIN.format(tier="canvas"))
+    book.run(RACE, "race")
+    canvas = "[data-cell=race] .tristep-picture canvas"
+    rate = browser.find("[data-cell=race] input[data-control=rate]")
+    before = browser.digest(canvas)
+    browser.keys(rate, RIGHT)
+    assert browser.digest(canvas) != before
+    assert rate.get_attribute("aria-valuetext") == "2"
+    browser.keys(rate, LEFT)
+    assert browser.digest(canvas) == before
+    browser.keep("race-canvas")
+
+    # All start where the click was, in the units of the axes, and the ring is there.
+    left, top, right, bottom = browser.frame(canvas)
+    column, row = left + (right - left) // 4, top + (bottom - top) // 5
+    browser.click(column, row, selector=canvas)
+    browser.until(lambda: browser.digest(canvas) != before, "another picture")
+    start = json.loads(book.run("print(json.dumps(race._start))"))
+    (x_low, x_high), (y_low, y_high) = json.loads(book.run("print(json.dumps([race.function.xlim, race.function.ylim]))"))
+    x_pixel, y_pixel = (x_high - x_low) / (right - left), (y_high - y_low) / (bottom - top)
+    assert start[0] == pytest.approx(x_low + (column - left) * x_pixel, abs=x_pixel)
+    assert start[1] == pytest.approx(y_high - (row - top) * y_pixel, abs=y_pixel)
+    starts = json.loads(book.run("print(json.dumps(race.race.paths[:, :, 0, 0].tolist()))"))
+    np.testing.assert_allclose(starts, np.broadcast_to(np.float32(start), (2, 3, 2)))
+    pixels = browser.pixels(canvas)
+    old = round(left + (-1.2 - x_low) / x_pixel), round(bottom - (1.0 - y_low) / y_pixel)
+    assert [_ink_at(pixels, *place) > 10 for place in ((column, row), old)] == [True, False]
+    browser.keep("race-canvas-moved")
+    book.run("race.close()")
+
+
+def test_a_playground(book, browser):
+    book.run(BEGIN.format(tier="canvas"))
+    book.run('own = viz.Playground("rosenbrock", "adam", against=["sgd"], steps=20)\nown', "own")
+    canvas = "[data-cell=own] .tristep-picture canvas"
+    step = browser.find("[data-cell=own] input[data-control=step]")
+    before, colour = browser.digest(canvas), _rgb(LIGHT.colours[2])  # of the first arrow, down the gradient
+    arrow = _places(browser.pixels(canvas), colour)
+    browser.keys(step, LEFT, LEFT, LEFT)
+    moved = _places(browser.pixels(canvas), colour)
+    assert len(moved) > 10
+    assert np.abs(moved.mean(axis=0) - arrow.mean(axis=0)).max() > 2
+    browser.keys(step, RIGHT, RIGHT, RIGHT)
+    assert browser.digest(canvas) == before
+
+    # A hyper-parameter goes to Python, which runs it all again.
+    beta = browser.find("[data-cell=own] input[data-control='setting beta1']")
+    told = beta.get_attribute("aria-valuetext")
+    browser.keys(beta, LEFT)
+    browser.until(lambda: browser.digest(canvas) != before, "another picture")
+    used = float(book.run("print(own.settings['beta1'])"))
+    assert used == pytest.approx(float(beta.get_attribute("aria-valuetext")))
+    assert used < float(told)
+    browser.keep("playground")
+    browser.keys(browser.find("[data-cell=own] input[data-control='setting beta1']"), RIGHT)
+    browser.until(lambda: browser.digest(canvas) == before, "the picture of before")
+    book.run("own.close()")
+
+
+def test_a_race_in_core_widgets(book, browser):
+    book.run(BEGIN.format(tier="widgets"))
+    book.run(RACE, "race")
+    image = "[data-cell=race] img.widget-image"
+    before = browser.until(lambda: browser.image(image), "a picture")
+    handle = browser.find("[data-cell=race] .noUi-handle")  # that of the rates
+    browser.keys(handle, RIGHT)
+    browser.until(lambda: browser.image(image) not in ("", before), "another picture")
+    assert handle.get_attribute("aria-valuetext") == "2"
+    browser.keys(handle, LEFT)
+    browser.until(lambda: browser.image(image) == before, "the picture of before")
+    assert browser.find(image).get_attribute("title") == book.run("print(race.describe())").strip()
+    # It is the picture that Python has drawn.
+    png = book.run("box = race._open[-1].widget\nimport hashlib\nprint(hashlib.sha256(box.children[0].value).hexdigest())")
+    assert png.strip() == before
+    browser.keep("race-widgets")
+    book.run("race.close()")
+
+
+def test_frames_are_chosen_while_python_is_busy(book, browser, tmp_path):
+    book.run(BEGIN.format(tier="widgets"))
+    code = """
+    import hashlib, pathlib
+    from tristep.viz.widgets import SceneBox
+    line = viz.Line([0, 1], [[1, end] for end in (0, 0.3, 0.6)], by=("rate",))
+    panel = viz.Panel(viz.Axis("step", 0, 1), viz.Axis("loss", 0, 1), [line])
+    box = SceneBox(viz.Scene([panel], controls=[viz.Control("rate", "rate", [1, 2, 3])]))
+    print(json.dumps([hashlib.sha256(frame.value).hexdigest() for frame in box.children[0].children]))
+    """
+    frames = json.loads(book.run(code))
+    book.run("box", "box")
+    image = "[data-cell=box] img.widget-image"
+    browser.until(lambda: browser.image(image) == frames[0], "the first frame")
+    free = tmp_path / "free"
+    book.start(f"while not pathlib.Path({str(free)!r}).exists():\n    pass")
+    handle = browser.find("[data-cell=box] .noUi-handle")
+    browser.keys(handle, RIGHT, RIGHT)
+    browser.until(lambda: browser.image(image) == frames[2], "the last frame")
+    browser.keys(handle, LEFT)
+    browser.until(lambda: browser.image(image) == frames[1], "the frame in the middle")
+    browser.keep("frames")
+    free.touch()
+    book.run("box.close()")
+
+
+def test_the_doctor_hears_from_the_page(book, browser):
+    book.run(BEGIN.format(tier="canvas"))
+    said = book.run("%viz_doctor", "doctor")
+    assert "front end        a notebook that can answer" in said
+    assert "training runs    in the background" in said
+    assert "canvas: chosen by use()" in said
+    book.says(r"The front end reached Python and got an answer after \d+ ms")
+    browser.keep("doctor")
+
+
+def test_optimizers_compared_by_a_magic(book, browser):
+    book.run(BEGIN.format(tier="canvas"))
+    book.run("%opt_compare adam lion sgd --on rosenbrock", "compared")
+    canvas = "[data-cell=compared] .tristep-picture canvas"
+    browser.find(canvas)
+    entries = browser.driver.find_elements("css selector", "[data-cell=compared] .tristep-legend button")
+    assert [entry.text for entry in entries] == ["adam", "lion", "sgd"]
+    pixels = browser.pixels(canvas)
+    assert all(len(_places(pixels, _rgb(LIGHT.colours[k]))) > 100 for k in range(3))
+    browser.keep("opt-compare")
+    book.run("_.close()")
+
+
+def _rgb(colour):
+    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], dtype=np.uint8)
+
+
+def _ink_at(pixels, column, row):
+    """How many pixels of a ring there are around this one."""
+    return len(_places(pixels[row - 7 : row + 8, column - 7 : column + 8], _rgb(LIGHT.ink)))
+
+
+def _places(pixels, colour):
+    return np.argwhere((pixels == colour).all(axis=2))
