@@ -84,7 +84,9 @@ class Figure(MatplotlibFigure):
         with LOCK:
             self.savefig(drawn, format="png", dpi=dpi)
         image = Image.open(drawn).convert("RGB")
-        image.quantize(256, dither=Image.Dither.NONE).save(file, format="png", optimize=True)
+        # Median cut, the usual method, would give all colours to a large shaded surface and none to a thin line on it.
+        few = image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(file, format="png", optimize=True)
         return file.getvalue()
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:

@@ -57,6 +57,20 @@ def test_png_has_the_size_asked_for_and_a_palette():
     assert image.size == (150, 100)
 
 
+def test_a_thin_line_keeps_its_colour_on_a_large_shaded_surface():
+    figure = Figure(4, 3)
+    axes = figure.add_axes((0, 0, 1, 1))
+    x, y = np.meshgrid(np.linspace(0, 1, 300), np.linspace(0, 1, 400))
+    axes.pcolormesh(x, y, np.sin(3 * x) * np.cos(2 * y), cmap="Greys", vmin=-0.5, vmax=4)
+    colours = THEMES["light"].colours[:-1]
+    for i, colour in enumerate(colours):
+        axes.plot([0.3, 0.5], [0.1 * i + 0.1] * 2, color=colour, linewidth=1.5)
+    pixels = np.asarray(Image.open(io.BytesIO(figure.png(dpi=150))).convert("RGB")).astype(int).reshape(-1, 3)
+    for colour in colours:
+        wanted = np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)])
+        assert np.abs(pixels - wanted).max(axis=1).min() < 12, colour
+
+
 def test_a_notebook_gets_a_png_and_the_space_that_it_takes():
     png, space = Figure(3, 2)._repr_png_()
     assert space == {"width": 300, "height": 200}
