@@ -226,9 +226,13 @@ class Update:
         for what, count in counts.items():
             if count != len(self.weights):
                 raise ValueError(f"{count} {what} for {len(self.weights)} weights: there must be as many")
+        known: set[Any] = set()  # many weights are often cut from one array: those alike are looked at once
         for name, weight, row, master in zip(self._names, self.weights, self.states, self.masters, strict=True):
-            _check(rule, name, weight, row, master)
-            choose_engine(weight.device, engine)
+            kind = _kind(weight, *row, master)
+            if kind is None or kind not in known:
+                _check(rule, name, weight, row, master)
+                choose_engine(weight.device, engine)
+                known.add(kind)
 
     @property
     def hyper(self) -> np.ndarray:
@@ -363,9 +367,14 @@ class Update:
         return True
 
     def _bind(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        known: set[Any] = set()
         for name, weight, gradient, row, master in zip(
             self._names, self.weights, gradients, self.states, self.masters, strict=True
         ):
+            kind = _kind(weight, gradient, *row, master)
+            if kind is not None and kind in known:
+                continue
+            known.add(kind)
             if gradient is not None:
                 _check_gradient(name, weight, gradient)
             for tensor, shape in _companions(self.rule, weight, row, master):
@@ -889,6 +898,19 @@ def _group_key(
         (*(state.dtype for state in states), None if master is None else master.dtype),
         aligned,
     )
+
+
+def _kind(*tensors: Any) -> tuple[Any, ...] | None:
+    """All that decides whether some tensors may be taken, but for their contents; None where only a close look tells."""
+    try:
+        return tuple(
+            [
+                None if tensor is None else (type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+                for tensor in tensors
+            ]
+        )
+    except (AttributeError, RuntimeError):  # no tensor, or one without strides
+        return None
 
 
 def _check(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any], master: Any) -> None:

@@ -136,6 +136,29 @@ class Many:
         for group in self._groups:
             group.run()
 
+    def restart(self) -> bool:
+        """Begin anew: states and counts become what they were before the first step, for whatever the weights are now.
+
+        Returns:
+            Whether that could be done. It cannot, and nothing has changed, where a training is updated alone, or has what a
+            copy of its optimizer would have, too: a schedule, numbers that it carries on, a master of a weight.
+
+        Example:
+            >>> import torch
+            >>> from tristep import optimizer
+            >>> from tristep.trainer import Many
+            >>> weights = [torch.ones(2), torch.ones(2)]
+            >>> together = Many([optimizer.Adam(0.5), optimizer.Adam(0.1)], [[weight] for weight in weights])
+            >>> together.step([[torch.ones(2)], [torch.ones(2)]])
+            >>> together.restart(), together.updaters[0].states[0][0], together.optimizers[0].num_update
+            (True, tensor([0., 0.]), 0)
+        """
+        if self._alone or not all(group.can_restart for group in self._groups):
+            return False
+        for group in self._groups:
+            group.restart()
+        return True
+
     def _checked(self, gradients: Sequence[Sequence[torch.Tensor | None]]) -> list[list[torch.Tensor | None]]:
         given = [list(each) for each in gradients]
         if list(map(len, given)) != list(map(len, self._weights)):
@@ -248,13 +271,19 @@ class _Group:
         self._bound: set[Rule] = set()  # whose updates have these gradients
         self._written: Sequence[Sequence[Any]] = []  # the rows of the step before
         self._written_by: Update | None = None  # for which update
+        self._only = None if first.has_options else first.rule_for(self._slots)  # the rule of all steps, if it is one
         self._steady: Rule | None = None  # whose rows are in the update, and stay as they are
+        self._begin = self._counts.copy(), [optimizer.num_update for optimizer in self._optimizers]
+        self._attributes = [vars(optimizer) for optimizer in self._optimizers]
+        # By the number of the step: the rule, and all rows, which are the same after a restart.
+        self._tables: list[tuple[Rule, np.ndarray]] | None = None
+        self._step = 0
         self._make_states()
         self.update = self._make_update(first.rule_for(self._slots))
 
     def prepare(self, gradients: list[torch.Tensor | None] | None) -> bool:
         """Take these gradients for the step, None for the last ones; whether that can be done for all together."""
-        rule = self._first.rule_for(self._slots)
+        rule = self._only or self._first.rule_for(self._slots)
         update = self.update = self._updates.get(rule) or self._make_update(rule)
         if gradients is not None:
             self._gradients, self._bound = gradients, set()
@@ -276,6 +305,18 @@ class _Group:
         self._before = [optimizer.carried() for optimizer in self._optimizers] if self._first.carries else []
         if self._steady is rule:
             return
+        if self._tables is not None and self._step < len(self._tables):
+            known, table = self._tables[self._step]
+            if known is rule:
+                self.update.hyper[:] = table
+                self._written_by = None
+                return
+            del self._tables[self._step :]
+        self._form_rows(rule)
+        if self._tables is not None and self._steady is not rule:
+            self._tables.append((rule, self.update.hyper.copy()))
+
+    def _form_rows(self, rule: Any) -> None:
         times = self._times
         if self._for_all is not None:
             rates = self._rates(times) if self._scheduled else None
@@ -305,8 +346,28 @@ class _Group:
         self._counts += 1
         number = max(self._first.num_update, *self._times)
         self._times = [t + 1 for t in self._times]
-        for optimizer in self._optimizers:
-            optimizer.num_update = number
+        self._step += 1
+        for own in self._attributes:
+            own["num_update"] = number
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether nothing but states and counts is changed by steps."""
+        return not (self._scheduled or self._first.carries or any(updater.masters for updater in self._updaters))
+
+    def restart(self) -> None:
+        """Begin anew with the weights as they are now."""
+        self._counts[:] = self._begin[0]
+        for own, number in zip(self._attributes, self._begin[1], strict=True):
+            own["num_update"] = number
+        self._times = [int(self._counts[0, slot]) + 1 for _, slot, *_ in self._shared]
+        states = [state for updater, k in self._places() for state in updater.states[k]]
+        if states:
+            torch._foreach_zero_(states)
+        self._start_states()
+        if self._tables is None:  # who restarts once will do it again
+            self._tables = []
+        self._step = 0
 
     def _rates(self, times: Sequence[int]) -> list[float]:
         """The rates of all trainings, each schedule asked once."""
@@ -354,17 +415,22 @@ class _Group:
         for name, weight in zip(self._names, self._weights, strict=True):
             first.check_storage(name, weight)
         weights = [weight.detach() for weight in self._weights]
-        zeros = type(first).init_state is RuleOptimizer.init_state and first.lookahead is None and first.ema_decay is None
-        places = zip(self._places(), self._names, weights, first.states_for(weights), strict=True)
-        for (updater, k), name, weight, state in places:
-            if not zeros:
-                try:
-                    updater.optimizer.start_state(weight, state)  # type: ignore[attr-defined]  # it has a rule
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from error
+        for (updater, k), weight, state in zip(self._places(), weights, first.states_for(weights), strict=True):
             updater.states[k] = state
             if (dtype := first.master_dtype(weight)) is not None:
                 updater.masters[k] = new_master(weight, None, dtype)
+        self._start_states()
+
+    def _start_states(self) -> None:
+        """Fill states, which are zero, where the rule starts otherwise."""
+        first = self._first
+        if type(first).init_state is RuleOptimizer.init_state and first.lookahead is None and first.ema_decay is None:
+            return
+        for (updater, k), name, weight in zip(self._places(), self._names, self._weights, strict=True):
+            try:
+                updater.optimizer.start_state(weight.detach(), updater.states[k])  # type: ignore[attr-defined]  # it has a rule
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
 
     def _make_update(self, rule: Rule) -> Update:
         places = list(self._places())
@@ -432,7 +498,7 @@ class _ForAll:
     def is_right(self, times: Sequence[int], parameters: Sequence[Any], rule: Rule, rates: list[float] | None) -> bool:
         """Whether these rows are those of optimizers by themselves, up to 8 of them. Nothing is carried on."""
         chosen = np.unique(np.linspace(0, len(self._optimizers) - 1, 8, dtype=int)).tolist()
-        tried = _ForAll([copy.copy(optimizer) for optimizer in self._optimizers])
+        tried = _ForAll([copy.copy(optimizer) for optimizer in self._optimizers]) if self._one.carries else self
         rows = tried.rows(times, parameters, rule, rates)
         if rows is None:
             return False

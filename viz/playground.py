@@ -22,12 +22,12 @@ from .simulate import (
     Race,
     Sensitivity,
     Setting,
+    Simulation,
     basin_map,
     best_rates,
     inner_steps,
     rule_source,
     settings_of,
-    simulate,
 )
 from .surface import surface_layers
 from .view import View
@@ -89,6 +89,8 @@ class TrajectoryView(View):
         self._entrants = _named(optimizers)
         self._start = tuple(map(float, self.function.start if start is None else start))
         self._rates: dict[str, float] = {}
+        self._made: tuple[Any, Simulation] | None = None  # of what, and the simulation
+        self._drawn: tuple[Function, list[Layer]] | None = None  # whose surface, and its layers
         self._find_rates()
         self._run()
         super().__init__(**others)
@@ -103,7 +105,7 @@ class TrajectoryView(View):
         rate = Control("rate", "learning rates, times each one's best", [_rounded(f) for f in self._factors], one)
         moments = _moments(race.steps)
         step = Control("step", "step", moments, len(moments) - 1, kind="play")
-        surface = _surface(self.function, self.function.xlim, self.function.ylim)
+        surface = self._surface()
         curves: list[Layer] = []
         for i, name in enumerate(race.names):
             paths = race.paths[i, :, 0]
@@ -188,15 +190,16 @@ class TrajectoryView(View):
 
     def _run(self) -> None:
         at_best = {name: _with_rate(given, self._rates[name]) for name, given in self._entrants.items()}
-        self.race: Race = simulate(
-            self.function,
-            at_best,
-            self._start,
-            self._steps,
-            learning_rates=self._factors,
-            relative=True,
-            seed=self._seed,
-        )
+        if self._made is None or self._made[0] != (self.function, at_best):
+            settings: dict[str, Any] = {"learning_rates": self._factors, "relative": True, "seed": self._seed}
+            self._made = (self.function, at_best), Simulation(self.function, at_best, self._steps, **settings)
+        self.race: Race = self._made[1].run(self._start)
+
+    def _surface(self) -> list[Layer]:
+        """The function's own layers, which stay as they are where only the start has moved."""
+        if self._drawn is None or self._drawn[0] is not self.function:
+            self._drawn = self.function, _surface(self.function, self.function.xlim, self.function.ylim)
+        return list(self._drawn[1])
 
 
 class SensitivityView(View):
@@ -436,7 +439,7 @@ class Playground(TrajectoryView):
         race, inner = self.race, self.inner
         moments = _moments(race.steps)
         step = Control("step", "step", moments, min(len(moments) - 1, 12), kind="play", seconds=8)
-        surface = _surface(self.function, self.function.xlim, self.function.ylim)
+        surface = self._surface()
         curves: list[Layer] = []
         number = np.arange(race.steps + 1)
         for i, name in enumerate(race.names):

@@ -29,6 +29,7 @@ __all__ = [
     "Race",
     "Sensitivity",
     "Setting",
+    "Simulation",
     "basin_map",
     "best_rates",
     "inner_steps",
@@ -117,46 +118,100 @@ def simulate(
         >>> race.diverged[:, :, 0].tolist()
         [[False, False, True], [False, False, False]]
     """
-    where = function(on)
-    starts = _starts(where, start)
-    steps, seed = whole("steps", steps, low=1), whole("seed", seed, low=0)
-    values = _values(learning_rates, sweep)
-    entrants = [_Entrant(name, given, values, relative) for name, given in _named(optimizers).items()]
-    runners: list[_Runner] = []
-    for together in (True, False):
-        trainings = [each for entrant in entrants if entrant.together is together for each in entrant.trainings]
-        if trainings:
-            runners.append(_Trainings(trainings, starts, together, engine))
-    runners += [_OneByOne(entrant.trainings, starts) for entrant in entrants if entrant.together is None]
+    return Simulation(
+        on, optimizers, steps, learning_rates=learning_rates, relative=relative, sweep=sweep, seed=seed, engine=engine
+    ).run(start)
 
-    n, v, s = len(entrants), len(values), len(starts)
-    noise = _noise(where, seed, steps, s)
-    points = np.empty((steps + 1, 2, n * v * s), np.float32)
-    losses = np.empty((steps + 1, n * v * s), np.float32)
-    evaluate = where.evaluator((n * v * s,))
-    x, y = np.empty(n * v * s, np.float32), np.empty(n * v * s, np.float32)
-    stops = np.cumsum([runner.size for runner in runners])
-    parts = [slice(stop - runner.size, stop) for runner, stop in zip(runners, stops, strict=True)]
-    for t in range(steps + 1):
-        for runner, part in zip(runners, parts, strict=True):
-            runner.read(x[part], y[part])
-        points[t, 0], points[t, 1] = x, y
-        losses[t], *slopes = evaluate(x, y)
-        if t == steps:
-            break
-        if noise is not None:
-            for slope, each in zip(slopes, noise[t], strict=True):
-                slope.reshape(-1, s)[:] += each
-        for runner, part in zip(runners, parts, strict=True):
-            runner.step(slopes[0][part], slopes[1][part])
 
-    order = [entrant for kind in (True, False, None) for entrant in entrants if entrant.together is kind]
-    back = [order.index(entrant) for entrant in entrants]  # no two are equal
-    paths = np.ascontiguousarray(points.reshape(steps + 1, 2, n, v, s).transpose(2, 3, 4, 0, 1)[back])
-    found = np.ascontiguousarray(losses.reshape(steps + 1, n, v, s).transpose(1, 2, 3, 0)[back])
-    rates = np.array([entrant.rates for entrant in entrants])
-    names = tuple(entrant.name for entrant in entrants)
-    return Race(where, names, tuple(values), rates, starts, paths, found, _diverged(where, paths, found))
+class Simulation:
+    """What `simulate` does, made ready once for races from many starts one after the other, as when a start is dragged.
+
+    Args:
+        on, optimizers, steps, learning_rates, relative, sweep, seed, engine: as for `simulate`.
+
+    Raises:
+        TypeError, ValueError: what does not fit.
+
+    Example:
+        >>> from tristep.viz.simulate import Simulation
+        >>> simulation = Simulation("ill_conditioned_bowl", ["sgd", "adam"], steps=100, learning_rates=[0.001, 0.01])
+        >>> simulation.run((1.0, 1.0)).paths.shape, simulation.run((2.0, 1.0)).starts.tolist()
+        ((2, 2, 1, 101, 2), [[2.0, 1.0]])
+    """
+
+    def __init__(
+        self,
+        on: str | Function | Callable[[torch.Tensor], torch.Tensor],
+        optimizers: Any,
+        steps: int = 200,
+        *,
+        learning_rates: Sequence[float] | None = None,
+        relative: bool = False,
+        sweep: Mapping[str, Sequence[Any]] | None = None,
+        seed: int = 0,
+        engine: str | None = None,
+    ) -> None:
+        self.function = function(on)
+        self.steps, self._seed, self._engine = whole("steps", steps, low=1), whole("seed", seed, low=0), engine
+        self._values, self._relative = _values(learning_rates, sweep), relative
+        self._given = _named(optimizers)
+        self._entrants: list[_Entrant] | None = self._enter()
+        self._runners: list[_Runner] = []
+        self._n_starts = 0
+
+    def run(self, start: Any = None) -> Race:
+        """The race from (x, y), or from [n_starts, 2]; from the function's own start if left out."""
+        where, steps, starts = self.function, self.steps, _starts(self.function, start)
+        entrants = self._make_ready(starts)
+        runners = self._runners
+        n, v, s = len(entrants), len(self._values), len(starts)
+        noise = _noise(where, self._seed, steps, s)
+        points = np.empty((steps + 1, 2, n * v * s), np.float32)
+        losses = np.empty((steps + 1, n * v * s), np.float32)
+        evaluate = where.evaluator((n * v * s,))
+        x, y = np.empty(n * v * s, np.float32), np.empty(n * v * s, np.float32)
+        stops = np.cumsum([runner.size for runner in runners])
+        parts = [slice(stop - runner.size, stop) for runner, stop in zip(runners, stops, strict=True)]
+        for t in range(steps + 1):
+            for runner, part in zip(runners, parts, strict=True):
+                runner.read(x[part], y[part])
+            points[t, 0], points[t, 1] = x, y
+            losses[t], *slopes = evaluate(x, y)
+            if t == steps:
+                break
+            if noise is not None:
+                for slope, each in zip(slopes, noise[t], strict=True):
+                    slope.reshape(-1, s)[:] += each
+            for runner, part in zip(runners, parts, strict=True):
+                runner.step(slopes[0][part], slopes[1][part])
+
+        order = [entrant for kind in (True, False, None) for entrant in entrants if entrant.together is kind]
+        back = [order.index(entrant) for entrant in entrants]  # no two are equal
+        paths = np.ascontiguousarray(points.reshape(steps + 1, 2, n, v, s).transpose(2, 3, 4, 0, 1)[back])
+        found = np.ascontiguousarray(losses.reshape(steps + 1, n, v, s).transpose(1, 2, 3, 0)[back])
+        rates = np.array([entrant.rates for entrant in entrants])
+        names = tuple(entrant.name for entrant in entrants)
+        values = tuple(map(dict, self._values))
+        return Race(where, names, values, rates, starts, paths, found, _diverged(where, paths, found))
+
+    def _enter(self) -> list[_Entrant]:
+        return [_Entrant(name, given, self._values, self._relative) for name, given in self._given.items()]
+
+    def _make_ready(self, starts: np.ndarray) -> list[_Entrant]:
+        """Put all runners at their starts: those of the race before where that can be done, else new ones."""
+        entrants = self._entrants
+        if self._runners:
+            if entrants is not None and len(starts) == self._n_starts and all(r.restart(starts) for r in self._runners):
+                return entrants
+            entrants = None  # they have run
+        self._entrants = entrants = self._enter() if entrants is None else entrants
+        self._runners, self._n_starts = [], len(starts)
+        for together in (True, False):
+            trainings = [each for entrant in entrants if entrant.together is together for each in entrant.trainings]
+            if trainings:
+                self._runners.append(_Trainings(trainings, starts, together, self._engine))
+        self._runners += [_OneByOne(entrant.trainings, starts) for entrant in entrants if entrant.together is None]
+        return entrants
 
 
 @dataclass(frozen=True)
@@ -500,24 +555,27 @@ class _Entrant:
     def __init__(self, name: str, given: Any, values: Sequence[Mapping[str, Any]], relative: bool) -> None:
         self.name = name
         self.together: bool | None = None
-        made: list[tuple[Any, float]] = []
-        for i, value in enumerate(values):
-            before, known = made[i - 1][0] if i else None, values[i - 1] if i else {}
-            if (
-                _differ_in_rate(value, known)
-                and isinstance(before, Optimizer)
-                and before.lr_scheduler is None
-                and not relative
-            ):
+        self.trainings: list[Any] = []
+        self.rates: list[float] = []
+        known: Mapping[str, Any] = {}
+        makes: list[Any] = []  # those that are no copies of others
+        plain = 1.0  # what rates of copies are relative to
+        for value in values:
+            before = makes[-1] if makes and _differ_in_rate(value, known) else None
+            if isinstance(before, Optimizer) and before.lr_scheduler is None:
                 own = _fresh_copy(before)
-                own.lr = value["learning_rate"]  # which has been checked
-                made.append((own, own.lr))
+                own.lr = value["learning_rate"] * plain if relative else value["learning_rate"]  # which has been checked
+                rate = own.lr
             else:
-                made.append(self._make(given, value, relative))
-        self.trainings = [training for training, _ in made]
-        self.rates = [rate for _, rate in made]
-        if isinstance(self.trainings[0], Optimizer):
-            self.together = all(map(_is_elementwise, self.trainings))
+                own, rate = self._make(given, value, relative)
+                known = value
+                makes.append(own)
+                if relative and isinstance(own, Optimizer) and own.lr_scheduler is None:
+                    plain = self._make(given, {k: v for k, v in value.items() if k != "learning_rate"}, False)[0].lr
+            self.trainings.append(own)
+            self.rates.append(rate)
+        if isinstance(makes[0], Optimizer):
+            self.together = all(map(_is_elementwise, makes))
 
     def _make(self, given: Any, value: Mapping[str, Any], relative: bool) -> tuple[Any, float]:
         others = {k: v for k, v in value.items() if k != "learning_rate"}
@@ -617,15 +675,26 @@ class _Trainings:
         width = count + count % 2 if together else 2
         weights, gradients = np.zeros((2, n, 2, width), np.float32)
         if together:
-            weights[:, :, :count] = starts.T
             self._points, self._slopes = weights[:, :, :count], gradients[:, :, :count]
             rows, slopes = torch.from_numpy(weights).unbind(), torch.from_numpy(gradients).unbind()
         else:
-            weights[:, 0] = np.tile(starts, (n // count, 1))
             self._points, self._slopes = weights[:, 0, :, None], gradients[:, 0, :, None]
             rows, slopes = torch.from_numpy(weights[:, 0]).unbind(), torch.from_numpy(gradients[:, 0]).unbind()
+        self._set(starts)
         self._many = Many(optimizers, [[row] for row in rows], engine)
         self._given: list[list[torch.Tensor | None]] | None = [[slope] for slope in slopes]
+
+    def restart(self, starts: np.ndarray) -> bool:
+        """Begin anew at as many starts; False where it cannot be done."""
+        self._set(starts)
+        return self._many.restart()
+
+    def _set(self, starts: np.ndarray) -> None:
+        count, n = len(starts), len(self._points)
+        if self._points.shape[-1] == count:
+            self._points[:] = starts.T
+        else:
+            self._points[:, :, 0] = np.tile(starts, (n // count, 1))
 
     def read(self, x: np.ndarray, y: np.ndarray) -> None:
         """Put where the points are into these arrays [size]."""
@@ -656,6 +725,9 @@ class _OneByOne:
                 self._steps.append(own.make([point]).step)
             else:
                 self._steps.append(functools.partial(_move, own, point, {}))
+
+    def restart(self, starts: np.ndarray) -> bool:
+        return False  # what they carry on is theirs
 
     def read(self, x: np.ndarray, y: np.ndarray) -> None:
         x[:], y[:] = torch.stack(self._points).detach().numpy().T

@@ -351,7 +351,7 @@ class RuleOptimizer(Optimizer):
         super().__init__(**kwargs | ({"multi_precision": True} if remainder else {}))
         if remainder:
             self.multi_precision = "remainder"
-        if self._has_options or self._stores_otherwise:
+        if self.has_options or self._stores_otherwise:
             self._check_options()
 
     @property
@@ -369,7 +369,7 @@ class RuleOptimizer(Optimizer):
 
         Between two of Lookahead's synchronisations that is a rule which leaves the slow weights alone.
         """
-        if not self._has_options:  # asked at every step
+        if not self.has_options:  # asked at every step
             return self.rule
         if self.lookahead is None or Recording.general:
             return self._composed(sync=self.lookahead is not None)
@@ -587,14 +587,15 @@ class RuleOptimizer(Optimizer):
         return self.narrow is not None or self.stochastic_rounding or self.kahan or self.multi_precision == "remainder"
 
     @property
-    def _has_options(self) -> bool:
+    def has_options(self) -> bool:
+        """Whether `composed_rule` is not just `rule`."""
         given = self.lookahead, self.clip_norm, self.ema_decay
         flags = self.cautious, self.decoupled_wd, self.skip_nonfinite, self._skips_overflow
         return any(flags) or given != (None, None, None)
 
     def _composed(self, sync: bool = False) -> Rule:
         rule = self.rule
-        if not self._has_options:
+        if not self.has_options:
             return rule
         if self.counted:  # what counts as no update is left as it is
             if self.clip_norm is not None:
