@@ -47,6 +47,14 @@ def test_the_notebook_is_small_and_valid(source):
     assert "version" not in notebook.metadata.language_info
 
 
+def test_a_picture_takes_the_place_of_a_widget(source):
+    notebook = _notebook(source)
+    assert "widgets" not in notebook.metadata
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            assert "application/vnd.jupyter.widget-view+json" not in output.get("data", {})
+
+
 @pytest.mark.slow
 def test_the_source_runs_and_ends_in_checks(source, build):
     cells = [cell for cell in build.run(source).cells if cell.cell_type == "code"]

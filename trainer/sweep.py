@@ -163,7 +163,8 @@ class Sweep:
         axes = ", ".join(f"{name} {len(values)}" for name, values in self.axes.items())
         try:
             point = ", ".join(f"{name}={value!r}" for name, value in self.best().items())
-            best = f"best {point or 'loss'}: {self._table('final')[self.at(**self.best())]:.4g}"
+            seeds = np.sort(self.final[self.at(**self.best())[:-1]])
+            best = f"best {point or 'loss'}: {seeds[(len(seeds) - 1) // 2]:.4g}"
         except ValueError:
             best = "none has a finite loss"
         return f"<sweep of {self.losses[..., 0].size} trainings ({axes}), {self.losses.shape[-1]} steps; {best}>"

@@ -4,6 +4,9 @@
     python tutorials/build.py 01_first_steps.py    some of them
 
 Write in the .py; the .ipynb is for readers, and a test fails where the two differ.
+
+A view gives a widget, a picture and words. The picture and the words are kept: code hosts show these, and so does JupyterLab
+until the cell is run, which then shows the widget. A widget that is stored has no kernel behind it, and takes megabytes.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def main(names: list[str]) -> None:
@@ -36,10 +40,15 @@ def run(source: Path) -> nbformat.NotebookNode:
         timeout=300,  # seconds for a cell
         kernel_name="python3",
         record_timing=False,
+        store_widget_state=False,
         coalesce_streams=True,  # else the pieces of what a cell prints depend on how fast it does so
         resources={"metadata": {"path": str(source.parent)}},
     )
     client.execute()
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if len(output.get("data", {})) > 1:  # or there is nothing but the widget
+                output.data.pop(WIDGET, None)
     notebook.metadata.language_info = {"name": "python"}  # else with the version of the interpreter
     return notebook
 

@@ -110,14 +110,14 @@ class TrajectoryView(View):
         for i, name in enumerate(race.names):
             paths = race.paths[i, :, 0]
             surface.append(Line(paths[..., 0], paths[..., 1], name=name, style=i, by=("rate",), upto="step", head=True))
-            losses = _above(race.losses[i, :, 0], race.function)
+            losses = _above(race.losses[i, :, 0], race)
             number = np.arange(race.steps + 1)
             curves.append(Line(number, losses, name=name, style=i, by=("rate",), upto="step"))
         surface.append(
             Points([self._start[0]], [self._start[1]], style="ink", marker="ring", size=9, drag="start", words=["start"])
         )
         finite = race.losses[:, one, 0]
-        axis = _loss_axis(race.function, finite)
+        axis = _loss_axis(race, finite)
         panels = [
             _plane(self.function, surface, click=Click(event="start")),
             Panel(Axis("step", 0, race.steps), axis, curves, title="loss on the way", column=1),
@@ -445,7 +445,7 @@ class Playground(TrajectoryView):
         for i, name in enumerate(race.names):
             path = race.paths[i, 0, 0]
             surface.append(Line(path[:, 0], path[:, 1], name=name, style=i, upto="step", head=True))
-            losses = _above(race.losses[i, 0, 0], race.function)
+            losses = _above(race.losses[i, 0, 0], race)
             curves.append(Line(number, losses, style=i, width=1, alpha=0.3))
             curves.append(Line(number, losses, name=name, style=i, upto="step"))
         surface += self._arrows(inner, moments)
@@ -458,7 +458,7 @@ class Playground(TrajectoryView):
         source = Words(_source(self._klass), 0.0, 0.5, fixed=True, size=7.5)
         panels = [
             _plane(self.function, surface, click=Click(event="start"), rows=2),
-            Panel(Axis("step", 0, race.steps), _loss_axis(race.function, race.losses[:, 0, 0]), curves, column=1),
+            Panel(Axis("step", 0, race.steps), _loss_axis(race, race.losses[:, 0, 0]), curves, column=1),
             Panel(blank, blank, [numbers], title=f"inside this update of {self._chosen}", row=1, column=1, frame=False),
             Panel(blank, blank, [source], title="its rule, as it is compiled", row=2, columns=2, frame=False),
         ]
@@ -589,16 +589,17 @@ def _least(where: Function, losses: np.ndarray) -> float:
     return float(finite.min()) if finite.size else 0.0
 
 
-def _above(losses: np.ndarray, where: Function) -> np.ndarray:
-    height = losses.astype(np.float64) - _least(where, losses)
+def _above(losses: np.ndarray, race: Race) -> np.ndarray:
+    """Some of the losses of a race, above the least there is."""
+    height = losses.astype(np.float64) - _least(race.function, race.losses)
     return np.where(np.isfinite(height), np.maximum(height, LEAST), np.nan)
 
 
-def _loss_axis(where: Function, losses: np.ndarray) -> Axis:
-    """With room for all of it, but for what is far above the losses at the start or hardly above the least."""
-    height = _above(losses, where)
+def _loss_axis(race: Race, losses: np.ndarray) -> Axis:
+    """With room for all of these, but for what is far above the losses at the start or hardly above the least."""
+    height = _above(losses, race)
     highest = 100 * np.nanmax(height[..., 0])
-    return Axis.over(_loss_label(where), np.clip(height, 1e-9, max(highest, 1e-8)), scale="log")
+    return Axis.over(_loss_label(race.function), np.clip(height, 1e-9, max(highest, 1e-8)), scale="log")
 
 
 def _loss_label(where: Function) -> str:

@@ -97,7 +97,8 @@ def simulate(
         optimizers: names, such as ["sgd", "adam"]; or a mapping from labels to what is to run: a dict of arguments, with the
             optimizer's name under "optimizer" unless that is the label; an `Optimizer` or its class; a class of torch's, or
             a functools.partial of one; or a callable `(point, gradient, state, lr) -> new point` of tensors [2], with
-            a dict of its own as `state`. All but the first kinds are run one by one, which is slow.
+            a dict of its own as `state`. Instances, torch's and callables can be "optimizer" of a dict, too, with only a
+            "learning_rate" beside it. The last two kinds are run one by one, which is slow.
         start: (x, y), or [n_starts, 2]; the function's own if left out.
         steps: >= 1.
         learning_rates: those to try, each with every optimizer; None for each one's own.
@@ -583,7 +584,16 @@ class _Entrant:
         if isinstance(given, type) and issubclass(given, Optimizer):
             given = {"optimizer": given}
         if isinstance(given, Mapping):
-            return self._ours(dict(given), others, rate, relative)
+            kind = given.get("optimizer", self.name)
+            if isinstance(kind, str) or (isinstance(kind, type) and issubclass(kind, Optimizer)):
+                return self._ours(dict(given), others, rate, relative)
+            for name in given:
+                if name not in ("optimizer", "learning_rate"):
+                    raise TypeError(f"{self.name}: {name} is for names and classes of optimizers, not for {kind!r}")
+            if "learning_rate" in given:
+                own_rate = given["learning_rate"]
+                rate, relative = own_rate if rate is None else rate * own_rate if relative else rate, False
+            given = kind
         if isinstance(given, Optimizer):
             if others:
                 raise TypeError(

@@ -74,25 +74,26 @@ class Figure(MatplotlibFigure):
         super().__init__(figsize=(width, height), dpi=100, facecolor=background)
         FigureCanvasAgg(self)
 
-    def png(self, dpi: float) -> bytes:
-        """The picture as a PNG file with a palette of 256 colours, which is a third as long as one without.
+    def png(self, dpi: float, colours: int = 256) -> bytes:
+        """The picture as a PNG file with a palette, which is a third as long as one without.
 
         Args:
             dpi: pixels per inch, > 0.
+            colours: in the palette, from 2 to 256.
         """
         drawn, file = io.BytesIO(), io.BytesIO()
         with LOCK:
             self.savefig(drawn, format="png", dpi=dpi)
         image = Image.open(drawn).convert("RGB")
         # Median cut, the usual method, would give all colours to a large shaded surface and none to a thin line on it.
-        few = image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few = image.quantize(colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         few.save(file, format="png", optimize=True)
         return file.getvalue()
 
-    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+    def _repr_png_(self, scale: float = 1.5) -> tuple[bytes, dict[str, int]]:
         # More pixels than the space has points, for screens that show them.
         width, height = (round(inches * self.dpi) for inches in self.get_size_inches())
-        return self.png(1.5 * self.dpi), {"width": width, "height": height}
+        return self.png(scale * self.dpi, 256 if scale > 1 else 96), {"width": width, "height": height}
 
 
 def line_style(i: int, theme: str = "light") -> dict[str, Any]:

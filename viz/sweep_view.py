@@ -74,7 +74,7 @@ class SweepView(View):
     def describe(self) -> str:
         best = self.sweep.best(self.by)
         table = self._table([])
-        value = float(np.nanmedian(self.sweep._table(self.by)[self.sweep.at(**best)[:-1]]))
+        value = float(self._medians(self.sweep._table(self.by))[self.sweep.at(**best)[:-1]])
         point = ", ".join(
             f"{_in_words(name)} {_word(each)}" for name, each in best.items() if len(self.sweep.axes[name]) > 1
         )

@@ -195,14 +195,16 @@ class View(ABC):
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple[dict[str, Any], dict[str, Any]]:
         # No HTML: it would be preferred to the picture where there are no widgets.
         tier = capabilities().tier
+        with_widget = tier in ("canvas", "widgets")
         data: dict[str, Any] = {}
         about: dict[str, Any] = {}
         with self._sharing():
             data["text/plain"] = self.describe() or f"<{type(self).__name__}>"
             if tier != "text":
-                png, about["image/png"] = self.figure()._repr_png_()
+                # Behind a widget the picture is kept in the file of the notebook, where half as many bytes are better.
+                png, about["image/png"] = self.figure()._repr_png_(1.0 if with_widget else 1.5)
                 data["image/png"] = base64.b64encode(png).decode("ascii")
-            if tier in ("canvas", "widgets"):
+            if with_widget:
                 widget = self.widget()
                 _replace_in_cell(self, widget)
                 data[WIDGET] = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}

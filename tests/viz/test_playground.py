@@ -223,3 +223,27 @@ def test_a_rule_of_ones_own_joins():
     assert "def plain_step" in str(view.scene().panels[3].layers[0].texts)
     with pytest.raises(ValueError, match="no optimizer is registered"):
         Playground(BOWL, "adamm")
+
+
+def test_a_plain_function_joins_at_its_best_rate_or_at_a_given_one():
+    def plain_step(point, gradient, state, lr):
+        return point - lr * gradient
+
+    view = TrajectoryView(BOWL, {"ours": plain_step, "sgd": {}}, steps=20, factors=(0.5, 1.0))
+    assert view.best["ours"] == view.best["sgd"]
+    np.testing.assert_allclose(view.race.paths[0], view.race.paths[1], rtol=1e-4, atol=1e-6)
+    at_rate = {"ours": {"optimizer": plain_step, "learning_rate": 0.05}, "torch": torch.optim.SGD}
+    view = TrajectoryView(BOWL, at_rate, steps=20, factors=(0.5, 1.0))
+    for factor, paths in zip((0.5, 1.0), view.race.paths[0, :, 0], strict=True):
+        np.testing.assert_allclose(paths, _torch_path(torch.optim.SGD, 0.05 * factor, BOWL.start, 20), rtol=1e-4, atol=1e-6)
+    with pytest.raises(TypeError, match="ours: momentum is for names and classes of optimizers"):
+        TrajectoryView(BOWL, {"ours": {"optimizer": plain_step, "learning_rate": 0.05, "momentum": 0.9}})
+
+
+def test_where_no_minimum_is_known_losses_are_above_the_least_of_all():
+    unknown = Function("bowl", BOWL.expression, BOWL.xlim, BOWL.ylim, BOWL.start)
+    view = TrajectoryView(unknown, RACERS, steps=30, factors=(1.0,))
+    scene, losses = view.scene(), view.race.losses[:, 0, 0].astype(np.float64)
+    for name, expected in zip(RACERS, losses - losses.min(), strict=True):
+        shown = scene.drawn(_lines(scene.panels[1])[name], scene.state())[1]
+        np.testing.assert_allclose(shown, np.maximum(expected, 1e-12), rtol=1e-5)

@@ -36,6 +36,15 @@ def test_the_map_has_the_medians_and_marks_the_least():
     assert f"learning rate {sweep.axes['learning_rate'][across]:.3g}" in words
 
 
+def test_of_two_seeds_all_say_the_loss_of_the_better_one():
+    sweep = _sweep(seeds=(0, 1), learning_rate=(0.001, 0.01, 0.1))
+    least = sweep.losses[..., -2:].mean(axis=-1).min()
+    assert SweepView(sweep).describe().endswith(f"is {least:.4g}, at learning rate {sweep.best()['learning_rate']:.3g}.")
+    assert repr(sweep).endswith(f"best learning_rate={sweep.best()['learning_rate']}: {least:.4g}>")
+    (curve, *_) = (line for line in _layers(SweepView(sweep).scene().panels[0], Line) if line.name)
+    assert curve.y.min() == np.float32(least)
+
+
 def test_curves_are_those_of_the_training_chosen():
     sweep = _sweep(wd=(0.0, 0.01), learning_rate=(0.001, 0.01, 0.1), momentum=(0.0, 0.9))
     view = SweepView(sweep, across="wd", up="momentum")

@@ -124,6 +124,7 @@ def test_an_output_has_its_tier_and_all_below_and_no_html(tier, kinds, canvas):
     if tier != "text":
         picture = Pixels.open(io.BytesIO(base64.b64decode(data["image/png"])))
         assert picture.format == "PNG"
+        assert picture.size == ((450, 300) if tier == "static" else (300, 200))
         assert about["image/png"] == {"width": 300, "height": 200}
     if WIDGET in kinds:
         (opened,) = view._open
