@@ -83,7 +83,7 @@ except tristep.StaleGradientError as error:
 images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
 images = images.float() / 16
 order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-training, test = order[:1347], order[1347:]
+training, test = order[:1344], order[1344:]
 
 
 def network():
@@ -116,7 +116,7 @@ def accuracy(net):
 net = network()
 trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})
 loop = viz.LiveLoop(train(net, trainer, epochs=12), trainer=trainer, name="sgd")
-loop.start();  # fmt: skip
+_ = loop.start()
 
 # %% [markdown]
 # `wait` takes the steps that are left, if there are any, and returns at once if not. All that was recorded is in `loop.run`.
@@ -167,7 +167,7 @@ trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.5})
 recorder = viz.Recorder(trainer, "sgd, by hand")
 for n, loss in enumerate(train(net, trainer, epochs=12), start=1):
     recorder.step(loss=loss)
-    if n in (88, 176):
+    if n == 168:
         trainer.set_learning_rate(trainer.learning_rate / 10)
 recorder.close()
 by_hand_accuracy = accuracy(net)
@@ -211,12 +211,12 @@ print("Going on and resuming gave the same weights:", same)
 assert torch.allclose(unit.weight, expected)
 assert loss_after < loss_before
 assert "backward" in stale
-assert loop.status == "finished" and len(losses) == 12 * 22
+assert (loop.status, len(losses)) == ("finished", 12 * 21)
 assert sgd_accuracy > 0.85
 curves = {run.name: run.scalars["loss"].recent()[1] for run in runs}
 assert curves["adam, after sgd"][:20].mean() < curves["adam"][:20].mean() / 2
 assert curves["adam, after sgd"][-20:].mean() < curves["sgd"][-20:].mean()
 assert abs(trainer.learning_rate - 0.003) < 1e-9  # the file had it
-assert [round(float(rate), 4) for rate in recorder.run.scalars["learning_rate"].recent()[1][[0, 100, 200]]] == [0.5, 0.05, 0.005]
+assert recorder.run.scalars["learning_rate"].recent()[1][[0, 167, 168, 251]].round(4).tolist() == [0.5, 0.5, 0.05, 0.05]
 assert by_hand_accuracy > 0.9
 assert same

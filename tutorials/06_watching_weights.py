@@ -1,0 +1,232 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Watching weights, and finding a sick layer
+#
+# This notebook records what every step of a training does to every weight tensor, and shows it: losses, norms, update
+# ratios, histograms, single weights. Then four networks get a fault each, and you see how pictures and notes lead to the
+# layer. It needs no GPU and less than a minute.
+
+# %%
+import tempfile
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import tristep
+from tristep import viz
+
+images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
+images = images.float() / 16
+order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+training, test = order[:1344], order[1344:]
+
+# %% [markdown]
+# ## A recorder
+#
+# The network reads handwritten digits of 8 × 8 pixels. Two of its layers add to what they get, so that signals have a way
+# around them. A `Recorder` beside the trainer is all that is needed: the update itself measures while it has the numbers at
+# hand. After each step it is told the loss. Here it also counts the gradients by their size at each eighth step, and follows
+# three single weights.
+
+
+# %%
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = (nn.Linear(64, 64) for _ in range(3))
+        self.last = nn.Linear(64, 10)
+        self.bend = torch.relu  # after the third layer
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        x = x + torch.relu(self.second(x))
+        x = x + self.bend(self.third(x))
+        return self.last(x)
+
+
+def fit(net, name, learning_rate=0.001, prepare=lambda number, x: x, **options):
+    """Train with Adam for eight passes over the images; the run that was recorded."""
+    trainer = tristep.Trainer(net, "adam", {"learning_rate": learning_rate, **options})
+    shuffle, number = torch.Generator().manual_seed(0), 0
+    with viz.Recorder(
+        trainer, name, histograms=["gradient"], histogram_every=8, weights={"second.weight": [0, 1, 2]}
+    ) as recorder:
+        for _ in range(8):
+            for batch in training[torch.randperm(len(training), generator=shuffle)].split(64):
+                number += 1
+                trainer.zero_grad()
+                loss = cross_entropy(net(prepare(number, images[batch])), labels[batch])
+                loss.backward()
+                trainer.step(batch_size=1)  # the loss is a mean already
+                recorder.step(loss=loss)
+    return recorder.run
+
+
+net = Network()
+healthy = fit(net, "healthy")
+with torch.no_grad():
+    accuracy = (net(images[test]).argmax(dim=1) == labels[test]).float().mean().item()
+print(f"test accuracy {accuracy:.1%}")
+print(healthy)
+
+# %% [markdown]
+# ## The whole run at a glance
+#
+# Rows are tensors, columns steps, and colours the norm of the gradient, or what you choose above. A click on a row, or the
+# choice of a tensor, shows the history of its histograms below: how large its gradients were, from step to step. In a
+# healthy network colours change slowly, and neighbouring layers look alike.
+
+# %%
+viz.TensorHeatmap(healthy)
+
+# %% [markdown]
+# ## How much a step changes
+#
+# The norm of the update over the norm of the weight says more than the learning rate. Far above 1e-3, the grey band, weights
+# are thrown about; far below they hardly move. Biases, which begin near zero, may lie higher.
+
+# %%
+viz.UpdateRatioView(healthy)
+
+# %% [markdown]
+# One tensor in detail: its norms, the cosine between the gradient and the update (-1 where the step goes straight down), and
+# the three weights that were followed.
+
+# %%
+viz.WeightsView(healthy)
+
+# %% [markdown]
+# ## All at once
+#
+# The `Dashboard` puts this on one page. Its slider moves a line through all panels, and the words above them say what was
+# there. While a training runs, `dashboard.refresh()` after each step draws what is new, as often as drawing is cheap. `html`
+# writes it to one file, which works in any browser without Python and without a network.
+
+# %%
+dashboard = viz.Dashboard(healthy)
+folder = tempfile.TemporaryDirectory()
+page = dashboard.html(Path(folder.name, "healthy.html"))
+print(f"{page.name}: {page.stat().st_size / 1000:.0f} kB")
+dashboard
+
+# %% [markdown]
+# ## Four sick networks
+#
+# Each has one fault. `notes` reads a run and says in sentences what looks wrong, with the numbers; of the healthy run it has
+# nothing to say.
+#
+# - *fast*: the weight of the second layer learns at 100 times the rate of the others, by `lr_mult`.
+# - *dead*: the third layer starts with a bias of -5, so that none of its units ever says anything.
+# - *spike*: the pixels of one batch, number 100, reach to 255 and not to 1.
+# - *root*: in the place of a ReLU there is a root. `torch.where` chooses zero for negative numbers, but the gradient of the
+#   root that was not chosen is not a number, and gets through. `skip_nonfinite` saves the weights from it.
+
+
+# %%
+def root(x):
+    return torch.where(x > 0, x.sqrt(), 0.0)
+
+
+fast = Network()
+fast.second.weight.lr_mult = 100.0
+dead = Network()
+nn.init.constant_(dead.third.bias, -5.0)
+wrong = Network()
+wrong.bend = root
+
+runs = viz.RunSet(
+    [
+        healthy,
+        fit(fast, "fast", learning_rate=0.0001),
+        fit(dead, "dead"),
+        fit(Network(), "spike", prepare=lambda number, x: 255 * x if number == 100 else x),
+        fit(wrong, "root", skip_nonfinite=True),
+    ]
+)
+found = {run.name: viz.notes(run) for run in runs}
+for name, sentences in found.items():
+    print(f"{name}:", *(sentences or ["nothing looks wrong"]), sep="\n  ")
+
+# %% [markdown]
+# Losses alone do not tell which layer it is, and two of the faults hardly show in them. The runs went through a file on the
+# way to this picture: `save` and `load` keep all that was recorded, in NumPy's own format.
+
+# %%
+runs.save(Path(folder.name, "runs.npz"))
+loaded = viz.RunSet.load(Path(folder.name, "runs.npz"))
+viz.LossView(loaded)
+
+# %% [markdown]
+# ## fast: the line far above the band
+#
+# The note names `second.weight`, and so does the picture.
+
+# %%
+viz.UpdateRatioView(loaded["fast"])
+
+# %% [markdown]
+# ## dead: empty rows
+#
+# Rows of the third layer have no colour: its gradient is zero from the first step to the last. The layers before it learn
+# nevertheless, because signals go around it.
+
+# %%
+viz.TensorHeatmap(loaded["dead"])
+
+# %% [markdown]
+# ## spike: one bright column
+#
+# At step 100 the weights of all layers light up at once. A fault of one layer would be a row; a column is a fault of the
+# data. Adam needs some steps to forget it; `clip_norm` would have stopped it (tutorial 8).
+
+# %%
+viz.TensorHeatmap(loaded["spike"])
+
+# %% [markdown]
+# ## root: crosses up to the layer
+#
+# Crosses mean "not finite". Gradients go from the last layer to the first, so the fault lies behind the last row with
+# crosses: after the third layer, where the root is. As all steps were skipped, nothing was learned.
+
+# %%
+viz.TensorHeatmap(loaded["root"])
+
+# %% [markdown]
+# What this notebook has said, once more as checks.
+
+
+# %%
+def measured(name, quantity):
+    """The values of a quantity, [n_steps, n_parameters]."""
+    return runs[name].tensors[quantity].recent()[1]
+
+
+row = healthy.parameters.index
+assert accuracy > 0.9
+assert found["healthy"] == []
+assert found["fast"][0].startswith("second.weight: update ratio")
+assert "rate is too high" in found["fast"][0]
+assert measured("fast", "update_ratio").mean(axis=0).argmax() == row("second.weight")
+assert [note.split(":")[0] for note in found["dead"][:2]] == ["third.weight", "third.bias"]
+assert (measured("dead", "gradient_norm") == 0).all(axis=0).nonzero()[0].tolist() == [row("third.weight"), row("third.bias")]
+assert "at step 100" in found["spike"][0]
+assert (measured("spike", "gradient_norm")[99] > 5 * measured("spike", "gradient_norm")[98])[::2].all()  # of the weights
+assert "not finite first at step 1 in 'first.weight' and 5 other tensors" in found["root"][0]
+assert (measured("root", "gradient_nonfinite") > 0).all(axis=0).tolist() == 6 * [True] + 2 * [False]
+assert [run.name for run in loaded] == [run.name for run in runs]
+assert all(viz.notes(loaded[name]) == sentences for name, sentences in found.items())
+assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+folder.cleanup()
