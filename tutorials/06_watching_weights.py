@@ -93,17 +93,10 @@ print(healthy)
 viz.TensorHeatmap(healthy)
 
 # %% [markdown]
-# ## How much a step changes
+# ## One tensor in detail
 #
-# The norm of the update over the norm of the weight says more than the learning rate. Far above 1e-3, the grey band, weights
-# are thrown about; far below they hardly move. Biases, which begin near zero, may lie higher.
-
-# %%
-viz.UpdateRatioView(healthy)
-
-# %% [markdown]
-# One tensor in detail: its norms, the cosine between the gradient and the update (-1 where the step goes straight down), and
-# the three weights that were followed.
+# Here are its norms, the cosine between the gradient and the update (-1 where the step goes straight down), and the three
+# weights that were followed.
 
 # %%
 viz.WeightsView(healthy)
@@ -172,16 +165,18 @@ viz.LossView(loaded)
 # %% [markdown]
 # ## fast: the line far above the band
 #
-# The note names `second.weight`, and so does the picture.
+# How much a step changes: the norm of the update over the norm of the weight. It says more than the learning rate does. The
+# usual advice is 1e-3, and the band is around it. Far above, weights are thrown about; far below they hardly move. The note
+# names `second.weight`, and so does the picture.
 
 # %%
 viz.UpdateRatioView(loaded["fast"])
 
 # %% [markdown]
-# ## dead: empty rows
+# ## dead: dark rows
 #
-# Rows of the third layer have no colour: its gradient is zero from the first step to the last. The layers before it learn
-# nevertheless, because signals go around it.
+# The two rows of the third layer are as dark as it gets: its gradient is zero from the first step to the last. The layers
+# before it learn nevertheless, because signals go around it.
 
 # %%
 viz.TensorHeatmap(loaded["dead"])

@@ -174,7 +174,8 @@ for name, state in states.items():
 #
 # The views of tutorial 2 take a class as they take a name. A race is fair if each optimizer has its own best rate. So here
 # both run at 41 rates from 16 starts on Rosenbrock's function, and the curves show how far from the minimum they are after
-# 200 steps: the line is the median, the band the middle half.
+# 200 steps: the line is the median, the band the middle half. At their best the two are close; Adam is content with more
+# rates.
 
 # %%
 rates = viz.SensitivityView("rosenbrock", {"grams": Grams, "adam": {}})
@@ -280,7 +281,9 @@ assert min(optioned_accuracy, averaged_accuracy) > 0.9
 assert states["mean"].dtype == states["var"].dtype == torch.uint8
 assert states["mean"].nbytes == 64 * 128 * (1 + 4 / 128)
 assert rates.found.names == playground.race.names == ("grams", "adam")
-assert (rates.found.quartiles[:, :, 1].min(axis=1) < 0.01).all()  # both come near the minimum at their best rates
+median = rates.found.quartiles[:, :, 1]
+assert (median.min(axis=1) < 0.02).all()  # both come near the minimum, which is 0
+assert (median < 0.1).sum(axis=1)[1] > (median < 0.1).sum(axis=1)[0]
 assert (playground.inner.updates * playground.inner.gradients <= 0).all()
 assert traffic is None or [line[:2] for line in traffic] == 8 * ["ld"] + 6 * ["st"]
 assert all(refused)

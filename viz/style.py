@@ -118,13 +118,14 @@ def quieten(axes: Axes, size: float = 9, theme: str = "light") -> None:
         label.set(color=colours.ink, fontsize=size + 1)
 
 
-def _with_few_colours(image: Image.Image) -> Image.Image:
-    """The picture in 256 colours: three quarters for what there is most of, the others for what is unlike that.
+def _with_few_colours(image: Image.Image, number: int = 256) -> Image.Image:
+    """The picture in so many colours: three quarters for what there is most of, the others for what is unlike that.
 
     Median cut alone gives all of them to a large shaded surface, and none to a thin line on it.
     """
     palette: list[int] = []
-    for method, n in ((Image.Quantize.MEDIANCUT, 192), (Image.Quantize.MAXCOVERAGE, 64)):
+    rare = number // 4
+    for method, n in ((Image.Quantize.MEDIANCUT, number - rare), (Image.Quantize.MAXCOVERAGE, rare)):
         palette += (image.quantize(n, method, dither=Image.Dither.NONE).getpalette() or [])[: 3 * n]
     pixels = np.asarray(image).astype(np.int32)
     colours, where = np.unique(pixels @ np.array([1 << 16, 1 << 8, 1]), return_inverse=True)
