@@ -78,6 +78,9 @@ class Seen:
     def slider(self):
         return self.browser.find(f"{self.cell} " + ("input[data-control=multiplier]" if self.canvas else ".noUi-handle"))
 
+    def multiplier(self):
+        return self.browser.find(f"{self.cell} " + ("output" if self.canvas else ".widget-readout")).text
+
 
 def test_a_loop_is_watched_and_steered(shared, browser, kernel, tier):
     book = shared(f"live-{kernel}", kernel)
@@ -104,9 +107,8 @@ def test_a_loop_is_watched_and_steered(shared, browser, kernel, tier):
     assert book.run("print(loop.status, loop.n_steps, len(rates))").split() == ["paused", *[str(paused + 1)] * 2]
 
     # Two places on the slider are a factor of two.
-    slider = seen.slider()
-    browser.keys(slider, RIGHT, RIGHT)
-    assert slider.get_attribute("aria-valuetext") == "2"
+    browser.keys(seen.slider(), RIGHT, RIGHT)
+    browser.until(lambda: seen.multiplier() == "2", "the multiplier beside the slider")
     browser.until(lambda: float(book.run("print(loop.multiplier)")) == 2, "Python")
     seen.press("Resume")
     used = f"print(json.dumps(sorted(set(rates[{paused + 1}:]))))"
@@ -135,6 +137,7 @@ def test_a_loop_is_watched_and_steered(shared, browser, kernel, tier):
     book.run(FAILING, "failing")
     failing = Seen(browser, tier, "failing")
     browser.until(lambda: "failed after step 2\nValueError: no batch of that size" in failing.words(), "the exception")
+    browser.run("arguments[0].scrollIntoView()", browser.find(failing.cell))
     browser.keep(f"live-{tier}-{version}-failed")
     book.run("loop.view.close(); failing.view.close()")
 
