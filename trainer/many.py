@@ -426,11 +426,12 @@ class _Group:
         first = self._first
         if type(first).init_state is RuleOptimizer.init_state and first.lookahead is None and first.ema_decay is None:
             return
-        for (updater, k), name, weight in zip(self._places(), self._names, self._weights, strict=True):
-            try:
+        name = ""
+        try:
+            for (updater, k), name, weight in zip(self._places(), self._names, self._weights, strict=True):
                 updater.optimizer.start_state(weight.detach(), updater.states[k])  # type: ignore[attr-defined]  # it has a rule
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
     def _make_update(self, rule: Rule) -> Update:
         places = list(self._places())

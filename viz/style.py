@@ -80,16 +80,13 @@ class Figure(MatplotlibFigure):
 
         Args:
             dpi: pixels per inch, > 0.
-            colours: in the palette, from 2 to 256.
+            colours: in the palette, from 8 to 256.
         """
         drawn, file = io.BytesIO(), io.BytesIO()
         with LOCK:
             self.savefig(drawn, format="png", dpi=dpi)
-        image = Image.open(drawn).convert("RGB")
-        # Median cut, the usual method, would give all colours to a large shaded surface and none to a thin line on it.
-        few = image.quantize(colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few = _with_few_colours(Image.open(drawn).convert("RGB"), colours)
         few.save(file, format="png", optimize=True)
-        _with_few_colours(Image.open(drawn).convert("RGB")).save(file, format="png", optimize=True)
         return file.getvalue()
 
     def _repr_png_(self, scale: float = 1.5) -> tuple[bytes, dict[str, int]]:
@@ -118,7 +115,7 @@ def quieten(axes: Axes, size: float = 9, theme: str = "light") -> None:
         label.set(color=colours.ink, fontsize=size + 1)
 
 
-def _with_few_colours(image: Image.Image, number: int = 256) -> Image.Image:
+def _with_few_colours(image: Image.Image, number: int) -> Image.Image:
     """The picture in so many colours: three quarters for what there is most of, the others for what is unlike that.
 
     Median cut alone gives all of them to a large shaded surface, and none to a thin line on it.
