@@ -428,7 +428,7 @@ class _Group:
             return
         name = ""
         try:
-            for (updater, k), name, weight in zip(self._places(), self._names, self._weights, strict=True):
+            for (updater, k), name, weight in zip(self._places(), self._names, self._weights, strict=True):  # noqa: B007
                 updater.optimizer.start_state(weight.detach(), updater.states[k])  # type: ignore[attr-defined]  # it has a rule
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
