@@ -1,35 +1,53 @@
-"""Times what the notebook side waits for: races of optimizers, basin maps, sweeps.
+"""Times what the notebook side waits for: races, basin maps, sweeps, pictures, what recording costs, long runs.
 
-    python benchmarks/notebook.py                  all of it, about a minute on two cores
-    python benchmarks/notebook.py --only sweep     some of the parts: race, basins, sweep
-    python benchmarks/notebook.py --out FILE       write JSON, too
+    python benchmarks/notebook.py                  all of it, about four minutes on two cores
+    python benchmarks/notebook.py --only sweep     some of the parts
+    python benchmarks/notebook.py --out FILE       write JSON, too; of a file that is there, only the parts that are timed
+                                                   change
 
-Times are the smallest of several runs after a first one, which compiles; beside each stands its goal, where there is one. A
-sweep is compared with single runs of `Trainer` from the same run, taken in turns with it, and with torch's own way to train
-many copies, `torch.func.vmap` and one `torch.optim` optimizer for all, which gives all of them the same rate.
+The parts:
+
+    race        41 rates x 8 optimizers x 200 steps: made ready and run, run again from another start as when it is dragged,
+                and from there to the bytes that a browser gets
+    basins      256 x 256 starts, 300 steps of Adam
+    sweep       64 copies of a network beside single runs of `Trainer`, and beside `torch.func.vmap` with one
+                `torch.optim` optimizer for all, which gives all of them the same rate
+    pictures    redrawing by `viz.picture.Picture` beside matplotlib as notebooks commonly use it, see notebook_pictures.py
+    dashboard   a frame of a live dashboard, from a new step to the bytes that a browser gets
+    curves      100,000 recorded steps as a picture
+    recorder    training steps of a small GPT-2 in its 148 tensors, recorded at the default interval and not
+
+Where several ways are compared they take turns. Each time stands twice: by the clock, and of all the process's threads on
+the processor, which another program's load hardly changes; each is the least of several after a first one, which compiles.
+The goal is one for the clock on an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import notebook_pictures
+import numpy as np
 import torch
-from run import machine
+from run import machine, write
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import tristep
 from tristep import Trainer
 from tristep.demo import load, make_batches, network
-from tristep.viz import basin_map, simulate
-from tristep.viz.simulate import RATES
+from tristep.viz import Dashboard, LossView, Recorder, Run, TrajectoryView, basin_map, simulate
+from tristep.viz.recorder import QUANTITIES
+from tristep.viz.simulate import RATES, Simulation
 
 Row = dict[str, Any]
 
@@ -51,30 +69,66 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=list(PARTS), help="measure these parts only")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine("cpu")}
+    results: dict[str, Any] = {}
+    if arguments.out and arguments.out.exists():
+        results = json.loads(arguments.out.read_text(encoding="utf-8"))
+    results["machine"] = machine("cpu")
     print(results["machine"], f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "")
+    print(f"{'':78}{'clock':>10}{'processor':>11}{'':14}goal")
     for name in arguments.only:
-        results[name] = PARTS[name]()
-        print(f"\n{name}")
-        for row in results[name]:
-            goal = f"goal {row['goal']:g}" if "goal" in row else ""
-            print(f"  {row['what']:<72} {row['value']:9.4g} {row['unit']:<12} {goal}")
-    if arguments.out:
-        arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        found = PARTS[name]()
+        results[name] = {"machine": results["machine"], "found": found}
+        print(name)
+        for row in found:
+            goal = f"{row['goal']:g}" if "goal" in row else ""
+            print(f"  {row['what']:<76}{row['clock']:10.4g}{row['processor']:11.4g} {row['unit']:<13}{goal}", flush=True)
+        if arguments.out:  # after each part, so that a run that is cut off leaves what it has seen
+            write(arguments.out, results)
+
+
+class Time(NamedTuple):
+    """Seconds by the clock, and those of all of the process's threads."""
+
+    clock: float
+    processor: float
+
+
+def row(what: str, time: Time, unit: str, by: Time | None = None, goal: float | None = None) -> Row:
+    """A line of the table: a time in seconds or milliseconds, or as a multiple of another."""
+    clock, processor = (value * {"ms": 1e3}.get(unit, 1.0) for value in time)
+    if by is not None:
+        clock, processor = time.clock / by.clock, time.processor / by.processor
+    own: Row = {"what": what, "clock": clock, "processor": processor, "unit": unit}
+    return own if goal is None else own | {"goal": goal}
 
 
 def race() -> list[Row]:
-    ms = 1e3 * fastest(lambda: simulate("rosenbrock", RACERS, steps=200, learning_rates=RATES), 20)
     what = f"{len(RATES)} rates x {len(RACERS)} optimizers x 200 steps on Rosenbrock's function"
-    return [{"what": what, "value": ms, "unit": "ms", "goal": 50}]
+    simulation = Simulation("rosenbrock", RACERS, 200, learning_rates=RATES)
+    view = TrajectoryView("rosenbrock", RACERS)
+    places = itertools.cycle([(-1.0 + k / 20, 1.0) for k in range(20)])
+
+    def drag() -> bytes:
+        view.on_drag("start", 0, *next(places))
+        return view.scene().to_bytes()
+
+    return [
+        row(what, fastest(lambda: simulate("rosenbrock", RACERS, steps=200, learning_rates=RATES), 20), "ms", goal=50),
+        row(f"{what}, from another start", fastest(lambda: simulation.run(next(places)), 20), "ms", goal=50),
+        row("the same, 41 factors of best rates, from the event to a scene's bytes", fastest(drag, 20), "ms", goal=50),
+    ]
 
 
 def basins() -> list[Row]:
     adam = {"optimizer": "adam", "learning_rate": 0.1}
     return [
-        {"what": f"256 x 256 starts, 300 steps of Adam, {name}", "value": seconds, "unit": "s"} | goal
-        for name, goal in (("himmelblau", {"goal": 0.3}), ("beale", {}), ("ackley", {}))
-        if (seconds := fastest(lambda name=name: basin_map(name, adam, 256, 300), 5))
+        row(
+            f"256 x 256 starts, 300 steps of Adam, {name}",
+            fastest(lambda name=name: basin_map(name, adam, 256, 300), 5),
+            "s",
+            goal=goal,
+        )
+        for name, goal in (("himmelblau", 0.3), ("beale", None), ("ackley", None))
     ]
 
 
@@ -82,7 +136,7 @@ def sweep() -> list[Row]:
     rows = []
     data = load(torch.device("cpu"))
     all_batches = [(data["images"][each], data["labels"][each]) for each in make_batches(2)]
-    networks = (("MLP of 64-32-10", mlp, 42, {"goal": 12.0}), ("the demo's convolutional network", network, 6, {}))
+    networks = (("MLP of 64-32-10", mlp, 42, 12.0), ("the demo's convolutional network", network, 6, None))
     for name, make, steps, goal in networks:
         batches = all_batches[:steps]
         ways: dict[str, Callable[[], object]] = {
@@ -94,14 +148,70 @@ def sweep() -> list[Row]:
         }
         times = in_turns(ways, 5 if make is mlp else 2)
         shown = f"{COPIES} copies, {name}, {steps} steps"
-        rows.append({"what": f"1 run by Trainer, {name}, {steps} steps", "value": 1e3 * times["single"], "unit": "ms"})
-        rows.append({"what": shown, "value": 1e3 * times["sweep"], "unit": "ms"})
-        rows.append({"what": shown, "value": times["sweep"] / times["single"], "unit": "single runs"} | goal)
-        rows.append({"what": f"{shown}, vmap and torch.optim.Adam", "value": 1e3 * times["torch"], "unit": "ms"})
+        rows.append(row(f"1 run by Trainer, {name}, {steps} steps", times["single"], "ms"))
+        rows.append(row(shown, times["sweep"], "ms"))
+        rows.append(row(shown, times["sweep"], "single runs", by=times["single"], goal=goal))
+        rows.append(row(f"{shown}, vmap and torch.optim.Adam", times["torch"], "ms"))
     return rows
 
 
-PARTS: dict[str, Callable[[], list[Row]]] = {"race": race, "basins": basins, "sweep": sweep}
+def pictures() -> list[Row]:
+    goals = {"live loss": 6.0, "paths on a landscape": 12.0}
+    return [
+        row(f"{found['picture']}, {found['inches']} inches: {words}", Time(*times), "ms", goal=goals[name] if ours else None)
+        for found in notebook_pictures.rows()
+        for name in [found["picture"]]
+        for how, words, ours in (
+            ("ours", "drawn again by Picture", True),
+            ("anew", "a new figure, saved", False),
+            ("data", "a kept figure, saved", False),
+        )
+        for times in [(found[f"{how}, ms"] / 1e3, found[f"{how}, ms of the processor"] / 1e3)]
+    ]
+
+
+def dashboard() -> list[Row]:
+    """A twentieth of the time between frames, at 4 a second, is what a frame may take; else `FrameBudget` draws fewer."""
+    rows = []
+    for tensors in (12, 148):
+        run = long_run(5000, tensors)
+        view = Dashboard(run)
+        number = itertools.count(5001)
+
+        def frame(run: Run = run, view: Dashboard = view, number: Any = number) -> bytes:
+            add(run, np.array([next(number)]))
+            return view.scene().to_bytes()
+
+        rows.append(row(f"a frame of a dashboard, {tensors} tensors, 5,000 steps", fastest(frame, 20), "ms", goal=12.5))
+    return rows
+
+
+def curves() -> list[Row]:
+    run = long_run(100_000, 12)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = []
+        for view in (LossView(run), Dashboard(run)):
+            name = type(view).__name__
+            picture = Path(folder) / f"{name}.png"
+            drawn = fastest(lambda view=view, picture=picture: view.figure().savefig(picture), 3)
+            rows.append(row(f"100,000 steps, {name}, as a PNG file", drawn, "s", goal=1.0))
+            page = fastest(lambda view=view, name=name: view.html(Path(folder) / f"{name}.html"), 3)
+            rows.append(row(f"100,000 steps, {name}, as a page", page, "s", goal=1.0))
+    return rows
+
+
+def recorder() -> list[Row]:
+    """What 16 steps take more when they are recorded, as a share; the same models, batches and optimizers, in turns."""
+    rows = []
+    for name, every in (("Trainer", 1), ("torch.optim.AdamW", 16)):
+        ways = {way: training(name, recorded=way == "recorded") for way in ("plain", "recorded")}
+        times = in_turns(ways, 6)
+        more = Time(*(a - b for a, b in zip(times["recorded"], times["plain"], strict=True)))
+        each = f"every {every} steps" if every > 1 else "every step"
+        rows.append(row(f"16 training steps, GPT-2's 148 tensors at width {WIDTH}, {name}", times["plain"], "ms"))
+        share = row(f"what recording all norms adds, {name}, {each}", more, "of it", by=times["plain"], goal=0.03)
+        rows.append(share)
+    return rows
 
 
 def mlp() -> nn.Module:
@@ -144,21 +254,109 @@ def torch_way(make: Callable[[], nn.Module], batches: list[Any]) -> None:
     torch.stack(losses).tolist()
 
 
-def fastest(run: Callable[[], object], times: int) -> float:
-    """Seconds of the fastest run, after one that is not timed."""
+def long_run(steps: int, tensors: int) -> Run:
+    """A run of so many steps that has all that a recorder writes down."""
+    run = Run("run", [f"h.{i // 12}.{i % 12}.weight" for i in range(tensors)])
+    for first in range(1, steps + 1, 5000):
+        add(run, np.arange(first, min(first + 5000, steps + 1)))
+    return run
+
+
+def add(run: Run, steps: np.ndarray) -> None:
+    rng, shape = np.random.default_rng(int(steps[0])), (len(steps), len(run.parameters))
+    whole = ("gradient_zeros", "gradient_nonfinite")
+    run.add_tensors(
+        steps, {name: np.zeros(shape) if name in whole else np.exp(rng.normal(-3, 1, shape)) for name in QUANTITIES}
+    )
+    for step, noise in zip(steps.tolist(), rng.random(len(steps)).tolist(), strict=True):
+        run.add_scalars(step, {"loss": 3 / step**0.3 + 0.1 * noise, "learning_rate": 1e-3})
+
+
+def training(by: str, recorded: bool) -> Callable[[], object]:
+    """A function that takes 16 steps of a small GPT-2."""
+    torch.manual_seed(0)
+    net = SmallGPT2()
+    tokens = torch.randint(VOCABULARY, (4, 129))
+    trainer = Trainer(net, "adamw", {"learning_rate": 1e-4}) if by == "Trainer" else None
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4) if trainer is None else None
+    source: Any = optimizer if trainer is None else trainer
+    note = Recorder(source) if recorded else None
+
+    def steps() -> None:
+        for _ in range(16):
+            loss = cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            source.zero_grad()
+            loss.backward()
+            if trainer is not None:
+                trainer.step(1)
+            else:
+                source.step()
+            if note is not None:
+                note.step(loss=loss)
+            else:
+                loss.item()
+
+    return steps
+
+
+WIDTH, HEADS, BLOCKS, VOCABULARY, PLACES = 192, 6, 12, 4096, 128
+
+
+class Block(nn.Module):
+    """One of GPT-2's blocks, 12 tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attend, self.join = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in self.attend(self.first(x)).chunk(3, dim=-1))
+        x = x + self.join(scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.second(x))))
+
+
+class SmallGPT2(nn.Module):
+    """GPT-2's 148 tensors (Radford et al. 2019), narrower, with fewer words; the head shares the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(PLACES, WIDTH)
+        self.blocks, self.last = nn.Sequential(*(Block() for _ in range(BLOCKS))), nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
+        return self.last(self.blocks(x)) @ self.words.weight.T
+
+
+def fastest(run: Callable[[], object], times: int) -> Time:
+    """The fastest run, after one that is not timed."""
     return in_turns({"": run}, times)[""]
 
 
-def in_turns(ways: dict[str, Callable[[], object]], times: int) -> dict[str, float]:
-    """Seconds of the fastest run of each way, all taken in turns."""
-    found = dict.fromkeys(ways, float("inf"))
+def in_turns(ways: Mapping[str, Callable[[], object]], times: int) -> dict[str, Time]:
+    """The fastest run of each way, all taken in turns."""
+    found = dict.fromkeys(ways, Time(float("inf"), float("inf")))
     for turn in range(times + 1):
         for name, run in ways.items():
-            start = time.perf_counter()
+            clock, processor = time.perf_counter(), time.process_time()
             run()
+            took = Time(time.perf_counter() - clock, time.process_time() - processor)
             if turn:
-                found[name] = min(found[name], time.perf_counter() - start)
+                found[name] = Time(*map(min, found[name], took))
     return found
+
+
+PARTS: dict[str, Callable[[], list[Row]]] = {
+    "race": race,
+    "basins": basins,
+    "sweep": sweep,
+    "pictures": pictures,
+    "dashboard": dashboard,
+    "curves": curves,
+    "recorder": recorder,
+}
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch.func import functional_call, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from .arguments import choice, flag, whole
 from .fit import Metric, _metrics, _place, _unpack, evaluate
@@ -27,6 +29,7 @@ from .trainer import Trainer
 __all__ = ["Sweep", "sweep"]
 
 FORMAT = 1
+ONE_THREAD_BELOW = 2e8  # floating-point operations of a step in its products, some 10 ms of one core
 
 
 @dataclass(repr=False)
@@ -310,25 +313,61 @@ def _train_together(
 
     all_copies = vmap(one, in_dims=(0, None, None), randomness="different")
     losses: list[torch.Tensor] = []
-    for batch in batches:
-        inputs, labels = _unpack("data", batch, place)
-        try:
-            values = all_copies(weights | others, inputs, labels)
-            found = torch.autograd.grad(values.sum(), list(weights.values()), allow_unused=True, materialize_grads=True)
-        except RuntimeError as error:
-            if losses:
-                raise
-            raise RuntimeError(
-                f"the copies of {type(first).__name__} cannot be run as one by torch.func.vmap; sweep(..., together=False) "
-                f"trains one after the other. What it says: {error}"
-            ) from error
-        torch._foreach_copy_(gradients, list(found))
-        many.step(given)
-        given = None  # they are the same tensors from now on
-        losses.append(values.detach())
+    with _Threads(place) as threads:
+        for batch in batches:
+            inputs, labels = _unpack("data", batch, place)
+            try:
+                with threads.counting():
+                    values = all_copies(weights | others, inputs, labels)
+                    found = torch.autograd.grad(
+                        values.sum(), list(weights.values()), allow_unused=True, materialize_grads=True
+                    )
+            except RuntimeError as error:
+                if losses:
+                    raise
+                raise RuntimeError(
+                    f"the copies of {type(first).__name__} cannot be run as one by torch.func.vmap; sweep(..., together=False) "
+                    f"trains one after the other. What it says: {error}"
+                ) from error
+            torch._foreach_copy_(gradients, list(found))
+            many.step(given)
+            given = None  # they are the same tensors from now on
+            losses.append(values.detach())
     stacked = {name: each.detach() for name, each in (weights | others).items()}
     states = [{name: stacked[name][i].clone() for name in first.state_dict()} for i in range(len(models))]
     return torch.stack(losses, dim=1).float().cpu().numpy(), states, batches.per_epoch
+
+
+class _Threads:
+    """Lets one thread take the steps of little arithmetic, at which torch's threads only wait for each other.
+
+    That is decided by what the first step multiplies, not by the clock, so that a sweep has the same numbers every time:
+    some of torch's operations add up in another order with another number of threads. Afterwards there are as many as before.
+
+    Args:
+        device: where the copies are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._before, self._counted = torch.get_num_threads(), device.type != "cpu"
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Around forward and backward of a step."""
+        if self._counted:
+            yield
+            return
+        with FlopCounterMode(display=False) as counter:
+            yield
+        self._counted = True
+        if counter.get_total_flops() < ONE_THREAD_BELOW:
+            torch.set_num_threads(1)
+
+    def __enter__(self) -> _Threads:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._before)
 
 
 def _train_apart(

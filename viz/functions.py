@@ -271,12 +271,17 @@ class _Tape:
     def evaluator(self, shape: tuple[int, ...], dtype: np.dtype) -> Callable[..., Any]:
         """A function from x and y to value and gradient. It reuses one array for what is not needed at the same time."""
         results = (self.value, *self.gradient)
-        last = {i: k for k, (_, operands) in enumerate(self._steps) for i in operands if isinstance(i, int)}
         kept = {i for i in results if isinstance(i, int)}
+        needed = set(kept)
+        for k in range(len(self._steps) - 1, -1, -1):
+            if k + 2 in needed:
+                needed |= {i for i in self._steps[k][1] if isinstance(i, int)}
+        used = [(k, name, operands) for k, (name, operands) in enumerate(self._steps) if k + 2 in needed]
+        last = {i: k for k, _, operands in used for i in operands if isinstance(i, int)}
         free: list[np.ndarray] = []
         room: dict[int, Any] = {0: None, 1: None}  # by value
         calls: list[Any] = []
-        for k, (name, operands) in enumerate(self._steps):
+        for k, name, operands in used:
             out = free.pop() if free else np.empty(shape, dtype)
             room[k + 2] = out
             calls.append((_NUMPY.get(name) or getattr(np, name), operands, out))

@@ -59,6 +59,7 @@ class Series:
     def __init__(self, shape: Sequence[int] = (), dtype: Any = np.float64) -> None:
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         self._count = 0  # values so far
+        self._whole: tuple[int, Curve] | None = None  # of how many values, and all of the curve
         self._each = 1  # values of one block
         self._blocks = 0  # that are full
         self._recent_steps = np.zeros(0, dtype=np.int64)  # a ring, once it is full
@@ -115,21 +116,33 @@ class Series:
         return self._recent_steps[order], self._recent[order]
 
     def curve(self, start: int | None = None, stop: int | None = None) -> Curve:
-        """The points that have steps from `start` to `stop`, both included; None is the first and the last step."""
-        steps, values = self.recent()
-        if len(steps) == self._count or (start is not None and len(steps) and start >= steps[0]):
-            whole = np.isfinite(values)
-            kept = np.where(whole, values, np.nan).astype(self.dtype)
-            found = Curve(steps, steps, kept, kept, kept, (~whole).astype(np.int64))
+        """The points that have steps from `start` to `stop`, both included; None is the first and the last step.
+
+        Arrays of the whole curve cannot be written to.
+        """
+        if start is None and stop is None and self._whole is not None and self._whole[0] == self._count:
+            return self._whole[1]  # pictures ask for one several times
+        n = len(self._recent_steps)
+        oldest = int(self._recent_steps[self._count % n if self._count > n else 0]) if self._count else 0
+        if self._count <= n or (start is not None and start >= oldest):
+            steps, values = self.recent()
+            there = np.isfinite(values)
+            kept = values if there.all() else np.where(there, values, np.nan).astype(self.dtype)
+            found = Curve(steps, steps, kept, kept, kept, (~there).astype(np.int64))
         else:
             n = self._blocks + bool(self._in_open_block())
-            found = Curve(*(array[:n] for array in self._arrays()))
-        inside = np.ones(len(found.first), dtype=bool)
-        if start is not None:
-            inside &= found.last >= start
-        if stop is not None:
-            inside &= found.first <= stop
-        return Curve(*(array[inside].copy() for array in found))
+            found = Curve(*(array[:n].copy() for array in self._arrays()))
+        if start is not None or stop is not None:
+            inside = np.ones(len(found.first), dtype=bool)
+            if start is not None:
+                inside &= found.last >= start
+            if stop is not None:
+                inside &= found.first <= stop
+            return Curve(*(array[inside] for array in found))
+        for array in found:
+            array.flags.writeable = False
+        self._whole = self._count, found
+        return found
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
         return self._first, self._last, self._low, self._mean, self._high, self._nonfinite

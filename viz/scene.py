@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from typing import Any, ClassVar
 
 import matplotlib as mpl
@@ -281,15 +282,7 @@ class Image(Layer):
 
     def colours(self, theme: str = "light") -> np.ndarray:
         """uint8 [n, 3], from the first colour to the last; of "categories" those of the theme's lines."""
-        own, colormap = THEMES[theme], PALETTES[self.palette]
-        if self.palette == "categories":
-            return np.array([_channels(colour) for colour in own.colours], dtype=np.uint8)
-        if colormap is None:
-            share = np.linspace(0, QUIETEST, 256)[:, None]
-            mixed = (1 - share) * _channels(own.background) + share * _channels(own.quiet)
-        else:
-            mixed = 255 * mpl.colormaps[colormap](np.linspace(0, 1, 256))[:, :3]
-        return np.asarray(mixed + 0.5, dtype=np.uint8)
+        return _colours(self.palette, theme).copy()
 
 
 @dataclass(frozen=True)
@@ -533,7 +526,7 @@ class Scene:
                 if isinstance(value, Layer):
                     named["kind"] = type(value).__name__.lower()
                 if isinstance(value, Image):
-                    named["colours"] = {theme: value.colours(theme).tobytes().hex() for theme in THEMES}
+                    named["colours"] = {theme: _colours(value.palette, theme).tobytes().hex() for theme in THEMES}
                 return named
             if isinstance(value, (list, tuple)):
                 return [plain(each) for each in value]
@@ -551,6 +544,20 @@ class Scene:
         for array in buffers:
             parts += [array.tobytes(), bytes(-array.nbytes % 8)]
         return b"".join(parts)
+
+
+@cache
+def _colours(palette: str, theme: str) -> np.ndarray:
+    """A palette's colours, uint8 [n, 3]; the same array every time."""
+    own, colormap = THEMES[theme], PALETTES[palette]
+    if palette == "categories":
+        return np.array([_channels(colour) for colour in own.colours], dtype=np.uint8)
+    if colormap is None:
+        share = np.linspace(0, QUIETEST, 256)[:, None]
+        mixed = (1 - share) * _channels(own.background) + share * _channels(own.quiet)
+    else:
+        mixed = 255 * mpl.colormaps[colormap](np.linspace(0, 1, 256))[:, :3]
+    return np.asarray(mixed + 0.5, dtype=np.uint8)
 
 
 def _channels(colour: str) -> np.ndarray:

@@ -11,6 +11,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -334,40 +335,54 @@ def basin_map(
     xs, ys = np.linspace(*where.xlim, n, dtype=np.float32), np.linspace(*where.ylim, n, dtype=np.float32)
     starts = np.stack(np.meshgrid(xs, ys), axis=-1).reshape(-1, 2)
     ends = np.empty_like(starts)
-    values: list[dict[str, Any]] = [{}]
-    given = {} if isinstance(optimizer, str) else optimizer
-    arrivals = np.full((len(where.minima), len(starts)), steps + 1, np.int32)
-    snapshots = []
-    for first in range(0, len(starts), CHUNK):
-        chunk = starts[first : first + CHUNK]
-        entrant = _Entrant(label, given, values, False)
-        runner: _Runner
-        if entrant.together is None:
-            runner = _OneByOne(entrant.trainings, chunk)
-        else:
-            runner = _Trainings(entrant.trainings, chunk, entrant.together, engine)
-        evaluate, noise = where.evaluator((len(chunk),)), _noise(where, seed, steps, len(starts))
-        x, y = np.empty(len(chunk), np.float32), np.empty(len(chunk), np.float32)
-        part = slice(first, first + len(chunk))
-        seen = []
-        for t in range(steps + 1):
-            runner.read(x, y)
-            if t % EVERY == 0 or t == steps:
-                if where.minima:
-                    for minimum, arrival in zip(where.minima, arrivals, strict=True):
-                        inside = _near(x, y, minimum, near)
-                        np.minimum(arrival[part], np.where(inside, t, steps + 1), out=arrival[part])
+    entrant = functools.partial(_Entrant, label, {} if isinstance(optimizer, str) else optimizer, [{}], False)
+    looks = np.array([t for t in range(steps + 1) if t % EVERY == 0 or t == steps])
+    waited = np.zeros((len(where.minima), len(starts)), np.int32)  # looks until it was near
+    parts = [slice(first, min(first + CHUNK, len(starts))) for first in range(0, len(starts), CHUNK)]
+    snapshots: list[list[np.ndarray]] = [[] for _ in parts]
+    noise = _noise(where, seed, steps, len(starts))
+
+    def follow(mine: Sequence[int]) -> None:
+        """Run some of the parts, one after the other."""
+        runner: _Runner | None = None
+        for k in mine:
+            part = parts[k]
+            chunk = starts[part]
+            away = np.ones((len(where.minima), len(chunk)), bool)  # whether it has never been near
+            count = len(chunk)
+            if runner is None or count != runner.size or not runner.restart(chunk):
+                own = entrant()
+                if own.together is None:
+                    runner = _OneByOne(own.trainings, chunk)
                 else:
-                    seen.append(np.stack([x, y]))
-            if t == steps:
-                break
-            _, dx, dy = evaluate(x, y)
-            if noise is not None:
-                dx, dy = dx + noise[t, 0, part], dy + noise[t, 1, part]
-            runner.step(dx, dy)
-        ends[part, 0], ends[part, 1] = x, y
-        snapshots.append(seen)
-    minima = where.minima
+                    runner = _Trainings(own.trainings, chunk, own.together, engine)
+                evaluate, near_one = where.evaluator((count,)), _Near(count, near)
+                x, y = np.empty(count, np.float32), np.empty(count, np.float32)
+            for t in range(steps + 1):
+                runner.read(x, y)
+                if t % EVERY == 0 or t == steps:
+                    for minimum, never, looked in zip(where.minima, away, waited[:, part], strict=True):
+                        np.greater(never, near_one(x, y, minimum), out=never)  # it was never near, and is not now
+                        np.add(looked, never, out=looked)
+                    if not where.minima:
+                        snapshots[k].append(np.stack([x, y]))
+                if t == steps:
+                    break
+                _, dx, dy = evaluate(x, y)
+                if noise is not None:
+                    dx, dy = dx + noise[t, 0, part], dy + noise[t, 1, part]
+                runner.step(dx, dy)
+            ends[part, 0], ends[part, 1] = x, y
+
+    # Loops over many numbers let another thread run meanwhile; what others have written may not be made for two threads.
+    plain = isinstance(where.expression, str) and entrant().together is not None
+    threads = min(torch.get_num_threads(), len(parts)) if plain else 1
+    if threads == 1:
+        follow(range(len(parts)))
+    else:
+        with ThreadPoolExecutor(threads, thread_name_prefix="tristep") as pool:
+            list(pool.map(follow, [range(k, len(parts), threads) for k in range(threads)]))
+    minima, arrivals = where.minima, np.append(looks, steps + 1)[waited].astype(np.int32)
     if not minima:
         minima = _found_minima(where, starts, ends, near)
         arrivals = _arrivals(minima, snapshots, steps, near)
@@ -826,10 +841,27 @@ def _diverged(where: Function, paths: np.ndarray, losses: np.ndarray) -> np.ndar
         return wrong | ~np.isfinite(losses.max(axis=-1))
 
 
+class _Near:
+    """As `_near`, again and again, with room that is made once."""
+
+    def __init__(self, count: int, distance: float) -> None:
+        self._dx, self._dy = np.empty((2, count), np.float32)
+        self._found = np.empty(count, bool)
+        self._most = np.float32(distance * distance)
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, minimum: Minimum) -> np.ndarray:
+        dx, dy = self._dx, self._dy
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.subtract(x, np.float32(minimum.x), out=dx)
+            np.subtract(y, np.float32(minimum.y), out=dy)
+            np.multiply(dx, dx, out=dx)
+            np.multiply(dy, dy, out=dy)
+            np.add(dx, dy, out=dx)
+            return np.less_equal(dx, self._most, out=self._found)
+
+
 def _near(x: np.ndarray, y: np.ndarray, minimum: Minimum, distance: float) -> np.ndarray:
-    with np.errstate(over="ignore", invalid="ignore"):
-        dx, dy = x - np.float32(minimum.x), y - np.float32(minimum.y)
-        return dx * dx + dy * dy <= np.float32(distance * distance)
+    return _Near(len(x), distance)(x, y, minimum)
 
 
 def _found_minima(where: Function, starts: np.ndarray, ends: np.ndarray, near: float) -> tuple[Minimum, ...]:
