@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from .fit import Metric, _metrics, _place, _unpack, evaluate
 from .many import Many, make_optimizer
 from .optimizer import Optimizer
 from .trainer import Trainer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Sweep", "sweep"]
 
@@ -326,8 +329,8 @@ def _train_together(
                 if losses:
                     raise
                 raise RuntimeError(
-                    f"the copies of {type(first).__name__} cannot be run as one by torch.func.vmap; sweep(..., together=False) "
-                    f"trains one after the other. What it says: {error}"
+                    f"the copies of {type(first).__name__} cannot be run as one by torch.func.vmap; "
+                    f"sweep(..., together=False) trains one after the other. What it says: {error}"
                 ) from error
             torch._foreach_copy_(gradients, list(found))
             many.step(given)
@@ -342,7 +345,8 @@ class _Threads:
     """Lets one thread take the steps of little arithmetic, at which torch's threads only wait for each other.
 
     That is decided by what the first step multiplies, not by the clock, so that a sweep has the same numbers every time:
-    some of torch's operations add up in another order with another number of threads. Afterwards there are as many as before.
+    some of torch's operations add up in another order with another number of threads. Afterwards torch has
+    as many as before.
 
     Args:
         device: where the copies are.
@@ -363,7 +367,7 @@ class _Threads:
         if counter.get_total_flops() < ONE_THREAD_BELOW:
             torch.set_num_threads(1)
 
-    def __enter__(self) -> _Threads:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -307,3 +307,31 @@ def test_make_optimizer_copies_schedules():
     assert (one.rate_at(1), two.rate_at(1), schedule.base_lr) == (0.1, 0.2, 0.5)
     with pytest.raises(TypeError, match="has no base_lr"):
         make_optimizer("sgd", {"lr_scheduler": lambda t: 0.1, "learning_rate": 0.1})
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "lion", "rmsprop"])
+def test_a_restart_gives_the_same_weights_as_at_first(name):
+    starts = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    weights = starts.clone()
+    together = Many([optimizer.create(name, learning_rate=rate) for rate in (0.1, 0.2, 0.3)], [[row] for row in weights])
+    given, found = torch.empty(3, 5), []
+    for turn in range(3):
+        weights.copy_(starts)
+        assert turn == 0 or together.restart()
+        for step in range(4 + turn):  # the later ones go on where the first have stopped
+            given.copy_(weights.cos())
+            together.step([[row] for row in given] if step == 0 else None)
+            if step == 3:
+                found.append(weights.clone())
+        assert [each.num_update for each in together.optimizers] == [4 + turn] * 3
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_a_schedule_cannot_be_restarted():
+    schedules = [FactorScheduler(1, 0.5, base_lr=rate) for rate in (0.1, 0.2)]
+    weights = [torch.ones(2), torch.ones(2)]
+    together = Many([optimizer.SGD(lr_scheduler=each) for each in schedules], [[weight] for weight in weights])
+    together.step([[torch.ones(2)], [torch.ones(2)]])
+    assert not together.restart()
+    assert together.optimizers[0].num_update == 1

@@ -25,6 +25,7 @@ from tristep.viz import (
     simulate,
 )
 from tristep.viz.functions import ill_conditioned_bowl
+from tristep.viz.simulate import Simulation
 
 NAMES = [name for name in optimizer.registered() if optimizer.registered()[name].__module__.startswith("tristep")]
 
@@ -359,3 +360,17 @@ def test_repr_and_user_functions():
     assert ring.paths[0, 0, 0, -1].tolist() == pytest.approx([1.0, 0.0], abs=1e-3)
     with pytest.raises(ValueError, match="judged_by='last'"):
         best_rates(function("beale"), ["sgd"], judged_by="last")
+
+
+@pytest.mark.parametrize(
+    "optimizers",
+    [["sgd", "adam", "lion"], {"adam": {"lookahead": 3}, "lamb": {}}, {"torch": torch.optim.Adam, "adam": {}}],
+)
+def test_a_simulation_runs_from_another_start_as_a_new_one_does(optimizers):
+    simulation = Simulation("noisy_ravine", optimizers, 12, learning_rates=[0.5, 2.0], relative=True, seed=3)
+    for start in ((1.0, 2.0), (-2.0, 0.5), [(0.5, 0.5), (1.0, 2.0)], (1.0, 2.0)):
+        found = simulation.run(start)
+        own = simulate("noisy_ravine", optimizers, start, 12, learning_rates=[0.5, 2.0], relative=True, seed=3)
+        assert found.paths.tobytes() == own.paths.tobytes()
+        assert found.losses.tobytes() == own.losses.tobytes()
+        np.testing.assert_array_equal(found.learning_rates, own.learning_rates)
