@@ -540,6 +540,23 @@ def test_a_click_sets_the_control_that_is_nearest(stage):
     assert stage.browser.find("output").text == "0.001"
 
 
+def test_a_click_on_a_map_sets_the_controls_of_both_its_sides(stage):
+    across, up = Control("rate", "rate", ["0.1", "0.2", "0.3"]), Control("decay", "decay", ["0", "1e-3"])
+    x, y = np.meshgrid(np.arange(3), np.arange(2))
+    here = Points(x[..., None], y[..., None], by=("decay", "rate"), style=0, size=12)
+    scene = one(
+        here,
+        x=Axis("rate", -0.5, 2.5),
+        y=Axis("decay", -0.5, 1.5),
+        controls=[across, up],
+        click=Click(control="rate", along="x", other="decay"),
+    )
+    stage.show(scene, remote=False)
+    stage.click(*stage.place(scene, 1.8, 0.7))  # nearest to (2, 1)
+    assert [each.text for each in stage.browser.driver.find_elements("css selector", "output")] == ["0.3", "1e-3"]
+    assert _colour(stage.browser.pixels(), stage.place(scene, 2, 1)) == LIGHT.colours[0]
+
+
 def test_points_are_moved_by_mouse_and_by_keyboard(stage):
     scene = one(Points([2, 5], [2, 5], style=0, size=12, drag="knot"))
     stage.show(scene)
