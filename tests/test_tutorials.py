@@ -56,9 +56,10 @@ def test_a_picture_takes_the_place_of_a_widget(source):
 
 
 @pytest.mark.slow
-def test_the_source_runs_and_ends_in_checks(source, build):
+def test_the_source_runs_and_ends_in_checks(source, build, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # these tests have it; who reads a tutorial does not
     cells = [cell for cell in build.run(source).cells if cell.cell_type == "code"]
-    assert cells[-1].source.startswith("assert ")
+    assert any(line.startswith("assert ") for line in cells[-1].source.splitlines())
     assert all(cell.execution_count for cell in cells)
     shown = [cell for cell in _notebook(source).cells if cell.cell_type == "code"]
     assert [_kinds(cell) for cell in cells] == [_kinds(cell) for cell in shown]

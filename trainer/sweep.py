@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.func import functional_call, vmap
-from torch.utils.flop_counter import FlopCounterMode
 
 from .arguments import choice, flag, whole
 from .fit import Metric, _metrics, _place, _unpack, evaluate
@@ -361,6 +360,8 @@ class _Threads:
         if self._counted:
             yield
             return
+        from torch.utils.flop_counter import FlopCounterMode  # it imports triton
+
         with FlopCounterMode(display=False) as counter:
             yield
         self._counted = True

@@ -242,13 +242,13 @@ def test_the_backends_own_collectives_give_the_same(processes):
     ],
 )
 def test_norms_over_all_tensors_are_those_of_all_ranks(processes, name, arguments):
-    found = processes(2).run(_train_cut, name, arguments, 4)
-    expected, state, _ = _train_alone(name, arguments, 4)
+    found = processes(2).run(_train_cut, name, arguments, 4, torch.float64)
+    expected, state, _ = _train_alone(name, arguments, 4, torch.float64)
     for weights, own_state, *_ in found:
         for step, (one, other) in enumerate(zip(weights, expected, strict=True)):
-            _equal(one, other, 1e-6)
+            _equal(one, other, 1e-12)
             _equal(one, found[0][0][step])
-        _same_state(own_state, state, 1e-4)
+        _same_state(own_state, state, 1e-9)
 
 
 def _small(ranks_with_pieces):
