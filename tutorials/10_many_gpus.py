@@ -192,14 +192,14 @@ def train(way):
     if way == "FSDP":
         states = [state["momentum_buffer"] for state in optimizer.state.values()]
         own = sum(state.to_local().numel() for state in states), sum(state.numel() for state in states)
-        dist.all_gather_object(shares, own)
+        dist.all_gather_object(held, own)
         weights = {name: weight.full_tensor() for name, weight in weights.items()}
     return weights
 
-shares = [None] * ranks
+held = [None] * ranks
 found = {way: train(way) for way in ("ZeRO-1", "all-reduce", "DDP", "FSDP")}
 if rank == 0:
-    torch.save((found, shares), sys.argv[2])
+    torch.save((found, held), sys.argv[2])
 dist.destroy_process_group()
 """
 
@@ -209,9 +209,9 @@ with tempfile.TemporaryDirectory() as folder:
     given = {"start": network().state_dict(), "optimizer": OPTIMIZER, "batches": batches, "images": images, "labels": labels}
     torch.save(given, task)
     torchrun(script, task, result)
-    ways, shares = torch.load(result)
+    ways, held = torch.load(result)
 
-for rank, (own, whole) in enumerate(shares):
+for rank, (own, whole) in enumerate(held):
     print(f"FSDP: process {rank} has {own} of {whole} numbers of the momentum")
 print()
 distances = {}
@@ -261,7 +261,7 @@ assert apart == 0
 assert max(furthest(alone, copies[0]), furthest(alone, each[0])) < 1e-4
 assert all(abs(a - b) < 1e-4 for a, b in zip(*losses.values(), strict=True))
 assert not Path("several_processes.py").exists() or "weights of all processes are the same bits: True" in printed
-assert shares == [(2405, 4810), (2405, 4810)]
+assert held == [(2405, 4810), (2405, 4810)]
 assert max(distances.values()) < 1e-4
 by_name = {row.name: row for row in rows}
 assert by_name["ZeRO-1"].states == by_name["all-reduce"].states / 8

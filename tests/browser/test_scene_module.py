@@ -268,7 +268,7 @@ def test_categories_have_the_colours_of_lines(stage, theme):
         Image(values, [0, 10], [0, 10], palette="categories", words=["left", "right"], label="ends at", style="ink"),
     )
     stage.show(scene, theme=theme)
-    left, top, right, bottom = stage.frame(THEMES[theme].quiet)
+    left, top, right, bottom = stage.frame(quiet=THEMES[theme].quiet)
     pixels = stage.browser.pixels()
     for (row, column), value in np.ndenumerate(values):
         found = pixels[int(bottom - (row + 0.5) / 2 * (bottom - top)), int(left + (column + 0.5) / 3 * (right - left))]
