@@ -41,6 +41,7 @@ __all__ = [
 
 RATES = tuple(np.logspace(-4, 1, 41).tolist())  # among which a best one is looked for; eight in a decade
 FAR = 100.0  # times half the drawn width from its middle: who gets there has diverged
+ASTRAY = 2.0  # the same for `best_rates`, where that would be no good rate even if the path comes back
 CHUNK = 8192  # points of a basin map at a time; all that a step touches then stays in the second-level cache
 EVERY = 4  # steps of a basin map between two looks at who has arrived
 
@@ -223,9 +224,10 @@ class Sensitivity:
     Attributes:
         names: of the optimizers.
         learning_rates: float64 [n_rates].
-        losses: float32 [n_optimizers, n_rates, n_starts], of each start; infinite where it diverged.
+        losses: float32 [n_optimizers, n_rates, n_starts], of each start; infinite where it diverged, or, with minima that are
+            known, went astray: to twice as far from the middle of the map as its edge, or as its start beyond that.
         quartiles: float32 [n_optimizers, n_rates, 3], over starts: a quarter, half and three quarters of them are not above.
-        best: float64 [n_optimizers], the rate whose median is the least; NaN where all have diverged.
+        best: float64 [n_optimizers], the rate whose median is the least; NaN where all are infinite.
         race: the paths at all of these rates.
     """
 
@@ -270,7 +272,11 @@ def best_rates(
     race = simulate(on, optimizers, starts, steps, learning_rates=learning_rates, seed=seed, engine=engine)
     with np.errstate(invalid="ignore"):
         losses = race.losses[..., -1] if judged_by == "final" else np.fmin.reduce(race.losses, axis=-1)
-    losses = np.where(race.diverged | np.isnan(losses), np.float32(np.inf), losses)
+    lost = race.diverged | np.isnan(losses)
+    if race.function.minima:  # which are in what is drawn: no leap over them and back is to win
+        begun = _farthest(race.function, race.starts[:, None])
+        lost |= _farthest(race.function, race.paths) > ASTRAY * np.maximum(begun, 1)
+    losses = np.where(lost, np.float32(np.inf), losses)
     ordered = np.sort(losses, axis=-1)
     n = losses.shape[-1]
     quartiles = ordered[..., [max(0, -(-n * k // 4) - 1) for k in (1, 2, 3)]]
@@ -833,12 +839,17 @@ def _noise(where: Function, seed: int, steps: int, n_starts: int) -> np.ndarray 
 
 
 def _diverged(where: Function, paths: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    wrong = np.zeros(losses.shape[:-1], dtype=bool)
+    return ~(_farthest(where, paths) <= FAR) | ~np.isfinite(losses.max(axis=-1))
+
+
+def _farthest(where: Function, paths: np.ndarray) -> np.ndarray:
+    """How far paths [..., steps, 2] get from the middle of what is drawn, in halves of its width or height."""
+    found = np.float32(0.0)
     with np.errstate(invalid="ignore", over="ignore"):
         for k, (low, high) in enumerate((where.xlim, where.ylim)):
-            far = FAR * (high - low) / 2
-            wrong |= ~(np.abs(paths[..., k] - np.float32((low + high) / 2)).max(axis=-1) <= far)
-        return wrong | ~np.isfinite(losses.max(axis=-1))
+            away = np.abs(paths[..., k] - np.float32((low + high) / 2)).max(axis=-1)
+            found = np.maximum(found, away / np.float32((high - low) / 2))
+    return found
 
 
 class _Near:

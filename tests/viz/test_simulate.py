@@ -190,6 +190,19 @@ def test_best_rates():
     np.testing.assert_array_equal(least.losses[0, good, 0], found.race.losses[0, good, 0].min(axis=-1))
 
 
+def test_a_leap_out_of_the_map_and_back_is_no_good_rate():
+    """RMSProp's first step is of sqrt(10) rates; far outside, gradients are so large that it comes back in small ones."""
+    found = best_rates("himmelblau", ["rmsprop"], np.random.default_rng(0).uniform(-5, 5, (9, 2)))
+    away = np.abs(found.race.paths[0]).max(axis=(2, 3)) / 5  # half of the map
+    there = ~found.race.diverged[0]
+    np.testing.assert_array_equal(np.isinf(found.losses[0]), (away > 2) | ~there)
+    final = np.median(np.where(there, found.race.losses[0, :, :, -1], np.inf), axis=-1)
+    assert found.learning_rates[final.argmin()] > 1  # it would have won
+    assert found.best[0] < 0.1
+    beyond = best_rates("himmelblau", ["sgd"], (20.0, 0.0), learning_rates=[1e-6])
+    assert np.isfinite(beyond.losses).all()
+
+
 def test_quartiles_over_noise():
     found = best_rates(noisy_ravine(2.0), ["sgd"], steps=50, learning_rates=[0.01, 0.1], repeats=8)
     assert found.losses.shape == (1, 2, 8)
