@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from .trainer import Trainer
 
-__all__ = ["Snapshot"]
+__all__ = ["Snapshot", "random_state", "set_random_state"]
 
 
 class Snapshot:
@@ -54,8 +54,7 @@ class Snapshot:
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id, so that none is kept twice
         for module in modules:
             self.add_buffers(module)
-        self._random = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002  # the user's, too
-        self._random_of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self._random = random_state()
 
     def add_buffers(self, module: torch.nn.Module) -> None:
         """Keep the buffers of one more module, and of those in it, as they are now; known ones stay as they were kept."""
@@ -72,11 +71,22 @@ class Snapshot:
         for buffer, value in self._buffers.values():
             buffer.copy_(value)
         self._restore_source()
-        torch.set_rng_state(self._random[0])
-        random.setstate(self._random[1])
-        np.random.set_state(self._random[2])  # noqa: NPY002
-        if self._random_of_gpus is not None:
-            torch.cuda.set_rng_state_all(self._random_of_gpus)
+        set_random_state(self._random)
+
+
+def random_state() -> dict[str, Any]:
+    """What decides the next random numbers of torch, on the CPU and on GPUs in use, NumPy and Python."""
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return {"torch": torch.get_rng_state(), "gpus": gpus, "numpy": np.random.get_state(), "python": random.getstate()}  # noqa: NPY002
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Go back to what `random_state` has given."""
+    torch.set_rng_state(state["torch"])
+    if state["gpus"] is not None:
+        torch.cuda.set_rng_state_all(state["gpus"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    random.setstate(state["python"])
 
 
 def _of_trainer(trainer: Trainer) -> Callable[[], None]:

@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import copy
 import inspect
-import random
 import signal
 import sys
 import threading
@@ -26,6 +25,7 @@ from ..trainer import Trainer
 from ..trainer.arguments import choice, real, whole
 from ..trainer.fit import _place, _unpack
 from ..trainer.snapshot import Snapshot as TrainerSnapshot
+from ..trainer.snapshot import random_state, set_random_state
 from .recorder import Recorder
 from .runs import Run, RunSet, Series
 from .scene import Axis, Button, Control, Layer, Panel, Scene, Words
@@ -1094,7 +1094,7 @@ class _Epochs:
     def _next_batch(self) -> Any:
         while self._epoch < self._num_epoch:
             if self._batches is None:
-                self._random = _random_state(), [own.get_state() for own in self._generators]
+                self._random = random_state(), [own.get_state() for own in self._generators]
                 self._batches, self._batch = iter(self._data), 0
             try:
                 batch = next(self._batches)
@@ -1118,7 +1118,7 @@ class _Epochs:
         self._epoch, self._batches = state["epoch"], None
         if state["batch"] is not None:
             self._random = state["random"]
-            _set_random_state(self._random[0])
+            set_random_state(self._random[0])
             for generator, own in zip(self._generators, self._random[1], strict=True):
                 generator.set_state(own)
             self._batches = iter(self._data)
@@ -1126,17 +1126,3 @@ class _Epochs:
                 next(self._batches)
         for generator, own in zip(self._generators, state["own"], strict=True):
             generator.set_state(own)
-
-
-def _random_state() -> dict[str, Any]:
-    """Of torch, on the CPU and on devices in use, NumPy and Python."""
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return {"torch": torch.get_rng_state(), "cuda": devices, "numpy": np.random.get_state(), "python": random.getstate()}  # noqa: NPY002
-
-
-def _set_random_state(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002
-    random.setstate(state["python"])

@@ -224,8 +224,8 @@ class Sensitivity:
     Attributes:
         names: of the optimizers.
         learning_rates: float64 [n_rates].
-        losses: float32 [n_optimizers, n_rates, n_starts], of each start; infinite where it diverged, or, with minima that are
-            known, went astray: to twice as far from the middle of the map as its edge, or as its start beyond that.
+        losses: float32 [n_optimizers, n_rates, n_starts], of each start; infinite where it diverged, or, with known minima,
+            went astray: to twice as far from the middle of the map as its edge, or as its start beyond that.
         quartiles: float32 [n_optimizers, n_rates, 3], over starts: a quarter, half and three quarters of them are not above.
         best: float64 [n_optimizers], the rate whose median is the least; NaN where all are infinite.
         race: the paths at all of these rates.
