@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..trainer.arguments import choice
+from .notes import nonfinite_gradients
 from .recorder import Recorder
 from .runs import Curve, Run
 from .scene import Axis, Click, Control, Image, Layer, Panel, Points, Scene, Words
@@ -201,18 +202,10 @@ def _value(share: Any, low: float, high: float, logarithmic: bool) -> Any:
 
 def _bad_cells(run: Run, rows: Rows, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where gradients are not finite: the middles of columns, and rows; at most 2,048."""
-    counts, norms = run.tensors.get("gradient_nonfinite"), run.tensors.get("gradient_norm")
-    if counts is not None and len(counts):
-        curve = counts.curve()
-        bad = curve.high > 0
-    elif norms is not None and len(norms):
-        curve = norms.curve()
-        bad = curve.nonfinite > 0
-        bad &= ~bad.all(axis=0)  # a tensor without a gradient has no norm
-    else:
+    found = nonfinite_gradients(run)
+    if found is None or not found[1].any():
         return np.zeros(0), np.zeros(0)
-    if not bad.any():
-        return np.zeros(0), np.zeros(0)
+    curve, bad = found
     cells = rows.of("gradient_nonfinite", _columns(curve, bad.astype(np.float64), edges, largest=True)) > 0
     column, row = np.nonzero(cells)
     keep = slice(None, None, -(-len(column) // 2048) or 1)

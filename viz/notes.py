@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from .runs import Curve, Run
 
-__all__ = ["notes", "quantiles", "smoothed"]
+__all__ = ["nonfinite_gradients", "notes", "quantiles", "smoothed"]
 
 # From when on something is worth a sentence. Healthy runs stay below; the tests have some.
 HIGH_RATIO, TIMES_MEDIAN = 0.03, 30.0  # of a tensor's update to its weight, and of that to the median of all tensors
 TOO_HIGH, TOO_LOW = 0.1, 1e-7  # of the median of all tensors
-SPIKE = 10.0  # times the median of the gradient norms nearby
+GROWN, FASTER = 15.0, 5.0  # of a weight's norm to its first, and of that growth to the median of all tensors
+SPIKE, RARE = 10.0, 4.0  # times the median of the gradient norms nearby, and what 95 % of these are below
 NEARBY = 50  # points
 LARGEST = 1e38  # what is beyond counts as not finite
-FEWEST = 10  # points, for whatever is compared
+FEWEST, FEWEST_TENSORS = 10, 4  # points, and tensors, for whatever is compared
+MOST = 5  # sentences of one kind
 
 
 def notes(run: Run) -> list[str]:
     """Sentences on what looks wrong in a run, the worst first; none for one that looks well.
 
     They tell of gradients and losses that are not finite, of tensors with a gradient of 0, of updates far larger than their
-    weights allow, of spikes of the gradients' norm, and of losses that rise, never fell, or have come to stand still.
+    weights allow, of weights that blow up, of spikes of the gradients' norm, and of losses that rise, never fell, or have
+    come to stand still.
 
     Args:
         run: with what has been recorded of it so far; what it lacks is not judged.
@@ -37,7 +40,33 @@ def notes(run: Run) -> list[str]:
         >>> notes(run)
         ['loss: not finite first at step 50, 10 steps in all']
     """
-    return [*_not_finite(run), *_dead(run), *_ratios(run), *_spikes(run), *_losses(run)]
+    said = [*_not_finite(run), *_bad_losses(run)]
+    if _only_skipped(run):
+        return said  # whatever else there is to be seen comes of that
+    for quantity, judge in JUDGES:
+        series = run.tensors.get(quantity)
+        if series is not None and len(series):
+            curve = series.curve()
+            if len(curve.first) >= FEWEST and curve.high.shape[1]:
+                said += judge(run, curve)
+    return said + list(_losses(run))
+
+
+def nonfinite_gradients(run: Run) -> tuple[Curve, np.ndarray] | None:
+    """Where gradients are infinite or NaN; None where neither their counts nor their norms have been recorded.
+
+    Returns:
+        The curve of what tells, and bool [n_points, n_parameters].
+    """
+    for quantity in ("gradient_nonfinite", "gradient_norm"):
+        series = run.tensors.get(quantity)
+        if series is not None and len(series):
+            curve = series.curve()
+            if quantity == "gradient_nonfinite":
+                return curve, curve.high > 0
+            bad = curve.nonfinite > 0
+            return curve, bad & ~bad.all(axis=0)  # a tensor without a gradient has no norm either
+    return None
 
 
 def smoothed(values: np.ndarray, widths: Sequence[float]) -> np.ndarray:
@@ -80,23 +109,35 @@ def quantiles(values: np.ndarray, shares: Sequence[float]) -> np.ndarray:
 
 
 def _not_finite(run: Run) -> Iterator[str]:
-    counts = run.tensors.get("gradient_nonfinite")
-    norms = run.tensors.get("gradient_norm")
-    if counts is not None and len(counts):
-        curve = counts.curve()
-        bad = curve.high > 0
-    elif norms is not None and len(norms):
-        curve = norms.curve()
-        bad = curve.nonfinite > 0
-        bad &= ~bad.all(axis=0)  # a tensor without a gradient has no norm either
-    else:
-        bad = np.zeros((0, 0), dtype=bool)
-    if bad.any():
-        k = int(bad.any(axis=1).argmax())
-        tensors = [run.parameters[i] for i in np.flatnonzero(bad[k])]
-        others = f" and {len(tensors) - 1} other tensors" if len(tensors) > 1 else ""
-        elements = f" ({curve.high[k][bad[k]].max():.0f} elements)" if counts is not None and not others else ""
-        yield f"gradients: not finite first at step {curve.first[k]:,} in {tensors[0]!r}{others}{elements}"
+    found = nonfinite_gradients(run)
+    if found is None or not found[1].any():
+        return
+    curve, bad = found
+    k = int(bad.any(axis=1).argmax())
+    tensors = [run.parameters[i] for i in np.flatnonzero(bad[k])]
+    where = repr(tensors[0])
+    if len(tensors) > 1:
+        where += " and 1 other tensor" if len(tensors) == 2 else f" and {len(tensors) - 1} other tensors"
+    if _only_skipped(run):
+        number = len(run.tensors["update_norm"])
+        steps = "the only step, which was" if number == 1 else f"each of {number:,} steps, which were all"
+        yield f"gradients: not finite in {where} at {steps} skipped: no weight has changed"
+        return
+    number = curve.high[k][bad[k]].max() if "gradient_nonfinite" in run.tensors and len(tensors) == 1 else 0
+    elements = (" (1 element)" if number == 1 else f" ({number:.0f} elements)") if number else ""
+    yield f"gradients: not finite first at step {curve.first[k]:,} in {where}{elements}"
+
+
+def _only_skipped(run: Run) -> bool:
+    """Whether each step had gradients that are not finite, and changed no weight."""
+    found, updates = nonfinite_gradients(run), run.tensors.get("update_norm")
+    if found is None or updates is None or not len(updates):
+        return False
+    sizes = updates.curve().high  # NaN of a tensor that has no gradient
+    return bool(found[1].any(axis=1).all() and (sizes == 0).any() and not (sizes > 0).any())
+
+
+def _bad_losses(run: Run) -> Iterator[str]:
     loss = run.scalars.get("loss")
     if loss is not None and len(loss):
         curve = loss.curve()
@@ -107,30 +148,34 @@ def _not_finite(run: Run) -> Iterator[str]:
             yield f"loss: not finite first at step {curve.first[bad.argmax()]:,}, {plural} in all"
 
 
-def _dead(run: Run) -> Iterator[str]:
-    found = _tensor(run, "gradient_norm")
-    if found is None:
-        return
-    curve, norms = found
-    zero = (norms == 0) & (curve.nonfinite == 0)
+def _dead(run: Run, curve: Curve) -> Iterator[str]:
+    zero = (curve.high == 0) & (curve.nonfinite == 0)
     # Points at the end that are 0 without a break.
     run_of_zeros = np.where(zero.all(axis=0), len(zero), zero[::-1].argmin(axis=0))
-    dead = run_of_zeros >= max(FEWEST, len(zero) // 4)
+    enough = max(FEWEST, len(zero) // 4)
+    dead = run_of_zeros >= enough
     if dead.all():
         yield f"gradients: all are 0 since step {curve.first[len(zero) - run_of_zeros.min()]:,}"
         return
-    for i in np.flatnonzero(dead)[:5]:
-        since, last = curve.first[len(zero) - run_of_zeros[i]], curve.last[-1]
-        yield f"{run.parameters[i]}: its gradient is 0 from step {since:,} to {last:,}: nothing reaches it"
-    if dead.sum() > 5:
-        yield f"{dead.sum() - 5} more tensors have a gradient of 0"
+    alive = (curve.high[-enough:] > 0).any(axis=0)
+    # Tensors that follow each other: a layer that lets nothing through leaves all before it without a gradient.
+    groups = [group for group in np.split(np.arange(len(dead)), np.flatnonzero(np.diff(dead)) + 1) if dead[group[0]]]
+    for group in groups[:MOST]:
+        names = [run.parameters[i] for i in group]
+        since = f"from step {curve.first[len(zero) - run_of_zeros[group].min()]:,} to {curve.last[-1]:,}"
+        behind = np.flatnonzero(alive[group[-1] :])
+        looked = f"; the first behind that gets one is {run.parameters[group[-1] + behind[0]]}" if behind.size else ""
+        if len(names) == 1:
+            yield f"{names[0]}: its gradient is 0 {since}: nothing reaches it{looked}"
+        else:
+            some = f"{names[0]} and {names[1]}" if len(names) == 2 else f"{names[0]} to {names[-1]}, {len(names)} tensors"
+            yield f"{some}: their gradients are 0 {since}: nothing reaches them{looked}"
+    if len(groups) > MOST:
+        yield f"{sum(map(len, groups[MOST:]))} more tensors have a gradient of 0"
 
 
-def _ratios(run: Run) -> Iterator[str]:
-    found = _tensor(run, "update_ratio")
-    if found is None:
-        return
-    curve, ratios = found
+def _ratios(run: Run, curve: Curve) -> Iterator[str]:
+    ratios = curve.high
     # By quarters of the run: weights that begin with a rate too high for them soon are large enough for it.
     quarters = np.array_split(np.arange(len(ratios)), 4)
     typical = np.concatenate([quantiles(ratios[quarter].T, (0.5,)) for quarter in quarters])
@@ -141,12 +186,12 @@ def _ratios(run: Run) -> Iterator[str]:
     with np.errstate(invalid="ignore", divide="ignore"):
         times = np.where(known, typical / median[:, None], 0.0)
     times[~(typical > HIGH_RATIO)] = 0.0
-    if (norms := _tensor(run, "update_norm")) is not None and len(norms[1]) == len(ratios):
+    if len(norms := run.tensors.get("update_norm", ())) == len(run.tensors["update_ratio"]):
         # A weight near 0, such as a bias, has a large ratio by itself; its updates are as small as those of others.
-        sizes = np.concatenate([quantiles(norms[1][quarter].T, (0.5,)) for quarter in quarters])
+        sizes = np.concatenate([quantiles(norms.curve().high[quarter].T, (0.5,)) for quarter in quarters])
         times[~(sizes > 3 * quantiles(sizes, (0.5,)).T)] = 0.0
     worst = times.max(axis=0)
-    for i in sorted(np.flatnonzero(worst > TIMES_MEDIAN), key=lambda i: -worst[i])[:5]:
+    for i in sorted(np.flatnonzero(worst > TIMES_MEDIAN), key=lambda i: -worst[i])[:MOST]:
         peaks = [(np.nanmax(ratios[quarter, i]), q) for q, quarter in enumerate(quarters) if times[q, i] > TIMES_MEDIAN]
         q = max(peaks)[1]
         k = quarters[q][int(np.nanargmax(ratios[quarters[q], i]))]
@@ -155,25 +200,46 @@ def _ratios(run: Run) -> Iterator[str]:
             f"{typical[q, i]:.1g}, {times[q, i]:.0f} times the median of all tensors ({median[q]:.1g}): "
             "its learning rate is too high"
         )
-    overall = float(quantiles(ratios.reshape(1, -1), (0.5,))[0, 0])
+    moving = ratios[ratios > 0]  # what gets no gradient need not move
     if median[-1] > TOO_HIGH:
         yield f"updates: half of all tensors change by over {median[-1]:.1g} of themselves each step: the rate is high"
-    elif 0 <= overall < TOO_LOW:
+    elif not moving.size:
+        yield "updates: all are 0: no weight changes"
+    elif (overall := float(np.median(moving))) < TOO_LOW:
         yield f"updates: half of all tensors change by under {overall:.1g} of themselves each step: they hardly move"
 
 
-def _spikes(run: Run) -> Iterator[str]:
-    found = _tensor(run, "gradient_norm")
-    if found is None:
-        return
-    curve, norms = found
+def _growth(run: Run, curve: Curve) -> Iterator[str]:
+    """Weights that blow up: as they grow, their updates come to look small beside them."""
+    known = np.isfinite(curve.low)
+    first, columns = known.argmax(axis=0), np.arange(known.shape[1])
+    start = np.where(known.any(axis=0), curve.low[first, columns], np.nan)
+    if (start > 0).sum() < FEWEST_TENSORS:
+        return  # too few to say what is usual
+    # A bias that begins at 0 may grow to the size that weights begin with.
+    usual = float(np.median(start[start > 0]))
+    largest = np.where(known, curve.high, -np.inf)
+    peak = largest.argmax(axis=0)
+    high = largest[peak, columns]
+    growth, median = high / np.fmax(start, usual), float(np.median(high[start > 0] / start[start > 0]))
+    for i in sorted(np.flatnonzero(growth > max(GROWN, FASTER * median)), key=lambda i: -growth[i])[:MOST]:
+        yield (
+            f"{run.parameters[i]}: its norm grows from {start[i]:.2g} at step {curve.first[first[i]]:,} to "
+            f"{high[i]:.3g} at step {curve.last[peak[i]]:,}, while half of all tensors grow {median:.2g} times at "
+            "most: it blows up"
+        )
+
+
+def _spikes(run: Run, curve: Curve) -> Iterator[str]:
+    norms = curve.high
     with np.errstate(over="ignore"):
         total = np.sqrt(np.nansum(norms.astype(np.float64) ** 2, axis=1))
     padded = np.pad(total, NEARBY // 2, mode="reflect" if len(total) > NEARBY // 2 else "edge")
-    nearby = np.median(np.lib.stride_tricks.sliding_window_view(padded, NEARBY + 1), axis=1)
+    nearby, often = quantiles(np.lib.stride_tricks.sliding_window_view(padded, NEARBY + 1), (0.5, 0.95))
     with np.errstate(divide="ignore", invalid="ignore"):
         times = np.where(nearby > 0, total / nearby, 0.0)
-    spikes = np.flatnonzero(times > SPIKE)
+    # Where training has come near its end most norms are small, and those of the few batches that are still wrong are not.
+    spikes = np.flatnonzero((times > SPIKE) & (total > RARE * often))
     if spikes.size:
         k = int(spikes[times[spikes].argmax()])
         worst = run.parameters[int(np.nanargmax(norms[k]))]
@@ -207,10 +273,10 @@ def _losses(run: Run) -> Iterator[str]:
             yield f"loss: {means[since]:.3g} at step {steps[since]:,} and {last:.3g} at the end: it stands still"
 
 
-def _tensor(run: Run, quantity: str) -> tuple[Curve, np.ndarray] | None:
-    """A quantity of all tensors over enough points, the largest value of each point."""
-    series = run.tensors.get(quantity)
-    if series is None or not len(series):
-        return None
-    curve = series.curve()
-    return (curve, curve.high) if len(curve.first) >= FEWEST and curve.high.shape[1] else None
+# What is looked at in which order, if it is known at enough points.
+JUDGES: tuple[tuple[str, Callable[[Run, Curve], Iterator[str]]], ...] = (
+    ("gradient_norm", _dead),
+    ("update_ratio", _ratios),
+    ("weight_norm", _growth),
+    ("gradient_norm", _spikes),
+)

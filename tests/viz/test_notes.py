@@ -17,6 +17,15 @@ from tristep.viz import Recorder, Run, Series, notes
 NAMES = [f"layer{i}.weight" for i in range(10)]
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Networks as small as these take longer with several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def _healthy(steps=400):
     """What a run that goes well looks like: noisy, with a falling loss, and ratios around 1e-3 that differ by layer."""
     generator, run = np.random.default_rng(3), Run("run", NAMES)
@@ -96,19 +105,63 @@ def test_gradients_that_are_not_finite():
         found["gradient_norm"][119, 3:5] = np.nan
         found["gradient_norm"][:, 9] = np.nan  # has no gradient
 
-    assert _noted(of_hooks)[0] == "gradients: not finite first at step 120 in 'layer3.weight' and 1 other tensors"
+    assert _noted(of_hooks)[0] == "gradients: not finite first at step 120 in 'layer3.weight' and 1 other tensor"
 
 
-def test_a_tensor_that_nothing_reaches():
+def test_tensors_that_nothing_reaches():
     def change(found):
         found["gradient_norm"][99:, 2] = 0
 
-    assert _noted(change) == ["layer2.weight: its gradient is 0 from step 100 to 400: nothing reaches it"]
+    (note,) = _noted(change)
+    assert note == (
+        "layer2.weight: its gradient is 0 from step 100 to 400: nothing reaches it; the first behind that gets one is "
+        "layer3.weight"
+    )
+
+    def groups(found):
+        found["gradient_norm"][99:, 0] = 0
+        found["gradient_norm"][149:, 1] = 0
+        found["gradient_norm"][:, 4:7] = 0
+        found["gradient_norm"][:, 7] = np.nan  # has none
+        found["gradient_norm"][99:, 9] = 0
+
+    assert _noted(groups) == [
+        "layer0.weight and layer1.weight: their gradients are 0 from step 150 to 400: nothing reaches them; the first behind "
+        "that gets one is layer2.weight",
+        "layer4.weight to layer6.weight, 3 tensors: their gradients are 0 from step 1 to 400: nothing reaches them; the "
+        "first behind that gets one is layer8.weight",
+        "layer9.weight: its gradient is 0 from step 100 to 400: nothing reaches it",
+    ]
 
     def all_of_them(found):
         found["gradient_norm"][99:] = 0
 
     assert _noted(all_of_them)[0] == "gradients: all are 0 since step 100"
+
+
+def test_a_weight_that_grows_beyond_the_others():
+    def change(found):
+        found["weight_norm"] = np.linspace(2.0, 3.0, 400)[:, None] * np.ones(10)
+        found["weight_norm"][:, 1] = np.linspace(0.0, 3.0, 400)  # a bias that begins at 0
+        found["weight_norm"][:, 7] = np.minimum(2.0 + np.arange(400.0), 250)
+
+    (note,) = _noted(change)
+    assert note == (
+        "layer7.weight: its norm grows from 2 at step 1 to 250 at step 249, while half of all tensors grow 1.5 times at "
+        "most: it blows up"
+    )
+
+    def all_of_them(found):
+        found["weight_norm"] = np.linspace(0.01, 1.0, 400)[:, None] * np.ones(10)  # they began small
+
+    assert _noted(all_of_them) == []
+
+
+def test_weights_that_do_not_move():
+    def change(found):
+        found["update_ratio"][:], found["update_norm"][:] = 0, 0
+
+    assert _noted(change) == ["updates: all are 0: no weight changes"]
 
 
 def test_a_spike_of_the_gradients():
@@ -140,25 +193,119 @@ def test_losses_that_rise_stand_still_never_fell_or_are_not_finite():
     assert _noted(loss=lambda n, g: np.where(n == 100, 1e300, _fall(n, g))) == []  # and does not break what is computed
 
 
+def _train(net, name="adam", settings=None, steps=60, before=lambda: None):
+    """A recorded training to give back what is put in."""
+    trainer = tristep.Trainer(net, name, {"learning_rate": 1e-3} if settings is None else settings)
+    with Recorder(trainer) as recorder:
+        for _ in range(steps):
+            x = torch.randn(16, 8)
+            loss = (net(x) - x).square().mean()
+            trainer.zero_grad()
+            loss.backward()
+            before()
+            trainer.step(1)
+            recorder.step(loss=loss)
+    return recorder.run
+
+
+def _layers(bend=torch.nn.Tanh):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(8, 8), bend()) for _ in range(4)])
+
+
 def test_a_real_net_with_a_layer_whose_rate_is_too_high():
-    found = {}
-    for kind in ("healthy", "sick"):
+    assert notes(_train(_layers())) == []
+    net = _layers()
+    net[2][0].weight.lr_mult = 300.0
+    assert notes(_train(net))[0].startswith("2.0.weight: update ratio ")
+
+
+def test_a_real_net_with_a_weight_that_blows_up_until_its_updates_look_small():
+    net = _layers()
+    sick = net[2][0].weight
+    sick.lr_mult = 1000.0
+    norms = []
+    run = _train(net, steps=200, before=lambda: norms.append(float(sick.detach().norm())))
+    ratios = run.tensors["update_ratio"].recent()[1][:, run.parameters.index("2.0.weight")]
+    assert np.median(ratios[:5]) > 0.1 > 0.03 > np.median(ratios[100:])
+    said = next(note for note in notes(run) if "blows up" in note)
+    assert said.startswith(
+        f"2.0.weight: its norm grows from {norms[0]:.2g} at step 1 to {max(norms):.3g} at step {np.argmax(norms) + 1:,}, while"
+    )
+
+
+def test_a_real_net_with_a_layer_that_lets_nothing_through():
+    net = _layers(torch.nn.ReLU)
+    torch.nn.init.constant_(net[1][0].bias, -9.0)
+    last = {}
+    run = _train(net, before=lambda: last.update({name: float(p.grad.abs().max()) for name, p in net.named_parameters()}))
+    assert [name for name, largest in last.items() if largest == 0] == list(last)[:5]
+    assert notes(run)[0] == (
+        "0.0.weight to 2.0.weight, 5 tensors: their gradients are 0 from step 1 to 60: nothing reaches them; the first behind "
+        "that gets one is 2.0.bias"
+    )
+
+
+def test_a_real_net_of_which_all_steps_are_skipped():
+    class Root(torch.nn.Module):
+        def forward(self, x):
+            return torch.where(x > 0, x.sqrt(), 0.0)
+
+    net = _layers()
+    net[1][1] = Root()
+    before = [param.detach().clone() for param in net.parameters()]
+    run = _train(net, settings={"learning_rate": 1e-3, "skip_nonfinite": True})
+    assert all(map(torch.equal, before, net.parameters()))
+    (note,) = notes(run)
+    assert note == (
+        "gradients: not finite in '0.0.weight' and 3 other tensors at each of 60 steps, which were all skipped: no weight has "
+        "changed"
+    )
+
+
+class _Transformer(torch.nn.Module):
+    """Predicts each next one of the numbers 0, 1, 2 ... 15, 0, ..., which a few steps teach it."""
+
+    def __init__(self):
+        super().__init__()
         torch.manual_seed(0)
-        net = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(4)])
-        trainer = tristep.Trainer(net, "adam", {"learning_rate": 1e-3})
-        if kind == "sick":
-            net[2][0].weight.lr_mult = 300.0
-        with Recorder(trainer) as recorder:
-            for _ in range(60):
-                x = torch.randn(16, 8)
-                loss = (net(x) - x).square().mean()
-                trainer.zero_grad()
-                loss.backward()
-                trainer.step(1)
-                recorder.step(loss=loss)
-        found[kind] = notes(recorder.run)
-    assert found["healthy"] == []
-    assert found["sick"][0].startswith("2.0.weight: update ratio ")
+        self.tokens = torch.nn.Embedding(16, 16)
+        self.layers = torch.nn.TransformerEncoder(
+            torch.nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True, norm_first=True),
+            2,
+            enable_nested_tensor=False,
+        )
+        self.head = torch.nn.Linear(16, 16)
+        for name, param in self.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.zeros_(param)
+
+    def forward(self, x):
+        return self.head(self.layers(self.tokens(x)))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("adam", {"learning_rate": 1e-3}),
+        ("sgd", {"learning_rate": 0.1}),
+        ("sgd", {"learning_rate": 0.03, "momentum": 0.9}),
+    ],
+    ids=["adam", "sgd", "momentum"],
+)
+def test_a_healthy_transformer_gets_no_notes(name, settings):
+    net = _Transformer()
+    trainer = tristep.Trainer(net, name, settings)
+    with Recorder(trainer) as recorder:
+        for _ in range(100):
+            x = (torch.randint(16, (8, 1)) + torch.arange(9)) % 16
+            loss = torch.nn.functional.cross_entropy(net(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+            trainer.zero_grad()
+            loss.backward()
+            trainer.step(1)
+            recorder.step(loss=loss)
+    assert recorder.run.scalars["loss"].curve().mean[-1] < 1.0
+    assert notes(recorder.run) == []
 
 
 def test_docstring_examples():
