@@ -20,6 +20,7 @@ from .training_views import (
     _from_zero,
     _middle,
     _percentiles,
+    held,
     norm_panel,
     ratio_panel,
 )
@@ -113,7 +114,7 @@ def _loss_panel(series: Series) -> Panel:
 
 def _rate_panel(series: Series) -> Panel:
     curve = series.curve()
-    line = Line(_middle(curve), _drawable(curve.mean), marker=len(curve.first) == 1)
+    line = Line(*held(_middle(curve), _drawable(curve.mean)), marker=len(curve.first) == 1)
     across = Axis.over("step", curve.first[:1], curve.last[-1:], margin=0.01)
     return Panel(across, _from_zero("learning rate", curve.mean), [line])
 

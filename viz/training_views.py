@@ -14,7 +14,7 @@ import numpy as np
 from ..trainer.arguments import choice
 from .notes import notes, quantiles, smoothed
 from .recorder import Recorder
-from .runs import Curve, Run, RunSet, Series
+from .runs import POINTS, Curve, Run, RunSet, Series
 from .scene import Axis, Band, Control, Layer, Line, Mark, Panel, Points, Scene, Words
 from .view import View
 
@@ -90,18 +90,33 @@ class RunView(View):
         return self._kept[1]
 
 
+class OneRunView(RunView):
+    """A view of one run.
+
+    Args:
+        run: a `Recorder` or a `Run`.
+        **settings: as for `View`.
+
+    Raises:
+        TypeError: it is neither.
+    """
+
+    def __init__(self, run: Recorder | Run, **settings: Any) -> None:
+        super().__init__([run], **settings)
+
+
 class LossView(RunView):
     """Losses of one or several runs, and below them their learning rates.
 
     Each is drawn twice: faint as it was, with the smallest and largest values of steps that share a point, and strong,
     averaged over neighbouring steps. Crosses at the bottom stand for steps whose loss is not finite, thin lines for new
-    epochs where a scalar "epoch" was recorded.
+    epochs where a scalar "epoch" was recorded. A learning rate holds until the next one takes its place.
 
     Args:
         runs: a `Recorder`, a `Run`, a `RunSet`, or several recorders and runs.
         scalars: names of the scalars to draw; a run may lack some.
-        smoothing: the standard deviation of the average in steps at first, >= 0; None is a fiftieth of the longest run. A
-            slider sets it.
+        smoothing: the standard deviation of the average in steps at first, >= 0. None follows from the number of values of
+            the longest curve: half its square root, but at least a fiftieth and at most a twentieth of it. A slider sets it.
         scale: "log" or "linear", of the losses; with "log" it is linear while no loss is above 0.
         axis: "step", "epoch" or "seconds": the last two where scalars of these names were recorded.
         **settings: as for `View`.
@@ -148,8 +163,7 @@ class LossView(RunView):
 
     def scene(self) -> Scene:
         """The picture as data."""
-        longest = max((run.last_step or 0 for run in self.runs), default=0)
-        widths, index = _widths(longest, self._smoothing)
+        widths, index = self._widths()
         control = Control("smoothing", "smoothing", widths, index, unit="steps")
         layers: list[Layer] = []
         limits: list[np.ndarray] = []
@@ -203,6 +217,19 @@ class LossView(RunView):
             description=self.description(),
         )
 
+    def _widths(self) -> tuple[list[float], int]:
+        """Widths of averages to choose from, in steps, and which is chosen."""
+        longest = max((run.last_step or 0 for run in self.runs), default=0)
+        known = {float(width) for width in WIDTHS if width <= max(longest / 10, 1)}
+        if self._smoothing is None:
+            curves = [run.scalars[name] for run in self.runs for name in self.scalars if len(run.scalars.get(name, ()))]
+            points = max(map(len, curves), default=1)
+            # Enough for a trend to stand out of the noise, and in a long run for the line to be smooth.
+            wanted = min(max(points**0.5 / 2, points / 50), points / 20) * max(longest / points, 1)
+            return sorted(known), sorted(known).index(min(known, key=lambda width: abs(np.log(max(width, 0.5) / wanted))))
+        widths = sorted(known | {float(self._smoothing)})
+        return widths, widths.index(float(self._smoothing))
+
     def _axes(self) -> list[str]:
         return ["step", *(name for name in ("epoch", "seconds") if all(name in run.scalars for run in self.runs))]
 
@@ -237,12 +264,12 @@ class LossView(RunView):
             series = run.scalars.get("learning_rate")
             if series is not None and len(series):
                 curve = series.curve()
-                style = i * len(self.scalars)
-                found.append(Line(self._along(run, curve), _drawable(curve.mean), style=style, width=1.4))
+                x, y = held(self._along(run, curve), _drawable(curve.mean))
+                found.append(Line(x, y, style=i * len(self.scalars), width=1.4))
         return found
 
 
-class UpdateRatioView(RunView):
+class UpdateRatioView(OneRunView):
     """How much each step changes each tensor: the norm of the update over that of the weight.
 
     About 1e-3 is what training that goes well usually has; a band shows half a decade around it. Up to 8 tensors are drawn
@@ -255,9 +282,6 @@ class UpdateRatioView(RunView):
     Raises:
         TypeError: it is neither.
     """
-
-    def __init__(self, run: Recorder | Run, **settings: Any) -> None:
-        super().__init__([run], **settings)
 
     def scene(self) -> Scene:
         """The picture as data."""
@@ -272,7 +296,7 @@ class UpdateRatioView(RunView):
         return super().describe() + (f"\nfarthest from 1e-3: {', '.join(worst)}" if worst else "")
 
 
-class WeightsView(RunView):
+class WeightsView(OneRunView):
     """Norms of a tensor, of its gradient and of its update over the steps, the angle between these two, and single weights.
 
     A choice says which tensor; above 64 tensors they are put together by module. Single weights are there of tensors
@@ -285,9 +309,6 @@ class WeightsView(RunView):
     Raises:
         TypeError: it is neither.
     """
-
-    def __init__(self, run: Recorder | Run, **settings: Any) -> None:
-        super().__init__([run], **settings)
 
     def scene(self) -> Scene:
         """The picture as data."""
@@ -376,6 +397,18 @@ class Rows:
         return np.moveaxis(np.tensordot(values.astype(np.float64), members, (1, 0)), -1, 1)
 
 
+def held(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A curve of values of which each holds until the next one: level, with a step where it changes.
+
+    Where it changes too often for the points that a curve may have, steps are too small to be seen, and it stays as it is.
+    """
+    changes = np.flatnonzero((y[1:] != y[:-1]) & ~(np.isnan(y[1:]) & np.isnan(y[:-1]))) + 1
+    if len(x) < 2 or 2 * len(changes) + 2 > POINTS:
+        return x, y
+    at = np.concatenate([x[:1], np.repeat(x[changes], 2), x[-1:]])
+    return at, np.repeat(y[np.append(0, changes)], 2)
+
+
 def norm_panel(run: Run, rows: Rows) -> Panel | None:
     """Norms of a row's weights, gradients and updates; None where there is none."""
     layers: list[Layer] = []
@@ -460,15 +493,6 @@ def _described(run: Run) -> str:
         if values.size:
             words.append(f"{name} from {values[0]:.3g} to {values[-1]:.3g}")
     return ", ".join(words)
-
-
-def _widths(longest: int, wanted: float | None) -> tuple[list[float], int]:
-    """Widths of averages to choose from, and which is chosen."""
-    known = {float(width) for width in WIDTHS if width <= max(longest / 10, 1)}
-    if wanted is None:
-        wanted = min(known, key=lambda width: abs(width - longest / 50))
-    widths = sorted(known | {float(wanted)})
-    return widths, widths.index(float(wanted))
 
 
 def _steps_per_point(curve: Curve) -> float:

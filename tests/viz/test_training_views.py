@@ -92,11 +92,41 @@ def test_losses_are_drawn_as_they_were_and_averaged():
     assert (a.style, b.style) == (0, 1)
     # Their learning rates below, in the colours of their losses.
     rates = _layers(scene, Line, 1)
-    np.testing.assert_allclose(rates[1].y, 0.1 * np.arange(1, 201) / 200, rtol=1e-6)
+    np.testing.assert_allclose(rates[1].y[1::2], 0.1 * np.arange(1, 201) / 200, rtol=1e-6)
     assert [rate.style for rate in rates] == [0, 1]
     assert scene.panels[0].y.scale == "log"
     assert (scene.panels[0].x.low, scene.panels[0].x.high) == (scene.panels[1].x.low, scene.panels[1].x.high)
     assert "a: 120 steps, loss from 1 to 0.00833" in view.describe()
+
+
+@pytest.mark.parametrize(
+    ("steps", "each", "width"), [(30, 1, 2), (168, 1, 5), (1000, 1, 20), (5000, 100, 200), (20_000, 1, 500)]
+)
+def test_the_average_is_wide_enough_for_the_trend_to_be_seen(steps, each, width):
+    number = np.arange(each, steps + 1, each)
+    loss = np.exp(-number / steps) * np.exp(0.3 * np.random.default_rng(1).standard_normal(len(number)))
+    run = Run()
+    run.scalars["loss"] = Series()
+    run.scalars["loss"].extend(number, loss)
+    scene = LossView(run).scene()
+    control = scene.controls[0]
+    assert control.values[control.index] == width
+    raw, strong = _layers(scene, Line)
+    middle = np.exp(-raw.x / steps)  # of what the noise is added to
+    off = [np.std(np.log(each / middle)) for each in (raw.y, strong.chosen("y", scene.state()))]
+    assert off[1] < 0.5 * off[0]
+    assert raw.alpha < 0.5 < strong.alpha
+    assert raw.width < strong.width
+
+
+def test_a_rate_holds_until_the_next_one():
+    run = Run()
+    for step, rate in [(10, 0.1), (20, 0.1), (30, 0.01), (40, 0.01), (50, 0.02)]:
+        run.add_scalars(step, {"loss": 1.0, "learning_rate": rate})
+    for view, panel in ((LossView(run), 1), (Dashboard(run), 2)):
+        (line,) = _layers(view.scene(), Line, panel)
+        np.testing.assert_allclose(line.x, [10, 30, 30, 50, 50, 50])
+        np.testing.assert_allclose(line.y, [0.1, 0.1, 0.01, 0.01, 0.02, 0.02])
 
 
 def test_a_point_of_many_steps_shows_how_far_they_reached():
