@@ -18,6 +18,7 @@ from .training_views import Rows, RunView, _drawable, _empty, norm_panel
 __all__ = ["TensorHeatmap", "heat_panels", "histogram_panel"]
 
 COLUMNS = 256  # of an image at most
+MARKS = 32  # of a row at most, as many as have room side by side
 HISTORY = 128  # columns of the histograms', of which there is one image for each tensor
 # Quantities by their names in a run; whether their colours have a log scale, and what they are called.
 QUANTITIES = {
@@ -36,8 +37,8 @@ class TensorHeatmap(RunView):
 
     A click on a row, or the choice "tensor", shows its histograms below, where some were recorded, and else its norms.
     Colours reach from the first to the 99th percentile; of steps that share a cell the largest value is shown, and of
-    cosines and shares the mean. Crosses on empty cells stand for gradients that are not finite. More than 64 tensors are put
-    together by module.
+    cosines and shares the mean. Crosses on empty cells stand for gradients that are not finite, one for several side by
+    side. More than 64 tensors are put together by module.
 
     Args:
         run: a `Recorder` or a `Run`.
@@ -65,16 +66,22 @@ class TensorHeatmap(RunView):
         controls = [Control("quantity", "colours", words, first, "choice")] if bar is not None else []
         controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
         detail = self._kept_panel(histogram_panel, rows) or norm_panel(self.run, rows)
-        panels = [heat] + ([] if bar is None else [bar]) + ([] if detail is None else [replace(detail, row=1)])
+        panels = [heat] + ([] if detail is None else [replace(detail, row=1)])
         upper = min(max(2.2, 0.17 * len(rows.names) + 0.8), 8.0)
         lower = 2.4 if detail is not None else 0.0
+        if bar is not None:
+            panels.insert(1, bar)
+            if detail is not None and isinstance(image := detail.layers[0], Image):
+                # Its bar is made like the one above, which would else be as far away as this one's words are wide.
+                panels[2] = replace(panels[2], layers=[replace(image, label="")])
+                panels.append(replace(_bar([["0.0001", "0.01", "1"]], [image.label]), row=1))
         return Scene(
             panels,
             self.title("Tensors over steps"),
             controls,
             width=9.0,
             height=upper + lower + 0.3,
-            widths=(1.0, 0.11) if bar is not None else (),
+            widths=(1.0, 0.17) if bar is not None else (),
             heights=(upper, lower) if detail is not None else (),
             description=self.description(),
         )
@@ -103,12 +110,11 @@ def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Pan
         image, bar = Image(values, *reach, limits=ends, scale=scale, label=label), None
     else:
         image = Image(np.array(images), *reach, limits=(0.0, 1.0), by=("quantity",))
-        bar = _bar(
-            [
-                [_value(share, *ends, QUANTITIES[name][0]) for share in (0.0, 0.5, 1.0)]
-                for name, ends in zip(quantities, limits, strict=True)
-            ]
-        )
+        values = [
+            [f"{_value(share, *ends, QUANTITIES[name][0]):.2g}" for share in (0.0, 0.5, 1.0)]
+            for name, ends in zip(quantities, limits, strict=True)
+        ]
+        bar = _bar(values, [QUANTITIES[name][1] for name in quantities], by=("quantity",))
     layers: list[Layer] = [image]
     x, y = _bad_cells(run, rows, edges)
     if x.size:
@@ -120,15 +126,15 @@ def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Pan
     return Panel(Axis("step", *edges[[0, -1]].tolist()), down, layers, click=Click("layer", "y")), bar
 
 
-def _bar(values: list[list[float]]) -> Panel:
-    """The colours from the first to the last, with each quantity's values at the first, middle and last one."""
-    steps = np.linspace(0.0, 1.0, 256)[:, None]
-    words = [
-        Words([f"{row[k]:.2g}" for row in values], 0.5, (0.02, 0.5, 0.98)[k], by=("quantity",), size=8, style="quiet")
-        for k in range(3)
-    ]
-    image = Image(steps, [0.0, 0.4], [0.0, 1.0], limits=(0.0, 1.0))
-    return Panel(Axis("", 0, 1), Axis("", 0, 1), [image, *words], column=1, frame=False)
+def _bar(values: list[list[str]], labels: list[str], by: tuple[str, ...] = ()) -> Panel:
+    """The colours from the first to the last, with a label and three values for each of what is chosen."""
+    steps, top = np.linspace(0.0, 1.0, 256)[:, None], 0.72
+    layers: list[Layer] = [Image(steps, [0.0, 0.12], [0.0, top], limits=(0.0, 1.0))]
+    for k, place in enumerate((0.03, 0.5, 0.97)):
+        texts = [row[k] for row in values]
+        layers.append(Words(texts if by else texts[0], 0.2, place * top, by=by, size=8, style="quiet"))
+    layers.append(Words(labels if by else labels[0], 0.0, 0.88, by=by, size=8, style="ink"))
+    return Panel(Axis("", 0, 1), Axis("", 0, 1), layers, column=1, frame=False)
 
 
 def histogram_panel(run: Run, rows: Rows) -> Panel | None:
@@ -201,15 +207,23 @@ def _value(share: Any, low: float, high: float, logarithmic: bool) -> Any:
 
 
 def _bad_cells(run: Run, rows: Rows, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where gradients are not finite: the middles of columns, and rows; at most 2,048."""
+    """Where to mark gradients that are not finite: columns' middles, and rows. Neighbours have one mark for all."""
     found = nonfinite_gradients(run)
     if found is None or not found[1].any():
         return np.zeros(0), np.zeros(0)
     curve, bad = found
-    cells = rows.of("gradient_nonfinite", _columns(curve, bad.astype(np.float64), edges, largest=True)) > 0
-    column, row = np.nonzero(cells)
-    keep = slice(None, None, -(-len(column) // 2048) or 1)
-    return ((edges[:-1] + edges[1:]) / 2)[column][keep], row[keep].astype(float)
+    cells = rows.of("gradient_nonfinite", _columns(curve, bad.astype(np.float64), edges, largest=True)).T > 0
+    reach, middles = -(-cells.shape[1] // MARKS), (edges[:-1] + edges[1:]) / 2
+    x, y = [], []
+    for row in np.flatnonzero(cells.any(axis=1)):
+        columns = np.flatnonzero(cells[row])
+        start = 0
+        while start < len(columns):
+            stop = int(np.searchsorted(columns, columns[start] + reach))
+            x.append(middles[columns[(start + stop - 1) // 2]])
+            y.append(float(row))
+            start = stop
+    return np.array(x), np.array(y)
 
 
 def _shortened(name: str, longest: int = 28) -> str:

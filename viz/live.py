@@ -816,9 +816,12 @@ class LiveView(LossView):
             return f"{loop.run.name}: failed after step {loop.n_steps:,}\n{type(loop.exception).__name__}: {loop.exception}"
         if loop.status == "running":
             words.append(f"{loop.steps_per_second:,.3g} steps/s")
-        if loop.learning_rate is not None:
+        rate = loop.learning_rate
+        if loop._rates is not None and loop.status in ("ready", "paused"):
+            rate = loop._rates.now() * loop.multiplier  # that of the coming step, whatever has been set since the last one
+        if rate is not None:
             multiplied = "" if loop.multiplier == 1 else f" (× {loop.multiplier:.3g})"
-            words.append(f"learning rate {loop.learning_rate:.4g}{multiplied}")
+            words.append(f"learning rate {rate:.4g}{multiplied}")
         words.append(f"drawing {100 * self.cost:.1f} % of the time")
         return ", ".join(words) + (f"\n{self._told}" if self._told else "")
 
@@ -834,6 +837,7 @@ class LiveView(LossView):
         """The multiplier of the rate."""
         if name == "multiplier":
             self.loop.multiplier = float(value)
+            self.refresh()  # no step does it for a loop that is paused
         else:
             super().on_control(name, value, index)
 

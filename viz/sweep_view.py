@@ -21,6 +21,8 @@ class SweepView(View):
 
     A click on the map, or its sliders, choose the training. With one setting varied, a curve takes the map's place; settings
     beyond two have a choice each. Where there are several seeds, the map has their medians, and the curves are all shown.
+    Losses are shown up to a fifth above those that trainings began with, so that the ones that diverge leave room for the
+    others; the words say how many go beyond.
 
     Args:
         sweep: what `tristep.sweep` gave.
@@ -80,6 +82,11 @@ class SweepView(View):
         )
         lost = int((~np.isfinite(table)).sum())
         words = f"{self._title()}: the best {self._measure()} is {value:.4g}" + (f", at {point}." if point else ".")
+        with np.errstate(invalid="ignore"):
+            beyond = int((self._means()[1] > self._top()).any(axis=-1).sum())
+        if beyond:
+            number = self.sweep.losses[..., 0].size
+            words += f" {beyond} of {number} trainings go beyond a loss of {self._top():.3g}, where the picture ends."
         return words + (f" {lost} of {table.size} trainings have ended without a finite number." if lost else "")
 
     def _title(self) -> str:
@@ -107,6 +114,29 @@ class SweepView(View):
         kept = moved.shape[: len(names)] + moved.shape[n:]
         return moved.reshape(kept)
 
+    def _top(self) -> float:
+        """The loss up to which the picture goes; the first losses are those before any update."""
+        first = self.sweep.losses[..., 0].astype(np.float64)
+        first = first[np.isfinite(first)]
+        highest = float(first.max()) if first.size else np.inf
+        return highest + 0.2 * abs(highest)
+
+    def _shown(self, values: np.ndarray) -> np.ndarray:
+        """The values that say where colours and axes end: those up to the top, or all if there are none."""
+        if self.by not in ("final", "lowest", "loss"):
+            return values
+        shown = np.where(values <= self._top(), values, np.nan)
+        return shown if np.isfinite(shown).any() else values
+
+    def _means(self) -> tuple[np.ndarray, np.ndarray]:
+        """The curves in at most 512 points: the number of each step, and means [*axes, n], NaN where one is not finite."""
+        losses = self.sweep.losses
+        steps, width = losses.shape[-1], -(-losses.shape[-1] // MOST)
+        ends = np.arange(0, steps, width)
+        number = (ends + np.minimum(ends + width, steps) - 1) / 2 + 1
+        means = np.add.reduceat(losses.astype(np.float64), ends, axis=-1) / np.diff([*ends, steps])
+        return number, np.where(np.isfinite(means), means, np.nan)
+
     def _scale(self, values: np.ndarray) -> str:
         known = values[np.isfinite(values)]
         return "log" if known.size and (known > 0).all() and self.by != "accuracy" else "linear"
@@ -119,7 +149,9 @@ class SweepView(View):
         sides = [self.sweep.axes[name] for name in (self._across, self._up)]
         (nx, ny), by = map(len, sides), tuple(self._others)
         scale = self._scale(values)
-        image = Image(values, [-0.5, nx - 0.5], [-0.5, ny - 0.5], scale=scale, label=self._measure(), by=by)
+        shown = self._shown(values)
+        limits = Image(shown.reshape(-1, nx), [0, 1], [0, 1], scale=scale).limits
+        image = Image(values, [-0.5, nx - 0.5], [-0.5, ny - 0.5], scale=scale, limits=limits, label=self._measure(), by=by)
         star = Points(
             [sides[0].index(best[self._across])],
             [sides[1].index(best[self._up])],
@@ -162,15 +194,12 @@ class SweepView(View):
         layers.append(Mark(x[:, None], by=(self._across,), style="quiet"))
         scale = self._scale(table)
         click = Click(control=self._across, along="x")
-        return Panel(_side(self._across, values), Axis.over(self._measure(), table, scale=scale), layers, click=click)
+        return Panel(
+            _side(self._across, values), Axis.over(self._measure(), self._shown(table), scale=scale), layers, click=click
+        )
 
     def _curves(self, names: Sequence[str]) -> Panel:
-        losses = self.sweep.losses
-        steps, width = losses.shape[-1], -(-losses.shape[-1] // MOST)
-        ends = np.arange(0, steps, width)
-        number = (ends + np.minimum(ends + width, steps) - 1) / 2 + 1
-        means = np.add.reduceat(losses.astype(np.float64), ends, axis=-1) / np.diff([*ends, steps])
-        means = np.where(np.isfinite(means), means, np.nan)
+        number, means = self._means()
         scale = "log" if np.nanmin(means, initial=np.inf) > 0 else "linear"
         layers: list[Layer] = []
         seeds = self.sweep.axes["seed"]
@@ -178,10 +207,14 @@ class SweepView(View):
             y = self._of_axes(names, means[..., i, :])
             name = f"seed {seed}" if len(seeds) > 1 else "training loss"
             layers.append(Line(number, y, name=name, style=i, by=tuple(names)))
-        highest = 3 * np.nanmax(means[..., 0])
-        axis = Axis.over("loss of a batch", np.where(means <= highest, means, np.nan), scale=scale)
+        top = self._top()
+        axis = Axis.over("loss of a batch", np.where(means <= top, means, np.nan), [top], scale=scale)
         return Panel(
-            Axis("step", 0, steps), axis, layers, title="the training pointed at" if names else "", column=int(bool(names))
+            Axis("step", 0, self.sweep.losses.shape[-1]),
+            axis,
+            layers,
+            title="the training pointed at" if names else "",
+            column=int(bool(names)),
         )
 
 

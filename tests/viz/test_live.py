@@ -14,6 +14,7 @@ import tristep
 pytest.importorskip("matplotlib")
 
 from tristep.viz import LiveLoop, Recorder
+from tristep.viz.live import MULTIPLIERS
 from tristep.viz.scene import Axis, Line, Panel, Scene, Words
 from tristep.viz.view import View
 
@@ -706,6 +707,22 @@ def test_what_the_live_views_controls_do():
     view.on_button("resume")
     assert "nothing to go on with" in _texts(view.scene())[0]
     assert {button.name for button in view.scene().buttons} == {"pause", "resume", "step", "stop", "snapshot", "branch"}
+
+
+def test_the_multiplier_is_said_at_once_by_a_loop_that_does_not_run():
+    pytest.importorskip("anywidget")
+    training = Training()
+    loop = training.loop(training.step, view="live", name="first")
+    view = loop.view
+    with view:
+        canvas = view.widget()
+        for steps, quarter in ((0, 0.005), (3, 0.005)):
+            for index, words in ((8, f"learning rate {quarter:g} (× 0.25)"), (12, "learning rate 0.02, drawing")):
+                assert MULTIPLIERS[index] in (0.25, 1.0)
+                canvas._handle_custom_msg({"kind": "control", "name": "multiplier", "index": index}, [])
+                assert words in canvas.payload.decode(errors="replace")
+            if not steps:
+                loop.step(3)
 
 
 def test_the_live_view_says_what_went_wrong():

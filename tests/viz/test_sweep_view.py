@@ -39,7 +39,7 @@ def test_the_map_has_the_medians_and_marks_the_least():
 def test_of_two_seeds_all_say_the_loss_of_the_better_one():
     sweep = _sweep(seeds=(0, 1), learning_rate=(0.001, 0.01, 0.1))
     least = sweep.losses[..., -2:].mean(axis=-1).min()
-    assert SweepView(sweep).describe().endswith(f"is {least:.4g}, at learning rate {sweep.best()['learning_rate']:.3g}.")
+    assert f"is {least:.4g}, at learning rate {sweep.best()['learning_rate']:.3g}." in SweepView(sweep).describe()
     assert repr(sweep).endswith(f"best learning_rate={sweep.best()['learning_rate']}: {least:.4g}>")
     (curve, *_) = (line for line in _layers(SweepView(sweep).scene().panels[0], Line) if line.name)
     assert curve.y.min() == np.float32(least)
@@ -82,6 +82,33 @@ def test_trainings_that_failed_are_holes_and_counted():
     assert np.isfinite(image.values).tolist() == [[True, False], [True, False]]
     assert "2 of 4 trainings have ended without a finite number" in view.describe()
     assert view.figure()
+
+
+@pytest.mark.parametrize("settings", [{"wd": (0.0, 0.01)}, {}], ids=["a map", "a line"])
+def test_trainings_that_diverge_leave_room_for_the_others(settings):
+    sweep = _sweep(steps=100, **settings, learning_rate=(0.01, 0.1, 10.0))
+    step = np.arange(100)
+    sweep.losses[:] = 2.3 * np.exp(-step / 40)
+    sweep.losses[..., 1, :, :] *= np.exp(-step / 80)
+    sweep.losses[..., 2, :, :] = np.minimum(2.3 * 1.3**step, 1e9)
+    sweep.losses[..., 2, 0, 50:] = np.nan
+    view = SweepView(sweep)
+    scene = view.scene()
+    drawn = [panel for panel in scene.panels if panel.y.label == "loss of a batch"]
+    assert drawn[0].y.scale == "log"
+    assert 2.3 < drawn[0].y.high < 4
+    assert drawn[0].y.low < sweep.losses[..., 1, :, :].min()
+    if settings:
+        (image,) = _layers(scene.panels[0], Image)
+        final = sweep.losses[..., -2:].mean(axis=-1)[..., 0]
+        np.testing.assert_allclose(image.limits, [final[0, 1], final[0, 0]], rtol=1e-5)
+        assert image.values[0, 2] > 1e6  # which has the last colour
+    else:
+        assert scene.panels[0].y.high < 2.3
+    n = 6 if settings else 3
+    assert f" {n} of {3 * n} trainings go beyond a loss of 2.76, where the picture ends." in view.describe()
+    sweep.losses[..., 2, :, :] = 2.0
+    assert "beyond" not in view.describe()
 
 
 def test_a_long_training_is_drawn_in_few_points():
