@@ -105,7 +105,7 @@ def histogram(what: str) -> Measure:
     """A measure that counts the absolute values of "weight", "gradient" or "update" between `EDGES`, the powers of 2.
 
     Its values are called gradient_bin_0 and so on. Bin 0 has what is below the first edge, zeros too, the last bin what is
-    at the last edge or above it. NaN is in none.
+    at the last edge or above it, infinities too. NaN is in none; `gradient_nonfinite` counts both.
     """
     bins = [f"tl.where(x < {EDGES[0]!r}, 1.0, 0.0)"]
     bins += [f"tl.where((x >= {low!r}) & (x < {high!r}), 1.0, 0.0)" for low, high in pairwise(EDGES)]

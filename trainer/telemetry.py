@@ -71,7 +71,7 @@ class Telemetry:
     - "gradient_nonfinite": how many of these are infinite or NaN;
     - "weight_histogram", "gradient_histogram", "update_histogram": counts of absolute values, [n_steps, n_parameters, 32].
       Bin 0 has those below `edges[0]`, zeros too, bin k those from `edges[k - 1]` to below `edges[k]`, and the last one the
-      rest. `edges` are the powers of 2 from 2^-28 to 4. NaN is in none.
+      rest, infinities too. `edges` are the powers of 2 from 2^-28 to 4. NaN is in none.
 
     The gradient is the one that the rule gets: clipping, decay and the like come later and show in the update. Weights are
     those of the arithmetic, of the master copy where there is one, and the update is what it is before it is rounded to the

@@ -67,14 +67,14 @@ class TensorHeatmap(RunView):
         controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
         detail = self._kept_panel(histogram_panel, rows) or norm_panel(self.run, rows)
         panels = [heat] + ([] if detail is None else [replace(detail, row=1)])
-        upper = min(max(2.2, 0.17 * len(rows.names) + 0.8), 8.0)
+        upper = _height(len(rows.names))
         lower = 2.4 if detail is not None else 0.0
         if bar is not None:
             panels.insert(1, bar)
             if detail is not None and isinstance(image := detail.layers[0], Image):
                 # Its bar is made like the one above, which would else be as far away as this one's words are wide.
                 panels[2] = replace(panels[2], layers=[replace(image, label="")])
-                panels.append(replace(_bar([["0.0001", "0.01", "1"]], [image.label]), row=1))
+                panels.append(replace(_bar([["0.0001", "0.01", "1"]], [image.label], lower), row=1))
         return Scene(
             panels,
             self.title("Tensors over steps"),
@@ -114,7 +114,7 @@ def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Pan
             [f"{_value(share, *ends, QUANTITIES[name][0]):.2g}" for share in (0.0, 0.5, 1.0)]
             for name, ends in zip(quantities, limits, strict=True)
         ]
-        bar = _bar(values, [QUANTITIES[name][1] for name in quantities], by=("quantity",))
+        bar = _bar(values, [QUANTITIES[name][1] for name in quantities], _height(n), by=("quantity",))
     layers: list[Layer] = [image]
     x, y = _bad_cells(run, rows, edges)
     if x.size:
@@ -126,14 +126,20 @@ def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Pan
     return Panel(Axis("step", *edges[[0, -1]].tolist()), down, layers, click=Click("layer", "y")), bar
 
 
-def _bar(values: list[list[str]], labels: list[str], by: tuple[str, ...] = ()) -> Panel:
+def _height(n_rows: int) -> float:
+    """Of the image with its words, in inches."""
+    return min(max(2.2, 0.17 * n_rows + 0.8), 8.0)
+
+
+def _bar(values: list[list[str]], labels: list[str], height: float, by: tuple[str, ...] = ()) -> Panel:
     """The colours from the first to the last, with a label and three values for each of what is chosen."""
-    steps, top = np.linspace(0.0, 1.0, 256)[:, None], 0.72
+    inch = 1 / (height - 0.7)  # as a share of the panel, without the words below
+    steps, top = np.linspace(0.0, 1.0, 256)[:, None], 1 - 0.4 * inch
     layers: list[Layer] = [Image(steps, [0.0, 0.12], [0.0, top], limits=(0.0, 1.0))]
-    for k, place in enumerate((0.03, 0.5, 0.97)):
+    for k, place in enumerate((0.05 * inch, top / 2, top - 0.05 * inch)):
         texts = [row[k] for row in values]
-        layers.append(Words(texts if by else texts[0], 0.2, place * top, by=by, size=8, style="quiet"))
-    layers.append(Words(labels if by else labels[0], 0.0, 0.88, by=by, size=8, style="ink"))
+        layers.append(Words(texts if by else texts[0], 0.2, place, by=by, size=8, style="quiet"))
+    layers.append(Words(labels if by else labels[0], 0.0, 1 - 0.17 * inch, by=by, size=8, style="ink"))
     return Panel(Axis("", 0, 1), Axis("", 0, 1), layers, column=1, frame=False)
 
 

@@ -242,6 +242,25 @@ def test_histograms_count_between_powers_of_two(place, what):
     assert found.sum() == x.size
 
 
+@pytest.mark.parametrize("what", ["weight", "gradient", "update"])
+def test_what_is_not_finite_never_counts_as_small(place, what):
+    """Infinities are in the last bin, where NumPy puts them, and NaN is in none."""
+    (w,), (g,) = tensors(place, [(300,)], F32)
+    w[2::5], g[::5], g[1::5] = math.inf, math.nan, -math.inf
+    before, gradient = array(w), array(g)
+    into = Measurements(measures.histogram(what), 1)
+    step(place, rules.sgd, [w], [g], into)
+    with np.errstate(invalid="ignore"):
+        x = np.abs({"weight": before, "gradient": gradient, "update": array(w) - before}[what])
+    x = x[~np.isnan(x)]
+    expected = np.bincount(np.searchsorted(measures.EDGES, x, side="right"), minlength=measures.BINS)
+    (found,) = values(into)[0]
+    assert found.sum() == x.size == {"weight": 300, "gradient": 240, "update": 180}[what]
+    assert found[0] == expected[0] == 0
+    assert found[-1] == expected[-1] >= 60
+    assert np.abs(found - expected).max() <= (2 if what == "update" else 0)  # it is rounded in one more step here
+
+
 RULES = {
     "sgd": rules.sgd,
     "adam": rules.adam,

@@ -56,9 +56,17 @@ def test_several_tests_in_one_picture_with_the_suggestions_of_one_rule():
 
 def test_it_can_be_drawn_whatever_was_found():
     flat = LRFinder("flat", np.geomspace(1e-6, 1, 5), np.zeros(5), np.zeros(5), False, {})
-    for view in (LRFinderView(_found()), LRFinderView({"a": _found(), "b": flat}), LRFinderView(flat)):
-        view.figure().canvas.draw()
-        view.scene().to_bytes()
+    for given, n_points in (({"adam": _found()}, 2), ({"a": _found(), "b": flat}, 1), ({"flat": flat}, 0)):
+        view = LRFinderView(given)
+        figure = view.figure()
+        figure.canvas.draw()
+        (axes,) = figure.axes
+        curves = [line for line in axes.lines if line.get_linestyle() != "None"]
+        for found, line in zip(given.values(), curves[1::2], strict=True):  # the faint one comes before it
+            np.testing.assert_allclose(line.get_xydata().T, [found.rates, found.smoothed], rtol=1e-6)
+            assert axes.get_ylim()[0] < found.smoothed.min() < axes.get_ylim()[1]
+        assert len(axes.lines) - len(curves) == n_points
+        assert b'"label":"learning rate"' in view.scene().to_bytes()
 
 
 def test_what_is_no_result_is_refused():

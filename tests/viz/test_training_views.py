@@ -30,6 +30,7 @@ from tristep.viz import (
     heatmap,
     training_views,
 )
+from tristep.viz.training_views import Rows
 
 VIEWS = (LossView, TensorHeatmap, UpdateRatioView, WeightsView, Dashboard)
 QUANTITIES = ("weight_norm", "gradient_norm", "update_norm", "update_ratio", "cosine", "gradient_nonfinite")
@@ -179,7 +180,7 @@ def test_epochs_and_seconds():
 def test_a_heat_map_shows_each_tensor_in_its_row_and_its_values_at_the_bar():
     view = TensorHeatmap(_run(100, 3), "weight_norm")
     scene = view.scene()
-    heat, bar, _ = scene.panels
+    heat, bar, _, below = scene.panels
     quantity = scene.controls[0]
     assert quantity.values[quantity.index] == "norm of the weight"
     (image,) = _layers(scene, Image, 0)
@@ -187,7 +188,19 @@ def test_a_heat_map_shows_each_tensor_in_its_row_and_its_values_at_the_bar():
     values = image.chosen("values", gradient)
     assert values.shape == (3, 100)
     np.testing.assert_allclose(values, np.array([1.0, 0.5, 0.0])[:, None] * np.ones(100), atol=1e-6)  # 1, 0.1 and 0.01
-    assert [words.chosen("texts", gradient) for words in bar.layers if isinstance(words, Words)] == ["0.01", "0.1", "1"]
+    for chosen, label in ((gradient, "norm of the gradient"), (scene.state(), "norm of the weight")):
+        assert [words.chosen("texts", chosen) for words in bar.layers if isinstance(words, Words)][-1] == label
+    texts = [words.chosen("texts", gradient) for words in bar.layers if isinstance(words, Words)]
+    assert texts == ["0.01", "0.1", "1", "norm of the gradient"]
+    texts = [str(words.texts) for words in below.layers if isinstance(words, Words)]
+    assert texts == ["0.0001", "0.01", "1", "share of elements"]
+    # The bars stand right beside what they explain, and what stands at them ends within the picture.
+    axes = view.figure().axes
+    for picture, beside in ((axes[0], axes[1]), (axes[2], axes[3])):
+        figure = picture.figure
+        boxes = [each.get_window_extent() for each in (picture, beside)]
+        assert 0 < (boxes[1].x0 - boxes[0].x1) / figure.dpi < 0.5
+        assert all(text.get_window_extent().x1 < figure.bbox.x1 for text in beside.texts)
     assert [words for _, words in heat.y.ticks] == ["layer0.weight", "layer1.weight", "layer2.weight"]
     assert not heat.y.upwards
     # A click on the middle of a row is a click on its number, and its histograms are shown.
@@ -221,6 +234,28 @@ def test_gradients_that_are_not_finite_are_crosses_on_empty_cells():
     (image,) = _layers(scene, Image, 0)
     assert np.argwhere(np.isnan(image.values)).tolist() == [[1, 7]]
     assert len(scene.panels) == 1 + 1  # of one quantity the renderer's own bar, and no histograms but norms
+
+
+def test_crosses_can_be_told_apart_however_many_cells_they_stand_for():
+    bad = np.random.default_rng(4).random((512, 148)) < 0.03
+    bad[200:260] = True
+    bad[:, 9] = True
+    run = Run("sick", [f"layer{i}.weight" for i in range(148)])
+    run.add_tensors(range(1, 513), {"gradient_norm": np.where(bad, np.nan, 1.0), "gradient_nonfinite": bad.astype(float)})
+    scene = TensorHeatmap(run).scene()
+    crosses, rows = _named(scene, "not finite"), Rows(run)
+    group = [rows.row_of(name) for name in run.parameters]
+    n = len(rows.names)
+    cells = np.zeros((n, 256), dtype=bool)
+    for i in range(148):
+        cells[group[i]] |= bad.reshape(256, 2, 148).any(axis=1)[:, i]
+    column, row = ((crosses.x - 1.5) / 2).round().astype(int), crosses.y.astype(int)
+    assert cells[row, column].all()
+    for i in range(n):
+        own, there = np.sort(column[row == i]), np.flatnonzero(cells[i])
+        assert len(own) <= 32
+        assert (np.diff(own) >= 4).mean() > 0.9  # columns, of which a cross takes 3
+        assert np.abs(there[:, None] - own).min(axis=1).max() < 8
 
 
 def test_the_peak_of_steps_that_share_a_cell_is_seen():
