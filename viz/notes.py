@@ -153,7 +153,7 @@ def _dead(run: Run, curve: Curve) -> Iterator[str]:
     # Points at the end that are 0 without a break.
     run_of_zeros = np.where(zero.all(axis=0), len(zero), zero[::-1].argmin(axis=0))
     enough = max(FEWEST, len(zero) // 4)
-    dead = run_of_zeros >= enough
+    dead = np.asarray(run_of_zeros >= enough)
     if dead.all():
         yield f"gradients: all are 0 since step {curve.first[len(zero) - run_of_zeros.min()]:,}"
         return
@@ -186,7 +186,8 @@ def _ratios(run: Run, curve: Curve) -> Iterator[str]:
     with np.errstate(invalid="ignore", divide="ignore"):
         times = np.where(known, typical / median[:, None], 0.0)
     times[~(typical > HIGH_RATIO)] = 0.0
-    if len(norms := run.tensors.get("update_norm", ())) == len(run.tensors["update_ratio"]):
+    norms = run.tensors.get("update_norm")
+    if norms is not None and len(norms) == len(run.tensors["update_ratio"]):
         # A weight near 0, such as a bias, has a large ratio by itself; its updates are as small as those of others.
         sizes = np.concatenate([quantiles(norms.curve().high[quarter].T, (0.5,)) for quarter in quarters])
         times[~(sizes > 3 * quantiles(sizes, (0.5,)).T)] = 0.0

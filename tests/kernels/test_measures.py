@@ -257,7 +257,7 @@ def test_what_is_not_finite_never_counts_as_small(place, what):
     (found,) = values(into)[0]
     assert found.sum() == x.size == {"weight": 300, "gradient": 240, "update": 180}[what]
     assert found[0] == expected[0] == 0
-    assert found[-1] == expected[-1] >= 60
+    assert found[-1] == expected[-1] >= (0 if what == "update" else 60)  # sgd clips gradients
     assert np.abs(found - expected).max() <= (2 if what == "update" else 0)  # it is rounded in one more step here
 
 
