@@ -153,11 +153,11 @@ def _dead(run: Run, curve: Curve) -> Iterator[str]:
     # Points at the end that are 0 without a break.
     run_of_zeros = np.where(zero.all(axis=0), len(zero), zero[::-1].argmin(axis=0))
     enough = max(FEWEST, len(zero) // 4)
-    dead = np.asarray(run_of_zeros >= enough)
+    dead = run_of_zeros >= enough
     if dead.all():
         yield f"gradients: all are 0 since step {curve.first[len(zero) - run_of_zeros.min()]:,}"
         return
-    alive = (curve.high[-enough:] > 0).any(axis=0)
+    alive = np.any(curve.high[-enough:] > 0, axis=0)
     # Tensors that follow each other: a layer that lets nothing through leaves all before it without a gradient.
     groups = [group for group in np.split(np.arange(len(dead)), np.flatnonzero(np.diff(dead)) + 1) if dead[group[0]]]
     for group in groups[:MOST]:
