@@ -441,7 +441,7 @@ class Update:
         if self.prepares_only:
             for group in self._groups:
                 group.take(hyper)
-            self._count_change()
+            self.count_change()
             return
         if Recording.current is not None:
             if into is not None:
@@ -457,12 +457,20 @@ class Update:
                 group.run(hyper, into)
         else:
             self._run_with_sums(hyper, into)
-        self._count_change()
+        self.count_change()
         if self.zero_grads:
             bound = [reference() for reference in self._references if reference is not None]
             increment_version([gradient for gradient in bound if gradient is not None])
 
-    def _count_change(self) -> None:
+    def repeat(self) -> None:
+        """Run the step once more, right after a call, between which nothing but numbers has changed: nothing is checked.
+
+        Whoever repeats steps calls `count_change` after the last one. The rule must have no reductions.
+        """
+        for group in self._groups:
+            group.run(self.hyper)
+
+    def count_change(self) -> None:
         """So that autograd notices, if a graph from before the step is still in use."""
         if self._touched is self.weights and (glance := self._glance_at_weights()) is not None:
             glance.count_change()

@@ -122,19 +122,48 @@ class Many:
                 self._separate(group.members)
         for i, plan in self._alone.items():
             plan.check(given[i])
-        done = []
-        try:
-            for group in self._groups:
-                done.append(group)
-                group.form_rows()
-        except BaseException:
-            for group in done:
-                group.undo()
-            raise
+        self._form_rows()
         for i, plan in self._alone.items():
             plan.step(given[i], held=True)
         for group in self._groups:
             group.run()
+
+    def steps(self) -> Iterator[None]:
+        """Steps like the one before, one whenever the iterator is asked for the next: as `step()`, and much quicker.
+
+        Meanwhile nothing may change but the numbers in weights and gradients. It is only when the iterator is closed that
+        optimizers have counted the steps, and that autograd knows of them.
+
+        Example:
+            >>> import torch
+            >>> from tristep import optimizer
+            >>> from tristep.trainer import Many
+            >>> weight, gradient = torch.ones(2), torch.ones(2)
+            >>> together = Many([optimizer.SGD(0.5)], [[weight]])
+            >>> together.step([[gradient]])
+            >>> more = together.steps()
+            >>> for k in range(2):
+            ...     _ = gradient.fill_(10 * k), next(more)
+            >>> more.close()
+            >>> weight, together.optimizers[0].num_update
+            (tensor([-4.5000, -4.5000]), 3)
+        """
+        self.step()
+        yield
+        if self._alone or not all(group.repeats for group in self._groups):
+            while True:
+                self.step()
+                yield
+        try:
+            while True:
+                self._form_rows()
+                for group in self._groups:
+                    group.repeat()
+                yield
+        finally:
+            for group in self._groups:
+                group.count()
+                group.update.count_change()
 
     def restart(self) -> bool:
         """Begin anew: states and counts become what they were before the first step, for whatever the weights are now.
@@ -158,6 +187,18 @@ class Many:
         for group in self._groups:
             group.restart()
         return True
+
+    def _form_rows(self) -> None:
+        """Those of all groups, or of none if an optimizer refuses."""
+        done = []
+        try:
+            for group in self._groups:
+                done.append(group)
+                group.form_rows()
+        except BaseException:
+            for group in done:
+                group.undo()
+            raise
 
     def _checked(self, gradients: Sequence[Sequence[torch.Tensor | None]]) -> list[list[torch.Tensor | None]]:
         given = [list(each) for each in gradients]
@@ -278,6 +319,7 @@ class _Group:
         # By the number of the step: the rule, and all rows, which are the same after a restart.
         self._tables: list[tuple[Rule, np.ndarray]] | None = None
         self._step = 0
+        self._uncounted = 0  # steps that are not in the counts yet
         self._make_states()
         self.update = self._make_update(first.rule_for(self._slots))
 
@@ -322,12 +364,14 @@ class _Group:
             rates = self._rates(times) if self._scheduled else None
             known = self._checked or self._for_all.is_right(times, self._shared, rule, rates)
             rows = self._for_all.rows(times, self._shared, rule, rates) if known else None
-            self._checked = True
             if rows is not None:
                 self._write_columns(rows)
-                self._steady = rule if self._for_all.steady and not self._scheduled else None
+                if not self._checked:
+                    self._steady = None if self._scheduled or not self._for_all.is_steady(self._shared, rule) else rule
+                self._checked = True
                 return
             self._for_all = None
+        self.count()
         table = self.update.hyper.reshape(len(self.members), self._n, -1)
         for i, optimizer in enumerate(self._optimizers):
             for (where, *_), row in zip(self._shared, optimizer.rows_of_step(times, self._shared, rule), strict=True):
@@ -343,12 +387,31 @@ class _Group:
     def run(self) -> None:
         """Take the step, and count it."""
         self.update()
-        self._counts += 1
-        number = max(self._first.num_update, *self._times)
+        self._go_on()
+        self.count()
+
+    @property
+    def repeats(self) -> bool:
+        """Whether all steps are alike but for numbers."""
+        return self._only is not None and not self._only.reductions
+
+    def repeat(self) -> None:
+        """Take a step like the one before. Only the first optimizer is told of it; `count` tells the others."""
+        self.update.repeat()
+        self._go_on()
+
+    def count(self) -> None:
+        """Let all optimizers, and autograd, know of the steps that have been taken."""
+        self._counts += self._uncounted
+        self._uncounted = 0
+        for own in self._attributes:
+            own["num_update"] = self._first.num_update
+
+    def _go_on(self) -> None:
+        self._first.num_update = max(self._first.num_update, *self._times)
         self._times = [t + 1 for t in self._times]
         self._step += 1
-        for own in self._attributes:
-            own["num_update"] = number
+        self._uncounted += 1
 
     @property
     def can_restart(self) -> bool:
@@ -357,7 +420,7 @@ class _Group:
 
     def restart(self) -> None:
         """Begin anew with the weights as they are now."""
-        self._counts[:] = self._begin[0]
+        self._counts[:], self._uncounted = self._begin[0], 0
         for own, number in zip(self._attributes, self._begin[1], strict=True):
             own["num_update"] = number
         self._times = [int(self._counts[0, slot]) + 1 for _, slot, *_ in self._shared]
@@ -466,13 +529,6 @@ class _ForAll:
             if type(value) in _NUMBERS and name not in _SAME:
                 values = [getattr(optimizer, name) for optimizer in optimizers]
                 setattr(self._one, name, _joined(values, float if name in ("lr", "wd") else object))
-        plain = RuleOptimizer
-        kept = ("row", "hyper", "hyper_of", "begin_step", "rows_of_step")
-        self.steady = (  # whether rows depend on nothing but settings
-            all(getattr(type(first), name) is getattr(plain, name) for name in kept)
-            and first.lookahead is None
-            and first.rounding is None
-        )
 
     def rows(
         self, times: Sequence[int], parameters: Sequence[Any], rule: Rule, rates: list[float] | None = None
@@ -495,6 +551,25 @@ class _ForAll:
             for optimizer, each in zip(self._optimizers, values, strict=True):
                 setattr(optimizer, name, each)
         return rows
+
+    def is_steady(self, parameters: Sequence[Any], rule: Rule) -> bool:
+        """Whether rows are the same at every step: they are if they can be formed without the number of the update."""
+        kept = ("begin_step", "rows_of_step")
+        if self._one.carries or any(getattr(type(self._one), name) is not getattr(RuleOptimizer, name) for name in kept):
+            return False
+        one: Any = copy.copy(self._one)
+        number: Any = object()
+        one.num_update = number
+        before = dict(vars(one))
+        try:
+            rows = [
+                one.row(number, one.lr * lr_mult, one.wd * wd_mult, index, rule)
+                for *_, lr_mult, wd_mult, index in parameters
+            ]
+        except Exception:  # whatever comes of counting with what is no number
+            return False
+        same = vars(one).keys() == before.keys() and all(map(operator.is_, vars(one).values(), before.values()))
+        return same and not any(value is number for row in rows for value in row)
 
     def is_right(self, times: Sequence[int], parameters: Sequence[Any], rule: Rule, rates: list[float] | None) -> bool:
         """Whether these rows are those of optimizers by themselves, up to 8 of them. Nothing is carried on."""

@@ -10,7 +10,7 @@ import copy
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -713,7 +713,8 @@ class _Trainings:
             rows, slopes = torch.from_numpy(weights[:, 0]).unbind(), torch.from_numpy(gradients[:, 0]).unbind()
         self._set(starts)
         self._many = Many(optimizers, [[row] for row in rows], engine)
-        self._given: list[list[torch.Tensor | None]] | None = [[slope] for slope in slopes]
+        self._given: list[list[torch.Tensor | None]] = [[slope] for slope in slopes]
+        self._steps: Iterator[None] | None = None  # those after the first
 
     def restart(self, starts: np.ndarray) -> bool:
         """Begin anew at as many starts; False where it cannot be done."""
@@ -735,8 +736,11 @@ class _Trainings:
     def step(self, dx: np.ndarray, dy: np.ndarray) -> None:
         n = len(self._points)
         self._slopes[:, 0], self._slopes[:, 1] = dx.reshape(n, -1), dy.reshape(n, -1)
-        self._many.step(self._given)
-        self._given = None  # the same from now on
+        if self._steps is None:
+            self._many.step(self._given)
+            self._steps = self._many.steps()
+        else:
+            next(self._steps)
 
     def states(self, training: int) -> tuple[torch.Tensor, ...]:
         return self._many.updaters[training].states[0]

@@ -234,6 +234,79 @@ def test_the_same_gradients_with_other_numbers():
     assert [weight.tolist() for (weight,) in weights] == [[-11.0, -11.0], [-22.0, -22.0]]
 
 
+@pytest.mark.parametrize("options", [{}, {"lookahead": 2, "ema_decay": 0.9}, {"schedule": True}, {"wd": 0.1}], ids=str)
+@pytest.mark.parametrize("name", ["adam", "lamb", "muon", "nadam", "rmsprop", "schedulefreesgd", "sgd", "sgld"])
+def test_steps_one_after_the_other_are_those_of_step(name, options):
+    """The second way is `step`, which the tests above compare with optimizers by themselves."""
+    if name == "muon" and "lookahead" in options:
+        pytest.skip("of single elements only")
+
+    def run(repeated):
+        made = rated(name, **{k: v for k, v in options.items() if k != "schedule"})()
+        if options.get("schedule"):
+            for each, rate in zip(made, RATES, strict=True):
+                each.lr_scheduler = CosineScheduler(max_update=6, base_lr=rate)
+        weights = torch.linspace(-1, 1, 4 * 6).reshape(4, 3, 2).clone()
+        given = torch.empty(4, 3, 2)
+        many = Many(made, [[row] for row in weights])
+        taken = many.steps()
+        for t in range(7):
+            torch.cos((t + 1) * weights, out=given)
+            if t == 0 or not repeated:
+                many.step([[row] for row in given] if t == 0 else None)
+            else:
+                next(taken)
+        taken.close()
+        carried = [each.carried() for each in made]
+        return weights, [many.updaters[i].states[0] for i in range(4)], [each.counts for each in made], carried
+
+    one, other = run(False), run(True)
+    assert torch.equal(one[0], other[0])
+    assert all(torch.equal(a, b) for x, y in zip(one[1], other[1], strict=True) for a, b in zip(x, y, strict=True))
+    assert one[2:] == other[2:]
+    assert one[2][0] == {0: 7}
+
+
+def test_autograd_and_optimizers_know_of_steps_when_these_end():
+    weight, gradient, own = torch.ones(2, requires_grad=True), torch.ones(2), optimizer.SGD(0.5)
+    many = Many([own], [[weight]])
+    with pytest.raises(RuntimeError, match="there was none"):
+        next(many.steps())
+    many.step([[gradient]])
+    taken = many.steps()
+    next(taken)
+    squares = (weight * weight).sum()
+    next(taken)
+    taken.close()
+    assert own.num_update == 3
+    assert weight.tolist() == [-0.5, -0.5]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        squares.backward()
+
+
+def test_rows_that_do_not_look_at_the_number_of_the_update_are_formed_once():
+    asked = []
+
+    class Plain(optimizer.RuleOptimizer):
+        rule = rules.sgd
+
+        def hyper(self, t, lr, wd):
+            asked.append(t)
+            return {"lr": 0.5 * lr}
+
+    class Late(Plain):
+        def hyper(self, t, lr, wd):
+            return super().hyper(t, lr, wd) if t > 2 else {}
+
+    for kind, more in ((Plain, 0), (Late, 4)):
+        many, *others = both(lambda kind=kind: [kind(learning_rate=rate) for rate in RATES], steps=2)
+        assert_equal(many, *others)
+        asked.clear()
+        for _ in range(4):
+            many.step()
+        assert len(asked) == more
+
+
 def test_a_class_that_cannot_compute_with_arrays():
     """Branches and functions of `math` refuse arrays; results that differ must be noticed."""
 
