@@ -11,7 +11,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -462,13 +462,19 @@ class Update:
             bound = [reference() for reference in self._references if reference is not None]
             increment_version([gradient for gradient in bound if gradient is not None])
 
-    def repeat(self) -> None:
+    def repeat(self, same: bool = False) -> None:
         """Run the step once more, right after a call, between which nothing but numbers has changed: nothing is checked.
 
         Whoever repeats steps calls `count_change` after the last one. The rule must have no reductions.
+
+        Args:
+            same: that `hyper` is as it was.
         """
         for group in self._groups:
-            group.run(self.hyper)
+            if same and not (group.sources or group.copied):
+                group.execute()
+            else:
+                group.run(self.hyper)
 
     def count_change(self) -> None:
         """So that autograd notices, if a graph from before the step is still in use."""
@@ -898,7 +904,7 @@ def _group_key(
 ) -> tuple[Any, ...]:
     tensors = [weight, *states] + ([] if gradient is None else [gradient]) + ([] if master is None else [master])
     # Strides other than the weight's mean that a fresh copy is made, and fresh memory is aligned.
-    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+    aligned = not reduce(operator.or_, map(_data_ptr, tensors)) & 15
     return (
         weight.device,
         weight.dtype,

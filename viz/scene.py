@@ -514,6 +514,8 @@ class Scene:
         places: dict[int, int] = {}
 
         def plain(value: Any) -> Any:
+            if type(value) in (str, float, int, bool):  # most are
+                return value
             if isinstance(value, np.ndarray):
                 if value.dtype == object:
                     return value.tolist()
@@ -522,17 +524,17 @@ class Scene:
                     buffers.append(np.ascontiguousarray(value).reshape(value.shape))  # which has made [1] of []
                 return {"array": places[id(value)]}
             if isinstance(value, (Layer, Panel, Axis, Control, Button, Click)):
-                named = {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+                named = {name: plain(getattr(value, name)) for name in _field_names(type(value))}
                 if isinstance(value, Layer):
                     named["kind"] = type(value).__name__.lower()
                 if isinstance(value, Image):
-                    named["colours"] = {theme: _colours(value.palette, theme).tobytes().hex() for theme in THEMES}
+                    named["colours"] = {theme: _colours_in_hex(value.palette, theme) for theme in THEMES}
                 return named
             if isinstance(value, (list, tuple)):
                 return [plain(each) for each in value]
             return value.item() if isinstance(value, np.generic) else value
 
-        header: dict[str, Any] = {"format": FORMAT} | {each.name: plain(getattr(self, each.name)) for each in fields(self)}
+        header: dict[str, Any] = {"format": FORMAT} | {name: plain(getattr(self, name)) for name in _field_names(Scene)}
         header["style"] = {"dashes": [[] if dash == "-" else list(dash[1]) for dash in DASHES]}
         header["style"] |= {name: asdict(theme) for name, theme in THEMES.items()}
         header["arrays"], start = [], 0
@@ -544,6 +546,16 @@ class Scene:
         for array in buffers:
             parts += [array.tobytes(), bytes(-array.nbytes % 8)]
         return b"".join(parts)
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind))
+
+
+@cache
+def _colours_in_hex(palette: str, theme: str) -> str:
+    return _colours(palette, theme).tobytes().hex()
 
 
 @cache

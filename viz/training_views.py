@@ -320,10 +320,9 @@ class WeightsView(OneRunView):
             panels.append(norms)
         cosine = self.run.tensors.get("cosine")
         if cosine is not None and len(cosine):
-            curve = cosine.curve()
-            x, means = _thinned(curve)
+            x, means = cosine.means()
             line = Line(x, _drawable(rows.of("cosine", means).T), by=("layer",))
-            across = Axis.over("step", curve.first, curve.last, margin=0.01)
+            across = Axis.over("step", x, margin=0.01)
             vertical = Axis("cosine of gradient and update", -1.05, 1.05)
             panels.append(Panel(across, vertical, [Mark([0.0], "y", style="grid"), line]))
         if followed:
@@ -367,6 +366,7 @@ class Rows:
         numbers = {name: i for i, name in enumerate(self.names)}
         self._row = np.array([numbers[key] for key in keys], dtype=np.int64)
         self._single = len(self.names) == len(keys)
+        self._members = (self._row[:, None] == np.arange(len(self.names))).astype(np.float64)
 
     def row_of(self, parameter: str) -> int:
         """The row that a parameter is in."""
@@ -378,8 +378,10 @@ class Rows:
         if self._single:
             return values
         there = np.isfinite(values)
-        filled = np.where(there, values, 0.0)
-        number = self._sums(there)
+        if there.all():
+            filled, number = values, self._members.sum(axis=0).reshape(-1, *[1] * (values.ndim - 2))
+        else:
+            filled, number = np.where(there, values, 0.0), self._sums(there)
         if quantity.endswith("_norm"):
             found = np.sqrt(self._sums(filled**2))
         elif quantity.endswith("_absmax") or quantity == "update_ratio":
@@ -393,8 +395,7 @@ class Rows:
         return np.where(number > 0, found, np.nan)
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
-        members = (self._row[:, None] == np.arange(len(self.names))).astype(np.float64)
-        return np.moveaxis(np.tensordot(values.astype(np.float64), members, (1, 0)), -1, 1)
+        return np.moveaxis(np.tensordot(values.astype(np.float64, copy=False), self._members, (1, 0)), -1, 1)
 
 
 def held(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -417,11 +418,10 @@ def norm_panel(run: Run, rows: Rows) -> Panel | None:
         series = run.tensors.get(f"{what}_norm")
         if series is None or not len(series):
             continue
-        curve = series.curve()
-        x, means = _thinned(curve)
+        x, means = series.means()
         y = _drawable(rows.of(f"{what}_norm", means).T)
-        layers.append(Line(x, y, by=("layer",), style=i, name=f"norm of the {what}", marker=len(curve.first) == 1))
-        ends += [curve.first[:1], curve.last[-1:]]
+        layers.append(Line(x, y, by=("layer",), style=i, name=f"norm of the {what}", marker=len(x) == 1))
+        ends.append(x[[0, -1]])
         values.append(y)
     if not layers:
         return None
@@ -434,10 +434,8 @@ def ratio_panel(run: Run) -> Panel | None:
     series = run.tensors.get("update_ratio")
     if series is None or not len(series):
         return None
-    curve = series.curve()
-    x, ratios = _thinned(curve) if curve.mean.shape[1] > MOST_NAMED else (_middle(curve), np.asarray(curve.mean, np.float64))
-    ends = np.array([x[0], x[-1]])
-    across = Axis.over("step", ends, margin=0.01)
+    x, ratios = series.means(512 if series.shape[0] > MOST_NAMED else POINTS)
+    across = Axis.over("step", x[[0, -1]], margin=0.01)
     layers: list[Layer] = [
         Band([across.low, across.high], [TARGET[0]] * 2, [TARGET[2]] * 2, style="quiet", alpha=0.13, name="usual"),
     ]
@@ -464,8 +462,8 @@ def _worst(run: Run) -> list[tuple[str, float]]:
     series = run.tensors.get("update_ratio")
     if series is None or not len(series):
         return []
-    ratios = series.curve().mean
-    late = np.asarray(ratios[len(ratios) // 2 :], dtype=np.float64)
+    _, ratios = series.means()
+    late = ratios[len(ratios) // 2 :]
     late = np.where(late > 0, late, np.nan)
     (typical,) = quantiles(late.T, (0.5,))
     order = sorted(np.flatnonzero(np.isfinite(typical)), key=lambda i: -abs(np.log10(typical[i] / TARGET[1])))
@@ -502,24 +500,6 @@ def _steps_per_point(curve: Curve) -> float:
 def _middle(curve: Curve) -> np.ndarray:
     middle: np.ndarray = (curve.first + curve.last) / 2
     return middle
-
-
-def _thinned(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and means of at most 512 points, for lines of which there is one for each tensor."""
-    each = -(-len(curve.first) // 512)
-    if each == 1:
-        return _middle(curve), curve.mean
-    starts = np.arange(0, len(curve.first), each)
-    whole = -(-len(curve.first) // each) * each - len(curve.first)
-    padded = np.pad(curve.mean, ((0, whole), *[(0, 0)] * (curve.mean.ndim - 1)), constant_values=np.nan)
-    parts = [padded[k::each] for k in range(each)]  # quicker than reduceat, which goes through each column by itself
-    number, total = np.zeros(parts[0].shape, np.int64), np.zeros(parts[0].shape)
-    for part in parts:
-        there = np.isfinite(part)
-        number += there
-        total += np.where(there, part, 0)
-    means = np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
-    return (curve.first[starts] + curve.last[np.append(starts[1:], len(curve.last)) - 1]) / 2, means
 
 
 def _drawable(values: np.ndarray) -> np.ndarray:

@@ -52,6 +52,32 @@ def test_blocks_hold_what_numpy_finds_in_all_values(count, chunks, shape):
         np.testing.assert_allclose(curve.mean[i], np.ma.filled(mean, np.nan), rtol=1e-12)
 
 
+@pytest.mark.parametrize("most", [1, 10, 512, POINTS])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_means_of_a_few_points_follow_a_series_that_grows(most, shape):
+    """Also what was found when the series was shorter: only what is new since then is looked at."""
+    rng = np.random.default_rng(most)
+    values = rng.normal(size=(9000, *shape))
+    values[rng.random(values.shape) < 0.3] = np.nan
+    series, start, kept = Series(shape), 0, []
+    while start < len(values):
+        stop = start + int(rng.integers(1, 900))
+        series.extend(np.arange(start, min(stop, len(values))) + 1, values[start:stop])
+        start = stop
+        middle, means = series.means(most)
+        curve = series.curve()
+        each = -(-len(curve.mean) // most)
+        parts = [slice(k, k + each) for k in range(0, len(curve.mean), each)]
+        assert len(means) == len(parts) <= most
+        assert middle.tolist() == [(curve.first[part][0] + curve.last[part][-1]) / 2 for part in parts]
+        for i in {*range(0, len(parts), 37), len(parts) - 1}:
+            mean = np.ma.masked_invalid(curve.mean[parts[i]]).mean(axis=0)
+            np.testing.assert_allclose(means[i], np.ma.filled(mean, np.nan), rtol=1e-12)
+        kept.append((means, means.copy()))
+    for means, then in kept[-5:]:
+        np.testing.assert_array_equal(means, then)
+
+
 @pytest.mark.parametrize("count", [5, 63, 2048, 3000, 9000])
 def test_the_last_values_are_there_as_they_were(count):
     rng = np.random.default_rng(0)

@@ -404,10 +404,10 @@ class RuleOptimizer(Optimizer):
     def row(self, t: int, lr: float, wd: float, index: Index | None = None, rule: Rule | None = None) -> list[float]:
         """All hyper-parameters of the rule, or of `composed_rule`, in its order, after `rescale_grad`."""
         rule = self.composed_rule if rule is None else rule
-        decoupled_decay = lr * wd
+        decay = decoupled_decay = lr * wd
         if self.decoupled_wd:
-            wd = 0.0
-        values = {"lr": lr, "wd": wd, "decay": lr * wd, "decoupled_decay": decoupled_decay}
+            wd, decay = 0.0, lr * 0.0
+        values = {"lr": lr, "wd": wd, "decay": decay, "decoupled_decay": decoupled_decay}
         values["clip"] = self.clip_gradient or math.inf
         if self.lookahead is not None:
             values["sync"] = float((t - self.begin_num_update) % self.lookahead == 0)
