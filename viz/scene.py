@@ -524,7 +524,8 @@ class Scene:
                     buffers.append(np.ascontiguousarray(value).reshape(value.shape))  # which has made [1] of []
                 return {"array": places[id(value)]}
             if isinstance(value, (Layer, Panel, Axis, Control, Button, Click)):
-                named = {name: plain(getattr(value, name)) for name in _field_names(type(value))}
+                kind: Any = type(value)
+                named = {name: plain(getattr(value, name)) for name in _field_names(kind)}
                 if isinstance(value, Layer):
                     named["kind"] = type(value).__name__.lower()
                 if isinstance(value, Image):
@@ -549,7 +550,7 @@ class Scene:
 
 
 @cache
-def _field_names(kind: type) -> tuple[str, ...]:
+def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(each.name for each in fields(kind))
 
 
