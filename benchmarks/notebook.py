@@ -1,6 +1,6 @@
 """Times what the notebook side waits for: races, basin maps, sweeps, pictures, what recording costs, long runs.
 
-    python benchmarks/notebook.py                  all of it, about four minutes on two cores
+    python benchmarks/notebook.py                  all of it, about seven minutes on two cores
     python benchmarks/notebook.py --only sweep     some of the parts
     python benchmarks/notebook.py --out FILE       write JSON, too; of a file that is there, only the parts that are timed
                                                    change
@@ -14,6 +14,8 @@ The parts:
                 `torch.optim` optimizer for all, which gives all of them the same rate
     pictures    redrawing by `viz.picture.Picture` beside matplotlib as notebooks commonly use it, see notebook_pictures.py
     dashboard   a frame of a live dashboard, from a new step to the bytes that a browser gets
+    live        training that is recorded, by itself and with a dashboard of it that `LiveLoop` keeps up to date at 4 frames a
+                second, on both tiers of widgets; no page is open, but all that one would get is made
     curves      100,000 recorded steps as a picture
     recorder    training steps of a small GPT-2 in its 148 tensors, recorded at the default interval and not
 
@@ -30,7 +32,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,9 +45,9 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import tristep
-from tristep import Trainer
+from tristep import Trainer, viz
 from tristep.demo import load, make_batches, network
-from tristep.viz import Dashboard, LossView, Recorder, Run, TrajectoryView, basin_map, simulate
+from tristep.viz import Dashboard, FrameBudget, LiveLoop, LossView, Recorder, Run, TrajectoryView, basin_map, simulate
 from tristep.viz.recorder import QUANTITIES
 from tristep.viz.simulate import RATES, Simulation
 
@@ -186,6 +188,22 @@ def dashboard() -> list[Row]:
     return rows
 
 
+def live() -> list[Row]:
+    """The same steps by a plain loop and by a `LiveLoop` with a dashboard, in turns; each with a model of its own."""
+    rows = []
+    for name, make, steps in (("the demo's network", demo_steps, 600), ("GPT-2's 148 tensors", gpt2_steps, 24)):
+        trainings = {way: Watched(*make(), steps, way) for way in ("plain", "canvas", "widgets")}
+        times = in_turns({way: each.run for way, each in trainings.items()}, 3)
+        plain = times["plain"]
+        rows.append(row(f"{steps} training steps, {name}, recorded", plain, "s"))
+        for way, words in (("canvas", "as data for a canvas"), ("widgets", "as PNG for ipywidgets")):
+            more = Time(*(a - b for a, b in zip(times[way], plain, strict=True)))
+            rows.append(row(f"what a live dashboard adds, {name}, {words}", more, "of it", by=plain, goal=0.05))
+            rate = {"clock": trainings[way].frames / times[way].clock, "processor": trainings[way].frames / times[way].processor}
+            rows.append({"what": f"frames made of it, {name}, {words}, the fewest of a run", **rate, "unit": "a second"})
+    return rows
+
+
 def curves() -> list[Row]:
     run = long_run(100_000, 12)
     with tempfile.TemporaryDirectory() as folder:
@@ -272,6 +290,78 @@ def add(run: Run, steps: np.ndarray) -> None:
         run.add_scalars(step, {"loss": 3 / step**0.3 + 0.1 * noise, "learning_rate": 1e-3})
 
 
+class Watched:
+    """Training steps with a recorder, by a plain loop or with a live dashboard on a tier of widgets.
+
+    Attributes:
+        frames: how many the dashboard's widget has got in a run, the fewest of all.
+    """
+
+    def __init__(self, step: Callable[[], torch.Tensor], trainer: Trainer, steps: int, tier: str) -> None:
+        self._step, self._trainer, self._steps = step, trainer, steps
+        self._recorder = Recorder(trainer)
+        self.frames = steps
+        self._made = 0
+        self._view: Dashboard | None = None
+        if tier != "plain":
+            viz.use(tier)
+            self._view = Dashboard(self._recorder, budget=FrameBudget(most=4))
+            widget = self._view.widget()
+            shown, trait = (widget, "payload") if tier == "canvas" else (widget.children[0], "value")
+            shown.observe(self._count, trait)
+
+    def run(self) -> None:
+        if self._view is None:
+            for loss in self._losses():
+                self._recorder.step(loss=loss)
+            return
+        self._made = 0
+        LiveLoop(self._losses, trainer=self._trainer, recorder=self._recorder, view=self._view, mode="block").start()
+        self.frames = min(self.frames, self._made)
+
+    def _losses(self) -> Iterator[torch.Tensor]:
+        for _ in range(self._steps):
+            yield self._step()
+
+    def _count(self, change: object) -> None:
+        self._made += 1
+
+
+def demo_steps() -> tuple[Callable[[], torch.Tensor], Trainer]:
+    """A function that takes a step of the demo's training, and the trainer."""
+    torch.manual_seed(0)
+    net, data = network(), load(torch.device("cpu"))
+    trainer = Trainer(net, "adam", {"learning_rate": 1e-3})
+    batches = itertools.cycle([(data["images"][each], data["labels"][each]) for each in make_batches(2)])
+
+    def step() -> torch.Tensor:
+        images, labels = next(batches)
+        loss = cross_entropy(net(images), labels)
+        trainer.zero_grad()
+        loss.backward()
+        trainer.step(1)
+        return loss
+
+    return step, trainer
+
+
+def gpt2_steps() -> tuple[Callable[[], torch.Tensor], Trainer]:
+    """A function that takes a step of a small GPT-2, and the trainer."""
+    torch.manual_seed(0)
+    net = SmallGPT2()
+    tokens = torch.randint(VOCABULARY, (4, 129))
+    trainer = Trainer(net, "adamw", {"learning_rate": 1e-4})
+
+    def step() -> torch.Tensor:
+        loss = cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        trainer.zero_grad()
+        loss.backward()
+        trainer.step(1)
+        return loss
+
+    return step, trainer
+
+
 def training(by: str, recorded: bool) -> Callable[[], object]:
     """A function that takes 16 steps of a small GPT-2."""
     torch.manual_seed(0)
@@ -354,6 +444,7 @@ PARTS: dict[str, Callable[[], list[Row]]] = {
     "sweep": sweep,
     "pictures": pictures,
     "dashboard": dashboard,
+    "live": live,
     "curves": curves,
     "recorder": recorder,
 }

@@ -162,10 +162,16 @@ class Telemetry:
             raise KeyError(f"{quantity!r} is not recorded: these are {', '.join(map(repr, self.quantities))}.{hint}")
         return self._all(self._arrived())[quantity]
 
-    def read(self) -> dict[str, np.ndarray]:
-        """All arrays by quantity, and "steps", of one moment: a step that arrives meanwhile is in none of them."""
+    def read(self, after: int = 0) -> dict[str, np.ndarray]:
+        """All arrays by quantity, and "steps", of one moment: a step that arrives meanwhile is in none of them.
+
+        Args:
+            after: leave out the steps up to this one, which have been read before, say.
+        """
         steps = self._arrived()
-        return {"steps": self._step_numbers(steps)} | self._all(steps)
+        numbers = self._step_numbers(steps)
+        known = int(np.searchsorted(numbers, after, side="right"))
+        return {"steps": numbers[known:]} | self._all(steps[known:])
 
     def latest(self) -> dict[str, dict[str, Any]]:
         """The quantities of the last step that arrived, by name of the parameter; empty before the first."""

@@ -496,7 +496,8 @@ class LiveLoop:
                 self._take_step(turn)
                 now = self._clock()
                 if now >= end or (until is not None and now >= until):
-                    if self._waiting_for_device == 0 or self._waiting_for_device > MOST_WAITING:
+                    # A recorder looks at what it has by itself, as often as is worth it.
+                    if self.recorder is None and not 0 < self._waiting_for_device <= MOST_WAITING:
                         with self._at_rest():
                             self._flush()
                     self._refresh()

@@ -281,18 +281,17 @@ class _OfTrainer:
     def read_into(self, run: Run) -> None:
         # In the order of steps: what comes after a step that is still on its way waits for it.
         found, bound = [], None
-        for telemetry in self._telemetries():
-            arrays = telemetry.read()
+        for i, telemetry in enumerate(self._telemetries()):
+            arrays = telemetry.read(after=self._read[i])
             if telemetry.pending:
-                last = int(arrays["steps"][-1]) if len(arrays["steps"]) else 0
+                last = int(arrays["steps"].max(initial=self._read[i]))
                 bound = last if bound is None else min(bound, last)
             found.append(arrays)
         for i, arrays in enumerate(found):
-            new = arrays["steps"] > self._read[i]
             if bound is not None:
-                new &= arrays["steps"] <= bound
-            found[i] = {name: array[new] for name, array in arrays.items()}
-            self._read[i] = max(self._read[i], int(found[i]["steps"].max(initial=0)))
+                known = arrays["steps"] <= bound
+                found[i] = arrays = {name: array[known] for name, array in arrays.items()}
+            self._read[i] = int(arrays["steps"].max(initial=self._read[i]))
         steps = np.concatenate([arrays["steps"] for arrays in found])
         if len(steps):
             order = np.argsort(steps)
