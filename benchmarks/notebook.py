@@ -14,8 +14,8 @@ The parts:
                 `torch.optim` optimizer for all, which gives all of them the same rate
     pictures    redrawing by `viz.picture.Picture` beside matplotlib as notebooks commonly use it, see notebook_pictures.py
     dashboard   a frame of a live dashboard, from a new step to the bytes that a browser gets
-    live        training that is recorded, by itself and with a dashboard of it that `LiveLoop` keeps up to date at 4 frames a
-                second, on both tiers of widgets; no page is open, but all that one would get is made
+    live        training that is recorded, by itself and with a dashboard of it, which `LiveLoop` draws anew 4 times a second
+                at most, on both tiers of widgets; no page is open, but all that one would get is made
     curves      100,000 recorded steps as a picture
     recorder    training steps of a small GPT-2 in its 148 tensors, recorded at the default interval and not
 
@@ -33,6 +33,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,8 +200,8 @@ def live() -> list[Row]:
         for way, words in (("canvas", "as data for a canvas"), ("widgets", "as PNG for ipywidgets")):
             more = Time(*(a - b for a, b in zip(times[way], plain, strict=True)))
             rows.append(row(f"what a live dashboard adds, {name}, {words}", more, "of it", by=plain, goal=0.05))
-            rate = {"clock": trainings[way].frames / times[way].clock, "processor": trainings[way].frames / times[way].processor}
-            rows.append({"what": f"frames made of it, {name}, {words}, the fewest of a run", **rate, "unit": "a second"})
+            rate = Time(*(trainings[way].frames / seconds for seconds in times[way]))
+            rows.append(row(f"frames of it, {name}, {words}, the fewest of a run", rate, "a second"))
     return rows
 
 
@@ -345,42 +346,37 @@ def demo_steps() -> tuple[Callable[[], torch.Tensor], Trainer]:
     return step, trainer
 
 
-def gpt2_steps() -> tuple[Callable[[], torch.Tensor], Trainer]:
-    """A function that takes a step of a small GPT-2, and the trainer."""
+def gpt2_steps(by: str = "Trainer") -> tuple[Callable[[], torch.Tensor], Any]:
+    """A function that takes a step of a small GPT-2, and the trainer or torch's optimizer."""
     torch.manual_seed(0)
     net = SmallGPT2()
     tokens = torch.randint(VOCABULARY, (4, 129))
-    trainer = Trainer(net, "adamw", {"learning_rate": 1e-4})
+    source: Any
+    if by == "Trainer":
+        source = Trainer(net, "adamw", {"learning_rate": 1e-4})
+        update = partial(source.step, 1)
+    else:
+        source = torch.optim.AdamW(net.parameters(), lr=1e-4)
+        update = source.step
 
     def step() -> torch.Tensor:
         loss = cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        trainer.zero_grad()
+        source.zero_grad()
         loss.backward()
-        trainer.step(1)
+        update()
         return loss
 
-    return step, trainer
+    return step, source
 
 
 def training(by: str, recorded: bool) -> Callable[[], object]:
     """A function that takes 16 steps of a small GPT-2."""
-    torch.manual_seed(0)
-    net = SmallGPT2()
-    tokens = torch.randint(VOCABULARY, (4, 129))
-    trainer = Trainer(net, "adamw", {"learning_rate": 1e-4}) if by == "Trainer" else None
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4) if trainer is None else None
-    source: Any = optimizer if trainer is None else trainer
+    step, source = gpt2_steps(by)
     note = Recorder(source) if recorded else None
 
     def steps() -> None:
         for _ in range(16):
-            loss = cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-            source.zero_grad()
-            loss.backward()
-            if trainer is not None:
-                trainer.step(1)
-            else:
-                source.step()
+            loss = step()
             if note is not None:
                 note.step(loss=loss)
             else:

@@ -208,7 +208,11 @@ def _timed(browser: Any, name: str, keys: int) -> dict[str, Any]:
         if k:  # the first one also pays for what is made once
             painted.append(round(times[0], 2))
             frames.append(round(times[1], 2))
-    found = {"ms": round(statistics.median(painted), 2), "most ms": max(painted), "frame ms": round(statistics.median(frames), 2)}
+    found = {
+        "ms": round(statistics.median(painted), 2),
+        "most ms": max(painted),
+        "frame ms": round(statistics.median(frames), 2),
+    }
     return found | ({"goal ms": GOALS[name]} if name in GOALS else {}) | {"every": painted, "every frame": frames}
 
 

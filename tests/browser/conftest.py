@@ -475,9 +475,9 @@ def kernel(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def shared(lab: Lab, browser: Browser) -> Callable[[str, str], Notebook]:
-    """A function that opens an empty notebook with a kernel that is kept: (name, kernel)."""
-    return lambda name, kernel=KERNEL: Notebook(lab, browser, name, [], kernel)
+def shared(lab: Lab, browser: Browser) -> Callable[..., Notebook]:
+    """A function that opens an empty notebook, by default with the present kernel, which has seen other tests before."""
+    return lambda kernel=KERNEL: Notebook(lab, browser, f"shared-{kernel}", [], kernel)
 
 
 @pytest.fixture

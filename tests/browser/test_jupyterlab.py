@@ -23,19 +23,24 @@ def scene(height, title="paths"):
 """
 
 
-def test_keys_change_the_picture_and_a_click_tells_python_where(notebook, browser):
-    book = notebook(
-        SCENE,
-        """
-        import ipywidgets
-        said = ipywidgets.Label("nothing yet")
-        widget = SceneWidget(scene(8).to_bytes(), lambda event: setattr(said, "value", repr(event)))
-        widget
-        """.replace("\n        ", "\n"),
-        "said",
-        "from IPython.display import display\ndisplay(SceneWidget(scene(3, 'a second view').to_bytes()))",
-    )
-    book.run_all()
+@pytest.fixture
+def book(shared):
+    """A notebook that knows what a scene is."""
+    opened = shared()
+    opened.run(SCENE)
+    return opened
+
+
+def test_keys_change_the_picture_and_a_click_tells_python_where(book, browser):
+    code = """
+    import ipywidgets
+    said = ipywidgets.Label("nothing yet")
+    widget = SceneWidget(scene(8).to_bytes(), lambda event: setattr(said, "value", repr(event)))
+    widget
+    """
+    book.run(code)
+    book.run("said")
+    book.run("second = SceneWidget(scene(3, 'a second view').to_bytes())\nsecond")
     canvas = browser.find(".tristep-picture canvas")
     slider = browser.find(".tristep input[type=range]")
     before = browser.digest()
@@ -56,32 +61,30 @@ def test_keys_change_the_picture_and_a_click_tells_python_where(notebook, browse
     browser.find("button[data-button=stop]").click()
     book.says(r"\{'kind': 'button', 'name': 'stop'\}")
     browser.keep("jupyterlab")
+    book.run("widget.close(); second.close()")
 
 
-def test_a_running_task_changes_the_picture_and_leaves_the_controls_alone(notebook, browser):
-    book = notebook(
-        SCENE,
-        """
-        import asyncio
-        import time
-        widget = SceneWidget(scene(8, "step 0").to_bytes())
-        steps = 0
+def test_a_running_task_changes_the_picture_and_leaves_the_controls_alone(book, browser):
+    code = """
+    import asyncio
+    import time
+    widget = SceneWidget(scene(8, "step 0").to_bytes())
+    steps = 0
 
-        async def train():
-            global steps
-            shown = 0.0
-            while True:
-                steps += 1
-                if time.monotonic() > shown + 0.1:
-                    widget.payload = scene(2 + steps % 7, f"step {steps}").to_bytes()
-                    shown = time.monotonic()
-                await asyncio.sleep(0)
+    async def train():
+        global steps
+        shown = 0.0
+        while True:
+            steps += 1
+            if time.monotonic() > shown + 0.1:
+                widget.payload = scene(2 + steps % 7, f"step {steps}").to_bytes()
+                shown = time.monotonic()
+            await asyncio.sleep(0)
 
-        task = asyncio.create_task(train())
-        widget
-        """.replace("\n        ", "\n"),
-    )
-    book.run_all()
+    task = asyncio.create_task(train())
+    widget
+    """
+    book.run(code)
     slider = browser.find(".tristep input[type=range]")
     browser.keys(slider, RIGHT)
     first = int(book.says(r"step (\d+)")[1])
@@ -90,11 +93,11 @@ def test_a_running_task_changes_the_picture_and_leaves_the_controls_alone(notebo
     assert slider.get_attribute("aria-valuetext") == "1"
     assert browser.run("return document.activeElement === arguments[0]", slider)
     browser.keep("jupyterlab-task")
+    book.run("task.cancel(); widget.close()")
 
 
-def test_the_notebooks_theme_is_followed_at_once(notebook, browser):
-    book = notebook(SCENE, "SceneWidget(scene(8).to_bytes())")
-    book.run_all()
+def test_the_notebooks_theme_is_followed_at_once(book, browser):
+    book.run("widget = SceneWidget(scene(8).to_bytes())\nwidget")
     browser.find(".tristep-picture canvas")
     light = browser.pixels()[1, 1].tolist()
     change = (
@@ -106,3 +109,4 @@ def test_the_notebooks_theme_is_followed_at_once(notebook, browser):
     browser.driver.execute_async_script(change, "JupyterLab Light")
     browser.until(lambda: browser.pixels()[1, 1].tolist() == light, "the light theme's background")
     assert light == [255, 255, 255]
+    book.run("widget.close()")

@@ -83,7 +83,7 @@ class Seen:
 
 
 def test_a_loop_is_watched_and_steered(shared, browser, kernel, tier):
-    book = shared(f"live-{kernel}", kernel)
+    book = shared(kernel)
     version = book.run(BEGIN.format(tier=tier)).strip()
     assert version.split(".")[0] == ("6" if "6" in kernel else "7")
     book.run(TRAINING, "loop")

@@ -28,8 +28,7 @@ race
 
 @pytest.fixture
 def book(shared):
-    """An empty notebook; its kernel has seen the tests before."""
-    return shared("views")
+    return shared()
 
 
 def test_a_race_on_a_canvas(book, browser):

@@ -108,6 +108,10 @@ def test_reading_in_several_ways(engine, device):
     assert list(found) == ["steps", *telemetry.quantities]
     for quantity in telemetry.quantities:
         np.testing.assert_array_equal(found[quantity], telemetry[quantity])
+    for after in range(3):
+        for name, array in telemetry.read(after=after).items():
+            np.testing.assert_array_equal(array, found[name][after:])
+            assert array.shape == (2 - after, *found[name].shape[1:])
     latest = telemetry.latest()
     assert list(latest) == telemetry.names
     assert latest["2.bias"]["update_norm"] == found["update_norm"][-1, 3]

@@ -646,6 +646,24 @@ def test_a_view_may_draw_every_20_milliseconds_and_at_each_pause(mode):
     assert view.refreshed == [*range(24, 300, 24), 300, *range(324, 600, 24), 600]
 
 
+def test_a_recorder_is_not_looked_at_between_its_own_looks(monkeypatch):
+    looks = []
+
+    class Watched(Recorder):
+        def look(self):
+            looks.append(loop.n_steps)
+            super().look()
+
+    monkeypatch.setattr("tristep.viz.recorder.SECONDS", float("inf"))
+    training = Training()
+    loop = training.loop(training.step, recorder=Watched(training.trainer), mode="block")
+    now = iter(range(10**6))
+    loop._clock = lambda: next(now)  # every step is a slice
+    loop.step(20)
+    assert looks == [20]
+    assert loop.run.scalars["loss"].last_step == 20
+
+
 def test_a_view_that_cannot_be_drawn_does_not_end_training():
     class Broken(Watching):
         def refresh(self):
