@@ -15,6 +15,8 @@ BEGIN = """
 import json, ipykernel, torch, tristep
 from tristep import viz
 viz.use({tier!r})
+if "loop" in globals():  # of another test, which may have failed
+    loop.stop()
 print(ipykernel.__version__)
 """
 TRAINING = """
@@ -70,9 +72,15 @@ class Seen:
         return element.get_attribute("aria-label" if self.canvas else "title")
 
     def press(self, label):
-        buttons = self.browser.driver.find_elements("css selector", f"{self.cell} button")
-        (button,) = [each for each in buttons if each.text == label]
-        self.browser.run("arguments[0].scrollIntoView({block: 'center'})", button)
+        # JupyterLab takes cells out of the page that are out of sight: it is asked for again when it can be seen.
+        script = (
+            "const [cell, label, done] = arguments;"
+            "const find = () => [...document.querySelectorAll(`${cell} button`)].filter((each) => each.innerText === label);"
+            "find()[0]?.scrollIntoView({block: 'center'});"
+            "requestAnimationFrame(() => requestAnimationFrame(() => done(find())))"
+        )
+        ask = self.browser.driver.execute_async_script
+        (button,) = self.browser.until(lambda: ask(script, self.cell, label), f"the button {label!r}")
         button.click()
 
     def slider(self):
