@@ -200,8 +200,8 @@ def live() -> list[Row]:
         for way, words in (("canvas", "as data for a canvas"), ("widgets", "as PNG for ipywidgets")):
             more = Time(*(a - b for a, b in zip(times[way], plain, strict=True)))
             rows.append(row(f"what a live dashboard adds, {name}, {words}", more, "of it", by=plain, goal=0.05))
-            rate = Time(*(trainings[way].frames / seconds for seconds in times[way]))
-            rows.append(row(f"frames of it, {name}, {words}, the fewest of a run", rate, "a second"))
+            fewest = Time(*map(min, zip(*trainings[way].rates[1:], strict=True)))
+            rows.append(row(f"frames of it, {name}, {words}, the fewest of a run", fewest, "a second"))
     return rows
 
 
@@ -295,13 +295,13 @@ class Watched:
     """Training steps with a recorder, by a plain loop or with a live dashboard on a tier of widgets.
 
     Attributes:
-        frames: how many the dashboard's widget has got in a run, the fewest of all.
+        rates: of each run with a dashboard, how many frames its widget has got in a second.
     """
 
     def __init__(self, step: Callable[[], torch.Tensor], trainer: Trainer, steps: int, tier: str) -> None:
         self._step, self._trainer, self._steps = step, trainer, steps
         self._recorder = Recorder(trainer)
-        self.frames = steps
+        self.rates: list[Time] = []
         self._made = 0
         self._view: Dashboard | None = None
         if tier != "plain":
@@ -316,9 +316,10 @@ class Watched:
             for loss in self._losses():
                 self._recorder.step(loss=loss)
             return
-        self._made = 0
+        self._made, clock, processor = 0, time.perf_counter(), time.process_time()
         LiveLoop(self._losses, trainer=self._trainer, recorder=self._recorder, view=self._view, mode="block").start()
-        self.frames = min(self.frames, self._made)
+        took = Time(time.perf_counter() - clock, time.process_time() - processor)
+        self.rates.append(Time(*(self._made / seconds for seconds in took)))
 
     def _losses(self) -> Iterator[torch.Tensor]:
         for _ in range(self._steps):
