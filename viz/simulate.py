@@ -11,7 +11,6 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -42,7 +41,7 @@ __all__ = [
 RATES = tuple(np.logspace(-4, 1, 41).tolist())  # among which a best one is looked for; eight in a decade
 FAR = 100.0  # times half the drawn width from its middle: who gets there has diverged
 ASTRAY = 2.0  # the same for `best_rates`, where that would be no good rate even if the path comes back
-CHUNK = 8192  # points of a basin map at a time; all that a step touches then stays in the second-level cache
+CHUNK = 16384  # points of a basin map at a time: what a step touches is to stay in a cache, but numpy's calls have a price
 EVERY = 4  # steps of a basin map between two looks at who has arrived
 
 
@@ -348,46 +347,35 @@ def basin_map(
     snapshots: list[list[np.ndarray]] = [[] for _ in parts]
     noise = _noise(where, seed, steps, len(starts))
 
-    def follow(mine: Sequence[int]) -> None:
-        """Run some of the parts, one after the other."""
-        runner: _Runner | None = None
-        for k in mine:
-            part = parts[k]
-            chunk = starts[part]
-            away = np.ones((len(where.minima), len(chunk)), bool)  # whether it has never been near
-            count = len(chunk)
-            if runner is None or count != runner.size or not runner.restart(chunk):
-                own = entrant()
-                if own.together is None:
-                    runner = _OneByOne(own.trainings, chunk)
-                else:
-                    runner = _Trainings(own.trainings, chunk, own.together, engine)
-                evaluate, near_one = where.evaluator((count,)), _Near(count, near)
-                x, y = np.empty(count, np.float32), np.empty(count, np.float32)
-            for t in range(steps + 1):
-                runner.read(x, y)
-                if t % EVERY == 0 or t == steps:
-                    for minimum, never, looked in zip(where.minima, away, waited[:, part], strict=True):
-                        np.greater(never, near_one(x, y, minimum), out=never)  # it was never near, and is not now
-                        np.add(looked, never, out=looked)
-                    if not where.minima:
-                        snapshots[k].append(np.stack([x, y]))
-                if t == steps:
-                    break
-                _, dx, dy = evaluate(x, y)
-                if noise is not None:
-                    dx, dy = dx + noise[t, 0, part], dy + noise[t, 1, part]
-                runner.step(dx, dy)
-            ends[part, 0], ends[part, 1] = x, y
+    runner: _Runner | None = None
+    for k, part in enumerate(parts):
+        chunk = starts[part]
+        away = np.ones((len(where.minima), len(chunk)), bool)  # whether it has never been near
+        count = len(chunk)
+        if runner is None or count != runner.size or not runner.restart(chunk):
+            own = entrant()
+            if own.together is None:
+                runner = _OneByOne(own.trainings, chunk)
+            else:
+                runner = _Trainings(own.trainings, chunk, own.together, engine)
+            evaluate, near_one = where.evaluator((count,)), _Near(count, near)
+            x, y = np.empty(count, np.float32), np.empty(count, np.float32)
+        for t in range(steps + 1):
+            runner.read(x, y)
+            if t % EVERY == 0 or t == steps:
+                for minimum, never, looked in zip(where.minima, away, waited[:, part], strict=True):
+                    np.greater(never, near_one(x, y, minimum), out=never)  # it was never near, and is not now
+                    np.add(looked, never, out=looked)
+                if not where.minima:
+                    snapshots[k].append(np.stack([x, y]))
+            if t == steps:
+                break
+            _, dx, dy = evaluate(x, y)
+            if noise is not None:
+                dx, dy = dx + noise[t, 0, part], dy + noise[t, 1, part]
+            runner.step(dx, dy)
+        ends[part, 0], ends[part, 1] = x, y
 
-    # Loops over many numbers let another thread run meanwhile; what others have written may not be made for two threads.
-    plain = isinstance(where.expression, str) and entrant().together is not None
-    threads = min(torch.get_num_threads(), len(parts)) if plain else 1
-    if threads == 1:
-        follow(range(len(parts)))
-    else:
-        with ThreadPoolExecutor(threads, thread_name_prefix="tristep") as pool:
-            list(pool.map(follow, [range(k, len(parts), threads) for k in range(threads)]))
     minima, arrivals = where.minima, np.append(looks, steps + 1)[waited].astype(np.int32)
     if not minima:
         minima = _found_minima(where, starts, ends, near)
