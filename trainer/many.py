@@ -512,6 +512,18 @@ class _Group:
                 yield updater, k
 
 
+class _NoNumber:
+    """In the place of a number, to find out whether it is looked at: nothing can be done with it, not even a comparison."""
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("this stands for a number that is not known")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        raise TypeError("this stands for a number that is not known")
+
+
 class _ForAll:
     """One optimizer in the place of several: its numbers are arrays of theirs where they differ.
 
@@ -558,7 +570,7 @@ class _ForAll:
         if self._one.carries or any(getattr(type(self._one), name) is not getattr(RuleOptimizer, name) for name in kept):
             return False
         one: Any = copy.copy(self._one)
-        number: Any = object()
+        number: Any = _NoNumber()
         one.num_update = number
         before = dict(vars(one))
         try:

@@ -298,7 +298,11 @@ def test_rows_that_do_not_look_at_the_number_of_the_update_are_formed_once():
         def hyper(self, t, lr, wd):
             return super().hyper(t, lr, wd) if t > 2 else {}
 
-    for kind, more in ((Plain, 0), (Late, 4)):
+    class First(Plain):
+        def hyper(self, t, lr, wd):
+            return super().hyper(t, lr, wd) | ({"wd": 0.5} if t == 1 else {})
+
+    for kind, more in ((Plain, 0), (Late, 4), (First, 4)):
         many, *others = both(lambda kind=kind: [kind(learning_rate=rate) for rate in RATES], steps=2)
         assert_equal(many, *others)
         asked.clear()
