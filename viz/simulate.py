@@ -340,7 +340,6 @@ def basin_map(
     xs, ys = np.linspace(*where.xlim, n, dtype=np.float32), np.linspace(*where.ylim, n, dtype=np.float32)
     starts = np.stack(np.meshgrid(xs, ys), axis=-1).reshape(-1, 2)
     ends = np.empty_like(starts)
-    entrant = functools.partial(_Entrant, label, {} if isinstance(optimizer, str) else optimizer, [{}], False)
     looks = np.array([t for t in range(steps + 1) if t % EVERY == 0 or t == steps])
     waited = np.zeros((len(where.minima), len(starts)), np.int32)  # looks until it was near
     parts = [slice(first, min(first + CHUNK, len(starts))) for first in range(0, len(starts), CHUNK)]
@@ -353,7 +352,7 @@ def basin_map(
         away = np.ones((len(where.minima), len(chunk)), bool)  # whether it has never been near
         count = len(chunk)
         if runner is None or count != runner.size or not runner.restart(chunk):
-            own = entrant()
+            own = _Entrant(label, {} if isinstance(optimizer, str) else optimizer, [{}], False)
             if own.together is None:
                 runner = _OneByOne(own.trainings, chunk)
             else:
