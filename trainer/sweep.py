@@ -11,13 +11,15 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.func import functional_call, vmap
+from torch.nn.functional import cross_entropy, log_softmax, nll_loss, softmax
+from torch.overrides import TorchFunctionMode
 
 from .arguments import choice, flag, whole
 from .fit import Metric, _metrics, _place, _unpack, evaluate
@@ -32,6 +34,7 @@ __all__ = ["Sweep", "sweep"]
 
 FORMAT = 1
 ONE_THREAD_BELOW = 2e8  # floating-point operations of a step in its products, some 10 ms of one core
+FEW = 16  # classes fill no vector of the processor
 
 
 @dataclass(repr=False)
@@ -250,13 +253,13 @@ def sweep(
     losses, states, per_epoch = train(models, optimizers, loss, _Batches(data, n_epochs, n_steps), engine)
 
     shape = tuple(map(len, axes.values()))
-    weights = {name: torch.stack([state[name] for state in states]).unflatten(0, shape) for name in states[0]}
+    weights = {name: each.unflatten(0, shape) for name, each in states.items()}
     done = Sweep(axes, losses.reshape(*shape, -1), per_epoch, {}, weights, make_model)
     if eval_data is not None:
         scores = []
-        for model, state in zip(models, states, strict=True):
+        for i, model in enumerate(models):
             own = copy.deepcopy(model)
-            own.load_state_dict(state)
+            own.load_state_dict({name: each[i] for name, each in states.items()})
             scores.append(evaluate(own, loss, eval_data, metrics))
         done.scores = {name: np.array([score[name] for score in scores]).reshape(shape) for name in scores[0]}
     return done
@@ -293,25 +296,27 @@ def _train_together(
     loss: Callable[[Any, Any], torch.Tensor],
     batches: _Batches,
     engine: str | None,
-) -> tuple[np.ndarray, list[dict[str, torch.Tensor]], int]:
-    """Losses [n, steps], the state_dict of each network, and the steps of an epoch."""
+) -> tuple[np.ndarray, dict[str, torch.Tensor], int]:
+    """Losses [n, steps], the networks' state_dicts, stacked, and the steps of an epoch."""
     first, place = copy.deepcopy(models[0]), _place(models[0])
     trained = [name for name, parameter in first.named_parameters() if parameter.requires_grad]
     if not trained:
         raise ValueError("make_model made a network without parameters to train")
-    tensors = [dict(model.named_parameters()) | dict(model.named_buffers()) for model in models]
+    of_each = {id(model): dict(model.named_parameters()) | dict(model.named_buffers()) for model in models}
+    tensors = [of_each[id(model)] for model in models]  # those of one seed are one object
     weights = {name: _stacked([each[name] for each in tensors]).requires_grad_() for name in trained}
     others = {name: torch.stack([each[name].detach() for each in tensors]) for name in tensors[0] if name not in weights}
     gradients = [_like(stacked) for stacked in weights.values()]
     for model, optimizer in zip(models, optimizers, strict=True):  # whose attributes lr_mult and wd_mult count
-        by_name = dict(model.named_parameters())
-        optimizer.param_dict = {k: by_name[name] for k, name in enumerate(trained)}
+        own = of_each[id(model)]
+        optimizer.param_dict = {k: own[name] for k, name in enumerate(trained)}
     rows = [list(row) for row in zip(*(stacked.detach().unbind() for stacked in weights.values()), strict=True)]
     many = Many(optimizers, rows, engine)
     given: Any = [list(row) for row in zip(*(each.unbind() for each in gradients), strict=True)]
 
     def one(own: dict[str, torch.Tensor], inputs: tuple[Any, ...], labels: Any) -> torch.Tensor:
-        return loss(functional_call(first, own, inputs), labels).mean()
+        with _FewClasses() if place.type == "cpu" else nullcontext():
+            return loss(functional_call(first, own, inputs), labels).mean()
 
     all_copies = vmap(one, in_dims=(0, None, None), randomness="different")
     losses: list[torch.Tensor] = []
@@ -335,8 +340,10 @@ def _train_together(
             many.step(given)
             given = None  # they are the same tensors from now on
             losses.append(values.detach())
-    stacked = {name: each.detach() for name, each in (weights | others).items()}
-    states = [{name: stacked[name][i].clone() for name in first.state_dict()} for i in range(len(models))]
+    stacked = {name: each.detach().contiguous() for name, each in (weights | others).items()}
+    # A tensor that is there by two names is stacked by the first.
+    names = {tensor: name for name, tensor in itertools.chain(first.named_parameters(), first.named_buffers())}
+    states = {name: stacked[names[tensor]] for name, tensor in first.state_dict(keep_vars=True).items()}
     return torch.stack(losses, dim=1).float().cpu().numpy(), states, batches.per_epoch
 
 
@@ -375,13 +382,45 @@ class _Threads:
         torch.set_num_threads(self._before)
 
 
+class _FewClasses(TorchFunctionMode):
+    """Takes softmax and its logarithm across another axis than the last where that one is short.
+
+    Along a last axis that is shorter than a vector of the processor, torch's softmax on a CPU takes ten times as long as
+    across one with others after it, and there are as many others as copies. The values are the same but for rounding.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is cross_entropy:
+            return _cross_entropy(*args, **kwargs)
+        if func in _SOFTMAX:
+            return _softmax(func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+
+_SOFTMAX = {softmax, torch.softmax, torch.Tensor.softmax, log_softmax, torch.log_softmax, torch.Tensor.log_softmax}
+
+
+def _softmax(func: Callable[..., torch.Tensor], input: torch.Tensor, dim: int | None = None, **named: Any) -> torch.Tensor:
+    if input.dim() < 2 or dim not in (-1, input.dim() - 1) or input.shape[-1] >= FEW:
+        return func(input, dim, **named)
+    return func(input.movedim(-1, 0).contiguous(), 0, **named).movedim(0, -1)
+
+
+def _cross_entropy(input: torch.Tensor, target: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    smoothed = named.get("label_smoothing", 0.0)
+    if others or smoothed or input.dim() != 2 or input.shape[-1] >= FEW or target.is_floating_point():
+        return cross_entropy(input, target, *others, **named)
+    return nll_loss(_softmax(log_softmax, input, -1), target, **{k: v for k, v in named.items() if k != "label_smoothing"})
+
+
 def _train_apart(
     models: Sequence[torch.nn.Module],
     optimizers: Sequence[Optimizer],
     loss: Callable[[Any, Any], torch.Tensor],
     batches: _Batches,
     engine: str | None,
-) -> tuple[np.ndarray, list[dict[str, torch.Tensor]], int]:
+) -> tuple[np.ndarray, dict[str, torch.Tensor], int]:
     """As `_train_together`, by one `Trainer` after the other."""
     losses: list[torch.Tensor] = []
     states = []
@@ -400,7 +439,8 @@ def _train_apart(
             values.append(value.detach())
         losses.append(torch.stack(values))
         states.append(own.state_dict())
-    return torch.stack(losses).float().cpu().numpy(), states, batches.per_epoch
+    stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    return torch.stack(losses).float().cpu().numpy(), stacked, batches.per_epoch
 
 
 def _axes(grid: Mapping[str, Sequence[Any]] | None, seeds: Iterable[int]) -> dict[str, tuple[Any, ...]]:

@@ -78,6 +78,59 @@ def test_per_sample_losses_and_schedules():
     assert schedule.base_lr == 0.5
 
 
+def weighted(outputs, labels):
+    return cross_entropy(outputs, labels, torch.tensor([0.5, 1.0, 2.0]), ignore_index=1)
+
+
+def of_probabilities(outputs, labels):
+    chosen = torch.softmax(outputs, -1).log() + outputs.softmax(dim=1).log() + torch.nn.functional.log_softmax(outputs, 1)
+    return torch.nn.functional.nll_loss(chosen, labels, reduction="none")
+
+
+def of_shares(outputs, labels):
+    return cross_entropy(outputs, torch.nn.functional.one_hot(labels, 3).to(outputs.dtype))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        weighted,
+        of_probabilities,
+        of_shares,
+        nn.CrossEntropyLoss(label_smoothing=0.2),
+        lambda outputs, labels: cross_entropy(torch.stack([outputs, 2 * outputs], -1), torch.stack([labels, labels], -1)),
+        lambda outputs, labels: nn.functional.softmax(outputs, dim=0).square().sum(-1),
+    ],
+    ids=["weighted", "probabilities", "shares", "smoothed", "two at a time", "over the batch"],
+)
+def test_losses_of_few_classes(loss):
+    """They are taken across another axis than `Trainer` would take them, with the same numbers."""
+    arguments = {"optimizer": "sgd", "grid": {"learning_rate": [0.5, 0.1]}, "epochs": 2}
+    found = tristep.sweep(network, loss, batches(), **arguments)
+    expected = tristep.sweep(network, loss, batches(), together=False, **arguments)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=2e-5)
+    assert found.losses[..., 5:].mean() < found.losses[..., :5].mean()
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.last, self.second.weight = nn.Linear(6, 3), self.first.weight
+
+    def forward(self, inputs):
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(inputs)))))
+
+
+def test_a_parameter_of_two_names_is_one():
+    found = tristep.sweep(Tied, cross_entropy, batches(), optimizer="sgd", grid={"learning_rate": [0.5, 0.1]}, epochs=2)
+    for rate, losses in zip((0.5, 0.1), found.losses[:, 0], strict=True):
+        expected, net = single("sgd", {"learning_rate": rate}, batches(), 2, Tied)
+        np.testing.assert_allclose(losses, expected, rtol=2e-5)
+        assert found.model(learning_rate=rate).state_dict().keys() == net.state_dict().keys()
+        torch.testing.assert_close(found.model(learning_rate=rate).second.weight, net.second.weight, rtol=1e-4, atol=2e-5)
+
+
 def test_optimizers_and_schedules_as_axes():
     data = batches()
     grid = {"optimizer": ["sgd", "adamw"], "lr_scheduler": [None, FactorScheduler(step=3, factor=0.5, base_lr=0.02)]}
