@@ -14,14 +14,15 @@ The parts:
                 `torch.optim` optimizer for all, which gives all of them the same rate
     pictures    redrawing by `viz.picture.Picture` beside matplotlib as notebooks commonly use it, see notebook_pictures.py
     dashboard   a frame of a live dashboard, from a new step to the bytes that a browser gets
-    live        training that is recorded, by itself and with a dashboard of it, which `LiveLoop` draws anew 4 times a second
-                at most, on both tiers of widgets; no page is open, but all that one would get is made
+    live        training that is recorded, in stretches with and without a dashboard of it, which `LiveLoop` draws anew 4
+                times a second at most, on both tiers of widgets; no page is open, but all that one would get is made
     curves      100,000 recorded steps as a picture
-    recorder    training steps of a small GPT-2 in its 148 tensors, recorded at the default interval and not
+    recorder    training steps of a small GPT-2 in its 148 tensors, recorded at the default interval and not, in turns
 
 Where several ways are compared they take turns. Each time stands twice: by the clock, and of all the process's threads on
 the processor, which another program's load hardly changes; each is the least of several after a first one, which compiles.
-The goal is one for the clock on an idle machine.
+What is added to something is the mean over many pairs, as a share, with its standard error below it. The goal is one for the
+clock on an idle machine.
 """
 
 from __future__ import annotations
@@ -190,18 +191,16 @@ def dashboard() -> list[Row]:
 
 
 def live() -> list[Row]:
-    """The same steps by a plain loop and by a `LiveLoop` with a dashboard, in turns; each with a model of its own."""
+    """Two long trainings; each shows its dashboard in every second stretch of it, and so is its own comparison."""
     rows = []
-    for name, make, steps in (("the demo's network", demo_steps, 600), ("GPT-2's 148 tensors", gpt2_steps, 24)):
-        trainings = {way: Watched(*make(), steps, way) for way in ("plain", "canvas", "widgets")}
-        times = in_turns({way: each.run for way, each in trainings.items()}, 3)
-        plain = times["plain"]
-        rows.append(row(f"{steps} training steps, {name}, recorded", plain, "s"))
-        for way, words in (("canvas", "as data for a canvas"), ("widgets", "as PNG for ipywidgets")):
-            more = Time(*(a - b for a, b in zip(times[way], plain, strict=True)))
-            rows.append(row(f"what a live dashboard adds, {name}, {words}", more, "of it", by=plain, goal=0.05))
-            fewest = Time(*map(min, zip(*trainings[way].rates[1:], strict=True)))
-            rows.append(row(f"frames of it, {name}, {words}, the fewest of a run", fewest, "a second"))
+    for name, make, steps in (("the demo's network", demo_steps, 150), ("GPT-2's 148 tensors", gpt2_steps, 4)):
+        for tier, words in (("canvas", "as data for a canvas"), ("widgets", "as PNG for ipywidgets")):
+            watched = Watched(*make(), steps, tier)
+            more, error = watched.run(48)
+            rows.append(row(f"{steps} training steps, {name}, recorded", watched.plain, "ms"))
+            rows.append(row(f"what a live dashboard adds, {name}, {words}", more, "of it", goal=0.05))
+            rows.append(row("  the standard error of that", error, "of it"))
+            rows.append(row(f"frames of it, {name}, {words}", watched.rate, "a second"))
     return rows
 
 
@@ -220,16 +219,15 @@ def curves() -> list[Row]:
 
 
 def recorder() -> list[Row]:
-    """What 16 steps take more when they are recorded, as a share; the same models, batches and optimizers, in turns."""
+    """What training steps take more when they are recorded, as a share; the same models, batches and optimizers."""
     rows = []
-    for name, every in (("Trainer", 1), ("torch.optim.AdamW", 16)):
-        ways = {way: training(name, recorded=way == "recorded") for way in ("plain", "recorded")}
-        times = in_turns(ways, 6)
-        more = Time(*(a - b for a, b in zip(times["recorded"], times["plain"], strict=True)))
-        each = f"every {every} steps" if every > 1 else "every step"
-        rows.append(row(f"16 training steps, GPT-2's 148 tensors at width {WIDTH}, {name}", times["plain"], "ms"))
-        share = row(f"what recording all norms adds, {name}, {each}", more, "of it", by=times["plain"], goal=0.03)
-        rows.append(share)
+    for name, steps, pairs in (("Trainer", 4, 24), ("torch.optim.AdamW", 16, 10)):
+        plain, recorded = (training(name, steps, recorded) for recorded in (False, True))
+        took, more, error = added(plain, recorded, pairs)
+        each = f"every {steps} steps" if name != "Trainer" else "every step"
+        rows.append(row(f"{steps} training steps, GPT-2's 148 tensors at width {WIDTH}, {name}", took, "ms"))
+        rows.append(row(f"what recording all norms adds, {name}, {each}", more, "of it", goal=0.03))
+        rows.append(row("  the standard error of that", error, "of it"))
     return rows
 
 
@@ -292,41 +290,51 @@ def add(run: Run, steps: np.ndarray) -> None:
 
 
 class Watched:
-    """Training steps with a recorder, by a plain loop or with a live dashboard on a tier of widgets.
+    """A recorded training with a live dashboard on a tier of widgets, which in some of its stretches is not drawn.
 
     Attributes:
-        rates: of each run with a dashboard, how many frames its widget has got in a second.
+        plain: the mean time of a stretch without the dashboard.
+        rate: how many frames its widget gets in a second of the others.
     """
 
     def __init__(self, step: Callable[[], torch.Tensor], trainer: Trainer, steps: int, tier: str) -> None:
         self._step, self._trainer, self._steps = step, trainer, steps
         self._recorder = Recorder(trainer)
-        self.rates: list[Time] = []
-        self._made = 0
-        self._view: Dashboard | None = None
-        if tier != "plain":
-            viz.use(tier)
-            self._view = Dashboard(self._recorder, budget=FrameBudget(most=4))
-            widget = self._view.widget()
-            shown, trait = (widget, "payload") if tier == "canvas" else (widget.children[0], "value")
-            shown.observe(self._count, trait)
+        self._frames, self._hidden = 0, 0.0
+        viz.use(tier)
+        # Its budget does not see the time in which it is not drawn.
+        budget = FrameBudget(most=4, clock=lambda: time.perf_counter() - self._hidden)
+        self._view = Dashboard(self._recorder, budget=budget)
+        widget = self._view.widget()
+        shown, trait = (widget, "payload") if tier == "canvas" else (widget.children[0], "value")
+        shown.observe(self._count, trait)
+        self._loop = LiveLoop(self._losses, trainer=trainer, recorder=self._recorder, view=self._view, mode="block")
+        self.plain = self.rate = Time(0.0, 0.0)
 
-    def run(self) -> None:
-        if self._view is None:
-            for loss in self._losses():
-                self._recorder.step(loss=loss)
-            return
-        self._made, clock, processor = 0, time.perf_counter(), time.process_time()
-        LiveLoop(self._losses, trainer=self._trainer, recorder=self._recorder, view=self._view, mode="block").start()
-        took = Time(time.perf_counter() - clock, time.process_time() - processor)
-        self.rates.append(Time(*(self._made / seconds for seconds in took)))
+    def run(self, pairs: int) -> tuple[Time, Time]:
+        """What the dashboard adds, as a share, and its standard error."""
+        self._order, self._times = orders(pairs + 1), {False: [], True: []}  # type: ignore[var-annotated]
+        self._loop.start()
+        plain, shown = (np.array(self._times[each][1:]) for each in (False, True))  # the first compile
+        self.plain = Time(*plain.mean(axis=0))
+        self.rate = Time(*(self._frames / shown.sum(axis=0)))
+        return share(plain, shown)
 
     def _losses(self) -> Iterator[torch.Tensor]:
-        for _ in range(self._steps):
-            yield self._step()
+        for number, drawn in enumerate(self._order):
+            self._loop.view = self._view if drawn else None
+            if number == 2:
+                self._frames = 0
+            clock, processor = time.perf_counter(), time.process_time()
+            for _ in range(self._steps):
+                yield self._step()
+            took = Time(time.perf_counter() - clock, time.process_time() - processor)
+            self._times[drawn].append(took)
+            self._hidden += 0.0 if drawn else took.clock
+        self._loop.view = None
 
     def _count(self, change: object) -> None:
-        self._made += 1
+        self._frames += 1
 
 
 def demo_steps() -> tuple[Callable[[], torch.Tensor], Trainer]:
@@ -370,13 +378,13 @@ def gpt2_steps(by: str = "Trainer") -> tuple[Callable[[], torch.Tensor], Any]:
     return step, source
 
 
-def training(by: str, recorded: bool) -> Callable[[], object]:
-    """A function that takes 16 steps of a small GPT-2."""
+def training(by: str, count: int, recorded: bool) -> Callable[[], object]:
+    """A function that takes so many steps of a small GPT-2."""
     step, source = gpt2_steps(by)
     note = Recorder(source) if recorded else None
 
     def steps() -> None:
-        for _ in range(16):
+        for _ in range(count):
             loss = step()
             if note is not None:
                 note.step(loss=loss)
@@ -433,6 +441,29 @@ def in_turns(ways: Mapping[str, Callable[[], object]], times: int) -> dict[str, 
             if turn:
                 found[name] = Time(*map(min, found[name], took))
     return found
+
+
+def added(plain: Callable[[], object], more: Callable[[], object], pairs: int) -> tuple[Time, Time, Time]:
+    """The mean time of `plain`, what `more` takes above that, as a share, and the standard error of the share."""
+    times: dict[bool, list[Time]] = {False: [], True: []}
+    for second in orders(pairs + 1):
+        clock, processor = time.perf_counter(), time.process_time()
+        (more if second else plain)()
+        times[second].append(Time(time.perf_counter() - clock, time.process_time() - processor))
+    first, other = (np.array(times[each][1:]) for each in (False, True))  # the first ones compile
+    return Time(*first.mean(axis=0)), *share(first, other)
+
+
+def orders(pairs: int) -> list[bool]:
+    """Which of two is to run, so many times each: in turns, and each as often before the other as after it."""
+    return [bool((k + k // 2) % 2) for k in range(2 * pairs)]
+
+
+def share(plain: np.ndarray, more: np.ndarray) -> tuple[Time, Time]:
+    """By how much times [pairs, 2] are above others, as a share of these, and its standard error."""
+    apart = more - plain
+    error = apart.std(axis=0, ddof=1) / np.sqrt(len(apart))
+    return Time(*(apart.mean(axis=0) / plain.mean(axis=0))), Time(*(error / plain.mean(axis=0)))
 
 
 PARTS: dict[str, Callable[[], list[Row]]] = {

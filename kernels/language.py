@@ -739,7 +739,7 @@ def _check_return(tree: ast.FunctionDef, argument: str, states: tuple[str, ...])
         example = "".join(f"new_{name}, " for name in states).strip()
         raise TypeError(
             f"rule {tree.name!r} returns {ast.unparse(returned)!r}: it must return the new weight and a tuple of the "
-            f"{len(states)} new states, as in `return w, {f'({example})' if states else argument}`"
+            f"{len(states)} new state{'s' * (len(states) != 1)}, as in `return w, {f'({example})' if states else argument}`"
         )
 
 

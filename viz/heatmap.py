@@ -66,7 +66,7 @@ class TensorHeatmap(RunView):
         controls = [Control("quantity", "colours", words, first, "choice")] if bar is not None else []
         controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
         detail = self._kept_panel(histogram_panel, rows) or norm_panel(self.run, rows)
-        panels = [heat] + ([] if detail is None else [replace(detail, row=1)])
+        panels = [heat] + ([] if detail is None else [replace(detail, row=1, x=heat.x)])  # the same step below each other
         upper = _height(len(rows.names))
         lower = 2.4 if detail is not None else 0.0
         if bar is not None:

@@ -287,7 +287,7 @@ REFUSED = {
     ),
     "too few states": ("    m, n = state\n    return w, (m,)", r"returns '\(w, \(m,\)\)'.*2 new states.*\(new_m, new_n,\)"),
     "too many states": ("    return w, (g,)", r"returns '\(w, \(g,\)\)'.*0 new states, as in `return w, state`"),
-    "a state that is no tuple": ("    (m,) = state\n    return w, m", r"returns '\(w, m\)'.*1 new states.*\(new_m,\)"),
+    "a state that is no tuple": ("    (m,) = state\n    return w, m", r"returns '\(w, m\)'.*1 new state,.*\(new_m,\)"),
     "three things": ("    (m,) = state\n    return w, g, (m,)", r"returns '\(w, g, \(m,\)\)'"),
 }
 SIGNATURES = {
