@@ -9,22 +9,28 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ipywidgets
+import numpy as np
 import traitlets
 
 from .picture import Picture
-from .scene import Control, Scene
+from .scene import Axis, Control, Image, Layer, Scene
 
 __all__ = ["SceneBox"]
 
 MOST_FRAMES = 64  # sent beforehand, some 40 kB each
+ROOM, MARGIN = 0.15, 0.01  # shares of an axis: what it has more where it grows, and what may be cut off
 Event = dict[str, Any]
 
 
 class SceneBox(ipywidgets.VBox):
     """A scene's picture with its controls below.
+
+    Where a scene takes the place of another whose axes reached nearly as far, axes have room for what may come next: most
+    pictures of a live training then have the axes of the one before, which takes a tenth of the time.
 
     Args:
         scene: what is to be seen.
@@ -57,7 +63,7 @@ class SceneBox(ipywidgets.VBox):
             if control.name in before and len(before[control.name].values) == len(control.values)
         }
         same = _controls(scene) == _controls(self._scene)
-        self._scene = scene
+        self._scene = _with_room(scene, self._scene)
         if not same:
             for row in self._rows:
                 _close(row)
@@ -197,6 +203,49 @@ class _Image(ipywidgets.Image):
     """
 
     description = traitlets.Unicode("").tag(sync=True)
+
+
+def _with_room(scene: Scene, before: Scene) -> Scene:
+    """The scene on the axes and with the colours of the one before where it fits, or with axes that the next may fit on."""
+    if [[type(layer) for layer in panel.layers] for panel in scene.panels] != [
+        [type(layer) for layer in panel.layers] for panel in before.panels
+    ]:
+        return scene
+    panels = []
+    for panel, old in zip(scene.panels, before.panels, strict=True):
+        layers = [_recoloured(*both) for both in zip(panel.layers, old.layers, strict=True)]
+        panels.append(replace(panel, x=_held(panel.x, old.x), y=_held(panel.y, old.y), layers=layers))
+    return replace(scene, panels=panels)
+
+
+def _held(axis: Axis, old: Axis) -> Axis:
+    if replace(axis, low=old.low, high=old.high) != old:
+        return axis
+    (low, high), (old_low, old_high) = _on_scale(axis.scale, (axis.low, axis.high), (old.low, old.high))
+    reach, old_reach = high - low, old_high - old_low
+    if not 0.7 * old_reach <= reach <= 1.4 * old_reach:
+        return axis
+    # What is drawn has a margin, which grows with the axis.
+    below, above = low < old_low - MARGIN * reach, high > old_high + MARGIN * reach
+    if not (below or above):
+        return old
+    low, high = (low - ROOM * reach if below else old_low), (high + ROOM * reach if above else old_high)
+    low, high = (10.0**low, 10.0**high) if axis.scale == "log" else (low, high)
+    return replace(axis, low=float(low), high=float(high))
+
+
+def _recoloured(layer: Layer, old: Layer) -> Layer:
+    if not (
+        isinstance(layer, Image) and isinstance(old, Image) and layer.limits and old.limits and layer.scale == old.scale
+    ):
+        return layer
+    new, before = _on_scale(layer.scale, layer.limits, old.limits)
+    close = np.abs(new - before).max() < ROOM * (new[1] - new[0])
+    return replace(layer, limits=old.limits) if close else layer
+
+
+def _on_scale(scale: str, *ends: tuple[float, float]) -> np.ndarray:
+    return np.log10(ends) if scale == "log" else np.array(ends)
 
 
 def _controls(scene: Scene) -> list[Any]:

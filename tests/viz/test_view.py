@@ -21,7 +21,7 @@ from PIL import Image as Pixels  # noqa: E402
 
 from tristep.viz import view as module  # noqa: E402
 from tristep.viz.picture import Picture  # noqa: E402
-from tristep.viz.scene import Axis, Button, Click, Control, Line, Panel, Scene  # noqa: E402
+from tristep.viz.scene import Axis, Button, Click, Control, Image, Line, Panel, Scene  # noqa: E402
 from tristep.viz.style import Figure  # noqa: E402
 from tristep.viz.view import WIDGET, FrameBudget, View, capabilities, use  # noqa: E402
 from tristep.viz.widgets import SceneBox  # noqa: E402
@@ -419,6 +419,45 @@ def test_another_scene_keeps_what_is_set():
     assert box.children[1].index == 2
     box.children[1].index = 0
     assert box.children[0].value == Picture(more, {"rate": 0}, values=False).png()
+
+
+def _after(steps, low=1.0, limits=(1.0, 10.0)):
+    """A training so far: a line that gets longer, and an image of it."""
+    line = Line(np.arange(1, steps + 1), np.geomspace(10.0, low, steps))
+    image = Image(np.linspace(limits[0], limits[1], 4)[None], [0.5, steps + 0.5], [0, 1], limits=limits, label="norm")
+    return Scene(
+        [
+            Panel(Axis.over("step", [1, steps], margin=0.01), Axis("loss", low, 10.0, "log"), [line]),
+            Panel(Axis("step", 0.5, steps + 0.5), Axis("", 0, 1), [image], row=1),
+        ]
+    )
+
+
+def _ends(box):
+    panels = box._picture.figure.axes[:2]
+    return [np.round([*each.get_xlim(), *each.get_ylim()], 4).tolist() for each in panels]
+
+
+def test_axes_of_a_training_are_as_they_were_until_it_leaves_them():
+    box = SceneBox(_after(100))
+    assert _ends(box) == [[0.01, 100.99, 1, 10], [0.5, 100.5, 0, 1]]
+    box.show(_after(110))  # beyond its axes, which get 15 % more
+    first, second = _ends(box)
+    assert first == [0.01, pytest.approx(111.09 + 0.15 * 111.18), 1, 10]
+    assert second == [0.5, pytest.approx(110.5 + 0.15 * 110), 0, 1]
+    box.show(_after(125, limits=(1.1, 10.2)))
+    background = box._picture._background
+    box.show(_after(126, limits=(1.1, 10.2)))
+    assert _ends(box) == [first, second]
+    assert box._picture._background is background  # pixels of what has not changed
+    assert box._picture._scene.panels[1].layers[0].limits == (1.0, 10.0)  # nearly the colours that it had
+    line = box._picture.figure.axes[0].lines[0]
+    assert len(line.get_xdata()) == 126
+    box.show(_after(126, low=0.5, limits=(1.0, 20.0)))
+    assert _ends(box)[0][2:] == pytest.approx([0.5 * 20.0**-0.15, 10.0], rel=1e-3)
+    assert box._picture._scene.panels[1].layers[0].limits == (1.0, 20.0)
+    box.show(_after(20))  # another training
+    assert _ends(box) == [[0.81, 20.19, 1, 10], [0.5, 20.5, 0, 1]]
 
 
 def test_a_box_tells_what_python_is_to_know():
