@@ -1048,9 +1048,8 @@ def _exchange_for(
             )
         store: Any = stores.create(kvstore) if isinstance(kvstore, str) else kvstore
         group = store.group
-        if updates_on_store(store, True, update_on_kvstore):
-            return ShardExchange(group, copies[0], names, optimizer, compression_params, engine)
-        return BucketExchange(group, copies[0], names, compression_params, engine)
+        kind = ShardExchange if updates_on_store(store, True, update_on_kvstore) else BucketExchange
+        return kind(group, copies[0], names, optimizer, compression_params, engine)
     if kvstore is None:
         return Apart(copies)
     if _is_dist(kvstore):  # in a server's process this does not come back

@@ -223,6 +223,7 @@ class GradientBuckets:
             RuntimeError: a gradient has been changed or replaced after its bucket was started.
             TypeError, ValueError: a gradient that does not fit, or no gradient where `fresh` says so.
         """
+        collectives.refuse_lost(self.group)
         given = zip(self._came, fresh, self.params, strict=True)
         counted = [came or (bool(new) and param.requires_grad) for came, new, param in given]
         if self.ranks == 1 and not self.scatter:
@@ -271,7 +272,7 @@ class GradientBuckets:
         order = torch.tensor([*self._order, *rest], dtype=torch.int64)
         awake = torch.tensor([param.requires_grad for param in self.params], dtype=torch.int64)
         plan = torch.cat([order, awake]).to(self.params[0].device)
-        dist.broadcast(plan, src=global_rank(self.group, 0), group=self.group)
+        collectives.broadcast(plan, global_rank(self.group, 0), self.group)
         listed = plan.tolist()
         self._make(listed[: len(self.params)], listed[len(self.params) :])
         self._order = []
@@ -348,6 +349,7 @@ class GradientBuckets:
             self._note(i)
 
     def _note(self, i: int) -> None:
+        collectives.refuse_lost(self.group)
         if self.ranks == 1:
             if not self._accumulating and not self.buckets and not self._came[i]:
                 self._order.append(i)
@@ -483,7 +485,7 @@ class GradientBuckets:
         if bucket.reducer is not None:
             return bucket.reducer.start(bucket.flat)
         if bucket.own is None:
-            return dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+            return collectives.all_reduce(bucket.flat, group=self.group, async_op=True)
         if self.native(bucket):
             return collectives.reduce_scatter(bucket.own, bucket.flat, self.group, async_op=True)
         return _Exchange(bucket, self.rank, self.group, self.pool)
@@ -504,8 +506,8 @@ class _Exchange:
         assert own is not None
         self._own, self._parts, self._pool = own, bucket.parts, pool
         self._got = pool.take(own.numel() * len(self._parts), own)
-        sizes = [own.numel()] * len(self._parts)
-        self._work = dist.all_to_all_single(self._got, bucket.flat, sizes, self._parts, group=group, async_op=True)
+        sizes = [own.numel()] * len(self._parts), self._parts
+        self._work = collectives.all_to_all(self._got, bucket.flat, group, async_op=True, sizes=sizes)
 
     def wait(self) -> None:
         self._work.wait()

@@ -20,7 +20,7 @@ from .base import Key, KVStore
 from .compressors import CompressedAllReduce, create_compressor, wait_all
 from .local import LocalStore
 
-__all__ = ["NAMES", "CollectiveStore", "broadcast", "check_alike", "global_rank", "process_group"]
+__all__ = ["NAMES", "CollectiveStore", "broadcast", "check_alike", "check_same", "global_rank", "process_group"]
 
 NAMES = ("dist", "dist_sync", "dist_device_sync")
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -97,15 +97,15 @@ class CollectiveStore(LocalStore):
             RuntimeError: no optimizer updates what is stored, or rank 0 could not write the file.
         """
         self._optimizers_updater()
-        failure: list[str | None] = [None]
+        failure: str | None = None
         if self.rank == 0:
             try:
                 super().save_optimizer_states(fname, dump_optimizer)
             except Exception as error:
-                failure = [f"{type(error).__name__}: {error}"]
-        dist.broadcast_object_list(failure, src=global_rank(self.group, 0), group=self.group)
-        if failure[0] is not None:
-            raise RuntimeError(f"rank 0 could not save the optimizer's states: {failure[0]}")
+                failure = f"{type(error).__name__}: {error}"
+        failure = collectives.broadcast_object(failure, global_rank(self.group, 0), self.group)
+        if failure is not None:
+            raise RuntimeError(f"rank 0 could not save the optimizer's states: {failure}")
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what `save_optimizer_states` wrote, on every rank.
@@ -121,8 +121,7 @@ class CollectiveStore(LocalStore):
             checkpoint.read(fname)
         except (ValueError, FileNotFoundError) as error:
             failure = error
-        answers: list[Any] = [None] * self.num_workers
-        dist.all_gather_object(answers, failure and str(failure), group=self.group)
+        answers = collectives.all_gather_objects(failure and str(failure), self.group)
         if failure is not None:
             raise failure
         for rank, answer in enumerate(answers):
@@ -132,7 +131,7 @@ class CollectiveStore(LocalStore):
 
     def barrier(self) -> None:
         """Wait until every rank has come here."""
-        dist.barrier(group=self.group)
+        collectives.barrier(self.group)
 
     def __repr__(self) -> str:
         return f"CollectiveStore({self.type!r}, rank {self.rank} of {self.num_workers}, {len(self._values)} keys)"
@@ -200,10 +199,10 @@ def broadcast(tensors: Sequence[torch.Tensor], group: Any) -> None:
     source = global_rank(group, 0)
     for members in _messages(tensors):
         if len(members) == 1 and tensors[members[0]].is_contiguous():
-            dist.broadcast(tensors[members[0]].detach(), src=source, group=group)
+            collectives.broadcast(tensors[members[0]].detach(), source, group)
             continue
         flat = torch.cat([tensors[i].detach().reshape(-1) for i in members])
-        dist.broadcast(flat, src=source, group=group)
+        collectives.broadcast(flat, source, group)
         _put_back(flat, [tensors[i] for i in members])
 
 
@@ -213,31 +212,34 @@ def check_alike(what: str, named: Mapping[str, torch.Tensor], group: Any) -> Non
     Raises:
         ValueError: on all ranks, naming the first difference. `what` is what messages call a tensor.
     """
-    mine = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in named.items()]
+    device = next((tensor.device for tensor in named.values()), torch.device("cpu"))
+    check_same(what, {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in named.items()}, group, device)
+
+
+def check_same(what: str, described: Mapping[str, str], group: Any, device: torch.device) -> None:
+    """See that all ranks have the same names and descriptions, in the same order. Of what is the same little is sent.
+
+    Raises:
+        ValueError: on all ranks, naming the first difference.
+    """
+    mine = list(described.items())
     digest = hashlib.sha256(json.dumps(mine).encode()).digest()
-    devices = [tensor.device for tensor in named.values()] or [torch.device("cpu")]
-    own = torch.tensor([int.from_bytes(digest[:8], "big", signed=True)], device=devices[0])
+    own = torch.tensor([int.from_bytes(digest[:8], "big", signed=True)], device=device)
     ranks = dist.get_world_size(group)
     found = torch.zeros(ranks, dtype=own.dtype, device=own.device)
     collectives.all_gather(found, own, group)
     if len(set(found.tolist())) == 1:
         return
-    lists: list[Any] = [None] * ranks
-    dist.all_gather_object(lists, mine, group=group)
+    lists = collectives.all_gather_objects(mine, group)
     rank = next(rank for rank in range(ranks) if lists[rank] != lists[0])
     first, other = lists[0], lists[rank]
     pairs = enumerate(zip(first, other, strict=False))
     k = next((k for k, (a, b) in pairs if a != b), min(len(first), len(other)))
-    there = [_described(each[k]) if k < len(each) else "nothing" for each in (first, other)]
+    there = ["{!r} {}".format(*each[k]) if k < len(each) else "nothing" for each in (first, other)]
     raise ValueError(
         f"ranks differ: {what} number {k} is {there[0]} on rank 0 and {there[1]} on rank {rank} (of {len(first)} and "
         f"{len(other)}): all ranks must have the same, in the same order"
     )
-
-
-def _described(entry: Any) -> str:
-    name, shape, dtype = entry
-    return f"{name!r} {dtype} {tuple(shape)}"
 
 
 def _sum_over_ranks(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
@@ -245,7 +247,7 @@ def _sum_over_ranks(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.T
     running = []
     for members in _messages(tensors, limit=None):
         flat = torch.cat([tensors[i].reshape(-1) for i in members])
-        running.append((members, flat, dist.all_reduce(flat, group=group, async_op=True)))
+        running.append((members, flat, collectives.all_reduce(flat, group=group, async_op=True)))
     for members, flat, work in running:
         work.wait()
         _put_back(flat, [tensors[i] for i in members])

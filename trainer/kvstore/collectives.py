@@ -1,29 +1,174 @@
-"""torch.distributed's collectives on flat tensors by one set of names: torch 2.12 renamed some and warns of the old ones."""
+"""torch.distributed's collectives by one set of names, with an error that says who is missing where one fails.
+
+torch 2.12 renamed some of them and warns of the old names. Where a rank has ended or hangs, the backend tells the others
+which connection broke, or that time is up. So the first thing that a rank does then is to leave a mark in the store of its
+process group, where all ranks look for those of the others: whoever leaves none is missing.
+"""
 
 from __future__ import annotations
 
+import re
+import time
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["all_gather", "all_to_all", "reduce_scatter"]
+__all__ = [
+    "Work",
+    "all_gather",
+    "all_gather_objects",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "reduce_scatter",
+    "refuse_lost",
+]
+
+_GRACE = 5.0  # seconds in which ranks that have noticed that one is missing wait for each other's marks
+_MARK = "tristep/noticed/{}"
 
 # There are none in a torch that was built without torch.distributed.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
+_lost: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # what was wrong with a process group
+
+
+class Work:
+    """A collective that is under way."""
+
+    def __init__(self, work: Any, group: Any) -> None:
+        self._work, self._group = work, group
+
+    def wait(self) -> None:
+        """Wait until it is over; on a GPU, let the stream do so.
+
+        Raises:
+            RuntimeError: a rank is missing.
+        """
+        _call(self._group, self._work.wait)
+
+
+def all_reduce(values: torch.Tensor, op: Any = None, group: Any = None, async_op: bool = False) -> Any:
+    """Make `values` the sums over all ranks, or what `op` says. With `async_op` a `Work` to wait for, else None."""
+    return _run(group, async_op, dist.all_reduce, values, dist.ReduceOp.SUM if op is None else op)
 
 
 def all_gather(output: torch.Tensor, own: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
-    """Fill `output` with the `own` of all ranks in their order. With `async_op` a `Work` to wait for, else None."""
-    return _all_gather(output, own, group=group, async_op=async_op)
+    """Fill `output` with the `own` of all ranks in their order. As all of these, it gives what `all_reduce` gives."""
+    return _run(group, async_op, _all_gather, output, own)
 
 
 def reduce_scatter(output: torch.Tensor, values: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
     """Fill `output` with the own part, of as many as there are ranks, of the sum of the `values` of all ranks."""
-    return _reduce_scatter(output, values, group=group, async_op=async_op)
+    return _run(group, async_op, _reduce_scatter, output, values)
 
 
-def all_to_all(output: torch.Tensor, values: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
-    """Send part i of `values`, of as many as there are ranks, to rank i; `output` gets the parts in the ranks' order."""
-    return dist.all_to_all_single(output, values, group=group, async_op=async_op)
+def all_to_all(
+    output: torch.Tensor,
+    values: torch.Tensor,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    sizes: tuple[Sequence[int], Sequence[int]] | None = None,
+) -> Any:
+    """Send part i of `values`, of as many as there are ranks, to rank i; `output` gets the parts in the ranks' order.
+
+    Args:
+        sizes: those of the parts in `output`, and in `values`; by default all are equal.
+    """
+    got, sent = (None, None) if sizes is None else map(list, sizes)
+    return _run(group, async_op, dist.all_to_all_single, output, values, got, sent)
+
+
+def broadcast(values: torch.Tensor, source: int, group: Any = None) -> None:
+    """Give all ranks the values of the rank that is `source` among all."""
+    _run(group, False, dist.broadcast, values, source)
+
+
+def all_gather_objects(own: Any, group: Any = None) -> list[Any]:
+    """The objects of all ranks in their order. Slow."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    _call(group, dist.all_gather_object, found, own, group=group)
+    return found
+
+
+def broadcast_object(own: Any, source: int, group: Any = None) -> Any:
+    """The object of the rank that is `source` among all. Slow."""
+    found = [own]
+    _call(group, dist.broadcast_object_list, found, src=source, group=group)
+    return found[0]
+
+
+def barrier(group: Any = None) -> None:
+    """Wait until every rank has come here."""
+    _call(group, dist.barrier, group=group)
+
+
+def refuse_lost(group: Any) -> None:
+    """An error where a rank has been found to be missing before: the others cannot go on without it."""
+    if _lost and (world := _made(group)) is not None and (text := _lost.get(world)) is not None:
+        raise RuntimeError(text)
+
+
+def _run(group: Any, async_op: bool, function: Callable[..., Any], *args: Any) -> Any:
+    work = _call(group, function, *args, group=group, async_op=async_op)
+    return Work(work, group) if async_op else None
+
+
+def _call(group: Any, function: Callable[..., Any], /, *args: Any, **settings: Any) -> Any:
+    refuse_lost(group)
+    try:
+        return function(*args, **settings)
+    except RuntimeError as error:
+        raise RuntimeError(_noticed(group, error)) from error
+
+
+def _made(group: Any) -> Any:
+    return dist.group.WORLD if group is None else group
+
+
+def _noticed(group: Any, error: RuntimeError) -> str:
+    """What is to be said of a collective that has failed, from now on."""
+    ranks, found = dist.get_process_group_ranks(group), _missing(_made(group))
+    if found is None:
+        who = (
+            f"a rank of {len(ranks)} is missing, probably rank 0, which keeps the list of all: it has ended, hangs, or makes"
+        )
+    elif not found:
+        who = f"the {len(ranks)} ranks are not at the same call: one came too late for the others, or makes"
+    elif len(found) == 1:
+        who = f"rank {ranks[found[0]]} of {len(ranks)} is missing: it has ended, hangs, or makes"
+    else:
+        who = f"ranks {', '.join(str(ranks[place]) for place in found)} of {len(ranks)} are missing: they have ended, hang, or make"
+    why = re.sub(r"^\[[^\]]*\] ", "", str(error)).split(". ")[0]
+    text = (
+        f"{who} other calls than this one ({why}). Nobody can go on, and weights and states may be from the middle of a step: "
+        "end all processes, see what the missing ones printed last, and start again with saved weights and load_states()"
+    )
+    if (world := _made(group)) is not None:
+        _lost[world] = text
+    return text
+
+
+def _missing(group: Any) -> list[int] | None:
+    """The numbers in a process group of the ranks that leave no mark while others wait for it; None if nobody can say."""
+    own, others = dist.get_rank(group), [rank for rank in range(dist.get_world_size(group)) if rank != dist.get_rank(group)]
+    get_store = getattr(group, "get_group_store", None)
+    if get_store is None:
+        return None
+    missing: list[int] | None = None
+    end = time.monotonic() + _GRACE
+    try:
+        store = get_store()
+        store.set(_MARK.format(own), "")
+        while missing is None or (missing and time.monotonic() < end):
+            missing = [rank for rank in others if not store.check([_MARK.format(rank)])]
+            time.sleep(0.02)
+    except RuntimeError:  # whoever keeps the store is gone: rank 0, without torchrun
+        pass
+    return missing

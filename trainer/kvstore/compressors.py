@@ -512,7 +512,7 @@ class _Place:
         return self.ranks <= 2 or self.numel <= self.ranks * compress.TILE
 
     def all_reduce(self, values: torch.Tensor) -> Any:
-        return None if self.ranks == 1 else dist.all_reduce(values, group=self.group, async_op=True)
+        return None if self.ranks == 1 else collectives.all_reduce(values, group=self.group, async_op=True)
 
     def all_gather(self, output: torch.Tensor, own: torch.Tensor) -> Any:
         return collectives.all_gather(output.view(-1), own.view(-1), self.group, async_op=True)

@@ -23,6 +23,7 @@ from ..copies import Copy
 from ..optimizer import Optimizer, RuleOptimizer
 from . import collectives
 from .buckets import Bucket, GradientBuckets
+from .collective import check_alike, check_same
 from .compressors import CompressedAllReduce, create_compressor
 from .exchange import Exchange, Residuals
 from .sharded import ShardedUpdate, memory_of
@@ -54,14 +55,22 @@ class _InStep(Exchange):
         group: the process group.
         copy: of the model, the only one in this process.
         names: of the parameters.
+        optimizer: the optimizer, the same on all ranks.
         compression_params: for the sums; None compresses nothing.
         engine: as for `tristep.kernels.choose_engine`.
     """
 
     def __init__(
-        self, group: Any, copy: Copy, names: Sequence[str], compression_params: Mapping[str, Any] | None, engine: str | None
+        self,
+        group: Any,
+        copy: Copy,
+        names: Sequence[str],
+        optimizer: Optimizer,
+        compression_params: Mapping[str, Any] | None,
+        engine: str | None,
     ) -> None:
         self._group, self._copy, self._names, self._engine = group, copy, list(names), engine
+        self._optimizer = optimizer
         self._compression_params = compression_params
         check_compression(compression_params)
         self._buckets: GradientBuckets | None = None
@@ -73,6 +82,7 @@ class _InStep(Exchange):
         self.writes = dist.get_rank(group) == 0
 
     def start(self) -> None:
+        self._check_ranks()  # first: where they differ some would refuse what others go on with, or wait for them in vain
         if self._compression_params is not None and self._compression_params["type"] == AUTO:
             self._compression_params = self._choose()
         if self._compression_params is not None:
@@ -86,11 +96,22 @@ class _InStep(Exchange):
         self._make()
         self._live.broadcast_weights()
 
+    def _check_ranks(self) -> None:
+        """See that all ranks have the same model, optimizer and settings."""
+        params, optimizer = self._copy.params, self._optimizer
+        check_alike("parameter", dict(zip(self._names, params, strict=True)), self._group)
+        settings = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
+        settings |= {"optimizer": type(optimizer).__name__, "lr_scheduler": type(optimizer.lr_scheduler).__name__}
+        settings |= optimizer.settings()
+        described = {name: repr(value) for name, value in settings.items()}
+        trained = {f"requires_grad of {n}": str(p.requires_grad) for n, p in zip(self._names, params, strict=True)}
+        check_same("setting", described | trained, self._group, params[0].device)
+
     def _choose(self) -> dict[str, Any] | None:
         """What pays on the link between these processes, as the model of scale.py has it of what is measured here."""
         link, device = scale.measure_link(self._group), self._copy.params[0].device
         speed = torch.tensor([_copy_speed(device)], device=device)
-        dist.all_reduce(speed, dist.ReduceOp.MIN, group=self._group)
+        collectives.all_reduce(speed, dist.ReduceOp.MIN, self._group)
         shapes = [param.shape for param in self._copy.params]
         rows = {row.name: row for row in scale.plan(shapes, self.num_copies, link, memory=float(speed) / 1e9)}
         plain, best = rows["all-reduce"], min((rows[kind] for kind in CANDIDATES), key=lambda row: row.step)
@@ -189,7 +210,7 @@ class _InStep(Exchange):
             self._accumulating.close()
 
     def end_save(self) -> None:
-        dist.barrier(group=self._group)
+        collectives.barrier(self._group)
 
     def residuals(self) -> Residuals:
         """As `Exchange.residuals`, of all ranks. To be called on all of them."""
@@ -265,17 +286,8 @@ class ShardExchange(_InStep):
     updates = True
     measures = False  # pieces of parameters have no rows in what is measured
 
-    def __init__(
-        self,
-        group: Any,
-        copy: Copy,
-        names: Sequence[str],
-        optimizer: Optimizer,
-        compression_params: Mapping[str, Any] | None,
-        engine: str | None,
-    ) -> None:
-        super().__init__(group, copy, names, compression_params, engine)
-        self._optimizer = optimizer
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._control: torch.Tensor | None = None
         self._shards: ShardedUpdate | None = None
 

@@ -352,7 +352,7 @@ class ShardedUpdate:
                 self._across(torch.zeros(reduction.n_values, dtype=widest(device.type), device=device), reduction.by)
 
     def _across(self, totals: torch.Tensor, by: str) -> None:
-        dist.all_reduce(totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, group=self.buckets.group)
+        collectives.all_reduce(totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, self.buckets.group)
         if self._total is None:
             self._total = totals[0]
 
@@ -371,7 +371,7 @@ class ShardedUpdate:
 
     def _has_states(self) -> bool:
         found = torch.tensor([float(bool(self.updater.states))], device=self._device)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.buckets.group)
+        collectives.all_reduce(found, dist.ReduceOp.MAX, self.buckets.group)
         return bool(found.item())
 
     def _state(self, optimizer: RuleOptimizer, piece: Piece) -> tuple[torch.Tensor, ...]:
@@ -397,7 +397,7 @@ class ShardedUpdate:
                     storage.copy(whole.states[i][k], values, values.shape, slot in rule.unsigned)
         self._collect_numbers(optimizer, states, whole)
         present = torch.tensor([float(i in self.updater.masters) for i in range(len(self.params))], device=self._device)
-        dist.all_reduce(present, dist.ReduceOp.MAX, group=self.buckets.group)
+        collectives.all_reduce(present, dist.ReduceOp.MAX, self.buckets.group)
         if present.any():
             for i, values in self._whole_tensors(self.updater.masters, False):
                 if keep and present[i]:
@@ -443,7 +443,7 @@ class ShardedUpdate:
         for piece in self.pieces:
             if piece.start == 0:
                 numbers[piece.param] = torch.stack(states[piece.param][first:]).to(numbers)
-        dist.all_reduce(numbers, group=self.buckets.group)
+        collectives.all_reduce(numbers, group=self.buckets.group)
         for i, state in whole.states.items():
             for tensor, value in zip(state[first:], numbers[int(i)].cpu(), strict=True):
                 tensor.copy_(value)
@@ -465,8 +465,7 @@ class ShardedUpdate:
             )
             for name, slots in own.items()
         ]
-        lists: list[Any] = [None] * self.ranks
-        dist.all_gather_object(lists, listed, group=group)
+        lists = collectives.all_gather_objects(listed, group)
         state: dict[str, dict[str, torch.Tensor]] = {}
         layout: dict[str, Any] = {}
         for rank, entries in enumerate(lists):
@@ -478,7 +477,7 @@ class ShardedUpdate:
                     there = rank == self.rank
                     tensor = own[name][slot].contiguous() if there else torch.empty(shape, dtype=dtype, device=device)
                     sent = tensor.to(device).view(torch.uint8) if dtype == torch.int16 else tensor.to(device)
-                    dist.broadcast(sent, src=global_rank(group, rank), group=group)
+                    collectives.broadcast(sent, global_rank(group, rank), group)
                     if keep:
                         state[name][slot] = (own[name][slot] if there else tensor).cpu()
         collected["state"] = {name: state[name] for name in self.names if name in state} if keep else {}
@@ -593,8 +592,8 @@ class _Gathering:
             return
         sent = self._sent = buckets.pool.take(own.numel() * buckets.ranks, own)
         sent.view(buckets.ranks, own.numel()).copy_(own.expand(buckets.ranks, own.numel()))
-        sizes = [own.numel()] * buckets.ranks
-        self._work = dist.all_to_all_single(flat, sent, bucket.parts, sizes, group=buckets.group, async_op=True)
+        sizes = bucket.parts, [own.numel()] * buckets.ranks
+        self._work = collectives.all_to_all(flat, sent, buckets.group, async_op=True, sizes=sizes)
 
     def wait(self) -> None:
         self._work.wait()

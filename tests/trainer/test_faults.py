@@ -1,0 +1,301 @@
+"""Faults of processes that work in step: each ends in an error that says what is wrong, on all that are left, in time.
+
+In groups of their own, with a short time limit, so that the processes themselves go on to the next test; but those that are
+killed are started for it.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import tristep
+from tristep.trainer.kvstore import collectives
+from tristep.trainer.kvstore.collective import CollectiveStore
+
+LIMIT = 3  # seconds that a rank waits for the others
+GRACE = 1.5  # seconds that those who have noticed wait for each other
+SAMPLES = 12  # of a step, over all ranks
+WAYS = pytest.mark.parametrize("update", [True, False])
+
+
+def _net(width=16, dtype=torch.float32):
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 2)).to(dtype)
+
+
+def _trainer(net, update, ranks=None, name="sgd", arguments=None, **settings):
+    """A trainer of a group of its own, of these ranks or of all; all processes must call it."""
+    group = dist.new_group(ranks, timeout=timedelta(seconds=LIMIT))
+    if ranks is not None and dist.get_rank() not in ranks:
+        return None
+    store = CollectiveStore(group=group)
+    arguments = arguments or {"learning_rate": 0.05, "momentum": 0.9}
+    # Eager, since to compile a kernel may take longer than others wait here.
+    return tristep.Trainer(net, name, arguments, kvstore=store, update_on_kvstore=update, engine="eager", **settings)
+
+
+def _backward(net, step, rank, ranks):
+    generator = torch.Generator().manual_seed(step)
+    part = slice(rank * SAMPLES // ranks, (rank + 1) * SAMPLES // ranks)
+    x, y = torch.randn(SAMPLES, 5, generator=generator)[part], torch.randn(SAMPLES, 2, generator=generator)[part]
+    net.zero_grad()
+    (net(x) - y).square().sum().backward()
+
+
+def _steps(net, trainer, first, last, ranks, rank=None):
+    for step in range(first, last):
+        _backward(net, step, dist.get_rank() if rank is None else rank, ranks)
+        trainer.step(SAMPLES)
+
+
+def _weights(net):
+    return torch.cat([param.detach().flatten() for param in net.parameters()]).numpy().copy()
+
+
+def _said(call):
+    """The error of a call, its cause, and the seconds that it took."""
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:
+        call()
+    return str(caught.value), str(caught.value.__cause__), time.monotonic() - begin
+
+
+def _never_steps(update, first):
+    """Rank 1 does not come to a step, until the others have given up."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    net = _net()
+    trainer = _trainer(net, update)
+    done = 0 if first else 2
+    _steps(net, trainer, 0, done, ranks)
+    before, found = _weights(net), None
+    dist.barrier()
+    if rank != 1:
+        with mock.patch.object(collectives, "_GRACE", GRACE):
+            found = _said(lambda: _steps(net, trainer, done, done + 1, ranks))
+    dist.barrier()
+    again = _said(lambda: _steps(net, trainer, done, done + 1, ranks))
+    dist.barrier()
+    return found, again, np.array_equal(before, _weights(net))
+
+
+@WAYS
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+def test_a_rank_that_does_not_step_is_named_in_time(processes, update, first):
+    found = processes(3).run(_never_steps, update, first)
+    for rank in (0, 2):
+        (text, cause, seconds), (again, none, _), unchanged = found[rank]
+        assert text.startswith("rank 1 of 3 is missing: it has ended, hangs, or makes other calls than this one (")
+        assert "start again with saved weights and load_states()" in text
+        assert cause != "None"
+        assert seconds < LIMIT + GRACE + 5
+        assert (again, none) == (text, "None")
+        assert unchanged
+    _, (text, cause, seconds), unchanged = found[1]
+    assert text.startswith("the 3 ranks are not at the same call: one came too late for the others, or makes other calls")
+    assert unchanged
+
+
+DIFFERENT = [
+    ("number", "parameter number 3 is '2.bias' torch.float32 (2,) on rank 0 and nothing on rank 1 (of 4 and 3)"),
+    ("name", "parameter number 0 is '0.weight' torch.float32 (16, 5) on rank 0 and 'first.weight' torch.float32 (16, 5)"),
+    ("shape", "parameter number 0 is '0.weight' torch.float32 (16, 5) on rank 0 and '0.weight' torch.float32 (17, 5)"),
+    ("dtype", "parameter number 0 is '0.weight' torch.float32 (16, 5) on rank 0 and '0.weight' torch.float64 (16, 5)"),
+    ("frozen", "'requires_grad of 0.bias' True on rank 0 and 'requires_grad of 0.bias' False on rank 1"),
+    ("optimizer", "'optimizer' 'SGD' on rank 0 and 'optimizer' 'Adam' on rank 1"),
+    ("rate", "'lr' 0.05 on rank 0 and 'lr' 0.5 on rank 1"),
+    ("compression", "'compression_params' None on rank 0 and 'compression_params' {'type': '2bit'} on rank 1"),
+    ("update", "'update_on_kvstore' True on rank 0 and 'update_on_kvstore' False on rank 1"),
+]
+
+
+def _different(update):
+    """What each of these differences on rank 1 makes a step say, and whether a weight has changed."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = []
+    for what, _ in DIFFERENT:
+        odd = what if rank == 1 else ""
+        net = _net(17 if odd == "shape" else 16, torch.float64 if odd == "dtype" else torch.float32)
+        net[0].bias.requires_grad = odd != "frozen"
+        named = list(net.named_parameters())[: 3 if odd == "number" else 4]
+        if odd == "name":
+            named = [(name.replace("0.", "first."), param) for name, param in named]
+        arguments = {"learning_rate": 0.5 if odd == "rate" else 0.05, "momentum": 0.9}
+        name, arguments = ("adam", {"learning_rate": 0.05}) if odd == "optimizer" else ("sgd", arguments)
+        settings = {"compression_params": {"type": "2bit"}} if odd == "compression" else {}
+        here = (rank == 0) if what == "update" else update
+        trainer = _trainer(named, here, None, name, arguments, **settings)
+        before = _weights(net)
+        net(torch.ones(1, 5, dtype=net[0].weight.dtype)).sum().backward()
+        with pytest.raises(ValueError, match="ranks differ") as caught:
+            trainer.step(ranks)
+        found.append((str(caught.value), np.array_equal(before, _weights(net))))
+    return found
+
+
+@WAYS
+def test_ranks_that_differ_are_refused_on_all_before_a_weight_has_changed(processes, update):
+    for answers in processes(2).run(_different, update):
+        for (what, expected), (text, unchanged) in zip(DIFFERENT, answers, strict=True):
+            assert expected in text, what
+            assert unchanged, what
+
+
+def _not_a_number(update, settings, compression_params):
+    """The third step's gradients have NaN on rank 1; weights after each step."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    net = _net()
+    arguments = {"learning_rate": 0.05, "momentum": 0.9} | settings
+    trainer = _trainer(net, update, None, "sgd", arguments, compression_params=compression_params)
+    after = []
+    for step in range(5):
+        _backward_with_nan(net, step, rank, ranks) if step == 2 and rank == 1 else _backward(net, step, rank, ranks)
+        trainer.step(SAMPLES)
+        after.append(_weights(net))
+    return np.stack(after)
+
+
+def _backward_with_nan(net, step, rank, ranks):
+    handle = net[0].register_forward_hook(lambda module, inputs, output: output * torch.nan)
+    _backward(net, step, rank, ranks)
+    handle.remove()
+
+
+@WAYS
+def test_nan_on_one_rank_is_nan_on_all_or_leaves_the_step_out_on_all(processes, update):
+    first, second = processes(2).run(_not_a_number, update, {}, None)
+    np.testing.assert_array_equal(first, second)
+    assert np.isfinite(first[:2]).all()
+    assert np.isnan(first[2:]).all()
+    first, second = processes(2).run(_not_a_number, update, {"skip_nonfinite": True}, None)
+    np.testing.assert_array_equal(first, second)
+    assert np.isfinite(first).all()
+    np.testing.assert_array_equal(first[2], first[1])
+    assert (first[3] != first[2]).any()
+    for kind in ("2bit", "int8", "topk"):
+        first, second = processes(2).run(_not_a_number, update, {}, {"type": kind})
+        np.testing.assert_array_equal(first, second)
+
+
+# ---- killed processes ------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("test_faults", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.be_killed(sys.argv[2])
+"""
+STAGES = [
+    (5, False, "inside"),
+    (4, True, "between"),
+    (3, True, "inside"),
+]  # ranks, update_on_kvstore, when the last is killed
+
+
+def be_killed(folder):
+    """In each stage some ranks train, and the last one is killed: between backward and step, or inside communication."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    collectives._GRACE, rank = GRACE, dist.get_rank()
+    nets = [_net() for _ in STAGES]
+    trainers = [_trainer(net, update, list(range(ranks))) for net, (ranks, update, _) in zip(nets, STAGES, strict=True)]
+    for net, trainer, (ranks, update, when) in zip(nets, trainers, STAGES, strict=True):
+        _steps(net, trainer, 0, 3, ranks)
+        trainer.save_states(f"{folder}/states {ranks}")
+        if rank == 0:
+            torch.save(net.state_dict(), f"{folder}/weights {ranks}")
+        _steps(net, trainer, 3, 4, ranks)
+        if rank == ranks - 1:
+            if when == "inside":  # as backward sends the sums, or as updated weights are gathered
+                name = "all_to_all_single" if update else "all_reduce"
+                setattr(dist, name, _killing(getattr(dist, name), 2 if update else 1))
+                _steps(net, trainer, 4, 5, ranks)
+            _backward(net, 4, rank, ranks)
+            os.kill(os.getpid(), signal.SIGKILL)
+        # What was sent before may be enough for some of the others, who learn of it in the next step.
+        text, _, seconds = _said(lambda net=net, trainer=trainer, ranks=ranks: _steps(net, trainer, 4, 6, ranks))
+        again, *_ = _said(lambda net=net, trainer=trainer, ranks=ranks: _steps(net, trainer, 6, 7, ranks))
+        print(seconds < LIMIT + GRACE + 5, again == text, text, flush=True)
+    os._exit(0)  # some of the groups are beyond a clean end
+
+
+def _killing(function, count):
+    """A collective that kills this process when it has been started for the nth time."""
+
+    def call(*args, **settings):
+        nonlocal count
+        count -= 1
+        work = function(*args, **settings)
+        if count <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return work
+
+    return call
+
+
+def _resumed(ranks, update, folder):
+    """The trajectory from the saved states on, and that of a run that nothing has happened to."""
+    resumed, whole = _net(), _net()
+    resumed.load_state_dict(torch.load(f"{folder}/weights {ranks}"))
+    trainer = _trainer(resumed, update)
+    trainer.load_states(f"{folder}/states {ranks}")
+    _steps(resumed, trainer, 3, 6, ranks)
+    _steps(whole, _trainer(whole, update), 0, 6, ranks)
+    return _weights(resumed), _weights(whole)
+
+
+def test_a_killed_rank_is_named_on_all_that_are_left_and_saved_states_go_on(processes, tmp_path):
+    codes, outputs, errors = _started(tmp_path, 5, str(tmp_path))
+    assert codes == [0, 0, -signal.SIGKILL, -signal.SIGKILL, -signal.SIGKILL], errors
+    for rank, output in enumerate(outputs):
+        lines = output.splitlines()
+        assert len(lines) == sum(rank < ranks - 1 for ranks, _, _ in STAGES)
+        for (ranks, _, _), line in zip(STAGES, lines, strict=False):
+            found = re.match(r"True True ranks? ([\d, ]+) of (\d) (is|are) missing: ", line)
+            assert found, line
+            named = set(map(int, found[1].split(", ")))  # a slow one may be among them
+            assert ranks - 1 in named
+            assert rank not in named
+            assert int(found[2]) == ranks
+    ranks, update, _ = STAGES[-1]
+    for weights, expected in processes(ranks).run(_resumed, ranks, update, tmp_path):
+        np.testing.assert_array_equal(weights, expected)
+
+
+def _started(folder, ranks, *arguments):
+    """Exit statuses, outputs and errors of so many processes of the program."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    settings = {"OMP_NUM_THREADS": "1"}
+    (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
+    running = [
+        subprocess.Popen(
+            [sys.executable, "program.py", __file__, *arguments],
+            cwd=folder,
+            env=os.environ | address | settings | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        texts = [process.communicate(timeout=120) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    outputs, errors = zip(*texts, strict=True)
+    return [process.returncode for process in running], list(outputs), list(errors)
