@@ -201,7 +201,7 @@ STAGES = [
     (5, False, "inside"),
     (4, True, "between"),
     (3, True, "inside"),
-]  # ranks, update_on_kvstore, when the last is killed
+]  # ranks, who updates, when one is killed
 
 
 def be_killed(folder):

@@ -135,20 +135,21 @@ def _made(group: Any) -> Any:
 def _noticed(group: Any, error: RuntimeError) -> str:
     """What is to be said of a collective that has failed, from now on."""
     ranks, found = dist.get_process_group_ranks(group), _missing(_made(group))
+    count = len(ranks)
     if found is None:
-        who = (
-            f"a rank of {len(ranks)} is missing, probably rank 0, which keeps the list of all: it has ended, hangs, or makes"
-        )
+        who = f"a rank of {count} is missing, probably rank 0, which keeps the list of all: it has ended, hangs, or makes"
     elif not found:
-        who = f"the {len(ranks)} ranks are not at the same call: one came too late for the others, or makes"
+        who = f"the {count} ranks are not at the same call: one came too late for the others, or makes"
     elif len(found) == 1:
-        who = f"rank {ranks[found[0]]} of {len(ranks)} is missing: it has ended, hangs, or makes"
+        who = f"rank {ranks[found[0]]} of {count} is missing: it has ended, hangs, or makes"
     else:
-        who = f"ranks {', '.join(str(ranks[place]) for place in found)} of {len(ranks)} are missing: they have ended, hang, or make"
+        named = ", ".join(str(ranks[place]) for place in found)
+        who = f"ranks {named} of {count} are missing: they have ended, hang, or make"
     why = re.sub(r"^\[[^\]]*\] ", "", str(error)).split(". ")[0]
     text = (
-        f"{who} other calls than this one ({why}). Nobody can go on, and weights and states may be from the middle of a step: "
-        "end all processes, see what the missing ones printed last, and start again with saved weights and load_states()"
+        f"{who} other calls than this one ({why}). Nobody can go on, and weights and states may be from the middle of a "
+        "step: end all processes, see what the missing ones printed last, and start again with saved weights and "
+        "load_states()"
     )
     if (world := _made(group)) is not None:
         _lost[world] = text

@@ -100,7 +100,7 @@ class _InStep(Exchange):
         """See that all ranks have the same model, optimizer and settings."""
         params, optimizer = self._copy.params, self._optimizer
         check_alike("parameter", dict(zip(self._names, params, strict=True)), self._group)
-        settings = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
+        settings: dict[str, Any] = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
         settings |= {"optimizer": type(optimizer).__name__, "lr_scheduler": type(optimizer.lr_scheduler).__name__}
         settings |= optimizer.settings()
         described = {name: repr(value) for name, value in settings.items()}
