@@ -30,6 +30,7 @@ from .kvstore import KVStore
 from .kvstore.compression import checked
 from .kvstore.distributed import BucketExchange, ShardExchange, check_compression
 from .kvstore.exchange import Apart, Exchange, StoreExchange, check_residuals, updates_on_store
+from .kvstore.server import compressor_of
 from .optimizer import Optimizer, RuleOptimizer, Updater, create
 from .optimizer.updater import Plan
 from .telemetry import Telemetry
@@ -64,8 +65,9 @@ class Trainer:
             the weights, and whose program ends here when the others have finished. See docs/scaling.md.
         compression_params: gradient compression, {"type": "2bit" or "1bit", "threshold": 0.5}. It acts where "device"
             adds up several copies' gradients; what is not sent is kept back in a residual for each copy. With "local" it is
-            an error, and without a store it has no effect. With "dist_sync" there are more types, see
-            `tristep.kvstore.create_compressor`, and "auto": the link is measured at the first step, and what pays is taken.
+            an error, and without a store it has no effect. With "dist_sync" and "dist_async" there are more types, see
+            `tristep.kvstore.create_compressor`; with "dist_sync" also "auto": the link is measured at the first step, and
+            what pays is taken. With "dist_async" each worker compresses what it pushes, and pulls weights as they are.
         update_on_kvstore: whether the store updates the weights, with one state for all copies, and gives them back; or each
             copy is updated, with a state of its own, from the sum of the gradients, which is then in `.grad`. None means yes
             where the store can, unless there are sparse gradients, the environment variable MXNET_UPDATE_ON_KVSTORE is 0, or
@@ -997,7 +999,9 @@ def _check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, 
     if update_on_kvstore is not None:
         flag("update_on_kvstore", update_on_kvstore)
     if compression_params is not None:
-        (check_compression if _is_in_step(kvstore) else checked)(compression_params)
+        of_servers = (_is_dist(kvstore) and not _is_in_step(kvstore)) or isinstance(kvstore, stores.ServerStore)
+        check = compressor_of if of_servers else check_compression if _is_in_step(kvstore) else checked
+        check(compression_params)
     is_name = isinstance(kvstore, str)
     dist = _is_dist(kvstore)
     if kvstore is None or (is_name and copies == 1 and not dist):

@@ -120,6 +120,10 @@ class KVStore(abc.ABC):
         """What compression has kept back so far, by key and source; live."""
         return {}
 
+    def _load_residuals(self, saved: Mapping[Key, Mapping[str, torch.Tensor]]) -> bool:
+        """Take over what compression had kept back by key and source; whether the store does so by itself."""
+        return False
+
 
 _Store = TypeVar("_Store", bound=type[KVStore])
 _registry: dict[str, type[KVStore]] = {}

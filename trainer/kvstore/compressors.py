@@ -95,6 +95,20 @@ class Compressor(abc.ABC):
     def _way(self, place: _Place) -> _Way:
         return _Messages(self, place)
 
+    def _message(self, values: torch.Tensor, residual: torch.Tensor | None, step: int) -> torch.Tensor:
+        """The message to one receiver, the one of this number, with what was left of earlier ones; `residual` is kept up."""
+        x = values if residual is None else values + residual
+        message = self._encode(x, step)
+        if residual is not None:
+            _keep(x, self._decode(message, x.numel(), step), residual)
+        return message
+
+    def _encode(self, values: torch.Tensor, step: int) -> torch.Tensor:
+        return self.encode(values)
+
+    def _decode(self, message: torch.Tensor, n: int, step: int) -> torch.Tensor:
+        return self.decode(message, n)
+
 
 _Class = TypeVar("_Class", bound=type[Compressor])
 _registry: dict[str, type[Compressor]] = {}
@@ -156,8 +170,11 @@ class _OfCodes(Compressor):
     _parameter = 0.0
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
+        return self._message(values, None, 0)
+
+    def _message(self, values: torch.Tensor, residual: torch.Tensor | None, step: int) -> torch.Tensor:
         message = torch.empty(1, self.code.size(self.code.chunk(values.numel())), dtype=torch.uint8, device=values.device)
-        compress.encode(self.code, values.contiguous(), None, message, self._parameter)
+        compress.encode(self.code, values.contiguous(), residual, message, self._parameter)
         return message[0]
 
     def decode(self, message: torch.Tensor, n: int) -> torch.Tensor:
@@ -260,10 +277,16 @@ class _RandomK(Compressor):
         return drawn.to(device, non_blocking=True)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        return values[self.places(0, values.numel(), values.device)]
+        return self._encode(values, 0)
 
     def decode(self, message: torch.Tensor, n: int) -> torch.Tensor:
-        return torch.zeros(n, device=message.device).index_copy_(0, self.places(0, n, message.device), message)
+        return self._decode(message, n, 0)
+
+    def _encode(self, values: torch.Tensor, step: int) -> torch.Tensor:
+        return values[self.places(step, values.numel(), values.device)]
+
+    def _decode(self, message: torch.Tensor, n: int, step: int) -> torch.Tensor:
+        return torch.zeros(n, device=message.device).index_copy_(0, self.places(step, n, message.device), message)
 
     def _way(self, place: _Place) -> _Way:
         return _ChosenPlaces(self, place)
@@ -564,11 +587,10 @@ class _Way(abc.ABC):
         x = bucket.to(torch.float32, copy=True)
         return x if self.worker is None else x.add_(self.worker)
 
-    @staticmethod
-    def _keep(x: torch.Tensor, sent: torch.Tensor, residual: torch.Tensor | None) -> None:
-        """Keep what was left out, nothing where that is not finite, so that an overflow does not stay for ever."""
-        if residual is not None:
-            torch.sub(x, sent, out=residual).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+def _keep(x: torch.Tensor, sent: torch.Tensor, residual: torch.Tensor) -> None:
+    """Keep what was left out, nothing where that is not finite, so that an overflow does not stay for ever."""
+    torch.sub(x, sent, out=residual).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _all_reduce_bytes(ranks: int, n: int) -> float:
@@ -674,7 +696,7 @@ class _Messages(_Way):
                 f"{self.dtype} {tuple(self.shape)} before: ranks must know how long messages are"
             )
         if residual is not None:
-            self._keep(x, self._decoded(message), residual)
+            _keep(x, self._decoded(message), residual)
         return message.contiguous().view(-1).view(torch.uint8)
 
     def _message(self, data: torch.Tensor) -> torch.Tensor:
@@ -778,7 +800,7 @@ class _Factors(_Way):
             sent = x.clone()
             for (stretch, *_), left, right in zip(self.matrices, p, own, strict=True):
                 sent[stretch] = (left @ right.mT).view(-1)
-            self._keep(x, sent, self.worker)
+            _keep(x, sent, self.worker)
         if own:
             second = torch.cat([each.reshape(-1) for each in own])
             yield self.place.all_reduce(second)

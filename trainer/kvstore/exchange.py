@@ -301,6 +301,8 @@ class StoreExchange(Exchange):
     def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         if self._compression_params is None:
             return
+        if self._live._load_residuals({i: saved.get(name, {}) for i, name in enumerate(self._names)}):
+            return
         live = self._live._residuals()
         sources = [str(d) for d in range(self.num_copies)]
         for i, name in enumerate(self._names):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ..arguments import real
 from .base import Key
+from .compressors import create_compressor
 from .messages import Buffer, Channel, Kind, Layout, Lost, Message, Sent, Tag
 from .server_core import ServerCore
 
@@ -88,7 +89,7 @@ class Service:
         self._gone: dict[int, str] = {}  # why, by worker
         self._outgoing: list[tuple[Sent, bool] | None] = [None] * roles.workers
         self._errors: list[Sent] = []  # answers that a worker may look at later
-        self._routes: list[dict[int, tuple[list[Key], Layout]]] = [{} for _ in range(roles.workers)]
+        self._routes: list[dict[int, _Route]] = [{} for _ in range(roles.workers)]
         self._calls = Counter[str]()
         self._waiting: dict[int, tuple[str, Any]] = {}  # workers at a barrier: which, and what they bring
 
@@ -191,20 +192,20 @@ class Service:
     def _push_and_pull(self, worker: int, message: Message, value: Any) -> None:
         routes = self._routes[worker]
         new, changes = value or ({}, None)
-        for number, (keys, shapes, dtypes) in new.items():
-            routes[number] = keys, Layout(shapes, dtypes)
+        for number, described in new.items():
+            routes[number] = _Route(*described)
         if changes:
             self._core.change(worker, changes)
-        _, pushed, pulled, *_ = message.numbers
+        _, pushed, pulled, count, *_ = message.numbers
         if pushed:
-            keys, layout = routes[pushed]
-            self._core.push(worker, keys, message.tensors(layout))
+            route = routes[pushed]
+            self._core.push(worker, route.keys, route.gradients(message, count, self._core.device))
         if not pulled:
             self._reply(worker, None)
             return
-        keys, layout = routes[pulled]
-        _, buffer, room = self._channel.body(None, layout)
-        self._core.pull(worker, keys, room)
+        route = routes[pulled]
+        _, buffer, room = self._channel.body(None, route.layout)
+        self._core.pull(worker, route.keys, room)
         self._send(worker, 0, b"", buffer, keep=self._core.keeps_pulled)
 
     def _arrive(self, worker: int, what: str, value: Any) -> None:
@@ -244,6 +245,30 @@ class Service:
                 sent.wait()
             if not keep:
                 self._channel.pool.give(sent.buffer)
+
+
+class _Route:
+    """What is in a worker's messages of one number: tensors of some keys, or a compressed message of them."""
+
+    def __init__(
+        self,
+        keys: list[Key],
+        shapes: Sequence[torch.Size],
+        dtypes: Sequence[torch.dtype],
+        packed: tuple[Mapping[str, Any], torch.Size, torch.dtype] | None,
+    ) -> None:
+        self.keys, self._shapes, self._dtypes = keys, shapes, dtypes
+        self._compressor = None if packed is None else create_compressor(packed[0])
+        self.layout = Layout(shapes, dtypes) if packed is None else Layout([packed[1]], [packed[2]])
+
+    def gradients(self, message: Message, count: int, device: torch.device) -> list[torch.Tensor]:
+        """The gradients in a message, the worker's one of this number if it is compressed."""
+        tensors = message.tensors(self.layout)
+        if self._compressor is None:
+            return tensors
+        sizes = [shape.numel() for shape in self._shapes]
+        flats = self._compressor._decode(tensors[0].to(device), sum(sizes), count).split(sizes)
+        return [flat.view(s).to(dtype) for flat, s, dtype in zip(flats, self._shapes, self._dtypes, strict=True)]
 
 
 def whole_number_of(variable: str, default: int) -> int:
