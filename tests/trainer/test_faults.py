@@ -153,6 +153,42 @@ def test_ranks_that_differ_are_refused_on_all_before_a_weight_has_changed(proces
             assert unchanged, what
 
 
+def _unlike(update, what):
+    """In the second step rank 1 has another setting; in which step there is an error, and what it says."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    net = _net()
+    trainer = _trainer(net, update)
+    for step in range(6):
+        odd = what if rank == 1 and step == 1 else ""
+        if odd == "rate":
+            trainer.set_learning_rate(0.06)
+        if odd == "momentum":
+            trainer.optimizer.momentum = 0.8
+        _backward(net, step, rank, ranks)
+        try:
+            trainer.step(SAMPLES - 1 if odd == "batch" else SAMPLES)
+        except ValueError as error:
+            return step, str(error)
+    return step, ""
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("batch", f"'rescale_grad' {1 / SAMPLES!r} on rank 0 and 'rescale_grad' {1 / (SAMPLES - 1)!r} on rank 1"),
+        ("rate", "'lr' 0.05 on rank 0 and 'lr' 0.06 on rank 1"),
+        ("momentum", "'momentum' 0.9 on rank 0 and 'momentum' 0.8 on rank 1"),
+        ("nothing", ""),
+    ],
+)
+def test_ranks_that_take_a_step_differently_learn_of_it_in_the_next(processes, update, what, expected):
+    for step, text in processes(2).run(_unlike, update, what):
+        assert step == (2 if expected else 5)
+        assert expected in text
+        assert not expected or text.startswith("ranks differ: setting of the last step number")
+
+
 def _not_a_number(update, settings, compression_params):
     """The third step's gradients have NaN on rank 1; weights after each step."""
     rank, ranks = dist.get_rank(), dist.get_world_size()

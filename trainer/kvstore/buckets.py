@@ -131,6 +131,8 @@ class GradientBuckets:
     Attributes:
         buckets: in the order in which they are started; empty before the first `finish`.
         used: for each parameter whether some rank had a gradient for it in the last `finish`.
+        notes: four whole numbers below 2^12, of one's own, that are added up with the gradients; 0 unless set.
+        note_sums: their sums over all ranks in the last `finish`, float32 or float64 [4].
         events: of the present round, or else the last one, in order: ("came", index of a parameter whose gradient a hook
             announced) and ("started", number of a bucket). There are none before there are buckets.
 
@@ -167,6 +169,8 @@ class GradientBuckets:
         self.pool = Pool()
         self.buckets: list[Bucket] = []
         self.used = [False] * len(self.params)
+        self.notes = [0, 0, 0, 0]
+        self.note_sums = torch.zeros(4)
         self.events: list[tuple[str, int]] = []
         self._limits = whole("bucket_bytes", bucket_bytes, low=1), whole("first_bucket_bytes", first_bucket_bytes, low=1)
         self._reducer = reducer
@@ -236,7 +240,7 @@ class GradientBuckets:
             self._begin_round()
         self._start(len(self.buckets), counted)
         self._wait()
-        counts = self._counts.clone()
+        counts, self.note_sums = self._counts.clone().split([len(self.params), len(self.notes)])
         self.used = counted
         if not all(new or not param.requires_grad for new, param in zip(counted, self.params, strict=True)):
             self.used = (counts > 0).tolist()
@@ -297,7 +301,7 @@ class GradientBuckets:
         carries = bool(wide) and not self.scatter and self._reducer is None
         if carries:
             gathered.append(gathered.pop(wide[-1]))
-        counts = len(self.params)
+        counts = len(self.params) + len(self.notes)
         for k, ((device, dtype, weight_dtype, _), members) in enumerate(gathered):
             own_counts = counts if carries and k == len(gathered) - 1 else 0
             self.buckets.append(self._bucket(device, dtype, weight_dtype, members, own_counts))
@@ -402,10 +406,12 @@ class GradientBuckets:
             if not bucket.asleep:
                 self._fill(bucket, counted)
                 if bucket is self._counting:
+                    counts, notes = self._counts.split([len(self.params), len(self.notes)])
                     if all(counted):
-                        self._counts.fill_(1.0)
+                        counts.fill_(1.0)
                     else:
-                        self._counts.copy_(torch.tensor(counted, dtype=torch.float32), non_blocking=True)
+                        counts.copy_(torch.tensor(counted, dtype=torch.float32), non_blocking=True)
+                    notes.copy_(torch.tensor(self.notes, dtype=torch.float32), non_blocking=True)
                 bucket.handle = self._reduce(bucket)
                 bucket.started = True
                 self.events.append(("started", self._next))

@@ -10,6 +10,7 @@ import abc
 import contextlib
 import sys
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ __all__ = ["BucketExchange", "ShardExchange", "check_compression"]
 
 AUTO = "auto"
 CANDIDATES = ("bf16", "int8", "int4")  # for it: whatever the gradients, these are close to them
+_MOST_EXACT = 2**12  # ranks, whose notes have exact sums in float32
 _SERVER = "server"  # the source of what is left of sums; those of ranks are their numbers
 
 
@@ -78,6 +80,7 @@ class _InStep(Exchange):
         self._late: tuple[torch.Tensor, Any] | None = None
         # Gradients that are sums already, of a step that was refused after that: the tensors, their versions, their counts.
         self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
+        self._last: dict[str, str] = {}  # the optimizer's settings in the last step
         self.num_copies = dist.get_world_size(group)
         self.writes = dist.get_rank(group) == 0
 
@@ -102,8 +105,7 @@ class _InStep(Exchange):
         check_alike("parameter", dict(zip(self._names, params, strict=True)), self._group)
         settings: dict[str, Any] = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
         settings |= {"optimizer": type(optimizer).__name__, "lr_scheduler": type(optimizer.lr_scheduler).__name__}
-        settings |= optimizer.settings()
-        described = {name: repr(value) for name, value in settings.items()}
+        described = {name: repr(value) for name, value in settings.items()} | _described(optimizer)
         trained = {f"requires_grad of {n}": str(p.requires_grad) for n, p in zip(self._names, params, strict=True)}
         check_same("setting", described | trained, self._group, params[0].device)
 
@@ -171,6 +173,27 @@ class _InStep(Exchange):
 
     def end_step(self) -> None:
         self._sums = {}
+        # With the next gradients the ranks see whether they have taken this step alike.
+        self._last = _described(self._optimizer)
+        digest = zlib.crc32(repr(self._last).encode())
+        self._live.notes = [number for part in (digest & 63, digest >> 6 & 63) for number in (part, part * part)]
+
+    def _check_notes(self, sums: Sequence[float]) -> None:
+        """See that all ranks have taken the last step alike: sums of squares are least where all numbers are equal.
+
+        Raises:
+            ValueError, RuntimeError: they have not.
+        """
+        pairs = zip(sums[::2], sums[1::2], strict=True)
+        if self.num_copies > _MOST_EXACT or all(self.num_copies * square == total * total for total, square in pairs):
+            return
+        if not self._live.note_sums.is_cuda:  # all ranks are here
+            device = self._copy.params[0].device
+            check_same("setting of the last step", self._last, self._group, device)
+        raise RuntimeError(
+            "in the last step ranks had other batch sizes, learning rates or other settings of the optimizer: their weights "
+            "are no longer what they should be; load saved states and weights, or begin anew"
+        )
 
     def _counts(self, fresh: Sequence[bool], counts: torch.Tensor, ignore_stale_grad: bool) -> list[int]:
         """On how many ranks each gradient was fresh, without waiting for a GPU where this rank had all of them.
@@ -182,6 +205,8 @@ class _InStep(Exchange):
             late, event = self._late
             self._late = None
             event.synchronize()
+            late, sums = late.split([len(self._names), len(self._live.notes)])
+            self._check_notes(sums.tolist())
             missing = [repr(self._names[i]) for i in torch.nonzero(late < self.num_copies).flatten().tolist()]
             if missing:
                 raise RuntimeError(
@@ -190,11 +215,14 @@ class _InStep(Exchange):
                 )
         complete = all(new or not param.requires_grad for new, param in zip(fresh, self._copy.params, strict=True))
         if not (counts.is_cuda and complete):
+            self._check_notes(self._live.note_sums.tolist())
             return [int(count) for count in counts.tolist()]
         if not ignore_stale_grad:
             trained = torch.tensor([param.requires_grad for param in self._copy.params])
-            host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
-            host.copy_(torch.where(trained.to(counts.device), counts, float(self.num_copies)), non_blocking=True)
+            wanted = torch.where(trained.to(counts.device), counts, float(self.num_copies))
+            found = torch.cat([wanted, self._live.note_sums])
+            host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            host.copy_(found, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
             self._late = host, event
@@ -338,6 +366,11 @@ class ShardExchange(_InStep):
     def _whole(self) -> ShardedUpdate:
         assert self._shards is not None
         return self._shards
+
+
+def _described(optimizer: Optimizer) -> dict[str, str]:
+    """What of an optimizer must be the same on all ranks."""
+    return {name: repr(value) for name, value in (optimizer.settings() | {"num_update": optimizer.num_update}).items()}
 
 
 def _copy_speed(device: torch.device) -> float:
