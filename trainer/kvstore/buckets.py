@@ -170,7 +170,7 @@ class GradientBuckets:
         self.buckets: list[Bucket] = []
         self.used = [False] * len(self.params)
         self.notes = [0, 0, 0, 0]
-        self.note_sums = torch.zeros(4)
+        self.note_sums = torch.zeros(4, device=self.params[0].device)
         self.events: list[tuple[str, int]] = []
         self._limits = whole("bucket_bytes", bucket_bytes, low=1), whole("first_bucket_bytes", first_bucket_bytes, low=1)
         self._reducer = reducer
