@@ -80,7 +80,7 @@ class _InStep(Exchange):
         self._late: tuple[torch.Tensor, Any] | None = None
         # Gradients that are sums already, of a step that was refused after that: the tensors, their versions, their counts.
         self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
-        self._last: dict[str, str] = {}  # the optimizer's settings in the last step
+        self._last: dict[str, Any] = {}  # the optimizer's settings in the last step
         self.num_copies = dist.get_world_size(group)
         self.writes = dist.get_rank(group) == 0
 
@@ -105,7 +105,7 @@ class _InStep(Exchange):
         check_alike("parameter", dict(zip(self._names, params, strict=True)), self._group)
         settings: dict[str, Any] = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
         settings |= {"optimizer": type(optimizer).__name__, "lr_scheduler": type(optimizer.lr_scheduler).__name__}
-        described = {name: repr(value) for name, value in settings.items()} | _described(optimizer)
+        described = _described(settings | _settings(optimizer))
         trained = {f"requires_grad of {n}": str(p.requires_grad) for n, p in zip(self._names, params, strict=True)}
         check_same("setting", described | trained, self._group, params[0].device)
 
@@ -174,7 +174,7 @@ class _InStep(Exchange):
     def end_step(self) -> None:
         self._sums = {}
         # With the next gradients the ranks see whether they have taken this step alike.
-        self._last = _described(self._optimizer)
+        self._last = _settings(self._optimizer)
         digest = zlib.crc32(repr(self._last).encode())
         self._live.notes = [number for part in (digest & 63, digest >> 6 & 63) for number in (part, part * part)]
 
@@ -189,7 +189,7 @@ class _InStep(Exchange):
             return
         if not self._live.note_sums.is_cuda:  # all ranks are here
             device = self._copy.params[0].device
-            check_same("setting of the last step", self._last, self._group, device)
+            check_same("setting of the last step", _described(self._last), self._group, device)
         raise RuntimeError(
             "in the last step ranks had other batch sizes, learning rates or other settings of the optimizer: their weights "
             "are no longer what they should be; load saved states and weights, or begin anew"
@@ -368,9 +368,13 @@ class ShardExchange(_InStep):
         return self._shards
 
 
-def _described(optimizer: Optimizer) -> dict[str, str]:
+def _settings(optimizer: Optimizer) -> dict[str, Any]:
     """What of an optimizer must be the same on all ranks."""
-    return {name: repr(value) for name, value in (optimizer.settings() | {"num_update": optimizer.num_update}).items()}
+    return optimizer.settings() | {"num_update": optimizer.num_update}
+
+
+def _described(settings: Mapping[str, Any]) -> dict[str, str]:
+    return {name: repr(value) for name, value in settings.items()}
 
 
 def _copy_speed(device: torch.device) -> float:
