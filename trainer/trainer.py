@@ -221,7 +221,9 @@ class Trainer:
 
         Raises:
             StaleGradientError: some parameters have no fresh gradient; nothing has been changed.
-            ValueError, TypeError: a batch size or a gradient that does not fit; nothing has been changed.
+            ValueError, TypeError: a batch size or a gradient that does not fit; nothing has been changed. Of several
+                processes, one has other parameters or settings, or had in the last step.
+            RuntimeError: of several processes that work in step, one is missing.
         """
         self._step(batch_size, ignore_stale_grad)
 
