@@ -21,6 +21,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.path import Path
 from matplotlib.patheffects import Normal, Stroke
 from matplotlib.quiver import Quiver
 from matplotlib.spines import Spine
@@ -83,7 +84,8 @@ class Picture:
 
     figure: Figure
     _scene: Scene
-    _background: Any  # the pixels of what does not change; None: they have to be drawn
+    _background: np.ndarray | None  # the pixels of what does not change; None: they have to be drawn
+    _calls: dict[Artist, tuple[Any, list[_Call]]]  # of artists above these, a line's marker and what a renderer was told
 
     def __init__(
         self, scene: Scene, state: State | None = None, theme: str = "light", dpi: float = 100.0, values: bool = True
@@ -161,23 +163,63 @@ class Picture:
             canvas.draw()
             for artist in moving:
                 artist.set_animated(False)
-            self._background = canvas.copy_from_bbox(self.figure.bbox)
+            self._calls = {}
+            pixels = np.asarray(canvas.buffer_rgba())
+            self._background = pixels.copy()
         else:
-            canvas.restore_region(self._background)
+            pixels = np.asarray(canvas.buffer_rgba())
+            pixels[:] = self._background
         renderer = _renderer(self.figure)
-        for artist in moving:
-            artist.draw(renderer)
-        return np.asarray(canvas.buffer_rgba())
+        for artist, changes in moving.items():
+            if changes and not isinstance(artist, Line2D):
+                artist.draw(renderer)
+            elif artist.get_visible():
+                self._draw_again(artist, renderer)
+        return pixels
 
-    def _moving_artists(self) -> list[Artist]:
-        """What is drawn above the background, in matplotlib's order: in each axes all from the first that changes on."""
-        found: list[Artist] = []
+    def _draw_again(self, artist: Artist, renderer: Any) -> None:
+        """Draw what differs from before in its points at most.
+
+        Most of the time of drawing a line goes into finding out how it looks, which is kept here.
+        """
+        if not isinstance(artist, Line2D):
+            look, points = None, None
+        else:
+            look = artist.get_marker()
+            if look not in ("", "None") and artist.get_path_effects():  # which draw each marker by itself
+                artist.draw(renderer)
+                return
+            data = np.array([artist.get_xdata(orig=True), artist.get_ydata(orig=True)], dtype=np.float64)
+            if data.size == 0:
+                return
+            points = Path(artist.get_transform().transform_non_affine(data.T))
+        before = self._calls.get(artist)
+        if before is None or before[0] != look:
+            heard = _Heard(renderer)
+            artist.draw(heard)
+            self._calls[artist] = look, heard.calls
+            return
+        for name, given, named in before[1]:
+            if points is not None:
+                place = {"draw_path": 1, "draw_markers": 3}[name]
+                given = (*given[:place], points, *given[place + 1 :])
+            getattr(renderer, name)(*given, **named)
+
+    def _moving_artists(self) -> dict[Artist, bool]:
+        """What is drawn above the background, and whether it changes.
+
+        It is in matplotlib's order: in each axes all from the first that changes on.
+        """
+        found: dict[Artist, bool] = {}
         for i, drawn in enumerate(self._panels):
-            first = [artist for j, kept in enumerate(drawn.layers) if (i, j) in self._moving for artist in kept.artists]
-            if first:
+            moving = {artist for j, kept in enumerate(drawn.layers) if (i, j) in self._moving for artist in kept.artists}
+            if moving:
                 order = drawn.in_order()
-                found += order[min(order.index(artist) for artist in first) :]
-        return found + [self._values] if self._values.get_text() else found
+                first = min(order.index(artist) for artist in moving)
+                found |= {artist: artist in moving for artist in order[first:]}
+        if self._values.get_text():
+            found[self._values] = True
+        return found
 
     def _arrange(self) -> None:
         """Put words and axes where all of them have room. Lengths are in inches."""
@@ -401,6 +443,28 @@ class _DrawnPanel:
         return tuple(size / self.figure.dpi for size in sizes)
 
 
+_Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+class _Heard:
+    """A renderer that keeps what it is told to draw."""
+
+    def __init__(self, renderer: Any) -> None:
+        self._renderer = renderer
+        self.calls: list[_Call] = []
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._renderer, name)
+        if not name.startswith("draw_"):
+            return method
+
+        def call(*given: Any, **named: Any) -> Any:
+            self.calls.append((name, given, named))
+            return method(*given, **named)
+
+        return call
+
+
 class _Drawn:
     """The artists of a layer."""
 
@@ -410,6 +474,7 @@ class _Drawn:
         self.zorder = 1 + i / 1000
         self.artists: list[Artist] = []
         self._shown: tuple[Any, ...] | None = None
+        self._edges: np.ndarray | None = None  # of the axes, [2, 2]
         self.make(layer)
 
     # Whether it takes longer to find out that nothing has changed than to hand over the same again.
@@ -426,7 +491,7 @@ class _Drawn:
 
     def forget(self) -> None:
         """Let the next `show` hand over all of it: the axes reach from or to something else."""
-        self._shown = None
+        self._shown = self._edges = None
 
     def data(self, scene: Scene, layer: Any, state: State) -> tuple[Any, ...]:
         return tuple(layer.chosen(name, state) for name in layer.arrays)
@@ -445,9 +510,9 @@ class _Drawn:
     def inside(self, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         """The points that are not beyond the axes. Those on the edge are drawn whole."""
         # Rounded as the points are: one on the edge must not be beyond it.
-        (left, right), (low, high) = (
-            np.sort(np.array(ends, np.float32)) for ends in (self.axes.get_xlim(), self.axes.get_ylim())
-        )
+        if self._edges is None:
+            self._edges = np.sort(np.array([self.axes.get_xlim(), self.axes.get_ylim()], np.float32), axis=1)
+        (left, right), (low, high) = self._edges
         there = (left <= x) & (x <= right) & (low <= y) & (y <= high)
         return x[there], y[there]
 
