@@ -10,6 +10,8 @@ The picture is the same for all, 9 x 4.5 inches: a function of two variables as 
 - by `SceneWidget` in JupyterLab, which has all 41 in the browser, as `viz.use("canvas")` shows it;
 - by `SceneBox` in JupyterLab, as `viz.use("widgets")` shows it, in nothing but ipywidgets: with 41 pictures in the browser
   (frames), and with one that the kernel draws again for each value (image), as where there are too many for that;
+- by a slider and an image of ipywidgets alone, with pictures that were drawn beforehand in the kernel (floor): what of
+  "image" is the way to the kernel and back, and what the browser does with a picture;
 - by `ipywidgets.interact` with matplotlib's inline figures in the same JupyterLab, drawn anew for each value, which is how
   a notebook usually does it;
 - by `page`, from a file.
@@ -37,7 +39,7 @@ from tristep.viz.canvas import page
 from tristep.viz.scene import Axis, Control, Image, Line, Panel, Scene
 
 RESULTS = Path(__file__).parent / "results" / "notebook_browser_cpu.json"
-LEFT, RIGHT = "\ue012", "\ue014"
+RIGHT = "\ue014"
 GOALS = {"canvas": 16, "frames": 50, "image": 50}  # ms
 
 # All ways get their numbers from here; this is also the first cell of the notebook.
@@ -88,7 +90,21 @@ box = SceneBox(notebook_browser.picture())
 box.show(notebook_browser.picture())
 box
 """
-CELLS = {"canvas": CANVAS, "frames": FRAMES, "image": IMAGE, "interact": INTERACT}
+# The same, drawn beforehand in the kernel, which does nothing but send one: what is left is the way there and back.
+FLOOR = """
+import ipywidgets
+from tristep.viz.picture import Picture
+picture = Picture(notebook_browser.picture(), values=False)
+pngs = []
+for k in range(41):
+    picture.show(state={"rate": k})
+    pngs.append(picture.png())
+image = ipywidgets.Image(value=pngs[20], layout={"width": "900px", "max_width": "100%"})
+slider = ipywidgets.IntSlider(20, 0, 40)
+slider.observe(lambda change: setattr(image, "value", pngs[change["new"]]), names="value")
+ipywidgets.VBox([image, slider])
+"""
+CELLS = {"canvas": CANVAS, "frames": FRAMES, "image": IMAGE, "floor": FLOOR, "interact": INTERACT}
 
 # Set up in the page: when the key went down, when something was last painted for it, and when the frame after that ended.
 PROBE = """
@@ -130,7 +146,8 @@ look();
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keys", type=int, default=15, help="how many keys are timed for each")
+    parser.add_argument("--keys", type=int, default=15, help="how many keys are timed for each, 19 at most")
+    parser.add_argument("--only", nargs="+", choices=tuple(CELLS), help="these in JupyterLab, and nothing written")
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file to write")
     arguments = parser.parse_args()
 
@@ -140,14 +157,16 @@ def main() -> None:
         browser = tools.start(folder)
         lab = tools.Lab(folder / "lab")
         try:
-            found = {f"{name}, JupyterLab": _in_lab(tools, lab, browser, name, arguments.keys) for name in CELLS}
-            found["canvas, page"] = _on_page(browser, folder / "page.html", arguments.keys)
+            names = arguments.only or CELLS
+            found = {f"{name}, JupyterLab": _in_lab(tools, lab, browser, name, arguments.keys) for name in names}
+            if not arguments.only:
+                found["canvas, page"] = _on_page(browser, folder / "page.html", arguments.keys)
         finally:
             lab.end()
             browser.driver.quit()
     version = f"Chromium {browser.driver.capabilities['browserVersion']}"
     results: dict[str, Any] = {"machine": f"{machine('cpu')}, {version}", "keys": arguments.keys, "found": found}
-    peer = found["interact, JupyterLab"]["ms"]
+    peer = found.get("interact, JupyterLab", {}).get("ms", np.nan)
     print(f"{'ms from a key':22}{'painted':>9}{'at most':>9}{'frame':>9}{'goal':>6}   interact takes so many times as long")
     for what, row in found.items():
         row["interact / it"] = round(peer / row["ms"], 1)
@@ -155,7 +174,8 @@ def main() -> None:
             f"{what:22}{row['ms']:9.1f}{row['most ms']:9.1f}{row['frame ms']:9.1f}{row.get('goal ms', ''):6}"
             f"{row['interact / it']:7.1f}"
         )
-    write(arguments.out, results)
+    if not arguments.only:
+        write(arguments.out, results)
 
 
 def picture() -> Scene:
@@ -199,7 +219,7 @@ def _timed(browser: Any, name: str, keys: int) -> dict[str, Any]:
     browser.run(PROBE)
     painted, frames = [], []
     for k in range(keys + 1):
-        browser.keys(handle, RIGHT if k % 4 < 2 else LEFT)
+        browser.keys(handle, RIGHT)  # to pictures that have not been asked for
         times = browser.driver.execute_async_script(SETTLED)
         after = shown()
         if after in ("", before):

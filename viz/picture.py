@@ -195,7 +195,7 @@ class Picture:
             points = Path(artist.get_transform().transform_non_affine(data.T))
         before = self._calls.get(artist)
         if before is None or before[0] != look:
-            heard = _Heard(renderer)
+            heard: Any = _Heard(renderer)
             artist.draw(heard)
             self._calls[artist] = look, heard.calls
             return

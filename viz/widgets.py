@@ -121,8 +121,9 @@ class SceneBox(ipywidgets.VBox):
                 if self._picture is None or not isinstance(self._shown, ipywidgets.Image):
                     return
                 self._picture.show(self._scene, self._state)
-                self._shown.value = self._picture.png()
-                self._shown.tooltip = self._in_words()
+                with self._shown.hold_sync():  # the browser reads the picture at each message again
+                    self._shown.value = self._picture.png()
+                    self._shown.tooltip = self._in_words()
             finally:
                 self._drawing.release()
 

@@ -460,6 +460,17 @@ def test_axes_of_a_training_are_as_they_were_until_it_leaves_them():
     assert _ends(box) == [[0.81, 20.19, 1, 10], [0.5, 20.5, 0, 1]]
 
 
+def test_a_picture_and_its_words_are_sent_in_one_message(monkeypatch):
+    box = SceneBox(_scene(controls=[RATE, STEP]))
+    picture, sent = box.children[0], []
+    monkeypatch.setattr(type(picture), "_send", lambda widget, message, buffers=None: sent.append((message, buffers)))
+    box.show(_scene(0.5, controls=[RATE, STEP]))
+    ((message, buffers),) = sent
+    assert message["state"] == {"tooltip": "It rises to 0.5."}
+    assert message["buffer_paths"] == [["value"]]
+    assert bytes(buffers[0]).startswith(b"\x89PNG")
+
+
 def test_a_box_tells_what_python_is_to_know():
     told = []
     scene = _scene(controls=[PACE], buttons=[Button("go", "Go on")], click=Click(event="start"))
