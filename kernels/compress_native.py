@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +179,7 @@ def _compile(job: Job) -> Any:
         "take_ticket": _take_ticket,
         "jit": _jit_apart,
         "jit_sums": _jit_sums,
-        "entry": partial(_entry, True),
+        "entry": _entry,
     }
     # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
     files = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("compress.py", "native.py")]

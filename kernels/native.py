@@ -17,7 +17,7 @@ import threading
 import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,23 +120,26 @@ class NativeUpdate:
     def _prepare(self, function: Rule | Reduction | Measured, partials: np.ndarray | None = None) -> Callable[[], None]:
         """A function without arguments that runs this one over the table."""
         table = self.table
-        loop = _compiled(table, function, self._threaded)
+        loop, call = _compiled(table, function)
         nothing = np.zeros((0, 0), dtype=table.hyper.dtype)
         sums = nothing if function.numbers_from is None else self.sums[function.numbers_from].numpy()
         partials = np.zeros((0, 0)) if partials is None else partials
         arrays = (table.addresses, table.sizes, table.hyper, table.tiles, sums, partials)
-        if not self._threaded:
-            return partial(loop, *arrays)
         # What the threads share: the next tile to take, then where the table lies and how large it is.
         widths = [table.addresses.shape[0], table.hyper.shape[1], sums.shape[1], partials.shape[1]]
-        shape = [*widths, len(table.weights), self._n_tiles]
+        shape = [*widths, len(table.sizes), self._n_tiles]
         shared = np.array([0, *(array.ctypes.data for array in arrays), *shape], dtype=np.int64)
+        where = shared.ctypes.data
 
-        def run(arrays: Any = arrays) -> None:  # and keeps the arrays alive
+        def run_threads(arrays: Any = arrays) -> None:  # and keeps the arrays alive
             shared[0] = 0
-            _run_threads(loop.address, shared.ctypes.data, min(torch.get_num_threads(), self._n_tiles))
+            _run_threads(loop.address, where, min(torch.get_num_threads(), self._n_tiles))
 
-        return run
+        def run(arrays: Any = arrays) -> None:
+            shared[0] = 0
+            call(where)
+
+        return run_threads if self._threaded else run
 
 
 def cache_folder() -> Path:
@@ -198,13 +201,17 @@ _loops: dict[tuple[Any, ...], Any] = {}
 _compile_lock = threading.Lock()
 
 
-def _compiled(table: TensorTable, function: Rule | Reduction | Measured, threaded: bool) -> Any:
-    """The loop over a table that computes this function: the table's rule, also measured, or a reduction before it."""
+def _compiled(table: TensorTable, function: Rule | Reduction | Measured) -> tuple[Any, Callable[[int], None]]:
+    """The loop over a table that computes this function: the table's rule, also measured, or a reduction before it.
+
+    Also as what Python calls with an address: numba's own calls take longer over the arrays than a small table takes to run.
+    """
     zero_grads = table.zero_grads and not isinstance(function, Reduction)
-    key: Any = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.storage, threaded, zero_grads)
+    key: Any = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.storage, zero_grads)
     with _compile_lock:
         if key not in _loops:
-            _loops[key] = _compile(*key)
+            loop = _compile(*key)
+            _loops[key] = loop, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loop.address)
         return _loops[key]
 
 
@@ -548,12 +555,11 @@ def _compile(
     weight_dtype: torch.dtype,
     gradient_dtype: torch.dtype,
     stored: Storage,
-    threaded: bool,
     zero_grads: bool,
 ) -> Any:
     dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
     scalar = np.float64 if dtype == torch.float64 else np.float32
-    source = _loop_source(function, rule, weight_dtype, stored, threaded, zero_grads)
+    source = _loop_source(function, rule, weight_dtype, stored, zero_grads)
     names = {
         "function": function.bind(f"numba {scalar.__name__}", _words, _for_type(scalar)),
         "load_weight": _jit(lambda x: x) if stored.beside == FULL else _LOAD.get(weight_dtype, _jit(lambda x: x)),
@@ -591,7 +597,7 @@ def _compile(
         "BLOCK": _block(function, stored),
         "jit": _jit,
         "jit_chunk": _jit if isinstance(function, Rule) else _jit_sums,
-        "entry": partial(_entry, threaded),
+        "entry": _entry,
     }
     # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
     engine = Path(__file__).read_text(encoding="utf-8")
@@ -604,12 +610,9 @@ def _compile(
     return module.update
 
 
-def _entry(threaded: bool, fn: Any) -> Any:
-    options: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
-    if threaded:
-        signature = numba.types.void(numba.types.CPointer(numba.types.int64))
-        return kept(numba.cfunc, signature, **options)(fn)
-    return kept(numba.njit, nogil=True, **options)(fn)
+def _entry(fn: Any) -> Any:
+    signature = numba.types.void(numba.types.CPointer(numba.types.int64))
+    return kept(numba.cfunc, signature, error_model="numpy", fastmath={"contract"})(fn)
 
 
 def _import_generated(name: str, source: str, names: dict[str, Any]) -> types.ModuleType | None:
@@ -711,7 +714,6 @@ def _loop_source(
     rule: Rule,
     weight_dtype: torch.dtype,
     stored: Storage,
-    threaded: bool,
     zero_grads: bool = False,
 ) -> str:
     """The loop's text. The innermost function takes arrays, because only so does it vectorise."""
@@ -771,7 +773,7 @@ def _loop_source(
         "" if isinstance(function, Reduction) else _pack_lines(rule, states, packed, row, n if stored.stochastic else None)
     )
     room, unpack = _unpack_lines(rule, dict(zip(states, function.state, strict=True)), packed, row)
-    text = f'''"""Generated by tristep from {function.kind} {function.name}; safe to delete."""
+    return f'''"""Generated by tristep from {function.kind} {function.name}; safe to delete."""
 
 
 @jit_chunk
@@ -797,18 +799,7 @@ def one(addresses, sizes, hyper, tiles, sums, partials, j):
 
 
 @entry
-'''
-    if not threaded:
-        return (
-            text
-            + """def update(addresses, sizes, hyper, tiles, sums, partials):
-    for j in range(tiles.shape[0]):
-        one(addresses, sizes, hyper, tiles, sums, partials, j)
-"""
-        )
-    return (
-        text
-        + """def update(shared):
+def update(shared):
     what = carray(shared, 13)
     n_rows, n_hyper, n_sums, n_values, n_tensors, n_tiles = what[7], what[8], what[9], what[10], what[11], what[12]
     addresses = carray(pointer(what[1], INT64), (n_rows, n_tensors))
@@ -821,5 +812,4 @@ def one(addresses, sizes, hyper, tiles, sums, partials, j):
     while j < n_tiles:
         one(addresses, sizes, hyper, tiles, sums, partials, j)
         j = take_ticket(shared)
-"""
-    )
+'''
