@@ -21,7 +21,18 @@ from torch.autograd.graph import increment_version
 from . import storage
 from .language import Reduction, Rule, TensorRule, has_numba, has_triton
 from .measures import Measurements
-from .table import GRADIENT, Recording, TensorTable, compute_dtype, is_dense, is_wrapper, slot_shapes, widest
+from .table import (
+    GRADIENT,
+    Recording,
+    TensorTable,
+    addresses_of,
+    compute_dtype,
+    dense_strides,
+    is_dense,
+    is_wrapper,
+    slot_shapes,
+    widest,
+)
 
 __all__ = ["ENGINES", "Update", "choose_engine", "update"]
 
@@ -155,9 +166,13 @@ class Update:
         control: float32 [2], read on the device at every step: a factor for all gradients besides rescale_grad, and whether
             (not 0) to leave everything as it is; None is 1 and 0.
         zero_grads: fill the gradients with zeros in the same pass, those of a step that is left out, too.
+        stacked: whether each weight, with what belongs to it, is a stack of as many weights as its first axis is long, of
+            which each has hyper-parameters of its own. It costs no more than one weight to look after. Not for the eager
+            engine, nor for rules that keep numbers.
 
     Attributes:
-        hyper: float64 [n_weights, 1 + n_hyper]; rescale_grad and the rule's hyper-parameters, then, if there is a seed, the
+        hyper: float64 [n_weights, 1 + n_hyper], of stacks all that is in them, one after the other; rescale_grad and the
+            rule's hyper-parameters, then, if there is a seed, the
             update's number. Write here before a step, or give one row for all to `share`.
         places: int64 [n_weights], by which weights have random numbers of their own; 0, 1, ... Write here before `bind`.
         launches: native calls or GPU launches of a step, those of the rule's reductions not counted.
@@ -183,6 +198,7 @@ class Update:
         seed: int | storage.CodesOnly | None = None,
         control: torch.Tensor | None = None,
         zero_grads: bool = False,
+        stacked: bool = False,
     ) -> None:
         if not isinstance(rule, (Rule, TensorRule)):
             raise TypeError(f"rule must be made with @rule or @tensor_rule, got {type(rule).__name__}")
@@ -193,11 +209,13 @@ class Update:
         self.states = list(states)
         self.masters = [None] * len(self.weights) if masters is None else list(masters)
         self.engine = engine
-        self.seed, self.places = seed, np.arange(len(self.weights))
+        self.stacked = stacked
+        n_weights = sum(map(len, self.weights)) if stacked else len(self.weights)
+        self.seed, self.places = seed, np.arange(n_weights)
         self.control, self.zero_grads, self.prepares_only = control, zero_grads, False
         self.across: Callable[[torch.Tensor, str], None] | None = None
         self.across_each: Callable[[torch.Tensor, str], None] | None = None
-        self._hyper = np.zeros((len(self.weights), 1 + len(rule.hyper) + (seed is not None)))
+        self._hyper = np.zeros((n_weights, 1 + len(rule.hyper) + (seed is not None)))
         self._row: list[float] | None = None  # what is to be in all rows of it, and is not there yet
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
         self._groups: list[_Group] = []
@@ -230,7 +248,10 @@ class Update:
         for name, weight, row, master in zip(self._names, self.weights, self.states, self.masters, strict=True):
             kind = _kind(weight, *row, master)
             if kind is None or kind not in known:
-                _check(rule, name, weight, row, master)
+                if stacked:
+                    _check_stack(rule, name, weight, row, master, engine)
+                else:
+                    _check(rule, name, weight, row, master)
                 choose_engine(weight.device, engine)
                 known.add(kind)
 
@@ -348,7 +369,7 @@ class Update:
         if addresses is None or not self._rebind(gradients, addresses):
             self._kinds = None
             self._bind(gradients)
-            if all(group.table.aligned and not group.sources and not group.copied for group in self._groups):
+            if not self.stacked and all(g.table.aligned and not g.sources and not g.copied for g in self._groups):
                 self._kinds = _Kinds.of(gradients, own, self.engine)
 
     def _rebind(self, gradients: Sequence[Any], addresses: np.ndarray) -> bool:
@@ -385,7 +406,7 @@ class Update:
                     )
         shapes = [weight.shape for weight in self.weights]
         states = [row[: len(self.rule.state)] for row in self.states]
-        keys = [_group_key(*each) for each in zip(self.weights, gradients, states, self.masters, strict=True)]
+        keys = [_group_key(*each, self.stacked) for each in zip(self.weights, gradients, states, self.masters, strict=True)]
         if self._keys:  # a skipped weight stays in the group where it was
             keys = [old if gradient is None else new for old, new, gradient in zip(self._keys, keys, gradients, strict=True)]
         if keys != self._keys or shapes != self._shapes or not self._tensors_hold():
@@ -638,20 +659,26 @@ class _Group:
         device, _, gradient_dtype, types, aligned = key
         has_masters = types[-1] is not None
         self.indices = indices
-        self._seed, self._places = owner.seed, owner.places[indices]
-        self.rows = slice(None) if len(indices) == len(owner.weights) else np.array(indices)
+        counts = list(map(len, owner.weights)) if owner.stacked else [1] * len(owner.weights)
+        self.rows: Any = slice(None)  # of `hyper`
+        if len(indices) < len(owner.weights):
+            every = np.repeat(np.arange(len(counts)), counts)
+            self.rows = np.flatnonzero(np.isin(every, indices))
+        stops = np.cumsum([counts[i] for i in indices]).tolist()
+        self._spans = [slice(stop - counts[i], stop) for i, stop in zip(indices, stops, strict=True)]  # of each in the table
+        self._seed, self._places, self._first = owner.seed, owner.places[self.rows], int(owner.stacked)
         self.originals = [owner.weights[i] for i in indices]
         masters = [owner.masters[i] for i in indices] if has_masters else None
         states = [owner.states[i] for i in indices]
         n = len(owner.rule.state) if isinstance(owner.rule, Rule) else 0  # whole tensors keep the order they have
-        strides = [_strides(owner.weights[i], [*owner.states[i][:n], owner.masters[i]]) for i in indices]
-        self.copied = [k for k, weight in enumerate(self.originals) if _needs_copy(weight, strides[k])]
+        strides = [_strides(owner.weights[i], [*owner.states[i][:n], owner.masters[i]], owner.stacked) for i in indices]
+        self.copied = [k for k, weight in enumerate(self.originals) if _needs_copy(weight, strides[k], self._first)]
         weights = list(self.originals)
         for k in self.copied:
             weights[k] = torch.empty_strided(weights[k].shape, strides[k], dtype=weights[k].dtype, device=device)
         make, tile = _executor(_engine(owner.rule, device, owner.engine), isinstance(owner.rule, TensorRule))
         kinds = gradient_dtype, states, masters
-        self.table = TensorTable(owner.rule, weights, *kinds, tile, aligned, owner.seed)  # type: ignore[arg-type]
+        self.table = TensorTable(owner.rule, weights, *kinds, tile, aligned, owner.seed, owner.stacked)  # type: ignore[arg-type]
         self._control, self.table.zero_grads = owner.control, owner.zero_grads
         if owner.control is not None:
             self.table.control = owner.control.to(device)
@@ -662,17 +689,16 @@ class _Group:
         self._rows_on_device: Any = None
 
     def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
-        table = self.table
-        self.sources, table.gradients = [], [None] * len(self.indices)
-        for k, i in enumerate(self.indices):
-            gradient, weight = gradients[i], table.weights[k]
-            table.gradients[k] = references[i]
-            if gradient is not None and _needs_copy(gradient, weight.stride()):
+        table, stacked = self.table, bool(self._first)
+        self.sources, table.gradients = [], []
+        for i, weight, span in zip(self.indices, table.weights, self._spans, strict=True):
+            gradient, bound = gradients[i], references[i]
+            if gradient is not None and _needs_copy(gradient, weight.stride(), self._first):
                 dense = torch.empty_strided(weight.shape, weight.stride(), dtype=gradient.dtype, device=gradient.device)
-                self.sources.append((dense, references[i]))
-                table.gradients[k] = partial(_itself, dense)
-                gradient = dense
-            table.addresses[GRADIENT, k] = 0 if gradient is None else gradient.data_ptr()
+                self.sources.append((dense, bound))
+                gradient, bound = dense, partial(_itself, dense)
+            table.gradients += [bound] * (span.stop - span.start)
+            table.addresses[GRADIENT, span] = 0 if gradient is None else addresses_of([gradient], stacked)
 
     def run(self, hyper: np.ndarray | list[float], into: Measurements | None = None) -> None:
         if self.sources or self.copied:
@@ -732,7 +758,7 @@ class _Group:
     def end(self) -> None:
         """Everything after the weights have been updated."""
         for k in self.copied:
-            if self.table.gradients[k] is not None:
+            if self.table.gradients[self._spans[k].start] is not None:
                 self.originals[k].copy_(self.table.weights[k])
         if self.table.zero_grads:
             for _, gradient in self.sources:
@@ -742,7 +768,7 @@ class _Group:
         """Which of the weights it has, to index a tensor that lies where they do."""
         if self._rows_on_device is None:
             whole = isinstance(self.rows, slice)
-            self._rows_on_device = self.rows if whole else torch.tensor(self.indices).to(self.table.device)
+            self._rows_on_device = self.rows if whole else torch.from_numpy(self.rows).to(self.table.device)
         return self._rows_on_device
 
     def active(self) -> torch.Tensor:
@@ -803,22 +829,24 @@ class _Group:
         execute.sums[stage][:, own:] = execute.sums[stage - 1]
 
 
-def _strides(weight: torch.Tensor, companions: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
+def _strides(weight: torch.Tensor, companions: Sequence[torch.Tensor | None], stacked: bool = False) -> tuple[int, ...]:
     """Those in which the weight's elements are walked: its states' and master's, its own if it has neither and no gaps.
 
-    Packed states are in C's order.
+    Packed states are in C's order. In a stack there are no gaps in what is stacked, which `_check_stack` has seen to.
     """
     packed = False
     for companion in companions:
         if companion is not None and companion.dtype != torch.uint8:
             return companion.stride()
         packed |= companion is not None
-    return weight.stride() if is_dense(weight) and not packed else torch.empty(weight.shape, device="meta").stride()
+    if stacked:
+        return weight.stride()
+    return torch.empty(weight.shape, device="meta").stride() if packed else dense_strides(weight)
 
 
-def _needs_copy(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
-    """Whether what lies in memory is not the tensor in the order of these strides."""
-    return tensor.is_neg() or (tensor.stride() != strides and tensor.numel() > 1)
+def _needs_copy(tensor: torch.Tensor, strides: tuple[int, ...], first: int) -> bool:
+    """Whether what lies in memory is not the tensor in the order of these strides, those of the axes from `first` on."""
+    return tensor.is_neg() or (tensor.stride()[first:] != strides[first:] and tensor.numel() > 1)
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:
@@ -900,11 +928,17 @@ def _executor(engine: str, whole: bool) -> tuple[Any, int]:
 
 
 def _group_key(
-    weight: torch.Tensor, gradient: torch.Tensor | None, states: tuple[torch.Tensor, ...], master: torch.Tensor | None
+    weight: torch.Tensor,
+    gradient: torch.Tensor | None,
+    states: tuple[torch.Tensor, ...],
+    master: torch.Tensor | None,
+    stacked: bool,
 ) -> tuple[Any, ...]:
     tensors = [weight, *states] + ([] if gradient is None else [gradient]) + ([] if master is None else [master])
     # Strides other than the weight's mean that a fresh copy is made, and fresh memory is aligned.
     aligned = not reduce(operator.or_, map(_data_ptr, tensors)) & 15
+    if stacked:
+        aligned &= all(each.stride(0) * each.element_size() % 16 == 0 for each in tensors)
     return (
         weight.device,
         weight.dtype,
@@ -966,6 +1000,30 @@ def _check(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any
             )
         if shape == weight.shape and tensor.stride() != strides and tensor.numel() > 1:
             raise ValueError(f"{slot} of {name} has strides {tensor.stride()}: must have {strides}, the weight's")
+
+
+def _check_stack(
+    rule: Rule | TensorRule, name: str, stack: Any, states: Sequence[Any], master: Any, engine: str | None
+) -> None:
+    """As `_check`, of what is stacked: the first of each, which tells of the others."""
+    together = [stack, *states, *([] if master is None else [master])]
+    if not all(isinstance(each, torch.Tensor) and each.dim() and len(each) for each in together):
+        raise TypeError(
+            f"{name} and its states must be stacks: tensors with an axis more than what is stacked, of length >= 1"
+        )
+    plain = isinstance(rule, Rule) and not rule.kept and all(each.dtype != torch.uint8 for each in together)
+    if not plain or choose_engine(stack.device, engine) == "eager":
+        raise ValueError(
+            f"{name} is a stack, which the eager engine, rules of whole tensors or that keep numbers, and packed states do "
+            "not go with: use unbind()"
+        )
+    first, *others = (each.detach()[0] for each in together)
+    if not is_dense(first) or any(each.stride(0) == 0 < len(each) - 1 for each in together):
+        raise ValueError(f"what is stacked in {name} has gaps, or lies in one place: strides {stack.stride()}")
+    for each in together:
+        if len(each) != len(stack):
+            raise ValueError(f"{name} is a stack of {len(stack)}, with states or masters of {len(each)}: must be as many")
+    _check(rule, name, first, others[: len(states)], None if master is None else others[-1])
 
 
 def _types(rule: Rule | TensorRule, weight: torch.dtype) -> tuple[tuple[torch.dtype, ...], ...]:

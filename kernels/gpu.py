@@ -863,7 +863,7 @@ class TritonUpdate:
         else:
             constants |= _written(function, self._rule) | {"ZERO": table.zero_grads}
         options = launch_options(*types, _n_states(function), _n_sums(function), table.storage)
-        return _Launch(kernel, self._n_tiles, (*arguments, len(table.weights), table.control), constants, options)
+        return _Launch(kernel, self._n_tiles, (*arguments, len(table.sizes), table.control), constants, options)
 
     def _sums_launcher(self, stage: int) -> tuple[_Launch, _Launch]:
         table, reduction = self.table, self._rule.reductions[stage]

@@ -27,6 +27,7 @@ __all__ = [
     "is_wrapper",
     "slot_dtypes",
     "slot_shapes",
+    "stacked_zeros",
     "state_type",
     "states_for",
     "widest",
@@ -142,17 +143,8 @@ def allocate_states(
         step, packed = ALIGNMENT // kind.itemsize, kind == torch.uint8
         sizes = [storage.packed_size(weights[i].numel()) if packed else weights[i].numel() for i in members]
         starts = np.cumsum([0] + [-(-size // step) * step for size in sizes])
-        first = weights[members[0]]
-        alike = not packed and len({(weights[i].shape, weights[i].stride()) for i in members}) == 1
-        plain = first.is_contiguous() or not is_dense(first)
-        strides = torch.empty(first.shape, device="meta").stride() if plain else first.stride()
         for _ in range(n_states):
             arena = torch.zeros(int(starts[-1]), dtype=kind, device=device)
-            if alike:  # of many that are cut from one array this takes a fourth of the time
-                rows = arena.as_strided((len(members), *first.shape), (int(starts[1]), *strides)).unbind()
-                for i, row in zip(members, rows, strict=True):
-                    states[i].append(row)
-                continue
             for i, start, size in zip(members, starts, sizes, strict=False):
                 weight = weights[i]
                 flat = arena[int(start) : int(start) + size]
@@ -163,6 +155,20 @@ def allocate_states(
                 else:
                     states[i].append(flat.as_strided(weight.shape, weight.stride()))
     return [tuple(row) for row in states]
+
+
+def stacked_zeros(n: int, like: torch.Tensor) -> torch.Tensor:
+    """As `allocate_states` of `n` weights that are all like this one, in one tensor."""
+    kind = compute_dtype(like.dtype)
+    step = ALIGNMENT // kind.itemsize
+    room = -(-like.numel() // step) * step
+    arena = torch.zeros(n * room, dtype=kind, device=like.device)
+    return arena.as_strided((n, *like.shape), (room, *dense_strides(like)))
+
+
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The tensor's own strides if it has no gaps, else those of C's order."""
+    return tensor.stride() if is_dense(tensor) else torch.empty(tensor.shape, device="meta").stride()
 
 
 class Recording:
@@ -198,6 +204,7 @@ class TensorTable:
         tile: elements per tile.
         aligned: whether every address is a multiple of 16 bytes.
         seed: whether bfloat16 and packed states are rounded at random, and by which seed.
+        stacked: whether all of these are stacks of tensors, by their first axis; for engines that look at memory only.
 
     Attributes:
         addresses: int64 [2 + n_states (+ 1 with masters), n_tensors]; a gradient address of 0 skips the tensor.
@@ -223,12 +230,12 @@ class TensorTable:
         tile: int,
         aligned: bool,
         seed: int | storage.CodesOnly | None = None,
+        stacked: bool = False,
     ) -> None:
         self.rule = rule
         self.weights = list(weights)
         self.states = list(states)
         self.masters = None if masters is None else list(masters)
-        self.gradients: list[Callable[[], torch.Tensor | None] | None] = [None] * len(weights)
         self.device = weights[0].device
         self.weight_dtype = weights[0].dtype
         self.gradient_dtype = gradients_dtype
@@ -238,14 +245,18 @@ class TensorTable:
         self.control: torch.Tensor | None = None
         self.zero_grads = False
 
-        n, n_states = len(weights), len(rule.state)
+        n, n_states = sum(map(len, weights)) if stacked else len(weights), len(rule.state)
+        self.gradients: list[Callable[[], torch.Tensor | None] | None] = [None] * n
         self.addresses = np.zeros((FIRST_STATE + n_states + (masters is not None), n), dtype=np.int64)
-        self.addresses[WEIGHT] = [weight.data_ptr() for weight in weights]
+        self.addresses[WEIGHT] = addresses_of(weights, stacked)
         for k in range(n_states):
-            self.addresses[FIRST_STATE + k] = [row[k].data_ptr() for row in states]
+            self.addresses[FIRST_STATE + k] = addresses_of([row[k] for row in states], stacked)
         if masters is not None:
-            self.addresses[-1] = [master.data_ptr() for master in masters]
+            self.addresses[-1] = addresses_of(masters, stacked)
         self.sizes = np.array([weight.numel() for weight in weights], dtype=np.int64)
+        if stacked:
+            counts = list(map(len, weights))
+            self.sizes = np.repeat(self.sizes // counts, counts)
         types = [tensor.dtype for tensor in states[0][:n_states]] if states else []
         self.storage = storage.of_tensors(self.weight_dtype, types, None if masters is None else masters[0].dtype, seed)
         width = 1 + len(rule.hyper) + 2 * self.storage.stochastic
@@ -261,7 +272,7 @@ class TensorTable:
     def fill(self, row: list[float]) -> None:
         """As `hyper[:] = row`. For many tensors of few elements NumPy's own way takes a tenth of a step."""
         try:
-            self._hyper_bytes[:] = self._packed(*row) * len(self.weights)
+            self._hyper_bytes[:] = self._packed(*row) * len(self.sizes)
         except OverflowError:  # a number beyond float32, which becomes infinite
             self.hyper[:] = row
 
@@ -272,7 +283,7 @@ class TensorTable:
         """
 
         def room(width: int) -> torch.Tensor:
-            return torch.zeros(len(self.weights), width, dtype=self.dtype, device=self.device)
+            return torch.zeros(len(self.sizes), width, dtype=self.dtype, device=self.device)
 
         totals = [room(reduction.n_values) for reduction in self.rule.reductions]
         sums = [
@@ -280,3 +291,11 @@ class TensorTable:
             for total, reduction in zip(totals, self.rule.reductions, strict=True)
         ]
         return totals, sums
+
+
+def addresses_of(tensors: Sequence[torch.Tensor], stacked: bool) -> list[int] | np.ndarray:
+    """Where the tensors lie, or, if they are stacks, what is in them."""
+    if not stacked:
+        return [tensor.data_ptr() for tensor in tensors]
+    steps = [np.arange(len(each)) * (each.stride(0) * each.element_size()) for each in tensors]
+    return np.concatenate([each.data_ptr() + step for each, step in zip(tensors, steps, strict=True)])

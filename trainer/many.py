@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..kernels import Rule, Update
+from ..kernels import Rule, Update, choose_engine
+from ..kernels.table import is_dense, stacked_zeros
 from .arguments import real
 from .optimizer import Optimizer, RuleOptimizer, create
 from .optimizer.updater import Plan, Updater, new_master
@@ -33,8 +34,11 @@ class Many:
     Args:
         optimizers: one for each training, no two the same object. Their attributes and multipliers are read now, so set them
             before; schedules are asked at every step.
-        weights: for each training its weights. They are updated in place.
+        weights: for each training its weights, or, stacked, for each of a training's weights a tensor with those of all
+            trainings, [n_trainings, *shape]. They are updated in place, and stacks must stay where they are.
         engine: as for `tristep.kernels.choose_engine`.
+        stacked: whether weights are stacked, and gradients, too. That makes many small trainings ready more quickly,
+            mostly if each row begins at a multiple of 16 bytes.
 
     Attributes:
         optimizers: as given.
@@ -55,24 +59,36 @@ class Many:
     """
 
     def __init__(
-        self, optimizers: Sequence[Optimizer], weights: Sequence[Sequence[torch.Tensor]], engine: str | None = None
+        self,
+        optimizers: Sequence[Optimizer],
+        weights: Sequence[Any],
+        engine: str | None = None,
+        *,
+        stacked: bool = False,
     ) -> None:
         self.optimizers = list(optimizers)
-        self._weights = [list(each) for each in weights]
-        if len(self._weights) != len(self.optimizers):
-            raise ValueError(
-                f"{len(self.optimizers)} optimizers for weights of {len(self._weights)} trainings: there must be as many"
-            )
-        for i, each in enumerate(self._weights):
-            if not each:
+        n = len(self.optimizers)
+        if stacked:
+            for k, stack in enumerate(weights):
+                if not isinstance(stack, torch.Tensor):
+                    raise TypeError(
+                        f"weights[{k}] must be a tensor, of the weights of all trainings, got {type(stack).__name__}"
+                    )
+                if stack.dim() == 0 or len(stack) != n:
+                    raise ValueError(f"weights[{k}] is {tuple(stack.shape)}: must be [{n}, ...], of as many trainings")
+        elif len(weights) != n:
+            raise ValueError(f"{n} optimizers for weights of {len(weights)} trainings: there must be as many")
+        self._weights = _Tensors(weights, n, stacked)
+        for i, count in enumerate(self._weights.counts):
+            if not count:
                 raise ValueError(f"weights[{i}] is empty: each training needs at least one weight")
         if len(set(map(id, self.optimizers))) < len(self.optimizers):
             raise ValueError(
                 "an optimizer is there twice: each training needs its own, which counts its updates; use copy.deepcopy"
             )
         self.updaters = [Updater(optimizer, engine) for optimizer in self.optimizers]
-        for updater, each in zip(self.updaters, self._weights, strict=True):
-            updater.optimizer.slots(range(len(each)))
+        for optimizer, count in zip(self.optimizers, self._weights.counts, strict=True):
+            optimizer.slots(range(count))
         kinds: dict[Any, list[int]] = {}
         kind: Any = None
         for i in range(len(self.optimizers)):
@@ -86,7 +102,7 @@ class Many:
                 self._separate(members)
             else:
                 self._groups.append(_Group(self.updaters, self._weights, members))
-        self._gradients: list[list[torch.Tensor | None]] | None = None
+        self._gradients: _Tensors | None = None
 
     def __len__(self) -> int:
         """How many trainings there are."""
@@ -98,12 +114,13 @@ class Many:
         updates = [group.update for group in self._groups] + [plan.update for plan in self._alone.values()]
         return sum(update.launches for update in updates if update is not None)
 
-    def step(self, gradients: Sequence[Sequence[torch.Tensor | None]] | None = None) -> None:
+    def step(self, gradients: Sequence[Any] | None = None) -> None:
         """Update all weights that have a gradient.
 
         Args:
-            gradients: for each training those of its weights, None for one that is to stay as it is. Without them those of
-                the step before are taken, in which there must be other numbers now: that is quicker.
+            gradients: for each training those of its weights, None for one that is to stay as it is; stacked where weights
+                are. Without them those of the step before are taken, in which there must be other numbers now: that is
+                quicker.
 
         Raises:
             RuntimeError: there was no step before.
@@ -117,14 +134,14 @@ class Many:
             raise RuntimeError("step() without gradients repeats the step before with what is in them now; there was none")
         given: Any = self._gradients
         for group in list(self._groups):
-            if not group.prepare(None if held else [gradient for i in group.members for gradient in given[i]]):
+            if not group.prepare(None if held else given):
                 self._groups.remove(group)
                 self._separate(group.members)
         for i, plan in self._alone.items():
-            plan.check(given[i])
+            plan.check(given.lists[i])
         self._form_rows()
         for i, plan in self._alone.items():
-            plan.step(given[i], held=True)
+            plan.step(given.lists[i], held=True)
         for group in self._groups:
             group.run()
 
@@ -200,19 +217,29 @@ class Many:
                 group.undo()
             raise
 
-    def _checked(self, gradients: Sequence[Sequence[torch.Tensor | None]]) -> list[list[torch.Tensor | None]]:
-        given = [list(each) for each in gradients]
-        if list(map(len, given)) != list(map(len, self._weights)):
-            if len(given) != len(self._weights):
-                raise ValueError(f"gradients of {len(given)} trainings for {len(self._weights)}: there must be as many")
-            i = next(i for i, each in enumerate(given) if len(each) != len(self._weights[i]))
-            raise ValueError(f"gradients[{i}] are {len(given[i])}, weights {len(self._weights[i])}: there must be as many")
+    def _checked(self, gradients: Sequence[Any]) -> _Tensors:
+        weights = self._weights
+        if weights.stacks is not None:
+            if len(gradients) != len(weights.stacks):
+                raise ValueError(f"{len(gradients)} stacks of gradients for {len(weights.stacks)}: there must be as many")
+            for k, (gradient, weight) in enumerate(zip(gradients, weights.stacks, strict=True)):
+                if gradient is not None and gradient.shape != weight.shape:
+                    raise ValueError(
+                        f"gradients[{k}] is {tuple(gradient.shape)}: must be {tuple(weight.shape)}, as its weights"
+                    )
+            return _Tensors(gradients, len(self), True)
+        if len(gradients) != len(self):
+            raise ValueError(f"gradients of {len(gradients)} trainings for {len(self)}: there must be as many")
+        given = _Tensors(gradients, len(self), False)
+        for i, (count, needed) in enumerate(zip(given.counts, weights.counts, strict=True)):
+            if count != needed:
+                raise ValueError(f"gradients[{i}] are {count}, weights {needed}: there must be as many")
         return given
 
     def _separate(self, members: Sequence[int]) -> None:
         """Let these trainings be updated each by itself, from the states they have."""
         for i in members:
-            weights = self._weights[i]
+            weights = self._weights.lists[i]
             self._alone[i] = Plan(self.updaters[i], list(range(len(weights))), weights, _names(i, weights))
         self._alone = dict(sorted(self._alone.items()))
 
@@ -226,12 +253,12 @@ class Many:
             and set(itertools.compress(a, map(operator.is_not, a.values(), b.values()))) <= _OWN
             and one._slots == other._slots
             and one._counts.tobytes() == other._counts.tobytes()
-            and len(self._weights[i - 1]) == len(self._weights[i])
+            and self._weights.counts[i - 1] == self._weights.counts[i]
         )
 
     def _kind(self, i: int) -> tuple[Any, ...]:
         """What must be equal where trainings are to be updated together; a first None says that this one cannot be."""
-        optimizer, n = self.optimizers[i], len(self._weights[i])
+        optimizer, n = self.optimizers[i], self._weights.counts[i]
         alone = (None, i)
         if not isinstance(optimizer, RuleOptimizer) or type(optimizer).counted is not True:  # some steps may be none
             return alone
@@ -266,6 +293,23 @@ _NUMBERS = (float, int)
 _OWN = {"lr", "wd", "lr_scheduler", "_counts", "_slots", "_updater"}  # what each optimizer has for itself
 
 
+class _Tensors:
+    """Weights, or gradients, of all trainings: a list for each of them, or stacks, taken apart only where that is needed."""
+
+    def __init__(self, given: Sequence[Any], n: int, stacked: bool) -> None:
+        self.stacks: list[Any] | None = list(given) if stacked else None
+        self._lists = None if stacked else [list(each) for each in given]
+        self.counts = [len(given)] * n if self._lists is None else list(map(len, self._lists))
+
+    @property
+    def lists(self) -> list[list[Any]]:
+        if self._lists is None:
+            n = len(self.counts)
+            columns = [[None] * n if stack is None else stack.unbind() for stack in self.stacks or ()]
+            self._lists = list(map(list, zip(*columns, strict=True)))
+        return self._lists
+
+
 def _names(i: int, weights: Sequence[torch.Tensor]) -> list[str]:
     return [f"weights[{i}][{k}]" for k in range(len(weights))]
 
@@ -287,21 +331,24 @@ def make_optimizer(kind: str | type[Optimizer], arguments: Mapping[str, Any]) ->
 class _Group:
     """Trainings that are updated in one launch: optimizers of one class, which differ in numbers and schedules only."""
 
-    def __init__(self, updaters: Sequence[Updater], weights: Sequence[Sequence[torch.Tensor]], members: list[int]) -> None:
+    def __init__(self, updaters: Sequence[Updater], weights: _Tensors, members: list[int]) -> None:
         self.members = members
         self._updaters = [updaters[i] for i in members]
         self._optimizers: list[Any] = [updater.optimizer for updater in self._updaters]
         self._first = first = self._optimizers[0]
-        self._weights = [weight for i in members for weight in weights[i]]
-        self._names = [name for i in members for name in _names(i, weights[i])]
-        self._n = n = len(weights[members[0]])
+        self._n = n = weights.counts[members[0]]
         self._slots = np.arange(n)
+        self._where = self._slice(weights.stacks)  # of stacks; None where tensors are taken one by one
+        self._weights = self._own(weights)
+        if self._where is None:
+            self._names = [name for i in members for name in _names(i, weights.lists[i])]
+        else:
+            self._names = [f"weights[{k}]" for k in range(n)]
         # One array for the counts of all, in which each optimizer has a row.
         self._counts = np.stack([optimizer._counts for optimizer in self._optimizers])
         for optimizer, counts in zip(self._optimizers, self._counts, strict=True):
             optimizer._counts = counts
         self._shared = self._columns()
-        self._times = [int(self._counts[0, slot]) + 1 for _, slot, *_ in self._shared]  # the next update's number
         self._scheduled = any(optimizer.lr_scheduler is not None for optimizer in self._optimizers)
         self._for_all: _ForAll | None = _ForAll(self._optimizers) if len(members) > 1 else None
         self._checked = False
@@ -320,15 +367,17 @@ class _Group:
         self._tables: list[tuple[Rule, np.ndarray]] | None = None
         self._step = 0
         self._uncounted = 0  # steps that are not in the counts yet
+        self._states: list[tuple[torch.Tensor, ...]] = []  # of each weight, or stack of weights
+        self._masters: list[torch.Tensor | None] = []
         self._make_states()
         self.update = self._make_update(first.rule_for(self._slots))
 
-    def prepare(self, gradients: list[torch.Tensor | None] | None) -> bool:
+    def prepare(self, gradients: _Tensors | None) -> bool:
         """Take these gradients for the step, None for the last ones; whether that can be done for all together."""
         rule = self._only or self._first.rule_for(self._slots)
         update = self.update = self._updates.get(rule) or self._make_update(rule)
         if gradients is not None:
-            self._gradients, self._bound = gradients, set()
+            self._gradients, self._bound = self._own(gradients), set()
         if rule in self._bound:
             return True
         if not update.holds(self._gradients):
@@ -359,7 +408,8 @@ class _Group:
             self._tables.append((rule, self.update.hyper.copy()))
 
     def _form_rows(self, rule: Any) -> None:
-        times = self._times
+        times = self._times()
+        self._first.num_update = self._number(times)
         if self._for_all is not None:
             rates = self._rates(times) if self._scheduled else None
             known = self._checked or self._for_all.is_right(times, self._shared, rule, rates)
@@ -372,7 +422,7 @@ class _Group:
                 return
             self._for_all = None
         self.count()
-        table = self.update.hyper.reshape(len(self.members), self._n, -1)
+        table = self._table()
         for i, optimizer in enumerate(self._optimizers):
             for (where, *_), row in zip(self._shared, optimizer.rows_of_step(times, self._shared, rule), strict=True):
                 table[i, where] = row
@@ -396,7 +446,7 @@ class _Group:
         return self._only is not None and not self._only.reductions
 
     def repeat(self) -> None:
-        """Take a step like the one before. Only the first optimizer is told of it; `count` tells the others."""
+        """Take a step like the one before. No optimizer is told of it; `count` does that."""
         self.update.repeat(same=self._steady is not None)
         self._go_on()
 
@@ -404,14 +454,22 @@ class _Group:
         """Let all optimizers, and autograd, know of the steps that have been taken."""
         self._counts += self._uncounted
         self._uncounted = 0
+        number = self._number(self._times())
         for own in self._attributes:
-            own["num_update"] = self._first.num_update
+            own["num_update"] = number
 
     def _go_on(self) -> None:
-        self._first.num_update = max(self._first.num_update, *self._times)
-        self._times = [t + 1 for t in self._times]
         self._step += 1
         self._uncounted += 1
+
+    def _times(self) -> list[int]:
+        """The number of the coming update, of weights that share rows."""
+        return [int(self._begin[0][0, slot]) + 1 + self._step for _, slot, *_ in self._shared]
+
+    def _number(self, times: Sequence[int]) -> int:
+        """`num_update` before that update."""
+        begun = self._begin[1][0]
+        return max(begun, *(t - 1 for t in times)) if self._step else begun
 
     @property
     def can_restart(self) -> bool:
@@ -423,9 +481,7 @@ class _Group:
         self._counts[:], self._uncounted = self._begin[0], 0
         for own, number in zip(self._attributes, self._begin[1], strict=True):
             own["num_update"] = number
-        self._times = [int(self._counts[0, slot]) + 1 for _, slot, *_ in self._shared]
-        states = [state for updater, k in self._places() for state in updater.states[k]]
-        if states:
+        if states := [state for row in self._states for state in row]:
             torch._foreach_zero_(states)
         self._start_states()
         if self._tables is None:  # who restarts once will do it again
@@ -449,7 +505,7 @@ class _Group:
         return rates
 
     def _write_columns(self, rows: Sequence[Sequence[Any]]) -> None:
-        table = self.update.hyper.reshape(len(self.members), self._n, -1)
+        table = self._table()
         written = self._written if self._written_by is self.update else [[None] * len(row) for row in rows]
         for (where, *_), row, before in zip(self._shared, rows, written, strict=True):
             for k, (value, old) in enumerate(zip(row, before, strict=True)):
@@ -473,15 +529,50 @@ class _Group:
             for members in kinds.values()
         ]
 
+    def _table(self) -> np.ndarray:
+        """The update's hyper-parameters, by training and weight."""
+        hyper = self.update.hyper
+        if self._where is None:
+            return hyper.reshape(len(self.members), self._n, -1)
+        return hyper.reshape(self._n, len(self.members), -1).swapaxes(0, 1)
+
+    def _slice(self, stacks: Sequence[torch.Tensor] | None) -> slice | None:
+        """Which rows of stacks these trainings have, if they can be updated as stacks."""
+        first, members = self._first, self.members
+        step = members[1] - members[0] if len(members) > 1 else 1
+        where = slice(members[0], members[-1] + 1, step)
+        if stacks is None or members != list(range(where.start, where.stop, step)) or not _has_plain_states(first):
+            return None
+        plain = all(first.master_dtype(stack) is None and is_dense(stack[0]) for stack in stacks)
+        return where if plain and choose_engine(stacks[0].device, self._updaters[0].engine) != "eager" else None
+
+    def _own(self, tensors: _Tensors) -> list[Any]:
+        """Those of these trainings, stacked or one by one."""
+        if self._where is None:
+            return [each for i in self.members for each in tensors.lists[i]]
+        return [None if stack is None else stack.detach()[self._where] for stack in tensors.stacks or ()]
+
     def _make_states(self) -> None:
         first = self._first
         for name, weight in zip(self._names, self._weights, strict=True):
             first.check_storage(name, weight)
         weights = [weight.detach() for weight in self._weights]
-        for (updater, k), weight, state in zip(self._places(), weights, first.states_for(weights), strict=True):
-            updater.states[k] = state
-            if (dtype := first.master_dtype(weight)) is not None:
-                updater.masters[k] = new_master(weight, None, dtype)
+        if self._where is None:
+            self._states = first.states_for(weights)
+            dtypes = map(first.master_dtype, weights)
+            self._masters = [None if d is None else new_master(w, None, d) for w, d in zip(weights, dtypes, strict=True)]
+            for (updater, k), state, master in zip(self._places(), self._states, self._masters, strict=True):
+                updater.states[k] = state
+                if master is not None:
+                    updater.masters[k] = master
+        else:
+            names = first.composed_rule.state
+            self._states = [tuple(stacked_zeros(len(stack), stack[0]) for _ in names) for stack in weights]
+            self._masters = [None] * len(weights)
+            for k, stacks in enumerate(self._states):
+                rows = zip(*(stack.unbind() for stack in stacks), strict=True) if stacks else itertools.repeat(())
+                for updater, row in zip(self._updaters, rows, strict=False):
+                    updater.states[k] = row
         self._start_states()
 
     def _start_states(self) -> None:
@@ -491,18 +582,23 @@ class _Group:
             return
         name = ""
         try:
-            for (updater, k), name, weight in zip(self._places(), self._names, self._weights, strict=True):  # noqa: B007
+            if self._where is None:
+                given = zip(self._places(), self._names, self._weights, strict=True)
+            else:
+                rows = [(updater, k) for k in range(self._n) for updater in self._updaters]
+                names = [name for name in self._names for _ in self._updaters]
+                given = zip(rows, names, [row for stack in self._weights for row in stack], strict=True)
+            for (updater, k), name, weight in given:  # noqa: B007
                 updater.optimizer.start_state(weight.detach(), updater.states[k])  # type: ignore[attr-defined]  # it has a rule
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 
     def _make_update(self, rule: Rule) -> Update:
-        places = list(self._places())
-        states = [updater.states[k] for updater, k in places]
-        masters = [updater.masters.get(k) for updater, k in places]
-        engine, first = self._updaters[0].engine, self._first
-        update = Update(rule, self._weights, states, masters, engine, self._names, first.rounding)
-        update.places = np.tile(self._slots, len(self.members))  # so that each has the random numbers of a training alone
+        stacked, n = self._where is not None, len(self.members)
+        engine, seed = self._updaters[0].engine, self._first.rounding
+        update = Update(rule, self._weights, self._states, self._masters, engine, self._names, seed, stacked=stacked)
+        # So that each has the random numbers of a training alone.
+        update.places = np.repeat(self._slots, n) if stacked else np.tile(self._slots, n)
         self._updates[rule] = update
         return update
 
@@ -510,6 +606,13 @@ class _Group:
         for updater in self._updaters:
             for k in range(self._n):
                 yield updater, k
+
+
+def _has_plain_states(optimizer: RuleOptimizer) -> bool:
+    """Whether there is nothing else to its states but that they are zeros like the weights, or filled by `start_state`."""
+    rule = optimizer.composed_rule
+    own = type(optimizer).states_for is not RuleOptimizer.states_for
+    return isinstance(rule, Rule) and not rule.kept and optimizer.narrow is None and not own
 
 
 class _NoNumber:

@@ -310,9 +310,8 @@ def _train_together(
     for model, optimizer in zip(models, optimizers, strict=True):  # whose attributes lr_mult and wd_mult count
         own = of_each[id(model)]
         optimizer.param_dict = {k: own[name] for k, name in enumerate(trained)}
-    rows = [list(row) for row in zip(*(stacked.detach().unbind() for stacked in weights.values()), strict=True)]
-    many = Many(optimizers, rows, engine)
-    given: Any = [list(row) for row in zip(*(each.unbind() for each in gradients), strict=True)]
+    many = Many(optimizers, list(weights.values()), engine, stacked=True)
+    given: Any = gradients
 
     def one(own: dict[str, torch.Tensor], inputs: tuple[Any, ...], labels: Any) -> torch.Tensor:
         with _FewClasses() if place.type == "cpu" else nullcontext():

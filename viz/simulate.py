@@ -694,13 +694,12 @@ class _Trainings:
         weights, gradients = np.zeros((2, n, 2, width), np.float32)
         if together:
             self._points, self._slopes = weights[:, :, :count], gradients[:, :, :count]
-            rows, slopes = torch.from_numpy(weights).unbind(), torch.from_numpy(gradients).unbind()
         else:
-            self._points, self._slopes = weights[:, 0, :, None], gradients[:, 0, :, None]
-            rows, slopes = torch.from_numpy(weights[:, 0]).unbind(), torch.from_numpy(gradients[:, 0]).unbind()
+            weights, gradients = weights[:, 0], gradients[:, 0]
+            self._points, self._slopes = weights[:, :, None], gradients[:, :, None]
         self._set(starts)
-        self._many = Many(optimizers, [[row] for row in rows], engine)
-        self._given: list[list[torch.Tensor | None]] = [[slope] for slope in slopes]
+        self._many = Many(optimizers, [torch.from_numpy(weights)], engine, stacked=True)
+        self._given = [torch.from_numpy(gradients)]
         self._steps: Iterator[None] | None = None  # those after the first
 
     def restart(self, starts: np.ndarray) -> bool:
