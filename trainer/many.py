@@ -290,6 +290,7 @@ class Many:
 _READ_APART = {"lr_scheduler", "_counts", "_slots", "_updater", "idx2name", "param_dict", "lr_mult", "wd_mult"}
 _SAME = ("begin_num_update", "lookahead", "num_update")
 _NUMBERS = (float, int)
+AHEAD = 64  # steps, for which hyper-parameters are formed at once where that can be done
 _OWN = {"lr", "wd", "lr_scheduler", "_counts", "_slots", "_updater"}  # what each optimizer has for itself
 
 
@@ -363,8 +364,9 @@ class _Group:
         self._steady: Rule | None = None  # whose rows are in the update, and stay as they are
         self._begin = self._counts.copy(), [optimizer.num_update for optimizer in self._optimizers]
         self._attributes = [vars(optimizer) for optimizer in self._optimizers]
-        # By the number of the step: the rule, and all rows, which are the same after a restart.
-        self._tables: list[tuple[Rule, np.ndarray]] | None = None
+        self._tables: dict[int, tuple[Any, np.ndarray]] = {}  # by the number of the step: the rule, and all rows
+        self._keeps_tables = False  # because they will be those after a restart, too
+        self._looks_ahead = True  # whether rows of coming steps can be formed, as far as is known
         self._step = 0
         self._uncounted = 0  # steps that are not in the counts yet
         self._states: list[tuple[torch.Tensor, ...]] = []  # of each weight, or stack of weights
@@ -396,16 +398,34 @@ class _Group:
         if self._steady is rule:
             return
         self._before = [optimizer.carried() for optimizer in self._optimizers] if self._first.carries else []
-        if self._tables is not None and self._step < len(self._tables):
-            known, table = self._tables[self._step]
-            if known is rule:
-                self.update.hyper[:] = table
-                self._written_by = None
-                return
-            del self._tables[self._step :]
-        self._form_rows(rule)
-        if self._tables is not None and self._steady is not rule:
-            self._tables.append((rule, self.update.hyper.copy()))
+        if self._step not in self._tables and self._checked and self._looks_ahead:
+            self._form_coming_rows(rule)
+        known, table = self._tables.get(self._step, (None, None))
+        if known is rule:
+            self.update.hyper[:] = table
+            self._written_by = None
+        else:
+            self._form_rows(rule)
+            if self._keeps_tables and self._steady is not rule:
+                self._tables[self._step] = rule, self.update.hyper.copy()
+
+    def _form_coming_rows(self, rule: Any) -> None:
+        """Those of the coming steps at once, if that can be done."""
+        times, shape = self._times(), self.update.hyper.shape
+        rows = None
+        if self._for_all is not None and not self._scheduled and self._only is not None:
+            rows = self._for_all.coming_rows(times, self._shared, rule)
+        if rows is None:
+            self._looks_ahead = False
+            return
+        tables = np.empty((AHEAD, *shape))
+        table = self._by_training(tables)
+        for (where, *_), row in zip(self._shared, rows, strict=True):
+            for k, value in enumerate(row):
+                table[:, :, where, k] = value[..., None] if isinstance(value, np.ndarray) else value
+        if not self._keeps_tables:
+            self._tables.clear()
+        self._tables.update((self._step + i, (rule, each)) for i, each in enumerate(tables))
 
     def _form_rows(self, rule: Any) -> None:
         times = self._times()
@@ -422,7 +442,7 @@ class _Group:
                 return
             self._for_all = None
         self.count()
-        table = self._table()
+        table = self._by_training(self.update.hyper)
         for i, optimizer in enumerate(self._optimizers):
             for (where, *_), row in zip(self._shared, optimizer.rows_of_step(times, self._shared, rule), strict=True):
                 table[i, where] = row
@@ -484,8 +504,8 @@ class _Group:
         if states := [state for row in self._states for state in row]:
             torch._foreach_zero_(states)
         self._start_states()
-        if self._tables is None:  # who restarts once will do it again
-            self._tables = []
+        self._tables = self._tables if self._keeps_tables else {}
+        self._keeps_tables = True  # who restarts once will do it again
         self._step = 0
 
     def _rates(self, times: Sequence[int]) -> list[float]:
@@ -505,7 +525,7 @@ class _Group:
         return rates
 
     def _write_columns(self, rows: Sequence[Sequence[Any]]) -> None:
-        table = self._table()
+        table = self._by_training(self.update.hyper)
         written = self._written if self._written_by is self.update else [[None] * len(row) for row in rows]
         for (where, *_), row, before in zip(self._shared, rows, written, strict=True):
             for k, (value, old) in enumerate(zip(row, before, strict=True)):
@@ -529,12 +549,12 @@ class _Group:
             for members in kinds.values()
         ]
 
-    def _table(self) -> np.ndarray:
-        """The update's hyper-parameters, by training and weight."""
-        hyper = self.update.hyper
+    def _by_training(self, hyper: np.ndarray) -> np.ndarray:
+        """An update's hyper-parameters [..., n_trainings, n_weights, n], as a view of [..., n_trainings * n_weights, n]."""
+        *others, _, width = hyper.shape
         if self._where is None:
-            return hyper.reshape(len(self.members), self._n, -1)
-        return hyper.reshape(self._n, len(self.members), -1).swapaxes(0, 1)
+            return hyper.reshape(*others, len(self.members), self._n, width)
+        return hyper.reshape(*others, self._n, len(self.members), width).swapaxes(-3, -2)
 
     def _slice(self, stacks: Sequence[torch.Tensor] | None) -> slice | None:
         """Which rows of stacks these trainings have, if they can be updated as stacks."""
@@ -669,22 +689,46 @@ class _ForAll:
 
     def is_steady(self, parameters: Sequence[Any], rule: Rule) -> bool:
         """Whether rows are the same at every step: they are if they can be formed without the number of the update."""
+        number: Any = _NoNumber()
+        rows = self._rows_at([number] * len(parameters), parameters, rule)
+        return rows is not None and not any(value is number for row in rows for value in row)
+
+    def coming_rows(self, times: Sequence[int], parameters: Sequence[Any], rule: Rule) -> list[list[Any]] | None:
+        """As `rows`, of the next AHEAD steps: numbers may be arrays [n_steps, n_optimizers] or [n_steps, 1], too.
+
+        None where they cannot be formed so, or would be others than those formed step by step.
+        """
+        coming = [np.array(range(t, t + AHEAD), dtype=object)[:, None] for t in times]
+        found = self._rows_at(coming, parameters, rule)
+        if found is None:
+            return None
+        for i in (0, 1, AHEAD // 2, AHEAD - 1):
+            single = self._rows_at([t + i for t in times], parameters, rule)
+            for row, expected in zip(found, single or (), strict=True):
+                for value, own in zip(row, expected, strict=True):
+                    value = value[i] if isinstance(value, np.ndarray) and value.ndim == 2 else value
+                    one, other = np.broadcast_arrays(np.array(value, dtype=float), np.array(own, dtype=float))
+                    if one.tobytes() != other.tobytes():
+                        return None
+        return found
+
+    def _rows_at(self, times: Sequence[Any], parameters: Sequence[Any], rule: Rule) -> list[list[Any]] | None:
+        """As `rows`, if nothing else than these times is asked for, and nothing is changed by asking."""
         kept = ("begin_step", "rows_of_step")
         if self._one.carries or any(getattr(type(self._one), name) is not getattr(RuleOptimizer, name) for name in kept):
-            return False
+            return None
         one: Any = copy.copy(self._one)
-        number: Any = _NoNumber()
-        one.num_update = number
+        one.num_update = _NoNumber()
         before = dict(vars(one))
         try:
             rows = [
-                one.row(number, one.lr * lr_mult, one.wd * wd_mult, index, rule)
-                for *_, lr_mult, wd_mult, index in parameters
+                one.row(t, one.lr * lr_mult, one.wd * wd_mult, index, rule)
+                for t, (*_, lr_mult, wd_mult, index) in zip(times, parameters, strict=True)
             ]
         except Exception:  # whatever comes of counting with what is no number
-            return False
+            return None
         same = vars(one).keys() == before.keys() and all(map(operator.is_, vars(one).values(), before.values()))
-        return same and not any(value is number for row in rows for value in row)
+        return rows if same else None
 
     def is_right(self, times: Sequence[int], parameters: Sequence[Any], rule: Rule, rates: list[float] | None) -> bool:
         """Whether these rows are those of optimizers by themselves, up to 8 of them. Nothing is carried on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...kernels import Rule, rules
@@ -14,9 +15,14 @@ from .base import RuleOptimizer, register
 __all__ = ["AdaBelief", "AdaDelta", "AdaGrad", "Adam", "AdamW", "Adamax", "GroupAdaGrad", "Nadam", "RMSProp"]
 
 
-def bias_correction(beta1: float, beta2: float, t: int) -> float:
-    """What Adam's rate is multiplied by at update `t`, for averages that started at zero (Kingma & Ba, section 2)."""
-    return math.sqrt(1.0 - beta2**t) / (1.0 - beta1**t)
+def bias_correction(beta1: Any, beta2: Any, t: Any) -> Any:
+    """What Adam's rate is multiplied by at update `t`, for averages that started at zero (Kingma & Ba, section 2).
+
+    Each may be an array of Python's numbers: those of several optimizers, or updates.
+    """
+    square = 1.0 - beta2**t
+    root = np.sqrt(square.astype(float)) if isinstance(square, np.ndarray) else math.sqrt(square)
+    return root / (1.0 - beta1**t)
 
 
 @register
@@ -90,7 +96,7 @@ class AdamW(RuleOptimizer):
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         if self.correct_bias:
-            lr *= bias_correction(self.beta1, self.beta2, t)
+            lr = lr * bias_correction(self.beta1, self.beta2, t)
         return {"lr": lr, "decay": lr * wd}
 
 
