@@ -129,11 +129,11 @@ class NativeUpdate:
         widths = [table.addresses.shape[0], table.hyper.shape[1], sums.shape[1], partials.shape[1]]
         shape = [*widths, len(table.sizes), self._n_tiles]
         shared = np.array([0, *(array.ctypes.data for array in arrays), *shape], dtype=np.int64)
-        where = shared.ctypes.data
+        where, n_tiles = shared.ctypes.data, self._n_tiles
 
         def run_threads(arrays: Any = arrays) -> None:  # and keeps the arrays alive
             shared[0] = 0
-            _run_threads(loop.address, where, min(torch.get_num_threads(), self._n_tiles))
+            _run_threads(loop.address, where, min(torch.get_num_threads(), n_tiles))
 
         def run(arrays: Any = arrays) -> None:
             shared[0] = 0

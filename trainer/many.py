@@ -42,7 +42,6 @@ class Many:
 
     Attributes:
         optimizers: as given.
-        updaters: for each training what has its states, by the places of its weights.
 
     Raises:
         TypeError, ValueError: what does not fit.
@@ -86,27 +85,48 @@ class Many:
             raise ValueError(
                 "an optimizer is there twice: each training needs its own, which counts its updates; use copy.deepcopy"
             )
-        self.updaters = [Updater(optimizer, engine) for optimizer in self.optimizers]
-        for optimizer, count in zip(self.optimizers, self._weights.counts, strict=True):
-            optimizer.slots(range(count))
         kinds: dict[Any, list[int]] = {}
-        kind: Any = None
-        for i in range(len(self.optimizers)):
-            if kind is None or not self._like_the_one_before(i):
-                kind = self._kind(i)
+        kind, begun = None, None
+        for i, (optimizer, count) in enumerate(zip(self.optimizers, self._weights.counts, strict=True)):
+            if not isinstance(optimizer, Optimizer):
+                raise TypeError(
+                    f"optimizers[{i}] must be an Optimizer, got {type(optimizer).__name__}; see optimizer.create(name)"
+                )
+            updated = dict(optimizer._slots), optimizer._counts.tobytes()
+            if kind is not None and updated == begun and self._like_the_one_before(i):
+                before = self.optimizers[i - 1]
+                optimizer._slots, optimizer._counts = dict(before._slots), before._counts.copy()
+            else:
+                optimizer.slots(range(count))
+                kind, begun = self._kind(i), updated
             kinds.setdefault(kind, []).append(i)
+        self._engine = engine
+        self._updaters: list[Updater] = []
         self._alone: dict[int, Plan] = {}
-        self._groups: list[_Group] = []
+        self._groups = [
+            _Group([self.optimizers[i] for i in members], members, self._weights, engine)
+            for kind, members in kinds.items()
+            if kind[0] is not None
+        ]
         for kind, members in kinds.items():
             if kind[0] is None:
                 self._separate(members)
-            else:
-                self._groups.append(_Group(self.updaters, self._weights, members))
+        if not all(group.stacked for group in self._groups):
+            _ = self.updaters  # where optimizers find the numbers that rules keep
         self._gradients: _Tensors | None = None
 
     def __len__(self) -> int:
         """How many trainings there are."""
         return len(self.optimizers)
+
+    @property
+    def updaters(self) -> list[Updater]:
+        """For each training what has its states, by the places of its weights."""
+        if not self._updaters:
+            self._updaters = [Updater(optimizer, self._engine) for optimizer in self.optimizers]
+            for group in self._groups:
+                group.hand_over(self._updaters)
+        return self._updaters
 
     @property
     def launches(self) -> int:
@@ -135,8 +155,8 @@ class Many:
         given: Any = self._gradients
         for group in list(self._groups):
             if not group.prepare(None if held else given):
-                self._groups.remove(group)
                 self._separate(group.members)
+                self._groups.remove(group)
         for i, plan in self._alone.items():
             plan.check(given.lists[i])
         self._form_rows()
@@ -244,15 +264,13 @@ class Many:
         self._alone = dict(sorted(self._alone.items()))
 
     def _like_the_one_before(self, i: int) -> bool:
-        """Whether this optimizer and the one before it have the very same settings but for rates: a quick look."""
+        """Whether this optimizer and the one before it have the very same settings but for rates and counts, at a glance."""
         one, other = self.optimizers[i - 1], self.optimizers[i]
         a, b = vars(one), vars(other)
         return (
             type(one) is type(other)
             and a.keys() == b.keys()
             and set(itertools.compress(a, map(operator.is_not, a.values(), b.values()))) <= _OWN
-            and one._slots == other._slots
-            and one._counts.tobytes() == other._counts.tobytes()
             and self._weights.counts[i - 1] == self._weights.counts[i]
         )
 
@@ -332,11 +350,10 @@ def make_optimizer(kind: str | type[Optimizer], arguments: Mapping[str, Any]) ->
 class _Group:
     """Trainings that are updated in one launch: optimizers of one class, which differ in numbers and schedules only."""
 
-    def __init__(self, updaters: Sequence[Updater], weights: _Tensors, members: list[int]) -> None:
-        self.members = members
-        self._updaters = [updaters[i] for i in members]
-        self._optimizers: list[Any] = [updater.optimizer for updater in self._updaters]
-        self._first = first = self._optimizers[0]
+    def __init__(self, optimizers: Sequence[Any], members: list[int], weights: _Tensors, engine: str | None) -> None:
+        self.members, self._engine = members, engine
+        self._optimizers = optimizers
+        self._first = first = optimizers[0]
         self._n = n = weights.counts[members[0]]
         self._slots = np.arange(n)
         self._where = self._slice(weights.stacks)  # of stacks; None where tensors are taken one by one
@@ -346,7 +363,7 @@ class _Group:
         else:
             self._names = [f"weights[{k}]" for k in range(n)]
         # One array for the counts of all, in which each optimizer has a row.
-        self._counts = np.stack([optimizer._counts for optimizer in self._optimizers])
+        self._counts = np.tile(first._counts, (len(members), 1))
         for optimizer, counts in zip(self._optimizers, self._counts, strict=True):
             optimizer._counts = counts
         self._shared = self._columns()
@@ -494,7 +511,21 @@ class _Group:
     @property
     def can_restart(self) -> bool:
         """Whether nothing but states and counts is changed by steps."""
-        return not (self._scheduled or self._first.carries or any(updater.masters for updater in self._updaters))
+        has_masters = any(master is not None for master in self._masters)
+        return not (self._scheduled or self._first.carries or has_masters)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether weights are updated as stacks."""
+        return self._where is not None
+
+    def hand_over(self, updaters: Sequence[Updater]) -> None:
+        """Let the updaters of all trainings have the states."""
+        for (j, k), _, _, state, master in self._single():
+            updater = updaters[self.members[j]]
+            updater.states[k] = state
+            if master is not None:
+                updater.masters[k] = master
 
     def restart(self) -> None:
         """Begin anew with the weights as they are now."""
@@ -564,7 +595,7 @@ class _Group:
         if stacks is None or members != list(range(where.start, where.stop, step)) or not _has_plain_states(first):
             return None
         plain = all(first.master_dtype(stack) is None and is_dense(stack[0]) for stack in stacks)
-        return where if plain and choose_engine(stacks[0].device, self._updaters[0].engine) != "eager" else None
+        return where if plain and choose_engine(stacks[0].device, self._engine) != "eager" else None
 
     def _own(self, tensors: _Tensors) -> list[Any]:
         """Those of these trainings, stacked or one by one."""
@@ -581,18 +612,10 @@ class _Group:
             self._states = first.states_for(weights)
             dtypes = map(first.master_dtype, weights)
             self._masters = [None if d is None else new_master(w, None, d) for w, d in zip(weights, dtypes, strict=True)]
-            for (updater, k), state, master in zip(self._places(), self._states, self._masters, strict=True):
-                updater.states[k] = state
-                if master is not None:
-                    updater.masters[k] = master
         else:
             names = first.composed_rule.state
             self._states = [tuple(stacked_zeros(len(stack), stack[0]) for _ in names) for stack in weights]
             self._masters = [None] * len(weights)
-            for k, stacks in enumerate(self._states):
-                rows = zip(*(stack.unbind() for stack in stacks), strict=True) if stacks else itertools.repeat(())
-                for updater, row in zip(self._updaters, rows, strict=False):
-                    updater.states[k] = row
         self._start_states()
 
     def _start_states(self) -> None:
@@ -602,30 +625,29 @@ class _Group:
             return
         name = ""
         try:
-            if self._where is None:
-                given = zip(self._places(), self._names, self._weights, strict=True)
-            else:
-                rows = [(updater, k) for k in range(self._n) for updater in self._updaters]
-                names = [name for name in self._names for _ in self._updaters]
-                given = zip(rows, names, [row for stack in self._weights for row in stack], strict=True)
-            for (updater, k), name, weight in given:  # noqa: B007
-                updater.optimizer.start_state(weight.detach(), updater.states[k])  # type: ignore[attr-defined]  # it has a rule
+            for (j, _), name, weight, state, _ in self._single():  # noqa: B007
+                self._optimizers[j].start_state(weight.detach(), state)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
 
     def _make_update(self, rule: Rule) -> Update:
         stacked, n = self._where is not None, len(self.members)
-        engine, seed = self._updaters[0].engine, self._first.rounding
+        engine, seed = self._engine, self._first.rounding
         update = Update(rule, self._weights, self._states, self._masters, engine, self._names, seed, stacked=stacked)
         # So that each has the random numbers of a training alone.
         update.places = np.repeat(self._slots, n) if stacked else np.tile(self._slots, n)
         self._updates[rule] = update
         return update
 
-    def _places(self) -> Iterator[tuple[Updater, int]]:
-        for updater in self._updaters:
-            for k in range(self._n):
-                yield updater, k
+    def _single(self) -> Iterator[tuple[tuple[int, int], str, torch.Tensor, tuple[torch.Tensor, ...], Any]]:
+        """Each weight, one by one: of which of these trainings, and where in it; its name, itself, states and master."""
+        if self._where is None:
+            places = itertools.product(range(len(self.members)), range(self._n))
+            yield from zip(places, self._names, self._weights, self._states, self._masters, strict=True)
+        else:
+            for k, (name, weights, states) in enumerate(zip(self._names, self._weights, self._states, strict=True)):
+                for j, (weight, *state) in enumerate(zip(weights, *states, strict=True)):
+                    yield (j, k), name, weight, tuple(state), None
 
 
 def _has_plain_states(optimizer: RuleOptimizer) -> bool:
@@ -658,7 +680,7 @@ class _ForAll:
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self._optimizers = optimizers
         first = optimizers[0]
-        self._one = copy.copy(first)
+        self._one = _copied(first)
         self._one.lr_scheduler = None
         for name, value in vars(first).items():
             if type(value) in _NUMBERS and name not in _SAME:
@@ -717,7 +739,7 @@ class _ForAll:
         kept = ("begin_step", "rows_of_step")
         if self._one.carries or any(getattr(type(self._one), name) is not getattr(RuleOptimizer, name) for name in kept):
             return None
-        one: Any = copy.copy(self._one)
+        one: Any = _copied(self._one)
         one.num_update = _NoNumber()
         before = dict(vars(one))
         try:
@@ -732,18 +754,24 @@ class _ForAll:
 
     def is_right(self, times: Sequence[int], parameters: Sequence[Any], rule: Rule, rates: list[float] | None) -> bool:
         """Whether these rows are those of optimizers by themselves, up to 8 of them. Nothing is carried on."""
-        chosen = np.unique(np.linspace(0, len(self._optimizers) - 1, 8, dtype=int)).tolist()
-        tried = _ForAll([copy.copy(optimizer) for optimizer in self._optimizers]) if self._one.carries else self
+        chosen = sorted({i * (len(self._optimizers) - 1) // 7 for i in range(8)})
+        tried = _ForAll([_copied(optimizer) for optimizer in self._optimizers]) if self._one.carries else self
         rows = tried.rows(times, parameters, rule, rates)
         if rows is None:
             return False
         for i in chosen:
-            own_rows = copy.copy(self._optimizers[i]).rows_of_step(times, parameters, rule)
+            own_rows = _copied(self._optimizers[i]).rows_of_step(times, parameters, rule)
             for found, expected in zip(rows, own_rows, strict=True):
                 own = [value[i] if isinstance(value, np.ndarray) else value for value in found]
                 if np.array(own, dtype=float).tobytes() != np.array(expected, dtype=float).tobytes():
                     return False
         return True
+
+
+def _copied(optimizer: Any) -> Any:
+    other = object.__new__(type(optimizer))  # copy.copy takes ten times as long
+    vars(other).update(vars(optimizer))
+    return other
 
 
 def _joined(values: Sequence[Any], dtype: type) -> Any:

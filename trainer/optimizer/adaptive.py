@@ -20,9 +20,10 @@ def bias_correction(beta1: Any, beta2: Any, t: Any) -> Any:
 
     Each may be an array of Python's numbers: those of several optimizers, or updates.
     """
-    square = 1.0 - beta2**t
-    root = np.sqrt(square.astype(float)) if isinstance(square, np.ndarray) else math.sqrt(square)
-    return root / (1.0 - beta1**t)
+    square, correction = 1.0 - beta2**t, 1.0 - beta1**t
+    if isinstance(square, np.ndarray) or isinstance(correction, np.ndarray):
+        return np.sqrt(np.asarray(square, dtype=float)) / np.asarray(correction, dtype=float)
+    return math.sqrt(square) / correction
 
 
 @register
