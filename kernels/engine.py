@@ -210,7 +210,7 @@ class Update:
         self.masters = [None] * len(self.weights) if masters is None else list(masters)
         self.engine = engine
         self.stacked = stacked
-        n_weights = sum(map(len, self.weights)) if stacked else len(self.weights)
+        n_weights = sum(map(_length, self.weights)) if stacked else len(self.weights)
         self.seed, self.places = seed, np.arange(n_weights)
         self.control, self.zero_grads, self.prepares_only = control, zero_grads, False
         self.across: Callable[[torch.Tensor, str], None] | None = None
@@ -1007,7 +1007,7 @@ def _check_stack(
 ) -> None:
     """As `_check`, of what is stacked: the first of each, which tells of the others."""
     together = [stack, *states, *([] if master is None else [master])]
-    if not all(isinstance(each, torch.Tensor) and each.dim() and len(each) for each in together):
+    if not all(map(_length, together)):
         raise TypeError(
             f"{name} and its states must be stacks: tensors with an axis more than what is stacked, of length >= 1"
         )
@@ -1024,6 +1024,11 @@ def _check_stack(
         if len(each) != len(stack):
             raise ValueError(f"{name} is a stack of {len(stack)}, with states or masters of {len(each)}: must be as many")
     _check(rule, name, first, others[: len(states)], None if master is None else others[-1])
+
+
+def _length(stack: Any) -> int:
+    """How much is stacked; 0 of what is no stack."""
+    return len(stack) if isinstance(stack, torch.Tensor) and stack.dim() else 0
 
 
 def _types(rule: Rule | TensorRule, weight: torch.dtype) -> tuple[tuple[torch.dtype, ...], ...]:

@@ -255,8 +255,8 @@ class TensorTable:
             self.addresses[-1] = addresses_of(masters, stacked)
         self.sizes = np.array([weight.numel() for weight in weights], dtype=np.int64)
         if stacked:
-            counts = list(map(len, weights))
-            self.sizes = np.repeat(self.sizes // counts, counts)
+            lengths = list(map(len, weights))
+            self.sizes = np.repeat(self.sizes // lengths, lengths)
         types = [tensor.dtype for tensor in states[0][:n_states]] if states else []
         self.storage = storage.of_tensors(self.weight_dtype, types, None if masters is None else masters[0].dtype, seed)
         width = 1 + len(rule.hyper) + 2 * self.storage.stochastic

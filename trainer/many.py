@@ -308,7 +308,7 @@ class Many:
 _READ_APART = {"lr_scheduler", "_counts", "_slots", "_updater", "idx2name", "param_dict", "lr_mult", "wd_mult"}
 _SAME = ("begin_num_update", "lookahead", "num_update")
 _NUMBERS = (float, int)
-AHEAD = 64  # steps, for which hyper-parameters are formed at once where that can be done
+AHEAD, ROWS_AHEAD = 128, 16384  # steps, and rows of a table, that are formed at once where that can be done
 _OWN = {"lr", "wd", "lr_scheduler", "_counts", "_slots", "_updater"}  # what each optimizer has for itself
 
 
@@ -428,14 +428,14 @@ class _Group:
 
     def _form_coming_rows(self, rule: Any) -> None:
         """Those of the coming steps at once, if that can be done."""
-        times, shape = self._times(), self.update.hyper.shape
-        rows = None
-        if self._for_all is not None and not self._scheduled and self._only is not None:
-            rows = self._for_all.coming_rows(times, self._shared, rule)
+        hyper, rows = self.update.hyper, None
+        count = min(AHEAD, ROWS_AHEAD // len(hyper))
+        if self._for_all is not None and not self._scheduled and self._only is not None and count > 1:
+            rows = self._for_all.coming_rows(self._times(), count, self._shared, rule)
         if rows is None:
             self._looks_ahead = False
             return
-        tables = np.empty((AHEAD, *shape))
+        tables = np.empty((count, *hyper.shape))
         table = self._by_training(tables)
         for (where, *_), row in zip(self._shared, rows, strict=True):
             for k, value in enumerate(row):
@@ -715,19 +715,21 @@ class _ForAll:
         rows = self._rows_at([number] * len(parameters), parameters, rule)
         return rows is not None and not any(value is number for row in rows for value in row)
 
-    def coming_rows(self, times: Sequence[int], parameters: Sequence[Any], rule: Rule) -> list[list[Any]] | None:
-        """As `rows`, of the next AHEAD steps: numbers may be arrays [n_steps, n_optimizers] or [n_steps, 1], too.
+    def coming_rows(self, times: Sequence[int], count: int, parameters: Sequence[Any], rule: Rule) -> list[list[Any]] | None:
+        """As `rows`, of that many steps, >= 2: numbers may be arrays [count, n_optimizers] or [count, 1], too.
 
         None where they cannot be formed so, or would be others than those formed step by step.
         """
-        coming = [np.array(range(t, t + AHEAD), dtype=object)[:, None] for t in times]
+        coming = [np.array(range(t, t + count), dtype=object)[:, None] for t in times]
         found = self._rows_at(coming, parameters, rule)
         if found is None:
             return None
-        for i in (0, 1, AHEAD // 2, AHEAD - 1):
+        for i in (0, count // 2, count - 1):
             single = self._rows_at([t + i for t in times], parameters, rule)
             for row, expected in zip(found, single or (), strict=True):
                 for value, own in zip(row, expected, strict=True):
+                    if value is own:
+                        continue
                     value = value[i] if isinstance(value, np.ndarray) and value.ndim == 2 else value
                     one, other = np.broadcast_arrays(np.array(value, dtype=float), np.array(own, dtype=float))
                     if one.tobytes() != other.tobytes():

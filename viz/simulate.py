@@ -644,7 +644,9 @@ class _Entrant:
 
 
 def _differ_in_rate(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    return "learning_rate" in a and a.keys() == b.keys() and all(a[k] is b[k] for k in a if k != "learning_rate")
+    if "learning_rate" not in a or a.keys() != b.keys():
+        return False
+    return len(a) == 1 or all(a[k] is b[k] for k in a if k != "learning_rate")
 
 
 def _fresh_copy(own: Optimizer) -> Optimizer:

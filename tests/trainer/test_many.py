@@ -22,20 +22,30 @@ def shapes_for(name):
     return [shape for shape in SHAPES if len(shape) == 2] if name == "groupadagrad" else SHAPES
 
 
-def both(make, shapes=SHAPES, steps=5, engine=None, dtype=torch.float32, gradients=None, device="cpu"):
-    """`Many` and single plans after the same steps, and the weights of both."""
+def both(make, shapes=SHAPES, steps=5, engine=None, dtype=torch.float32, gradients=None, device="cpu", stacked=False):
+    """`Many` and single plans after the same steps, and the weights of both.
+
+    Stacked weights of the second shape begin at multiples of 4 bytes only.
+    """
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
     optimizers, others = make(), make()
     together = [[weight.clone() for weight in start] for _ in optimizers]
     apart = [[weight.clone() for weight in start] for _ in optimizers]
-    many = Many(optimizers, together, engine)
+    stacks = [torch.stack(each) for each in zip(*together, strict=True)]
+    if stacked:
+        together = [list(each) for each in zip(*stacks, strict=True)]
+    many = Many(optimizers, stacks, engine, stacked=True) if stacked else Many(optimizers, together, engine)
     updaters = [Updater(each, engine) for each in others]
     plans = [Plan(updater, list(range(len(start))), weights) for updater, weights in zip(updaters, apart, strict=True)]
     for t in range(steps):
         given = [[torch.randn(s, generator=generator).to(device, dtype) for s in shapes] for _ in optimizers]
         given = given if gradients is None else gradients(t, given)
-        many.step(given)
+        if stacked:  # places without a gradient lack those of all trainings
+            columns = zip(*given, strict=True)
+            many.step([None if any(each is None for each in column) else torch.stack(column) for column in columns])
+        else:
+            many.step(given)
         for plan, grads in zip(plans, given, strict=True):
             plan.step(grads)
     return many, together, plans, apart
@@ -68,6 +78,12 @@ def rated(name, rates=RATES, **arguments):
 def test_every_optimizer_as_alone(name, engine, device):
     steps = 2 if engine == "triton" and device.type == "cpu" else 5
     assert_equal(*both(rated(name), shapes_for(name), steps, engine, device=device))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_optimizer_stacked_as_alone(name, engine, device):
+    steps = 2 if engine == "triton" and device.type == "cpu" else 5
+    assert_equal(*both(rated(name), shapes_for(name), steps, engine, device=device, stacked=True))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -118,22 +134,25 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(options))
 @pytest.mark.parametrize("name", ["adam", "nag", "nadam"])
-def test_options_as_alone(name, options):
+def test_options_as_alone(name, options, stacked):
     options = {"momentum": 0.9} | options if name == "nag" else options
     if name == "nag" and options.get("state_dtype") and "momentum" not in options:
         pytest.skip("no states")
-    assert_equal(*both(rated(name, **options), steps=7))
+    assert_equal(*both(rated(name, **options), steps=7, stacked=stacked))
 
 
-def test_packed_states_as_alone():
-    assert_equal(*both(rated("adam", state_dtype="8bit"), shapes=((64, 80), (7,)), steps=3))
+@pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
+def test_packed_states_as_alone(stacked):
+    assert_equal(*both(rated("adam", state_dtype="8bit"), shapes=((64, 80), (7,)), steps=3, stacked=stacked))
 
 
+@pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
 @pytest.mark.parametrize("options", [{"multi_precision": True}, {"multi_precision": "remainder"}, {"kahan": True}], ids=str)
-def test_16_bits_as_alone(options):
-    many, *others = both(rated("adamw", **options), dtype=torch.bfloat16)
+def test_16_bits_as_alone(options, stacked):
+    many, *others = both(rated("adamw", **options), dtype=torch.bfloat16, stacked=stacked)
     assert_equal(many, *others)
     assert many.updaters[0].masters
 
@@ -177,7 +196,8 @@ def test_multipliers_as_alone():
     assert many.launches == 2
 
 
-def test_kinds_side_by_side():
+@pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
+def test_kinds_side_by_side(stacked):
     """Different rules, one of whole tensors, one by hand, one that looks at all tensors."""
 
     class ByHand(optimizer.Optimizer):
@@ -194,8 +214,8 @@ def test_kinds_side_by_side():
         made = [optimizer.create(name, learning_rate=0.01 * (i + 1)) for i, name in enumerate(names)]
         return [*made, ByHand(learning_rate=0.1)]
 
-    many, together, _, apart = both(make)
-    assert many.launches == 4
+    many, together, _, apart = both(make, stacked=stacked)
+    assert many.launches == (5 if stacked else 4)  # rows of one stack begin at other addresses than those of the others
     for ours, theirs in zip(together, apart, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -209,6 +229,66 @@ def test_gradients_that_cannot_be_taken_together(kind):
 
     many, *others = both(rated("sgd", momentum=0.9), gradients=change)
     assert_equal(many, *others)
+
+
+def test_a_stack_without_gradients():
+    def change(t, gradients):
+        return [[one, None if t == 2 else two, three] for one, two, three in gradients]
+
+    many, *others = both(rated("sgd", momentum=0.9), gradients=change, stacked=True)
+    assert_equal(many, *others)
+
+
+@pytest.mark.parametrize("steps", [3, 300])
+def test_rows_of_coming_steps_are_those_of_single_steps(steps):
+    """Bias corrections are computed for many steps at once; a schedule, and a branch of one's own, forbid that."""
+
+    class Late(optimizer.RuleOptimizer):
+        rule = rules.sgd
+
+        def hyper(self, t, lr, wd):
+            return {"lr": lr if t < 40 else 0.5 * lr}
+
+    class Slower(optimizer.RuleOptimizer):
+        rule = rules.sgd
+
+        def hyper(self, t, lr, wd):
+            return {"lr": lr / t}
+
+    def make():
+        made = [optimizer.Adam(rate) for rate in RATES] + [optimizer.AdamW(rate, wd=0.1) for rate in RATES]
+        made += [optimizer.Adam(0.1, beta1=beta, beta2=0.9 + 0.1 * beta) for beta in (0.5, 0.7, 0.9)]
+        made += [kind(learning_rate=rate) for kind in (Late, Slower) for rate in RATES]
+        return [*made, optimizer.Adam(lr_scheduler=FactorScheduler(step=2, factor=0.5, base_lr=0.05))]
+
+    assert_equal(*both(make, ((2,),), steps, stacked=True))
+
+
+def test_stacks_of_trainings_in_turns_are_taken_apart():
+    """Those of one kind are no slice of a stack where two kinds take turns unevenly."""
+    kinds = ("adam", "adam", "sgd", "adam", "sgd")
+
+    def make():
+        return [optimizer.create(kind, learning_rate=0.01 * (i + 1)) for i, kind in enumerate(kinds)]
+
+    many, *others = both(make, ((4,), (2, 2)), stacked=True)
+    assert_equal(many, *others)
+    assert many.launches == 2
+
+
+def test_stacked_bad_input():
+    made = rated("sgd", (0.1, 0.2))()
+    with pytest.raises(ValueError, match=r"weights\[0\] is \(3, 2\): must be \[2, \.\.\.\]"):
+        Many(made, [torch.ones(3, 2)], stacked=True)
+    with pytest.raises(TypeError, match=r"weights\[0\] must be a tensor.*got list"):
+        Many(made, [[torch.ones(2), torch.ones(2)]], stacked=True)
+    with pytest.raises(ValueError, match=r"is empty"):
+        Many(made, [], stacked=True)
+    many = Many(made, [torch.ones(2, 2)], stacked=True)
+    with pytest.raises(ValueError, match="2 stacks of gradients for 1"):
+        many.step([torch.ones(2, 2), torch.ones(2, 2)])
+    with pytest.raises(ValueError, match=r"gradients\[0\] is \(2, 3\): must be \(2, 2\)"):
+        many.step([torch.ones(2, 3)])
 
 
 def test_weights_that_have_moved():
