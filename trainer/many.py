@@ -55,6 +55,11 @@ class Many:
         >>> together.step([[torch.ones(2)], [torch.ones(2)]])
         >>> weights, together.launches
         ([tensor([0.5000, 0.5000]), tensor([0.9000, 0.9000])], 1)
+        >>> stack = torch.ones(2, 2)
+        >>> Many([optimizer.SGD(0.5), optimizer.SGD(0.1)], [stack], stacked=True).step([torch.ones(2, 2)])
+        >>> stack
+        tensor([[0.5000, 0.5000],
+                [0.9000, 0.9000]])
     """
 
     def __init__(
@@ -324,7 +329,7 @@ class _Tensors:
     def lists(self) -> list[list[Any]]:
         if self._lists is None:
             n = len(self.counts)
-            columns = [[None] * n if stack is None else stack.unbind() for stack in self.stacks or ()]
+            columns = [[None] * n if stack is None else stack.detach().unbind() for stack in self.stacks or ()]
             self._lists = list(map(list, zip(*columns, strict=True)))
         return self._lists
 
