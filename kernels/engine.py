@@ -172,8 +172,8 @@ class Update:
 
     Attributes:
         hyper: float64 [n_weights, 1 + n_hyper], of stacks all that is in them, one after the other; rescale_grad and the
-            rule's hyper-parameters, then, if there is a seed, the update's number. Write here before a step, or give one row for
-            all to `share`.
+            rule's hyper-parameters, then, if there is a seed, the update's number. Write here before a step, or give one row
+            for all to `share`.
         places: int64 [n_weights], by which weights have random numbers of their own; 0, 1, ... Write here before `bind`.
         launches: native calls or GPU launches of a step, those of the rule's reductions not counted.
         across: called with what a reduction over all tensors has found, in the widest type that the device has, and "sum" or

@@ -87,7 +87,10 @@ class NativeUpdate:
         _add_up(self._partials[stage], table.tiles, table.addresses[GRADIENT], self.totals[stage].numpy(), *how)
 
     def __call__(self) -> None:
-        self._run_unless_left_out(self._run)
+        if self.table.control is None:
+            self._run()
+        else:
+            self._run_unless_left_out(self._run)
 
     def _run_unless_left_out(self, run: Callable[[], None]) -> None:
         control = self.table.control

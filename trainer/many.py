@@ -164,7 +164,7 @@ class Many:
                 self._groups.remove(group)
         for i, plan in self._alone.items():
             plan.check(given.lists[i])
-        self._form_rows()
+        self._form_rows(self._groups)
         for i, plan in self._alone.items():
             plan.step(given.lists[i], held=True)
         for group in self._groups:
@@ -196,9 +196,10 @@ class Many:
             while True:
                 self.step()
                 yield
+        moving = [group for group in self._groups if not group.is_steady]
         try:
             while True:
-                self._form_rows()
+                self._form_rows(moving)
                 for group in self._groups:
                     group.repeat()
                 yield
@@ -230,11 +231,11 @@ class Many:
             group.restart()
         return True
 
-    def _form_rows(self) -> None:
-        """Those of all groups, or of none if an optimizer refuses."""
+    def _form_rows(self, groups: Sequence[_Group]) -> None:
+        """Those of all these, or of none if an optimizer refuses."""
         done = []
         try:
-            for group in self._groups:
+            for group in groups:
                 done.append(group)
                 group.form_rows()
         except BaseException:
@@ -390,7 +391,7 @@ class _Group:
         self._keeps_tables = False  # because they will be those after a restart, too
         self._looks_ahead = True  # whether rows of coming steps can be formed, as far as is known
         self._step = 0
-        self._uncounted = 0  # steps that are not in the counts yet
+        self._counted = 0  # of these steps, those that are in the counts
         self._states: list[tuple[torch.Tensor, ...]] = []  # of each weight, or stack of weights
         self._masters: list[torch.Tensor | None] = []
         self._make_states()
@@ -479,7 +480,7 @@ class _Group:
     def run(self) -> None:
         """Take the step, and count it."""
         self.update()
-        self._go_on()
+        self._step += 1
         self.count()
 
     @property
@@ -487,22 +488,23 @@ class _Group:
         """Whether all steps are alike but for numbers."""
         return self._only is not None and not self._only.reductions
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether rows have been formed that are right at every step."""
+        return self._steady is not None and self._steady is self._only
+
     def repeat(self) -> None:
         """Take a step like the one before. No optimizer is told of it; `count` does that."""
         self.update.repeat(same=self._steady is not None)
-        self._go_on()
+        self._step += 1
 
     def count(self) -> None:
         """Let all optimizers, and autograd, know of the steps that have been taken."""
-        self._counts += self._uncounted
-        self._uncounted = 0
+        self._counts += self._step - self._counted
+        self._counted = self._step
         number = self._number(self._times())
         for own in self._attributes:
             own["num_update"] = number
-
-    def _go_on(self) -> None:
-        self._step += 1
-        self._uncounted += 1
 
     def _times(self) -> list[int]:
         """The number of the coming update, of weights that share rows."""
@@ -534,7 +536,7 @@ class _Group:
 
     def restart(self) -> None:
         """Begin anew with the weights as they are now."""
-        self._counts[:], self._uncounted = self._begin[0], 0
+        self._counts[:] = self._begin[0]
         for own, number in zip(self._attributes, self._begin[1], strict=True):
             own["num_update"] = number
         if states := [state for row in self._states for state in row]:
@@ -542,7 +544,7 @@ class _Group:
         self._start_states()
         self._tables = self._tables if self._keeps_tables else {}
         self._keeps_tables = True  # who restarts once will do it again
-        self._step = 0
+        self._step = self._counted = 0
 
     def _rates(self, times: Sequence[int]) -> list[float]:
         """The rates of all trainings, each schedule asked once."""
