@@ -228,7 +228,7 @@ class View(ABC):
         with self._budget.frame():
             self._given = scene = self.scene()
             for opened in self._open:
-                opened.show(scene)
+                opened.show(scene, not self._answering)
 
     def _put_off(self, late: asyncio.TimerHandle | bool | None) -> None:
         if isinstance(self._late, asyncio.TimerHandle):
@@ -417,12 +417,12 @@ class _Open:
     """A widget on a page, and how it comes to show another scene."""
 
     widget: Any
-    show: Callable[[Scene], None]
+    show: Callable[[Scene, bool], object]  # whether it shows the same, some steps later
 
 
 def _open_canvas(scene: Scene, receive: Callable[[dict[str, Any]], None]) -> _Open:
     widget = _canvas_module().SceneWidget(scene.to_bytes(), receive)
-    return _Open(widget, lambda scene: setattr(widget, "payload", scene.to_bytes()))
+    return _Open(widget, lambda scene, live: setattr(widget, "payload", scene.to_bytes()))
 
 
 def _open_box(scene: Scene, receive: Callable[[dict[str, Any]], None], theme: str) -> _Open:

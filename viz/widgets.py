@@ -22,15 +22,12 @@ from .scene import Axis, Control, Image, Layer, Scene
 __all__ = ["SceneBox"]
 
 MOST_FRAMES = 64  # sent beforehand, some 40 kB each
-ROOM, MARGIN = 0.15, 0.01  # shares of an axis: what it has more where it grows, and what may be cut off
+ROOM, MOST_ROOM, MARGIN = 0.15, 0.5, 0.01  # shares of an axis: what it has more where it grows, and what may be cut off
 Event = dict[str, Any]
 
 
 class SceneBox(ipywidgets.VBox):
     """A scene's picture with its controls below.
-
-    Where a scene takes the place of another whose axes reached nearly as far, axes have room for what may come next: most
-    pictures of a live training then have the axes of the one before, which takes a tenth of the time.
 
     Args:
         scene: what is to be seen.
@@ -54,8 +51,13 @@ class SceneBox(ipywidgets.VBox):
             self._shown = self._image()
         self.children = [self._shown, *self._rows]
 
-    def show(self, scene: Scene) -> None:
-        """Another scene in its place. Controls that are in both, with as many values, stay as they are set."""
+    def show(self, scene: Scene, live: bool = False) -> None:
+        """Another scene in its place. Controls that are in both, with as many values, stay as they are set.
+
+        Args:
+            live: whether it shows the same as the one before, some steps later. Then axes that grow get room for what may
+                come next, so that most pictures have the axes of the one before: these take a tenth of the time.
+        """
         before = {control.name: control for control in self._scene.controls}
         self._state = scene.state() | {
             control.name: self._state[control.name]
@@ -63,7 +65,7 @@ class SceneBox(ipywidgets.VBox):
             if control.name in before and len(before[control.name].values) == len(control.values)
         }
         same = _controls(scene) == _controls(self._scene)
-        self._scene = _with_room(scene, self._scene)
+        self._scene = _with_room(scene, self._scene) if live else scene
         if not same:
             for row in self._rows:
                 _close(row)
@@ -224,13 +226,14 @@ def _held(axis: Axis, old: Axis) -> Axis:
         return axis
     (low, high), (old_low, old_high) = _on_scale(axis.scale, (axis.low, axis.high), (old.low, old.high))
     reach, old_reach = high - low, old_high - old_low
-    if not 0.7 * old_reach <= reach <= 1.4 * old_reach:
+    if reach < 0.6 * old_reach:
         return axis
     # What is drawn has a margin, which grows with the axis.
     below, above = low < old_low - MARGIN * reach, high > old_high + MARGIN * reach
     if not (below or above):
         return old
-    low, high = (low - ROOM * reach if below else old_low), (high + ROOM * reach if above else old_high)
+    room = reach * min(max(reach / old_reach - 1, ROOM), MOST_ROOM)  # as much as it has grown by
+    low, high = (low - room if below else old_low), (high + room if above else old_high)
     low, high = (10.0**low, 10.0**high) if axis.scale == "log" else (low, high)
     return replace(axis, low=float(low), high=float(high))
 

@@ -441,23 +441,27 @@ def _ends(box):
 def test_axes_of_a_training_are_as_they_were_until_it_leaves_them():
     box = SceneBox(_after(100))
     assert _ends(box) == [[0.01, 100.99, 1, 10], [0.5, 100.5, 0, 1]]
-    box.show(_after(110))  # beyond its axes, which get 15 % more
+    box.show(_after(110), live=True)  # beyond its axes, which get 15 % more
     first, second = _ends(box)
     assert first == [0.01, pytest.approx(111.09 + 0.15 * 111.18), 1, 10]
     assert second == [0.5, pytest.approx(110.5 + 0.15 * 110), 0, 1]
-    box.show(_after(125, limits=(1.1, 10.2)))
+    box.show(_after(125, limits=(1.1, 10.2)), live=True)
     background = box._picture._background
-    box.show(_after(126, limits=(1.1, 10.2)))
+    box.show(_after(126, limits=(1.1, 10.2)), live=True)
     assert _ends(box) == [first, second]
     assert box._picture._background is background  # pixels of what has not changed
     assert box._picture._scene.panels[1].layers[0].limits == (1.0, 10.0)  # nearly the colours that it had
     line = box._picture.figure.axes[0].lines[0]
     assert len(line.get_xdata()) == 126
-    box.show(_after(126, low=0.5, limits=(1.0, 20.0)))
-    assert _ends(box)[0][2:] == pytest.approx([0.5 * 20.0**-0.15, 10.0], rel=1e-3)
+    box.show(_after(126, low=0.5, limits=(1.0, 20.0)), live=True)
+    assert _ends(box)[0][2:] == pytest.approx([0.5 * 20.0 ** -(np.log10(20) - 1), 10.0], rel=1e-3)
     assert box._picture._scene.panels[1].layers[0].limits == (1.0, 20.0)
-    box.show(_after(20))  # another training
+    box.show(_after(1000, low=0.5), live=True)  # long after: half of the axis at most
+    assert _ends(box)[1][:2] == [0.5, 1500.5]
+    box.show(_after(20), live=True)  # another training
     assert _ends(box) == [[0.81, 20.19, 1, 10], [0.5, 20.5, 0, 1]]
+    box.show(_after(21))  # a person's doing
+    assert _ends(box) == [[0.8, 21.2, 1, 10], [0.5, 21.5, 0, 1]]
 
 
 def test_a_picture_and_its_words_are_sent_in_one_message(monkeypatch):
