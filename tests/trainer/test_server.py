@@ -646,14 +646,14 @@ def test_mistakes_are_named_and_servers_go_on(run):
 COMPRESSIONS = [
     {"type": "2bit", "threshold": 0.5},
     {"type": "1bit", "threshold": 0.0},
-    *({"type": kind} for kind in ("fp16", "bf16", "int8", "int4", "sign", "thirds")),
+    *({"type": kind} for kind in ("fp16", "bf16", "int8", "int4", "sign", "wholethirds")),
     {"type": "topk", "ratio": 0.1},
     {"type": "randomk", "ratio": 0.1},
 ]
 
 
 @kvstore.register_compressor
-class Thirds(kvstore.Compressor):
+class WholeThirds(kvstore.Compressor):
     """One of one's own: whole thirds, in float64."""
 
     def encode(self, values):
