@@ -56,7 +56,7 @@ class SceneBox(ipywidgets.VBox):
 
         Args:
             live: whether it shows the same as the one before, some steps later. Then axes that grow get room for what may
-                come next, so that most pictures have the axes of the one before: these take a tenth of the time.
+                come next, so that most pictures have the axes of the one before: these take a sixth of the time.
         """
         before = {control.name: control for control in self._scene.controls}
         self._state = scene.state() | {
