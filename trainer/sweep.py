@@ -400,10 +400,12 @@ class _FewClasses(TorchFunctionMode):
 _SOFTMAX = {softmax, torch.softmax, torch.Tensor.softmax, log_softmax, torch.log_softmax, torch.Tensor.log_softmax}
 
 
-def _softmax(func: Callable[..., torch.Tensor], input: torch.Tensor, dim: int | None = None, **named: Any) -> torch.Tensor:
+def _softmax(
+    func: Callable[..., torch.Tensor], input: torch.Tensor, dim: int | None = None, *others: Any, **named: Any
+) -> torch.Tensor:
     if input.dim() < 2 or dim not in (-1, input.dim() - 1) or input.shape[-1] >= FEW:
-        return func(input, dim, **named)
-    return func(input.movedim(-1, 0).contiguous(), 0, **named).movedim(0, -1)
+        return func(input, dim, *others, **named)
+    return func(input.movedim(-1, 0).contiguous(), 0, *others, **named).movedim(0, -1)
 
 
 def _cross_entropy(input: torch.Tensor, target: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:

@@ -83,7 +83,11 @@ def weighted(outputs, labels):
 
 
 def of_probabilities(outputs, labels):
-    chosen = torch.softmax(outputs, -1).log() + outputs.softmax(dim=1).log() + torch.nn.functional.log_softmax(outputs, 1)
+    chosen = (
+        torch.softmax(outputs, -1, torch.float32).log()
+        + outputs.softmax(dim=1).log()
+        + torch.nn.functional.log_softmax(outputs, 1)
+    )
     return torch.nn.functional.nll_loss(chosen, labels, reduction="none")
 
 
