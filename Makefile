@@ -9,11 +9,14 @@ CPU_RESULTS ?= benchmarks/results/cpu.json
 GPU_RESULTS ?= benchmarks/results/gpu.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench lab books gpu gpu-test gpu-bench clean
+.PHONY: help demo test test-full test-slice lint bench lab books gpu gpu-test gpu-bench clean
 
 help:
 	@echo "make demo    train something small and look at it"
-	@echo "make test    the whole test suite (JOBS=1 for one process); tests in a browser need Debian's chromium and chromium-driver"
+	@echo "make test    every test, of each parametrised one so many cases that each value of each parameter occurs"
+	@echo "make test-full   all cases of all tests"
+	@echo "make test-slice SLICE=3/8   the third of eight parts of what test-full runs and test does not"
+	@echo "             JOBS=1 for one process; tests in a browser need Debian's chromium and chromium-driver"
 	@echo "make lint    ruff, mypy and the rules of who imports whom"
 	@echo "make bench   time the updates against torch.optim on this machine's CPU; PARTS='steps clip' for some of it"
 	@echo "make lab     JupyterLab on the tutorials"
@@ -24,8 +27,11 @@ help:
 demo: $(VENV)/with-notebook
 	$(BIN)/python -m tristep demo
 
-test: $(VENV)/with-test $(IPYKERNEL_6)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+test: CASES := quick
+test-full: CASES := full
+test-slice: CASES = $(or $(SLICE),$(error SLICE is missing, such as SLICE=3/8))
+test test-full test-slice: $(VENV)/with-test $(IPYKERNEL_6)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cases $(CASES)
 
 lint: $(VENV)/with-dev
 	$(BIN)/ruff check
@@ -56,7 +62,7 @@ gpu-bench:
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage htmlcov
-	rm -rf .grimp_cache .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .grimp_cache .import_linter_cache .mypy_cache .pytest_cache .ruff_cache .test-cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The kernel before the present one, in a folder of its own, which tests in a browser put before the other; its dependencies

@@ -550,6 +550,8 @@ _PACKING = tuple(map(_packing, (False, True)))
 _MEMORY = {torch.float64: "f8", torch.float32: "f4", torch.float16: "u2", torch.bfloat16: "u2"}
 _LOAD = {torch.float16: _load_float16, torch.bfloat16: _load_bfloat16}
 _STORE = {torch.float16: _store_float16, torch.bfloat16: _store_bfloat16}
+_same = _jit(lambda x: x)
+_TO: dict[type, Any] = {np.float32: _jit(lambda x: np.float32(x)), np.float64: _jit(lambda x: np.float64(x))}
 
 
 def _compile(
@@ -565,9 +567,9 @@ def _compile(
     source = _loop_source(function, rule, weight_dtype, stored, zero_grads)
     names = {
         "function": function.bind(f"numba {scalar.__name__}", _words, _for_type(scalar)),
-        "load_weight": _jit(lambda x: x) if stored.beside == FULL else _LOAD.get(weight_dtype, _jit(lambda x: x)),
-        "store_weight": _STORE.get(weight_dtype, _jit(lambda x: x)),
-        "load_gradient": _LOAD.get(gradient_dtype, _jit(lambda x: scalar(x))),
+        "load_weight": _same if stored.beside == FULL else _LOAD.get(weight_dtype, _same),
+        "store_weight": _STORE.get(weight_dtype, _same),
+        "load_gradient": _LOAD.get(gradient_dtype, _TO[scalar]),
         "load_bfloat16": _load_bfloat16,
         "store_bfloat16": _store_bfloat16,
         "store_at_random": _store_at_random,

@@ -20,6 +20,25 @@ os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 os.environ.setdefault("NUMBA_NUM_THREADS", str(THREADS))
 os.environ.setdefault("MPLBACKEND", "agg")
 
+# What libraries would keep in the home directory or the temporary folder. Compiled code stays there for the next run: the
+# keys of numba's and Triton's caches are made of what was compiled and their versions.
+_KEPT = Path(__file__).parents[1] / ".test-cache"
+_FOLDERS = {
+    "NUMBA_CACHE_DIR": "numba",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "XDG_CACHE_HOME": "cache",
+    "XDG_CONFIG_HOME": "config",
+    "XDG_DATA_HOME": "data",
+    "MPLCONFIGDIR": "matplotlib",
+    "IPYTHONDIR": "ipython",
+    "JUPYTER_CONFIG_DIR": "jupyter/config",
+    "JUPYTER_DATA_DIR": "jupyter/data",
+    "JUPYTER_RUNTIME_DIR": "jupyter/runtime",
+}
+for _name, _folder in _FOLDERS.items():
+    os.environ.setdefault(_name, str(_KEPT / _folder))
+
 import numpy as np  # noqa: E402  # NumPy and torch read the thread counts too
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -29,6 +48,18 @@ torch.set_num_threads(THREADS)
 HAS_DEVICE = torch.cuda.is_available()  # true for ROCm too
 if not HAS_DEVICE:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # the triton engine then runs on CPU tensors
+
+
+def _load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"test_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+matrix = _load(Path(__file__).parent / "matrix.py")  # which cases of parametrised tests run
 
 _GOLDEN = Path(__file__).parent / "golden"
 _GOLDEN_FOLDERS = {1: _GOLDEN, 2: _GOLDEN / "v2"}
@@ -52,6 +83,15 @@ def golden_runs(group: str, version: int = 1) -> tuple[Golden, ...]:
         names = config.get("arrays", [])  # groups of random draws have none, only statistics
         runs.append(Golden(config, {name: stored[f"{config['id']}.{name}"] for name in names}))
     return tuple(runs)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cases", default="quick", help=matrix.HELP)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    matrix.select(config, items)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -103,15 +143,6 @@ def processes() -> Iterator[Any]:
     yield start
     for members in running.values():
         members.end()
-
-
-def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"test_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(autouse=True)

@@ -136,3 +136,12 @@ def fresh_python(*arguments, unset=(), timeout=280, **environment):
 def _fresh_python():
     """The function `fresh_python(*arguments, unset=(), timeout=280, **environment)`."""
     return fresh_python
+
+
+@pytest.fixture(scope="session")
+def compiling():
+    """`compiling.run(script, arguments)` runs a script in an interpreter that compiles for GPUs, and gives its `result`."""
+    pytest.importorskip("triton", reason="Triton has builds for Linux only")
+    started = _load(Path(__file__).parent / "compiling.py").Compiling()
+    yield started
+    started.end()

@@ -1,13 +1,13 @@
 """What the GPU compilers make of the rules, read off the machine code; needs no GPU.
 
-One fresh interpreter compiles everything, since here Triton may be set to interpret kernels. Of the NVIDIA code (SASS) the
+An interpreter of its own compiles them, since here Triton may be set to interpret kernels. Of the NVIDIA code (SASS) the
 tests know: a label or its end closes a stretch of code, `@` starts an instruction that only some threads execute, and the
 suffixes .64 and .128 are the bits of one access.
 """
 
 import ast
-import json
 import re
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -17,8 +17,7 @@ from tristep.kernels.language import WORDS
 
 TILE = pytest.importorskip("tristep.kernels.gpu", reason="Triton has builds for Linux only").TILE
 
-# The first test compiles all kernels, in minutes where the cores are busy with other tests.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 TARGETS = {
     "sm_80": ("cuda", 80, 32),
@@ -116,36 +115,6 @@ WIDE_AND_MIXED = Case(weight="bfloat16", gradient="bfloat16", options=(("num_war
 FEW_REGISTERS = Case(options=(("maxnreg", 24),))
 MANY_REGISTERS = Case(rule="rmsprop_centered", options=(("num_warps", 4),))
 IN_A_CELL = [Case(target, "in_a_cell") for target in TARGETS]
-CASES = [
-    *(Case(target, rule) for target, rule in COMPILED),
-    *(Case(target, rule, stage=stage) for target, rule, stage in COMPILED_SUMS),
-    *MIXED,
-    *STORED,
-    *STORED_ELSEWHERE,
-    *STORED_SUMS,
-    *PACKED,
-    *PACKED_ELSEWHERE,
-    PACKED_SUMS,
-    *MEASURED,
-    *MEASURED_ELSEWHERE,
-    *EVERY_WORD,
-    *IN_A_CELL,
-    *(Case(rule="adamw", weight="bfloat16", gradient="bfloat16"),),
-    *(NO_ANGLES, DOUBLE, UNALIGNED, WIDE_AND_MIXED, FEW_REGISTERS, MANY_REGISTERS),
-]
-
-COMPILE = '''
-import json, linecache, subprocess, sys
-from pathlib import Path
-
-import torch
-import triton
-from triton.backends.compiler import GPUTarget
-
-import words
-from tristep.kernels import gpu, measures, rules
-from tristep.trainer import Telemetry
-
 CELL = """
 from tristep.kernels import jit, rule, tl
 
@@ -160,38 +129,39 @@ def in_a_cell(w: "a block", g, state, hyper):
     mean = halved(mean) + halved(g, 0.25)
     return w - tl.sqrt(lr) * tl.abs(mean), (mean,)
 """
-linecache.cache["<cell>"] = len(CELL), None, CELL.splitlines(keepends=True), "<cell>"
-exec(compile(CELL, "<cell>", "exec"))
 
-cases, folder = json.loads(Path("cases.json").read_text()), Path("code")
-folder.mkdir()
+COMPILE = """
+import torch
+from triton.backends.compiler import GPUTarget
+
+from tristep.kernels import gpu, rules
+from tristep.trainer import Telemetry
+
+target, rule, weight, gradient, masters, aligned, stage, state, stochastic, measured, options = arguments
+types = getattr(torch, weight), getattr(torch, gradient)
+rule = globals().get(rule) or getattr(rules, rule)
+masters = getattr(torch, masters) if isinstance(masters, str) else masters
+state = None if state is None else getattr(torch, state)
+measure = Telemetry()._measure if measured else None
 usual = gpu.launch_options
-for name, target, rule, weight, gradient, masters, aligned, stage, state, stochastic, measured, options in cases:
-    gpu.launch_options = lambda *kinds: usual(*kinds) | dict(options)
-    types = getattr(torch, weight), getattr(torch, gradient)
-    rule = globals()[rule] if rule == "in_a_cell" else getattr(words if rule.startswith("every") else rules, rule)
-    masters = getattr(torch, masters) if isinstance(masters, str) else masters
-    state = None if state is None else getattr(torch, state)
-    measure = Telemetry()._measure if measured else None
+gpu.launch_options = lambda *kinds: usual(*kinds) | dict(options)
+try:
     compiled = gpu.compile_for(GPUTarget(*target), rule, *types, masters, aligned, stage, state, stochastic, measure)
-    code = {"kind": target[0], "warps": compiled.metadata.num_warps, "shared": compiled.metadata.shared}
-    if target[0] == "hip":
-        code["text"] = compiled.asm["amdgcn"]
-    elif target[1] == 90:
-        (folder / "cubin").write_bytes(compiled.asm["cubin"])
-        code["text"] = compiled.asm["sass"]
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", folder / "cubin"]
-        code["ptx"] = compiled.asm["ptx"]
-        code["usage"] = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    (folder / f"{name}.json").write_text(json.dumps(code))
-'''
+finally:
+    gpu.launch_options = usual
+result = {"kind": target[0], "warps": compiled.metadata.num_warps, "shared": compiled.metadata.shared}
+if target[0] == "hip":
+    result["text"] = compiled.asm["amdgcn"]
+elif target[1] == 90:
+    result["usage"] = usage(compiled)
+    result["text"], result["ptx"] = compiled.asm["sass"], compiled.asm["ptx"]
+"""
 
 
 class Code:
     """The machine code of one kernel."""
 
-    def __init__(self, path):
-        code = json.loads(path.read_text(encoding="utf-8"))
+    def __init__(self, code):
         self.warps, self.shared = code["warps"], code["shared"]
         self.text, self.usage, self.ptx = code.get("text", ""), code.get("usage", ""), code.get("ptx", "")
 
@@ -233,24 +203,29 @@ def _instructions(text):
 
 
 @pytest.fixture(scope="module")
-def code(fresh_python, tmp_path_factory):
-    """A function from a case to its code. Everything is compiled, in a folder of its own, by the first test."""
-    folder = tmp_path_factory.mktemp("codegen")
-    script = folder / "compile_all.py"
-    script.write_text(f"import os\nos.chdir({str(folder)!r})\n{COMPILE}", encoding="utf-8")
+def code(compiling):
+    """A function from a case to its code."""
+
+    @cache
+    def compiled(case):
+        own = {"in_a_cell": CELL}.get(case.rule) or (_every_word(case.rule) if case.rule.startswith("every_word") else "")
+        return Code(compiling.run(own + COMPILE, [TARGETS[case.target], *case[1:]]))
+
+    return compiled
+
+
+def _every_word(name):
+    """The text of a rule that uses all words of the language, or all but two."""
     calls = dict.fromkeys(WORDS, "(w)") | {"where": "(w > g, w, 0.5)", "maximum": "(w, 0.5)", "minimum": "(w, 0.5)"}
     calls["normal"] = "(w, g, index)"
-    words = "from tristep.kernels import rule, tl\n"
-    for name, left_out in {"every_word": (), "every_word_but_sin_and_cos": ("sin", "cos")}.items():
-        text = " + ".join(f"tl.{word}{calls[word]}" for word in WORDS if word not in left_out)
-        words += f"\n@rule\ndef {name}(w, g, state, hyper, index):\n    return {text}, state\n"
-    (folder / "words.py").write_text(words, encoding="utf-8")
-    cases = [[case.name, TARGETS[case.target], *case[1:]] for case in CASES]
-    (folder / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
-    fresh_python(script, unset=["TRITON_INTERPRET"], timeout=850, TRITON_CACHE_DIR=str(folder / "cache"))
-    return lambda case: Code(folder / "code" / f"{case.name}.json")
+    left_out = ("sin", "cos") if name == "every_word_but_sin_and_cos" else ()
+    text = " + ".join(f"tl.{word}{calls[word]}" for word in WORDS if word not in left_out)
+    return (
+        f"from tristep.kernels import rule, tl\n\n@rule\ndef {name}(w, g, state, hyper, index):\n    return {text}, state\n"
+    )
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("target", "rule"), [*COMPILED, *((target, own) for target in TARGETS for own in ("every_word", "in_a_cell"))]
 )
@@ -258,6 +233,7 @@ def test_every_rule_compiles_for(target, rule, code):
     assert code(Case(target, rule)).warps in (4, 8)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("target", "rule", "stage"), COMPILED_SUMS)
 def test_every_reduction_compiles_for(target, rule, stage, code):
     assert code(Case(target, rule, stage=stage)).warps in (4, 8)
@@ -305,8 +281,18 @@ def test_the_other_path_checks_every_access(rule, code):
     assert sum(not predicated for predicated, _ in stores) <= 1  # threads without this last one have left before it
 
 
-@pytest.mark.parametrize("case", [*(Case(rule=rule) for rule in RULES), *MIXED, *STORED], ids=lambda case: case.name)
-def test_no_spills_no_shared_memory_no_float64_few_registers(case, code):
+@pytest.mark.parametrize("rule", RULES)
+def test_no_spills_no_shared_memory_no_float64_few_registers(rule, code):
+    _spills_nothing(Case(rule=rule), code)
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("case", [*MIXED, *STORED], ids=lambda case: case.name)
+def test_no_spills_no_shared_memory_no_float64_few_registers_whatever_is_stored(case, code):
+    _spills_nothing(case, code)
+
+
+def _spills_nothing(case, code):
     kernel = code(case)
     assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
     assert kernel.count(r"(LDS|STS|LDSM|STSM)\b.*") == kernel.used("SHARED") == kernel.shared == 0
@@ -314,6 +300,7 @@ def test_no_spills_no_shared_memory_no_float64_few_registers(case, code):
     assert 16 <= kernel.used("REG") <= REGISTERS.get(case.rule, 64)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", MIXED, ids=lambda case: case.name)
 def test_full_tiles_of_mixed_widths_take_one_access_a_tensor(case, code):
     kernel = code(case)
@@ -327,6 +314,7 @@ def test_full_tiles_of_mixed_widths_take_one_access_a_tensor(case, code):
     assert not [name for name in names if name.startswith("LDG") and "16" in name]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("case", STORED, ids=lambda case: case.name)
 def test_full_tiles_of_fewer_bits_take_one_access_a_tensor(case, code):
     """64 bits for 4 elements of 16, 128 for 4 of 32; nothing else is written, nor read in more pieces."""
@@ -343,11 +331,13 @@ def test_full_tiles_of_fewer_bits_take_one_access_a_tensor(case, code):
     assert not [name for name in names if name.startswith("LDG") and "16" in name]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", [*STORED_ELSEWHERE, *STORED_SUMS], ids=lambda case: case.name)
 def test_fewer_bits_compile_everywhere_and_in_reductions(case, code):
     assert code(case).warps == 8
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
 def test_packed_states_take_one_access_for_4_codes(case, code):
     """Single codes are loaded and stored on the path of other than full tiles alone, once for each element of a thread.
@@ -366,9 +356,13 @@ def test_packed_states_take_one_access_for_4_codes(case, code):
     assert 16 <= kernel.used("REG") <= 64
 
 
-def test_packed_states_compile_everywhere_and_in_reductions(code):
-    for case in PACKED_ELSEWHERE:
-        assert code(case).warps == 8
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("case", PACKED_ELSEWHERE, ids=lambda case: case.name)
+def test_packed_states_compile_everywhere(case, code):
+    assert code(case).warps == 8
+
+
+def test_reductions_of_packed_states(code):
     sums = code(PACKED_SUMS)
     assert sums.count(r"LDG\.E\.U8.*") == 4 * 2
     assert sums.used("REG") <= 64
@@ -391,6 +385,7 @@ def test_float32_arithmetic_stays_float32_in_every_word(code):
 # Measured while updating. The barriers are those of sums over a block of threads.
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
 def test_measuring_reads_and_writes_nothing_twice_and_spills_nothing(case, code):
     kernel, plain = code(case), code(case._replace(measured=False))
@@ -406,15 +401,27 @@ def test_measuring_reads_and_writes_nothing_twice_and_spills_nothing(case, code)
     assert kernel.count(r"BAR\.SYNC.*") <= 32  # both paths
 
 
-@pytest.mark.parametrize("case", [Case(rule=rule) for rule in RULES] + MEASURED, ids=lambda case: case.name)
-def test_nothing_is_fused(case, code):
-    """So that a rule's arithmetic is what it is written as, whatever else the kernel computes, such as measures."""
+@pytest.mark.parametrize("rule", RULES)
+def test_nothing_is_fused(rule, code):
+    """So that a rule's arithmetic is what it is written as."""
+    _fuses_nothing(Case(rule=rule), code)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
+def test_nothing_is_fused_with_measures(case, code):
+    _fuses_nothing(case, code)
+
+
+def _fuses_nothing(case, code):
     assert " fma." not in code(case).ptx.replace("\t", " ")
     assert re.search(r"\bmul\.rn\.f32|\badd\.rn\.f32|\bsub\.rn\.f32", code(case).ptx) or case.rule == "averaged"
 
 
-def test_measuring_compiles_everywhere(code):
-    assert {code(case).warps for case in MEASURED_ELSEWHERE} == {8}
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("case", MEASURED_ELSEWHERE, ids=lambda case: case.name)
+def test_measuring_compiles_everywhere(case, code):
+    assert code(case).warps == 8
 
 
 # Each of these is something that a test above forbids, made on purpose: it must be seen.
@@ -451,6 +458,7 @@ def test_too_many_registers_are_seen(code):
 # AMD.
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("rule", RULES)
 def test_on_amd_wide_accesses_no_spills_no_shared_memory_no_float64(rule, code):
     """A wave has 64 threads, so that 8 warps leave each of them 2 elements of a tile and 4 warps 4: 64 or 128 bits."""

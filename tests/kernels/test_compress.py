@@ -1,7 +1,7 @@
 """Gradient codes: MXNet's bytes, packing by NumPy, errors within their bounds, and the same bits on every engine."""
 
-import json
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ import torch
 
 from tristep.kernels import compress
 from tristep.kernels.compress import BLOCK, CODES, TILE
-from tristep.kernels.language import has_triton
 
 NARROW = ("2bit", "1bit", "int8", "int4", "sign")
 SCALED = ("int8", "int4", "sign")
@@ -277,25 +276,17 @@ def test_what_is_refused(case):
 # What the compiler makes of the kernel for an H100, read off the machine code as in test_codegen.py.
 
 COMPILE = """
-import json, subprocess, sys
-import torch, triton
+import torch
 from triton.backends.compiler import GPUTarget
 from tristep.kernels import compress, compress_gpu
 
-target, found, kinds = GPUTarget("cuda", 90, 32), [], {"messages": torch.uint8, "votes": torch.uint8}
-for name, reads, writes, dtype, residual, ranks in json.loads(sys.argv[1]):
-    types = kinds | {"values": getattr(torch, dtype)}
-    source, target_ = (torch.empty(2, 2, dtype=types[what]) for what in (reads, writes))
-    left = torch.empty(2) if residual else None
-    job = compress.Job(compress.CODES[name], source, left, target_, 5000, 4096, 0.5, ranks, reads, writes)
-    compiled = compress_gpu.compile_for(target, job)
-    with open("cubin", "wb") as file:
-        file.write(compiled.asm["cubin"])
-    command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", "cubin"]
-    usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found.append([compiled.asm["sass"], usage, compiled.metadata.num_warps])
-with open("code.json", "w") as file:
-    json.dump(found, file)
+name, reads, writes, dtype, residual, ranks = arguments
+types = {"messages": torch.uint8, "votes": torch.uint8, "values": getattr(torch, dtype)}
+source, target = (torch.empty(2, 2, dtype=types[what]) for what in (reads, writes))
+left = torch.empty(2) if residual else None
+job = compress.Job(compress.CODES[name], source, left, target, 5000, 4096, 0.5, ranks, reads, writes)
+compiled = compress_gpu.compile_for(GPUTarget("cuda", 90, 32), job)
+result = compiled.asm["sass"], usage(compiled), compiled.metadata.num_warps
 """
 
 ENCODING = [(name, "values", "messages", dtype, True, 1) for name in CODES for dtype in ("float32", "bfloat16")]
@@ -310,22 +301,16 @@ JOBS = ENCODING + REDUCING + DECODING + VOTING
 
 
 @pytest.fixture(scope="module")
-def code(fresh_python, tmp_path_factory):
-    """The machine code of each job, by job: text, resource usage, warps."""
-    if not has_triton():
-        pytest.skip("Triton has builds for Linux only")
-    folder = tmp_path_factory.mktemp("compress")
-    script = folder / "compile_all.py"
-    script.write_text(f"import os\nos.chdir({str(folder)!r})\n{COMPILE}", encoding="utf-8")
-    fresh_python(script, json.dumps(JOBS), unset=["TRITON_INTERPRET"], TRITON_CACHE_DIR=str(folder / "cache"))
-    found = json.loads((folder / "code.json").read_text(encoding="utf-8"))
-    return dict(zip(JOBS, found, strict=True))
+def code(compiling):
+    """A function from a job to its machine code: text, resource usage, warps."""
+    return cache(lambda job: compiling.run(COMPILE, job))
 
 
 @pytest.mark.slow
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: "-".join(map(str, job)))
 def test_no_spills_no_float64_few_registers(job, code):
-    text, usage, _ = code[job]
+    text, usage, _ = code(job)
     used = {what: int(re.search(rf"\b{what}:(\d+)", usage).group(1)) for what in ("REG", "STACK", "LOCAL", "SHARED")}
     assert used["STACK"] == used["LOCAL"] == 0
     assert not re.search(r"\t(LDL|STL|D(ADD|MUL|FMA|SETP)|\w+\.F64)\b", text)
@@ -334,10 +319,11 @@ def test_no_spills_no_float64_few_registers(job, code):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("job", ENCODING, ids=lambda job: "-".join(map(str, job)))
 def test_a_full_tile_moves_what_it_must_and_nothing_else(job, code):
     """12 bytes and a code for each value: float32 by accesses of 128 bits, and all codes that a thread has by one."""
-    text, _, warps = code[job]
+    text, _, warps = code(job)
     name, dtype = job[0], job[3]
     assert TILE // (warps * 32) == 4
     wide = re.findall(r"(?m)^[^\t\n]*\t(@!?\w+ )?((?:LDG|STG)\.E\.(?:64|128))", text)

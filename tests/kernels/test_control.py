@@ -1,6 +1,5 @@
 """What only the device knows about a step: a factor for gradients, and whether to leave it out; and gradients made zero."""
 
-import json
 import types
 
 import numpy as np
@@ -165,8 +164,7 @@ def test_a_control_of_another_form_is_refused(control):
 
 
 COMPILE = """
-import json, re
-import torch
+import re
 from triton.backends.compiler import GPUTarget
 from tristep.kernels import gpu, rules
 
@@ -177,16 +175,14 @@ for name, options in {"plain": {}, "control": {"control": True}, "zeros": {"zero
             sass = gpu.compile_for(GPUTarget("cuda", 90, 32), getattr(rules, rule), stage=stage, **options).asm["sass"]
             names = re.findall(r"(?m)^[^\\t\\n]*\\t(?:@!?\\w+ )?([A-Z][\\w.]*)", sass)
             found[f"{name} {rule} {stage}"] = names
-print(json.dumps(found))
+result = found
 """
 
 
 @pytest.mark.slow
-def test_machine_code(fresh_python, tmp_path):
+def test_machine_code(compiling):
     """Wide stores of zeros behind a barrier; a few loads more for the control; else nothing."""
-    pytest.importorskip("triton", reason="Triton has builds for Linux only")
-    (tmp_path / "compile.py").write_text(COMPILE, encoding="utf-8")
-    code = json.loads(fresh_python(tmp_path / "compile.py", unset=["TRITON_INTERPRET"]))
+    code = compiling.run(COMPILE)
     plain, control, zeros = (code[f"{name} adamw None"] for name in ("plain", "control", "zeros"))
     wide = plain.count("STG.E.128")
     assert control.count("STG.E.128") == wide

@@ -207,8 +207,7 @@ def scenes(fresh_python, tmp_path_factory):
     """What happened in each scene."""
     folder = tmp_path_factory.mktemp("launches")
     (folder / "scenes.py").write_text(SCENES, encoding="utf-8")
-    cache = str(folder / "cache")
-    return json.loads(fresh_python(folder / "scenes.py", BENCHMARKS, unset=["TRITON_INTERPRET"], TRITON_CACHE_DIR=cache))
+    return json.loads(fresh_python(folder / "scenes.py", BENCHMARKS, unset=["TRITON_INTERPRET"]))
 
 
 def test_one_launch_for_148_tensors(scenes):

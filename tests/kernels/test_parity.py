@@ -274,6 +274,7 @@ def test_every_rule_has_an_oracle(oracles):
     assert sorted(oracles) == sorted(rules.__all__)
 
 
+@pytest.mark.cover("rule", "place")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_step_is_the_oracles(place, rule, dtype, oracles, ulps):
@@ -283,6 +284,7 @@ def test_a_step_is_the_oracles(place, rule, dtype, oracles, ulps):
         Step(place, rule, shapes, dtype, dtype).check(place, oracles[rule.name], ulps)
 
 
+@pytest.mark.cover("place", "weight_dtype")
 @pytest.mark.parametrize("gradient_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rule", [rules.sgd, rules.adam], ids=lambda rule: rule.name)

@@ -1,6 +1,5 @@
 """The product of a matrix with its own transpose, against NumPy's in float64; and its machine code."""
 
-import json
 import re
 
 import numpy as np
@@ -90,7 +89,6 @@ def test_every_block_is_computed_once():
 
 
 CODE = """
-import json, subprocess
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -106,20 +104,14 @@ multiples = [name for name, kind in signature.items() if kind not in ("constexpr
 hints = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in multiples}
 source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=hints)
 compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "num_stages": 4})
-with open("cubin", "wb") as file:
-    file.write(compiled.asm["cubin"])
-command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", "cubin"]
-usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-print(json.dumps({"text": compiled.asm["sass"], "usage": usage, "shared": compiled.metadata.shared}))
+result = {"text": compiled.asm["sass"], "usage": usage(compiled), "shared": compiled.metadata.shared}
 """
 
 
 @pytest.mark.slow
-def test_machine_code_for_hopper(fresh_python, tmp_path):
+def test_machine_code_for_hopper(compiling):
     """Tensor cores fed from shared memory that is filled ahead, nothing spilled, and wide stores."""
-    script = tmp_path / "compile_it.py"
-    script.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{CODE}", encoding="utf-8")
-    code = json.loads(fresh_python(script, unset=["TRITON_INTERPRET"], TRITON_CACHE_DIR=str(tmp_path / "cache")))
+    code = compiling.run(CODE)
     assert re.search(r"\bHGMMA\b", code["text"])
     assert re.search(r"\bLDGSTS\b", code["text"])
     assert not re.search(r"\b(LDL|STL)\b", code["text"])

@@ -39,9 +39,15 @@ def single(name, arguments, data, epochs, make=network, seed=0, per_sample=False
     return np.array(losses), net
 
 
+@pytest.mark.cover("together", "name")
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "nadam", "muon", "prodigy"])
 def test_as_single_trainings(name, together):
+    """One by one to the bit; together with gradients that differ in their last bits, which Muon amplifies.
+
+    Rows of this loss's gradient add up to 0, so a direction of the last layer's matrix consists of rounding errors, which
+    Muon makes as long as the others. It moves the weights, but not the probabilities.
+    """
     data, rates = batches(), [0.02, 0.005]
     found = tristep.sweep(
         network, cross_entropy, data, optimizer=name, grid={"learning_rate": rates, "wd": [0.0, 0.1]}, epochs=3,
@@ -53,10 +59,19 @@ def test_as_single_trainings(name, together):
         for j, wd in enumerate((0.0, 0.1)):
             for k, seed in enumerate((0, 7)):
                 losses, net = single(name, {"learning_rate": rate, "wd": wd}, data, 3, seed=seed)
-                np.testing.assert_allclose(found.losses[i, j, k], losses, rtol=2e-5)
                 made = found.model(learning_rate=rate, wd=wd, seed=seed)
-                for ours, theirs in zip(made.parameters(), net.parameters(), strict=True):
-                    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
+                if not together:
+                    np.testing.assert_array_equal(found.losses[i, j, k], losses.astype(np.float32))
+                    assert all(map(torch.equal, made.parameters(), net.parameters()))
+                elif name == "muon":
+                    np.testing.assert_allclose(found.losses[i, j, k], losses, rtol=5e-3)
+                    for inputs, _ in data:
+                        ours, theirs = (each(inputs).softmax(dim=1) for each in (made, net))
+                        torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-3)
+                else:
+                    np.testing.assert_allclose(found.losses[i, j, k], losses, rtol=2e-5)
+                    for ours, theirs in zip(made.parameters(), net.parameters(), strict=True):
+                        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
 
 
 def test_per_sample_losses_and_schedules():

@@ -1,0 +1,110 @@
+"""Which cases of the parametrised tests run: all of them, the quick tier, the rest, or a slice of the rest.
+
+The quick tier covers factors, not products of factors: of each parametrised test so many cases that every value of every
+parameter occurs at least once, each value about as often as the others of its parameter. Two marks change that for a test:
+
+    @pytest.mark.cover("rule", "engine")   every combination of these parameters occurs, too
+    @pytest.mark.sample(2)                 only this many of its cases run; 0 for a test of the full tier alone
+
+The choice depends on nothing but the names of the cases, so it is the same on every machine and in every worker.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+HELP = "which cases of parametrised tests run: quick (each value of each parameter), full (all), rest (all but quick), i/n"
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave in `items` the cases that `--cases` asks for. Tests named on the command line by `::` always run."""
+    asked = config.getoption("--cases")
+    if asked == "full" or any("::" in argument for argument in config.args):
+        return
+    quick = quick_tier(items)
+    if asked == "quick":
+        chosen = quick
+    elif asked == "rest":
+        chosen = {item for item in items if item not in quick}
+    else:
+        slice_, n = _slice(asked)
+        chosen = {item for item in items if item not in quick and zlib.crc32(item.nodeid.encode()) % n == slice_}
+    left_out = [item for item in items if item not in chosen]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item in chosen]
+
+
+def quick_tier(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """The items of the quick tier."""
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        tests[item.nodeid.partition("[")[0]].append(item)
+    return {item for cases in tests.values() for item in _quick(cases)}
+
+
+def _slice(asked: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", asked)
+    if not match or int(match[2]) == 0:
+        raise pytest.UsageError(f"--cases={asked}: must be quick, full, rest, or a slice of the rest such as 3/8")
+    return int(match[1]) % int(match[2]), int(match[2])
+
+
+def _quick(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
+    sample = cases[0].get_closest_marker("sample")
+    names = {name for mark in cases[0].iter_markers("cover") for name in mark.args}
+    together = [mark.args for mark in cases[0].iter_markers("cover")] + _given_together(cases[0])
+    if len(cases) == 1 and sample is None and not together:
+        return list(cases)
+    values = [_values(case) for case in cases]
+    if unknown := names - set(values[0]):
+        raise pytest.UsageError(
+            f"{cases[0].nodeid}: mark cover names {sorted(unknown)}, which are no parameters of the test"
+        )
+    factors = [*together, *((name,) for name in values[0])]
+    met: dict[pytest.Item, list[object]] = {
+        case: [(factor, tuple(own[name] for name in factor)) for factor in factors]
+        for case, own in zip(cases, values, strict=True)
+    }
+    used: Counter[object] = Counter()
+    chosen: dict[pytest.Item, None] = {}
+
+    def choose(candidates: Iterable[pytest.Item]) -> None:
+        # What occurs least often so far comes first, new values above all.
+        best = min(candidates, key=lambda case: (sum(used[each] for each in met[case]), zlib.crc32(case.nodeid.encode())))
+        chosen[best] = None
+        used.update(met[best])
+
+    if sample is not None:
+        (count,) = sample.args
+        for _ in range(min(count, len(cases))):
+            choose(case for case in cases if case not in chosen)
+        return list(chosen)
+    # The factors of most values first: in choosing their cases, those of few values are met in turn.
+    with_value: dict[object, list[pytest.Item]] = defaultdict(list)
+    for case in cases:
+        for each in met[case]:
+            with_value[each].append(case)
+    sizes = Counter(factor for factor, _ in with_value)  # type: ignore[misc]
+    for each in sorted(with_value, key=lambda each: -sizes[each[0]]):  # type: ignore[index]
+        if not used[each]:
+            choose(with_value[each])
+    return list(chosen)
+
+
+def _values(case: pytest.Item) -> dict[str, int]:
+    """Of each parameter of a case which value it has: cases of the same value share the object."""
+    callspec = getattr(case, "callspec", None)
+    return {} if callspec is None else {name: id(value) for name, value in callspec.params.items()}
+
+
+def _given_together(case: pytest.Item) -> list[tuple[str, ...]]:
+    """Parameters that one `parametrize` gives in pairs, triples, ...: these are values of one factor."""
+    given = [mark.args[0] for mark in case.iter_markers("parametrize")]
+    names = [tuple(re.split(r"\s*,\s*", each)) if isinstance(each, str) else tuple(each) for each in given]
+    return [each for each in names if len(each) > 1]
