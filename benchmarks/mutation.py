@@ -1,0 +1,397 @@
+"""Mutation test of the test suite: does its quick tier notice what the full one notices?
+
+Small faults (`mutants.py`) are put into copies of the product, one at a time: a sign, a comparison, a constant, a statement
+left out. A tier that fails then has killed the mutant. The quick tier is to kill at least 95 % of those that the full one
+kills.
+
+    python benchmarks/mutation.py map        once: which functions each test file calls, and how long it takes
+    python benchmarks/mutation.py run        judge the mutants; takes hours, may be interrupted and started again
+    python benchmarks/mutation.py table      the verdicts as a Markdown table; exit code 1 if the goal is missed
+    python benchmarks/mutation.py show       what survived, as diffs
+
+All work on the snapshot of the working tree that `map` takes, in the folder --cache. What is known already is not looked for
+again: `map` starts anew where tests or product have changed, verdicts are kept in verdicts.jsonl by the text of the mutated
+file, for you to remove when tests have changed. The mutants depend on --seed; fewer of them (--count) are the first of more.
+
+A mutant meets only the test files that call its function. What is compiled Python does not call: it meets each file that
+runs an engine, code outside of functions all. The quick tier's survivors meet the rest of the full tier, several in
+one tree: where it passes with all of them, it would pass with each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import hashlib
+import importlib.util
+import json
+import os
+import queue
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mutants import GROUPS, Mutant, mutants
+
+ROOT = Path(__file__).parents[1]
+TESTS = ("tests/kernels", "tests/trainer")
+CASES = {"quick": ("--cases", "quick"), "rest": ("--cases", "rest"), "full": ("--cases", "full")}
+GOAL = 0.95
+# The test files that a mutant of a group meets first, besides those called like its module.
+FIRST = {
+    "rules": ("parity", "golden_optimizers", "optimizers", "modern"),
+    "storage": ("storage", "packed", "eight_bits", "fewer_bits"),
+    "engines": ("engines", "layouts", "parity", "reductions"),
+    "optimizers": ("optimizers", "golden_optimizers", "options", "modern"),
+}
+HEAD = 6  # test files that have a process of their own before the others, whose collection alone takes 10 s
+# What native.py builds into its loops from storage.py, besides constants. numba's cache does not notice when it changes.
+BUILT_IN = ("_base", "zero_level", "stretch")
+MEMORY = 16 * 2**30  # bytes that a test process may take: a mutant may ask for any number
+
+_short = partial(textwrap.shorten, width=60, placeholder="...")
+_SITE = (
+    "import sys\nsys.path.insert(0, {folder!r})\nfrom mutants import record\ndel sys.path[0]\nrecord({tree!r}, {out!r})\n"
+)
+
+
+class Suite:
+    """The snapshot of the tree, what is known of its tests, and processes that run some of them."""
+
+    def __init__(self, folder: Path, jobs: int, idle: float) -> None:
+        self.folder, self.jobs, self.idle = folder, jobs, idle
+        self.tree, self.verdicts = folder / "tree", folder / "verdicts.jsonl"
+        self.lock, self.running, self.stopped = threading.Lock(), set[subprocess.Popen[bytes]](), False
+        path = folder / "map.json"
+        self.map: dict[str, Any] = {"tree": "", "tests": {}, "pass": []}  # of which tree, and which files passed as they are
+        if path.exists():
+            self.map = json.loads(path.read_text(encoding="utf-8"))
+
+    def save(self) -> None:
+        (self.folder / "map.json").write_text(json.dumps(self.map, indent=1), encoding="utf-8")
+
+    def snapshot(self) -> None:
+        """Copy the working tree. What is known of tests is forgotten where they, or what they test, have changed."""
+        listing = subprocess.check_output(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, text=True)
+        found = hashlib.sha256()
+        shutil.rmtree(self.tree, ignore_errors=True)
+        for name in sorted(name for name in listing.split("\0") if name and os.path.lexists(ROOT / name)):
+            (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, self.tree / name, follow_symlinks=False)
+            if name.startswith(("kernels/", "trainer/", *TESTS)):
+                found.update(f"{name}\0".encode() + (self.tree / name).read_bytes() + b"\0")
+        tests = self.map["tests"] if self.map["tree"] == found.hexdigest() else {}
+        self.map = {"tree": found.hexdigest(), "tests": tests, "pass": []}
+        self.save()
+
+    def test_files(self) -> list[str]:
+        return [
+            str(path.relative_to(self.tree)) for folder in TESTS for path in sorted((self.tree / folder).glob("test_*.py"))
+        ]
+
+    def each(self, function: Callable[[Any, Path], None], items: Iterable[Any]) -> None:
+        """Call the function with each item and a copy of the snapshot, several at a time; an error ends all of them."""
+        trees: queue.Queue[Path] = queue.Queue()
+        for k in range(self.jobs):
+            trees.put(self._copy(k))
+
+        def call(item: Any) -> None:
+            tree = trees.get()
+            try:
+                function(item, tree)
+            finally:
+                trees.put(tree)
+
+        with ThreadPoolExecutor(self.jobs) as pool:
+            futures = [pool.submit(call, item) for item in items]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                with self.lock:
+                    self.stopped = True
+                    for process in self.running:
+                        _end(process)
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _copy(self, k: int) -> Path:
+        tree = self.folder / f"tree-{k}"
+        shutil.rmtree(tree, ignore_errors=True)
+        shutil.copytree(self.tree, tree, symlinks=True)
+        command = [sys.executable, "-c", "import tristep; print(tristep.__file__)"]
+        done = subprocess.run(command, env=self._environment(tree), cwd=tree, capture_output=True, text=True, check=True)
+        if not done.stdout.startswith(str(tree)):
+            raise RuntimeError(f"{done.stdout.strip()} was imported in place of {tree}'s own")
+        return tree
+
+    def _environment(self, tree: Path) -> dict[str, str]:
+        one_thread = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "PYTEST_XDIST_WORKER_COUNT": str(os.cpu_count())}
+        folders = {"NUMBA_CACHE_DIR": str(self.folder / "numba"), "PYTHONPATH": str(tree / "src")}
+        return os.environ | one_thread | folders
+
+    def pytest(self, tree: Path, tier: str, files: Sequence[str], **environment: str) -> tuple[bool, str]:
+        """Whether the tests in these files pass, and the first one that does not."""
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", "-p", "no:cacheprovider"]
+        command += [f"--basetemp={tree}.tmp", *CASES[tier], *files]
+        log, settings = Path(f"{tree}.log"), self._environment(tree) | environment
+        with log.open("wb") as out, self.lock:
+            if self.stopped:
+                raise KeyboardInterrupt
+            process = subprocess.Popen(command, cwd=tree, env=settings, stdout=out, stderr=out, start_new_session=True)
+            self.running.add(process)
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        hangs = self._wait(process, log)
+        with self.lock:
+            self.running.remove(process)
+            if self.stopped:
+                raise KeyboardInterrupt
+        if hangs:
+            return False, "hangs"
+        text, code = log.read_text(encoding="utf-8", errors="replace"), process.returncode
+        failures = [line.split(" ", 1)[1] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        if code in (0, 5):  # 5: these files have no tests of this tier
+            return True, ""
+        crashed = code < 0 and -code not in (signal.SIGKILL, signal.SIGTERM)
+        if code in (1, 2) or crashed or (code == 4 and "while loading conftest" in text):
+            return False, failures[0].split(" - ")[0] if failures else f"exit code {code}"
+        raise RuntimeError(f"pytest ended with {code}: {' '.join(command)}\n{text[-3000:]}")
+
+    def _wait(self, process: subprocess.Popen[bytes], log: Path) -> bool:
+        """Wait for the end, or until no test has ended for too long, and say which; then end its children, too."""
+        size, since = -1, time.monotonic()
+        while process.poll() is None and time.monotonic() - since < self.idle:
+            time.sleep(0.2)
+            if log.stat().st_size != size:
+                size, since = log.stat().st_size, time.monotonic()
+        hangs = process.poll() is None
+        _end(process)
+        process.wait()
+        return hangs
+
+    def known(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """The verdicts so far, by the mutants' keys and the tiers."""
+        lines = self.verdicts.read_text(encoding="utf-8").splitlines() if self.verdicts.exists() else []
+        return {(found["key"], found["tier"]): found for found in map(json.loads, lines)}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def make_map(suite: Suite, files: Sequence[str]) -> int:
+    """Run test files one by one, all of their cases, and keep what they call; 1 if one of them fails."""
+    suite.folder.mkdir(parents=True, exist_ok=True)
+    suite.snapshot()
+    failed = []
+
+    def one(file: str, tree: Path) -> None:
+        site, out, start = Path(f"{tree}.site"), Path(f"{tree}.called"), time.monotonic()
+        site.mkdir(exist_ok=True)
+        out.unlink(missing_ok=True)
+        text = _SITE.format(folder=str(Path(__file__).parent), tree=str(tree), out=str(out))
+        (site / "sitecustomize.py").write_text(text, encoding="utf-8")
+        path = f"{site}:{tree / 'src'}"  # child processes record what they call, too
+        passed, by = suite.pytest(tree, "full", [file], PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
+        seconds = round(time.monotonic() - start, 1)
+        called = sorted(set(out.read_text(encoding="utf-8").split()))
+        with suite.lock:
+            print(f"{file}: {seconds} s, {len(called)} functions{'' if passed else f', FAILED at {by}'}", flush=True)
+            if passed:
+                suite.map["tests"][file] = {"seconds": seconds, "called": called}
+                suite.save()
+            else:
+                failed.append(file)
+
+    suite.each(one, [file for file in files or suite.test_files() if file not in suite.map["tests"]])
+    return 1 if failed else 0
+
+
+def run(suite: Suite, wanted: Sequence[Mutant], at_once: int) -> int:
+    """Judge the mutants that have no verdict yet: by the quick tier, and those that survive by the rest of the full one."""
+    known, tests = suite.known(), suite.map["tests"]
+    kills = Counter((found["file"], found["by"].split("::")[0]) for found in known.values() if found["killed"])
+    print(f"{len(wanted)} mutants, {len(tests)} of {len(suite.test_files())} test files are mapped", flush=True)
+
+    def note(mutant: Mutant, tier: str, by: str, seconds: float = 0.0) -> None:
+        found = mutant._asdict() | {"tier": tier, "killed": bool(by), "by": by, "seconds": round(seconds, 1)}
+        with suite.lock:
+            known[mutant.key, tier] = found
+            kills[mutant.file, by.split("::")[0]] += bool(by)
+            with suite.verdicts.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found) + "\n")
+            print(f"{tier}: {mutant.file}:{mutant.line} {mutant.kind}: {by or 'survived'}, {seconds:.0f} s", flush=True)
+
+    def tests_of(group: Sequence[Mutant]) -> list[str]:
+        """The test files that they meet, first those likely to fail, then the fast ones and those that did."""
+
+        def rank(file: str) -> tuple[bool, float]:
+            name = Path(file).stem.removeprefix("test_")
+            likely = any(name in FIRST[mutant.group] or name.startswith(Path(mutant.file).stem) for mutant in group)
+            return not likely, tests[file]["seconds"] / (1 + sum(kills[mutant.file, file] for mutant in group))
+
+        return sorted((file for file in tests if any(mutant.is_met(tests[file]["called"]) for mutant in group)), key=rank)
+
+    def passes(group: Sequence[Mutant], tier: str, tree: Path) -> tuple[bool, str]:
+        """Whether these mutants, in one tree, survive the tier."""
+        numba = Path(f"{tree}.numba")  # a cache of their own, where they must not find what was compiled before
+        environment = {"NUMBA_CACHE_DIR": str(numba)} if any(map(_changes_loops, group)) else {}
+        try:
+            for mutant in group:
+                _write(tree / mutant.file, mutant.applied((suite.tree / mutant.file).read_bytes()))
+            files = tests_of(group)
+            for part in (files[:HEAD], files[HEAD:]):
+                passed, by = suite.pytest(tree, tier, part, **environment) if part else (True, "")
+                if not passed:
+                    return False, by
+            return True, ""
+        finally:
+            for mutant in group:
+                _write(tree / mutant.file, (suite.tree / mutant.file).read_bytes())
+            shutil.rmtree(numba, ignore_errors=True)
+
+    def baseline(files: Sequence[str], tree: Path) -> None:
+        passed, by = suite.pytest(tree, "quick", files)
+        if not passed:
+            raise RuntimeError(f"the suite must pass before anything is mutated: {by}, see {tree}.log")
+
+    def quick(mutant: Mutant, tree: Path) -> None:
+        start = time.monotonic()
+        _, by = passes([mutant], "quick", tree)
+        note(mutant, "quick", by, time.monotonic() - start)
+
+    def rest(group: Sequence[Mutant], tree: Path) -> None:
+        start = time.monotonic()
+        passed, by = passes(group, "rest", tree)
+        if passed or len(group) == 1:
+            for mutant in group:
+                note(mutant, "rest", by, (time.monotonic() - start) / len(group))
+        else:
+            rest(group[: len(group) // 2], tree)
+            rest(group[len(group) // 2 :], tree)
+
+    if suite.map["pass"] != sorted(tests):
+        slowest = sorted(tests, key=lambda file: -tests[file]["seconds"])
+        suite.each(baseline, [part for k in range(suite.jobs) if (part := slowest[k :: suite.jobs])])
+        suite.map["pass"] = sorted(tests)
+        suite.save()
+    suite.each(quick, [mutant for mutant in wanted if (mutant.key, "quick") not in known])
+    left = [mutant for mutant in wanted if not known[mutant.key, "quick"]["killed"] and (mutant.key, "rest") not in known]
+    suite.each(rest, _of_different_files(left, at_once))
+    return 0
+
+
+def _changes_loops(mutant: Mutant) -> bool:
+    scope, constant = mutant.scope, not mutant.scope.function
+    return mutant.file == "kernels/native.py" or (mutant.group == "storage" and (constant or scope.name in BUILT_IN))
+
+
+def _write(path: Path, source: bytes) -> None:
+    """Write a module; what Python compiled of it before could look as new as the text, which is often as long as before."""
+    path.write_bytes(source)
+    Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
+
+
+def _of_different_files(left: Sequence[Mutant], at_once: int) -> list[list[Mutant]]:
+    """The mutants in groups of at most that many, no two of a file in one."""
+    groups: list[list[Mutant]] = []
+    for mutant in left:
+        group = next((g for g in groups if len(g) < at_once and mutant.file not in {other.file for other in g}), [])
+        if not group:
+            groups.append(group)
+        group.append(mutant)
+    return groups
+
+
+def table(suite: Suite, wanted: Sequence[Mutant]) -> int:
+    """Print the table; 1 if the quick tier kills too few of those that the full one kills, 2 if verdicts are missing."""
+    known = suite.known()
+    counts = {group: Counter(_fate(known, mutant) for mutant in wanted if mutant.group == group) for group in GROUPS}
+    whole = sum(counts.values(), Counter())
+    print("| group | mutants | killed by quick | killed by full only | survived both | quick / full |")
+    print("|---|---|---|---|---|---|")
+    for group, count in (*counts.items(), ("all", whole)):
+        cells = (group, count.total(), count["quick"], count["full only"], count["survived"], f"{_ratio(count):.1%}")
+        print(f"| {' | '.join(map(str, cells))} |")
+    missed = [mutant for mutant in wanted if _fate(known, mutant) == "full only"]
+    if missed:
+        print("\nKilled by the full tier only:\n")
+    for mutant in missed:
+        what = f"`{_short(mutant.old)}` -> `{_short(mutant.new)}`"
+        print(f"- `{mutant.file}:{mutant.line}` {what}, by `{known[mutant.key, 'rest']['by']}`")
+    if whole["no verdict"]:
+        print(f"\n{whole['no verdict']} mutants have no verdict yet")
+        return 2
+    return 0 if _ratio(whole) >= GOAL else 1
+
+
+def _fate(known: dict[tuple[str, str], dict[str, Any]], mutant: Mutant) -> str:
+    quick, rest = (known.get((mutant.key, tier)) for tier in ("quick", "rest"))
+    if quick is not None and quick["killed"]:
+        return "quick"
+    if quick is None or rest is None:
+        return "no verdict"
+    return "full only" if rest["killed"] else "survived"
+
+
+def _ratio(count: Counter[str]) -> float:
+    return count["quick"] / max(count["quick"] + count["full only"], 1)
+
+
+def show(suite: Suite, wanted: Sequence[Mutant]) -> int:
+    """Print what survived the quick tier, as diffs, with its fate."""
+    known = suite.known()
+    for mutant in wanted:
+        fate, source = _fate(known, mutant), (suite.tree / mutant.file).read_bytes()
+        if fate != "quick" and (mutant.key, "quick") in known:
+            old, new = (text.decode().splitlines() for text in (source, mutant.applied(source)))
+            print(f"# {mutant.group}, {mutant.kind}: {fate}")
+            print("\n".join(difflib.unified_diff(old, new, mutant.file, mutant.file, n=1, lineterm="")), end="\n\n")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("map", "run", "table", "show"))
+    parser.add_argument("files", nargs="*", help="of map: these test files only")
+    parser.add_argument(
+        "--cache", type=Path, default=Path.home() / ".cache" / "tristep-mutation", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: one for each core)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=208, help="mutants, as many of each group (default: 208)")
+    parser.add_argument("--at-once", type=int, default=8, help="survivors that meet the full tier in one tree (default: 8)")
+    parser.add_argument(
+        "--idle", type=float, default=900, help="seconds without a test's end that make a hang (default: 900)"
+    )
+    given = parser.parse_intermixed_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    suite = Suite(given.cache.resolve(), given.jobs, given.idle)
+    if given.command == "map":
+        return make_map(suite, given.files)
+    if not suite.map["tests"]:
+        parser.error("make a map first")
+    wanted = mutants(suite.tree, given.seed, given.count)
+    if given.command == "run":
+        return run(suite, wanted, given.at_once)
+    return (table if given.command == "table" else show)(suite, wanted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
