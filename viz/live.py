@@ -63,13 +63,14 @@ class LiveLoop:
     What runs them is the `mode`:
 
     - "task": a task of asyncio in the background. The cell returns at once, and the notebook's widgets work, because the
-      task lets go of the thread every 20 ms. Other cells run between the steps.
+      task lets go of the thread every 20 ms. Other cells run between the steps. Whatever thread asks for them, steps are
+      taken in the event loop in which the loop was made, or first started.
     - "thread": a thread in the background, for steps that take longer than a person waits for a button.
     - "block": the cell itself, until the last step. "Run all" stays in order, and only the interrupt button steers.
     - "auto": "task" in a notebook that a person has open, else "block", as in nbclient, papermill and plain Python.
 
     However it runs, weights come out the same to the bit, paused or not. The interrupt button, or Ctrl-C, pauses after the
-    step at hand; a second one breaks it off.
+    step at hand; a second one breaks it off. A cell that runs meanwhile is interrupted as ever.
 
     Args:
         steps: a generator function or an iterator that takes one training step for each `next`, or a callable that takes
@@ -167,7 +168,8 @@ class LiveLoop:
         self._stepping: int | None = None  # the thread of the step at hand
         self._turn = 0  # how often it has been set going; what ran before a pause must not run on after it
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._event_loop = _event_loop()  # of the task; what asks for steps may run in another one
+        self._breakable = False  # whether a second interrupt breaks off what runs
         self._task: asyncio.Task[None] | None = None
         self._since = (0, 0.0)  # step and time when it began to run
         self.view: View | None = LiveView(self, budget=budget) if isinstance(view, str) else view
@@ -226,9 +228,9 @@ class LiveLoop:
         if self.status != "ready":
             raise RuntimeError(f"start() of a loop that is {self.status} already: resume() goes on with a paused one")
         if self.mode == "auto":
-            self.mode = "task" if _has_event_loop() and has_front_end() else "block"
-        if self.mode == "task" and not _has_event_loop():
-            raise RuntimeError("mode='task' needs a running event loop, as a notebook has: use 'thread' or 'block'")
+            self.mode = "task" if _event_loop() is not None and has_front_end() else "block"
+        if self.mode == "task":
+            self._find_event_loop()
         self._refuse_two()
         self.cell = request().get("metadata", {}).get("cellId")
         _loops.add(self)
@@ -452,56 +454,69 @@ class LiveLoop:
         self._raise_here()
 
     def _go(self, limit: int | None = None) -> None:
-        self._limit = limit if limit is not None else self._limit
-        self.exception, self._asked, self._interrupted = None, None, False
+        if self.mode == "task":
+            self._find_event_loop()
         with self._rest:
+            if self.status == "running":  # by now; several threads may ask
+                return
+            self._limit = limit if limit is not None else self._limit
+            self.exception, self._asked, self._interrupted = None, None, False
             self.status, self._turn = "running", self._turn + 1
-        self._since = (self.n_steps, self._clock())
+            self._since = (self.n_steps, self._clock())
+            turn = self._turn
         if self.mode == "block":
             self._run_here()
         elif self.mode == "thread":
             # With a copy of the context, or what a step prints finds no cell.
             run = contextvars.copy_context().run
             threading.Thread(target=run, args=(self._run_here,), name=f"LiveLoop {self.run.name}", daemon=True).start()
+        elif self._event_loop is _event_loop():
+            self._make_task(turn)
         else:
-            if _has_event_loop():
-                self._event_loop = asyncio.get_running_loop()
-                self._make_task()
-            else:
-                assert self._event_loop is not None
-                self._event_loop.call_soon_threadsafe(self._make_task)
+            assert self._event_loop is not None
+            self._event_loop.call_soon_threadsafe(self._make_task, turn)
 
-    def _make_task(self) -> None:
+    def _find_event_loop(self) -> None:
+        """The one it was made in runs the task, as long as it runs itself; else the one that runs here."""
+        if self._event_loop is None or not self._event_loop.is_running():
+            self._event_loop = _event_loop() or self._event_loop
+        if self._event_loop is None or self._event_loop.is_closed():
+            raise RuntimeError("mode='task' needs a running event loop, as a notebook has: use 'thread' or 'block'")
+
+    def _make_task(self, turn: int) -> None:
         assert self._event_loop is not None
-        self._task = self._event_loop.create_task(self._run_in_task(self._turn), name=f"LiveLoop {self.run.name}")
+        if self._is_on(turn):
+            self._task = self._event_loop.create_task(self._run_in_task(turn), name=f"LiveLoop {self.run.name}")
 
     def _run_here(self, timeout: float | None = None) -> None:
         until, turn = None if timeout is None else self._clock() + timeout, self._turn
-        while self._is_on(turn) and (until is None or self._clock() < until):
-            self._run_slice(turn, until)
+        with self._pausing_interrupts():
+            while self._is_on(turn) and (until is None or self._clock() < until):
+                self._run_slice(turn, until)
 
     async def _run_in_task(self, turn: int) -> None:
-        try:
-            while self._is_on(turn):
-                self._run_slice(turn)
-                await asyncio.sleep(0)
-        except asyncio.CancelledError:  # the event loop ends
-            self._ask("paused")
-            raise
+        with _interrupts.paused(self):
+            try:
+                while self._is_on(turn):
+                    with _interrupts.taken():
+                        self._run_slice(turn)
+                    await asyncio.sleep(0)
+            except asyncio.CancelledError:  # the event loop ends
+                self._ask("paused")
+                raise
 
     def _run_slice(self, turn: int, until: float | None = None) -> None:
-        with self._pausing_interrupts():
-            end = self._clock() + SLICE
-            while self._is_on(turn):
-                self._take_step(turn)
-                now = self._clock()
-                if now >= end or (until is not None and now >= until):
-                    # A recorder looks at what it has by itself, as often as is worth it.
-                    if self.recorder is None and not 0 < self._waiting_for_device <= MOST_WAITING:
-                        with self._at_rest():
-                            self._flush()
-                    self._refresh()
-                    break
+        end = self._clock() + SLICE
+        while self._is_on(turn):
+            self._take_step(turn)
+            now = self._clock()
+            if now >= end or (until is not None and now >= until):
+                # A recorder looks at what it has by itself, as often as is worth it.
+                if self.recorder is None and not 0 < self._waiting_for_device <= MOST_WAITING:
+                    with self._at_rest():
+                        self._flush()
+                self._refresh()
+                break
 
     def _is_on(self, turn: int) -> bool:
         return self.status == "running" and self._turn == turn
@@ -516,13 +531,19 @@ class LiveLoop:
                 self._stepping = threading.get_ident()
         try:
             if outcome is None:
-                self._note(self._next())
+                try:
+                    self._breakable = True
+                    value = self._next()
+                finally:
+                    self._breakable = False
+                self._note(value)
                 if self._limit is not None:
                     self._limit -= 1
                     outcome = "paused" if self._limit <= 0 else None
         except StopIteration:
             outcome = "finished"
         except KeyboardInterrupt:
+            self._breakable = False
             outcome, self._interrupted = "paused", True
         except BaseException as error:
             outcome, self.exception = "failed", error
@@ -608,7 +629,8 @@ class LiveLoop:
         self._refresh(now=True)
         if self._interrupted:
             self._interrupted = False
-            self._say_paused()
+            if self.status == "paused":  # it may have been the last step
+                self._say_paused()
         if self.status == "failed" and self.mode == "task" and self.view is None and self.exception is not None:
             traceback.print_exception(self.exception)
         with self._rest:
@@ -645,20 +667,22 @@ class LiveLoop:
     @contextmanager
     def _pausing_interrupts(self) -> Iterator[None]:
         """A context in which a first Ctrl-C pauses, and a second one, in the same step, breaks it off."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # signals reach the main thread only
+        if not _gets_signals():
+            yield
             return
-
-        def pause(number: int, frame: Any) -> None:
-            if self._interrupted:
-                raise KeyboardInterrupt
-            self._asked, self._interrupted = "paused", True
-
-        before = signal.signal(signal.SIGINT, pause)
+        before = signal.signal(signal.SIGINT, lambda *_: self._interrupt())
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+
+    def _interrupt(self) -> None:
+        """What a signal does, wherever the main thread is: it must not wait for anything."""
+        if self.status != "running":
+            return
+        if self._interrupted and self._breakable and self._stepping == threading.get_ident():
+            raise KeyboardInterrupt
+        self._asked, self._interrupted = self._asked or "paused", True
 
     async def _wait_for_end(self) -> LiveLoop:
         if self.status == "ready":
@@ -689,7 +713,8 @@ class LiveLoop:
         return True
 
     def _is_here(self) -> bool:
-        return self.mode == "block" or (_has_event_loop() and asyncio.get_running_loop() is self._event_loop)
+        here = _event_loop()
+        return self.mode == "block" or (here is not None and here is self._event_loop)
 
     def _raise(self) -> None:
         if self.status == "failed" and self.exception is not None:
@@ -700,7 +725,7 @@ class LiveLoop:
             self._raise()
 
     def _say_paused(self) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if _gets_signals():
             print(f"paused after step {self.n_steps}; loop.resume() goes on")
 
     def _refuse_two(self) -> None:
@@ -852,7 +877,7 @@ class LiveView(LossView):
             "snapshot": lambda: f"snapshot {self.loop.snapshot().name!r}",
             "branch": lambda: f"now in {self.loop.branch().name!r}",
         }
-        if self.loop.mode == "block" and _has_event_loop():
+        if self.loop.mode in ("auto", "block") and _event_loop() is not None:
             self.loop.mode = "task"  # here there is no cell to be blocked, and pressing a button must not last
         try:
             said = act[name]()
@@ -874,6 +899,54 @@ def _fixed(scene: Scene) -> Scene:
     return replace(scene, panels=panels, controls=[control for control in scene.controls if control.remote])
 
 
+class _Interrupts:
+    """Takes Ctrl-C for the tasks of the main thread: it pauses them all.
+
+    Between two slices, too, it does so where nobody else would take it: a kernel ignores it while no cell runs. While one
+    does, the kernel puts a handler of its own in place, and afterwards back what was there, SIG_IGN or this.
+    """
+
+    def __init__(self) -> None:
+        self._loops: list[LiveLoop] = []
+        self._taken = 0
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self._taken += 1
+        for loop in sorted(self._loops, key=lambda loop: loop._breakable):  # last the one that may raise
+            loop._interrupt()
+
+    @contextmanager
+    def paused(self, loop: LiveLoop) -> Iterator[None]:
+        """A context in which an interrupt pauses this loop."""
+        if not _gets_signals():
+            yield
+            return
+        self._loops.append(loop)
+        try:
+            yield
+        finally:
+            self._loops.remove(loop)
+            if not self._loops and signal.getsignal(signal.SIGINT) is self:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """A context, of a slice, in which they come here whoever else would take them."""
+        if not _gets_signals():
+            yield
+            return
+        taken, before = self._taken, signal.signal(signal.SIGINT, self)
+        try:
+            yield
+        finally:
+            if before is not signal.SIG_IGN and before is not self:
+                signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+                cell_awaits = callable(before) and before is not signal.default_int_handler and in_notebook()
+                if self._taken != taken and cell_awaits:
+                    signal.raise_signal(signal.SIGINT)  # which the cell is to have as well
+
+
+_interrupts = _Interrupts()
 _loops: weakref.WeakSet[LiveLoop] = weakref.WeakSet()  # all that have been started
 
 
@@ -907,12 +980,16 @@ def _kernel() -> Any:
     return getattr(_shell(), "kernel", None)
 
 
-def _has_event_loop() -> bool:
+def _event_loop() -> asyncio.AbstractEventLoop | None:
+    """The one that runs in this thread."""
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return None
+
+
+def _gets_signals() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _set_done(future: asyncio.Future[None]) -> None:

@@ -398,6 +398,258 @@ def test_a_keyboard_interrupt_of_a_step_pauses_and_the_function_is_called_anew(c
     assert (loop.status, loop.n_steps, calls) == ("finished", 3, [0, 1])
 
 
+@pytest.fixture
+def idle():
+    """Python as a kernel at rest has it: an interrupt is ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+async def ended(loop):
+    while loop.status == "running" or len(asyncio.all_tasks()) > 1:
+        await asyncio.sleep(0)
+
+
+def sliced(loop):
+    """The loop, each step of which is a slice."""
+    now = iter(range(10**6))
+    loop._clock = lambda: next(now)
+    return loop
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_an_interrupt_between_two_slices_pauses(interrupts, idle, capsys):
+    training = Training()
+    loop = sliced(training.loop(mode="task"))
+
+    async def main():
+        loop.start()
+        while loop.n_steps < 3:
+            await asyncio.sleep(0)
+        for _ in range(interrupts):
+            signal.raise_signal(signal.SIGINT)
+        await ended(loop)
+
+    asyncio.run(main())
+    assert (loop.status, loop.n_steps) == ("paused", 3)
+    assert capsys.readouterr().out == "paused after step 3; loop.resume() goes on\n"
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_an_interrupt_between_two_slices_pauses_after_a_cell_has_had_its_own(idle):
+    """As a kernel does it: while a cell runs it has another handler, and then puts back what was there."""
+    training, cells = Training(), []
+    loop = sliced(training.loop(mode="task"))
+
+    def interrupted(*_):
+        cells.append(loop.n_steps)
+
+    async def slices(n):
+        until = loop.n_steps + n
+        while loop.n_steps < until:
+            await asyncio.sleep(0)
+
+    async def main():
+        for n in (1, 2):
+            before = signal.signal(signal.SIGINT, interrupted)
+            if n == 1:
+                loop.start()  # in the first cell
+            signal.raise_signal(signal.SIGINT)
+            await slices(3)  # a cell that awaits something
+            signal.raise_signal(signal.SIGINT)
+            signal.signal(signal.SIGINT, before)
+            await slices(3)
+        assert (loop.status, cells) == ("running", [0, 3, 6, 9])
+        signal.raise_signal(signal.SIGINT)
+        await ended(loop)
+
+    asyncio.run(main())
+    assert (loop.status, loop.n_steps) == ("paused", 12)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("notebook", [False, True])
+def test_an_interrupt_in_a_step_is_for_a_cell_that_awaits_as_well(notebook, idle, monkeypatch):
+    monkeypatch.setattr("tristep.viz.live.in_notebook", lambda: notebook)
+    training, cells = Training(), []
+
+    def steps():
+        for i, loss in enumerate(training.steps()):
+            if i == 3:
+                signal.raise_signal(signal.SIGINT)
+            yield loss
+
+    async def main():
+        loop = sliced(training.loop(steps, mode="task")).start()
+        signal.signal(signal.SIGINT, lambda *_: cells.append(loop.status))
+        await ended(loop)
+        assert (loop.status, loop.n_steps) == ("paused", 4)
+
+    asyncio.run(main())
+    assert cells == ["paused"] * notebook
+
+
+def test_an_interrupt_pauses_all_loops_in_the_background(idle):
+    loops = [sliced(Training().loop(mode="task", name=name)) for name in "ab"]
+
+    async def main():
+        for loop in loops:
+            loop.start()
+        while loops[1].n_steps < 3:
+            await asyncio.sleep(0)
+        loops[0].pause()
+        loops[0].resume()
+        await asyncio.sleep(0)
+        signal.raise_signal(signal.SIGINT)
+        for loop in loops:
+            await ended(loop)
+
+    asyncio.run(main())
+    assert [loop.status for loop in loops] == ["paused", "paused"]
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_second_interrupt_does_not_break_off_what_is_no_step(capsys):
+    training = Training()
+
+    class Interrupted(Watching):
+        def refresh(self):
+            super().refresh()
+            if loop.status == "running":
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+
+    loop = sliced(training.loop(view=Interrupted([0])))
+    loop.start()
+    assert (loop.status, loop.n_steps) == ("paused", 1)
+    assert capsys.readouterr().out == "paused after step 1; loop.resume() goes on\n"
+
+
+def test_an_interrupt_after_the_last_step_is_not_said_to_pause(capsys):
+    def steps():
+        yield 1.0
+        signal.raise_signal(signal.SIGINT)
+
+    assert Training().loop(steps).start().status == "finished"
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("own", ["an event loop of its own", "none"])
+@pytest.mark.parametrize("action", ["resume", "step", "start", "button"])
+def test_steps_stay_in_their_thread_whoever_asks_for_them(action, own):
+    expected, _ = plain("trainer", 30)
+    training, threads = Training(), []
+
+    def steps():
+        for loss in training.steps():
+            threads.append(threading.get_ident())
+            yield loss
+
+    async def main():
+        mode = "auto" if action == "button" else "task"
+        loop = sliced(training.loop(steps, mode=mode, view="live" if action == "button" else None))
+        if action in ("resume", "step"):
+            loop.step(2)
+            await ended(loop)
+
+        def ask():
+            if action == "step":
+                loop.step(5)
+            elif action == "button":
+                loop.view.on_button("resume")
+            else:
+                getattr(loop, action)()
+
+        async def ask_and_stay():
+            ask()
+            while loop.status == "running":
+                await asyncio.sleep(0)
+
+        if own == "none":
+            if action == "button":
+                loop.mode = "task"
+            await asyncio.to_thread(ask)
+        else:
+            await asyncio.to_thread(asyncio.run, ask_and_stay())
+        await ended(loop)
+        if action == "step":
+            assert (loop.status, loop.n_steps) == ("paused", 7)
+            loop.resume()
+            await ended(loop)
+        assert (loop.status, loop.n_steps, loop.mode) == ("finished", 30, "task")
+
+    asyncio.run(main())
+    assert set(threads) == {threading.get_ident()}
+    assert same(training.state(), expected)
+
+
+def test_another_thread_pauses_and_steers_between_two_steps():
+    training, now = Training(), iter(range(10**6))
+    inside, seen = [], []
+
+    def step():
+        inside.append(True)
+        loss = training.step()
+        inside.pop()
+        return loss
+
+    def steer():
+        loop.pause()
+        seen.append((loop.status, loop.n_steps, list(inside)))
+        loop.set_learning_rate(0.005)
+        loop.multiplier = 0.5
+        loop.snapshot("fork")
+        loop.branch("again", "fork")
+        loop.step(2)  # does not wait
+        with loop._rest:
+            assert loop._rest.wait_for(lambda: loop.status == "paused", 60)
+        seen.append(loop.n_steps - seen[0][1])
+        loop.stop()
+
+    loop = training.loop(step, mode="task")
+
+    async def main():
+        loop._clock = lambda: next(now)
+        loop.start()
+        task = asyncio.create_task(asyncio.to_thread(steer))
+        while not task.done():
+            await asyncio.sleep(0)
+        await task
+        await ended(loop)
+
+    asyncio.run(main())
+    assert seen == [("paused", seen[0][1], []), 2]
+    assert loop.status == "stopped"
+    assert loop.runs["again"].scalars["learning_rate"].recent()[1].tolist() == [0.0025, 0.0025]
+
+
+def test_another_thread_that_asks_often_leaves_one_task():
+    training = Training()
+    loop = sliced(training.loop(mode="task"))
+
+    async def main():
+        loop.step(2)
+        await ended(loop)
+
+        def ask():
+            for _ in range(5):
+                loop.resume()
+                loop.pause()
+            loop.resume()
+
+        asker = threading.Thread(target=ask)
+        asker.start()
+        asker.join()  # and the event loop does nothing meanwhile
+        await asyncio.sleep(0)
+        assert [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}] == ["LiveLoop run"]
+        await ended(loop)
+
+    asyncio.run(main())
+    assert (loop.status, loop.n_steps) == ("finished", 30)
+    assert same(training.state(), plain("trainer")[0])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_multiplier_acts_on_each_step_and_leaves_nothing_behind(kind):
     training, expected = Training(kind), Training(kind)
