@@ -33,10 +33,28 @@ SETUP = """
     """
 
 
-@pytest.fixture(autouse=True)
-def apart(tmp_path, monkeypatch):
-    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / name))
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    """A notebook's kernel in folders of its own, for all tests."""
+    folder = tmp_path_factory.mktemp("jupyter")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+            patch.setenv(name, str(folder / name))
+        notebook = Notebook()
+        try:
+            notebook.run(SETUP)
+            yield notebook
+        finally:
+            notebook.close()
+
+
+@pytest.fixture
+def notebook(kernel):
+    """The notebook, without what other tests have made in it."""
+    kernel.widgets.clear()
+    kernel.subshell = None
+    yield kernel
+    kernel.run("from tristep.viz import live; [loop.stop() for loop in list(live._loops)]; loop = None", "z")
 
 
 class Notebook:
@@ -45,6 +63,14 @@ class Notebook:
     def __init__(self):
         self.manager, self.client = start_new_kernel(kernel_name="python3")
         self.widgets = {}  # by the id of their comm, what they were opened with
+        self.subshell = None  # which takes the messages of widgets; None: the shell, which runs cells, too
+
+    def connect(self):
+        """Once more, after another client of this kernel, which has taken the place of this one."""
+        self.client.stop_channels()
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=SECONDS)
 
     def close(self):
         self.client.stop_channels()
@@ -57,7 +83,7 @@ class Notebook:
             "store_history": True,
             "user_expressions": {},
             "allow_stdin": False,
-            "stop_on_error": True,
+            "stop_on_error": False,  # the next cell is there before a kernel has done with an error
         }
         message = self.client.session.msg("execute_request", content, metadata={"cellId": cell} if cell else {})
         self.client.shell_channel.send(message)
@@ -83,7 +109,8 @@ class Notebook:
             return own and message["msg_type"] == "status" and message["content"]["execution_state"] == "idle"
 
         told = self.listen(idle)
-        errors = [message["content"] for message in told if message["msg_type"] == "error"]
+        own = [message for message in told if message["parent_header"].get("msg_id") == sent]
+        errors = [message["content"] for message in own if message["msg_type"] == "error"]
         assert not errors, "\n".join(errors[0]["traceback"])
         streams = [message["content"]["text"] for message in told if message["msg_type"] == "stream"]
         values = [message["content"]["data"]["text/plain"] for message in told if message["msg_type"] == "execute_result"]
@@ -102,21 +129,33 @@ class Notebook:
     def press(self, label):
         (comm,) = (comm for comm, state in self.widgets.items() if state.get("description") == label)
         content = {"comm_id": comm, "data": {"method": "custom", "content": {"event": "click"}}}
-        self.client.shell_channel.send(self.client.session.msg("comm_msg", content))
+        message = self.client.session.msg("comm_msg", content)
+        if self.subshell is not None:
+            message["header"]["subshell_id"] = self.subshell
+        self.client.shell_channel.send(message)
 
+    def open_subshell(self):
+        """Let another thread of the kernel take the messages of widgets, as JupyterLab does; ipykernel 7 has that."""
+        sent = self.client.kernel_info()
+        reply = self.reply(sent)
+        if "kernel subshells" not in reply["content"].get("supported_features", ()):
+            pytest.skip("this kernel has no subshells")
+        self.client.control_channel.send(self.client.session.msg("create_subshell_request"))
+        self.subshell = self.client.get_control_msg(timeout=SECONDS)["content"]["subshell_id"]
 
-@pytest.fixture
-def notebook(apart):
-    notebook = Notebook()
-    try:
-        notebook.run(SETUP)
-        yield notebook
-    finally:
-        notebook.close()
+    def reply(self, sent):
+        """The answer to a message."""
+        while True:
+            reply = self.client.get_shell_msg(timeout=SECONDS)
+            if reply["parent_header"].get("msg_id") == sent:
+                return reply
 
 
 @pytest.mark.slow
-def test_a_loop_in_the_background_answers_cells_buttons_and_interrupts(notebook):
+@pytest.mark.parametrize("buttons", ["shell", "subshell"])
+def test_a_loop_in_the_background_answers_cells_buttons_and_interrupts(notebook, buttons):
+    if buttons == "subshell":
+        notebook.open_subshell()
     printed, _ = notebook.run(
         """\
         net, trainer = made()
@@ -136,8 +175,12 @@ def test_a_loop_in_the_background_answers_cells_buttons_and_interrupts(notebook)
     notebook.press("Resume")
     notebook.until(f"loop.n_steps > {done} + 2", "True")
     assert notebook.value("loop.learning_rate") == "0.005"
-    notebook.manager.interrupt_kernel()
-    notebook.until("loop.status", "'paused'")
+    for _ in range(3):  # in a step or between two
+        notebook.manager.interrupt_kernel()
+        notebook.until("loop.status", "'paused'")
+        done = int(notebook.value("loop.n_steps"))
+        notebook.press("Resume")
+        notebook.until(f"loop.n_steps > {done}", "True")
     notebook.press("Stop")
     notebook.until("loop.status", "'stopped'")
     # The same weights as without all that.
@@ -180,11 +223,33 @@ def test_a_thread_a_cell_that_awaits_and_a_cell_that_blocks(notebook):
     notebook.manager.interrupt_kernel()
     told = notebook.listen(lambda message: message["msg_type"] == "stream" and "paused" in message["content"]["text"])
     assert "loop.resume() goes on" in told[-1]["content"]["text"]
-    reply = notebook.client.get_shell_msg(timeout=SECONDS)
-    while reply["parent_header"]["msg_id"] != sent:
-        reply = notebook.client.get_shell_msg(timeout=SECONDS)
-    assert reply["content"]["status"] == "ok"
+    assert notebook.reply(sent)["content"]["status"] == "ok"
     assert notebook.value("loop.status") == "'paused'"
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_cell_that_awaits_a_loop_and_spares_a_loop_beside_a_cell_that_computes(notebook):
+    waiting = """\
+        def told():
+            for i, loss in enumerate(steps(*made())):
+                if i == 5:
+                    print("under way", flush=True)
+                yield loss
+        loop = viz.LiveLoop(told, view=None).start()
+        """
+    sent = notebook.send(textwrap.dedent(waiting) + "await loop")
+    notebook.listen(lambda message: message["msg_type"] == "stream" and "under way" in message["content"]["text"])
+    notebook.manager.interrupt_kernel()
+    assert notebook.reply(sent)["content"]["status"] == "error"
+    assert notebook.value("loop.status") == "'paused'"
+    notebook.run("loop.resume()", "b")
+    notebook.until("loop.n_steps > 10", "True")
+
+    sent = notebook.send("print('computes', flush=True)\nwhile True: pass")
+    notebook.listen(lambda message: message["msg_type"] == "stream" and "computes" in message["content"]["text"])
+    notebook.manager.interrupt_kernel()
+    assert notebook.reply(sent)["content"]["ename"] == "KeyboardInterrupt"
+    assert notebook.value("loop.status") == "'running'"
 
 
 @pytest.mark.slow
@@ -211,16 +276,21 @@ def test_train_runs_a_cell_in_the_background_and_again_in_its_place(notebook):
 
 
 @pytest.mark.slow
-def test_run_all_stays_in_order():
-    notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+def test_run_all_stays_in_order(notebook):
+    file = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
     cells = [
         SETUP,
         "net, trainer = made(); loop = viz.LiveLoop(steps(net, trainer, 40), trainer=trainer).start()",
         "print(loop.mode, loop.status, loop.n_steps)",
     ]
-    notebook.cells = [nbformat.v4.new_code_cell(textwrap.dedent(cell)) for cell in cells]
-    NotebookClient(notebook, timeout=SECONDS).execute()
-    assert notebook.cells[2].outputs[0]["text"] == "block finished 40\n"
-    (shown,) = (output for output in notebook.cells[1].outputs if output["output_type"] == "display_data")
+    file.cells = [nbformat.v4.new_code_cell(textwrap.dedent(cell)) for cell in cells]
+    runner = NotebookClient(file, km=notebook.manager, timeout=SECONDS)
+    try:
+        runner.execute()
+    finally:
+        runner.kc.stop_channels()
+        notebook.connect()
+    assert file.cells[2].outputs[0]["text"] == "block finished 40\n"
+    (shown,) = (output for output in file.cells[1].outputs if output["output_type"] == "display_data")
     assert "image/png" in shown["data"]  # that of the end
     assert shown["data"]["text/plain"].startswith("run: finished, step 40, learning rate 0.01")
