@@ -200,12 +200,12 @@ def sweep(
 ) -> Sweep:
     """Train a copy of a network for each combination of the grid's values and each seed, all on the same batches.
 
-    Each training starts from the same weights and sees the same batches as it would alone, by `Trainer`. Losses and gradients
-    equal those up to float32 rounding, since the matrix products of all copies are batched and may add up in another order.
-    From equal gradients the updates are equal to the bit (see `Many`). Muon amplifies such differences: it orthogonalises
-    in bfloat16, also along directions that a gradient has in its last bits only, so weights may differ visibly there, and
-    losses in their fourth digit. With `together=False` all numbers are those of `Trainer`. Dropout draws other numbers for each
-    copy than in a training on its own.
+    Each training starts from the same weights and sees the same batches as it would alone, by `Trainer`. Losses and
+    gradients equal those up to float32 rounding, since the matrix products of all copies are batched and may add up in
+    another order. From equal gradients the updates are equal to the bit (see `Many`). Muon amplifies such differences: it
+    orthogonalises in bfloat16, also along directions that a gradient has in its last bits only, so weights may differ
+    visibly there, and losses in their fourth digit. With `together=False` all numbers are those of `Trainer`. Dropout draws
+    other numbers for each copy than in a training on its own.
 
     Args:
         make_model: makes the network. It is called once for each seed, after `torch.manual_seed(seed)`, so that
