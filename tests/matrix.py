@@ -45,7 +45,7 @@ def quick_tier(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         tests[item.nodeid.partition("[")[0]].append(item)
-    return {item for cases in tests.values() for item in _quick(cases)}
+    return {item for cases in tests.values() for item in _quick(sorted(cases, key=lambda case: case.nodeid))}
 
 
 def _slice(asked: str) -> tuple[int, int]:

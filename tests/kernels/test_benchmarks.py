@@ -55,6 +55,7 @@ def registry(benchmarks):
     return benchmarks["registry"]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", rules.__all__)
 def test_every_rule_can_be_measured(registry, name):
     step = registry.rule_step(name, registry.Workload("small", ((2, 1500), (7,))), "cpu")
@@ -114,6 +115,7 @@ def test_models_have_as_many_parameters_as_published(benchmarks):
         assert (len(shapes), workloads.Workload("", shapes).elements) == (tensors, elements)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_all_parts_run_write_and_are_drawn(benchmarks, monkeypatch, tmp_path, capsys):
     workloads, run = benchmarks["workloads"], benchmarks["run"]

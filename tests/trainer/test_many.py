@@ -80,6 +80,7 @@ def test_every_optimizer_as_alone(name, engine, device):
     assert_equal(*both(rated(name), shapes_for(name), steps, engine, device=device))
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_stacked_as_alone(name, engine, device):
     steps = 2 if engine == "triton" and device.type == "cpu" else 5

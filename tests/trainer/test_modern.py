@@ -275,6 +275,7 @@ def _descend(params, step, steps=40, decay=0.0, left_out=lambda i, t: False):
         step()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", PRODIGY)
 @pytest.mark.usefixtures("float64_by_default")
 def test_prodigy_and_its_estimate_like_the_reference(name, engine, device):
@@ -291,6 +292,7 @@ def test_prodigy_and_its_estimate_like_the_reference(name, engine, device):
     assert trainer.optimizer.d > 2 * arguments.get("d0", 1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("float64_by_default")
 def test_prodigy_with_decay_in_the_gradient(engine, device):
     params, expected = _parameters(device), _parameters(device)
@@ -300,6 +302,7 @@ def test_prodigy_with_decay_in_the_gradient(engine, device):
     torch.testing.assert_close(params, expected, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("float64_by_default")
 def test_prodigys_estimate_is_one_for_parameters_that_are_left_out_at_times(engine, device):
     params, expected = _parameters(device), _parameters(device)

@@ -123,6 +123,7 @@ def _assert_like_torch(name, arguments, dtype, **close):
     _assert_same_states(optimizer, peer, **close)
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize(("name", "arguments"), CONFIGURATIONS)
 def test_bfloat16_like_torch_in_float32_rounded_after_each_step(name, arguments):
     exact = dict(arguments)

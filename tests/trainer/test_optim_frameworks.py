@@ -227,6 +227,7 @@ def _taught(transformers, library, folder, steps, as_class=False, resume=None, *
     return model
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("as_class", [False, True], ids=["optimizer", "class"])
 def test_transformers(transformers, as_class, tmp_path):
     models = [_taught(transformers, library, tmp_path, 6, as_class) for library in LIBRARIES]
@@ -234,6 +235,7 @@ def test_transformers(transformers, as_class, tmp_path):
     torch.testing.assert_close(models[1].state_dict(), models[0].state_dict(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("started_by", LIBRARIES, ids=["torch", "tristep"])
 def test_transformers_resumes_from_a_checkpoint(transformers, started_by, tmp_path):
     whole = _taught(transformers, tristep.optim, tmp_path / "whole", 6)

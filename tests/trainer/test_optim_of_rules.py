@@ -81,6 +81,7 @@ def _by_trainer(parameters, name, arguments, engine=None, steps=7, rates=()):
     return trainer
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", OURS)
 def test_like_the_trainer(name, dtype):

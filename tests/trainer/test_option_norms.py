@@ -179,6 +179,7 @@ def test_a_step_with_what_is_not_finite_is_left_out(name, dtype, value, engine, 
     assert not torch.equal(trainer.state_dict()["state"]["0"]["ema"], states["0"]["ema"])
 
 
+@pytest.mark.sample(2)
 def test_masters_are_clipped_and_averaged(engine, device):
     """bfloat16 weights with masters are the rounding of float32 weights that have the same gradients."""
     wide = [torch.nn.Parameter(param.detach().bfloat16().float()) for param in parameters(device)]
@@ -197,6 +198,7 @@ def test_masters_are_clipped_and_averaged(engine, device):
         torch.testing.assert_close(states[1]["ema"], states[0]["ema"], rtol=4e-6, atol=1e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["adamw", "novograd", "prodigy"])
 def test_training_goes_on_from_a_file(name, engine, device, tmp_path):
     arguments = {"learning_rate": 0.05, **EVERYTHING}
