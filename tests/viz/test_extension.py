@@ -24,19 +24,29 @@ from tristep.viz.extension import cut, report
 MAGICS = {"opt_compare", "lr_schedule", "lr_find", "viz_dashboard", "viz_export", "viz_use", "viz_doctor"}
 
 
-@pytest.fixture
-def bare(tmp_path, monkeypatch):
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """A shell, which takes long to make."""
     kept = sys.displayhook, sys.excepthook, sys.modules.get("__main__")
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"
-    shell = InteractiveShell.instance(config=config)
-    yield shell
-    shell.reset()
-    InteractiveShell.clear_instance()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        shell = InteractiveShell.instance(config=config)
+        yield shell
+        InteractiveShell.clear_instance()
     sys.displayhook, sys.excepthook = kept[:2]
     sys.modules["__main__"] = kept[2]
+
+
+@pytest.fixture
+def bare(fresh):
+    """The shell without the extension, and without what other tests have made in it."""
+    yield fresh
+    if "tristep" in fresh.extension_manager.loaded:
+        fresh.extension_manager.unload_extension("tristep")
+    fresh.reset()
 
 
 @pytest.fixture
@@ -88,6 +98,7 @@ def test_unloading_leaves_nothing_behind(bare):
     assert len(everything(bare)["configurables"]) == len(before["configurables"]) + 1
     bare.extension_manager.unload_extension("tristep")
     assert everything(bare) == before
+    formatter.pop(torch.optim.Optimizer)
 
 
 def test_optimizers_are_shown_as_tables_while_it_is_loaded(shell):

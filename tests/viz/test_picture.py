@@ -347,6 +347,7 @@ def test_panels_have_their_shares_of_the_grid():
     assert (first.y1, first.y0) == pytest.approx((second.y1, third.y0))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("theme", THEMES)
 def test_a_quick_redraw_has_the_pixels_of_a_full_one(theme):
     scene = _everything()

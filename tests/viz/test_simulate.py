@@ -218,7 +218,7 @@ def test_best_rates_where_all_diverge():
 
 @pytest.mark.parametrize("arguments", [{"optimizer": "adam", "learning_rate": 0.1}, {"optimizer": "sgd", "clip_norm": 0.5}])
 def test_basins_as_single_paths(arguments):
-    found = basin_map("himmelblau", arguments, n=7, steps=200)
+    found = basin_map("himmelblau", arguments, n=5, steps=200)
     on = FUNCTIONS["himmelblau"]
     name = arguments.pop("optimizer")
     assert found.tolerance == pytest.approx(0.1)

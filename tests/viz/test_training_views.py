@@ -400,6 +400,7 @@ def _zeros():
     return run
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", RUNS)
 def test_all_runs_can_be_drawn_with_few_points(name):
     run = RUNS[name]()
