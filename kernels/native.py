@@ -605,14 +605,19 @@ def _compile(
         "entry": _entry,
     }
     # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
-    engine = Path(__file__).read_text(encoding="utf-8")
-    key = repr((source, function.source, str(weight_dtype), str(gradient_dtype), stored, engine))
+    key = repr((source, function.source, str(weight_dtype), str(gradient_dtype), stored, _engine_text()))
     name = f"{function.name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     module = _import_generated(name, source, names)
     if module is None:  # no folder to write to: compile in memory, every time anew
         exec(compile(source, f"<tristep {name}>", "exec"), names)
         return names["update"]
     return module.update
+
+
+@cache
+def _engine_text() -> str:
+    """The modules whose functions and constants are compiled into a loop besides the rule."""
+    return "".join(Path(str(module)).read_text(encoding="utf-8") for module in (__file__, storage.__file__, random.__file__))
 
 
 def _entry(fn: Any) -> Any:

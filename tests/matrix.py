@@ -5,6 +5,7 @@ parameter occurs at least once, each value about as often as the others of its p
 
     @pytest.mark.cover("rule", "engine")   every combination of these parameters occurs, too
     @pytest.mark.sample(2)                 only this many of its cases run; 0 for a test of the full tier alone
+    @pytest.mark.sample(2, "triton")       at most so many of those with this word in their name, "[...-triton-...]"
 
 The choice depends on nothing but the names of the cases, so it is the same on every machine and in every worker.
 """
@@ -56,10 +57,10 @@ def _slice(asked: str) -> tuple[int, int]:
 
 
 def _quick(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
-    sample = cases[0].get_closest_marker("sample")
+    samples = [mark.args for mark in cases[0].iter_markers("sample")]
     names = {name for mark in cases[0].iter_markers("cover") for name in mark.args}
     together = [mark.args for mark in cases[0].iter_markers("cover")] + _given_together(cases[0])
-    if len(cases) == 1 and sample is None and not together:
+    if len(cases) == 1 and not samples and not together:
         return list(cases)
     values = [_values(case) for case in cases]
     if unknown := names - set(values[0]):
@@ -71,18 +72,21 @@ def _quick(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
         case: [(factor, tuple(own[name] for name in factor)) for factor in factors]
         for case, own in zip(cases, values, strict=True)
     }
+    limits = {args[1]: args[0] for args in samples if len(args) == 2}
+    words = {case: limits.keys() & re.split(r"[-\[\]]", case.nodeid) for case in cases}
     used: Counter[object] = Counter()
     chosen: dict[pytest.Item, None] = {}
 
     def choose(candidates: Iterable[pytest.Item]) -> None:
-        # What occurs least often so far comes first, new values above all.
-        best = min(candidates, key=lambda case: (sum(used[each] for each in met[case]), zlib.crc32(case.nodeid.encode())))
-        chosen[best] = None
-        used.update(met[best])
+        allowed = [case for case in candidates if all(used[word] < limits[word] for word in words[case])]
+        if allowed:
+            # What occurs least often so far comes first, new values above all.
+            best = min(allowed, key=lambda case: (sum(used[each] for each in met[case]), zlib.crc32(case.nodeid.encode())))
+            chosen[best] = None
+            used.update([*met[best], *words[best]])
 
-    if sample is not None:
-        (count,) = sample.args
-        for _ in range(min(count, len(cases))):
+    if counts := [args[0] for args in samples if len(args) == 1]:
+        for _ in range(min(*counts, len(cases))):
             choose(case for case in cases if case not in chosen)
         return list(chosen)
     # The factors of most values first: in choosing their cases, those of few values are met in turn.

@@ -75,6 +75,14 @@ def test_sample_says_how_many(count):
     assert len(matrix.quick_tier(single)) == min(count, 1)
 
 
+def test_cases_with_a_word_may_be_few():
+    found = chosen(cases(PRODUCT, pytest.mark.sample(2, "triton")))
+    assert Counter(params["engine"] for params in found)["triton"] == 2
+    assert {params["rule"] for params in found} == set(RULES)
+    pairs = chosen(cases(PRODUCT, pytest.mark.sample(2, "triton"), pytest.mark.cover("rule", "engine")))
+    assert Counter(params["engine"] for params in pairs) == {"triton": 2, "cpu": 17, "eager": 17}
+
+
 def test_the_choice_depends_on_names_alone():
     items = cases(PRODUCT)
     shuffled = random.Random(0).sample(items, len(items))

@@ -71,6 +71,7 @@ def test_the_names_of_a_clipped_rule():
     assert compose.clipped_by_global_norm(RULES["skipping lans"]).reductions[0] is made.reductions[0]
 
 
+@pytest.mark.sample(4, "cpu")
 @pytest.mark.parametrize("clip_norm", [0.7, 1e4])
 @pytest.mark.parametrize("name", RULES)
 def test_a_clipped_rule_is_the_rule_on_clipped_gradients(place, numbers, name, clip_norm):
@@ -108,6 +109,7 @@ def same_bits(found, expected):
         assert a.cpu().numpy().tobytes() == b.cpu().numpy().tobytes() if a.dtype != BF16 else torch.equal(a, b)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 @pytest.mark.parametrize("kinds", [((F32,), F32), ((BF16, F64), None)], ids=str)
 @pytest.mark.parametrize("clip", [False, True])
@@ -138,6 +140,7 @@ def test_a_sum_that_is_infinite_for_some_types_is_so_for_all(place):
     assert all((w != 1.0).all() for w in weights)
 
 
+@pytest.mark.sample(3, "cpu")
 @pytest.mark.parametrize("name", RULES)
 def test_a_finite_step_is_not_skipped(place, numbers, name):
     base = RULES[name]

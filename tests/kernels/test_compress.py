@@ -47,6 +47,7 @@ def gradients(n, wild=True):
     return values
 
 
+@pytest.mark.sample(4, "cpu")
 @pytest.mark.golden("gradient_compression")
 @pytest.mark.golden("gradient_compression_1bit", version=2)
 def test_messages_and_residuals_are_mxnets(golden, place):
@@ -66,6 +67,7 @@ def test_messages_and_residuals_are_mxnets(golden, place):
         np.testing.assert_array_equal(residuals.cpu(), arrays["residual"][step].reshape(config["devices"], n))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["2bit", "1bit", "sign", "int4", "int8"])
 def test_the_first_value_lies_in_the_highest_bits(name, place):
     """Against NumPy's `packbits`, of codes computed in float64."""
@@ -86,6 +88,7 @@ def test_the_first_value_lies_in_the_highest_bits(name, place):
     np.testing.assert_array_equal(packed, expected)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

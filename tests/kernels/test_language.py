@@ -76,6 +76,7 @@ def test_names_of_the_rules_that_come_with_the_package():
     assert rules.signum.hyper == ("lr", "wd", "clip", "momentum", "one_minus_momentum", "wd_lh")
 
 
+@pytest.mark.sample(2)
 def test_rules_with_names_of_their_own_run(place, write_rules):
     module = write_rules(f"import torch\n{NAMED}")
     assert run_rule(place, module.none_at_all, [5.0], [2.0])[0] == [3.0]
@@ -475,6 +476,7 @@ CONSTANTS = {
 }
 
 
+@pytest.mark.sample(4, "cpu")
 @pytest.mark.parametrize("what", CONSTANTS)
 def test_constants_leave_float32_arithmetic_in_float32(place, write_rules, what):
     """In float32, (w + 1) - 1 is 0 for a small w. In float64 it is w again."""

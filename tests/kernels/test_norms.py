@@ -240,6 +240,7 @@ def by_largest_of_each(w, g, state, hyper, sums):
     return w, (w * 0.0 + g_max,)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("made", [by_largest, by_largest_of_each], ids=lambda made: made.name)
 def test_reductions_by_the_largest(place, made):
     weights, gradients = tensors(place, (F32, F64)), tensors(place, (F64, F32), seed=1)

@@ -80,6 +80,7 @@ def test_sums_of_tensors_of_many_sizes(place, dtype):
             check_sums(row, w, g, compute_dtype(dtype), rescale=0.3)
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_sums_of_a_tensor_with_more_tiles_than_are_added_up_at_once(place):
     """The GPU engine's last kernel adds 1,024 of them at a time."""
@@ -105,6 +106,7 @@ def test_sums_of_any_layout(place, layout, offset):
         check_sums(row, *pair, F32)
 
 
+@pytest.mark.sample(2)
 def test_sums_of_several_types_and_of_masters(place):
     """A weight that has a master is read from there."""
     kinds = [(F64, F64), (F32, F32), (F32, BF16), (F16, F16), (BF16, BF16), (BF16, F32)]
@@ -263,6 +265,7 @@ def globally(w, g, state, hyper, sums):
     return w, (everywhere(w, square), everywhere(w, n))
 
 
+@pytest.mark.sample(2)
 def test_sums_over_tensors_of_all_types(place):
     """They lie in groups of their own, one of them without any elements, and one without gradients."""
     kinds = [F32, F64, BF16, F32, F16]
@@ -422,6 +425,7 @@ def by_level(w, g, state, hyper, sums):
     return w - lr * level, state
 
 
+@pytest.mark.sample(2)
 def test_a_reduction_may_read_what_it_has_kept(place):
     """Numbers of all tensors together are the same for all: of other types, without gradient, of other rates."""
     kinds = [(F32, 3), (F64, 5), (F32, 1500), (BF16, 2)]
@@ -482,6 +486,7 @@ def by_all_of_them(w, g, state, hyper, sums):
     return w, (everywhere(w, w_sum), everywhere(w, square), everywhere(w, total), everywhere(w, count))
 
 
+@pytest.mark.sample(2)
 def test_reductions_may_pass_on_what_came_before_them(place):
     assert (with_both.n_results, by_all_of_them.kept) == (4, ("sum_of_weights",))
     weights, gradients = tensors(place, [(5,), (place.tile + 3,)], F64)
@@ -570,6 +575,7 @@ def by_average(w, g, state, hyper, sums):
     return w - lr * scale * average, state
 
 
+@pytest.mark.sample(2)
 def test_hyper_parameters_of_reductions_alone_follow_the_rules_own(place):
     """Weights with different ones, which lie in one table, one of them on two tiles."""
     assert by_average.own_hyper == ("lr", "scale")

@@ -56,6 +56,7 @@ def _tensors(value):
     return [tensor for item in values for tensor in _tensors(item)]
 
 
+@pytest.mark.sample(3, "triton")
 @pytest.mark.parametrize("name", [name for name in registered() if name not in TOGETHER])
 def test_the_numbers_of_an_ordinary_step(monkeypatch, name, engine, device):
     """With a schedule, multipliers, and an ordinary step in between: to the bit, but for rules that work on stacks."""

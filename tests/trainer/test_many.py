@@ -74,12 +74,14 @@ def rated(name, rates=RATES, **arguments):
     return lambda: [optimizer.create(name, **({"learning_rate": r} if takes_rate else {}), **arguments) for r in rates]
 
 
+@pytest.mark.sample(6, "triton")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_as_alone(name, engine, device):
     steps = 2 if engine == "triton" and device.type == "cpu" else 5
     assert_equal(*both(rated(name), shapes_for(name), steps, engine, device=device))
 
 
+@pytest.mark.sample(4, "triton")
 @pytest.mark.sample(14)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_stacked_as_alone(name, engine, device):
@@ -135,6 +137,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(options))
 @pytest.mark.parametrize("name", ["adam", "nag", "nadam"])

@@ -162,6 +162,7 @@ def _train(params, step):
         step()
 
 
+@pytest.mark.sample(3, "triton")
 @pytest.mark.parametrize("name", [*PEERS, *TORCH_PEERS])
 def test_many_steps_like_the_reference(name, engine, device):
     library = reference if name in PEERS else torch.optim

@@ -119,6 +119,7 @@ def test_averages_like_torch(dtype, engine, device):
     same_bits([param.detach() for param in params], before)
 
 
+@pytest.mark.sample(2)
 def test_all_options_at_once_in_numpy(engine, device):
     """SGD with momentum: clipped, masked, decayed, synchronised, averaged; and a step that is left out."""
     lr, wd, k, alpha, limit, keep = 0.05, 0.1, 3, 0.5, 1.5, 0.8
@@ -156,6 +157,7 @@ EVERYTHING = {"clip_norm": 1.0, "cautious": True, "lookahead": 2, "ema_decay": 0
 OPTIMIZERS = ("sgd", "adamw", "lamb", "novograd", "prodigy", "lion")
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", OPTIMIZERS)

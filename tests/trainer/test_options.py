@@ -76,6 +76,7 @@ PEERS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", PEERS)
 def test_options_like_the_reference(reference, name, engine, device):
     (ours, arguments), (theirs, their_arguments) = PEERS[name]
@@ -128,6 +129,7 @@ def test_lookahead_like_the_reference(reference, name, k, engine, device):
     torch.testing.assert_close(slow, [peer.state[param]["slow_params"] for param in expected], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.sample(2)
 def test_all_options_at_once_around_norms_in_numpy(engine, device):
     """LAMB by its paper (alg. 2), masked, then decayed, then synchronised."""
     lr, wd, k, alpha = 0.05, 0.1, 3, 0.5
@@ -155,6 +157,7 @@ def test_all_options_at_once_around_norms_in_numpy(engine, device):
 ALL = {"cautious": True, "lookahead": 3, "wd": 0.1, "decoupled_wd": True}
 
 
+@pytest.mark.sample(2)
 def test_masters_are_what_options_work_on(engine, device):
     """A bfloat16 weight with a master is the rounding of a float32 weight that has the same gradients."""
     wide = [torch.nn.Parameter(param.detach().bfloat16().float()) for param in parameters(device)]
@@ -177,6 +180,7 @@ def test_masters_are_what_options_work_on(engine, device):
         torch.testing.assert_close(b.float(), a, rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.sample(2)
 def test_multipliers_hold_for_steps_and_for_decay(engine, device):
     """Those of one parameter are as if all had had them."""
     params = parameters(device)
@@ -214,6 +218,7 @@ def test_the_count_of_updates_may_start_anywhere(device):
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.sample(2)
 def test_training_goes_on_from_a_file_to_the_bit(engine, device, tmp_path):
     for stop in (3, 5):  # at a synchronisation, and between two
         params = parameters(device)
@@ -232,6 +237,7 @@ def test_training_goes_on_from_a_file_to_the_bit(engine, device, tmp_path):
         assert sorted(plain.state_dict()["state"]["0"]) == ["mean", "slow_weight", "var"]
 
 
+@pytest.mark.sample(1)
 def test_each_rule_of_a_training_is_prepared_once(monkeypatch, engine, device):
     """Synchronising ten times does not mean to build everything ten times."""
     made = []

@@ -1028,6 +1028,7 @@ def test_a_program_under_torchrun_ends_cleanly(tmp_path):
     assert "terminate" not in done.stderr
 
 
+@pytest.mark.sample(0)
 def test_a_program_without_a_process_group_gets_one(tmp_path):
     codes, outputs, errors = _started(tmp_path, PROGRAM)
     assert codes == [0, 0, 0], errors
@@ -1035,6 +1036,7 @@ def test_a_program_without_a_process_group_gets_one(tmp_path):
     assert errors == ["", "", ""]
 
 
+@pytest.mark.sample(0)
 def test_a_lost_worker_and_a_lost_server_are_noticed(tmp_path):
     """The others go on without a worker, but cannot wait for it; without a server there is an error that says so."""
     codes, outputs, errors = _started(tmp_path, FAULTS)

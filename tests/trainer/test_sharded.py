@@ -368,7 +368,8 @@ FILES = [
     ("adam", {"learning_rate": 0.01, "schedule": True}, torch.float32),
     ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}, torch.bfloat16),
     ("lamb", {"learning_rate": 0.01}, torch.float32),
-    ("muon", {"learning_rate": 0.01}, torch.float32),
+    # In float64 all ranks round the same matrices to bfloat16, whose directions amplify the last bits of a float32.
+    ("muon", {"learning_rate": 0.01}, torch.float64),
     ("by hand", {"learning_rate": 0.01}, torch.float32),
 ]
 
@@ -407,7 +408,7 @@ def test_saved_on_two_ranks_loaded_on_three_on_one_and_back(processes, tmp_path,
         net.zero_grad()
         _backward(net, step, 0, 1, None)
         trainer.step(12)
-    atol = {"sgd": 2e-2, "muon": 1e-4}.get(name, 1e-6)  # bfloat16 weights, and products of bfloat16 matrices
+    atol = 2e-2 if name == "sgd" else 1e-6  # of bfloat16 weights
     going_on = processes(2).run(_train_cut, name, arguments, 5, dtype)
     _equal(on_two[0][0][-1], going_on[0][0][-1])  # as if there had been no file
     _same_state(on_two[0][1], going_on[0][1])
