@@ -1,9 +1,10 @@
 """Which cases of the parametrised tests run: all of them, the quick tier, the rest, or a slice of the rest.
 
 The quick tier covers factors, not products of factors: of each parametrised test so many cases that every value of every
-parameter occurs at least once, each value about as often as the others of its parameter. Two marks change that for a test:
+parameter occurs at least once, each value about as often as the others of its parameter. The two engines that compile, cpu
+and triton, take turns: one test has cases of the one, the next of the other. Two marks change that for a test:
 
-    @pytest.mark.cover("rule", "engine")   every combination of these parameters occurs, too
+    @pytest.mark.cover("rule", "engine")   every combination of these parameters occurs, with all engines
     @pytest.mark.sample(2)                 only this many of its cases run; 0 for a test of the full tier alone
     @pytest.mark.sample(2, "triton")       at most so many of those with this word in their name, "[...-triton-...]"
 
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+TAKE_TURNS = ("cpu", "triton")
 HELP = "which cases of parametrised tests run: quick (each value of each parameter), full (all), rest (all but quick), i/n"
 
 
@@ -58,22 +60,23 @@ def _slice(asked: str) -> tuple[int, int]:
 
 def _quick(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
     samples = [mark.args for mark in cases[0].iter_markers("sample")]
-    names = {name for mark in cases[0].iter_markers("cover") for name in mark.args}
-    together = [mark.args for mark in cases[0].iter_markers("cover")] + _given_together(cases[0])
-    if len(cases) == 1 and not samples and not together:
-        return list(cases)
+    covered = [mark.args for mark in cases[0].iter_markers("cover")]
+    if not samples and not covered:
+        cases = _take_turns(cases)
+        if len(cases) == 1:
+            return list(cases)
     values = [_values(case) for case in cases]
-    if unknown := names - set(values[0]):
+    if unknown := {name for names in covered for name in names} - set(values[0]):
         raise pytest.UsageError(
             f"{cases[0].nodeid}: mark cover names {sorted(unknown)}, which are no parameters of the test"
         )
-    factors = [*together, *((name,) for name in values[0])]
+    factors = [*covered, *_given_together(cases[0]), *((name,) for name in values[0])]
     met: dict[pytest.Item, list[object]] = {
         case: [(factor, tuple(own[name] for name in factor)) for factor in factors]
         for case, own in zip(cases, values, strict=True)
     }
     limits = {args[1]: args[0] for args in samples if len(args) == 2}
-    words = {case: limits.keys() & re.split(r"[-\[\]]", case.nodeid) for case in cases}
+    words = {case: limits.keys() & _words(case) for case in cases}
     used: Counter[object] = Counter()
     chosen: dict[pytest.Item, None] = {}
 
@@ -99,6 +102,19 @@ def _quick(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
         if not used[each]:
             choose(with_value[each])
     return list(chosen)
+
+
+def _take_turns(cases: Sequence[pytest.Item]) -> Sequence[pytest.Item]:
+    """The cases without those of one of the two engines, where there are cases of both."""
+    of = {engine: {case for case in cases if engine in _words(case)} for engine in TAKE_TURNS}
+    if not all(of.values()):
+        return cases
+    left_out = TAKE_TURNS[zlib.crc32(cases[0].nodeid.partition("[")[0].encode()) % 2]
+    return [case for case in cases if case not in of[left_out]]
+
+
+def _words(case: pytest.Item) -> set[str]:
+    return set(re.split(r"[-\[\]]", case.nodeid))
 
 
 def _values(case: pytest.Item) -> dict[str, int]:

@@ -32,6 +32,7 @@ def _printed(folder, processes, *arguments):
     return done.stdout
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "how"),
@@ -50,6 +51,7 @@ def test_processes_that_work_in_step_learn_and_end_with_the_same_weights(tmp_pat
     assert (tmp_path / "states").stat().st_size > 10_000
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_workers_that_do_not_wait_learn_by_a_server(tmp_path):
     lines = _printed(tmp_path, 3, "--store", "dist_async").splitlines()

@@ -64,7 +64,7 @@ def same_states(found, expected):
             np.testing.assert_allclose(row[name], values, rtol=1e-12, err_msg=name)
 
 
-@pytest.mark.sample(3, "cpu")
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", RULES)
 def test_a_cautious_rule_masks_its_step_and_nothing_else(place, numbers, name):
     base = getattr(rules, name)

@@ -71,7 +71,7 @@ def test_the_names_of_a_clipped_rule():
     assert compose.clipped_by_global_norm(RULES["skipping lans"]).reductions[0] is made.reductions[0]
 
 
-@pytest.mark.sample(4, "cpu")
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("clip_norm", [0.7, 1e4])
 @pytest.mark.parametrize("name", RULES)
 def test_a_clipped_rule_is_the_rule_on_clipped_gradients(place, numbers, name, clip_norm):
@@ -88,6 +88,7 @@ def test_a_clipped_rule_is_the_rule_on_clipped_gradients(place, numbers, name, c
     torch.testing.assert_close(states, expected_states, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kinds", [((F32,), F32), ((BF16,), BF16), ((BF16,), F32), ((F32, F64, BF16), None)], ids=str)
 def test_clipping_with_other_types(place, numbers, kinds):
     """The norm is that over all types."""
@@ -140,7 +141,7 @@ def test_a_sum_that_is_infinite_for_some_types_is_so_for_all(place):
     assert all((w != 1.0).all() for w in weights)
 
 
-@pytest.mark.sample(3, "cpu")
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", RULES)
 def test_a_finite_step_is_not_skipped(place, numbers, name):
     base = RULES[name]

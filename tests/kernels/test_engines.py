@@ -516,6 +516,7 @@ step(module.mine)
 """
 
 
+@pytest.mark.sample(0)
 @needs_numba
 def test_kept_code_does_not_need_the_module_that_the_rule_was_in(native_script, tmp_path):
     """A rule's text decides; the file may since have been renamed."""
@@ -536,6 +537,7 @@ def test_a_rule_changed_in_its_file_is_compiled_anew(native_script, tmp_path):
         assert native_script(LOAD.format(name="mine", path=str(path)) + REPORT, cache) == ["1", "True"]
 
 
+@pytest.mark.sample(0)
 @needs_numba
 def test_a_folder_that_cannot_be_made_is_done_without(native_script, tmp_path):
     (tmp_path / "file").write_text("not a folder", encoding="utf-8")
@@ -553,6 +555,7 @@ numba.core.caching._CacheLocator.ensure_cache_path = refuse
 """
 
 
+@pytest.mark.sample(0)
 @needs_numba
 def test_folders_that_cannot_be_written_to_are_done_without(fresh_python, native_script, tmp_path):
     """As in a container that is read-only, also where the package itself lies. The second time, loops are there as text."""
@@ -563,6 +566,7 @@ def test_folders_that_cannot_be_written_to_are_done_without(fresh_python, native
         assert {path.suffix for path in _kept(cache)} == {".py"}
 
 
+@pytest.mark.sample(0)
 @needs_numba
 def test_a_damaged_loop_is_written_again(native_script, tmp_path):
     cache = tmp_path / "cache"
@@ -572,6 +576,7 @@ def test_a_damaged_loop_is_written_again(native_script, tmp_path):
     assert native_script(f"step()\n{REPORT}", cache)[0] == "1"
 
 
+@pytest.mark.sample(0)
 @needs_numba
 def test_processes_may_write_the_same_code_at_once(native_script, tmp_path):
     """They are made to wait for each other just before the first step."""

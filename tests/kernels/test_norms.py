@@ -46,6 +46,7 @@ def norm_of(found, ord):
     return np.linalg.norm(flat(found), ord)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("ord", ORDERS)
 @pytest.mark.parametrize("dtypes", [(F32,), (F64,), (BF16, F32), (F16, F64, F32, BF16)], ids=str)
 def test_the_norm_is_that_of_one_long_vector(place, ord, dtypes):

@@ -106,7 +106,7 @@ def test_sums_of_any_layout(place, layout, offset):
         check_sums(row, *pair, F32)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(0, "cpu")
 def test_sums_of_several_types_and_of_masters(place):
     """A weight that has a master is read from there."""
     kinds = [(F64, F64), (F32, F32), (F32, BF16), (F16, F16), (BF16, BF16), (BF16, F32)]

@@ -65,6 +65,7 @@ def test_the_sdist_holds_the_real_folders_only(built):
     assert {path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in _files(ROOT / folder)} <= names
 
 
+@pytest.mark.sample(0)
 def test_the_tests_run_against_the_wheel_from_another_folder(installed, tmp_path):
     """Every test module can be collected, and the tests of one pass."""
     probe = "from tristep import kernels, trainer; print(kernels.__file__, trainer.__file__, sep='\\n')"

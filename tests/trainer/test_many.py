@@ -137,7 +137,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(options))
 @pytest.mark.parametrize("name", ["adam", "nag", "nadam"])

@@ -276,7 +276,7 @@ def _descend(params, step, steps=40, decay=0.0, left_out=lambda i, t: False):
         step()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", PRODIGY)
 @pytest.mark.usefixtures("float64_by_default")
 def test_prodigy_and_its_estimate_like_the_reference(name, engine, device):

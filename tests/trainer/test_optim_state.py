@@ -76,6 +76,7 @@ def _plain(value):
 # Saved and loaded
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", TORCHS + OURS)

@@ -180,7 +180,7 @@ def test_masters_are_what_options_work_on(engine, device):
         torch.testing.assert_close(b.float(), a, rtol=1e-2, atol=1e-4)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_multipliers_hold_for_steps_and_for_decay(engine, device):
     """Those of one parameter are as if all had had them."""
     params = parameters(device)

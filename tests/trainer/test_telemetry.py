@@ -98,6 +98,7 @@ def test_all_quantities_are_those_found_outside(engine, device):
     assert np.array_equal(telemetry["update_histogram"].sum(axis=2), [sizes] * 3)
 
 
+@pytest.mark.sample(0, "triton")
 def test_reading_in_several_ways(engine, device):
     net = model(device)
     telemetry = tristep.Telemetry(measures=["update_norm", "gradient_norm"], histograms=["weight"])
@@ -145,6 +146,7 @@ def test_recording_changes_no_bit(name, engine, device, everything):
     assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
+@pytest.mark.sample(0, "triton")
 def test_some_steps_only_and_the_last_ones(engine, device):
     net, all_of_them = model(device), tristep.Telemetry(measures=["update_ratio"])
     train(net, tristep.Trainer(net, "adam", engine=engine, telemetry=all_of_them), 8)
@@ -205,6 +207,7 @@ def test_sparse_gradients_are_not_measured(engine, device):
     assert (norms[:, 2] == 1.0).all()
 
 
+@pytest.mark.sample(1)
 def test_steps_inside_backward_are_recorded_like_others(engine, device):
     outcomes = []
     for inside in (False, True):
@@ -235,6 +238,7 @@ def test_inside_backward_what_got_no_gradient_is_nan(engine, device):
     assert np.isnan(trainer.telemetry["weight_norm"]).tolist() == [[False, False, True, True]]
 
 
+@pytest.mark.sample(1)
 def test_it_goes_on_after_states_are_loaded_and_weights_converted(engine, device):
     net = model(device)
     trainer = tristep.Trainer(net, "adamw", {"multi_precision": True}, engine=engine, telemetry=True)
