@@ -32,6 +32,7 @@ from .native import (
     _jit_apart,
     _jit_exact,
     _jit_sums,
+    _jit_variant,
     _pointer,
     _run_threads,
     _take_ticket,
@@ -103,7 +104,7 @@ def _packing(bits: int) -> tuple[Any, Any]:
         return copy, copy
     per, wide, mask = 8 // bits, np.uint32(bits), np.uint32((1 << bits) - 1)
 
-    @_jit_apart
+    @_jit_variant(str(bits))
     def pack(codes, out):
         for j in range(out.size):
             byte = np.uint32(0)
@@ -111,7 +112,7 @@ def _packing(bits: int) -> tuple[Any, Any]:
                 byte = (byte << wide) | np.uint32(codes[per * j + k])
             out[j] = np.uint8(byte)
 
-    @_jit_apart
+    @_jit_variant(str(bits))
     def unpack(packed, codes):
         for j in range(packed.size):
             byte = np.uint32(packed[j])

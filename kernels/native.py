@@ -7,6 +7,7 @@ written to the user's cache folder, which lets numba keep the compiled code ther
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.util
@@ -16,7 +17,7 @@ import tempfile
 import textwrap
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -52,6 +53,22 @@ llvmlite.binding.set_option("tristep", "-runtime-memory-check-threshold=64")
 # away from large rules: a loop with a call in it is not vectorised (random numbers: 14 times slower).
 _jit = numba.njit(fastmath=False, error_model="numpy", nogil=True, forceinline=True)
 _jit_apart = numba.njit(error_model="numpy", nogil=True)
+
+
+def _jit_variant(name: str) -> Any:
+    """`_jit_apart` for one of several functions that a factory makes of one text, told apart by a name.
+
+    Symbols of compiled code have the function's name and a number that counts functions in its process. Code of two variants
+    that two processes have kept may have equal symbols, and a third process, which loads both, would run one for the other.
+    """
+
+    def decorate(fn: Any) -> Any:
+        fn.__qualname__ = f"{fn.__qualname__}_{name}"
+        return _jit_apart(fn)
+
+    return decorate
+
+
 # A sum is vectorised only if its terms may be taken in another order.
 _jit_exact = numba.njit(error_model="numpy", nogil=True, forceinline=True)  # to the bit what NumPy computes
 _jit_sums = numba.njit(fastmath={"contract", "reassoc"}, error_model="numpy", nogil=True)
@@ -484,6 +501,7 @@ def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
     zero, stretch = np.float32(storage.zero_level(unsigned)), storage.stretch(unsigned)
     range_, half, top = np.float32(1) - zero, np.int32(1 << (storage.CUT - 1)), base + levels
     none, least, infinite, nan = np.float32(0), np.int32(0x00800000), np.int32(0x7F800000), np.float32(np.nan)
+    kind = "unsigned" if unsigned else "signed"
 
     @_jit_exact
     def unpack_block(codes, scale, values):
@@ -524,7 +542,7 @@ def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
             codes[i] = pack_level(values[i], np.int32(level + np.int32(random & np.uint32(0x7FFF0) | np.uint32(8))) >> cut)
 
     def packing(pack_one):
-        @_jit_apart
+        @_jit_variant(f"{kind}_{pack_one.py_func.__name__}")
         def pack(values, codes, scales, key, start):
             for k in range(scales.size):
                 piece = slice(k * block, min(k * block + block, codes.size))
@@ -536,7 +554,7 @@ def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
 
         return pack
 
-    @_jit_apart
+    @_jit_variant(kind)
     def unpack(codes, scales, values):
         for k in range(scales.size):
             piece = slice(k * block, min(k * block + block, codes.size))
@@ -644,8 +662,23 @@ def _import_generated(name: str, source: str, names: dict[str, Any]) -> types.Mo
     module = importlib.util.module_from_spec(spec)
     vars(module).update(names)
     sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
+    with _alone(path):
+        spec.loader.exec_module(module)
     return module
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """A context for one process at a time, so that of several ranks one compiles and the others find what it has written.
+
+    It locks the file, where that can be done. A process that ends gives its lock back.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(stack.enter_context(open(path, "rb")), fcntl.LOCK_EX)
+        yield
 
 
 def _stored_as(stored: Storage, rule: Rule, name: str) -> torch.dtype:

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # The engines that a GPU's tensors get to, and what is marked as needing one.
 SELECTION = ["-k", "triton or eager or gpu", "-m", "not packaging"]
-OPTIONS = ["-q", "-o", "addopts=--import-mode=importlib", "-W", "default"]
+OPTIONS = ["-q", "--cases=full", "-o", "addopts=--import-mode=importlib", "-W", "default"]
 NOTHING_SELECTED = 5  # pytest's exit status
 
 

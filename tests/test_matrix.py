@@ -40,7 +40,8 @@ def cases(all_params, *marks, name="test_it"):
 
 
 def chosen(items):
-    return [item.callspec.params for item in items if item in matrix.quick_tier(items)]
+    quick = matrix.quick_tier(items)
+    return [item.callspec.params for item in items if item in quick]
 
 
 @pytest.mark.parametrize("name", ["test_one", "test_other", "test_third", "test_fourth"])

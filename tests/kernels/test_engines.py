@@ -1,5 +1,6 @@
 """Which engine runs what, what it is given and refuses, and where the CPU engine keeps its compiled code."""
 
+import itertools
 import math
 import os
 import re
@@ -574,6 +575,41 @@ def test_a_damaged_loop_is_written_again(native_script, tmp_path):
     for path in cache.glob("*.py"):
         path.write_text("raise SystemExit('damaged')", encoding="utf-8")
     assert native_script(f"step()\n{REPORT}", cache)[0] == "1"
+
+
+MESSAGES = """
+from tristep.kernels import compress
+
+def check(*names):
+    values = torch.linspace(-1, 1, 3000)
+    for name in names:
+        found = []
+        for engine in ("cpu", "eager"):
+            code = compress.CODES[name]
+            messages = torch.zeros(1, code.size(code.chunk(3000, 1)), dtype=torch.uint8)
+            compress.encode(code, values, None, messages, 0.25, engine)
+            read = torch.zeros(3000)
+            compress.decode(code, messages, read, 0.25, engine)
+            found += [messages, read]
+        assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3]), name
+"""
+
+
+@pytest.mark.sample(0)
+@needs_numba
+def test_functions_of_one_name_that_two_processes_have_kept_are_told_apart(native_script, tmp_path):
+    """Of 1, 2 and 4 bits, whose functions are one text, and have symbols of one number as each process begins anew."""
+    for names in (["1bit"], ["2bit"], ["int4"], ["1bit", "2bit", "int4"], ["int4", "2bit", "1bit"]):
+        native_script(f"{MESSAGES}\ncheck(*{names})", tmp_path / "cache")
+
+
+@needs_numba
+def test_no_two_compiled_functions_have_one_name():
+    from tristep.kernels import compress_native, native
+
+    packing = [*native._PACKING, *compress_native._PACKING.values()]
+    functions = {id(each.py_func): each.py_func for each in itertools.chain(*packing)}
+    assert len({(each.__module__, each.__qualname__) for each in functions.values()}) == len(functions) > 8
 
 
 @pytest.mark.sample(0)
