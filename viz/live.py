@@ -30,7 +30,7 @@ from .recorder import Recorder
 from .runs import Run, RunSet, Series
 from .scene import Axis, Button, Control, Layer, Panel, Scene, Words
 from .training_views import LossView
-from .view import FrameBudget, View, _shell
+from .view import FrameBudget, View, _running_loop, _shell
 
 __all__ = ["LiveLoop", "LiveView", "Snapshot"]
 
@@ -168,7 +168,7 @@ class LiveLoop:
         self._stepping: int | None = None  # the thread of the step at hand
         self._turn = 0  # how often it has been set going; what ran before a pause must not run on after it
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        self._event_loop = _event_loop()  # of the task; what asks for steps may run in another one
+        self._event_loop = _running_loop()  # of the task; what asks for steps may run in another one
         self._breakable = False  # whether a second interrupt breaks off what runs
         self._task: asyncio.Task[None] | None = None
         self._since = (0, 0.0)  # step and time when it began to run
@@ -228,7 +228,7 @@ class LiveLoop:
         if self.status != "ready":
             raise RuntimeError(f"start() of a loop that is {self.status} already: resume() goes on with a paused one")
         if self.mode == "auto":
-            self.mode = "task" if _event_loop() is not None and has_front_end() else "block"
+            self.mode = "task" if _running_loop() is not None and has_front_end() else "block"
         if self.mode == "task":
             self._find_event_loop()
         self._refuse_two()
@@ -411,7 +411,7 @@ class LiveLoop:
                 self._multiplier = float(multiplier)
             if learning_rate is not None:
                 self.set_learning_rate(learning_rate)
-        self._refresh(now=True)
+        self._refresh()
         return run
 
     def pick(self, name: str) -> Run:
@@ -425,7 +425,7 @@ class LiveLoop:
             with self._at_rest():
                 self._left_off[self.run.name] = self._snapshot(self.run.name)
                 self._put_back(self._left_off.pop(name), run)
-            self._refresh(now=True)
+            self._refresh()
         return run
 
     @property
@@ -470,7 +470,7 @@ class LiveLoop:
             # With a copy of the context, or what a step prints finds no cell.
             run = contextvars.copy_context().run
             threading.Thread(target=run, args=(self._run_here,), name=f"LiveLoop {self.run.name}", daemon=True).start()
-        elif self._event_loop is _event_loop():
+        elif self._event_loop is _running_loop():
             self._make_task(turn)
         else:
             assert self._event_loop is not None
@@ -479,7 +479,7 @@ class LiveLoop:
     def _find_event_loop(self) -> None:
         """The one it was made in runs the task, as long as it runs itself; else the one that runs here."""
         if self._event_loop is None or not self._event_loop.is_running():
-            self._event_loop = _event_loop() or self._event_loop
+            self._event_loop = _running_loop() or self._event_loop
         if self._event_loop is None or self._event_loop.is_closed():
             raise RuntimeError("mode='task' needs a running event loop, as a notebook has: use 'thread' or 'block'")
 
@@ -515,7 +515,7 @@ class LiveLoop:
                 if self.recorder is None and not 0 < self._waiting_for_device <= MOST_WAITING:
                     with self._at_rest():
                         self._flush()
-                self._refresh()
+                self._refresh(turn)
                 break
 
     def _is_on(self, turn: int) -> bool:
@@ -626,7 +626,7 @@ class LiveLoop:
         """Show the status, and tell those who wait for it."""
         with self._at_rest():
             self._flush()
-        self._refresh(now=True)
+        self._refresh()
         if self._interrupted:
             self._interrupted = False
             if self.status == "paused":  # it may have been the last step
@@ -713,7 +713,7 @@ class LiveLoop:
         return True
 
     def _is_here(self) -> bool:
-        here = _event_loop()
+        here = _running_loop()
         return self.mode == "block" or (here is not None and here is self._event_loop)
 
     def _raise(self) -> None:
@@ -742,14 +742,21 @@ class LiveLoop:
 
             display(self.view)
 
-    def _refresh(self, now: bool = False) -> None:
-        """Let the view draw if its budget allows, or now at any price."""
-        if self.view is None:
+    def _refresh(self, turn: int | None = None) -> None:
+        """Let the view draw, now at any price; or if its budget allows, as long as this turn is on.
+
+        A status is drawn after it has been taken up. So no frame of a running loop comes after that.
+        """
+        view = self.view
+        if view is None:
             return
         try:
-            self.view.refresh()
-            if now:
-                self.view.catch_up()
+            if turn is None:
+                view._refresh_at_once()
+                return
+            with view._drawing():
+                if self._is_on(turn):
+                    view.refresh()
         except Exception as error:  # a picture must not end hours of training
             self.view = None
             warnings.warn(f"the view cannot be drawn ({error!r}); training goes on without it", RuntimeWarning, stacklevel=2)
@@ -834,6 +841,18 @@ class LiveView(LossView):
             heights=[height / scene.height * sum(shares), *shares],
         )
 
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """As of any view, between two steps: a step may draw, too, so nobody may have the view and wait for its end."""
+        with self.loop._at_rest(), super()._drawing():
+            yield
+
+    def _goes_on(self) -> bool:
+        return self.loop.status == "running"
+
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        return self.loop._event_loop
+
     def status(self) -> str:
         """How far the loop is, in words."""
         loop = self.loop
@@ -877,7 +896,7 @@ class LiveView(LossView):
             "snapshot": lambda: f"snapshot {self.loop.snapshot().name!r}",
             "branch": lambda: f"now in {self.loop.branch().name!r}",
         }
-        if self.loop.mode in ("auto", "block") and _event_loop() is not None:
+        if self.loop.mode in ("auto", "block") and _running_loop() is not None:
             self.loop.mode = "task"  # here there is no cell to be blocked, and pressing a button must not last
         try:
             said = act[name]()
@@ -978,14 +997,6 @@ def request() -> Mapping[str, Any]:
 
 def _kernel() -> Any:
     return getattr(_shell(), "kernel", None)
-
-
-def _event_loop() -> asyncio.AbstractEventLoop | None:
-    """The one that runs in this thread."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _gets_signals() -> bool:

@@ -18,7 +18,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +36,7 @@ __all__ = ["Capabilities", "FrameBudget", "View", "capabilities", "use"]
 TIERS = ("auto", "canvas", "widgets", "static", "text")
 VARIABLE = "TRISTEP_VIZ"  # of the environment: the tier where `use` has not said one
 WIDGET = "application/vnd.jupyter.widget-view+json"
+ANSWER = object()  # a frame that shows what a person has done
 
 
 class View(ABC):
@@ -43,7 +44,7 @@ class View(ABC):
 
     A subclass makes a `Scene` of what is to be seen now; everything else follows from that. Methods whose names begin with
     "on_" are called when a person does something; they change the view and end in `refresh`. They may be called in another
-    thread than the one that made the view, one at a time.
+    thread than the one that made the view, one at a time. What is to be seen then is drawn once, when they return.
 
     A widget keeps its view alive. `close` ends both, and so does running the cell again that showed it, or making another
     view of the same name. A view without a widget goes when nothing refers to it.
@@ -71,12 +72,15 @@ class View(ABC):
             raise ValueError(f"theme={theme!r}: must be one of {', '.join(map(repr, THEMES))}")
         self.name, self.theme = name, theme
         self._budget = budget if budget is not None else FrameBudget()
-        self._lock = threading.RLock()
+        self._handling = threading.RLock()  # held by an event's method, which may wait for a step that draws
+        self._lock = threading.RLock()  # held to make and send a frame; whoever has it waits for no other thread
+        self._home_loop = _running_loop()
         self._open: list[_Open] = []
         self._given: Scene | None = None  # the one that widgets show
         self._shared: Scene | None = None  # the one that the parts of an output are made of
-        self._answering = False
-        self._late: asyncio.TimerHandle | bool | None = None
+        self._answering = False  # whether an event's method is at it; the frame that follows it is for all who ask meanwhile
+        self._at_once = False  # whether what is asked for now is drawn now, and is to stay
+        self._late: object | None = None  # the frame that is put off: ANSWER, or one that a timer knows
         if name is not None:
             before = _NAMED.get(name)
             if before is not None:
@@ -111,7 +115,7 @@ class View(ABC):
         tier = found.tier if found.tier in ("canvas", "widgets") else found.richest
         if tier is None:
             raise ModuleNotFoundError("a widget needs ipywidgets: pip install 'tristep[notebook]'", name="ipywidgets")
-        with self._lock:
+        with self._drawing():
             self._given = scene = self._now()
             opened = _open_canvas(scene, self._receive) if tier == "canvas" else _open_box(scene, self._receive, self.theme)
             self._open.append(opened)
@@ -145,19 +149,25 @@ class View(ABC):
         It is done at once if the frame budget allows it, or if a person has done something. Else it is done as soon as the
         budget allows, where the kernel's event loop is free then; where it is not, by the next call or by `catch_up`.
         """
-        with self._lock:
+        with self._drawing():
             self._forget_closed()
             if not self._open:
                 return
-            if self._answering or self._budget.due():
+            if self._answering:
+                self._late = ANSWER
+            elif self._at_once or self._budget.due():
                 self._draw()
             elif self._late is None:
-                self._late = self._later(self._budget.wait()) or True
+                self._put_off()
 
     def catch_up(self) -> None:
         """Draw now what `refresh` has put off, if it has; to be called when no more data will come."""
-        with self._lock:
-            if self._late is not None:
+        with self._drawing():
+            if self._late is None:
+                return
+            if self._answering:
+                self._late = ANSWER
+            else:
                 self._draw()
 
     @property
@@ -168,7 +178,7 @@ class View(ABC):
     def close(self) -> None:
         """Close all widgets. The view can be shown again."""
         with self._lock:
-            self._put_off(None)
+            self._late = None
             for opened in self._open:
                 opened.widget.close()
             self._open.clear()
@@ -216,38 +226,62 @@ class View(ABC):
     @contextmanager
     def _sharing(self) -> Iterator[Scene]:
         """The scene as it is now, which until the end is the one that all see."""
-        with self._lock:
+        with self._drawing():
             before, self._shared = self._shared, self._now()
             try:
                 yield self._shared
             finally:
                 self._shared = before
 
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """A context in which no other thread makes or sends a frame. What a scene has to wait for is waited for before."""
+        with self._lock:
+            yield
+
     def _draw(self) -> None:
-        self._put_off(None)
+        live = not self._at_once and self._late is not ANSWER and self._goes_on()
+        self._late = None
         with self._budget.frame():
             self._given = scene = self.scene()
             for opened in self._open:
-                opened.show(scene, not self._answering)
+                opened.show(scene, live)
 
-    def _put_off(self, late: asyncio.TimerHandle | bool | None) -> None:
-        if isinstance(self._late, asyncio.TimerHandle):
-            self._late.cancel()
-        self._late = late
+    def _refresh_at_once(self) -> None:
+        """Draw now what is to be seen now, and as what is to stay: no frame need follow."""
+        with self._drawing():
+            before, self._at_once = self._at_once, True
+            try:
+                self.refresh()
+                self.catch_up()
+            finally:
+                self._at_once = before
 
-    def _later(self, seconds: float) -> asyncio.TimerHandle | None:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # none in this thread
-            return None
+    def _goes_on(self) -> bool:
+        """Whether there will be more of what is to be seen now, for which axes get room."""
+        return True
+
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that draws what is put off, as long as it runs."""
+        return self._home_loop
+
+    def _put_off(self) -> None:
+        self._late = late = object()
+        here, home = _running_loop(), self._home()
+        if here is None:
+            return
         self_or_none = weakref.ref(self)
 
         def catch_up() -> None:
             view = self_or_none()
-            if view is not None:
+            if view is not None and view._late is late:
                 view.catch_up()
 
-        return loop.call_later(seconds, catch_up)
+        if home is None or home is here or not home.is_running():
+            here.call_later(self._budget.wait(), catch_up)
+        else:  # a button's thread comes and goes
+            with suppress(RuntimeError):  # it has just been closed
+                home.call_soon_threadsafe(home.call_later, self._budget.wait(), catch_up)
 
     def _forget_closed(self) -> None:
         self._open = [opened for opened in self._open if opened.widget.comm is not None]
@@ -259,8 +293,9 @@ class View(ABC):
 
     def _receive(self, event: dict[str, Any]) -> None:
         """Hand an event of a widget to the method that is for it."""
-        with self._lock:
-            self._answering = True
+        with self._handling:
+            with self._lock:  # which waits for a frame that is being drawn
+                before, self._answering = self._answering, True
             try:
                 if event["kind"] == "button":
                     self.on_button(event["name"])
@@ -274,7 +309,10 @@ class View(ABC):
                     if control is not None and event["index"] < len(control.values):
                         self.on_control(control.name, control.values[event["index"]], event["index"])
             finally:
-                self._answering = False
+                with self._lock:
+                    self._answering = before
+                if self._late is ANSWER:
+                    self.catch_up()
 
 
 class FrameBudget:
@@ -325,9 +363,10 @@ class FrameBudget:
     @property
     def cost(self) -> float:
         """The share of the time since the first of the last 32 frames that they have taken, from 0 to 1."""
-        if not self._frames:
+        frames = tuple(self._frames)  # another thread may add one
+        if not frames:
             return 0.0
-        spent, passed = sum(took for _, took in self._frames), self._clock() - self._frames[0][0]
+        spent, passed = sum(took for _, took in frames), self._clock() - frames[0][0]
         return min(spent / passed, 1.0) if passed > 0 else 0.0
 
 
@@ -451,6 +490,14 @@ def _version(name: str) -> str | None:
     try:
         return str(import_module(name).__version__)
     except ImportError:
+        return None
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs in this thread."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
         return None
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ pytest.importorskip("matplotlib")
 from tristep.viz import LiveLoop, Recorder
 from tristep.viz.live import MULTIPLIERS
 from tristep.viz.scene import Axis, Line, Panel, Scene, Words
-from tristep.viz.view import View
+from tristep.viz.view import FrameBudget, View
 
 KINDS = ("trainer", "trainer with schedule", "torch", "torch with scheduler", "tristep.optim")
 
@@ -1020,6 +1021,134 @@ def test_a_button_resumes_in_the_background():
         assert loop.n_steps == 30
 
     asyncio.run(main())
+
+
+def shown(loop, monkeypatch):
+    """A canvas that shows the loop, and its frames to come: what they say, and the thread that sent them."""
+    pytest.importorskip("anywidget")
+    monkeypatch.setattr("tristep.viz.view._chosen", "canvas")
+    monkeypatch.setattr(loop.view, "_budget", FrameBudget(most=100.0, clock=lambda: 0.0))  # due once; others are put off
+    canvas, frames = loop.view.widget(), []
+
+    def note(scene, live):
+        frames.append((_texts(scene)[0], threading.get_ident()))
+
+    loop.view._open = [replace(opened, show=note) for opened in loop.view._open]
+    return canvas, frames
+
+
+def press(canvas, name):
+    canvas._handle_custom_msg({"kind": "button", "name": name}, [])
+
+
+@pytest.mark.parametrize("name", ["pause", "stop"])
+def test_nothing_is_drawn_after_the_frame_that_says_it_has_ended(name, monkeypatch):
+    training, pressed = Training(), threading.Event()
+
+    def steps():
+        for number, loss in enumerate(training.steps(10**6)):
+            if number == 3:
+                pressing.start()
+                pressed.wait()  # while the button waits for the end of this step
+            yield loss
+
+    loop = sliced(training.loop(steps, mode="task", view="live"))
+    canvas, frames = shown(loop, monkeypatch)
+    begin = loop.view.on_button
+    monkeypatch.setattr(loop.view, "on_button", lambda name: (pressed.set(), begin(name)))
+    pressing = threading.Thread(target=press, args=(canvas, name))
+
+    async def main():
+        loop.start()
+        await ended(loop)
+        pressing.join()
+
+    asyncio.run(main())
+    loop.view.catch_up()  # as a timer would
+    said = [words for words, _ in frames if ": running" not in words]
+    assert len(said) == 1
+    assert said == [words for words, _ in frames[-1:]]
+    assert f"{loop.status}, step {loop.n_steps}," in said[0]
+    loop.view.close()
+
+
+@pytest.mark.parametrize("mode", ["task", "thread"])
+def test_a_step_may_draw_while_a_button_waits_for_its_end(mode, monkeypatch):
+    training, pressed = Training(), threading.Event()
+
+    def steps():
+        for number, loss in enumerate(training.steps(10**6)):
+            if number == 3:
+                pressing.start()
+                pressed.wait()
+                loop.view.refresh()
+            yield loss
+
+    loop = training.loop(steps, mode=mode, view="live")
+    canvas, frames = shown(loop, monkeypatch)
+    rest = loop._at_rest
+
+    def at_rest():
+        if threading.current_thread() is pressing:
+            pressed.set()
+        return rest()
+
+    monkeypatch.setattr(loop, "_at_rest", at_rest)
+    pressing = threading.Thread(target=press, args=(canvas, "stop"), daemon=True)
+
+    async def main():
+        loop.start()
+        await ended(loop)
+
+    running = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    running.start()
+    for thread in (running, pressing):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert [words for words, _ in frames if ": stopped" in words] == [words for words, _ in frames[-1:]]
+    loop.view.close()
+
+
+def test_what_another_thread_puts_off_is_drawn_by_the_event_loop_of_the_steps(monkeypatch):
+    training = Training()
+
+    async def main():
+        loop = training.loop(training.step, view="live")
+        _, frames = shown(loop, monkeypatch)
+
+        async def refresh():
+            for loop.view._told in ("first", "second"):
+                loop.view.refresh()
+
+        async def drawn():
+            while len(frames) < 2:
+                await asyncio.sleep(0)
+
+        await asyncio.to_thread(asyncio.run, refresh())
+        await asyncio.wait_for(drawn(), 60)
+        loop.view.close()
+        return [(words.split("\n")[1], thread == threading.get_ident()) for words, thread in frames]
+
+    assert asyncio.run(main()) == [("first", False), ("second", True)]
+
+
+def test_the_last_picture_has_no_room_for_what_comes_next(monkeypatch):
+    pytest.importorskip("ipywidgets")
+    monkeypatch.setattr("tristep.viz.view._chosen", "widgets")
+    training = Training()
+    loop = training.loop(view="live")
+    box = loop.view.widget()
+
+    def ends(scene):
+        return [(axis.low, axis.high) for panel in scene.panels for axis in (panel.x, panel.y)]
+
+    for n_steps in (5, 12):
+        loop.step(n_steps)
+        assert ends(box._scene) == ends(loop.view.scene())
+    loop.resume()
+    assert loop.status == "finished"
+    assert ends(box._scene) == ends(loop.view.scene())
+    loop.view.close()
 
 
 def test_two_loops_do_not_train_with_one_trainer():
