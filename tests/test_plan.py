@@ -91,12 +91,14 @@ def test_wrong_arguments(arguments, message, capsys, monkeypatch):
     assert message in capsys.readouterr().err
 
 
-def test_it_measures_the_link_of_a_torchrun_job():
+def test_it_measures_the_link_of_a_torchrun_job(tmp_path):
     command = [
         sys.executable,
         "-m",
         "torch.distributed.run",
         "--standalone",
+        "--log-dir",
+        str(tmp_path),
         "--nproc_per_node",
         "2",
         "-m",

@@ -20,6 +20,8 @@ def _printed(folder, processes, *arguments):
         "-m",
         "torch.distributed.run",
         "--standalone",
+        "--log-dir",
+        str(folder),
         "--nproc_per_node",
         str(processes),
         str(SCRIPT),

@@ -1019,7 +1019,8 @@ except RuntimeError as error:
 def test_a_program_under_torchrun_ends_cleanly(tmp_path):
     """Every process ends by itself with status 0 and without a warning, even if the program destroys its process groups."""
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3", "program.py", "own"]
+    options = ["--standalone", "--log-dir", str(tmp_path), "--nproc_per_node", "3"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "program.py", "own"]
     environment = os.environ | {"TRISTEP_NUM_SERVERS": "1", "TRISTEP_ENGINE": "eager", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
