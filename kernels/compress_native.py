@@ -35,6 +35,7 @@ from .native import (
     _jit_variant,
     _pointer,
     _run_threads,
+    _same,
     _take_ticket,
     _words,
 )
@@ -99,7 +100,8 @@ def _packing(bits: int) -> tuple[Any, Any]:
 
         @_jit_apart
         def copy(codes, out):
-            out[:] = codes
+            for i in range(out.size):  # as a slice, numba compiles messages for shapes that differ, for two seconds
+                out[i] = codes[i]
 
         return copy, copy
     per, wide, mask = 8 // bits, np.uint32(bits), np.uint32((1 << bits) - 1)
@@ -161,8 +163,8 @@ def _compile(job: Job) -> Any:
         "largest": _largest,
         "shrink": _shrunk,
         "value_of_bits": _value_of_bits,
-        "load_source": _LOAD.get(kinds["source"], _jit(lambda x: x)),
-        "store_target": _STORE.get(kinds["target"], _jit(lambda x: x)),
+        "load_source": _LOAD.get(kinds["source"], _same),
+        "store_target": _STORE.get(kinds["target"], _same),
         "load_half": _LOAD[half],
         "store_half": _STORE[half],
         "SOURCE": np.empty(0, dtype=_MEMORY.get(kinds["source"], "u1")),
@@ -180,7 +182,7 @@ def _compile(job: Job) -> Any:
         "take_ticket": _take_ticket,
         "jit": _jit_apart,
         "jit_sums": _jit_sums,
-        "entry": _entry,
+        "entry": _entry(fastmath={"contract"}),
     }
     # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
     files = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("compress.py", "native.py")]

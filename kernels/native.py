@@ -1,8 +1,9 @@
 """The CPU engine: a rule compiled by numba into one native loop over the tensor table.
 
-Imported only at the first step on CPU tensors, because numba takes a third of a second to import. The source of the
-loop depends on the number of states, so it is generated, with the rule's own function called in its middle. It is
-written to the user's cache folder, which lets numba keep the compiled code there too.
+Imported only at the first step on CPU tensors, because numba takes a third of a second to import. One function, compiled
+once, hands out the tiles of the table, and calls another with pieces of them. The source of that one depends on the number
+of states, so it is generated, with the rule's own function called in its middle. It is written to the user's cache folder,
+which lets numba keep the compiled code there too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import importlib.util
 import os
 import sys
 import tempfile
-import textwrap
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -70,8 +70,14 @@ def _jit_variant(name: str) -> Any:
 
 
 # A sum is vectorised only if its terms may be taken in another order.
+_SUMS = {"contract", "reassoc"}
 _jit_exact = numba.njit(error_model="numpy", nogil=True, forceinline=True)  # to the bit what NumPy computes
-_jit_sums = numba.njit(fastmath={"contract", "reassoc"}, error_model="numpy", nogil=True)
+_jit_sums = numba.njit(fastmath=_SUMS, error_model="numpy", nogil=True)
+
+# What a loop is called with: int64 numbers, addresses among them, at these places. The threads share them. First the next
+# tile to take, then where the table's arrays lie and how wide they are, how much a piece has, and what computes one.
+TICKET, ADDRESSES, SIZES, HYPER, TILES, SUMS, PARTIALS = range(7)
+N_TENSORS, N_HYPER, N_SUMS, N_VALUES, N_TILES, N_BLOCK, COMPUTE = range(7, 14)
 
 
 class NativeUpdate:
@@ -141,23 +147,23 @@ class NativeUpdate:
     def _prepare(self, function: Rule | Reduction | Measured, partials: np.ndarray | None = None) -> Callable[[], None]:
         """A function without arguments that runs this one over the table."""
         table = self.table
-        loop, call = _compiled(table, function)
+        compute = _compiled(table, function)
+        address, call = _driver()
         nothing = np.zeros((0, 0), dtype=table.hyper.dtype)
         sums = nothing if function.numbers_from is None else self.sums[function.numbers_from].numpy()
         partials = np.zeros((0, 0)) if partials is None else partials
         arrays = (table.addresses, table.sizes, table.hyper, table.tiles, sums, partials)
-        # What the threads share: the next tile to take, then where the table lies and how large it is.
-        widths = [table.addresses.shape[0], table.hyper.shape[1], sums.shape[1], partials.shape[1]]
-        shape = [*widths, len(table.sizes), self._n_tiles]
-        shared = np.array([0, *(array.ctypes.data for array in arrays), *shape], dtype=np.int64)
+        widths = [len(table.sizes), table.hyper.shape[1], sums.shape[1], partials.shape[1], self._n_tiles]
+        block = _block(function, table.storage)
+        shared = np.array([0, *(array.ctypes.data for array in arrays), *widths, block, compute.address], dtype=np.int64)
         where, n_tiles = shared.ctypes.data, self._n_tiles
 
         def run_threads(arrays: Any = arrays) -> None:  # and keeps the arrays alive
-            shared[0] = 0
-            _run_threads(loop.address, where, min(torch.get_num_threads(), n_tiles))
+            shared[TICKET] = 0
+            _run_threads(address, where, min(torch.get_num_threads(), n_tiles))
 
         def run(arrays: Any = arrays) -> None:
-            shared[0] = 0
+            shared[TICKET] = 0
             call(where)
 
         return run_threads if self._threaded else run
@@ -222,17 +228,13 @@ _loops: dict[tuple[Any, ...], Any] = {}
 _compile_lock = threading.Lock()
 
 
-def _compiled(table: TensorTable, function: Rule | Reduction | Measured) -> tuple[Any, Callable[[int], None]]:
-    """The loop over a table that computes this function: the table's rule, also measured, or a reduction before it.
-
-    Also as what Python calls with an address: numba's own calls take longer over the arrays than a small table takes to run.
-    """
+def _compiled(table: TensorTable, function: Rule | Reduction | Measured) -> Any:
+    """What computes this function on a piece of a tile: the table's rule, also measured, or a reduction before it."""
     zero_grads = table.zero_grads and not isinstance(function, Reduction)
     key: Any = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.storage, zero_grads)
     with _compile_lock:
         if key not in _loops:
-            loop = _compile(*key)
-            _loops[key] = loop, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loop.address)
+            _loops[key] = _compile(*key)
         return _loops[key]
 
 
@@ -313,6 +315,9 @@ def _for_type(scalar: type) -> Any:
     return wrap
 
 
+_INT64, _INT32, _FLOAT64 = (np.empty(0, dtype=kind) for kind in (np.int64, np.int32, np.float64))
+
+
 @intrinsic
 def _pointer(typingctx, address, like):
     def codegen(context, builder, signature, args):
@@ -343,6 +348,47 @@ def _take_ticket(typingctx, counter):
         return builder.atomic_rmw("add", args[0], ir.Constant(ir.IntType(64), 1), "monotonic")
 
     return numba.types.int64(numba.types.CPointer(numba.types.int64)), codegen
+
+
+@intrinsic
+def _call(typingctx, address, shared, tensor, tile, start, n):
+    """Call the C function at this address with the numbers that follow."""
+
+    def codegen(context, builder, signature, args):
+        kinds = [argument.type for argument in args[1:]]
+        function = builder.inttoptr(args[0], ir.FunctionType(ir.VoidType(), kinds).as_pointer())
+        builder.call(function, args[1:])
+        return context.get_dummy_value()
+
+    int64 = numba.types.int64
+    return numba.types.void(int64, numba.types.CPointer(int64), int64, int64, int64, int64), codegen
+
+
+@cache
+def _driver() -> tuple[int, Callable[[int], None]]:
+    """The loop over the tiles of a table: its address, and it as what Python calls with the address of what it works on.
+
+    numba's own calls take longer over their arguments than a small table takes to run.
+    """
+    shared = numba.types.CPointer(numba.types.int64)
+    address = kept(numba.cfunc, numba.types.void(shared), error_model="numpy")(_drive).address
+    return address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+
+def _drive(shared):
+    addresses, sizes = _pointer(shared[ADDRESSES], _INT64), _pointer(shared[SIZES], _INT64)
+    tiles, partials = _pointer(shared[TILES], _INT32), _pointer(shared[PARTIALS], _FLOAT64)
+    n_values, block = shared[N_VALUES], shared[N_BLOCK]
+    j = _take_ticket(shared)
+    while j < shared[N_TILES]:
+        t, tile = np.int64(tiles[2 * j]), np.int64(tiles[2 * j + 1])
+        if addresses[GRADIENT * shared[N_TENSORS] + t] != 0:
+            for k in range(n_values):
+                partials[j * n_values + k] = 0.0
+            end = min((tile + 1) * TILE, sizes[t])
+            for start in range(tile * TILE, end, block):
+                _call(shared[COMPUTE], shared, t, j, start, min(block, end - start))
+        j = _take_ticket(shared)
 
 
 @intrinsic
@@ -603,10 +649,8 @@ def _compile(
         "lost": _lost_bfloat16 if weight_dtype == torch.bfloat16 else _lost_float16,
         "pointer": _pointer,
         "carray": numba.carray,
-        "take_ticket": _take_ticket,
-        "INT64": np.empty(0, dtype=np.int64),
-        "INT32": np.empty(0, dtype=np.int32),
-        "FLOAT64": np.empty(0, dtype=np.float64),
+        "INT64": _INT64,
+        "FLOAT64": _FLOAT64,
         "WEIGHT": np.empty(0, dtype=_MEMORY[weight_dtype]),
         "GRADIENT": np.empty(0, dtype=_MEMORY[gradient_dtype]),
         "REAL": np.empty(0, dtype=_MEMORY[dtype]),
@@ -617,11 +661,7 @@ def _compile(
         "larger": _larger_of_double if dtype == torch.float64 else _larger_of_float,
         "number": _double_of_bits if dtype == torch.float64 else _float_of_bits,
         "maximum": np.maximum,
-        "TILE": TILE,
-        "BLOCK": _block(function, stored),
-        "jit": _jit,
-        "jit_chunk": _jit if isinstance(function, Rule) else _jit_sums,
-        "entry": _entry,
+        "entry": _entry(*[numba.types.int64] * 4, fastmath=False if isinstance(function, Rule) else _SUMS),
     }
     # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
     key = repr((source, function.source, str(weight_dtype), str(gradient_dtype), stored, _engine_text()))
@@ -629,8 +669,8 @@ def _compile(
     module = _import_generated(name, source, names)
     if module is None:  # no folder to write to: compile in memory, every time anew
         exec(compile(source, f"<tristep {name}>", "exec"), names)
-        return names["update"]
-    return module.update
+        return names["compute"]
+    return module.compute
 
 
 @cache
@@ -639,9 +679,10 @@ def _engine_text() -> str:
     return "".join(Path(str(module)).read_text(encoding="utf-8") for module in (__file__, storage.__file__, random.__file__))
 
 
-def _entry(fn: Any) -> Any:
-    signature = numba.types.void(numba.types.CPointer(numba.types.int64))
-    return kept(numba.cfunc, signature, error_model="numpy", fastmath={"contract"})(fn)
+def _entry(*numbers: Any, fastmath: Any = False) -> Any:
+    """Make a C function of one that takes the address of int64 numbers, and numbers of these types."""
+    signature = numba.types.void(numba.types.CPointer(numba.types.int64), *numbers)
+    return kept(numba.cfunc, signature, error_model="numpy", fastmath=fastmath)
 
 
 def _import_generated(name: str, source: str, names: dict[str, Any]) -> types.ModuleType | None:
@@ -709,11 +750,17 @@ def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list
     return [*lines, "m[i] = value"] if stored.beside == FULL else lines
 
 
+def _address(row: int) -> str:
+    """Where the tensor of this row of the table begins."""
+    return f"addresses[{row} * shared[{N_TENSORS}] + t]"
+
+
 def _where_packed(row: int) -> tuple[str, str]:
     """The codes and the scales of the elements from `start` on, of the state whose addresses are in this row."""
-    scales = f"addresses[{row}, t] + (sizes[t] + 15) // 16 * 16 + start // {storage.BLOCK} * 4"
+    codes = _address(row)
+    scales = f"{codes} + (pointer(shared[{SIZES}], INT64)[t] + 15) // 16 * 16 + start // {storage.BLOCK} * 4"
     return (
-        f"carray(pointer(addresses[{row}, t] + start, BYTE), n)",
+        f"carray(pointer({codes} + start, BYTE), n)",
         f"carray(pointer({scales}, REAL), (n + {storage.BLOCK - 1}) // {storage.BLOCK})",
     )
 
@@ -722,10 +769,10 @@ def _unpack_lines(rule: Rule, names: dict[str, str], packed: list[str], row: dic
     """The lines that make room for unpacked states, and those that unpack them."""
     room = unpack = ""
     for s in packed:
-        room += f"\n        {s} = empty(BLOCK, float32)"
+        room += f"\n    {s} = empty(n, float32)"
         codes, scales = _where_packed(row[s])
         kind = "_unsigned" * (names[s] in rule.unsigned)
-        unpack += f"\n            unpack{kind}({codes}, {scales}, {s})"
+        unpack += f"\n    unpack{kind}({codes}, {scales}, {s})"
     return room, unpack
 
 
@@ -737,8 +784,8 @@ def _pack_lines(rule: Rule, states: list[str], packed: list[str], row: dict[str,
             codes, scales = _where_packed(row[states[k]])
             kind = "_at_random" * (key is not None) + "_unsigned" * (name in rule.unsigned)
             salt = (1 + k) * storage.SALT & 0xFFFFFFFF
-            given = "0" if key is None else f"key_of(hyper[t, {key}], hyper[t, {key + 1}], {salt})"
-            lines += f"\n            pack{kind}({states[k]}, {codes}, {scales}, {given}, start)"
+            given = "0" if key is None else f"key_of(hyper[{key}], hyper[{key + 1}], {salt})"
+            lines += f"\n    pack{kind}({states[k]}, {codes}, {scales}, {given}, start)"
     return lines
 
 
@@ -760,7 +807,7 @@ def _loop_source(
     stored: Storage,
     zero_grads: bool = False,
 ) -> str:
-    """The loop's text. The innermost function takes arrays, because only so does it vectorise."""
+    """The text of what computes a piece of a tile: `n` elements from `start` on of tensor `t`, whose tile is the `j`-th."""
     states = [f"s{k}" for k in range(len(function.state))]
     arrays = ["w", "g", *states] + (["m"] if stored.beside else [])
     kinds = {s: _stored_as(stored, rule, name) for s, name in zip(states, function.state, strict=True)}
@@ -771,14 +818,17 @@ def _loop_source(
         like["m"] = "HALF"
     row = {"w": WEIGHT, "g": GRADIENT, "m": FIRST_STATE + len(rule.state)}
     row |= {s: FIRST_STATE + rule.state.index(name) for s, name in zip(states, function.state, strict=True)}
-    views = ",\n                ".join(
-        f"{a}[:n]"
-        if a in packed
-        else f"carray(pointer(addresses[{row[a]}, t] + start * {like.get(a, 'REAL')}.itemsize, {like.get(a, 'REAL')}), n)"
+    given = "".join(
+        f"\n    {a} = pointer({_address(row[a])} + start * {like.get(a, 'REAL')}.itemsize, {like.get(a, 'REAL')})"
         for a in arrays
+        if a not in packed
     )
-    hyper = "".join(f"hyper[t, {1 + rule.hyper.index(name)}], " for name in function.own_hyper)
-    sums = "".join(f"sums[t, {k}], " for k in range(function.n_numbers))
+    hyper = "".join(f"h{k}, " for k in range(len(function.own_hyper)))
+    given += "".join(f"\n    h{k} = hyper[{1 + rule.hyper.index(name)}]" for k, name in enumerate(function.own_hyper))
+    if function.n_numbers:
+        given += f"\n    sums = pointer(shared[{SUMS}] + t * shared[{N_SUMS}] * REAL.itemsize, REAL)"
+        given += "".join(f"\n    sum{k} = sums[{k}]" for k in range(function.n_numbers))
+    sums = "".join(f"sum{k}, " for k in range(function.n_numbers))
     weight = {
         FULL: "load_weight(m[i])",
         REMAINDER: "joined(w[i], m[i])",
@@ -786,15 +836,14 @@ def _loop_source(
     }.get(stored.beside, "load_weight(w[i])")
     read = "".join(f"load_bfloat16({s}[i]), " if s in halves else f"{s}[i], " for s in states)
     values = (
-        f"{weight}, load_gradient(g[i]) * rescale, ({read}), hyper"
-        + (", sums" if function.n_numbers else "")
+        f"{weight}, load_gradient(g[i]) * rescale, ({read}), ({hyper})"
+        + (f", ({sums})" if function.n_numbers else "")
         + (", start + i" if "index" in function.extras else "")
     )
     n = 1 + len(rule.hyper)  # where a key begins
-    at_random = stored.stochastic and not isinstance(function, Reduction)
-    keys = ", key0, key1" if at_random else ""
-    given_keys = f"\n                hyper[t, {n}],\n                hyper[t, {n + 1}]," if at_random else ""
-    before = after = take = clear = take_after = ""
+    if stored.stochastic and not isinstance(function, Reduction):
+        given += f"\n    key0, key1 = hyper[{n}], hyper[{n + 1}]"
+    before = after = ""
     lines = [] if isinstance(function, Reduction) else _stores(rule, weight_dtype, stored, states, halves)
     if isinstance(function, Rule):
         lines.insert(0, f"value, new = function({values})")
@@ -802,55 +851,26 @@ def _loop_source(
         result = "each" if isinstance(function, Reduction) else "value, new, each"
         lines.insert(0, f"{result} = function({values})")
         largest = [by == "max" for by in _gathered_by(function)]
-        before = "".join(f"    a{k} = {'NOTHING' if most else 'ZERO'}\n" for k, most in enumerate(largest))
+        before = "".join(f"\n    a{k} = {'NOTHING' if most else 'ZERO'}" for k, most in enumerate(largest))
         lines += [f"a{k} = larger(a{k}, each[{k}])" if most else f"a{k} += each[{k}]" for k, most in enumerate(largest)]
-        after = f"    return {''.join(f'number(a{k}), ' if most else f'a{k}, ' for k, most in enumerate(largest))}\n"
-        take = "found = "
-        clear = "".join(f"\n        partials[j, {k}] = 0.0" for k in range(len(largest)))
+        after = f"\n    partials = pointer(shared[{PARTIALS}] + j * shared[{N_VALUES}] * FLOAT64.itemsize, FLOAT64)"
         for k, most in enumerate(largest):
-            partial_k = f"partials[j, {k}]"
-            together = f"= maximum({partial_k}, found[{k}])" if most else f"+= found[{k}]"
-            take_after += f"\n            {partial_k} {together}"
+            together = f"maximum(partials[{k}], number(a{k}))" if most else f"partials[{k}] + a{k}"
+            after += f"\n    partials[{k}] = {together}"
     lines += ["g[i] = 0"] * zero_grads
     inner = "\n        ".join(lines)
     pack = (
         "" if isinstance(function, Reduction) else _pack_lines(rule, states, packed, row, n if stored.stochastic else None)
     )
     room, unpack = _unpack_lines(rule, dict(zip(states, function.state, strict=True)), packed, row)
-    tile = f"""\
-    t = tiles[j, 0]
-    if addresses[{GRADIENT}, t] != 0:{clear}
-        end = min((tiles[j, 1] + 1) * TILE, sizes[t]){room}
-        for start in range(tiles[j, 1] * TILE, end, BLOCK):
-            n = min(BLOCK, end - start){unpack}
-            {take}chunk(
-                {views},
-                hyper[t, 0],
-                ({hyper}),
-                ({sums}),
-                start,{given_keys}
-            ){take_after}{pack}"""
     return f'''"""Generated by tristep from {function.kind} {function.name}; safe to delete."""
 
 
-@jit_chunk
-def chunk({", ".join(arrays)}, rescale, hyper, sums, start{keys}):
-{before}    for i in range(w.size):
-        {inner}
-{after}
-
 @entry
-def update(shared):
-    what = carray(shared, 13)
-    n_rows, n_hyper, n_sums, n_values, n_tensors, n_tiles = what[7], what[8], what[9], what[10], what[11], what[12]
-    addresses = carray(pointer(what[1], INT64), (n_rows, n_tensors))
-    sizes = carray(pointer(what[2], INT64), (n_tensors,))
-    hyper = carray(pointer(what[3], REAL), (n_tensors, n_hyper))
-    tiles = carray(pointer(what[4], INT32), (n_tiles, 2))
-    sums = carray(pointer(what[5], REAL), (n_tensors, n_sums))
-    partials = carray(pointer(what[6], FLOAT64), (n_tiles, n_values))
-    j = take_ticket(shared)
-    while j < n_tiles:
-{textwrap.indent(tile, "    ")}
-        j = take_ticket(shared)
+def compute(shared, t, j, start, n):
+    addresses = pointer(shared[{ADDRESSES}], INT64)
+    hyper = pointer(shared[{HYPER}] + t * shared[{N_HYPER}] * REAL.itemsize, REAL)
+    rescale = hyper[0]{given}{room}{unpack}{before}
+    for i in range(n):
+        {inner}{after}{pack}
 '''
