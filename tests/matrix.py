@@ -8,6 +8,8 @@ and triton, take turns: one test has cases of the one, the next of the other. Tw
     @pytest.mark.sample(2)                 only this many of its cases run; 0 for a test of the full tier alone
     @pytest.mark.sample(2, "triton")       at most so many of those with this word in their name, "[...-triton-...]"
 
+A value of a parameter given as `pytest.param(..., marks=pytest.mark.sample(0))` is one of the full tier alone.
+
 The choice depends on nothing but the names of the cases, so it is the same on every machine and in every worker.
 """
 
@@ -59,6 +61,9 @@ def _slice(asked: str) -> tuple[int, int]:
 
 
 def _quick(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
+    cases = [case for case in cases if not _has_value_of_full_tier(case)]
+    if not cases:
+        return []
     samples = [mark.args for mark in cases[0].iter_markers("sample")]
     covered = [mark.args for mark in cases[0].iter_markers("cover")]
     if not samples and not covered:
@@ -102,6 +107,11 @@ def _quick(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
         if not used[each]:
             choose(with_value[each])
     return list(chosen)
+
+
+def _has_value_of_full_tier(case: pytest.Item) -> bool:
+    callspec = getattr(case, "callspec", None)
+    return callspec is not None and any(mark.name == "sample" and mark.args == (0,) for mark in callspec.marks)
 
 
 def _take_turns(cases: Sequence[pytest.Item]) -> Sequence[pytest.Item]:

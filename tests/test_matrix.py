@@ -26,7 +26,7 @@ class Case:
         self.nodeid = f"tests/test_file.py::{name}[{'-'.join(params.values())}]" if params else f"tests/test_file.py::{name}"
         self.marks = marks
         if params:
-            self.callspec = SimpleNamespace(params=params)
+            self.callspec = SimpleNamespace(params=params, marks=[])
 
     def iter_markers(self, name):
         return (mark for mark in self.marks if mark.name == name)
@@ -89,6 +89,14 @@ def test_cases_with_a_word_may_be_few():
     assert {params["rule"] for params in found} == set(RULES)
     pairs = chosen(cases(PRODUCT, pytest.mark.sample(2, "triton"), pytest.mark.cover("rule", "engine")))
     assert Counter(params["engine"] for params in pairs) == {"triton": 2, "cpu": 17, "eager": 17}
+
+
+def test_a_value_may_be_left_to_the_full_tier():
+    items = cases(PRODUCT)
+    for item in items:
+        item.callspec.marks = [pytest.mark.sample(0).mark] if item.callspec.params["rule"] == "rule3" else []
+    assert {params["rule"] for params in chosen(items)} == set(RULES) - {"rule3"}
+    assert chosen([item for item in items if item.callspec.marks]) == []
 
 
 def test_the_choice_depends_on_names_alone():

@@ -91,6 +91,7 @@ def test_wrong_arguments(arguments, message, capsys, monkeypatch):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.sample(0)
 def test_it_measures_the_link_of_a_torchrun_job(tmp_path):
     command = [
         sys.executable,

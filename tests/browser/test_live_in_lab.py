@@ -90,7 +90,7 @@ class Seen:
         return self.browser.find(f"{self.cell} " + ("output" if self.canvas else ".widget-readout")).text
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(0, "widgets")
 def test_a_loop_is_watched_and_steered(shared, browser, kernel, tier):
     book = shared(kernel)
     version = book.run(BEGIN.format(tier=tier)).strip()

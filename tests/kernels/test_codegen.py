@@ -27,6 +27,14 @@ TARGETS = {
 }
 # And how many states each changes; the others are not written.
 RULES = {name: len(found.changed) for name in rules.__all__ if isinstance(found := getattr(rules, name), Rule)}
+# In the quick tier those that are least alike: arithmetic, words, numbers of states, sums.
+QUICK = (
+    "sgd", "nag", "adam", "adamw", "adamax", "ftml", "ftrl", "rmsprop_centered", "adadelta", "lion", "adan", "lamb",
+    "novograd", "sgld", "adopt", "signum",
+)  # fmt: skip
+OF_RULES = pytest.mark.parametrize(
+    "rule", [pytest.param(name, marks=() if name in QUICK else pytest.mark.sample(0)) for name in RULES]
+)
 SUMS = [(name, stage) for name in RULES for stage in range(len(getattr(rules, name).reductions))]
 # On all targets those that are least alike, and the words of the language, of which the others are made, too.
 EVERYWHERE = ("adamw", "lamb", "sgld")
@@ -251,7 +259,7 @@ def test_reductions_read_full_tiles_by_128_bit_accesses_only(rule, stage, code):
     assert 16 <= kernel.used("REG") <= 64
 
 
-@pytest.mark.parametrize("rule", RULES)
+@OF_RULES
 def test_full_tiles_are_read_and_written_by_128_bit_accesses_only(rule, code):
     """Weight and states are read and written, the gradient is read; what else is read are addresses and hyper-parameters."""
     kernel = code(Case(rule=rule))
@@ -263,7 +271,7 @@ def test_full_tiles_are_read_and_written_by_128_bit_accesses_only(rule, code):
     assert [name for name in names if name.startswith("STG")] == ["STG.E.128"] * ((1 + RULES[rule]) * accesses_each)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@OF_RULES
 def test_arithmetic_takes_at_most_half_of_the_time_that_memory_takes(rule, code):
     """Of full tiles. An H200 starts 7.8 instructions for one element each while it moves a byte (33.5e12 / 4.3e12)."""
     kernel = code(Case(rule=rule))
@@ -272,7 +280,7 @@ def test_arithmetic_takes_at_most_half_of_the_time_that_memory_takes(rule, code)
     assert each <= BUDGET.get(rule, 0.5) * 7.8 * moved
 
 
-@pytest.mark.parametrize("rule", RULES)
+@OF_RULES
 def test_the_other_path_checks_every_access(rule, code):
     """All narrow stores belong to it: one an element, each but the last behind a condition of its own."""
     kernel = code(Case(rule=rule))
@@ -281,7 +289,7 @@ def test_the_other_path_checks_every_access(rule, code):
     assert sum(not predicated for predicated, _ in stores) <= 1  # threads without this last one have left before it
 
 
-@pytest.mark.parametrize("rule", RULES)
+@OF_RULES
 def test_no_spills_no_shared_memory_no_float64_few_registers(rule, code):
     _spills_nothing(Case(rule=rule), code)
 
@@ -401,7 +409,7 @@ def test_measuring_reads_and_writes_nothing_twice_and_spills_nothing(case, code)
     assert kernel.count(r"BAR\.SYNC.*") <= 32  # both paths
 
 
-@pytest.mark.parametrize("rule", RULES)
+@OF_RULES
 def test_nothing_is_fused(rule, code):
     """So that a rule's arithmetic is what it is written as."""
     _fuses_nothing(Case(rule=rule), code)
@@ -459,7 +467,7 @@ def test_too_many_registers_are_seen(code):
 
 
 @pytest.mark.sample(8)
-@pytest.mark.parametrize("rule", RULES)
+@OF_RULES
 def test_on_amd_wide_accesses_no_spills_no_shared_memory_no_float64(rule, code):
     """A wave has 64 threads, so that 8 warps leave each of them 2 elements of a tile and 4 warps 4: 64 or 128 bits."""
     kernel = code(Case("gfx942", rule))

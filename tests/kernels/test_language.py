@@ -520,6 +520,7 @@ def test_other_values_need_no_other_loop(write_rules):
     assert sum(key[0] is rule for key in native._loops) == 2
 
 
+@pytest.mark.sample(0)
 def test_importing_the_language_imports_no_compiler(fresh_python):
     code = "import sys, tristep.kernels, tristep.kernels.language; print('numba' in sys.modules, 'triton' in sys.modules)"
     loaded_by_torch = fresh_python("-c", "import sys, torch; print('triton' in sys.modules)").split()

@@ -92,6 +92,7 @@ def test_the_version_is_that_of_the_installed_package():
     assert tristep.__version__ == version("tristep")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("missing", [["triton"], ["numba", "llvmlite"], OPTIONAL], ids=["triton", "numba", "all"])
 def test_everything_but_viz_imports_without(missing, tmp_path):
     _run(_without(missing) + textwrap.dedent(IMPORT_EVERYTHING_BUT_VIZ), tmp_path)

@@ -136,6 +136,7 @@ def test_without_error_feedback_nothing_is_kept(kind, processes):
     assert state["server"] is None
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["2bit", "int8", "sign", "bf16", "topk", "randomk"])
 def test_buckets_of_fewer_bits_and_of_few_elements(kind, processes):
     for n, dtype in ((10, torch.float32), (4000, torch.bfloat16)):

@@ -280,6 +280,7 @@ def test_a_snapshot_goes_back_more_than_once():
         Snapshot(net)
 
 
+@pytest.mark.sample(0)
 def test_it_needs_no_drawing():
     code = "import sys, tristep; tristep.lr_find; assert not any(name.startswith('matplotlib') for name in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -89,6 +89,7 @@ def test_every_optimizer_stacked_as_alone(name, engine, device):
     assert_equal(*both(rated(name), shapes_for(name), steps, engine, device=device, stacked=True))
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", NAMES)
 def test_other_settings_that_differ(name):
     """All numbers of the constructor that can be made a little smaller, and the decay."""
