@@ -134,15 +134,17 @@ def processes() -> Iterator[Any]:
     """A function that gives `ranks` processes with a gloo group; `processes(2).run(function, ...)` runs it on each."""
     module = _load(Path(__file__).parent / "processes.py")
     running: dict[int, Any] = {}
+    forks = module.Forks()
 
     def start(ranks: int) -> Any:
         if ranks not in running or not running[ranks].alive:
-            running[ranks] = module.Processes(ranks)
+            running[ranks] = module.Processes(ranks, forks)
         return running[ranks]
 
     yield start
     for members in running.values():
         members.end()
+    forks.end()
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,8 @@
 """Several processes that share a gloo group, for tests: each runs the same function of the test's file, as rank 0, 1, ...
 
-Processes are started once for a number of ranks and a pytest worker, which takes seconds, and kept. After a failure all
-of them are ended and the next test gets new ones, since some may wait for a collective that will never come.
+Processes are started once for a number of ranks and a pytest worker, and kept. After a failure all of them are ended and the
+next test gets new ones, since some may wait for a collective that will never come. They are forks of one that has imported
+torch and tristep, which takes seconds, and has done nothing else.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -21,18 +23,44 @@ from typing import Any
 SECONDS = 60  # that a rank waits for the others, and the test for the ranks' answers
 
 
+class Forks:
+    """A process that has imported what takes long, and forks on request."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, __file__]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def start(self, *arguments: object) -> int:
+        """The number of a new process that serves as a rank, with the arguments of `_serve`."""
+        return self._ask("start", *arguments)
+
+    def kill(self, process: int) -> None:
+        """End one of them, and wait for that."""
+        self._ask("kill", process)
+
+    def _ask(self, *words: object) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(*words, file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+    def end(self) -> None:
+        """No more forks."""
+        self._process.communicate()
+
+
 class Processes:
     """`ranks` processes with a process group of torch.distributed over gloo on loopback."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, forks: Forks) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         key = secrets.token_bytes(16)
         self._members: list[Any] = []
         with Listener(("127.0.0.1", 0), authkey=key) as listener:
-            numbers = [str(ranks), str(port), str(listener.address[1]), key.hex()]
-            processes = [subprocess.Popen([sys.executable, __file__, str(rank), *numbers]) for rank in range(ranks)]
+            self._forks = forks
+            processes = [forks.start(rank, ranks, port, listener.address[1], key.hex()) for rank in range(ranks)]
             pipes = {}
             for _ in range(ranks):
                 pipe = listener.accept()
@@ -68,8 +96,7 @@ class Processes:
     def end(self) -> None:
         """End the processes. `run` is not to be called after that."""
         for process, pipe in self._members:
-            process.kill()
-            process.wait()
+            self._forks.kill(process)
             pipe.close()
         self._members = []
 
@@ -116,5 +143,26 @@ def _module(path: str) -> Any:
     return module
 
 
+def _fork() -> None:
+    """Fork, or end a fork, for each line of the input."""
+    import torch.distributed  # noqa: F401
+
+    import tristep.trainer  # noqa: F401
+
+    for line in sys.stdin:
+        what, *numbers, last = line.split()
+        if what == "kill":
+            process = int(last)
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        elif not (process := os.fork()):
+            null = os.open(os.devnull, os.O_RDWR)
+            for place, standard in ((null, 0), (2, 1)):  # the pipes to and from the test's process are not a rank's
+                os.dup2(place, standard)
+            _serve(*map(int, numbers), last)  # type: ignore[arg-type]
+            return
+        print(process, flush=True)
+
+
 if __name__ == "__main__":
-    _serve(*map(int, sys.argv[1:5]), sys.argv[5])  # type: ignore[arg-type]
+    _fork()

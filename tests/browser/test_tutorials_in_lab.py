@@ -16,7 +16,7 @@ VIEWS = {"01": 3, "02": 6, "06": 3}  # how many live views these have at least
 TUTORIALS = [path for path in sorted(FOLDER.glob("*.ipynb")) if path.name[:2] in VIEWS]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs_and_its_views_live(notebook, browser, path):
     source = nbformat.read(path, as_version=4)

@@ -233,7 +233,7 @@ def _every_word(name):
     )
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("target", "rule"), [*COMPILED, *((target, own) for target in TARGETS for own in ("every_word", "in_a_cell"))]
 )
@@ -247,6 +247,7 @@ def test_every_reduction_compiles_for(target, rule, stage, code):
     assert code(Case(target, rule, stage=stage)).warps in (4, 8)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("rule", "stage"), SUMS)
 def test_reductions_read_full_tiles_by_128_bit_accesses_only(rule, stage, code):
     """Without spills, float64 or too many registers. Threads exchange their sums through shared memory."""
