@@ -34,7 +34,7 @@ def _printed(folder, processes, *arguments):
     return done.stdout
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "how"),

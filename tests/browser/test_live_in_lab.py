@@ -91,6 +91,7 @@ class Seen:
 
 
 @pytest.mark.sample(0, "widgets")
+@pytest.mark.sample(1)
 def test_a_loop_is_watched_and_steered(shared, browser, kernel, tier):
     book = shared(kernel)
     version = book.run(BEGIN.format(tier=tier)).strip()

@@ -88,7 +88,7 @@ def test_the_first_value_lies_in_the_highest_bits(name, place):
     np.testing.assert_array_equal(packed, expected)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -176,6 +176,7 @@ def test_a_sign_is_scaled_by_the_mean_of_its_block(place):
     assert torch.equal(found[there] < 0, x[there] < 0)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CODES)
 def test_nothing_is_lost_but_by_rounding(name, place):
     """What was sent in all steps and what is left are together what came in; exactly where thresholds make it so."""
@@ -193,6 +194,7 @@ def test_nothing_is_lost_but_by_rounding(name, place):
     assert residual.any() or name == "fp16"  # whose digits are enough for these
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CODES)
 def test_without_a_residual_every_message_is_by_itself(name, place):
     code = CODES[name]
@@ -309,8 +311,8 @@ def code(compiling):
     return cache(lambda job: compiling.run(COMPILE, job))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
-@pytest.mark.sample(8)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: "-".join(map(str, job)))
 def test_no_spills_no_float64_few_registers(job, code):
     text, usage, _ = code(job)

@@ -74,6 +74,7 @@ def rated(name, rates=RATES, **arguments):
     return lambda: [optimizer.create(name, **({"learning_rate": r} if takes_rate else {}), **arguments) for r in rates]
 
 
+@pytest.mark.sample(24)
 @pytest.mark.sample(6, "triton")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_as_alone(name, engine, device):

@@ -218,7 +218,7 @@ def test_the_count_of_updates_may_start_anywhere(device):
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 def test_training_goes_on_from_a_file_to_the_bit(engine, device, tmp_path):
     for stop in (3, 5):  # at a synchronisation, and between two
         params = parameters(device)

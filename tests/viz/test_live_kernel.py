@@ -151,6 +151,7 @@ class Notebook:
                 return reply
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("buttons", ["shell", "subshell"])
 def test_a_loop_in_the_background_answers_cells_buttons_and_interrupts(notebook, buttons):
