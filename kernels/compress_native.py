@@ -1,14 +1,18 @@
 """Gradient codes on the CPU: the loop that reads values or messages, adds, quantises, packs, compiled by numba.
 
 Imported only when the cpu engine first codes something. A piece of `PIECE` values goes through all stages while it lies in
-the first-level cache, each stage a loop that vectorises. As in native.py the text of the loop is generated for each kind of
-job and kept, with its compiled code, in the user's cache folder.
+the first-level cache, each stage a loop that vectorises. As in native.py one function, compiled once, hands out the pieces.
+The text of what is done to one is generated for each kind of job and kept, with its compiled code, in the user's cache
+folder.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import textwrap
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +20,14 @@ import numba
 import numpy as np
 import torch
 
-from .compress import BLOCK, TILE, Code, Job, mean_of_shares, share_of_largest
+from .compress import BLOCK, TILE, Job, mean_of_shares, share_of_largest
 from .native import (
     _LOAD,
     _MEMORY,
     _STORE,
     PARALLEL_FROM,
     _bits_of_float,
+    _call,
     _compile_lock,
     _entry,
     _float_of_bits,
@@ -46,28 +51,50 @@ PIECE = 2 * TILE  # values that go through all stages together, or a tile, where
 SHARE = 32  # pieces that a thread takes at a time
 _loops: dict[tuple[Any, ...], Any] = {}
 
+# What a loop is called with, as in native.py: the next pieces to take, addresses, sizes, the bits of the code's parameter.
+TICKET, SOURCE, RESIDUAL, TARGET, N, CHUNK, SOURCE_SIZE, TARGET_SIZE = range(8)
+PARAMETER, SEVERAL, WIDTH, ROOM, RANKS, COMPUTE = range(8, 14)
+
 
 def run(job: Job) -> None:
     """Do the job, on several threads where there is work enough."""
     key = job.code.name, job.source.dtype, job.residual is not None, job.target.dtype, job.reads, job.writes
     with _compile_lock:
         if key not in _loops:
-            loop = _compile(job)
-            _loops[key] = loop, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(loop.address)
-    (loop, call), room = _loops[key], job.chunks * job.chunk
-    # What the threads share: the next piece to take, addresses, sizes, and the bits of the parameter.
+            _loops[key] = _compile(job)
+    (address, call), room = _driver(), job.chunks * job.chunk
     tensors = [0 if tensor is None else tensor.data_ptr() for tensor in (job.source, job.residual, job.target)]
     strides = [tensor.stride(0) for tensor in (job.source, job.target)]
     parameter = int(np.float32(job.parameter).view(np.uint32))
     several = job.ranks if job.reads == "messages" else 1
     width = job.code.vote_bits(job.ranks) if "votes" in (job.reads, job.writes) else 0
-    numbers = [job.n, job.chunk, *strides, parameter, several, width, room, job.ranks]
+    numbers = [job.n, job.chunk, *strides, parameter, several, width, room, job.ranks, _loops[key].address]
     shared = np.array([0, *tensors, *numbers], dtype=np.int64)
     threads = min(torch.get_num_threads(), -(-room // (PIECE * SHARE))) if room >= PARALLEL_FROM else 1
     if threads > 1:
-        _run_threads(loop.address, shared.ctypes.data, threads)
+        _run_threads(address, shared.ctypes.data, threads)
     else:
         call(shared.ctypes.data)
+
+
+@cache
+def _driver() -> tuple[int, Callable[[int], None]]:
+    """The loop over the pieces: its address, and it as what Python calls with the address of what it works on."""
+    address = _entry()(_drive).address
+    return address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+
+def _drive(shared):
+    scratch = np.empty(9 * PIECE, np.uint8)  # of a piece the values, float32, the votes, int32, and the codes, uint8
+    n, chunk, room = shared[N], shared[CHUNK], shared[ROOM]
+    j = _take_ticket(shared)
+    while j * PIECE * SHARE < room:
+        start, stop = j * PIECE * SHARE, min((j + 1) * PIECE * SHARE, room)
+        while start < stop:
+            m = min(PIECE, stop - start, chunk - start % chunk)
+            _call(shared[COMPUTE], shared, scratch.ctypes.data, start, m, max(min(m, n - start), 0))
+            start += m
+        j = _take_ticket(shared)
 
 
 @_jit
@@ -80,9 +107,9 @@ _NONE, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 
 
 @_jit_exact
-def _largest(x):
+def _largest(x, first):
     bits = np.int32(0)
-    for i in range(x.size):  # in the order of the bits, in which NaN is the largest
+    for i in range(first, first + BLOCK):  # in the order of the bits, in which NaN is the largest
         bits = max(bits, np.int32(_bits_of_float(x[i]) & np.uint32(0x7FFFFFFF)))
     if bits < _LEAST:
         return _NONE
@@ -95,28 +122,28 @@ def _shrunk(largest):
 
 
 def _packing(bits: int) -> tuple[Any, Any]:
-    """Functions that pack codes into bytes, the first in the highest bits, and back."""
+    """Functions that pack n codes into bytes, the first in the highest bits, and back."""
     if bits == 8:
 
         @_jit_apart
-        def copy(codes, out):
-            for i in range(out.size):  # as a slice, numba compiles messages for shapes that differ, for two seconds
+        def copy(codes, n, out):
+            for i in range(n):
                 out[i] = codes[i]
 
         return copy, copy
     per, wide, mask = 8 // bits, np.uint32(bits), np.uint32((1 << bits) - 1)
 
     @_jit_variant(str(bits))
-    def pack(codes, out):
-        for j in range(out.size):
+    def pack(codes, n, out):
+        for j in range(n // per):
             byte = np.uint32(0)
             for k in range(per):
                 byte = (byte << wide) | np.uint32(codes[per * j + k])
             out[j] = np.uint8(byte)
 
     @_jit_variant(str(bits))
-    def unpack(packed, codes):
-        for j in range(packed.size):
+    def unpack(packed, n, codes):
+        for j in range(n // per):
             byte = np.uint32(packed[j])
             for k in range(per):
                 codes[per * j + k] = np.uint8((byte >> np.uint32(8 - bits * (k + 1))) & mask)
@@ -125,18 +152,6 @@ def _packing(bits: int) -> tuple[Any, Any]:
 
 
 _PACKING = {bits: _packing(bits) for bits in (1, 2, 4, 8)}
-
-
-@_jit_apart
-def _plane(votes, k, bits):
-    for i in range(votes.size):
-        bits[i] = np.uint8((np.uint32(votes[i]) >> np.uint32(k)) & np.uint32(1))
-
-
-@_jit_apart
-def _add_plane(bits, k, votes):
-    for i in range(votes.size):
-        votes[i] += np.int32(np.uint32(bits[i]) << np.uint32(k))
 
 
 def _compile(job: Job) -> Any:
@@ -158,8 +173,6 @@ def _compile(job: Job) -> Any:
         "pack_bits": _PACKING[1][0],
         "unpack": unpack,
         "unpack_bits": _PACKING[1][1],
-        "plane": _plane,
-        "add_plane": _add_plane,
         "largest": _largest,
         "shrink": _shrunk,
         "value_of_bits": _value_of_bits,
@@ -172,17 +185,15 @@ def _compile(job: Job) -> Any:
         "FLOAT": np.empty(0, dtype=np.float32),
         "HALF": np.empty(0, dtype="u2"),
         "BYTE": np.empty(0, dtype="u1"),
-        "empty": np.empty,
+        "INT": np.empty(0, dtype=np.int32),
         "float32": np.float32,
         "int32": np.int32,
         "uint8": np.uint8,
+        "uint32": np.uint32,
         "ZERO": np.float32(0),
         "pointer": _pointer,
-        "carray": numba.carray,
-        "take_ticket": _take_ticket,
-        "jit": _jit_apart,
         "jit_sums": _jit_sums,
-        "entry": _entry(fastmath={"contract"}),
+        "entry": _entry(*[numba.types.int64] * 4),
     }
     # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
     files = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("compress.py", "native.py")]
@@ -191,244 +202,163 @@ def _compile(job: Job) -> Any:
     module = _import_generated(name, source, names)
     if module is None:  # no folder to write to: compile in memory, every time anew
         exec(compile(source, f"<tristep {name}>", "exec"), names)
-        return names["run"]
-    return module.run
+        return names["compute"]
+    return module.compute
 
 
 def _source(job: Job) -> str:
-    """The text of the loop; the functions that take arrays are those that vectorise."""
+    """The text of what is done to `m` values from `start` on, of which `there` are not behind the end."""
+    sums = _SUM_OF_SHARES if job.code.scaled_by == "mean" else ""
     return f'''"""Generated by tristep for gradient codes; safe to delete."""
 
-{_functions(job.code)}
-
+{sums}
 @entry
-def run(shared):
-    what = carray(shared, 13)
-    source, residual, target, n, chunk = what[1], what[2], what[3], what[4], what[5]
-    source_size, target_size, several, width, room = what[6], what[7], what[9], what[10], what[11]
-    parameter, ranks = value_of_bits(what[8]), float32(what[12])
-    x, codes, votes = empty({PIECE}, float32), empty({PIECE}, uint8), empty({PIECE}, int32)
-    j = take_ticket(shared)
-    while j * {PIECE * SHARE} < room:
-        start, stop = j * {PIECE * SHARE}, min(j * {PIECE * SHARE} + {PIECE * SHARE}, room)
-        while start < stop:
-            piece = start // chunk
-            inside = start - piece * chunk
-            m = min({PIECE}, stop - start, chunk - inside)
-            there = max(min(m, n - start), 0)
-{_indented(_reading(job))}
-{_indented(_writing(job))}
-            start += m
-        j = take_ticket(shared)
-'''
+def compute(shared, scratch, start, m, there):
+    source, residual, target = shared[{SOURCE}], shared[{RESIDUAL}], shared[{TARGET}]
+    chunk, source_size, target_size, width = shared[{CHUNK}], shared[{SOURCE_SIZE}], shared[{TARGET_SIZE}], shared[{WIDTH}]
+    parameter, ranks = value_of_bits(shared[{PARAMETER}]), float32(shared[{RANKS}])
+    x, votes, codes = pointer(scratch, FLOAT), pointer(scratch + {4 * PIECE}, INT), pointer(scratch + {8 * PIECE}, BYTE)
+    piece = start // chunk
+    inside = start - piece * chunk
+{textwrap.indent(_reading(job) + _writing(job), "    ")}'''
 
 
-def _indented(text: str) -> str:
-    return "\n".join("            " + line for line in text.splitlines())
-
-
-def _bytes(message: str, bits: int) -> str:
-    return f"carray(pointer({message} + inside * {bits} // 8, BYTE), m * {bits} // 8)"
-
-
-def _scales(message: str, bits: int) -> str:
-    return f"carray(pointer({message} + chunk * {bits} // 8 + inside // {BLOCK} * 4, FLOAT), m // {BLOCK})"
-
-
-def _halves(message: str) -> str:
-    return f"carray(pointer({message} + inside * 2, HALF), m)"
-
-
-def _reading(job: Job) -> str:
-    code, bits = job.code, job.code.bits
-    if job.reads == "values":
-        return """values = carray(pointer(source + start * SOURCE.itemsize, SOURCE), there)
-load_values(values, x[:m])"""
-    if job.reads == "votes":
-        return """votes[:m] = 0
-for k in range(width):
-    packed = carray(pointer(source + piece * source_size + k * (chunk // 8) + inside // 8, BYTE), m // 8)
-    unpack_bits(packed, codes[:m])
-    add_plane(codes[:m], k, votes[:m])
-add_up_votes(votes[:m], ranks, parameter, x[:m])"""
-    message = "source + (piece + r) * source_size"
-    if job.writes == "votes":
-        each = f"unpack({_bytes(message, bits)}, codes[:m])\n    count(codes[:m], votes[:m])"
-        return f"votes[:m] = 0\nfor r in range(several):\n    {each}"
-    if code.dtype is not None:
-        each = f"add_halves({_halves(message)}, x[:m], r == 0)"
-    else:
-        scales = _scales(message, bits) if code.scaled_by else "x[:0]"
-        each = f"unpack({_bytes(message, bits)}, codes[:m])\n    add_values(codes[:m], {scales}, parameter, x[:m], r == 0)"
-    return f"for r in range(several):\n    {each}"
-
-
-def _writing(job: Job) -> str:
-    code, bits = job.code, job.code.bits
-    if job.writes == "values":
-        return """values = carray(pointer(target + start * TARGET.itemsize, TARGET), there)
-store_values(x[:m], values)"""
-    message = "target + piece * target_size"
-    if job.writes == "votes":
-        return f"""for k in range(width):
-    plane(votes[:m], k, codes[:m])
-    pack_bits(codes[:m], carray(pointer({message} + k * (chunk // 8) + inside // 8, BYTE), m // 8))"""
-    kept = f"carray(pointer(residual + start * 4, FLOAT), {'there' if job.residual is not None else 0})"
-    lines = [f"left = {kept}", "add_residual(left, x[:m])", "x[there:m] = ZERO"]
-    if code.dtype is not None:
-        lines.append(f"put_halves(x[:m], {_halves(message)}, left)")
-    else:
-        scales = _scales(message, bits) if code.scaled_by else "x[:0]"
-        lines.append(f"code_values(x[:m], {scales}, parameter, codes[:m], left)")
-        if not code.scaled_by:
-            lines.append("codes[there:m] = 0")
-        lines.append(f"pack(codes[:m], {_bytes(message, bits)})")
-    return "\n".join(lines)
-
-
-def _functions(code: Code) -> str:
-    """The loops over values."""
-    if code.dtype is not None:
-        return _VALUES + _OF_HALVES
-    text = _VALUES + (_OF_SCALED if code.scaled_by else _OF_CODES)
-    if code.vote is not None:
-        text += _OF_VOTES
-    return text.replace("SCALE_OF_BLOCK", "mean_of" if code.scaled_by == "mean" else "largest_of").replace(
-        "PER_SCALE", str(BLOCK)
-    )
-
-
-_VALUES = """
-@jit
-def load_values(values, x):
-    for i in range(values.size):
-        x[i] = load_source(values[i])
-    x[values.size:] = ZERO
-
-
-@jit
-def store_values(x, values):
-    for i in range(values.size):
-        values[i] = store_target(x[i])
-
-
-@jit
-def add_residual(left, x):
-    for i in range(left.size):
-        x[i] = x[i] + left[i]
-"""
-
-_OF_HALVES = """
-
-@jit
-def add_halves(halves, x, first):
-    if first:
-        for i in range(x.size):
-            x[i] = load_half(halves[i])
-    else:
-        for i in range(x.size):
-            x[i] = x[i] + load_half(halves[i])
-
-
-@jit
-def put_halves(x, halves, left):
-    for i in range(left.size):
-        half = store_half(x[i])
-        halves[i] = half
-        left[i] = left_over(x[i], load_half(half))
-    for i in range(left.size, x.size):
-        halves[i] = store_half(x[i])
-"""
-
-_OF_CODES = """
-
-@jit
-def add_values(codes, scales, parameter, x, first):
-    if first:
-        for i in range(x.size):
-            x[i] = value_of(float32(codes[i]), parameter, ZERO)
-    else:
-        for i in range(x.size):
-            x[i] = x[i] + value_of(float32(codes[i]), parameter, ZERO)
-
-
-@jit
-def code_values(x, scales, parameter, codes, left):
-    for i in range(left.size):
-        code = quantise(x[i], parameter, ZERO)
-        codes[i] = uint8(int32(code))
-        left[i] = left_over(x[i], value_of(code, parameter, ZERO))
-    for i in range(left.size, x.size):
-        codes[i] = uint8(int32(quantise(x[i], parameter, ZERO)))
-"""
-
-_OF_SCALED = """
-
-@jit
-def add_block(codes, scale, parameter, x, first):
-    if first:
-        for i in range(x.size):
-            x[i] = value_of(float32(codes[i]), parameter, scale)
-    else:
-        for i in range(x.size):
-            x[i] = x[i] + value_of(float32(codes[i]), parameter, scale)
-
-
-@jit
-def add_values(codes, scales, parameter, x, first):
-    for b in range(scales.size):
-        piece = slice(b * PER_SCALE, (b + 1) * PER_SCALE)
-        add_block(codes[piece], scales[b], parameter, x[piece], first)
-
-
+_SUM_OF_SHARES = f"""
 @jit_sums
-def sum_of_shares(x, shrunk):
+def sum_of_shares(x, first, shrunk):
     total = ZERO
-    for i in range(x.size):
+    for i in range(first, first + {BLOCK}):
         total += share(x[i], shrunk)
     return total
 
-
-@jit
-def largest_of(x, most, shrunk):
-    return most
-
-
-@jit
-def mean_of(x, most, shrunk):
-    return mean(sum_of_shares(x, shrunk), most)
-
-
-@jit
-def code_block(x, scale, shrunk, parameter, codes, left):
-    for i in range(left.size):
-        code = quantise(x[i], parameter, shrunk)
-        codes[i] = uint8(int32(code))
-        left[i] = left_over(x[i], value_of(code, parameter, scale))
-    for i in range(left.size, x.size):
-        codes[i] = uint8(int32(quantise(x[i], parameter, shrunk)))
-
-
-@jit
-def code_values(x, scales, parameter, codes, left):
-    for b in range(scales.size):
-        piece = slice(b * PER_SCALE, (b + 1) * PER_SCALE)
-        most = largest(x[piece])
-        shrunk = shrink(most)
-        scales[b] = SCALE_OF_BLOCK(x[piece], most, shrunk)
-        code_block(x[piece], scales[b], shrunk, parameter, codes[piece], left[piece])
 """
 
-_OF_VOTES = """
 
-@jit
-def count(codes, votes):
-    for i in range(votes.size):
+def _bytes(message: str, bits: int) -> str:
+    return f"pointer({message} + inside * {bits} // 8, BYTE)"
+
+
+def _scales(message: str, bits: int) -> str:
+    return f"pointer({message} + chunk * {bits} // 8 + inside // {BLOCK} * 4, FLOAT)"
+
+
+def _plane(message: str) -> str:
+    return f"pointer({message} + k * (chunk // 8) + inside // 8, BYTE)"
+
+
+def _reading(job: Job) -> str:
+    """The lines that fill x, or count votes."""
+    code, bits = job.code, job.code.bits
+    if job.reads == "values":
+        return """\
+values = pointer(source + start * SOURCE.itemsize, SOURCE)
+for i in range(there):
+    x[i] = load_source(values[i])
+for i in range(there, m):
+    x[i] = ZERO
+"""
+    if job.reads == "votes":
+        return f"""\
+for i in range(m):
+    votes[i] = 0
+for k in range(width):
+    unpack_bits({_plane("source + piece * source_size")}, m, codes)
+    for i in range(m):
+        votes[i] += int32(uint32(codes[i]) << uint32(k))
+for i in range(m):
+    x[i] = sum_of_votes(float32(votes[i]), ranks, parameter)
+"""
+    message = "source + (piece + r) * source_size"
+    if job.writes == "votes":
+        return f"""\
+for i in range(m):
+    votes[i] = 0
+for r in range(shared[{SEVERAL}]):
+    unpack({_bytes(message, bits)}, m, codes)
+    for i in range(m):
         votes[i] += int32(vote(float32(codes[i])))
-
-
-@jit
-def add_up_votes(votes, ranks, parameter, x):
-    for i in range(votes.size):
-        x[i] = sum_of_votes(float32(votes[i]), ranks, parameter)
 """
+    if code.dtype is not None:
+        opened = f"halves = pointer({message} + inside * 2, HALF)"
+        each = _set_or_add("m", "load_half(halves[i])")
+    elif code.scaled_by:
+        opened = f"unpack({_bytes(message, bits)}, m, codes)\n    scales = {_scales(message, bits)}"
+        each = f"""\
+for b in range(m // {BLOCK}):
+    scale = scales[b]
+{textwrap.indent(_set_or_add(f"b * {BLOCK}, (b + 1) * {BLOCK}", "value_of(float32(codes[i]), parameter, scale)"), "    ")}"""
+    else:
+        opened = f"unpack({_bytes(message, bits)}, m, codes)"
+        each = _set_or_add("m", "value_of(float32(codes[i]), parameter, ZERO)")
+    return f"for r in range(shared[{SEVERAL}]):\n    {opened}\n{textwrap.indent(each, '    ')}"
+
+
+def _set_or_add(range_: str, value: str) -> str:
+    """The lines that make x the value where it is that of the first message, and add it to x otherwise."""
+    return f"""\
+if r == 0:
+    for i in range({range_}):
+        x[i] = {value}
+else:
+    for i in range({range_}):
+        x[i] = x[i] + {value}
+"""
+
+
+def _writing(job: Job) -> str:
+    """The lines that write x, or votes, to the target, and what is left of x."""
+    code, bits = job.code, job.code.bits
+    if job.writes == "values":
+        return """\
+values = pointer(target + start * TARGET.itemsize, TARGET)
+for i in range(there):
+    values[i] = store_target(x[i])
+"""
+    message = "target + piece * target_size"
+    if job.writes == "votes":
+        return f"""\
+for k in range(width):
+    for i in range(m):
+        codes[i] = uint8((uint32(votes[i]) >> uint32(k)) & uint32(1))
+    pack_bits(codes, m, {_plane(message)})
+"""
+    text = ""
+    if job.residual is not None:
+        text += """\
+left = pointer(residual + start * 4, FLOAT)
+for i in range(there):
+    x[i] = x[i] + left[i]
+"""
+    text += "for i in range(there, m):\n    x[i] = ZERO\n"
+
+    def coded(first: str, last: str, lines: str, left: str) -> str:
+        """These lines for each value, of those that have one with what is left of it."""
+        if job.residual is None:
+            return f"for i in range({first}, {last}):{lines}\n"
+        return f"""\
+for i in range({first}, min(max(there, {first}), {last})):{lines}
+    left[i] = {left}
+for i in range(min(max(there, {first}), {last}), {last}):{lines}
+"""
+
+    if code.dtype is not None:
+        text += f"halves = pointer({message} + inside * 2, HALF)\n"
+        lines = "\n    half = store_half(x[i])\n    halves[i] = half"
+        return text + coded("0", "m", lines, "left_over(x[i], load_half(half))")
+    scale, shrunk = ("scale", "shrunk") if code.scaled_by else ("ZERO", "ZERO")
+    lines = f"\n    code = quantise(x[i], parameter, {shrunk})\n    codes[i] = uint8(int32(code))"
+    left = f"left_over(x[i], value_of(code, parameter, {scale}))"
+    if code.scaled_by:
+        scaled = "mean(sum_of_shares(x, first, shrunk), most)" if code.scaled_by == "mean" else "most"
+        text += f"""\
+scales = {_scales(message, bits)}
+for b in range(m // {BLOCK}):
+    first = b * {BLOCK}
+    most = largest(x, first)
+    shrunk = shrink(most)
+    scale = {scaled}
+    scales[b] = scale
+{textwrap.indent(coded("first", f"first + {BLOCK}", lines, left), "    ")}"""
+    else:
+        text += coded("0", "m", lines, left) + "for i in range(there, m):\n    codes[i] = 0\n"
+    return f"{text}pack(codes, m, {_bytes(message, bits)})\n"

@@ -187,7 +187,7 @@ M = 80  # torch counts to the last update of a cycle, we to the one after the fi
             100,
         ),
         (ExponentialScheduler(0.9, base_lr=0.7), lambda o: torchs.ExponentialLR(o, 0.9), 60),
-        (FunctionScheduler(math.exp2, 0.7), lambda o: torchs.LambdaLR(o, math.exp2), 20),
+        (FunctionScheduler(math.exp, 0.7), lambda o: torchs.LambdaLR(o, math.exp), 20),
         (
             FactorScheduler(100, base_lr=0.7, warmup_steps=20, warmup_begin_lr=0.07),
             lambda o: torchs.LinearLR(o, 0.1, total_iters=20),
@@ -771,7 +771,7 @@ def test_the_base_class_has_no_rule():
             r"is bound to its optimizer already; give its class and its arguments, from_torch\(StepLR, ...\)",
         ),
         (
-            lambda: from_torch("LambdaLR", lr_lambda=math.exp2).to_config(),
+            lambda: from_torch("LambdaLR", lr_lambda=math.exp).to_config(),
             TypeError,
             r"kwargs of TorchScheduler\['lr_lambda'\] is a function, which cannot be saved",
         ),
