@@ -101,9 +101,9 @@ def _load(address, offsets, n, TYPE: tl.constexpr, COMPUTE: tl.constexpr, FULL: 
     return value.to(COMPUTE)
 
 
-@triton.jit
-def _is_packed(TYPE: tl.constexpr):
-    return tl.uint8 == TYPE or tl.int8 == TYPE  # the compiler knows no `in` of tuples
+@triton.constexpr_function  # of another function Triton 3.5 and 3.6 know the value too late: they compile both branches
+def _is_packed(TYPE):
+    return TYPE in (tl.uint8, tl.int8)
 
 
 @triton.jit
