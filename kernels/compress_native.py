@@ -53,7 +53,7 @@ _loops: dict[tuple[Any, ...], Any] = {}
 
 # What a loop is called with, as in native.py: the next pieces to take, addresses, sizes, the bits of the code's parameter.
 TICKET, SOURCE, RESIDUAL, TARGET, N, CHUNK, SOURCE_SIZE, TARGET_SIZE = range(8)
-PARAMETER, SEVERAL, WIDTH, ROOM, RANKS, COMPUTE = range(8, 14)
+PARAMETER, SEVERAL, WIDTH, ROOM, RANKS, AT_ONCE, COMPUTE = range(8, 15)
 
 
 def run(job: Job) -> None:
@@ -68,7 +68,7 @@ def run(job: Job) -> None:
     parameter = int(np.float32(job.parameter).view(np.uint32))
     several = job.ranks if job.reads == "messages" else 1
     width = job.code.vote_bits(job.ranks) if "votes" in (job.reads, job.writes) else 0
-    numbers = [job.n, job.chunk, *strides, parameter, several, width, room, job.ranks, _loops[key].address]
+    numbers = [job.n, job.chunk, *strides, parameter, several, width, room, job.ranks, PIECE, _loops[key].address]
     shared = np.array([0, *tensors, *numbers], dtype=np.int64)
     threads = min(torch.get_num_threads(), -(-room // (PIECE * SHARE))) if room >= PARALLEL_FROM else 1
     if threads > 1:
@@ -85,13 +85,14 @@ def _driver() -> tuple[int, Callable[[int], None]]:
 
 
 def _drive(shared):
-    scratch = np.empty(9 * PIECE, np.uint8)  # of a piece the values, float32, the votes, int32, and the codes, uint8
-    n, chunk, room = shared[N], shared[CHUNK], shared[ROOM]
+    # As in native.py, no number of another file stands here.
+    n, chunk, room, at_once = shared[N], shared[CHUNK], shared[ROOM], shared[AT_ONCE]
+    scratch = np.empty(9 * at_once, np.uint8)  # of a piece the values, float32, the votes, int32, and the codes, uint8
     j = _take_ticket(shared)
-    while j * PIECE * SHARE < room:
-        start, stop = j * PIECE * SHARE, min((j + 1) * PIECE * SHARE, room)
+    while j * at_once * SHARE < room:
+        start, stop = j * at_once * SHARE, min((j + 1) * at_once * SHARE, room)
         while start < stop:
-            m = min(PIECE, stop - start, chunk - start % chunk)
+            m = min(at_once, stop - start, chunk - start % chunk)
             _call(shared[COMPUTE], shared, scratch.ctypes.data, start, m, max(min(m, n - start), 0))
             start += m
         j = _take_ticket(shared)

@@ -76,8 +76,8 @@ _jit_sums = numba.njit(fastmath=_SUMS, error_model="numpy", nogil=True)
 
 # What a loop is called with: int64 numbers, addresses among them, at these places. The threads share them. First the next
 # tile to take, then where the table's arrays lie and how wide they are, how much a piece has, and what computes one.
-TICKET, ADDRESSES, SIZES, HYPER, TILES, SUMS, PARTIALS = range(7)
-N_TENSORS, N_HYPER, N_SUMS, N_VALUES, N_TILES, N_BLOCK, COMPUTE = range(7, 14)
+TICKET, ADDRESSES, GRADIENTS, SIZES, HYPER, TILES, SUMS, PARTIALS = range(8)
+N_TENSORS, N_HYPER, N_SUMS, N_VALUES, N_TILES, N_BLOCK, COMPUTE = range(8, 15)
 
 
 class NativeUpdate:
@@ -152,7 +152,7 @@ class NativeUpdate:
         nothing = np.zeros((0, 0), dtype=table.hyper.dtype)
         sums = nothing if function.numbers_from is None else self.sums[function.numbers_from].numpy()
         partials = np.zeros((0, 0)) if partials is None else partials
-        arrays = (table.addresses, table.sizes, table.hyper, table.tiles, sums, partials)
+        arrays = (table.addresses, table.addresses[GRADIENT], table.sizes, table.hyper, table.tiles, sums, partials)
         widths = [len(table.sizes), table.hyper.shape[1], sums.shape[1], partials.shape[1], self._n_tiles]
         block = _block(function, table.storage)
         shared = np.array([0, *(array.ctypes.data for array in arrays), *widths, block, compute.address], dtype=np.int64)
@@ -376,13 +376,14 @@ def _driver() -> tuple[int, Callable[[int], None]]:
 
 
 def _drive(shared):
-    addresses, sizes = _pointer(shared[ADDRESSES], _INT64), _pointer(shared[SIZES], _INT64)
+    # No number of another file stands here, since numba's cache would not notice that it has changed.
+    gradients, sizes = _pointer(shared[GRADIENTS], _INT64), _pointer(shared[SIZES], _INT64)
     tiles, partials = _pointer(shared[TILES], _INT32), _pointer(shared[PARTIALS], _FLOAT64)
     n_values, block = shared[N_VALUES], shared[N_BLOCK]
     j = _take_ticket(shared)
     while j < shared[N_TILES]:
         t, tile = np.int64(tiles[2 * j]), np.int64(tiles[2 * j + 1])
-        if addresses[GRADIENT * shared[N_TENSORS] + t] != 0:
+        if gradients[t] != 0:
             for k in range(n_values):
                 partials[j * n_values + k] = 0.0
             end = min((tile + 1) * TILE, sizes[t])
