@@ -4,6 +4,7 @@ It is loaded before any test module, and so before anything imports Triton or nu
 on import. Child processes inherit the settings through the environment.
 """
 
+import gc
 import importlib.util
 import json
 import os
@@ -92,6 +93,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     matrix.select(config, items)
+
+
+def pytest_collection_finish() -> None:
+    """What thousands of tests were collected into stays: Python's garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

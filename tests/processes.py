@@ -145,10 +145,15 @@ def _module(path: str) -> Any:
 
 def _fork() -> None:
     """Fork, or end a fork, for each line of the input."""
-    import torch.distributed  # noqa: F401
+    import numba
+    import pytest  # noqa: F401
+    import torch._dynamo  # noqa: F401  # by torch.optim
+    import torch.distributed.fsdp  # noqa: F401
 
     import tristep.trainer  # noqa: F401
+    from tristep.kernels import native  # noqa: F401
 
+    numba.njit(lambda: 0)()  # imports what compiling takes
     for line in sys.stdin:
         what, *numbers, last = line.split()
         if what == "kill":

@@ -56,7 +56,7 @@ def test_a_picture_takes_the_place_of_a_widget(source):
 
 
 @pytest.mark.slow
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.sample(0, "10_many_gpus")  # it starts processes for half a minute
 def test_the_source_runs_and_ends_in_checks(source, build, monkeypatch, tmp_path):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # these tests have it; who reads a tutorial does not

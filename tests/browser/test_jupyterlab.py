@@ -96,6 +96,7 @@ def test_a_running_task_changes_the_picture_and_leaves_the_controls_alone(book, 
     book.run("task.cancel(); widget.close()")
 
 
+@pytest.mark.sample(0)
 def test_the_notebooks_theme_is_followed_at_once(book, browser):
     book.run("widget = SceneWidget(scene(8).to_bytes())\nwidget")
     browser.find(".tristep-picture canvas")

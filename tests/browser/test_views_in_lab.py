@@ -91,6 +91,7 @@ def test_a_playground(book, browser):
     book.run("own.close()")
 
 
+@pytest.mark.sample(0)
 def test_a_race_in_core_widgets(book, browser):
     book.run(BEGIN.format(tier="widgets"))
     book.run(RACE, "race")
@@ -138,6 +139,7 @@ def test_frames_are_chosen_while_python_is_busy(book, browser, tmp_path):
     book.run("box.close()")
 
 
+@pytest.mark.sample(0)
 def test_the_doctor_hears_from_the_page(book, browser):
     book.run(BEGIN.format(tier="canvas"))
     said = book.run("%viz_doctor", "doctor")
@@ -148,6 +150,7 @@ def test_the_doctor_hears_from_the_page(book, browser):
     browser.keep("doctor")
 
 
+@pytest.mark.sample(0)
 def test_optimizers_compared_by_a_magic(book, browser):
     book.run(BEGIN.format(tier="canvas"))
     book.run("%opt_compare adam lion sgd --on rosenbrock", "compared")

@@ -230,7 +230,7 @@ def _every_word(name):
     )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("target", "rule"), [*COMPILED, *((target, own) for target in TARGETS for own in ("every_word", "in_a_cell"))]
 )
@@ -238,13 +238,13 @@ def test_every_rule_compiles_for(target, rule, code):
     assert code(Case(target, rule)).warps in (4, 8)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("target", "rule", "stage"), COMPILED_SUMS)
 def test_every_reduction_compiles_for(target, rule, stage, code):
     assert code(Case(target, rule, stage=stage)).warps in (4, 8)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("rule", "stage"), SUMS)
 def test_reductions_read_full_tiles_by_128_bit_accesses_only(rule, stage, code):
     """Without spills, float64 or too many registers. Threads exchange their sums through shared memory."""
@@ -292,7 +292,7 @@ def test_no_spills_no_shared_memory_no_float64_few_registers(rule, code):
     _spills_nothing(Case(rule=rule), code)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", [*MIXED, *STORED], ids=lambda case: case.name)
 def test_no_spills_no_shared_memory_no_float64_few_registers_whatever_is_stored(case, code):
     _spills_nothing(case, code)
@@ -320,7 +320,7 @@ def test_full_tiles_of_mixed_widths_take_one_access_a_tensor(case, code):
     assert not [name for name in names if name.startswith("LDG") and "16" in name]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", STORED, ids=lambda case: case.name)
 def test_full_tiles_of_fewer_bits_take_one_access_a_tensor(case, code):
     """64 bits for 4 elements of 16, 128 for 4 of 32; nothing else is written, nor read in more pieces."""

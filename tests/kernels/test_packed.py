@@ -258,6 +258,7 @@ def test_zeros_and_numbers_at_the_ends_of_float32(place):
         np.testing.assert_array_equal(got[256:], expected[256:])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [("adamw", (F32, F32, None)), ("lamb", (BF16, BF16, I16)), ("novograd", (F16, F32, F16))],

@@ -101,7 +101,7 @@ def _same_on_all(found):
             assert all(a.tobytes() == b.tobytes() for a, b in zip(step[0], rank, strict=True))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("ranks", "dtype", "set_to_none", "parts"),
     [

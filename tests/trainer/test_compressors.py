@@ -94,7 +94,19 @@ def _kept(states):
     return 0.0 if total is None else total.double()
 
 
-@pytest.mark.sample(6)
+# Before those of several ranks, which then find its compiled loops in the cache.
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind != "powersgd"])
+def test_what_is_decoded_is_near_to_what_was_encoded(kind):
+    compressor = create_compressor(_params(kind))
+    values = torch.randn(5000)
+    message = compressor.encode(values)
+    found = compressor.decode(message, 5000)
+    assert found.shape == values.shape
+    assert message.numel() * message.element_size() < 0.55 * 4 * 5000
+    assert torch.dot(found, values) > 0.2 * found.norm() * values.norm()
+
+
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("kind", [*TYPES, "thirds"])
 def test_all_ranks_get_the_same_bits_and_nothing_is_lost(kind, ranks, processes):
@@ -138,7 +150,7 @@ def test_without_error_feedback_nothing_is_kept(kind, processes):
     assert state["server"] is None
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["2bit", "int8", "sign", "bf16", "topk", "randomk"])
 def test_buckets_of_fewer_bits_and_of_few_elements(kind, processes):
     for n, dtype in ((10, torch.float32), (4000, torch.bfloat16)):
@@ -216,6 +228,7 @@ FIRST = {"2bit": 2, "1bit": 1, "int8": 8 + 32 / 128, "int4": 4 + 32 / 128, "sign
 VOTES = {2: {}, 3: {"2bit": 3, "1bit": 2}}  # bits of the second message, where they are others; two ranks send only one
 
 
+@pytest.mark.sample(3)
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="needs the counters of Linux")
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("kind", ["2bit", "1bit", "int8", "sign", "fp16", "topk", "randomk", "powersgd"])
@@ -311,6 +324,7 @@ def _not_finite(kind):
     return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["fp16", "bf16", "int8", "int4", "sign", "topk", "powersgd"])
 def test_one_ranks_nan_is_seen_by_all_and_is_over_with_the_step(kind, processes):
     for found in on_ranks(processes, 3, _not_finite, kind):
@@ -343,6 +357,7 @@ def _averaged(params, steps):
     return weights, losses, len(hook.reduces) if hook is not None else 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["int8", "fp16", "topk", "powersgd"])
 def test_ddp_averages_over_compressed_messages(kind, processes):
     """The mean, as DDP without a hook finds it (fp16: nearly to the digit), the same bits on both ranks; and it learns."""
@@ -365,17 +380,6 @@ def test_one_rank_compresses_too():
     reduce.start(bucket).wait()
     assert bucket.tolist() == [0.5, -0.5, 0.0]
     assert (reduce.ranks, reduce.bytes_sent) == (1, 0)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind != "powersgd"])
-def test_what_is_decoded_is_near_to_what_was_encoded(kind):
-    compressor = create_compressor(_params(kind))
-    values = torch.randn(5000)
-    message = compressor.encode(values)
-    found = compressor.decode(message, 5000)
-    assert found.shape == values.shape
-    assert message.numel() * message.element_size() < 0.55 * 4 * 5000
-    assert torch.dot(found, values) > 0.2 * found.norm() * values.norm()
 
 
 def test_topk_sends_the_largest():

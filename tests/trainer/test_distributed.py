@@ -98,6 +98,7 @@ def _compressed(params):
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("params", COMPRESSIONS, ids=lambda params: params["type"])
 def test_compressed_sums_are_the_same_on_all_ranks_whoever_updates(processes, params):
     found = processes(2).run(_compressed, params)

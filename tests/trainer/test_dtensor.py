@@ -103,7 +103,7 @@ def _all_differences(dtype, shape, engine, names):
         return {name: _differences(name, dtype, shape) for name in names}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("ranks", "shape", "dtype", "engine", "names"),
     [

@@ -96,7 +96,7 @@ def test_training_goes_on_to_the_bit(stored, engine, device, everything, tmp_pat
     assert after["optimizer"] == again["optimizer"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lion"])
 def test_remainders_are_masters_to_the_bit(name, engine, device):
     """Gradients are given, so that weights half-way between two numbers, rounded otherwise, have no consequences."""

@@ -160,7 +160,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
 def test_replays_are_steps_to_the_bit(case):
     name, options, others = CASES[case]

@@ -74,23 +74,23 @@ def rated(name, rates=RATES, **arguments):
     return lambda: [optimizer.create(name, **({"learning_rate": r} if takes_rate else {}), **arguments) for r in rates]
 
 
-@pytest.mark.sample(24)
-@pytest.mark.sample(6, "triton")
+@pytest.mark.sample(16)
+@pytest.mark.sample(4, "triton")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_as_alone(name, engine, device):
     steps = 2 if engine == "triton" and device.type == "cpu" else 5
     assert_equal(*both(rated(name), shapes_for(name), steps, engine, device=device))
 
 
-@pytest.mark.sample(4, "triton")
-@pytest.mark.sample(14)
+@pytest.mark.sample(3, "triton")
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_stacked_as_alone(name, engine, device):
     steps = 2 if engine == "triton" and device.type == "cpu" else 5
     assert_equal(*both(rated(name), shapes_for(name), steps, engine, device=device, stacked=True))
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", NAMES)
 def test_other_settings_that_differ(name):
     """All numbers of the constructor that can be made a little smaller, and the decay."""

@@ -1019,6 +1019,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.sample(0)
 def test_a_program_under_torchrun_ends_cleanly(tmp_path):
     """Every process ends by itself with status 0 and without a warning, even if the program destroys its process groups."""
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")

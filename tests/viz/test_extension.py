@@ -112,7 +112,7 @@ def test_optimizers_are_shown_as_tables_while_it_is_loaded(shell):
     assert set(shell.display_formatter.format(optimizer)[0]) == {"text/plain"}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", sorted(MAGICS | {"train"}))
 def test_each_magic_explains_itself(shell, name):
     kind = "cell" if name == "train" else "line"
