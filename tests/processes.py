@@ -147,7 +147,7 @@ def _fork() -> None:
     """Fork, or end a fork, for each line of the input."""
     import numba
     import pytest  # noqa: F401
-    import torch._dynamo  # noqa: F401  # by torch.optim
+    import torch._dynamo  # by torch.optim
     import torch.distributed.fsdp  # noqa: F401
 
     import tristep.trainer  # noqa: F401
