@@ -47,6 +47,7 @@ TUNING = {
 
 # A function with one of these among its decorators is read or compiled, and Python need not execute it.
 COMPILED = ("jit", "rule", "reduction", "measure", "finish", "intrinsic", "overload", "register_jitable", "kept", "entry")
+DRIVERS = ("_drive",)  # compiled, too, without a decorator
 ENGINES = ("kernels/engine.py:", "kernels/native.py:", "kernels/gpu.py:")  # who calls what was compiled
 
 _ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
@@ -73,7 +74,7 @@ class Scope(NamedTuple):
         name = f"{self.name}.{node.name}".lstrip(".")
         if isinstance(node, ast.ClassDef):
             return self._replace(name=name)
-        compiled = self.compiled or any(_compiles(decorator) for decorator in node.decorator_list)
+        compiled = self.compiled or node.name in DRIVERS or any(map(_compiles, node.decorator_list))
         return Scope(name, True, compiled, node.returns is not None and ast.unparse(node.returns) == "bool")
 
 
