@@ -13,6 +13,7 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+from .notes import LARGEST, smoothed
 from .style import GRID, INK, QUIET, Figure, line_style, quieten
 
 __all__ = ["plot_schedules", "plot_training"]
@@ -30,7 +31,8 @@ def plot_training(
 ) -> Figure:
     """Loss curves of several runs on a log scale, and beside them each run's learning rate.
 
-    A curve is drawn twice: faint as it is, and smoothed. Labels stand at the right in the order of the curves' ends.
+    A curve is drawn twice: faint as it is, and as the average of each loss and those before it, which is exponentially
+    weighted, and geometric on the log scale. Labels stand at the right in the order of the curves' ends.
 
     Args:
         losses: by the run's name, its loss at every update, [n_updates]. Values that are not finite leave gaps, and so do
@@ -39,8 +41,8 @@ def plot_training(
         notes: by name, words to be put below it.
         title: what stands above; empty for nothing.
         xlabel, ylabel: what the axes say.
-        smoothing: the width of the average in updates, >= 1; 1 draws the losses as they are. None takes a fiftieth of the
-            longest run.
+        smoothing: how many updates back the weight in the average is 1 / e, >= 1; 1 draws the losses as they are. None takes
+            a fiftieth of the longest run.
 
     Raises:
         ValueError: there is no run, a run has no loss, or names or lengths do not go together.
@@ -73,16 +75,19 @@ def plot_training(
     rates_left = right + 0.65 + label_width + 0.15
     figure = Figure(rates_left + (1.75 if rates else 0.0), height)
     axes = _add_axes(figure, left, bottom, right, top)
-    smoothed = {name: _smoothed(curve, smoothing) for name, curve in curves.items()}
-    logarithmic = _set_loss_scale(axes, np.concatenate(list(smoothed.values())))
+    logarithmic = any(((curve > 0) & (curve < LARGEST)).any() for curve in curves.values())
+    width, scale = smoothing if smoothing > 1 else 0, "log" if logarithmic else "linear"
+    averages = {name: smoothed(curve, [width], scale)[0] for name, curve in curves.items()}
+    if logarithmic:
+        _set_log_scale(axes, np.concatenate(list(averages.values())))
     ends = {}
     for i, (name, curve) in enumerate(curves.items()):
         updates = np.arange(1, len(curve) + 1)
         style = line_style(i)
         if smoothing > 1:
             axes.plot(updates, curve, color=style["color"], linewidth=0.5, alpha=0.18, label=f"_{name}, raw")
-        axes.plot(updates, smoothed[name], linewidth=1.8, marker=_marker(curve), label=name, **style)
-        ends[name] = _end(updates, smoothed[name], above=0.0 if logarithmic else -np.inf)
+        axes.plot(updates, averages[name], linewidth=1.8, marker=_marker(curve), label=name, **style)
+        ends[name] = _end(updates, averages[name], above=0.0 if logarithmic else -np.inf)
     _finish(axes, longest, xlabel, ylabel)
 
     # The labels, highest curve first; each has a row of its own, with the learning rate at its end.
@@ -187,36 +192,20 @@ def _checked_curves(argument: str, curves: Mapping[str, Sequence[float]]) -> dic
     return result
 
 
-def _smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    """The average around each value, weighted by a bell of this standard deviation; gaps stay gaps and count for nothing."""
-    if width <= 1:
-        return values
-    reach = 3 * width
-    bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
-    there = np.isfinite(values)
-    total = np.convolve(np.where(there, values, 0.0), bell)[reach : reach + len(values)]
-    weight = np.convolve(there.astype(float), bell)[reach : reach + len(values)]
-    return np.divide(total, weight, out=np.full(len(values), np.nan), where=there)
-
-
 def _end(updates: np.ndarray, curve: np.ndarray, above: float = -np.inf) -> tuple[float, float]:
     """Where a curve ends: its last finite point above a value; at the top if it has none."""
     there = np.flatnonzero(np.isfinite(curve) & (curve > above))
     return (float(updates[there[-1]]), float(curve[there[-1]])) if there.size else (0.0, np.inf)
 
 
-def _set_loss_scale(axes: Axes, smoothed: np.ndarray) -> bool:
-    """A log scale over the smoothed curves, if they are ever above 0; raw values far below may leave the picture."""
-    values = smoothed[np.isfinite(smoothed) & (smoothed > 0)]
-    if not values.size:
-        return False
-    low, high = float(values.min()) / 2, float(values.max()) * 1.5
+def _set_log_scale(axes: Axes, averages: np.ndarray) -> None:
+    """A log scale over the averages; raw values far below may leave the picture."""
+    low, high = float(np.nanmin(averages)) / 2, float(np.nanmax(averages)) * 1.5
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
-    return True
 
 
 def _finish(axes: Axes, longest: int, xlabel: str, ylabel: str) -> None:

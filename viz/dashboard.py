@@ -101,13 +101,13 @@ class Dashboard(RunView):
 def _loss_panel(series: Series) -> Panel:
     curve = series.curve()
     x = _middle(curve)
-    (mean,) = smoothed(curve.mean, [max(len(x) / 50, 1.0) if len(x) > 20 else 0.0])
+    scale = "log" if (curve.mean > 0).any() else "linear"
+    (mean,) = smoothed(curve.mean, [max(len(x) / 50, 1.0) if len(x) > 20 else 0.0], scale)
     layers: list[Layer] = [
         Band(x, _drawable(curve.low), _drawable(curve.high), alpha=0.12),
         Line(x, _drawable(curve.mean), width=0.6, alpha=0.35),
         Line(x, _drawable(mean), marker=len(x) == 1),
     ]
-    scale = "log" if (mean > 0).any() else "linear"
     vertical = Axis.over("loss", mean, _percentiles(curve.mean), scale=scale)
     return Panel(Axis.over("step", curve.first[:1], curve.last[-1:], margin=0.01), vertical, layers)
 

@@ -18,6 +18,7 @@ GROWN, FASTER = 15.0, 5.0  # of a weight's norm to its first, and of that growth
 SPIKE, RARE = 10.0, 4.0  # times the median of the gradient norms nearby, and what 95 % of these are below
 NEARBY = 50  # points
 LARGEST = 1e38  # what is beyond counts as not finite
+REACH = 7  # widths; what is older weighs less than a thousandth
 FEWEST, FEWEST_TENSORS = 10, 4  # points, and tensors, for whatever is compared
 MOST = 5  # sentences of one kind
 
@@ -69,27 +70,34 @@ def nonfinite_gradients(run: Run) -> tuple[Curve, np.ndarray] | None:
     return None
 
 
-def smoothed(values: np.ndarray, widths: Sequence[float]) -> np.ndarray:
-    """Averages around each value, weighted by a bell. What is not finite becomes NaN, and counts for nothing.
+def smoothed(values: np.ndarray, widths: Sequence[float], scale: str = "linear") -> np.ndarray:
+    """Exponentially weighted averages of each value and those before it; nothing that comes later changes them.
+
+    What is not finite becomes NaN, and counts for nothing.
 
     Args:
         values: [n].
-        widths: the bells' standard deviations, in values, each >= 0.
+        widths: how many values back the weight is 1 / e, each >= 0; 0 leaves the values as they are.
+        scale: of the axis that they are drawn on: "linear", or "log" for geometric means, which a spike of one step does not
+            turn into a hill; what is not above 0 then counts as not finite.
 
     Returns:
         float64 [n_widths, n].
     """
     values = np.asarray(values, dtype=np.float64)
     there = np.abs(values) < LARGEST
+    if scale == "log":
+        there &= values > 0
+        values = np.log(values, out=np.zeros(len(values)), where=there)
     filled, result = np.where(there, values, 0.0), np.where(there, values, np.nan)[None].repeat(len(widths), axis=0)
     for i, width in enumerate(widths):
         # Not by way of frequencies: a loss of 1e30 would reach all others by its rounding.
-        reach = min(math.ceil(4 * width), len(values))
+        reach = min(math.ceil(REACH * width), len(values))
         if reach > 0:
-            bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
-            total, weight = (np.convolve(each, bell)[reach : reach + len(values)] for each in (filled, there.astype(float)))
+            weights = np.exp(-np.arange(reach) / width)
+            total, weight = (np.convolve(each, weights)[: len(values)] for each in (filled, there.astype(float)))
             result[i] = np.divide(total, weight, out=np.full(len(values), np.nan), where=there)
-    return result
+    return np.exp(result) if scale == "log" else result
 
 
 def quantiles(values: np.ndarray, shares: Sequence[float]) -> np.ndarray:
@@ -260,7 +268,7 @@ def _losses(run: Run) -> Iterator[str]:
     steps, losses = curve.last[there], curve.mean[there]
     if len(losses) < 2 * FEWEST:
         return
-    (means,) = smoothed(losses, [len(losses) / 50])
+    means = _averages_around(losses, len(losses) / 50)
     first, last, k = float(means[0]), float(means[-1]), int(means.argmin())
     best = float(means[k])
     noise = float(np.std(losses - means))
@@ -272,6 +280,15 @@ def _losses(run: Run) -> Iterator[str]:
         since = int(np.flatnonzero(means <= best + min(0.01 * (first - best), 0.05 * abs(best)))[0])
         if since < len(losses) // 2 and len(losses) >= 5 * FEWEST:
             yield f"loss: {means[since]:.3g} at step {steps[since]:,} and {last:.3g} at the end: it stands still"
+
+
+def _averages_around(values: np.ndarray, width: float) -> np.ndarray:
+    """Averages of each value and its neighbours, weighted by a bell of this standard deviation."""
+    reach = min(math.ceil(4 * width), len(values))
+    bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+    total, weight = (np.convolve(each, bell)[reach : reach + len(values)] for each in (values, np.ones(len(values))))
+    averages: np.ndarray = total / weight
+    return averages
 
 
 # What is looked at in which order, if it is known at enough points.

@@ -45,9 +45,6 @@ class Recorder:
         weights: of which parameters, by name, to follow single elements: their places in the flattened parameter.
         notes: words about the run, by name.
 
-    Attributes:
-        run: what has been recorded so far.
-
     Example:
         >>> import torch, tristep
         >>> from tristep.viz import Recorder
@@ -60,7 +57,6 @@ class Recorder:
         ...     loss.backward()
         ...     trainer.step(batch_size=4)
         ...     recorder.step(loss=loss / 4)
-        >>> recorder.flush()
         >>> recorder.run.tensors["gradient_norm"].curve().mean
         array([[1.4142135, 1.       ],
                [1.4142135, 1.       ],
@@ -91,14 +87,14 @@ class Recorder:
             self._measuring = _OfOptimizer(source, 16 if every is None else every)
         measuring = self._measuring
         own = {"optimizer": measuring.described()} | dict(notes or {})
-        self.run = Run(name, measuring.names, measuring.edges, own)
+        self._run = Run(name, measuring.names, measuring.edges, own)
         try:
             self._watched = _watched(measuring, weights)
         except BaseException:
             measuring.close()
             raise
         self._last = 0
-        self._here: dict[str, tuple[list[int], list[float]]] = {}  # numbers that are not in `run` yet
+        self._here: dict[str, tuple[list[int], list[float]]] = {}  # numbers that are not in the run yet
         self._later: deque[tuple[int, str, torch.Tensor, Any]] = deque()
         self._looked = time.monotonic()
 
@@ -144,6 +140,12 @@ class Recorder:
             self.look()
 
     @property
+    def run(self) -> Run:
+        """What has been recorded so far, all of it: as `flush`, this waits for what is still in the making on a device."""
+        self.flush()
+        return self._run
+
+    @property
     def last_step(self) -> int:
         """The number of the last update that `step` has noted, 0 before the first."""
         return self._last
@@ -152,6 +154,11 @@ class Recorder:
     def due(self) -> bool:
         """Whether there has been an update that `step` has not noted yet."""
         return self._measuring.number > self._last
+
+    @property
+    def pending(self) -> bool:
+        """Whether something that has been recorded has not arrived in the run yet; `flush` waits for it."""
+        return bool(self._here or self._later) or self._measuring.pending
 
     def record_into(self, run: Run, last_step: int) -> None:
         """Go on in another run, after trainer or optimizer have been put back to where they were after `last_step`.
@@ -169,18 +176,18 @@ class Recorder:
             raise ValueError(f"run {run.name!r} reaches to step {run.last_step}: it cannot go on after step {last_step}")
         self.flush()
         self._measuring.go_back(last_step)
-        self.run, self._last = run, last_step
+        self._run, self._last = run, last_step
 
     def look(self) -> None:
-        """Take what has arrived from the device into `run`. `step` does so now and then. Never waits."""
+        """Take what has arrived from the device into the run. `step` does so now and then. Never waits."""
         self._looked = time.monotonic()
         self._put_numbers()
         while self._later and (self._later[0][3] is None or self._later[0][3].query()):
             self._take(*self._later.popleft()[:3])
-        self._measuring.read_into(self.run)
+        self._measuring.read_into(self._run)
 
     def flush(self) -> None:
-        """Wait for all that has been recorded, and take it into `run`."""
+        """Wait for all that has been recorded, and take it into the run."""
         self._put_numbers()
         while self._later:
             number, name, value, event = self._later.popleft()
@@ -188,7 +195,7 @@ class Recorder:
                 event.synchronize()
             self._take(number, name, value)
         self._measuring.flush()
-        self._measuring.read_into(self.run)
+        self._measuring.read_into(self._run)
 
     def close(self) -> None:
         """`flush`, and leave trainer or optimizer as they were. Also at the end of a `with` block."""
@@ -202,13 +209,13 @@ class Recorder:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Recorder({self.run!r})"
+        return f"Recorder({self._run!r})"
 
     def _put_numbers(self) -> None:
         for name, (steps, values) in self._here.items():
-            self.run.scalars.setdefault(name, Series()).extend(steps, values)
+            self._run.scalars.setdefault(name, Series()).extend(steps, values)
         if self._here:
-            self.run.version += 1
+            self._run.version += 1
         self._here = {}
 
     def _send(self, number: int, name: str, value: torch.Tensor) -> None:
@@ -223,9 +230,9 @@ class Recorder:
 
     def _take(self, number: int, name: str, value: torch.Tensor) -> None:
         if value.ndim == 0:
-            self.run.add_scalars(number, {name: float(value)})
+            self._run.add_scalars(number, {name: float(value)})
         else:
-            self.run.add_weights(number, {name: value.float().numpy()})
+            self._run.add_weights(number, {name: value.float().numpy()})
 
 
 class _OfTrainer:
@@ -277,6 +284,10 @@ class _OfTrainer:
 
     def is_pressed(self) -> bool:
         return self._steps % (ROOM // 2) == 0
+
+    @property
+    def pending(self) -> bool:
+        return any(telemetry.pending for telemetry in self._telemetries())
 
     def read_into(self, run: Run) -> None:
         # In the order of steps: what comes after a step that is still on its way waits for it.
@@ -386,6 +397,10 @@ class _OfOptimizer:
 
     def is_pressed(self) -> bool:
         return False
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._rows)
 
     def read_into(self, run: Run) -> None:
         while self._rows and (self._rows[0][2] is None or self._rows[0][2].query()):

@@ -19,7 +19,7 @@ from .recorder import Recorder
 from .runs import POINTS, Run
 from .scene import Axis, Button, Layer, Line, Mark, Panel, Points, Scene
 from .style import COLOURS, DASHES
-from .training_views import SOLID_GREY, _drawable, _from_zero, _middle, _percentiles
+from .training_views import SOLID_GREY, _drawable, _from_zero, _middle, _percentiles, take_in
 from .view import View
 
 __all__ = ["ScheduleView"]
@@ -78,9 +78,7 @@ class ScheduleView(View):
             raise ValueError("schedules is empty: there is nothing to draw; give a schedule, or knots")
         if loss is not None and not isinstance(loss, (Recorder, Run)):
             raise TypeError(f"loss must be a Recorder or a Run, got {type(loss).__name__}")
-        self._recorder = loss if isinstance(loss, Recorder) else None
-        if self._recorder is not None:
-            self._recorder.look()
+        self._recorders = [loss] if isinstance(loss, Recorder) else []
         self._run = loss.run if isinstance(loss, Recorder) else loss
         self._wanted = None if n_updates is None else whole("n_updates", n_updates, low=1)
         self._n_updates()  # or an error
@@ -151,11 +149,8 @@ class ScheduleView(View):
             self.apply(self._trainer)
             super().refresh()
 
-    def refresh(self) -> None:
-        """Take what the recorder has got, and draw what is known now."""
-        if self._recorder is not None and self._budget.due():
-            self._recorder.look()
-        super().refresh()
+    def _take_in(self, wait: bool) -> bool:
+        return take_in(self._recorders, wait)
 
     def scene(self) -> Scene:
         """The picture as data."""

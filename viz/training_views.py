@@ -42,8 +42,6 @@ class RunView(View):
 
     def __init__(self, runs: Runs, **settings: Any) -> None:
         self._recorders, self.runs = _checked_runs(runs)
-        for recorder in self._recorders:
-            recorder.look()
         self._said: tuple[int, str] | None = None  # how long the runs were, and what was to be said then
         self._kept: tuple[Any, Any] | None = None  # what a panel was made of, and the panel
         super().__init__(**settings)
@@ -53,15 +51,15 @@ class RunView(View):
         """The first run."""
         return self.runs[0]
 
-    def refresh(self) -> None:
-        """Take what the recorders have got, and draw it. May be called at every step."""
-        if self._budget.due():
-            for recorder in self._recorders:
-                recorder.look()
-        super().refresh()
-
     def describe(self) -> str:
         """What there is to be seen, and what looks wrong, in sentences."""
+        self._take_in(wait=True)
+        return self._words()
+
+    def _take_in(self, wait: bool) -> bool:
+        return take_in(self._recorders, wait)
+
+    def _words(self) -> str:
         lines = []
         for run in self.runs:
             lines.append(f"{run.name}: {_described(run)}")
@@ -72,7 +70,7 @@ class RunView(View):
         """As `describe`, but of a live run up to a twentieth of its length ago, as each frame of a picture has it."""
         length = sum(run.last_step or 0 for run in self.runs)
         if self._said is None or not self._said[0] <= length <= 1.05 * self._said[0]:
-            self._said = length, self.describe()
+            self._said = length, self._words()
         return self._said[1]
 
     def title(self, what: str) -> str:
@@ -108,15 +106,17 @@ class OneRunView(RunView):
 class LossView(RunView):
     """Losses of one or several runs, and below them their learning rates.
 
-    Each is drawn twice: faint as it was, with the smallest and largest values of steps that share a point, and strong,
-    averaged over neighbouring steps. Crosses at the bottom stand for steps whose loss is not finite, thin lines for new
-    epochs where a scalar "epoch" was recorded. A learning rate holds until the next one takes its place.
+    Each is drawn twice: faint as it was, with the smallest and largest values of steps that share a point, and strong, as
+    the exponentially weighted average of each step and those before it, on a log scale the geometric one. Crosses at the
+    bottom stand for steps whose loss is not finite, thin lines for new epochs where a scalar "epoch" was recorded. A
+    learning rate holds until the next one takes its place.
 
     Args:
         runs: a `Recorder`, a `Run`, a `RunSet`, or several recorders and runs.
         scalars: names of the scalars to draw; a run may lack some.
-        smoothing: the standard deviation of the average in steps at first, >= 0. None follows from the number of values of
-            the longest curve: half its square root, but at least a fiftieth and at most a twentieth of it. A slider sets it.
+        smoothing: how many steps back the weight in the average is 1 / e, at first, >= 0. None follows from the number of
+            values of the longest curve: half its square root, but at least a fiftieth and at most a twentieth of it. A
+            slider sets it.
         scale: "log" or "linear", of the losses; with "log" it is linear while no loss is above 0.
         axis: "step", "epoch" or "seconds": the last two where scalars of these names were recorded.
         **settings: as for `View`.
@@ -170,13 +170,14 @@ class LossView(RunView):
         ends: list[np.ndarray] = []
         crosses: list[tuple[np.ndarray, int]] = []
         several = len(self.scalars) > 1
-        for i, (run, scalar) in enumerate((run, scalar) for run in self.runs for scalar in self.scalars):
-            series = run.scalars.get(scalar)
-            if series is None or not len(series):
-                continue
-            curve = series.curve()
+        known = [(run, scalar, run.scalars.get(scalar, Series())) for run in self.runs for scalar in self.scalars]
+        curves = {i: series.curve() for i, (_, _, series) in enumerate(known) if len(series)}
+        above_zero = any(((curve.mean > 0) & (curve.mean < LARGEST)).any() for curve in curves.values())
+        scale = self.scale if above_zero else "linear"
+        for i, curve in curves.items():
+            run, scalar, _ = known[i]
             x = self._along(run, curve)
-            means = smoothed(curve.mean, [width / _steps_per_point(curve) for width in widths])
+            means = smoothed(curve.mean, [width / _steps_per_point(curve) for width in widths], scale)
             name = scalar if len(self.runs) == 1 else f"{run.name}, {scalar}" if several else run.name
             if (curve.low < curve.high).any():
                 layers.append(Band(x, _drawable(curve.low), _drawable(curve.high), style=i, alpha=0.12))
@@ -191,7 +192,6 @@ class LossView(RunView):
         if not limits:
             return _empty(f"no {' or '.join(map(repr, self.scalars))} recorded yet", self.description())
         reach = Axis.over(self.axis, *ends, margin=0.01)
-        scale = self.scale if any((each > 0).any() for each in limits) else "linear"
         vertical = Axis.over(", ".join(self.scalars), *limits, scale=scale, margin=0.06)
         bottom = _share(vertical, 0.02)
         for k, (x, i) in enumerate(crosses):
@@ -290,10 +290,10 @@ class UpdateRatioView(OneRunView):
             return _empty("no update ratios recorded yet", self.description())
         return Scene([panel], self.title("How far each update moves its tensor"), description=self.description())
 
-    def describe(self) -> str:
+    def _words(self) -> str:
         """What there is to be seen, and what looks wrong, in sentences."""
         worst = [f"{name} {ratio:.1g}" for name, ratio in _worst(self.run)[:5]]
-        return super().describe() + (f"\nfarthest from 1e-3: {', '.join(worst)}" if worst else "")
+        return super()._words() + (f"\nfarthest from 1e-3: {', '.join(worst)}" if worst else "")
 
 
 class WeightsView(OneRunView):
@@ -468,6 +468,16 @@ def _worst(run: Run) -> list[tuple[str, float]]:
     (typical,) = quantiles(late.T, (0.5,))
     order = sorted(np.flatnonzero(np.isfinite(typical)), key=lambda i: -abs(np.log10(typical[i] / TARGET[1])))
     return [(run.parameters[i], float(typical[i])) for i in order]
+
+
+def take_in(recorders: Iterable[Recorder], wait: bool) -> bool:
+    """Take what these have recorded into their runs, all of it if this may wait for a device; whether that was all."""
+    for recorder in recorders:
+        if wait:
+            recorder.flush()
+        else:
+            recorder.look()
+    return not any(recorder.pending for recorder in recorders)
 
 
 def _checked_runs(runs: Any) -> tuple[list[Recorder], list[Run]]:

@@ -152,11 +152,13 @@ class View(ABC):
         with self._drawing():
             self._forget_closed()
             if not self._open:
+                if self._budget.due():
+                    self._take_in(wait=False)
                 return
             if self._answering:
                 self._late = ANSWER
             elif self._at_once or self._budget.due():
-                self._draw()
+                self._draw(wait=self._at_once)
             elif self._late is None:
                 self._put_off()
 
@@ -168,7 +170,7 @@ class View(ABC):
             if self._answering:
                 self._late = ANSWER
             else:
-                self._draw()
+                self._draw(wait=True)
 
     @property
     def cost(self) -> float:
@@ -221,7 +223,14 @@ class View(ABC):
         return data, about
 
     def _now(self) -> Scene:
-        return self.scene() if self._shared is None else self._shared
+        if self._shared is not None:
+            return self._shared
+        self._take_in(wait=True)
+        return self.scene()
+
+    def _take_in(self, wait: bool) -> bool:
+        """Take in what is new of what this view shows, all of it if it may wait for a device; whether that was all."""
+        return True
 
     @contextmanager
     def _sharing(self) -> Iterator[Scene]:
@@ -239,13 +248,16 @@ class View(ABC):
         with self._lock:
             yield
 
-    def _draw(self) -> None:
+    def _draw(self, wait: bool) -> None:
         live = not self._at_once and self._late is not ANSWER and self._goes_on()
         self._late = None
         with self._budget.frame():
+            is_all = self._take_in(wait)
             self._given = scene = self.scene()
             for opened in self._open:
                 opened.show(scene, live)
+        if not is_all:
+            self._put_off()
 
     def _refresh_at_once(self) -> None:
         """Draw now what is to be seen now, and as what is to stay: no frame need follow."""

@@ -8,7 +8,7 @@ import tristep
 
 pytest.importorskip("matplotlib")
 
-from tristep.viz import Recorder, Run
+from tristep.viz import Dashboard, Recorder, Run
 
 
 def _net():
@@ -68,6 +68,31 @@ def test_norms_ratio_and_cosine_of_each_parameter(kind, every):
         assert steps.tolist() == list(range(1, 10, every))
         np.testing.assert_allclose(values, expected[::every, :, k], rtol=2e-4)
     assert "Adam" in run.notes["optimizer"]
+
+
+@pytest.mark.parametrize("how", ["run", "a view", "a dashboard's words"])
+def test_what_is_read_is_all_that_was_recorded(how):
+    """Without flush or close, and however few steps ago the last look at what has arrived was."""
+    net = _net()
+    trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})
+    recorder = Recorder(trainer)
+    view = Dashboard(recorder) if how != "run" else None
+    for x in torch.randn(100, 5, 3, generator=torch.Generator().manual_seed(0)):
+        trainer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        trainer.step(1)
+        recorder.step(loss=loss)
+        if view is not None:
+            view.refresh()
+    if how == "a view":
+        steps = view.figure().axes[1].lines[0].get_xdata()
+        assert steps.max() == 100
+    elif how == "a dashboard's words":
+        assert view.describe().startswith("run: 100 steps")
+    else:
+        assert recorder.run.last_step == 100
+        assert len(recorder.run.scalars["loss"]) == len(recorder.run.tensors["gradient_norm"]) == 100
 
 
 def test_histograms_come_now_and_then_and_norms_always():

@@ -86,10 +86,10 @@ def test_losses_are_drawn_as_they_were_and_averaged():
     np.testing.assert_allclose(raw[0].y, 1 / np.arange(1, 121), rtol=1e-6)
     np.testing.assert_array_equal(raw[1].x, np.arange(1, 201))
     np.testing.assert_allclose(a.chosen("y", scene.state(smoothing=control.values.index(0))), raw[0].y, rtol=1e-6)
-    # The average is that of a bell, here by its definition.
+    # The average is a geometric one of what came before, here by its definition.
     losses, n = 1 / np.arange(1, 121), np.arange(120)
-    bell = np.exp(-0.5 * ((n[:, None] - n) / 5) ** 2)
-    np.testing.assert_allclose(a.chosen("y", scene.state()), bell @ losses / bell.sum(1), rtol=1e-3)
+    weights = np.tril(np.exp((n - n[:, None]) / 5))
+    np.testing.assert_allclose(a.chosen("y", scene.state()), np.exp(weights @ np.log(losses) / weights.sum(1)), rtol=5e-3)
     assert (a.style, b.style) == (0, 1)
     # Their learning rates below, in the colours of their losses.
     rates = _layers(scene, Line, 1)
@@ -98,6 +98,22 @@ def test_losses_are_drawn_as_they_were_and_averaged():
     assert scene.panels[0].y.scale == "log"
     assert (scene.panels[0].x.low, scene.panels[0].x.high) == (scene.panels[1].x.low, scene.panels[1].x.high)
     assert "a: 120 steps, loss from 1 to 0.00833" in view.describe()
+
+
+def test_a_spike_stays_a_spike_and_changes_nothing_before_it():
+    losses = np.exp(0.1 * np.random.default_rng(1).standard_normal(1000))
+    averages = []
+    for spike in (1.0, 1e4):
+        losses[500] = spike
+        run = Run()
+        for step, loss in enumerate(losses, 1):
+            run.add_scalars(step, {"loss": loss})
+        scene = LossView(run, smoothing=50).scene()
+        averages.append(np.asarray(_named(scene, "loss").chosen("y", scene.state())))
+    np.testing.assert_array_equal(averages[0][:500], averages[1][:500])
+    raised = averages[1] / averages[0]
+    assert raised.max() < 1e4**0.03  # by a fiftieth of its height on this scale
+    assert raised[700:].max() < 1.01
 
 
 @pytest.mark.parametrize(
