@@ -64,8 +64,12 @@ class SceneWidget(anywidget.AnyWidget):
 
     def _receive(self, _widget: object, message: object, _buffers: object) -> None:
         event = checked(message)
-        if event is not None and self._on_event is not None:
-            self._on_event(event)
+        if event is not None:
+            try:
+                if self._on_event is not None:
+                    self._on_event(event)
+            finally:
+                self.send({"kind": "answered"})  # it would tell of silence otherwise
 
 
 def checked(message: object) -> Event | None:

@@ -13,8 +13,8 @@ from .recorder import Recorder
 from .runs import Run, Series
 from .scene import Axis, Band, Click, Control, Layer, Line, Mark, Panel, Scene, Words
 from .training_views import (
+    OneRunView,
     Rows,
-    RunView,
     _drawable,
     _empty,
     _from_zero,
@@ -30,7 +30,7 @@ __all__ = ["Dashboard"]
 STOPS = 120  # of the slider
 
 
-class Dashboard(RunView):
+class Dashboard(OneRunView):
     """Loss, learning rate, gradients of all tensors, update ratios, and histograms of one, with a slider for the step.
 
     The slider, or a click into a panel, moves a line through all panels, and says what was recorded there. A click on a row
@@ -49,7 +49,7 @@ class Dashboard(RunView):
         if quantity not in QUANTITIES:
             raise ValueError(f"quantity={quantity!r}: must be one of {', '.join(map(repr, QUANTITIES))}")
         self.quantity = quantity
-        super().__init__([run], **settings)
+        super().__init__(run, **settings)
 
     def scene(self) -> Scene:
         """The picture as data."""
@@ -58,16 +58,19 @@ class Dashboard(RunView):
             return _empty("nothing recorded yet", self.description())
         rows = Rows(run)
         scalars = [name for name in ("loss", "learning_rate") if len(run.scalars.get(name, ()))]
+        steps = _stops(run)
+        histograms = self._kept_panel(histogram_panel, rows)
+        if histograms is not None:  # come seldom; the same step is as far right as in the other panels
+            histograms = replace(histograms, x=Axis.over("step", steps[[0, -1]], margin=0.01))
         panels: list[list[Panel]] = [
             [_loss_panel(run.scalars[name]) if name == "loss" else _rate_panel(run.scalars[name]) for name in scalars],
             [heat_panels(run, rows, [self.quantity])[0]] if len(run.tensors.get(self.quantity, ())) else [],
-            [panel for panel in (self._kept_panel(histogram_panel, rows), norm_panel(run, rows)) if panel is not None],
+            [panel for panel in (histograms, norm_panel(run, rows)) if panel is not None],
         ]
         if (ratios := ratio_panel(run)) is not None:
             panels[1].append(ratios)
         chosen = bool(panels[1] or panels[2])
         panels = [row for row in panels if row]
-        steps = _stops(run)
         mark = Mark(steps[:, None], by=("step",), style="quiet", width=0.9)
         readout = Words(self._readouts(steps, scalars), 0.0, 0.5, by=("step",), size=9.5, style="ink")
         placed = [Panel(Axis("", 0, 1), Axis("", 0, 1), [readout], columns=2, frame=False)]

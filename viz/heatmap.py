@@ -13,7 +13,7 @@ from .notes import nonfinite_gradients
 from .recorder import Recorder
 from .runs import Curve, Run
 from .scene import Axis, Click, Control, Image, Layer, Panel, Points, Scene, Words
-from .training_views import Rows, RunView, _drawable, _empty, norm_panel
+from .training_views import OneRunView, Rows, _drawable, _empty, norm_panel
 
 __all__ = ["TensorHeatmap", "heat_panels", "histogram_panel"]
 
@@ -32,7 +32,7 @@ QUANTITIES = {
 }
 
 
-class TensorHeatmap(RunView):
+class TensorHeatmap(OneRunView):
     """A quantity of each tensor, in rows, over the steps, as colours; and the histograms over time of one of them.
 
     A click on a row, or the choice "tensor", shows its histograms below, where some were recorded, and else its norms.
@@ -52,7 +52,7 @@ class TensorHeatmap(RunView):
 
     def __init__(self, run: Recorder | Run, quantity: str = "gradient_norm", **settings: Any) -> None:
         self.quantity = choice("quantity", quantity, QUANTITIES)
-        super().__init__([run], **settings)
+        super().__init__(run, **settings)
 
     def scene(self) -> Scene:
         """The picture as data."""

@@ -860,7 +860,8 @@ class LiveView(LossView):
         if loop.exception is not None:
             return f"{loop.run.name}: failed after step {loop.n_steps:,}\n{type(loop.exception).__name__}: {loop.exception}"
         if loop.status == "running":
-            words.append(f"{loop.steps_per_second:,.3g} steps/s")
+            speed = loop.steps_per_second
+            words.append(f"{speed:,.0f} steps/s" if speed >= 100 else f"{speed:.3g} steps/s")
         rate = loop.learning_rate
         if loop._rates is not None and loop.status in ("ready", "paused"):
             rate = loop._rates.now() * loop.multiplier  # that of the coming step, whatever has been set since the last one

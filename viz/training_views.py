@@ -100,7 +100,7 @@ class OneRunView(RunView):
     """
 
     def __init__(self, run: Recorder | Run, **settings: Any) -> None:
-        super().__init__([run], **settings)
+        super().__init__([_checked_run(run)], **settings)
 
 
 class LossView(RunView):
@@ -478,6 +478,14 @@ def take_in(recorders: Iterable[Recorder], wait: bool) -> bool:
         else:
             recorder.look()
     return not any(recorder.pending for recorder in recorders)
+
+
+def _checked_run(run: Any) -> Recorder | Run:
+    if isinstance(run, (Recorder, Run)):
+        return run
+    names = [each.name for each in run] if isinstance(run, RunSet) else []
+    hint = f": give one of its runs, such as runs[{names[0]!r}]" if names else ""
+    raise TypeError(f"run must be a Recorder or a Run, got {type(run).__name__}{hint}")
 
 
 def _checked_runs(runs: Any) -> tuple[list[Recorder], list[Run]]:

@@ -392,6 +392,19 @@ def test_pixels_of_a_finer_screen_are_used(stage):
         stage.browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_a_canvas_within_pixels_of_the_screen_has_as_many_as_it_covers(stage):
+    """As on a page that is zoomed to 80 or 150 %; else the browser would scale what is drawn, and words get blurred."""
+    stage.browser.run("document.getElementById('stage').style = 'width: 333.3px; margin-left: 0.4px'")
+    stage.show(one(Line([0, 10], [0, 10]), width=5, height=4))
+    covered = stage.browser.driver.execute_async_script(
+        "const [done] = arguments;"
+        "const tell = ([{ devicePixelContentBoxSize: [box] }]) => done([box.blockSize, box.inlineSize]);"
+        "new ResizeObserver(tell).observe(document.querySelector('canvas'), { box: 'device-pixel-content-box' })"
+    )
+    assert covered[1] == 314  # from 10.4 to 323.7
+    assert list(stage.browser.pixels().shape[:2]) == covered
+
+
 def test_a_narrow_place_keeps_the_proportions(stage):
     stage.browser.run("document.getElementById('stage').style.width = '320px'")
     stage.show(one(Line([0, 10], [0, 10]), width=5, height=4))
@@ -508,6 +521,19 @@ def test_the_legend_hides_and_shows_by_mouse_and_keyboard(stage):
     assert stage.browser.run("return document.activeElement.textContent") == "SGD"
 
 
+def test_a_click_on_the_legend_counts_while_the_picture_changes(stage):
+    scene = one(Line([0, 10], [3, 3], style=0, width=3, name="SGD"))
+    stage.show(scene)
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    entry = stage.browser.find(".tristep-legend button")
+    mouse = ActionChains(stage.browser.driver)
+    mouse.click_and_hold(entry).perform()
+    stage.update(one(Line([0, 10], [4, 4], style=0, width=3, name="SGD")))
+    mouse.release().perform()
+    assert stage.browser.find(".tristep-legend button").get_attribute("aria-pressed") == "false"
+
+
 @pytest.mark.parametrize("scale", ["linear", "log"])
 def test_a_click_tells_the_place_in_the_axes_units(stage, scale):
     x = Axis("rate", 1e-4, 1, "log") if scale == "log" else Axis("x", -4, 4)
@@ -574,6 +600,32 @@ def test_points_are_moved_by_mouse_and_by_keyboard(stage):
     assert last["number"] == 1
     assert last["x"] == pytest.approx(5.4, abs=0.03)  # steps of a fiftieth of the panel
     assert last["y"] == pytest.approx(5, abs=0.03)
+
+
+def test_a_point_is_where_python_says_as_soon_as_it_has_answered(stage):
+    """Also where nothing new is to be shown, since a point could not be moved any farther."""
+    scene = one(Points([2, 5], [2, 5], style=0, size=12, drag="knot"))
+    stage.show(scene)
+    start, end = stage.place(scene, 2, 2), stage.place(scene, 8, 2)
+    stage.pointer(("down", *start), ("move", start[0] + 20, start[1]), ("move", *end))
+    assert "8" in stage.browser.find(".tristep-readout").text  # which goes along
+    stage.pointer(("up", *end))
+    assert _colour(stage.browser.pixels(), end) == LIGHT.colours[0]
+    stage.browser.run("shown.answered()")
+    pixels = stage.browser.pixels()
+    assert _colour(pixels, start) == LIGHT.colours[0]
+    assert _colour(pixels, end) == LIGHT.grid
+
+
+def test_silence_of_python_is_told_until_it_answers(stage):
+    stage.show(swept(remote=True))
+    silence = stage.browser.find(".tristep-silence")
+    assert not silence.is_displayed()
+    stage.browser.keys(stage.browser.find("input"), RIGHT)
+    stage.browser.until(silence.is_displayed, "words about it")
+    assert "kernel has been restarted" in silence.text
+    stage.browser.run("shown.answered()")
+    assert not silence.is_displayed()
 
 
 def test_without_python_points_stay(stage):
@@ -653,6 +705,17 @@ def test_a_rectangle_is_looked_at_closely_until_a_double_click(stage):
     stage.pointer(("down", *middle), ("up", *middle), ("down", *middle), ("up", *middle))
     stage.pointer(("move", 2, 2))
     assert stage.browser.digest() == before
+
+
+def test_a_double_click_is_no_click(stage):
+    scene = one(Line([0, 10], [5, 5], style=0, width=3), click=Click(event="start"))
+    stage.show(scene)
+    start, end = stage.place(scene, 2, 8), stage.place(scene, 4, 4)
+    stage.pointer(("down", *start), ("move", start[0] + 9, start[1] + 9), ("move", *end), ("up", *end))
+    stage.pointer(*2 * [("down", *start), ("up", *start)])
+    stage.pointer(("down", *end), ("up", *end))  # the picture is whole again
+    (sent,) = stage.browser.until(lambda: stage.sent("click"), "the click")
+    assert [sent["x"], sent["y"]] == pytest.approx([4, 4], abs=0.05)
 
 
 # ---- Updates, themes, words

@@ -365,6 +365,17 @@ def test_one_slider_moves_a_line_through_all_panels_of_a_dashboard():
     np.testing.assert_allclose(heat.values[:, 17], [1, 0.1, 0.01, 0.001], rtol=0.1)  # which colours end at percentiles
 
 
+@pytest.mark.parametrize("histograms", [1, 3])
+def test_a_step_is_as_far_right_in_the_histograms_of_a_dashboard_as_elsewhere(histograms):
+    run = _run(30, 2, histograms=False)
+    steps = np.arange(1, 30, 10)[:histograms]
+    run.edges = 10.0 ** np.arange(-15.0, 16.0)
+    run.add_tensors(steps, {"gradient_histogram": np.ones((histograms, 2, 32))})
+    panels = {panel.y.label: panel for panel in Dashboard(run).scene().panels if panel.frame}
+    histogram, loss = panels["absolute value in the gradient"].x, panels["loss"].x
+    assert (histogram.low, histogram.high) == (loss.low, loss.high)
+
+
 def test_a_view_of_a_recorder_takes_what_is_new():
     net = torch.nn.Linear(2, 1)
     trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})
@@ -433,9 +444,13 @@ def test_all_runs_can_be_drawn_with_few_points(name):
 
 
 def test_what_is_no_run_is_refused():
-    for kind in VIEWS:
-        with pytest.raises(TypeError, match="runs must be a Recorder, a Run, a RunSet or several of these, got int"):
+    with pytest.raises(TypeError, match="runs must be a Recorder, a Run, a RunSet or several of these, got int"):
+        LossView(3)
+    for kind in VIEWS[1:]:
+        with pytest.raises(TypeError, match="run must be a Recorder or a Run, got int"):
             kind(3)
+        with pytest.raises(TypeError, match=r"got RunSet: give one of its runs, such as runs\['a'\]"):
+            kind(RunSet([_run(3, name="a")]))
     with pytest.raises(ValueError, match="runs is empty"):
         LossView([])
     with pytest.raises(ValueError, match="scalars is empty"):

@@ -8,6 +8,8 @@ const FORMAT = 1;
 const TYPES = { uint8: Uint8Array, int16: Int16Array, int32: Int32Array, float32: Float32Array };
 const PIXELS_PER_INCH = 96;
 const PIXELS_PER_POINT = PIXELS_PER_INCH / 72;
+const DOUBLE_CLICK = 400; // milliseconds
+const PATIENCE = 3000; // milliseconds without an answer of Python until that is said
 const FAMILY = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
 const FIXED = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace';
 
@@ -195,7 +197,7 @@ function direction(axis, from, to) {
 }
 
 /** The panels' frames and axes on a canvas of this size; frames in one column, or row, begin and end together. */
-function arrange(scene, width, height, pen, zoomed) {
+function arrange(scene, width, height, pen, zoomed, least) {
   const columns = Math.max(...scene.panels.map((panel) => panel.column + panel.columns));
   const rows = Math.max(...scene.panels.map((panel) => panel.row + panel.rows));
   const across = shares(scene.widths, columns);
@@ -205,15 +207,17 @@ function arrange(scene, width, height, pen, zoomed) {
     width: width * total(across, panel.column, panel.columns) - 60,
     height: height * total(down, panel.row, panel.rows) - 50,
   }));
-  let left;
+  let room;
   for (let pass = 0; pass < 2; pass++) { // how wide the numbers are depends on the size, and that on the numbers
     const edges = panels.map((panel, k) => margins(panel, frames[k], pen));
-    left = largest(columns, panels, edges, (panel) => panel.column, "left");
-    const right = largest(columns, panels, edges, (panel) => panel.column + panel.columns - 1, "right");
-    const top = largest(rows, panels, edges, (panel) => panel.row, "top");
-    const bottom = largest(rows, panels, edges, (panel) => panel.row + panel.rows - 1, "bottom");
-    const xs = tracks(width, across, left, right);
-    const ys = tracks(height, down, top, bottom);
+    room = {
+      left: largest(columns, panels, edges, (panel) => panel.column, "left", least),
+      right: largest(columns, panels, edges, (panel) => panel.column + panel.columns - 1, "right", least),
+      top: largest(rows, panels, edges, (panel) => panel.row, "top", least),
+      bottom: largest(rows, panels, edges, (panel) => panel.row + panel.rows - 1, "bottom", least),
+    };
+    const xs = tracks(width, across, room.left, room.right);
+    const ys = tracks(height, down, room.top, room.bottom);
     frames = panels.map((panel) => {
       const [x, y] = [xs[panel.column].from, ys[panel.row].from];
       return {
@@ -229,7 +233,8 @@ function arrange(scene, width, height, pen, zoomed) {
     return {
       panel,
       frame,
-      edge: left[panel.column], // how far the labels reach from it
+      least: room,
+      edge: room.left[panel.column], // how far the labels reach from it
       x: direction(panel.x, frame.x, frame.x + frame.width),
       y: direction(panel.y, frame.y + frame.height, frame.y),
       xTicks: xTicks(panel.x, frame.width, pen),
@@ -249,8 +254,9 @@ function total(sizes, from, n) {
   return sizes.slice(from, from + n).reduce((sum, size) => sum + size, 0);
 }
 
-function largest(n, panels, edges, place, side) {
-  const found = new Array(n).fill(0);
+/** Of each of n rows or columns the largest edge, at least what `least` says. */
+function largest(n, panels, edges, place, side, least) {
+  const found = Array.from({ length: n }, (_, k) => least[side]?.[k] ?? 0);
   panels.forEach((panel, k) => (found[place(panel)] = Math.max(found[place(panel)], edges[k][side])));
   return found;
 }
@@ -957,6 +963,7 @@ const CSS = `
 .tristep-controls button:hover { background: var(--tristep-grid); }
 .tristep-controls .tristep-play { display: flex; gap: 8px; align-items: center; }
 .tristep-controls .tristep-play button { flex: none; display: inline-flex; width: 26px; height: 22px; padding: 0; align-items: center; justify-content: center; }
+.tristep-silence { margin-top: 6px; font-size: 12px; color: var(--tristep-quiet); }
 .tristep-buttons { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 6px; }
 .tristep-hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 `;
@@ -968,7 +975,7 @@ const CSS = `
  * @param payload the bytes of Scene.to_bytes().
  * @param options.send gets what a person did, as viz/canvas.py lists it; null where there is no Python: what only it could act on is left out.
  * @param options.theme "light", "dark", or "auto" for that of the page around.
- * @returns {update(payload), destroy()}
+ * @returns {update(payload), answered(), destroy()}; answered() says that Python has acted on what was sent.
  */
 export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   let scene = decode(payload);
@@ -982,6 +989,8 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   let pressed = null; // where a pointer went down: {k, x, y, drags, pointer}
   let playing = null; // {name, since}
   let tableTimer = 0;
+  let clickTimer = 0;
+  let answerTimer = 0;
   let arrived = null; // the bytes of a scene that is to be shown from the next frame on
   const hidden = new Set(); // names
   const moved = new Map(); // by layer: places of points since they were moved by hand
@@ -1002,6 +1011,9 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   const readout = make("div", "tristep-readout");
   readout.hidden = true;
   const controls = make("div", "tristep-controls");
+  const silence = make("div", "tristep-silence", "Python does not answer: it is busy, or the kernel has been restarted; then run this cell again.");
+  silence.setAttribute("role", "status");
+  silence.hidden = true;
   const table = make("div", "tristep-hidden");
   const voice = make("div", "tristep-hidden");
   voice.setAttribute("aria-live", "polite");
@@ -1009,7 +1021,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   front.setAttribute("role", "img");
   over.setAttribute("aria-hidden", "true");
   picture.append(front, over, readout);
-  root.append(style, title, legend, picture, controls, table, voice);
+  root.append(style, title, legend, picture, controls, silence, table, voice);
   element.replaceChildren(root);
 
   const look = () => ({ scene, state, hidden, moved, taken: [] });
@@ -1031,9 +1043,10 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     if (backIsOld) {
       pen = penFor(back.getContext("2d"), scene.style, colouring, Math.max(0.8, Math.min(1, width / (scene.width * PIXELS_PER_INCH))), ratio);
       pen.context.setTransform(ratio, 0, 0, ratio, 0, 0);
-      places = arrange(scene, width, height, pen, zoomed);
+      // While a point is held the panels do not move under the hand, however long the numbers beside them get.
+      places = arrange(scene, width, height, pen, zoomed, held ? places[0].least : {});
       pen.context.fillStyle = pen.background;
-      pen.context.fillRect(0, 0, width, height);
+      pen.context.fillRect(0, 0, width + 1, height + 1);
       for (const place of places) {
         place.cased = place.panel.layers.some(({ kind, palette }) => kind === "image" && palette !== "quiet");
         const { layers } = place.panel;
@@ -1128,13 +1141,22 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     const high = Math.round((wide * scene.height) / scene.width);
     if (wide === width && high === height && ratio === devicePixelRatio) return;
     [width, height, ratio] = [wide, high, devicePixelRatio || 1];
-    for (const canvas of [front, over, back]) {
-      [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
-      canvas.style.height = `${height}px`;
-    }
+    for (const canvas of [front, over, back]) canvas.style.height = `${height}px`;
     cursor = null;
+    fill(Math.round(width * ratio), Math.round(height * ratio));
+  }
+
+  /** Give the canvases so many pixels. */
+  function fill(wide, high) {
+    for (const canvas of [front, over, back]) [canvas.width, canvas.height] = [wide, high];
     backIsOld = true;
     if (width) paint(); // at once: a canvas that has got a new size is empty
+  }
+
+  /** Where a page is zoomed, a canvas may begin and end within a pixel of the screen: how many it has, only the browser knows. */
+  function sharpen([{ devicePixelContentBoxSize: [{ inlineSize: wide, blockSize: high }] }]) {
+    const near = Math.abs(wide - width * ratio) < 2 && Math.abs(high - height * ratio) < 2;
+    if (near && (wide !== front.width || high !== front.height)) fill(wide, high);
   }
 
   function recolour() {
@@ -1153,8 +1175,9 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
 
   // -- Title, legend, controls, table
 
+  let legendFor = "";
+
   function fillLegend() {
-    const focused = [...legend.children].indexOf(document.activeElement);
     const entries = new Map();
     for (const panel of scene.panels) {
       for (const layer of panel.layers) {
@@ -1163,23 +1186,29 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
         if (named && !entries.has(key)) entries.set(key, layer);
       }
     }
-    legend.replaceChildren(
-      ...[...entries.values()].map((layer) => {
-        const button = make("button");
-        button.type = "button";
-        button.setAttribute("aria-pressed", String(!hidden.has(layer.name)));
-        button.append(swatch(layer, scene.style, colouring), make("span", "", layer.name));
-        button.addEventListener("click", () => {
-          if (!hidden.delete(layer.name)) hidden.add(layer.name);
-          fillLegend();
-          changed({ back: true });
-        });
-        return button;
-      }),
-    );
-    legend.hidden = !entries.size;
-    legend.style.display = entries.size ? "" : "none";
-    if (focused >= 0) legend.children[focused]?.focus();
+    const shown = [...entries.values()];
+    const wanted = JSON.stringify([colouring, scene.style, shown.map(({ kind, name, style: look, alpha, marker, head }) => [kind, name, look, alpha, marker, head])]);
+    if (wanted !== legendFor) { // else it is left alone, for somebody may be about to release a button
+      const focused = [...legend.children].indexOf(document.activeElement);
+      legend.replaceChildren(...shown.map(entry));
+      legend.hidden = !shown.length;
+      legend.style.display = shown.length ? "" : "none";
+      if (focused >= 0) legend.children[focused]?.focus();
+      legendFor = wanted;
+    }
+    shown.forEach(({ name }, k) => legend.children[k].setAttribute("aria-pressed", String(!hidden.has(name))));
+  }
+
+  function entry(layer) {
+    const button = make("button");
+    button.type = "button";
+    button.append(swatch(layer, scene.style, colouring), make("span", "", layer.name));
+    button.addEventListener("click", () => {
+      if (!hidden.delete(layer.name)) hidden.add(layer.name);
+      fillLegend();
+      changed({ back: true });
+    });
+    return button;
   }
 
   function fillWords() {
@@ -1319,7 +1348,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
 
   function tell(message, key = null) {
     if (!send) return;
-    if (key === null) return send(message);
+    if (key === null) return ask(message);
     const earlier = waiting.get(key);
     if (earlier) {
       earlier.next = message; // the latest wins: a slider must not run ahead of Python
@@ -1327,11 +1356,26 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     }
     const entry = { next: null };
     waiting.set(key, entry);
-    send(message);
+    ask(message);
     setTimeout(() => {
       waiting.delete(key);
       if (entry.next) tell(entry.next, key);
     }, 50);
+  }
+
+  function ask(message) {
+    answerTimer ||= setTimeout(() => (silence.hidden = false), PATIENCE);
+    send(message);
+  }
+
+  function answered() {
+    clearTimeout(answerTimer);
+    answerTimer = 0;
+    silence.hidden = true;
+    if (moved.size) { // where points are now is for Python to say
+      moved.clear();
+      changed();
+    }
   }
 
   function panelAt(x, y) {
@@ -1439,6 +1483,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     if (held) {
       front.style.cursor = "grabbing";
       move(x, y);
+      tellOf(held.k, ...point(held.k, x, y));
     } else if (pressed.far && places[pressed.k].panel.click?.control) {
       click(pressed.k, ...point(pressed.k, x, y));
     } else if (pressed.far && event.pointerType !== "touch") {
@@ -1451,7 +1496,11 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     if (!pressed) return;
     const [x, y] = place(event);
     const { k, far, zoom } = pressed;
-    if (!held && !far) click(k, x, y);
+    clearTimeout(clickTimer);
+    if (!held && !far) {
+      if (zoomed[k]) clickTimer = setTimeout(click, DOUBLE_CLICK, k, x, y); // unless it is the first of a double click
+      else click(k, x, y);
+    }
     if (zoom && zoom.width > 8 && zoom.height > 8) {
       const { panel, x: X, y: Y } = places[k];
       const within = (axis, way, from, to) => {
@@ -1475,6 +1524,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   front.addEventListener("dblclick", (event) => {
     const k = panelAt(...place(event));
     if (k < 0 || !zoomed[k]) return;
+    clearTimeout(clickTimer);
     zoomed[k] = null;
     changed({ back: true });
   });
@@ -1529,6 +1579,12 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
 
   const sizes = new ResizeObserver(resize);
   sizes.observe(picture);
+  const pixels = new ResizeObserver(sharpen);
+  try {
+    pixels.observe(front, { box: "device-pixel-content-box" });
+  } catch {
+    // Safari does not tell, and the picture is as sharp as rounded numbers make it.
+  }
   window.addEventListener("resize", resize); // another screen may have other pixels
   const themes = new MutationObserver(recolour);
   if (document.body) themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
@@ -1576,13 +1632,15 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       arrived = bytes; // of many in one frame the last is shown
       changed();
     },
+    answered,
     destroy() {
       sizes.disconnect();
+      pixels.disconnect();
       themes.disconnect();
       preference.removeEventListener("change", recolour);
       window.removeEventListener("resize", resize);
       cancelAnimationFrame(frameAsked);
-      clearTimeout(tableTimer);
+      [tableTimer, clickTimer, answerTimer].forEach(clearTimeout);
       playing = null;
       root.remove();
     },
@@ -1657,9 +1715,12 @@ export default {
   render({ model, el }) {
     const shown = mount(el, model.get("payload"), { send: (message) => model.send(message) });
     const update = () => shown.update(model.get("payload"));
+    const answered = ({ kind }) => kind === "answered" && shown.answered();
     model.on("change:payload", update);
+    model.on("msg:custom", answered);
     return () => {
       model.off("change:payload", update);
+      model.off("msg:custom", answered);
       shown.destroy();
     };
   },
