@@ -56,6 +56,7 @@ class SceneWidget(anywidget.AnyWidget):
 
     _esm = MODULE
     payload = traitlets.Bytes().tag(sync=True)
+    pictured = traitlets.Bool(False).tag(sync=True)  # whether the output that follows is a picture of this, to be hidden
 
     def __init__(self, payload: bytes, on_event: Callable[[Event], object] | None = None) -> None:
         super().__init__(payload=payload)

@@ -76,6 +76,8 @@ class View(ABC):
         self._lock = threading.RLock()  # held to make and send a frame; whoever has it waits for no other thread
         self._home_loop = _running_loop()
         self._open: list[_Open] = []
+        self._outputs: deque[str] = deque(maxlen=MOST_PICTURES)  # the names of those with a picture
+        self._pictured: Scene | None = None  # what is to be seen there
         self._given: Scene | None = None  # the one that widgets show
         self._shared: Scene | None = None  # the one that the parts of an output are made of
         self._answering = False  # whether an event's method is at it; the frame that follows it is for all who ask meanwhile
@@ -222,6 +224,40 @@ class View(ABC):
                 data[WIDGET] = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
         return data, about
 
+    def _ipython_display_(self) -> None:
+        """Show the widget, and the picture as an output of its own, which is what is left of both in a saved notebook.
+
+        Where a notebook is opened again without its kernel, a widget is an error message, whatever else its output holds.
+        """
+        if not _keeps_outputs_apart(capabilities()):
+            raise NotImplementedError  # by which IPython is told to ask for the bundle
+        from IPython.display import display
+
+        data, about = self._repr_mimebundle_()
+        if WIDGET not in data:
+            display(data, metadata=about, raw=True)
+            return
+        self._open[-1].pictured()
+        picture = {name: data[name] for name in ("image/png", "text/plain")}
+        display({name: data[name] for name in (WIDGET, "text/plain")}, raw=True)
+        self._outputs.append(uuid.uuid4().hex)
+        display(picture, metadata=about, raw=True, display_id=self._outputs[-1])
+        self._pictured = self._given
+        _watch_cells(self)
+
+    def _renew_pictures(self) -> None:
+        """Let the pictures below widgets, which only who has no widgets sees, show what these show."""
+        with self._lock:
+            if not self._outputs or self._given is None or self._given is self._pictured:
+                return
+            from IPython.display import update_display
+
+            self._pictured = scene = self._given
+            png, about = draw(scene, {}, self.theme)._repr_png_(1.0)
+            data = {"image/png": base64.b64encode(png).decode("ascii"), "text/plain": scene.description}
+            for output in self._outputs:
+                update_display(data, metadata={"image/png": about}, raw=True, display_id=output)
+
     def _now(self) -> Scene:
         if self._shared is not None:
             return self._shared
@@ -258,6 +294,8 @@ class View(ABC):
                 opened.show(scene, live)
         if not is_all:
             self._put_off()
+        if not self._goes_on():
+            self._renew_pictures()
 
     def _refresh_at_once(self) -> None:
         """Draw now what is to be seen now, and as what is to stay: no frame need follow."""
@@ -460,7 +498,10 @@ _chosen: str | None = None
 _NAMED: weakref.WeakValueDictionary[str, View] = weakref.WeakValueDictionary()
 _IN_CELLS: dict[str, tuple[str, list[tuple[weakref.ref[View], weakref.ref[Any]]]]] = {}
 
-COLAB, TERMINAL = "Colab", "a terminal"
+_DISPLAYED: weakref.WeakSet[View] = weakref.WeakSet()
+
+COLAB, TERMINAL, JUPYTER, UNKNOWN = "Colab", "a terminal", "Jupyter", "a kernel without a known front end"
+MOST_PICTURES = 8  # outputs of a view that are kept up to date
 
 
 @dataclass(frozen=True)
@@ -469,18 +510,20 @@ class _Open:
 
     widget: Any
     show: Callable[[Scene, bool], object]  # whether it shows the same, some steps later
+    pictured: Callable[[], object]  # an output with a picture follows, which is not to be seen as long as the widget is
 
 
 def _open_canvas(scene: Scene, receive: Callable[[dict[str, Any]], None]) -> _Open:
     widget = _canvas_module().SceneWidget(scene.to_bytes(), receive)
-    return _Open(widget, lambda scene, live: setattr(widget, "payload", scene.to_bytes()))
+    show = lambda scene, live: setattr(widget, "payload", scene.to_bytes())  # noqa: E731
+    return _Open(widget, show, lambda: setattr(widget, "pictured", True))
 
 
 def _open_box(scene: Scene, receive: Callable[[dict[str, Any]], None], theme: str) -> _Open:
     from .widgets import SceneBox
 
     widget = SceneBox(scene, receive, theme)
-    return _Open(widget, widget.show)
+    return _Open(widget, widget.show, widget.hide_picture)
 
 
 def _canvas_module() -> Any:
@@ -536,8 +579,27 @@ def _front_end() -> tuple[str, bool]:
     if "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
         return "Kaggle", True
     if "JPY_SESSION_NAME" in os.environ:
-        return "Jupyter", True
-    return "a kernel without a known front end", True
+        return JUPYTER, True
+    return UNKNOWN, True
+
+
+def _keeps_outputs_apart(found: Capabilities) -> bool:
+    """Whether the page, or what a notebook becomes without one, is built as JupyterLab builds it."""
+    return found.kernel and found.front_end in (JUPYTER, UNKNOWN)
+
+
+def _watch_cells(view: View) -> None:
+    """Renew the view's pictures whenever a cell has been run."""
+    if not _DISPLAYED:
+        events = getattr(_shell(), "events", None)
+        if events is not None:
+            events.register("post_run_cell", _after_cell)
+    _DISPLAYED.add(view)
+
+
+def _after_cell(*_: object) -> None:
+    for view in list(_DISPLAYED):
+        view._renew_pictures()
 
 
 def _replace_in_cell(view: View, widget: Any) -> None:

@@ -23,6 +23,8 @@ __all__ = ["SceneBox"]
 
 MOST_FRAMES = 64  # sent beforehand, some 40 kB each
 ROOM, MOST_ROOM, MARGIN = 0.15, 0.5, 0.01  # shares of an axis: what it has more where it grows, and what may be cut off
+PICTURED = "tristep-pictured"
+HIDING = f".jp-OutputArea-child:has(.{PICTURED}) + .jp-OutputArea-child:has(.jp-RenderedImage) {{ display: none; }}"
 Event = dict[str, Any]
 
 
@@ -43,13 +45,14 @@ class SceneBox(ipywidgets.VBox):
         self._picture: Picture | None = None
         self._drawing = threading.Lock()
         self._stale = False
+        self._hiding: list[Any] = []
         local = self._local()
         self._add_controls()
         if len(local) == 1 and len(local[0].values) <= MOST_FRAMES:
             self._shown = self._frames(local[0])
         else:
             self._shown = self._image()
-        self.children = [self._shown, *self._rows]
+        self.children = [self._shown, *self._rows, *self._hiding]
 
     def show(self, scene: Scene, live: bool = False) -> None:
         """Another scene in its place. Controls that are in both, with as many values, stay as they are set.
@@ -75,8 +78,14 @@ class SceneBox(ipywidgets.VBox):
             self._shown = self._image()
             same = False
         if not same:
-            self.children = [self._shown, *self._rows]
+            self.children = [self._shown, *self._rows, *self._hiding]
         self._draw()
+
+    def hide_picture(self) -> None:
+        """Hide the output that follows, a picture of this, as long as this is to be seen."""
+        self.add_class(PICTURED)
+        self._hiding = [ipywidgets.HTML(f"<style>{HIDING}</style>", layout={"display": "none"})]
+        self.children = [*self.children, *self._hiding]
 
     def close(self) -> None:
         """Close it and all in it."""

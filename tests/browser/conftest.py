@@ -350,7 +350,7 @@ class Notebook:
     def __init__(self, lab: Lab, browser: Browser, name: str, cells: list[str], kernel: str = KERNEL) -> None:
         import nbformat
 
-        self.lab, self.browser, self.name = lab, browser, name
+        self.lab, self.browser, self.name, self.closed = lab, browser, name, False
         book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         book.metadata["kernelspec"] = {"name": kernel, "display_name": kernel}  # without it Lab asks, and waits for ever
         nbformat.write(book, lab.root / "notebooks" / f"{name}.ipynb")
@@ -446,6 +446,7 @@ class Notebook:
 
     def close(self) -> None:
         """Leave it, and end its kernel."""
+        self.closed = True
         self.browser.driver.execute_async_script(
             f"const cb = arguments[0], c = {_BOOK}.context;c.save().then(() => c.sessionContext.shutdown()).then(cb, cb)"
         )
@@ -492,4 +493,5 @@ def notebook(lab: Lab, browser: Browser, request: pytest.FixtureRequest) -> Iter
 
     yield open_it
     for book in opened:
-        book.close()
+        if not book.closed:
+            book.close()

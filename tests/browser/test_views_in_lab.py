@@ -63,6 +63,34 @@ def test_a_race_on_a_canvas(book, browser):
     book.run("race.close()")
 
 
+@pytest.mark.parametrize("tier", ["canvas", pytest.param("widgets", marks=pytest.mark.sample(0))])
+def test_a_saved_notebook_shows_the_last_picture(notebook, browser, lab, tier):
+    """Without its kernel, in JupyterLab and in nbconvert's HTML without a network; a widget is an error message there."""
+    nbconvert, nbformat = pytest.importorskip("nbconvert"), pytest.importorskip("nbformat")
+    book = notebook(
+        BEGIN.format(tier=tier),
+        "run = viz.Run('adam')\nfor step in range(1, 9):\n    run.add_scalars(step, {'loss': 1 / step})\n"
+        "view = viz.LossView(run)\nview",
+        "run.add_scalars(9, {'loss': 7.0}); view.refresh(); view.catch_up()",
+    )
+    book.run_all()
+    picture = ".jp-RenderedImage img"
+    browser.find(book.show(1) + " .tristep-pictured")
+    assert not browser.find(picture).is_displayed()
+    book.close()
+    file = lab.root / "notebooks" / f"{book.name}.ipynb"
+    (_, output) = nbformat.read(file, 4).cells[1].outputs
+    assert "9 steps, loss from 1 to 7" in output.data["text/plain"]
+
+    browser.driver.get(f"{lab.url}/doc/tree/{book.name}.ipynb?reset")
+    browser.until(lambda: "model not found" in book.text(), "the end of the widget")
+    assert browser.find(picture).is_displayed()
+    page = file.with_suffix(".html")
+    page.write_text(nbconvert.HTMLExporter().from_filename(file)[0], encoding="utf-8")
+    browser.driver.get(page.as_uri())
+    assert browser.find(picture).is_displayed()
+
+
 def test_a_playground(book, browser):
     book.run(BEGIN.format(tier="canvas"))
     book.run('own = viz.Playground("rosenbrock", "adam", against=["sgd"], steps=20)\nown', "own")

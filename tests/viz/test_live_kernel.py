@@ -292,6 +292,6 @@ def test_run_all_stays_in_order(notebook):
         runner.kc.stop_channels()
         notebook.connect()
     assert file.cells[2].outputs[0]["text"] == "block finished 40\n"
-    (shown,) = (output for output in file.cells[1].outputs if output["output_type"] == "display_data")
+    _, shown = (output for output in file.cells[1].outputs if output["output_type"] == "display_data")
     assert "image/png" in shown["data"]  # that of the end
     assert shown["data"]["text/plain"].startswith("run: finished, step 40, learning rate 0.01")

@@ -533,14 +533,26 @@ def test_a_notebook_keeps_widget_picture_and_words(tmp_path):
                 return Scene([panel], controls=[power], description="Powers of x.")
 
         use("widgets")
-        Curve()
+        view = Curve()
+        view
     """)
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    later = textwrap.dedent("""
+        from tristep.viz import LiveLoop
+
+        loop = LiveLoop(({"loss": 1 / (step + 1)} for step in range(20)), mode="block")
+        loop.start()
+        print(loop.view.figure()._repr_png_(1.0)[0].hex())
+    """)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in (code, later)])
     nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
-    (output,) = notebook.cells[0].outputs
-    assert set(output.data) == {WIDGET, "image/png", "text/plain"}
-    assert output.data["text/plain"] == "Powers of x."
-    assert base64.b64decode(output.data["image/png"]).startswith(b"\x89PNG")
+    output, picture = notebook.cells[0].outputs
+    assert set(output.data) == {WIDGET, "text/plain"}
+    assert set(picture.data) == {"image/png", "text/plain"}  # what is left where there are no widgets
+    assert output.data["text/plain"] == picture.data["text/plain"] == "Powers of x."
+    assert base64.b64decode(picture.data["image/png"]).startswith(b"\x89PNG")
+    # That of a loop is the last one.
+    _, picture, printed = notebook.cells[1].outputs
+    assert base64.b64decode(picture.data["image/png"]).hex() == printed.text.strip()
     states = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
     models = {state["model_name"] for state in states.values()}
     assert {"StackModel", "ImageModel", "LinkModel", "SelectionSliderModel"} <= models

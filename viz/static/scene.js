@@ -965,6 +965,7 @@ const CSS = `
 .tristep-controls .tristep-play button { flex: none; display: inline-flex; width: 26px; height: 22px; padding: 0; align-items: center; justify-content: center; }
 .tristep-silence { margin-top: 6px; font-size: 12px; color: var(--tristep-quiet); }
 .tristep-buttons { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 6px; }
+.jp-OutputArea-child:has(.tristep-pictured) + .jp-OutputArea-child:has(.jp-RenderedImage) { display: none; }
 .tristep-hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 `;
 
@@ -1715,11 +1716,15 @@ export default {
   render({ model, el }) {
     const shown = mount(el, model.get("payload"), { send: (message) => model.send(message) });
     const update = () => shown.update(model.get("payload"));
+    const hide = () => el.classList.toggle("tristep-pictured", model.get("pictured"));
+    hide();
     const answered = ({ kind }) => kind === "answered" && shown.answered();
     model.on("change:payload", update);
+    model.on("change:pictured", hide);
     model.on("msg:custom", answered);
     return () => {
       model.off("change:payload", update);
+      model.off("change:pictured", hide);
       model.off("msg:custom", answered);
       shown.destroy();
     };
