@@ -85,10 +85,12 @@ def test_a_saved_notebook_shows_the_last_picture(notebook, browser, lab, tier):
     browser.driver.get(f"{lab.url}/doc/tree/{book.name}.ipynb?reset")
     browser.until(lambda: "model not found" in book.text(), "the end of the widget")
     assert browser.find(picture).is_displayed()
+    assert all("model not found" in each or "Error: widget" in each for each in browser.complaints())
     page = file.with_suffix(".html")
     page.write_text(nbconvert.HTMLExporter().from_filename(file)[0], encoding="utf-8")
     browser.driver.get(page.as_uri())
     assert browser.find(picture).is_displayed()
+    browser.complaints()  # of nbconvert's page, about what it wants from a network
 
 
 def test_a_playground(book, browser):
