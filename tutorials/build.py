@@ -5,8 +5,8 @@
 
 Write in the .py; the .ipynb is for readers, and a test fails where the two differ.
 
-A view gives a widget, a picture and words. The picture and the words are kept: code hosts show these, and so does JupyterLab
-until the cell is run, which then shows the widget. A widget that is stored has no kernel behind it, and takes megabytes.
+A view gives a widget, and a picture with words. The picture is kept: code hosts show it, and so does JupyterLab until the
+cell is run, which then shows the widget. A widget that is stored has no kernel behind it, and takes megabytes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,12 @@ def run(source: Path) -> nbformat.NotebookNode:
     )
     client.execute()
     for cell in notebook.cells:
-        for output in cell.get("outputs", ()):
-            if len(output.get("data", {})) > 1:  # or there is nothing but the widget
-                output.data.pop(WIDGET, None)
+        outputs = cell.get("outputs", [])
+        with_picture = {output.data["text/plain"] for output in outputs if "image/png" in output.get("data", {})}
+        for output in list(outputs):
+            data = output.get("data", {})
+            if WIDGET in data and data.get("text/plain") in with_picture:
+                outputs.remove(output)
     notebook.metadata.language_info = {"name": "python"}  # else with the version of the interpreter
     return notebook
 
