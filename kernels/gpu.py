@@ -445,8 +445,9 @@ def _update_kernel(
     MAXIMA: tl.constexpr,  # and of which the maximum is taken
     ZERO: tl.constexpr,
 ):
-    tensor = tl.load(tiles + 2 * tl.program_id(0))
-    start = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int64) * TILE
+    n_tensors = n_tensors.to(tl.int64)  # and so all products that are offsets, which may be beyond 2^31
+    tiles += 2 * tl.program_id(0).to(tl.int64)
+    tensor, start = tl.load(tiles).to(tl.int64), tl.load(tiles + 1).to(tl.int64) * TILE
     gradient = tl.load(gradients + tensor)
     stepping = gradient != 0
     if control is not None:
@@ -479,7 +480,7 @@ def _update_kernel(
     elif control is not None:
         if len(SUMMED) + len(MAXIMA) > 0:  # of a step that is left out nothing is to be found
             for k in tl.static_range(len(SUMMED) + len(MAXIMA)):
-                tl.store(partials + k * tl.num_programs(0) + tl.program_id(0), 0.0)
+                tl.store(partials + k * tl.num_programs(0).to(tl.int64) + tl.program_id(0), 0.0)
     if ZERO:
         if gradient != 0:
             tl.debug_barrier()  # all threads of the tile have read theirs
@@ -536,7 +537,7 @@ def _store_partials(
 ):
     # Four sums at a time: what takes long is that threads wait for each other, once for each time.
     partials += tl.program_id(0)
-    step = tl.num_programs(0)
+    step = tl.num_programs(0).to(tl.int64)
     for j in tl.static_range(len(SUMMED) // 4):
         a = _masked(values[SUMMED[4 * j]], offsets, n, COMPUTE, FULL)
         b = _masked(values[SUMMED[4 * j + 1]], offsets, n, COMPUTE, FULL)
@@ -594,8 +595,9 @@ def _sums_kernel(
     N_VALUES: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    tensor = tl.load(tiles + 2 * tl.program_id(0))
-    start = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int64) * TILE
+    n_tensors = n_tensors.to(tl.int64)  # and so all products that are offsets, which may be beyond 2^31
+    tiles += 2 * tl.program_id(0).to(tl.int64)
+    tensor, start = tl.load(tiles).to(tl.int64), tl.load(tiles + 1).to(tl.int64) * TILE
     gradient = tl.load(gradients + tensor)
     partials += tl.program_id(0)
     stepping = gradient != 0
@@ -611,7 +613,7 @@ def _sums_kernel(
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
                 value = _spread(values[k], offsets, COMPUTE)
-                tl.store(partials + k * tl.num_programs(0), _gathered(value, LARGEST))
+                tl.store(partials + k * tl.num_programs(0).to(tl.int64), _gathered(value, LARGEST))
         else:
             values = _compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
@@ -619,10 +621,10 @@ def _sums_kernel(
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
                 value = tl.where(offsets < n, _spread(values[k], offsets, COMPUTE), 0.0)
-                tl.store(partials + k * tl.num_programs(0), _gathered(value, LARGEST))
+                tl.store(partials + k * tl.num_programs(0).to(tl.int64), _gathered(value, LARGEST))
     else:
         for k in tl.static_range(N_VALUES):
-            tl.store(partials + k * tl.num_programs(0), 0.0)
+            tl.store(partials + k * tl.num_programs(0).to(tl.int64), 0.0)
 
 
 @triton.jit(do_not_specialize=["n_tiles", "n_tensors"], do_not_specialize_on_alignment=["partials", "firsts", "totals"])
@@ -637,7 +639,7 @@ def _totals_kernel(
     TOGETHER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    tensor = tl.program_id(0)
+    tensor = tl.program_id(0).to(tl.int64)
     first = tl.load(firsts + tensor)
     end = tl.load(firsts + tensor + 1)
     for k in tl.static_range(N_VALUES):
@@ -645,7 +647,7 @@ def _totals_kernel(
         start = first
         while start < end:  # the interpreter of Triton 3.6 knows no range() of loaded numbers
             offsets = start + tl.arange(0, BLOCK)
-            value = tl.load(partials + k * n_tiles + offsets, mask=offsets < end, other=0.0)
+            value = tl.load(partials + k * n_tiles.to(tl.int64) + offsets, mask=offsets < end, other=0.0)
             if LARGEST:
                 total = _maximum(total, value)
             else:
@@ -655,7 +657,7 @@ def _totals_kernel(
         if TOGETHER:
             row = 0
             while row < n_tensors:
-                rows = row + tl.arange(0, BLOCK)
+                rows = row + tl.arange(0, BLOCK).to(tl.int64)
                 tl.store(totals + rows * N_VALUES + k, _spread(total, rows, totals.dtype.element_ty), mask=rows < n_tensors)
                 row += BLOCK
         else:
