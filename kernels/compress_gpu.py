@@ -230,7 +230,7 @@ def _tile(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ranks"])
 def _kernel(
     source, residual, target, n, chunk, source_size, target_size, parameter, ranks,
     QUANTISE: tl.constexpr, VALUE: tl.constexpr, LEFT: tl.constexpr, VOTE: tl.constexpr, SUM: tl.constexpr,

@@ -160,7 +160,8 @@ def _pack(
         code = tl.where((code == 0) & (value != 0.0), 1, code)
     else:
         code |= (value.to(tl.int32, bitcast=True) >> 24) & 128
-    code = tl.where(bits > BASE + LEVELS, 0, code)
+    # Without a sign, since a GPU's own NaN, 0x7fffffff, has become negative.
+    code = tl.where(bits.to(tl.uint32, bitcast=True) > BASE + LEVELS, 0, code)
     _put(address, code.to(tl.uint8), offsets, n, tl.uint8, FULL, ALIGNED)
     rows = start // _BLOCK + tl.arange(0, ROWS)
     if FULL:
@@ -881,7 +882,7 @@ class TritonUpdate:
                 1 if together else n_tensors,
                 (partials, firsts, self.totals[stage], self._n_tiles, n_tensors),
                 {"N_VALUES": n_values, "LARGEST": reduction.by == "max", "TOGETHER": together, "BLOCK": 1024},
-                {},
+                {"enable_fp_fusion": False},
             ),
         )
 
@@ -895,7 +896,13 @@ class TritonUpdate:
         arguments = (partials, *arrays, ring, partials.shape[1], n_rows)
         return (
             self._launcher(_update_kernel, function, (partials,)),
-            _Launch(_measured_kernel, (len(rows), n_values), arguments, {"BLOCK": TOTALS}, {"num_warps": 8}),
+            _Launch(
+                _measured_kernel,
+                (len(rows), n_values),
+                arguments,
+                {"BLOCK": TOTALS},
+                {"num_warps": 8, "enable_fp_fusion": False},
+            ),
         )
 
 

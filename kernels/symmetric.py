@@ -45,6 +45,7 @@ def symmetric_product(
         _kernel[(len(pairs), n)](
             stack, third, out, pairs, rows, columns, *stack.stride(), *third.stride(), float(alpha), float(beta),
             ROWS=ROWS, DEPTH=DEPTH, ADDED=added is not None, WIDE=triton.knobs.runtime.interpret, num_warps=8, num_stages=4,
+            enable_fp_fusion=False,
         )  # fmt: skip
     return out if x.dim() == 3 else out[0]
 

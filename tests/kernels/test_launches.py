@@ -14,7 +14,9 @@ pytest.importorskip("triton", reason="Triton has builds for Linux only")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 SCENES = '''
-import json, linecache, math, sys
+import json, linecache, math, sys, warnings
+
+warnings.simplefilter("error")  # some Triton warns of options that are left to it
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -218,6 +220,15 @@ for cell, factor in [("<first>", "2.0"), ("<second>", "3.0")]:
     run, into = prepared(tensors(3), gradients := tensors(3), rules.sgd), Measurements(scope["found"], 3, 4)
     result["measures of cells"].append(watched(lambda: measured(run, into))["compiled"])
 
+# votes of one rank, which Triton makes a constant of
+from tristep.kernels import compress
+code = compress.CODES["2bit"]
+votes, values = torch.zeros(1, code.votes_size(1024, 1), dtype=torch.uint8), torch.zeros(1000)
+result["votes of one rank"] = watched(lambda: compress.decode_votes(code, 1, votes, values, 0.5, "triton"))
+
+from tristep.kernels.symmetric import symmetric_product
+result["symmetric"] = watched(lambda: symmetric_product(torch.ones(16, 16, dtype=BF16)))
+
 json.dump(result, sys.stdout)
 '''
 
@@ -287,6 +298,10 @@ def test_other_values_and_other_numbers_of_tensors_compile_nothing(scenes):
 def test_functions_of_one_name_have_kernels_of_their_own(scenes, scene):
     """What a launch finds its kernel by in Triton 3.5 are the functions' names."""
     assert scenes[scene] == [1, 1]
+
+
+def test_votes_of_one_rank(scenes):
+    assert scenes["votes of one rank"]["grids"] == [[1, 1, 1]]
 
 
 def test_a_rule_with_sums_takes_three_launches_and_copies_no_more_than_others(scenes):
