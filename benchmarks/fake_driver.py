@@ -74,6 +74,7 @@ def install(target: GPUTarget | None = None) -> FakeDriver:
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise RuntimeError("TRITON_INTERPRET=1: unset it, the interpreter knows no drivers")
+    from tristep.kernels import compress
     from tristep.kernels import engine as engines
     from tristep.trainer import trainer
 
@@ -85,7 +86,7 @@ def install(target: GPUTarget | None = None) -> FakeDriver:
         asked = engine or os.environ.get("TRISTEP_ENGINE")
         return "triton" if asked == "triton" else choose(device, asked)
 
-    engines.choose_engine = trainer.choose_engine = choose_engine
+    engines.choose_engine = compress.choose_engine = trainer.choose_engine = choose_engine
     return driver
 
 

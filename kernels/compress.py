@@ -132,7 +132,8 @@ def share_of_largest(x, shrunk):
 @jit
 def mean_of_shares(total, largest):
     """The mean absolute value of a block of 128, of the sum of its shares."""
-    return total * 5.960464477539063e-08 * largest
+    # NaN has the bits of the largest, which are the same on all engines.
+    return tl.where(largest - largest == 0.0, total * 5.960464477539063e-08 * largest, largest)
 
 
 @jit
@@ -502,7 +503,7 @@ def _largest(x: torch.Tensor) -> torch.Tensor:
     """The largest absolute value of each block; NaN where one is not finite, 0 where all are subnormal."""
     largest = x.view(-1, BLOCK).abs().amax(dim=1)
     largest = torch.where(largest < torch.finfo(torch.float32).tiny, 0.0, largest)
-    return torch.where(largest.isinf(), torch.nan, largest)
+    return torch.where(largest.isfinite(), largest, torch.nan)
 
 
 def _shrunk(largest: torch.Tensor) -> torch.Tensor:

@@ -230,14 +230,14 @@ def _tile(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ranks"])
 def _kernel(
     source, residual, target, n, chunk, source_size, target_size, parameter, ranks,
     QUANTISE: tl.constexpr, VALUE: tl.constexpr, LEFT: tl.constexpr, VOTE: tl.constexpr, SUM: tl.constexpr,
     SHARE: tl.constexpr, MEAN: tl.constexpr, BITS: tl.constexpr, SCALED: tl.constexpr, TYPE: tl.constexpr,
     WIDTH: tl.constexpr, READS: tl.constexpr, WRITES: tl.constexpr, SEVERAL: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    start = tl.program_id(0).to(tl.int64) * TILE
+    start, chunk = tl.program_id(0).to(tl.int64) * TILE, chunk.to(tl.int64)
     if start + TILE <= n:
         _tile(
             source, residual, target, start, n, chunk, source_size, target_size, parameter, ranks, QUANTISE, VALUE, LEFT,

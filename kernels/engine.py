@@ -998,6 +998,11 @@ def _check(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any
             raise ValueError(
                 f"{slot} of {name} is packed, which must be that of a contiguous weight: strides {weight.stride()}"
             )
+        if tensor.dtype == torch.uint8 and tensor.data_ptr() % 4:
+            raise ValueError(
+                f"{slot} of {name} is packed and begins {tensor.data_ptr() % 4} bytes after a multiple of 4: "
+                "must begin at one, as float32 scales are in it; use .clone()"
+            )
         if shape == weight.shape and tensor.stride() != strides and tensor.numel() > 1:
             raise ValueError(f"{slot} of {name} has strides {tensor.stride()}: must have {strides}, the weight's")
 

@@ -160,7 +160,8 @@ def _pack(
         code = tl.where((code == 0) & (value != 0.0), 1, code)
     else:
         code |= (value.to(tl.int32, bitcast=True) >> 24) & 128
-    code = tl.where(bits > BASE + LEVELS, 0, code)
+    # Without a sign, since a GPU's own NaN, 0x7fffffff, has become negative.
+    code = tl.where(bits.to(tl.uint32, bitcast=True) > BASE + LEVELS, 0, code)
     _put(address, code.to(tl.uint8), offsets, n, tl.uint8, FULL, ALIGNED)
     rows = start // _BLOCK + tl.arange(0, ROWS)
     if FULL:
@@ -445,8 +446,9 @@ def _update_kernel(
     MAXIMA: tl.constexpr,  # and of which the maximum is taken
     ZERO: tl.constexpr,
 ):
-    tensor = tl.load(tiles + 2 * tl.program_id(0))
-    start = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int64) * TILE
+    n_tensors = n_tensors.to(tl.int64)  # and so all products that are offsets, which may be beyond 2^31
+    tiles += 2 * tl.program_id(0).to(tl.int64)
+    tensor, start = tl.load(tiles).to(tl.int64), tl.load(tiles + 1).to(tl.int64) * TILE
     gradient = tl.load(gradients + tensor)
     stepping = gradient != 0
     if control is not None:
@@ -479,7 +481,7 @@ def _update_kernel(
     elif control is not None:
         if len(SUMMED) + len(MAXIMA) > 0:  # of a step that is left out nothing is to be found
             for k in tl.static_range(len(SUMMED) + len(MAXIMA)):
-                tl.store(partials + k * tl.num_programs(0) + tl.program_id(0), 0.0)
+                tl.store(partials + k * tl.num_programs(0).to(tl.int64) + tl.program_id(0), 0.0)
     if ZERO:
         if gradient != 0:
             tl.debug_barrier()  # all threads of the tile have read theirs
@@ -536,7 +538,7 @@ def _store_partials(
 ):
     # Four sums at a time: what takes long is that threads wait for each other, once for each time.
     partials += tl.program_id(0)
-    step = tl.num_programs(0)
+    step = tl.num_programs(0).to(tl.int64)
     for j in tl.static_range(len(SUMMED) // 4):
         a = _masked(values[SUMMED[4 * j]], offsets, n, COMPUTE, FULL)
         b = _masked(values[SUMMED[4 * j + 1]], offsets, n, COMPUTE, FULL)
@@ -594,8 +596,9 @@ def _sums_kernel(
     N_VALUES: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    tensor = tl.load(tiles + 2 * tl.program_id(0))
-    start = tl.load(tiles + 2 * tl.program_id(0) + 1).to(tl.int64) * TILE
+    n_tensors = n_tensors.to(tl.int64)  # and so all products that are offsets, which may be beyond 2^31
+    tiles += 2 * tl.program_id(0).to(tl.int64)
+    tensor, start = tl.load(tiles).to(tl.int64), tl.load(tiles + 1).to(tl.int64) * TILE
     gradient = tl.load(gradients + tensor)
     partials += tl.program_id(0)
     stepping = gradient != 0
@@ -611,7 +614,7 @@ def _sums_kernel(
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
                 value = _spread(values[k], offsets, COMPUTE)
-                tl.store(partials + k * tl.num_programs(0), _gathered(value, LARGEST))
+                tl.store(partials + k * tl.num_programs(0).to(tl.int64), _gathered(value, LARGEST))
         else:
             values = _compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
@@ -619,10 +622,10 @@ def _sums_kernel(
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
                 value = tl.where(offsets < n, _spread(values[k], offsets, COMPUTE), 0.0)
-                tl.store(partials + k * tl.num_programs(0), _gathered(value, LARGEST))
+                tl.store(partials + k * tl.num_programs(0).to(tl.int64), _gathered(value, LARGEST))
     else:
         for k in tl.static_range(N_VALUES):
-            tl.store(partials + k * tl.num_programs(0), 0.0)
+            tl.store(partials + k * tl.num_programs(0).to(tl.int64), 0.0)
 
 
 @triton.jit(do_not_specialize=["n_tiles", "n_tensors"], do_not_specialize_on_alignment=["partials", "firsts", "totals"])
@@ -637,7 +640,7 @@ def _totals_kernel(
     TOGETHER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    tensor = tl.program_id(0)
+    tensor = tl.program_id(0).to(tl.int64)
     first = tl.load(firsts + tensor)
     end = tl.load(firsts + tensor + 1)
     for k in tl.static_range(N_VALUES):
@@ -645,7 +648,7 @@ def _totals_kernel(
         start = first
         while start < end:  # the interpreter of Triton 3.6 knows no range() of loaded numbers
             offsets = start + tl.arange(0, BLOCK)
-            value = tl.load(partials + k * n_tiles + offsets, mask=offsets < end, other=0.0)
+            value = tl.load(partials + k * n_tiles.to(tl.int64) + offsets, mask=offsets < end, other=0.0)
             if LARGEST:
                 total = _maximum(total, value)
             else:
@@ -655,7 +658,7 @@ def _totals_kernel(
         if TOGETHER:
             row = 0
             while row < n_tensors:
-                rows = row + tl.arange(0, BLOCK)
+                rows = row + tl.arange(0, BLOCK).to(tl.int64)
                 tl.store(totals + rows * N_VALUES + k, _spread(total, rows, totals.dtype.element_ty), mask=rows < n_tensors)
                 row += BLOCK
         else:
@@ -879,7 +882,7 @@ class TritonUpdate:
                 1 if together else n_tensors,
                 (partials, firsts, self.totals[stage], self._n_tiles, n_tensors),
                 {"N_VALUES": n_values, "LARGEST": reduction.by == "max", "TOGETHER": together, "BLOCK": 1024},
-                {},
+                {"enable_fp_fusion": False},
             ),
         )
 
@@ -893,7 +896,13 @@ class TritonUpdate:
         arguments = (partials, *arrays, ring, partials.shape[1], n_rows)
         return (
             self._launcher(_update_kernel, function, (partials,)),
-            _Launch(_measured_kernel, (len(rows), n_values), arguments, {"BLOCK": TOTALS}, {"num_warps": 8}),
+            _Launch(
+                _measured_kernel,
+                (len(rows), n_values),
+                arguments,
+                {"BLOCK": TOTALS},
+                {"num_warps": 8, "enable_fp_fusion": False},
+            ),
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
+import hashlib
 import importlib.util
 import inspect
 import sys
@@ -280,7 +281,9 @@ class Function:
             names.update({name: callee.bind(language, namespace, wrap) for name, callee in self._callees.items()})
             names.update({name: namespace for name, value in names.items() if _is_language(value)})
             copy = types.FunctionType(self.fn.__code__, names, self.name, self.fn.__defaults__)
-            copy.__module__, copy.__qualname__ = self.fn.__module__, self.fn.__qualname__
+            # Triton 3.5 tells functions in a kernel apart by module and name alone: another text needs another name.
+            digest = hashlib.sha256(self.source.encode()).hexdigest()[:16]
+            copy.__module__, copy.__qualname__ = self.fn.__module__, f"{self.fn.__qualname__}_{digest}"
             self._bound[language] = wrap(copy)
         return self._bound[language]
 

@@ -578,13 +578,13 @@ def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
     @_jit_exact
     def pack_block(values, codes, shrunk, key, start):
         for i in range(codes.size):
-            level = np.int32(_bits_of_float(np.abs(values[i] * shrunk) + zero))
+            level = min(np.int32(_bits_of_float(np.abs(values[i] * shrunk) + zero)), infinite)  # of some NaN it is more
             codes[i] = pack_level(values[i], np.int32(level + half) >> cut)
 
     @_jit_exact
     def pack_block_at_random(values, codes, shrunk, key, start):
         for i in range(codes.size):
-            level = np.int32(_bits_of_float(np.abs(values[i] * shrunk) + zero))
+            level = min(np.int32(_bits_of_float(np.abs(values[i] * shrunk) + zero)), infinite)
             random = _random(key, start + i) >> np.uint32(13)
             codes[i] = pack_level(values[i], np.int32(level + np.int32(random & np.uint32(0x7FFF0) | np.uint32(8))) >> cut)
 

@@ -240,6 +240,7 @@ def encode(
     scales = torch.where(scales.isinf(), torch.nan, scales)
     shrunk = torch.where(scales > 0, (1 - zero_level(unsigned)) / scales, 0.0)
     bits = ((blocks * shrunk[:, None]).abs() + zero_level(unsigned)).view(torch.int32).view(-1)[:n]
+    bits = bits.clamp(max=0x7F800000)  # those of some NaN, a GPU's among them, leave no room to round up
     # Numbers between those that codes have, not the codes themselves, whose rounding errors are smaller than 8.
     bits = bits + (1 << (CUT - 1) if random is None else ((random << 3) & 0x7FFF0 | 8).to(torch.int32))
     codes = (bits >> CUT) - base

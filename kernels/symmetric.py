@@ -45,6 +45,7 @@ def symmetric_product(
         _kernel[(len(pairs), n)](
             stack, third, out, pairs, rows, columns, *stack.stride(), *third.stride(), float(alpha), float(beta),
             ROWS=ROWS, DEPTH=DEPTH, ADDED=added is not None, WIDE=triton.knobs.runtime.interpret, num_warps=8, num_stages=4,
+            enable_fp_fusion=False,
         )  # fmt: skip
     return out if x.dim() == 3 else out[0]
 
@@ -78,12 +79,12 @@ def _kernel(
     ADDED: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    pair = pairs + 2 * tl.program_id(0)
+    pair = pairs + 2 * tl.program_id(0).to(tl.int64)
     stack = tl.program_id(1).to(tl.int64)
     i, j = tl.load(pair), tl.load(pair + 1)
     left = i.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     right = j.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    depth = tl.arange(0, DEPTH)
+    depth, step = tl.arange(0, DEPTH).to(tl.int64), tl.full((), DEPTH, tl.int64)
     x += stack * x_stack
     first = x + left[:, None] * x_row + depth[None, :] * x_column
     second = x + right[None, :] * x_row + depth[:, None] * x_column
@@ -95,8 +96,8 @@ def _kernel(
         if WIDE:  # the interpreter would multiply the bits of a bfloat16
             a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total)
-        first += DEPTH * x_column
-        second += DEPTH * x_column
+        first += step * x_column
+        second += step * x_column
     total *= alpha
     inside = (left < rows)[:, None] & (right < rows)[None, :]
     if ADDED:

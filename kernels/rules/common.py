@@ -19,6 +19,13 @@ def clip_coefficient(norm, max_norm, epsilon):
     return tl.minimum(max_norm / (norm + epsilon), 1.0)
 
 
+@jit
+def norm_of(square):
+    """The root of a sum of squares. A subnormal one is scaled by powers of two: the root of a GPU would be 0."""
+    small = square < 1e-30
+    return tl.sqrt(square * tl.where(small, 18446744073709551616.0, 1.0)) * tl.where(small, 2.3283064365386963e-10, 1.0)
+
+
 @reduction(over="all")
 def total_square(w, g, state, hyper):
     """Sum of squares of the gradient over all tensors."""

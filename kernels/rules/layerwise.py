@@ -2,7 +2,7 @@
 
 from ..language import jit, reduction, rule, tl
 from .adam import moments
-from .common import clipped
+from .common import clipped, norm_of
 from .sgd import sgd, sgd_momentum
 
 
@@ -10,7 +10,7 @@ from .sgd import sgd, sgd_momentum
 def ratio(above, below):
     """The ratio of two norms given by their squares; 1 where one of them is zero."""
     # Not their product, which is 0 for small ones too; and what is NaN is no zero.
-    return tl.where((above == 0.0) | (below == 0.0), 1.0, tl.sqrt(above) / tl.sqrt(tl.where(below == 0.0, 1.0, below)))
+    return tl.where((above == 0.0) | (below == 0.0), 1.0, norm_of(above) / norm_of(tl.where(below == 0.0, 1.0, below)))
 
 
 @reduction
@@ -22,8 +22,8 @@ def squares(w, g, state, hyper):
 @jit
 def lars_factor(w2, g2, wd, eta, epsilon, scaled):
     """eta |w| / (|g| + wd |w| + epsilon), or 1 where a norm is zero or the parameter is not to be scaled."""
-    w_norm = tl.sqrt(w2)
-    factor = eta * w_norm / tl.where(g2 > 0.0, tl.sqrt(g2) + wd * w_norm + epsilon, 1.0)
+    w_norm = norm_of(w2)
+    factor = eta * w_norm / tl.where(g2 > 0.0, norm_of(g2) + wd * w_norm + epsilon, 1.0)
     return tl.where((scaled > 0.0) & (w2 > 0.0) & (g2 > 0.0), factor, 1.0)
 
 
@@ -78,7 +78,7 @@ def lamb(w, g, state, hyper, sums):
     u, mean, var = direction(
         w, clipped(g, clip), mean, var, wd, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2
     )
-    norm = tl.minimum(tl.maximum(tl.sqrt(w2), lower_bound), upper_bound)
+    norm = tl.minimum(tl.maximum(norm_of(w2), lower_bound), upper_bound)
     return w - lr * ratio(norm * norm, u2) * u, (mean, var)
 
 
@@ -93,7 +93,7 @@ def lans_directions(
     w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, g2
 ):
     """The directions of the average and of the gradient, normalised first, and the new averages."""
-    g = clipped(g / tl.where(g2 == 0.0, 1.0, tl.sqrt(g2)), clip)
+    g = clipped(g / tl.where(g2 == 0.0, 1.0, norm_of(g2)), clip)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     root = tl.sqrt(correction2 * var) + epsilon
     return correction1 * mean / root + wd * w, g / root + wd * w, mean, var
@@ -126,6 +126,6 @@ def lans(w, g, state, hyper, sums):
     a, b, mean, var = lans_directions(
         w, g, mean, var, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2, g2
     )
-    norm = tl.minimum(tl.maximum(tl.sqrt(w2), lower_bound), upper_bound)
+    norm = tl.minimum(tl.maximum(norm_of(w2), lower_bound), upper_bound)
     norm = norm * norm
     return w - lr * (beta1 * ratio(norm, a2) * a + one_minus_beta1 * ratio(norm, b2) * b), (mean, var)

@@ -5,7 +5,7 @@
 
 from ..language import jit, reduction, rule, tl
 from .adam import moments
-from .common import clipped, sign
+from .common import clipped, norm_of, sign
 
 
 @rule
@@ -168,7 +168,7 @@ def novograd(w, g, state, hyper, sums):
     (mean,) = state
     lr, wd, clip, beta1, epsilon = hyper
     (norm2,) = sums
-    mean = beta1 * mean + (clipped(g, clip) / (tl.sqrt(norm2) + epsilon) + wd * w)
+    mean = beta1 * mean + (clipped(g, clip) / (norm_of(norm2) + epsilon) + wd * w)
     return w - lr * mean, (mean,)
 
 

@@ -231,6 +231,21 @@ def test_what_is_not_finite_makes_nan_of_its_block_once(name, bad, place):
     assert decoded(code, encoded(code, x, residual, engine=place.engine), TILE, engine=place.engine).isfinite().all()
 
 
+@pytest.mark.parametrize("name", SCALED)
+def test_messages_with_nan_are_the_same_bytes_whatever_its_bits(name, place):
+    """Those of a GPU's own NaN are others than those of a CPU's."""
+    found = []
+    for bits in (0x7FC00000, 0x7FFFFFFF, -1):
+        x = torch.ones(TILE)
+        x[5:6] = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+        x[BLOCK] = float("inf")
+        found.append(encoded(CODES[name], x.to(place.device), None, engine=place.engine).cpu())
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    scales = found[0][0, TILE * CODES[name].bits // 8 :].view(torch.int32)
+    assert scales[:2].tolist() == [0x7FC00000] * 2
+
+
 @pytest.mark.parametrize(("name", "value", "sent"), [("fp16", 1e6, float("inf")), ("bf16", float("nan"), None)])
 def test_halves_that_are_not_finite_keep_nothing(name, value, sent, place):
     code, residual = CODES[name], torch.zeros(2, device=place.device)

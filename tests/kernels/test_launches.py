@@ -14,7 +14,9 @@ pytest.importorskip("triton", reason="Triton has builds for Linux only")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 SCENES = '''
-import json, math, sys
+import json, linecache, math, sys, warnings
+
+warnings.simplefilter("error")  # some Triton warns of options that are left to it
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,7 +26,7 @@ import fake_driver
 
 driver = fake_driver.install()
 import tristep
-from tristep.kernels import Update, rules
+from tristep.kernels import Measurements, Update, measures, rules
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
@@ -142,8 +144,6 @@ run()
 result["sums of sums"] = watched(run)
 
 # measured: one launch more, for what its tiles have found of each tensor
-from tristep.kernels import Measurements, measures
-
 measure = measures.joined(measures.weight_square, measures.gradient_absmax, measures.update_square)
 
 
@@ -197,6 +197,37 @@ for telemetry in (True, tristep.Telemetry(every=3)):
         torch._foreach_mul_([parameter.grad for parameter in parameters], 1.0)
         steps.append(watched(lambda: trainer.step(1)))
     result["telemetry" if telemetry is True else "telemetry of every third"] = steps
+
+# rules and measures of one name, as a cell of a notebook that is changed and run again makes them
+CELL = """from tristep.kernels import measure, rule
+
+@rule
+def mine(w, g, state, hyper):
+    (lr,) = hyper
+    return w - FACTOR * lr * g, state
+
+@measure(found="sum")
+def found(w, g, new_w):
+    return (FACTOR * g,)
+"""
+result["cells"], result["measures of cells"] = [], []
+for cell, factor in [("<first>", "2.0"), ("<second>", "3.0")]:
+    text, scope = CELL.replace("FACTOR", factor), {"__name__": "__main__"}
+    linecache.cache[cell] = len(text), None, text.splitlines(keepends=True), cell
+    exec(compile(text, cell, "exec"), scope)
+    run = prepared(tensors(3), gradients := tensors(3), scope["mine"])
+    result["cells"].append(watched(run)["compiled"])
+    run, into = prepared(tensors(3), gradients := tensors(3), rules.sgd), Measurements(scope["found"], 3, 4)
+    result["measures of cells"].append(watched(lambda: measured(run, into))["compiled"])
+
+# votes of one rank, which Triton makes a constant of
+from tristep.kernels import compress
+code = compress.CODES["2bit"]
+votes, values = torch.zeros(1, code.votes_size(1024, 1), dtype=torch.uint8), torch.zeros(1000)
+result["votes of one rank"] = watched(lambda: compress.decode_votes(code, 1, votes, values, 0.5, "triton"))
+
+from tristep.kernels.symmetric import symmetric_product
+result["symmetric"] = watched(lambda: symmetric_product(torch.ones(16, 16, dtype=BF16)))
 
 json.dump(result, sys.stdout)
 '''
@@ -261,6 +292,16 @@ def test_other_values_and_other_numbers_of_tensors_compile_nothing(scenes):
     assert scenes["kernels for other numbers"] == 0
     assert scenes["four kinds"]["compiled"] == 3  # the first of them was there
     assert scenes["another rule"]["compiled"] == 1
+
+
+@pytest.mark.parametrize("scene", ["cells", "measures of cells"])
+def test_functions_of_one_name_have_kernels_of_their_own(scenes, scene):
+    """What a launch finds its kernel by in Triton 3.5 are the functions' names."""
+    assert scenes[scene] == [1, 1]
+
+
+def test_votes_of_one_rank(scenes):
+    assert scenes["votes of one rank"]["grids"] == [[1, 1, 1]]
 
 
 def test_a_rule_with_sums_takes_three_launches_and_copies_no_more_than_others(scenes):

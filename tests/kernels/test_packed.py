@@ -100,6 +100,14 @@ def packed_states(place, sizes, seed=0):
     return states
 
 
+def test_packed_states_begin_at_a_multiple_of_4(place):
+    """As their scales do, which are read as float32: elsewhere a GPU would fault."""
+    memory = torch.zeros(packed_size(5000) + 1, dtype=U8, device=place.device)
+    states = [(memory[1:], torch.zeros(packed_size(5000), dtype=U8, device=place.device))]
+    with pytest.raises(ValueError, match=r"mean of .* begins 1 bytes after a multiple of 4.*clone"):
+        Update(take, [torch.zeros(5000, device=place.device)], states, engine=place.engine)
+
+
 def test_levels_are_zero_to_one_finest_near_zero():
     for unsigned, last, least in ((False, 127, 2.5e-4), (True, 255, 9.6e-7)):
         table = levels(unsigned)
@@ -224,6 +232,20 @@ def test_states_that_stay_as_they_are_stay_so_to_the_bit(place, seed):
     run(place, anew, [np.ones(n, dtype=np.float32) for n in SIZES], states, seed)
     for row, old in zip(states, before, strict=True):
         assert all(map(torch.equal, row, old))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_code_of_nan_is_0_whatever_its_bits(place, seed):
+    """Those of a GPU's own, 0x7fffffff, leave no room above them to be rounded up into."""
+    g = torch.ones(5000)
+    bits = torch.tensor([0x7FC00000, 0x7FFFFFFF, -1, 0x7F800001], dtype=torch.int32)
+    g[130:134] = bits.view(torch.float32)
+    state = packed_states(place, [len(g)])
+    run(place, take, [g], state, seed=seed)
+    for packed in state[0]:
+        codes, scales = pieces(packed, len(g))
+        assert codes[128:136].tolist() == [0 if k in range(2, 6) else codes[128].item() for k in range(8)]
+        assert scales.isnan().nonzero().tolist() == [[1]]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -358,7 +380,7 @@ def test_every_state_said_to_be_never_negative_is_that():
 
 def test_refusals():
     weight, small = torch.zeros(64, 64), torch.zeros(3)
-    with pytest.raises(ValueError, match=r"mean of weights\[0\] is torch.uint8 \(4096,\).* torch.uint8 \(4224,\)"):
+    with pytest.raises(ValueError, match=r"mean of .* begins 1 bytes after a multiple of 4.*clone"):
         Update(take, [weight], [(torch.zeros(4096, dtype=U8), torch.zeros(4224, dtype=U8))])
     with pytest.raises(ValueError, match="is packed, which must be that of a contiguous weight"):
         Update(take, [weight.view(32, 128).t()], [(torch.zeros(4224, dtype=U8),) * 2])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import TensorRule, Update, rule, rules, update
+from tristep.kernels import TensorRule, Update, rule, rules, tl, update
 from tristep.kernels.table import allocate_states, compute_dtype
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
@@ -360,6 +360,30 @@ def test_ratios_of_norms_that_are_very_small_or_large(place, size):
     values = {"lr": 0.25, "wd": 0.0, "clip": math.inf, "beta1": 1.0, "beta2": 1.0, **one}
     update(rules.lamb, [w], [g], states, values, engine=place.engine)
     assert w.tolist() == pytest.approx([0.75 * size] * 4, rel=1e-6)
+
+
+@pytest.mark.cover("rule", "place")
+@pytest.mark.parametrize("rule", [rules.lars, rules.lamb, rules.lans, rules.novograd], ids=lambda rule: rule.name)
+def test_steps_that_do_not_depend_on_the_gradients_scale_do_not_where_its_square_is_subnormal(place, rule, monkeypatch):
+    """Nor where roots of subnormal numbers are 0, as on GPUs (sqrt.approx.ftz), for which torch's words stand here."""
+
+    def flushing(self, x):
+        return torch.where(x < torch.finfo(x.dtype).tiny, 0.0, x.sqrt())
+
+    monkeypatch.setattr(type(tl), "sqrt", flushing)
+    alike = {"lr": 0.5, "eta": 0.5, "epsilon": 0.0, "seen": 0.0, "scaled": 1.0, "lower_bound": 0.0, "upper_bound": math.inf}
+    values = HYPER[1] | alike
+    values = {name: 1.0 - values[name[10:]] if name.startswith("one_minus_") else values[name] for name in rule.hyper}
+    steps = []
+    for scale in (1.0, 1e-21):
+        w, g = torch.ones(2000, device=place.device), torch.full((2000,), scale, device=place.device)
+        states = [tuple(torch.zeros(shape, device=place.device) for shape in rule.shapes(w.shape))]
+        if rule is rules.lamb:  # its denominator is that of old gradients
+            states[0][1].fill_(1.0)
+        update(rule, [w], [g], states, values, engine=place.engine)
+        steps.append(float((1.0 - w).mean()))
+    assert steps[0] > 0.01
+    assert steps[1] == pytest.approx(steps[0], rel=0.01)  # the square of the smaller has three digits
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
