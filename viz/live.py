@@ -36,6 +36,7 @@ __all__ = ["LiveLoop", "LiveView", "Snapshot"]
 
 MODES = ("auto", "task", "thread", "block")
 ENDED = ("stopped", "finished", "failed")
+UNSEEN = 60.0  # seconds without a page that shows the view, after which that is told
 SLICE = 0.02  # seconds of steps between two looks at what else there is to do
 MOST_WAITING = 1000  # numbers on another device, before the loop waits for it where no picture does
 MULTIPLIERS = [2.0 ** (k / 2) for k in range(-12, 13)]  # that the view's slider has; 1 is among them
@@ -87,6 +88,8 @@ class LiveLoop:
         frames_per_second: how often a "live" view is redrawn at most, > 0; less often where that would take over 5 % of the
             time.
         name: of the run, where there is no recorder.
+        when_unseen: "go on", or "pause" once no page has shown the view for a minute, as after its tab has been closed. Its
+            words say so in either case, when it is seen again. Widgets without a canvas cannot tell.
 
     Attributes:
         status: "ready", "running", "paused", "stopped", "finished" or "failed".
@@ -127,6 +130,7 @@ class LiveLoop:
         mode: str = "auto",
         frames_per_second: float = 4.0,
         name: str = "run",
+        when_unseen: str = "go on",
     ) -> None:
         if not callable(steps) and not isinstance(steps, Iterable):
             raise TypeError(
@@ -143,6 +147,8 @@ class LiveLoop:
             raise TypeError(f"view={view!r}: must be 'live', None or a View")
         budget = FrameBudget(most=real("frames_per_second", frames_per_second, above=0))
         self.mode = choice("mode", mode, MODES)
+        self._pauses_unseen = choice("when_unseen", when_unseen, ("go on", "pause")) == "pause"
+        self._unseen_from: int | None = None  # the step after which nobody was there any more
         self._clock: Callable[[], float] = time.monotonic
         self._steps, self._iterator = steps, _iterator(steps)
         self._rates = _rates(trainer)
@@ -460,7 +466,7 @@ class LiveLoop:
             if self.status == "running":  # by now; several threads may ask
                 return
             self._limit = limit if limit is not None else self._limit
-            self.exception, self._asked, self._interrupted = None, None, False
+            self.exception, self._asked, self._interrupted, self._unseen_from = None, None, False, None
             self.status, self._turn = "running", self._turn + 1
             self._since = (self.n_steps, self._clock())
             turn = self._turn
@@ -516,7 +522,17 @@ class LiveLoop:
                     with self._at_rest():
                         self._flush()
                 self._refresh(turn)
+                self._look_around()
                 break
+
+    def _look_around(self) -> None:
+        """Whether a page still shows the view."""
+        if self.view is None or self.view.unseen < UNSEEN:
+            return
+        if self._unseen_from is None:
+            self._unseen_from = self.n_steps
+        if self._pauses_unseen:
+            self._asked = self._asked or "paused"
 
     def _is_on(self, turn: int) -> bool:
         return self.status == "running" and self._turn == turn
@@ -869,6 +885,8 @@ class LiveView(LossView):
             multiplied = "" if loop.multiplier == 1 else f" (× {loop.multiplier:.3g})"
             words.append(f"learning rate {rate:.4g}{multiplied}")
         words.append(f"drawing {100 * self.cost:.1f} % of the time")
+        if loop._unseen_from is not None:
+            words.append(f"no page showed it after step {loop._unseen_from:,}")
         return ", ".join(words) + (f"\n{self._told}" if self._told else "")
 
     def describe(self) -> str:

@@ -82,6 +82,8 @@ class View(ABC):
         self._shared: Scene | None = None  # the one that the parts of an output are made of
         self._answering = False  # whether an event's method is at it; the frame that follows it is for all who ask meanwhile
         self._at_once = False  # whether what is asked for now is drawn now, and is to stay
+        self._clock: Callable[[], float] = time.monotonic
+        self._unseen_since: float | None = None
         self._late: object | None = None  # the frame that is put off: ANSWER, or one that a timer knows
         if name is not None:
             before = _NAMED.get(name)
@@ -179,6 +181,14 @@ class View(ABC):
         """The share of the time that drawing has lately taken, from 0 to 1."""
         return self._budget.cost
 
+    @property
+    def unseen(self) -> float:
+        """For how many seconds no page has told that it got what was drawn; 0 while one does, and where none can tell.
+
+        A page that is hidden behind others tells, too; one that has been closed does not. Widgets without a canvas cannot.
+        """
+        return 0.0 if self._unseen_since is None else self._clock() - self._unseen_since
+
     def close(self) -> None:
         """Close all widgets. The view can be shown again."""
         with self._lock:
@@ -186,7 +196,7 @@ class View(ABC):
             for opened in self._open:
                 opened.widget.close()
             self._open.clear()
-            self._given = None
+            self._given = self._unseen_since = None
 
     def __enter__(self) -> Self:
         return self
@@ -292,6 +302,8 @@ class View(ABC):
             self._given = scene = self.scene()
             for opened in self._open:
                 opened.show(scene, live)
+                if opened.tells and self._unseen_since is None:
+                    self._unseen_since = self._clock()
         if not is_all:
             self._put_off()
         if not self._goes_on():
@@ -343,6 +355,9 @@ class View(ABC):
 
     def _receive(self, event: dict[str, Any]) -> None:
         """Hand an event of a widget to the method that is for it."""
+        self._unseen_since = None
+        if event["kind"] == "seen":
+            return
         with self._handling:
             with self._lock:  # which waits for a frame that is being drawn
                 before, self._answering = self._answering, True
@@ -510,20 +525,21 @@ class _Open:
 
     widget: Any
     show: Callable[[Scene, bool], object]  # whether it shows the same, some steps later
+    tells: bool  # whether it tells that a page has got what it shows
     pictured: Callable[[], object]  # an output with a picture follows, which is not to be seen as long as the widget is
 
 
 def _open_canvas(scene: Scene, receive: Callable[[dict[str, Any]], None]) -> _Open:
     widget = _canvas_module().SceneWidget(scene.to_bytes(), receive)
     show = lambda scene, live: setattr(widget, "payload", scene.to_bytes())  # noqa: E731
-    return _Open(widget, show, lambda: setattr(widget, "pictured", True))
+    return _Open(widget, show, True, lambda: setattr(widget, "pictured", True))
 
 
 def _open_box(scene: Scene, receive: Callable[[dict[str, Any]], None], theme: str) -> _Open:
     from .widgets import SceneBox
 
     widget = SceneBox(scene, receive, theme)
-    return _Open(widget, widget.show, widget.hide_picture)
+    return _Open(widget, widget.show, False, widget.hide_picture)
 
 
 def _canvas_module() -> Any:

@@ -9,6 +9,7 @@ const TYPES = { uint8: Uint8Array, int16: Int16Array, int32: Int32Array, float32
 const PIXELS_PER_INCH = 96;
 const PIXELS_PER_POINT = PIXELS_PER_INCH / 72;
 const DOUBLE_CLICK = 400; // milliseconds
+const SEEN = 5000; // milliseconds at least between two messages that a page is there
 const PATIENCE = 3000; // milliseconds without an answer of Python until that is said
 const FAMILY = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
 const FIXED = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace';
@@ -1715,7 +1716,14 @@ function mixed(one, other) {
 export default {
   render({ model, el }) {
     const shown = mount(el, model.get("payload"), { send: (message) => model.send(message) });
-    const update = () => shown.update(model.get("payload"));
+    let told = -Infinity;
+    const update = () => {
+      shown.update(model.get("payload"));
+      // Not by a timer, which a browser slows down where the page is behind others: a message comes all the same.
+      if (performance.now() - told < SEEN) return;
+      told = performance.now();
+      model.send({ kind: "seen" });
+    };
     const hide = () => el.classList.toggle("tristep-pictured", model.get("pictured"));
     hide();
     const answered = ({ kind }) => kind === "answered" && shown.answered();
