@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import operator
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial, reduce
@@ -643,8 +644,11 @@ def emptiness(dictionaries: Sequence[dict[Any, Any]], engine: str | None) -> Cal
 def _import_glance() -> Any:
     if not has_numba():
         return None
-    from . import glance
-
+    try:
+        from . import glance
+    except ImportError as error:  # a numba that is made for another NumPy, as a rule; steps are right without it
+        warnings.warn(f"numba is installed but cannot be imported: {error}. Steps take longer on the host.", stacklevel=2)
+        return None
     return glance
 
 
