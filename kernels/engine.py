@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import operator
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial, reduce
@@ -26,6 +27,7 @@ from .table import (
     Recording,
     TensorTable,
     addresses_of,
+    as_rows,
     compute_dtype,
     dense_strides,
     is_dense,
@@ -643,8 +645,11 @@ def emptiness(dictionaries: Sequence[dict[Any, Any]], engine: str | None) -> Cal
 def _import_glance() -> Any:
     if not has_numba():
         return None
-    from . import glance
-
+    try:
+        from . import glance
+    except ImportError as error:  # a numba that is made for another NumPy, as a rule; steps are right without it
+        warnings.warn(f"numba is installed but cannot be imported: {error}. Steps take longer on the host.", stacklevel=2)
+        return None
     return glance
 
 
@@ -687,6 +692,8 @@ class _Group:
         self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies, and functions giving what to copy
         self._active: tuple[list[bool], torch.Tensor] | None = None
         self._rows_on_device: Any = None
+        stages = range(len(owner.rule.reductions))
+        self._kept_rows = [as_rows(kept) if len((kept := self._kept(k))[0]) else None for k in stages]
 
     def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
         table, stacked = self.table, bool(self._first)
@@ -783,7 +790,8 @@ class _Group:
 
     def kept(self, stage: int, rows: slice = slice(None)) -> torch.Tensor:
         """The numbers that a reduction keeps, [n_tensors, n]."""
-        return torch.stack([torch.stack(row) for row in self._kept(stage)[rows]])
+        array = self._kept_rows[stage]
+        return torch.stack([torch.stack(row) for row in self._kept(stage)[rows]]) if array is None else array[rows]
 
     def finished(self, stage: int, rows: slice) -> torch.Tensor:
         """What these tensors' sums turn the kept numbers into, [n_rows, n]."""
@@ -806,7 +814,10 @@ class _Group:
             new = torch.where(self.table.control[1] != 0, before, new.to(before))
         room = self.execute.sums[stage][:, : new.shape[1]]
         room[:] = new
-        torch._foreach_copy_([number for row in self._kept(stage) for number in row], list(room.flatten().unbind()))
+        if (array := self._kept_rows[stage]) is not None:
+            array.copy_(room)
+        else:
+            torch._foreach_copy_([number for row in self._kept(stage) for number in row], list(room.flatten().unbind()))
 
     def recall(self, stage: int) -> None:
         """Show a reduction the numbers that it has kept, and what is passed on to it."""

@@ -5,6 +5,7 @@ Imported only where it is used, since it imports triton. With TRITON_INTERPRET=1
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 
 import numpy as np
@@ -42,11 +43,12 @@ def symmetric_product(
     third = out if added is None else added.view(out.shape)
     if out.numel():
         pairs = _pairs(-(-rows // ROWS), x.device)
-        _kernel[(len(pairs), n)](
-            stack, third, out, pairs, rows, columns, *stack.stride(), *third.stride(), float(alpha), float(beta),
-            ROWS=ROWS, DEPTH=DEPTH, ADDED=added is not None, WIDE=triton.knobs.runtime.interpret, num_warps=8, num_stages=4,
-            enable_fp_fusion=False,
-        )  # fmt: skip
+        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+            _kernel[(len(pairs), n)](
+                stack, third, out, pairs, rows, columns, *stack.stride(), *third.stride(), float(alpha), float(beta),
+                ROWS=ROWS, DEPTH=DEPTH, ADDED=added is not None, WIDE=triton.knobs.runtime.interpret, num_warps=8,
+                num_stages=4, enable_fp_fusion=False,
+            )  # fmt: skip
     return out if x.dim() == 3 else out[0]
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "Recording",
     "TensorTable",
     "allocate_states",
+    "as_rows",
     "compute_dtype",
     "is_dense",
     "is_wrapper",
@@ -104,8 +105,9 @@ def states_for(
     """Zeros for all that a rule keeps of each weight, in the order of `rule.slots`; types as those of `slot_dtypes`."""
     if state_dtype is not None and isinstance(rule, Rule):
         return _in_fewer_bits(rule, weights, state_dtype)
-    if isinstance(rule, Rule) and not rule.kept:
-        return allocate_states(weights, len(rule.state))
+    if isinstance(rule, Rule):
+        states = allocate_states(weights, len(rule.state))
+        return [row + kept for row, kept in zip(states, _kept_numbers(weights, len(rule.kept)), strict=True)]
     shapes = [rule.shapes(weight.shape) for weight in weights]
     states = []
     for weight, row in zip(weights, shapes, strict=True):
@@ -117,11 +119,32 @@ def states_for(
 
 def _in_fewer_bits(rule: Rule, weights: Sequence[torch.Tensor], dtype: torch.dtype) -> list[tuple[torch.Tensor, ...]]:
     columns = [allocate_states(weights, 1, None if name in rule.exact else dtype) for name in rule.state]
-    kept = [
-        tuple(torch.zeros((), dtype=compute_dtype(weight.dtype), device=weight.device) for _ in rule.kept)
-        for weight in weights
-    ]
+    kept = _kept_numbers(weights, len(rule.kept))
     return [tuple(row[0] for row in rows[:-1]) + rows[-1] for rows in zip(*columns, kept, strict=True)]
+
+
+def _kept_numbers(weights: Sequence[torch.Tensor], n: int) -> list[tuple[torch.Tensor, ...]]:
+    """`n` zeros without dimensions for each weight, in `compute_dtype`: rows of one array for each device and type."""
+    kinds = [(weight.device, compute_dtype(weight.dtype)) for weight in weights]
+    arrays = {
+        (device, dtype): torch.zeros(kinds.count((device, dtype)), n, dtype=dtype, device=device) for device, dtype in kinds
+    }
+    rows = {kind: iter(array.unbind()) for kind, array in arrays.items()}
+    return [next(rows[kind]).unbind() for kind in kinds] if n else [()] * len(weights)
+
+
+def as_rows(numbers: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor | None:
+    """The array whose rows these numbers are, as `states_for` makes them, [n, k]; None if they are of no such array."""
+    first = numbers[0][0]
+    k, size, start = len(numbers[0]), first.element_size(), first.data_ptr()
+    step = numbers[1][0].data_ptr() - start if len(numbers) > 1 else k * size
+    places = [start + i * step + j * size for i in range(len(numbers)) for j in range(k)]
+    flat = [number for row in numbers for number in row]
+    memory = first.untyped_storage().data_ptr()
+    fits = step >= k * size and step % size == 0 and [number.data_ptr() for number in flat] == places
+    if not fits or any(number.untyped_storage().data_ptr() != memory for number in flat):
+        return None
+    return first.as_strided((len(numbers), k), (step // size, 1))
 
 
 def allocate_states(

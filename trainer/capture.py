@@ -54,6 +54,10 @@ class CapturedStep:
         """
         if not _possible(self._device):
             return self._fn(*inputs)
+        with torch.cuda.device(self._device):  # streams and graphs are of the current one
+            return self._step(inputs)
+
+    def _step(self, inputs: tuple[Any, ...]) -> Any:
         leaves, form = _pytree.tree_flatten(inputs)
         leaves = [leaf.to(self._device, non_blocking=True) if _is_tensor(leaf) else leaf for leaf in leaves]
         if self._graph is None or (self.is_recorded and not self._holds()):  # weights have moved, or states have been loaded

@@ -444,7 +444,7 @@ def measure_link(group: Any = None, sizes: Sequence[int] = (2**12, 2**15, 2**18,
     """Latency and bandwidth of the processes of a group, from all-reduces of several sizes; to be called by all of them.
 
     The least squares of the relative errors of 2 (N - 1) latency + 2 (N - 1) / N bytes / bandwidth, the ring's time, to the
-    best time of each size; the same numbers on all ranks.
+    best time of each size; the same numbers on all ranks. With NCCL it is that between the current devices.
 
     Args:
         group: a process group of torch.distributed, of two ranks at least; None for the default one.

@@ -10,7 +10,8 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -38,10 +39,24 @@ from .telemetry import Telemetry
 __all__ = ["StaleGradientError", "Trainer"]
 
 KVSTORES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist", "dist_async", "dist_device_async")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class StaleGradientError(UserWarning, RuntimeError):
     """A parameter has had no backward pass since the last step. (Gluon raises UserWarning, which this is, too.)"""
+
+
+def _outside_dynamo(method: Callable[P, T]) -> Callable[P, T]:
+    """Run the method as it is where `torch.compile` meets it, as torch does with its own optimizers: a graph ends there."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_compiling():  # torch.compiler.disable imports the compiler, so only then
+            return torch.compiler.disable(method)(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    return call
 
 
 class Trainer:
@@ -196,6 +211,7 @@ class Trainer:
         """Set the rate. Raises UserWarning where a scheduler decides it, ValueError where it is negative."""
         self._optimizer.set_learning_rate(lr)
 
+    @_outside_dynamo
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Reduce gradients and update the weights, with gradients divided by `batch_size`.
 
@@ -319,6 +335,7 @@ class Trainer:
                 "parameters as they are"
             )
 
+    @_outside_dynamo
     def allreduce_grads(self) -> None:
         """Let the sum over all copies of the model take the place of the gradients, without updating.
 
@@ -337,6 +354,7 @@ class Trainer:
         exchange.reduce(self._not_summed(self._chosen(counts, True)), fresh)
         self._reduced, self._summed = counts, None
 
+    @_outside_dynamo
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """As `step`, without reducing: the second half, after `allreduce_grads`.
 
@@ -349,6 +367,7 @@ class Trainer:
             return
         self._step(batch_size, ignore_stale_grad)
 
+    @_outside_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, or fill them with zeros. A gradient that was used up does not become fresh by that."""
         if self._exchange is not None:
@@ -370,6 +389,7 @@ class Trainer:
             if gradient is not None:
                 self._used_versions[i] = gradient._version
 
+    @_outside_dynamo
     def ascend(self, rho: float = 0.05, *, adaptive: bool = False) -> None:
         """Move the weights up their gradients, for sharpness-aware minimization; the next step first moves them back.
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import ENGINES, Update, choose_engine, rules, update
+import tristep
+from tristep.kernels import ENGINES, Update, choose_engine, engine, rules, update
 from tristep.kernels.engine import hyper_values
 from tristep.kernels.language import has_numba, has_triton
 
@@ -68,6 +69,31 @@ def test_the_environment_chooses_unless_the_argument_does(bare, monkeypatch):
     assert Update(rules.sgd, [weight], [()], engine="cpu").engines() == ["cpu"]
     monkeypatch.setenv("TRISTEP_ENGINE", "")
     assert choose_engine(cpu) == "cpu"
+
+
+@needs_triton
+def test_a_numba_that_cannot_be_imported_is_done_without_on_gpus(monkeypatch):
+    """As one that is made for another NumPy, of which Python knows that it is there, and whose import fails."""
+    monkeypatch.setattr(engine, "has_numba", lambda: True)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "tristep.kernels.glance", raising=False)
+    monkeypatch.delattr("tristep.kernels.glance", raising=False)
+    engine._import_glance.cache_clear()
+    weight = torch.ones(3, device="cuda" if torch.cuda.is_available() else "cpu")
+    parameter = torch.nn.Parameter(weight)
+    trainer = tristep.Trainer([parameter], "sgd", {"learning_rate": 0.5}, engine="triton")
+
+    def train():
+        for _ in range(3):
+            parameter.grad = torch.ones_like(weight)
+            trainer.step(1)
+
+    try:
+        with pytest.warns(UserWarning, match="numba is installed but cannot be imported: .*numba"):
+            train()
+    finally:
+        engine._import_glance.cache_clear()
+    assert parameter.tolist() == [-0.5] * 3
 
 
 @needs_triton

@@ -198,6 +198,18 @@ for telemetry in (True, tristep.Telemetry(every=3)):
         steps.append(watched(lambda: trainer.step(1)))
     result["telemetry" if telemetry is True else "telemetry of every third"] = steps
 
+# numbers that are kept for each tensor
+for name in ("novograd", "prodigy"):
+    result[name] = []
+    for n in (3, 148):
+        parameters = [torch.nn.Parameter(torch.ones(8)) for _ in range(n)]
+        trainer = tristep.Trainer(parameters, name, engine="triton")
+        for _ in range(3):
+            for parameter in parameters:
+                parameter.grad = torch.ones(8)
+            found = watched(lambda: trainer.step(1))
+        result[name].append(found["operations"])
+
 # rules and measures of one name, as a cell of a notebook that is changed and run again makes them
 CELL = """from tristep.kernels import measure, rule
 
@@ -298,6 +310,13 @@ def test_other_values_and_other_numbers_of_tensors_compile_nothing(scenes):
 def test_functions_of_one_name_have_kernels_of_their_own(scenes, scene):
     """What a launch finds its kernel by in Triton 3.5 are the functions' names."""
     assert scenes[scene] == [1, 1]
+
+
+@pytest.mark.parametrize("scene", ["novograd", "prodigy"])
+def test_kept_numbers_cost_no_operations_for_each_tensor(scenes, scene):
+    few, many = scenes[scene]
+    assert many == few
+    assert len(many) <= 40
 
 
 def test_votes_of_one_rank(scenes):

@@ -1161,3 +1161,32 @@ def test_public_names():
     assert tristep.Trainer is Trainer
     assert tristep.optimizer.SGD is SGD
     assert {"sgd", "nag", "adam", "adamw", "adagrad", "rmsprop", "signum"} <= set(tristep.optimizer.registered())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch looks at it
+@pytest.mark.parametrize("what", ["training function", "step"])
+def test_where_torch_compiles_a_trainer_steps_as_it_does_elsewhere(what):
+    """As torch.optim does, whose weights are the judge."""
+    ours, theirs = (torch.nn.Linear(3, 2) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    trainer = Trainer(ours, "adam", {"learning_rate": 0.02})
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.02)
+    step = torch.compile(trainer.step, backend="eager") if what == "step" else trainer.step
+
+    def train(x):
+        trainer.zero_grad()
+        loss = ours(x).square().sum()
+        loss.backward()
+        step(1)
+        return loss
+
+    if what == "training function":
+        train = torch.compile(train, backend="eager")
+    for k in range(4):
+        x = torch.full((2, 3), 0.5 + k)
+        train(x)
+        optimizer.zero_grad()
+        theirs(x).square().sum().backward()
+        optimizer.step()
+    for weight, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected)

@@ -77,7 +77,7 @@ class _InStep(Exchange):
         check_compression(compression_params)
         self._buckets: GradientBuckets | None = None
         self._accumulating = contextlib.ExitStack()
-        self._late: tuple[torch.Tensor, Any] | None = None
+        self._late: tuple[torch.Tensor, Any, torch.Tensor] | None = None  # counts and notes, their copy, what is trained
         # Gradients that are sums already, of a step that was refused after that: the tensors, their versions, their counts.
         self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
         self._last: dict[str, Any] = {}  # the optimizer's settings in the last step
@@ -111,7 +111,9 @@ class _InStep(Exchange):
 
     def _choose(self) -> dict[str, Any] | None:
         """What pays on the link between these processes, as the model of scale.py has it of what is measured here."""
-        link, device = scale.measure_link(self._group), self._copy.params[0].device
+        device = self._copy.params[0].device
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            link = scale.measure_link(self._group)
         speed = torch.tensor([_copy_speed(device)], device=device)
         collectives.all_reduce(speed, dist.ReduceOp.MIN, self._group)
         shapes = [param.shape for param in self._copy.params]
@@ -202,12 +204,12 @@ class _InStep(Exchange):
         out a step later.
         """
         if self._late is not None:
-            late, event = self._late
+            late, event, trained = self._late
             self._late = None
             event.synchronize()
             late, sums = late.split([len(self._names), len(self._live.notes)])
             self._check_notes(sums.tolist())
-            missing = [repr(self._names[i]) for i in torch.nonzero(late < self.num_copies).flatten().tolist()]
+            missing = [repr(self._names[i]) for i in torch.nonzero(trained & (late < self.num_copies)).flatten().tolist()]
             if missing:
                 raise RuntimeError(
                     f"in the last step another rank had no fresh gradient for {', '.join(missing[:8])}: its weights are no "
@@ -219,13 +221,12 @@ class _InStep(Exchange):
             return [int(count) for count in counts.tolist()]
         if not ignore_stale_grad:
             trained = torch.tensor([param.requires_grad for param in self._copy.params])
-            wanted = torch.where(trained.to(counts.device), counts, float(self.num_copies))
-            found = torch.cat([wanted, self._live.note_sums])
+            found = torch.cat([counts, self._live.note_sums])
             host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
             host.copy_(found, non_blocking=True)
             event = torch.cuda.Event()
-            event.record()
-            self._late = host, event
+            event.record(torch.cuda.current_stream(counts.device))
+            self._late = host, event, trained
         return [self.num_copies] * len(fresh)
 
     def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
