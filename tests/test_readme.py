@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tristep
-from tristep.trainer.optimizer import base
+from tristep.trainer.optimizer import Optimizer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -19,14 +19,14 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 @pytest.fixture(scope="module")
 def cells():
     """What the Python blocks define, each run once in the order of the README."""
-    registry = dict(base._registry)
+    registry = dict(Optimizer.opt_registry)
     torch.manual_seed(0)
     names = {"__name__": "__main__"}  # as in a notebook
     for i, text in enumerate(_blocks("python")):
         _run(text, names, f"<README, block {i}>")
     yield names
-    base._registry.clear()
-    base._registry.update(registry)
+    Optimizer.opt_registry.clear()
+    Optimizer.opt_registry.update(registry)
 
 
 def test_the_opening_example_learns(cells):

@@ -345,12 +345,6 @@ def test_arguments_of_the_base_class_are_given_by_name():
         SGD(sym=None)
 
 
-def test_the_registry_is_functions_of_the_module():
-    assert callable(optimizer.register)
-    assert callable(optimizer.create)
-    assert not {"register", "create_optimizer"} & set(dir(Optimizer))
-
-
 def test_states_are_tuples_and_masters_are_kept_apart():
     updater = get_updater(SGD(multi_precision=True))
     other = get_updater(Adam(multi_precision=True))

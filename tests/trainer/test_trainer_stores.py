@@ -10,14 +10,14 @@ from torch.nn import Parameter
 
 import tristep
 from tristep import StaleGradientError, Telemetry, Trainer, amp, kvstore, lr_scheduler
-from tristep.trainer.kvstore import KVStore, LocalStore, base
+from tristep.trainer.kvstore import KVStore, LocalStore
 from tristep.trainer.kvstore.exchange import Exchange, updates_on_store
 from tristep.trainer.optimizer import SGD, Adam, Optimizer
 
 
 @pytest.fixture
 def clean_registry(monkeypatch):
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
+    monkeypatch.setattr(KVStore, "kv_registry", dict(KVStore.kv_registry))
 
 
 @pytest.fixture(params=[True, False], ids=["store updates", "copies update"])
@@ -297,7 +297,7 @@ class Remote(KVStore):
     """A store of which a trainer knows the interface only, and which counts what it is asked for."""
 
     def __init__(self):
-        self.type, self.calls, self._inner = "remote", [], LocalStore("device")
+        self.type, self.calls, self.priorities, self._inner = "remote", [], [], LocalStore("device")
 
     def __getattribute__(self, name):
         if name in ("push", "pull", "init", "set_optimizer", "set_gradient_compression"):
@@ -308,6 +308,7 @@ class Remote(KVStore):
         self._inner.init(key, value)
 
     def push(self, key, value, priority=0):
+        self.priorities.append(priority)
         self._inner.push(key, value, priority)
 
     def pull(self, key, out, priority=0, ignore_sparse=True):
@@ -340,7 +341,39 @@ def test_a_registered_store_is_used(clean_registry, update_on_kvstore):
     _train(alone, [model], _batches(2))
     _assert_close(nets, model)
     setting = ["set_optimizer"] if update_on_kvstore else []
-    assert together._exchange.store.calls == [*setting, "init", "pull", "push", "pull", "push", "pull"]
+    calls = together._exchange.store.calls  # key by key, with minus the index as priority, as in MXNet
+    assert calls == [*setting, *(("init", "pull") * 4), *(("push", "pull") * 8)]
+    assert together._exchange.store.priorities == [0, -1, -2, -3] * 2
+
+
+def test_a_store_that_only_adds_up_trains_as_mxnets_teststore(clean_registry):
+    """MXNet's test_trainer_with_teststore: two copies of a weight, whose gradients of 1 add up; the store cannot update."""
+
+    @kvstore.KVStoreBase.register
+    class TestStore(kvstore.KVStoreBase):
+        def broadcast(self, key, value, out, priority=0):
+            for each in out:
+                each.copy_(value)
+
+        def pushpull(self, key, value, out=None, priority=0):
+            total = sum(value[1:], value[0])
+            for each in value if out is None else out:
+                each.copy_(total)
+
+        @staticmethod
+        def is_capable(capability):
+            return False
+
+    nets = [torch.nn.ParameterDict({"x": Parameter(torch.zeros(10))}) for _ in range(2)]
+    trainer = Trainer(nets, "sgd", {"learning_rate": 1.0, "momentum": 0.5}, kvstore="teststore")
+    for net in nets:
+        net["x"].grad = torch.ones(10)
+    trainer.step(1)
+    assert type(trainer._exchange.store) is TestStore
+    assert not trainer._exchange.updates
+    assert [net["x"].tolist() for net in nets] == [[-2.0] * 10] * 2
+    with pytest.raises(ValueError, match="cannot hold an optimizer"):
+        Trainer(nets, "sgd", kvstore="teststore", update_on_kvstore=True)
 
 
 def test_states_of_a_store_that_keeps_them_elsewhere():

@@ -159,8 +159,8 @@ class Apart(Exchange):
 class StoreExchange(Exchange):
     """Copies in one process that meet in a store, which adds up their gradients, and may update the weights.
 
-    Keys are the parameters' indices. All keys of a step come in one call, each with one tensor for each copy, of zeros where
-    a copy has no fresh gradient. A store that updates is given the optimizer once; its attributes change from step to step.
+    Keys are the parameters' indices. Each comes with one tensor for each copy, of zeros where a copy has no fresh gradient.
+    A store that updates is given the optimizer once; its attributes change from step to step.
 
     Args:
         make: makes the store, or gives one, when it is needed.
@@ -206,7 +206,12 @@ class StoreExchange(Exchange):
         keys = list(range(len(self._names)))
         if updates:  # first, since a store may keep values otherwise for an optimizer that looks at whole tensors
             store.set_optimizer(self._optimizer)
-        store.broadcast(keys, self._copies[0].weights(), self._everywhere(keys))
+        weights, everywhere = self._copies[0].weights(), self._everywhere(keys)
+        if store.takes_lists:
+            store.broadcast(keys, weights, everywhere)
+        else:
+            for key in keys:
+                store.broadcast(key, weights[key], everywhere[key])
         self._store, self.updates = store, updates
         if (inside := store._inside()) is not None:
             updater, values = inside
@@ -227,7 +232,7 @@ class StoreExchange(Exchange):
             [_own(copy, i, value) for copy, value in zip(self._copies, values, strict=True)]
             for i, values in zip(keys, pushed, strict=True)
         ]
-        self._live.pushpull(keys, pushed, out=pulled)
+        self._pushpull(keys, pushed, pulled)
         for i, outs in zip(keys, pulled, strict=True):
             for copy, out in zip(self._copies, outs, strict=True):
                 if not _is_that(copy.params[i].grad, out):
@@ -242,7 +247,7 @@ class StoreExchange(Exchange):
             inside[0].into = into
             self._copy_control(inside[0])
         try:
-            self._live.pushpull(keys, pushed, out=self._everywhere(keys))
+            self._pushpull(keys, pushed, self._everywhere(keys))
         finally:
             if inside is not None:
                 inside[0].into = None
@@ -342,6 +347,16 @@ class StoreExchange(Exchange):
     def _live(self) -> KVStore:
         assert self._store is not None
         return self._store
+
+    def _pushpull(
+        self, keys: Sequence[int], values: Sequence[list[torch.Tensor]], out: Sequence[list[torch.Tensor]]
+    ) -> None:
+        store = self._live
+        if store.takes_lists:
+            store.pushpull(keys, values, out=out)
+            return
+        for key, value, into in zip(keys, values, out, strict=True):
+            store.pushpull(key, value, out=into, priority=-key)
 
     def _everywhere(self, keys: Sequence[int]) -> list[list[torch.Tensor]]:
         """The weights of these keys in all copies."""

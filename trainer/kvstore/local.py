@@ -27,6 +27,8 @@ class LocalStore(KVStore):
     Source: MXNet 1.9.1, `KVStoreLocal`, but that a pushed tensor is always copied.
     """
 
+    takes_lists = True
+
     def __init__(self, type: str = "local") -> None:
         self.type = type
         self._values: dict[Key, torch.Tensor] = {}

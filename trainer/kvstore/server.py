@@ -115,6 +115,8 @@ class ServerStore(KVStore):
     Source: MXNet 1.9.1, `KVStoreDist` and `KVStoreDistServer`.
     """
 
+    takes_lists = True
+
     def __init__(self, roles: Roles, type: str) -> None:
         self.type = type
         self.rank, self.num_workers, self.num_servers = roles.rank, roles.workers, roles.servers

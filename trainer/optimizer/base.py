@@ -5,7 +5,6 @@ The registry is here too. No arithmetic on tensors happens here.
 
 from __future__ import annotations
 
-import abc
 import inspect
 import math
 import warnings
@@ -25,6 +24,7 @@ __all__ = ["Index", "Optimizer", "RuleOptimizer", "WithMaster", "create", "regis
 
 Index = int | str
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
+_Class = TypeVar("_Class", bound="type[Optimizer]")
 STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16, "8bit": torch.uint8}
 _OTHER_STATE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"} | dict.fromkeys(("uint8", "int8", "8-bit", "8bits"), "8bit")
 
@@ -36,12 +36,13 @@ class WithMaster(NamedTuple):
     state: Any
 
 
-class Optimizer(abc.ABC):
+class Optimizer:
     """Base class of all optimizers, with MXNet's interface for optimizers of one's own.
 
-    A subclass supplies `create_state(index, weight)` and `update(index, weight, grad, state)` in plain torch operations,
-    and in `update` asks `_update_count(index)`, `_get_lr(index)` and `_get_wd(index)` for what it needs. It runs as it is
-    written, one tensor at a time. To get fused kernels instead, write a rule and subclass `RuleOptimizer`.
+    A subclass, marked with `@Optimizer.register` so that it is known by its name, supplies `create_state(index, weight)` and
+    `update(index, weight, grad, state)` in plain torch operations, and in `update` asks
+    `_update_count(index)`, `_get_lr(index)` and `_get_wd(index)` for what it needs. It runs as it is written, one tensor
+    at a time. To get fused kernels instead, write a rule and subclass `RuleOptimizer`.
 
     Args:
         learning_rate: step size, >= 0; None means the class's default, or the scheduler's own rate if there is one.
@@ -65,6 +66,7 @@ class Optimizer(abc.ABC):
 
     default_learning_rate: ClassVar[float] = 0.01
     decayed_names: ClassVar[tuple[str, ...]] = ("_weight", "_gamma", ".weight", ".gamma")
+    opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}  # by name, in lower case
 
     def __init__(
         self,
@@ -110,16 +112,61 @@ class Optimizer(abc.ABC):
         self.set_lr_mult({})
         self.set_wd_mult({})
 
-    @abc.abstractmethod
+    @staticmethod
+    def register(klass: _Class) -> _Class:
+        """Class decorator: make an optimizer known by its name, in lower case. A second one of the name replaces it."""
+        if not (isinstance(klass, type) and issubclass(klass, Optimizer)):
+            raise TypeError(f"@register takes a subclass of Optimizer, got {klass!r}")
+        name = klass.__name__.lower()
+        known = Optimizer.opt_registry.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (klass.__module__, klass.__qualname__):
+            warnings.warn(f"optimizer {name!r} now means {klass!r}, before {known!r}", stacklevel=2)
+        Optimizer.opt_registry[name] = klass
+        return klass
+
+    @staticmethod
+    def create_optimizer(name: str | Optimizer, **kwargs: Any) -> Optimizer:
+        """Make an optimizer by the name of its class, in any case.
+
+        Args:
+            name: such as "sgd" or "Adam"; an instance is returned as it is.
+            **kwargs: the class's arguments.
+
+        Raises:
+            TypeError: `name` is no string, an argument is unknown or of the wrong type, or comes beside an instance.
+            ValueError: no such optimizer, or an argument out of its range.
+
+        Example:
+            >>> import tristep
+            >>> tristep.optimizer.create("sgd", learning_rate=0.5).learning_rate
+            0.5
+        """
+        if isinstance(name, Optimizer):
+            if kwargs:
+                raise TypeError(
+                    f"arguments beside an optimizer instance: {', '.join(kwargs)}; give them to {type(name).__name__}"
+                )
+            return name
+        if not isinstance(name, str):
+            raise TypeError(f"optimizer={name!r}: must be a name, such as 'sgd', or an Optimizer, not {type(name).__name__}")
+        known = Optimizer.opt_registry
+        if name.lower() not in known:
+            raise ValueError(
+                f"optimizer={name!r}: no optimizer is registered by that name; there are {', '.join(sorted(known))}."
+                f"{did_you_mean(name.lower(), known)} A class of your own needs @tristep.optimizer.register"
+            )
+        return known[name.lower()](**kwargs)
+
     def create_state(self, index: Index, weight: torch.Tensor) -> Any:
         """The state of one parameter before its first update: None, a tensor, or a tuple or list of such.
 
-        Called without gradient recording.
+        Called without gradient recording. This base class keeps none.
         """
+        return None
 
-    @abc.abstractmethod
     def update(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
         """Update one weight and its state in place. Called without gradient recording."""
+        raise NotImplementedError(f"{type(self).__name__} does not define update(index, weight, grad, state)")
 
     def create_state_multi_precision(self, index: Index, weight: torch.Tensor) -> Any:
         """As `create_state`; with `multi_precision` and a 16-bit weight the pair (float32 copy, its state)."""
@@ -136,6 +183,12 @@ class Optimizer(abc.ABC):
             weight.copy_(master)
         else:
             self.update(index, weight, grad, state)
+
+    @property
+    def can_update(self) -> bool:
+        """Whether the class defines how to update, as this base class does not."""
+        own = type(self)
+        return own.update is not Optimizer.update or own.update_multi_precision is not Optimizer.update_multi_precision
 
     def follow(self, weight: torch.Tensor, state: Any) -> Any:
         """The state, after the weight may have been converted: its float32 copy comes and goes with 16 bits."""
@@ -636,57 +689,13 @@ class RuleOptimizer(Optimizer):
             )
 
 
-_registry: dict[str, type[Optimizer]] = {}
-_Class = TypeVar("_Class", bound=type[Optimizer])
-
-
-def register(klass: _Class) -> _Class:
-    """Class decorator: make an optimizer known by its name, in lower case. A second one of that name replaces the first."""
-    if not (isinstance(klass, type) and issubclass(klass, Optimizer)):
-        raise TypeError(f"@register takes a subclass of Optimizer, got {klass!r}")
-    name = klass.__name__.lower()
-    known = _registry.get(name)
-    if known is not None and (known.__module__, known.__qualname__) != (klass.__module__, klass.__qualname__):
-        warnings.warn(f"optimizer {name!r} now means {klass!r}, before {known!r}", stacklevel=2)
-    _registry[name] = klass
-    return klass
+register = Optimizer.register
+create = Optimizer.create_optimizer
 
 
 def registered() -> dict[str, type[Optimizer]]:
     """The optimizers by name."""
-    return dict(sorted(_registry.items()))
-
-
-def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
-    """Make an optimizer by the name of its class, in any case.
-
-    Args:
-        name: such as "sgd" or "Adam"; an instance is returned as it is.
-        **kwargs: the class's arguments.
-
-    Raises:
-        TypeError: `name` is no string, an argument is unknown or of the wrong type, or comes beside an instance.
-        ValueError: no such optimizer, or an argument out of its range.
-
-    Example:
-        >>> import tristep
-        >>> tristep.optimizer.create("sgd", learning_rate=0.5).learning_rate
-        0.5
-    """
-    if isinstance(name, Optimizer):
-        if kwargs:
-            raise TypeError(
-                f"arguments beside an optimizer instance: {', '.join(kwargs)}; give them to {type(name).__name__}"
-            )
-        return name
-    if not isinstance(name, str):
-        raise TypeError(f"optimizer={name!r}: must be a name, such as 'sgd', or an Optimizer, not {type(name).__name__}")
-    if name.lower() not in _registry:
-        raise ValueError(
-            f"optimizer={name!r}: no optimizer is registered by that name; there are {', '.join(sorted(_registry))}."
-            f"{did_you_mean(name.lower(), _registry)} A class of your own needs @tristep.optimizer.register"
-        )
-    return _registry[name.lower()](**kwargs)
+    return dict(sorted(Optimizer.opt_registry.items()))
 
 
 def _state_dtype(value: Any) -> str:
@@ -728,7 +737,7 @@ def _set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:
 def _stacklevel() -> int:
     """How far up the first caller outside this package's constructors is."""
     frame, level = inspect.currentframe(), 0
-    inner = ("_stacklevel", "_set_base_lr", "__init__", "create", "_make_optimizer")
+    inner = ("_stacklevel", "_set_base_lr", "__init__", "create_optimizer", "_make_optimizer")
     while frame is not None and frame.f_code.co_name in inner:
         frame, level = frame.f_back, level + 1
     return max(level, 1)

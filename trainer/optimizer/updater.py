@@ -48,6 +48,11 @@ class Updater:
     def __init__(self, optimizer: Optimizer, engine: str | None = None) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}; see optimizer.create(name)")
+        if not optimizer.can_update:
+            raise TypeError(
+                f"{type(optimizer).__name__} cannot train: it must define update(index, weight, grad, state), as "
+                "subclasses of Optimizer do"
+            )
         self.optimizer = optimizer
         self.engine = engine
         self.states: dict[Index, Any] = {}
