@@ -430,6 +430,7 @@ class Trainer:
             raise ValueError(f"{type(self._optimizer).__name__} keeps no averaged weights: give it ema_decay=0.999, say")
         if self._exchange is not None:
             self._start()
+            self._exchange.follow_weights()
         before = [[parameter.detach().clone() for parameter in params] for params in self._all_params()]
         if self._exchange is not None and self._exchange.updates:
             self._exchange.apply(*found)
@@ -625,6 +626,7 @@ class Trainer:
         counts = exchange.count_fresh(fresh, ignore_stale_grad) if reduce else self._counts_after_reduce(fresh)
         chosen = self._chosen(counts, ignore_stale_grad)
         self._check_rate(chosen)
+        exchange.follow_weights()
         of_copies = [chosen if exchange.reduces else own for own in fresh]
         before, put_back = optimizer.rescale_grad, [copy.before() for copy in copies]
         optimizer.rescale_grad = self._scale / batch_size

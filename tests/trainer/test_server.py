@@ -371,7 +371,13 @@ def _with_a_trainer(store, path):
     store.barrier()
     store.pull([0, 1], list(net.parameters()))
     loss = ((net(x) - y) ** 2).mean().item()
-    return before, net.weight.tolist(), loss, rate, same, list(saved["counts"].items())
+    last = net.weight.tolist()
+    net.weight.data.clamp_(-0.1, 0.1)  # which a server would not get to know
+    trainer.zero_grad()
+    net(x).sum().backward()
+    with pytest.raises(RuntimeError, match="does not take other values once it is filled"):
+        trainer.step(1)
+    return before, last, loss, rate, same, list(saved["counts"].items())
 
 
 def test_a_trainer_with_a_server(run, tmp_path):

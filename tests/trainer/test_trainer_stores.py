@@ -401,6 +401,15 @@ def test_states_of_a_store_that_keeps_them_elsewhere():
     _backward(nets, _batches(1)[0])
     with pytest.raises(RuntimeError, match="'remote' does not take other values"):
         together.step(1)
+    for write in (_fill, _replace):
+        written = Trainer(copies := _copies(_net()), "sgd", {"learning_rate": 0.0}, kvstore=Remote())
+        with torch.no_grad():
+            copies[0][0].bias[0] = math.nan  # which equals itself here
+        _train(written, copies, _batches(2))
+        write(copies[0][2].bias)
+        _backward(copies, _batches(1)[0])
+        with pytest.raises(RuntimeError, match="'remote' does not take other values"):
+            written.step(1)
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
@@ -664,6 +673,51 @@ def test_weights_that_are_loaded_between_steps_are_those_of_all_copies(in_both, 
     alone.step(6)
     _assert_close(nets, model)
     _assert_equal_copies(nets)
+
+
+def _clamp(param):
+    param.data.clamp_(-0.01, 0.01)
+
+
+def _fill(param):
+    param.data.fill_(0.25)
+
+
+def _copy(param):
+    param.data.copy_(torch.linspace(-1, 1, param.numel(), dtype=param.dtype).view(param.shape))
+
+
+def _replace(param):
+    param.data = torch.full_like(param.data, -0.5)
+
+
+@pytest.mark.parametrize("write", [_clamp, _fill, _copy, _replace])
+@pytest.mark.parametrize("in_both", [False, True], ids=["in the first copy", "in both"])
+@pytest.mark.parametrize("store", ["device", "local", "nccl", "remote"])
+def test_weights_written_through_data_hold_as_with_one_copy(store, in_both, write, update_on_kvstore, clean_registry):
+    """Such as the clamp of a WGAN's critic. Writing through `.data` leaves no trace in the version of a parameter."""
+    kvstore.register(Remote)
+    if store == "remote" and update_on_kvstore:
+        store = "device"  # which takes other weights
+    model = _net()
+    nets = _copies(model)
+    settings = {"learning_rate": 0.1, "momentum": 0.9}
+    together = Trainer(nets, "sgd", dict(settings), kvstore=store, update_on_kvstore=update_on_kvstore)
+    alone = Trainer(model, "sgd", dict(settings))
+    for i, batch in enumerate(_batches(4)):
+        halves = i == 2 and not update_on_kvstore
+        for trainer, copies in ((together, nets), (alone, [model])):
+            trainer.zero_grad()
+            _backward(copies, batch)
+            if halves:
+                trainer.allreduce_grads()
+            if i > 0:
+                for net in copies[: 1 + in_both]:
+                    for param in net.parameters():
+                        write(param)
+            (trainer.update if halves else trainer.step)(6)
+        _assert_close(nets, model)
+        _assert_equal_copies(nets)
 
 
 @pytest.mark.parametrize("store", ["device", "local"])

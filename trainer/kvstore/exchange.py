@@ -21,6 +21,7 @@ from .base import KVStore
 __all__ = ["Apart", "Exchange", "StoreExchange", "check_residuals", "updates_on_store"]
 
 Residuals = dict[str, dict[str, torch.Tensor]]  # by parameter and by source
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers by size in bytes
 LARGE = 16 * 2**20  # elements; a parameter of more is not updated by a local store
 
 
@@ -36,7 +37,7 @@ class Exchange(abc.ABC):
     2. `count_fresh(fresh)`. Where a parameter that is trained (`requires_grad` of the first copy) is fresh in fewer than
        `num_copies` copies, StaleGradientError follows, and nothing else; with ignore_stale_grad=True parameters are chosen
        that are fresh in any copy, so that all processes choose the same.
-    3. The optimizer's `rescale_grad` is set for this step. All attributes of the optimizer are live: rate, schedule, decay
+    3. `follow_weights()`. The optimizer's `rescale_grad` is set for this step. All its attributes are live: rate, schedule, decay
        and multipliers may be others at every step, and an exchange whose updates happen elsewhere sends them there.
     4. Where it `updates`: `update(chosen, fresh, into)`. Otherwise `reduce(chosen, fresh)`, after which `parameter.grad` of
        every chosen parameter in every copy here is the sum over all copies, in place, or a view of a larger tensor; then the
@@ -77,6 +78,13 @@ class Exchange(abc.ABC):
             ignore_stale_grad: whether a parameter that is not fresh in some copies is no error.
         """
 
+    def follow_weights(self) -> None:  # noqa: B027  # there may be nothing to do
+        """Let the weights of the first copy here be those of all: anybody may have written to them since the last step.
+
+        Raises:
+            RuntimeError: they have been changed where a store cannot take others; nothing has been changed.
+        """
+
     @abc.abstractmethod
     def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
         """Make the gradients of the chosen parameters the sums of all fresh ones, in every copy."""
@@ -89,7 +97,7 @@ class Exchange(abc.ABC):
         measure, in rows by index of parameter; what is updated elsewhere leaves it.
         """
 
-    def end_step(self) -> None:  # noqa: B027  # there may be nothing to do
+    def end_step(self) -> None:  # noqa: B027  # as above
         """The trainer has updated the copies here."""
 
     def accumulate(self, on: bool) -> None:  # noqa: B027  # as above
@@ -189,7 +197,8 @@ class StoreExchange(Exchange):
         self._compression_params = compression_params
         self._store: KVStore | None = None
         self._control: torch.Tensor | None = None
-        self._seen: list[tuple[int, int]] = []  # of the first copy's weights, as the store last gave or saw them
+        # The first copy's weights as a store last gave them that takes no others; to notice those.
+        self._given: list[torch.Tensor] | None = None
 
     @property
     def store(self) -> KVStore | None:
@@ -219,14 +228,27 @@ class StoreExchange(Exchange):
                 updater.engine = self._engine
         if self._control is not None:
             self.use_control(self._control)
-        self._look()
+        if updates and type(store).replace is KVStore.replace:
+            self._given = [weight.clone() for weight in weights]
+
+    @torch.no_grad()
+    def follow_weights(self) -> None:
+        # Nothing tells of writing through `.data`, so that weights are taken from the first copy at each step.
+        weights = self._copies[0].weights()
+        if self._given is not None:
+            changed = [i for i, differs in enumerate(_differ(weights, self._given)) if differs]
+            if changed:
+                self._live.replace(changed, [weights[i] for i in changed])  # which refuses
+        elif self.updates:
+            self._live.replace(list(range(len(weights))), weights)
+        for copy in self._copies[1:]:
+            torch._foreach_copy_(copy.weights(), weights, non_blocking=True)
 
     def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
         return list(map(sum, zip(*fresh, strict=True)))
 
     def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
         keys = _places(chosen)
-        self._follow()
         pushed = [self._values(i, fresh) for i in keys]
         pulled = [
             [_own(copy, i, value) for copy, value in zip(self._copies, values, strict=True)]
@@ -240,7 +262,6 @@ class StoreExchange(Exchange):
 
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
         keys = _places(chosen)
-        self._follow()
         pushed = [self._values(i, fresh) for i in keys]
         inside = self._live._inside()
         if inside is not None:
@@ -251,10 +272,8 @@ class StoreExchange(Exchange):
         finally:
             if inside is not None:
                 inside[0].into = None
-        self._look()
-
-    def end_step(self) -> None:
-        self._look()
+        if self._given is not None:
+            torch._foreach_copy_([self._given[i] for i in keys], [self._copies[0].params[i].detach() for i in keys])
 
     def use_control(self, control: torch.Tensor) -> None:
         if self._compression_params is not None:
@@ -377,23 +396,6 @@ class StoreExchange(Exchange):
             for copy, gradient in zip(self._copies, found, strict=True)
         ]
 
-    def _look(self) -> None:
-        self._seen = [(param._version, param.data_ptr()) for param in self._copies[0].params]
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """Where somebody has written to the first copy's weights, such as loaded ones, these are the weights from now on."""
-        params = self._copies[0].params
-        changed = [i for i, param in enumerate(params) if (param._version, param.data_ptr()) != self._seen[i]]
-        if not changed:
-            return
-        if self.updates:
-            self._live.replace(changed, [params[i].detach() for i in changed])
-        for copy in self._copies[1:]:
-            for i in changed:
-                copy.params[i].copy_(params[i])
-        self._look()
-
 
 def updates_on_store(
     kvstore: str | KVStore, capable: bool, update_on_kvstore: bool | None, sparse: bool = False, largest: int = 0
@@ -460,6 +462,18 @@ def _environment() -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"environment variable MXNET_UPDATE_ON_KVSTORE={text!r}: must be 0 or 1")
     return text == "1"
+
+
+def _differ(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[bool]:
+    """Whether each differs from the other in a bit. A NaN is equal to itself."""
+    found = []
+    for tensor, other in zip(tensors, others, strict=True):
+        if tensor.shape != other.shape or tensor.dtype != other.dtype or tensor.device != other.device:
+            found.append(torch.ones((), dtype=torch.bool))
+        else:
+            bits = _BITS[tensor.element_size()]
+            found.append((tensor.view(bits) != other.view(bits)).any())
+    return torch.stack([each.to(found[0].device) for each in found]).tolist()  # waits for the device once
 
 
 def _places(chosen: Sequence[bool]) -> list[int]:
