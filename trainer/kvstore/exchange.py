@@ -37,8 +37,8 @@ class Exchange(abc.ABC):
     2. `count_fresh(fresh)`. Where a parameter that is trained (`requires_grad` of the first copy) is fresh in fewer than
        `num_copies` copies, StaleGradientError follows, and nothing else; with ignore_stale_grad=True parameters are chosen
        that are fresh in any copy, so that all processes choose the same.
-    3. `follow_weights()`. The optimizer's `rescale_grad` is set for this step. All its attributes are live: rate, schedule, decay
-       and multipliers may be others at every step, and an exchange whose updates happen elsewhere sends them there.
+    3. `follow_weights()`. The optimizer's `rescale_grad` is set for this step. All its attributes are live: rate, schedule,
+       decay and multipliers may be others at every step, and an exchange whose updates happen elsewhere sends them there.
     4. Where it `updates`: `update(chosen, fresh, into)`. Otherwise `reduce(chosen, fresh)`, after which `parameter.grad` of
        every chosen parameter in every copy here is the sum over all copies, in place, or a view of a larger tensor; then the
        trainer updates the copies here with these, and calls `end_step()`.

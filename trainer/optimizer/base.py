@@ -731,7 +731,10 @@ def _set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:
             f"learning_rate={learning_rate} replaces base_lr={base_lr} of {lr_scheduler!r}; give only one of them",
             stacklevel=_stacklevel(),
         )
-        lr_scheduler.base_lr = learning_rate
+        if hasattr(lr_scheduler, "start_from"):
+            lr_scheduler.start_from(learning_rate)
+        else:
+            lr_scheduler.base_lr = learning_rate
 
 
 def _stacklevel() -> int:
