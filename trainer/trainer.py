@@ -49,7 +49,8 @@ class Trainer:
 
     Args:
         params: what to train: a `torch.nn.Module`, an iterable of parameters or of (name, parameter), a dict of them (taken
-            in the order of their sorted names, as in Gluon), or torch-style groups, dicts with "params" and, if wanted,
+            in the order of their sorted names, as in Gluon, and so are those of a module where the order changes numbers: with
+            Nadam, LBSGD and optimizers that update by hand), or torch-style groups, dicts with "params" and, if wanted,
             "lr_mult" and "wd_mult". Parameters with `requires_grad=False` are left alone. Or a list of modules that are
             copies of one, each on a device of its own (see `tristep.replicate`): they are kept equal, and each gets its part
             of a batch. Names, multipliers and `requires_grad` are those of the first one's parameters. A module in torch's
@@ -121,6 +122,9 @@ class Trainer:
         for parameters in replicas:
             choose_engine(parameters[0].device, engine)
         self._optimizer = _make_optimizer(optimizer, optimizer_params)
+        if isinstance(params, torch.nn.Module) or modules:
+            order = _gluons_order(named, self._optimizer)
+            named, replicas = [named[i] for i in order], [[parameters[i] for i in order] for parameters in replicas]
         for _, parameter, own in named:
             for multiplier, value in own.items():
                 setattr(parameter, multiplier, value)
@@ -932,6 +936,14 @@ def _named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[s
     if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
         raise ValueError(f"params: the names {_listed(twice)} stand for several parameters: give each its own")
     return result
+
+
+def _gluons_order(named: Sequence[tuple[str, Any, Any]], optimizer: Optimizer) -> list[int]:
+    """The order to update a module's parameters in: that of sorted names, where numbers depend on it, else the module's."""
+    places = list(range(len(named)))
+    if isinstance(optimizer, RuleOptimizer) and optimizer.alike:
+        return places
+    return sorted(places, key=lambda i: named[i][0])
 
 
 def _group(i: int, group: Mapping[str, Any]) -> list[tuple[str, Any, dict[str, float]]]:

@@ -459,6 +459,40 @@ def test_params_come_in_many_forms(form, device):
     assert _one_step_rates(trainer, [net.weight, net.bias]) == pytest.approx([1, 1], rel=1e-5)
 
 
+@pytest.mark.parametrize("form", ["a module", "copies", "in backward", "a list"])
+def test_nadam_takes_a_modules_parameters_in_gluons_order(form):
+    """One momentum schedule goes from parameter to parameter: of a module by name, bias first; of a list as it is."""
+    net = torch.nn.Linear(3, 2).double()
+    nets = [net, *(tristep.replicate(net, ["cpu"]) if form == "copies" else [])]
+    given = {"copies": nets, "a list": list(net.parameters())}.get(form, net)
+    trainer = Trainer(given, "nadam", {"learning_rate": 0.01}, update_on_kvstore=False if form == "copies" else None)
+    names = ["weight", "bias"] if form == "a list" else ["bias", "weight"]
+    values = {name: param.detach().numpy().copy() for name, param in net.named_parameters()}
+    moments = {name: (0.0, 0.0) for name in names}
+    schedule = 1.0
+    for t in (1, 2):
+        now, following = (0.9 * (1 - 0.5 * 0.96 ** (n * 0.004)) for n in (t, t + 1))
+        for name in names:
+            schedule *= now
+            g = np.full_like(values[name], 2.0 * t)
+            mean, var = moments[name]
+            mean, var = 0.9 * mean + 0.1 * g, 0.999 * var + 0.001 * g**2
+            step = (1 - now) * g / (1 - schedule) + following * mean / (1 - schedule * following)
+            values[name] = values[name] - 0.01 * step / (np.sqrt(var / (1 - 0.999**t)) + 1e-8)
+            moments[name] = mean, var
+        if form == "in backward":
+            with trainer.step_in_backward(1):
+                sum((2.0 * t * param).sum() for param in net.parameters()).backward()
+        else:
+            for each in nets:
+                for param in each.parameters():
+                    param.grad = torch.full_like(param, 2.0 * t / len(nets))
+            trainer.step(1)
+    for each in nets:
+        for name, param in each.named_parameters():
+            np.testing.assert_allclose(param.detach().numpy(), values[name], rtol=1e-12)
+
+
 @pytest.mark.parametrize("form", [lambda net: net, lambda net: [*net, *net], lambda net: [net[0], net[1], net[0]]])
 def test_a_shared_parameter_is_updated_once(form, device):
     shared = Parameter(torch.zeros(3, device=device))
