@@ -49,8 +49,8 @@ class Trainer:
 
     Args:
         params: what to train: a `torch.nn.Module`, an iterable of parameters or of (name, parameter), a dict of them (taken
-            in the order of their sorted names, as in Gluon, and so are those of a module where the order changes numbers: with
-            Nadam, LBSGD and optimizers that update by hand), or torch-style groups, dicts with "params" and, if wanted,
+            in the order of their sorted names, as in Gluon; so are a module's where the order changes numbers: with Nadam,
+            LBSGD and optimizers that update by hand), or torch-style groups, dicts with "params" and, if wanted,
             "lr_mult" and "wd_mult". Parameters with `requires_grad=False` are left alone. Or a list of modules that are
             copies of one, each on a device of its own (see `tristep.replicate`): they are kept equal, and each gets its part
             of a batch. Names, multipliers and `requires_grad` are those of the first one's parameters. A module in torch's

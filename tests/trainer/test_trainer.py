@@ -468,7 +468,7 @@ def test_nadam_takes_a_modules_parameters_in_gluons_order(form):
     trainer = Trainer(given, "nadam", {"learning_rate": 0.01}, update_on_kvstore=False if form == "copies" else None)
     names = ["weight", "bias"] if form == "a list" else ["bias", "weight"]
     values = {name: param.detach().numpy().copy() for name, param in net.named_parameters()}
-    moments = {name: (0.0, 0.0) for name in names}
+    moments = dict.fromkeys(names, (0.0, 0.0))
     schedule = 1.0
     for t in (1, 2):
         now, following = (0.9 * (1 - 0.5 * 0.96 ** (n * 0.004)) for n in (t, t + 1))

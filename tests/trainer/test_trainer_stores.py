@@ -124,17 +124,6 @@ def test_three_copies_on_every_engine(engine, device, update_on_kvstore):
     _assert_equal_copies(nets)
 
 
-def test_copies_begin_with_the_first_ones_weights(update_on_kvstore):
-    nets = [_net(), _net()]
-    with torch.no_grad():
-        nets[1][0].weight.add_(1)
-    trainer = Trainer(nets, "sgd", {"learning_rate": 0.0}, update_on_kvstore=update_on_kvstore)
-    assert not torch.equal(nets[0][0].weight, nets[1][0].weight)
-    _train(trainer, nets, _batches(1))
-    _assert_equal_copies(nets)
-    assert torch.equal(nets[1][0].weight, _net()[0].weight)
-
-
 class _ByHand(Optimizer):
     def create_state(self, index, weight):
         return torch.zeros_like(weight)
@@ -404,7 +393,8 @@ def test_states_of_a_store_that_keeps_them_elsewhere():
     for write in (_fill, _replace):
         written = Trainer(copies := _copies(_net()), "sgd", {"learning_rate": 0.0}, kvstore=Remote())
         with torch.no_grad():
-            copies[0][0].bias[0] = math.nan  # which equals itself here
+            for net in copies:
+                net[0].bias[0] = math.nan  # which equals itself here
         _train(written, copies, _batches(2))
         write(copies[0][2].bias)
         _backward(copies, _batches(1)[0])
@@ -419,7 +409,8 @@ def _two(value=1.0, **arguments):
     """Two copies of a weight of ones, and a function that writes gradients to them."""
     nets = _copies(torch.nn.Linear(2, 1, bias=False).double())
     with torch.no_grad():
-        nets[0].weight.fill_(value)
+        for net in nets:
+            net.weight.fill_(value)
     trainer = Trainer(nets, "sgd", {"learning_rate": 1.0}, **arguments)
 
     def write(*gradients):
@@ -672,6 +663,24 @@ def test_weights_that_are_loaded_between_steps_are_those_of_all_copies(in_both, 
     together.step(6)
     alone.step(6)
     _assert_close(nets, model)
+    _assert_equal_copies(nets)
+
+
+def test_different_models_are_no_copies(update_on_kvstore):
+    """The second would be overwritten by the first. Weights may still become equal before the first step."""
+    nets = _copies(_net())
+    with torch.no_grad():
+        nets[1][2].bias += 1e-3
+    trainer = Trainer(nets, "adam", {"learning_rate": 0.05}, update_on_kvstore=update_on_kvstore)
+    _backward(nets, _batches(1)[0])
+    params = [param for net in nets for param in net.parameters()]
+    before = [param.detach().clone() for param in params]
+    for refused in (lambda: trainer.step(6), trainer.state_dict):
+        with pytest.raises(ValueError, match=r"params\[1\] has other weights than params\[0\] \(1 of 4, such as '2.bias'\)"):
+            refused()
+    assert all(map(torch.equal, params, before))
+    nets[1].load_state_dict(nets[0].state_dict())
+    trainer.step(6)
     _assert_equal_copies(nets)
 
 

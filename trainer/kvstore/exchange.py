@@ -199,6 +199,7 @@ class StoreExchange(Exchange):
         self._control: torch.Tensor | None = None
         # The first copy's weights as a store last gave them that takes no others; to notice those.
         self._given: list[torch.Tensor] | None = None
+        self._lazy = [any(map(_is_lazy, params)) for params in zip(*(copy.params for copy in copies), strict=True)]
 
     @property
     def store(self) -> KVStore | None:
@@ -206,6 +207,7 @@ class StoreExchange(Exchange):
         return self._store
 
     def start(self) -> None:
+        self._refuse_unequal()
         store = self._make()
         updates = self._decide(store, self._has_sparse())
         if self._control is not None and updates and type(store)._inside is KVStore._inside:
@@ -367,6 +369,19 @@ class StoreExchange(Exchange):
         assert self._store is not None
         return self._store
 
+    def _refuse_unequal(self) -> None:
+        """Copies that came with weights have equal ones; lazy ones get the first copy's."""
+        first = self._copies[0].weights()
+        for r, copy in enumerate(self._copies[1:], 1):
+            weights = [weight.to(model.device) for weight, model in zip(copy.weights(), first, strict=True)]
+            differ = zip(self._names, _differ(weights, first), self._lazy, strict=True)
+            if odd := [repr(name) for name, differs, lazy in differ if differs and not lazy]:
+                raise ValueError(
+                    f"params[{r}] has other weights than params[0] ({len(odd)} of {len(first)}, such as {odd[0]}); "
+                    "they would be overwritten: copies of a model begin with equal weights, as tristep.replicate(module, "
+                    "devices) or load_state_dict gives them; different models need a trainer each"
+                )
+
     def _pushpull(
         self, keys: Sequence[int], values: Sequence[list[torch.Tensor]], out: Sequence[list[torch.Tensor]]
     ) -> None:
@@ -462,6 +477,10 @@ def _environment() -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"environment variable MXNET_UPDATE_ON_KVSTORE={text!r}: must be 0 or 1")
     return text == "1"
+
+
+def _is_lazy(param: torch.Tensor) -> bool:
+    return isinstance(param, torch.nn.UninitializedParameter)
 
 
 def _differ(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[bool]:
