@@ -311,7 +311,17 @@ class Many:
 
 
 # Attributes that are looked at apart from the others, and numbers that must be equal.
-_READ_APART = {"lr_scheduler", "_counts", "_slots", "_updater", "idx2name", "param_dict", "lr_mult", "wd_mult"}
+_READ_APART = {
+    "lr_scheduler",
+    "_counts",
+    "_slots",
+    "_updater",
+    "idx2name",
+    "param_dict",
+    "param_names",
+    "lr_mult",
+    "wd_mult",
+}
 _SAME = ("begin_num_update", "lookahead", "num_update")
 _NUMBERS = (float, int)
 AHEAD, ROWS_AHEAD = 128, 16384  # steps, and rows of a table, that are formed at once where that can be done

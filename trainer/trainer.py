@@ -125,12 +125,12 @@ class Trainer:
         if isinstance(params, torch.nn.Module) or modules:
             order = _gluons_order(named, self._optimizer)
             named, replicas = [named[i] for i in order], [[parameters[i] for i in order] for parameters in replicas]
+        self._optimizer.use_parameters(replicas[0], [name for name, _, _ in named])
         for _, parameter, own in named:
             for multiplier, value in own.items():
                 setattr(parameter, multiplier, value)
         self._names = [name for name, _, _ in named]
         self._params = replicas[0]
-        self._optimizer.param_dict = dict(enumerate(self._params))
         self._scale = self._optimizer.rescale_grad
         self._updater = Updater(self._optimizer, engine)
         self._plan: Plan | None = None

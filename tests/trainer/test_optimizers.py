@@ -627,7 +627,7 @@ def test_a_step_that_fails_carries_nothing_on(make, where, everything, monkeypat
             good = made.hyper_of
             patch.setattr(made, "hyper_of", lambda index, *others: fail() if index == 2 else good(index, *others))
         for _ in range(2):
-            with pytest.raises((RuntimeError, ValueError), match="not today|lr_mult of parameter 2=nan"):
+            with pytest.raises((RuntimeError, ValueError), match="not today|lr_mult of parameter '2'=nan"):
                 trainer.step(1)
             assert made.carried() == carried
     assert everything(trainer, params) == before
@@ -789,7 +789,7 @@ def test_a_bad_multiplier_of_a_parameter_is_named_and_nothing_is_changed(which, 
     for param in params:
         param.grad = torch.ones(3)
     before = everything(trainer, params)
-    with pytest.raises(ValueError, match=f"{which} of parameter 1=-1.0: must be finite and 0 or more"):
+    with pytest.raises(ValueError, match=f"{which} of parameter '1'=-1.0: must be finite and 0 or more"):
         trainer.step(1)
     assert everything(trainer, params) == before
 

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 import tristep
 from tristep import StaleGradientError, Trainer, lr_scheduler
-from tristep.trainer.optimizer import SGD, Adam, create
+from tristep.trainer.optimizer import SGD, Adam, Optimizer, create
 
 # Some roundings of float32 apart.
 CLOSE = {"rtol": 1e-6, "atol": 1e-7}
@@ -394,6 +394,95 @@ def test_multipliers_by_name(params):
     trainer = Trainer(params, optimizer)
     optimizer.set_lr_mult({"a_bias": 2.0, "b_weight": 0.5})
     assert _one_step_rates(trainer, params) == pytest.approx([1, 2, 0.5], rel=1e-5)
+
+
+def test_multipliers_of_unknown_parameters_are_refused():
+    net = torch.nn.Linear(2, 1)
+    trainer = Trainer(net, "sgd", {"learning_rate": 1.0})
+    trainer.optimizer.set_lr_mult({"bias": 3.0, 0: 2.0})
+    assert _one_step_rates(trainer, list(net.parameters())) == pytest.approx([2, 3], rel=1e-5)
+    for given, key in (({"bais": 0.5}, "'bais'"), ({2: 0.5}, "2"), ({"0": 0.5}, "'0'")):
+        for setter, argument in ((trainer.optimizer.set_lr_mult, "lr_mult"), (trainer.optimizer.set_wd_mult, "wd_mult")):
+            with pytest.raises(ValueError, match=rf"{argument}\[{key}\]: no parameter has this name or index"):
+                setter(given)
+        made = SGD()
+        made.set_wd_mult(given)
+        with pytest.raises(ValueError, match=rf"wd_mult\[{key}\]: no parameter .* names 'bias', 'weight'"):
+            Trainer([{"params": net.named_parameters(), "lr_mult": 0.5}], made)
+    assert trainer.optimizer.multipliers(1) == (3.0, 1.0)
+    assert not vars(net.weight)  # a trainer that is refused changes nothing
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({0: "bias", 1: "weight"}, r"param_idx2name\[0\]='bias': parameter 0 of this Trainer is 'weight'"),
+        ({2: "weight"}, r"param_idx2name\[2\]='weight': there is no such parameter; indices are 0 to 1"),
+    ],
+)
+def test_names_that_are_not_those_of_the_module_are_refused(names, message):
+    """In MXNet's order of the parameters, say: the wrong one would not be decayed."""
+    net = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match=message):
+        Trainer(net, "sgd", {"param_idx2name": names})
+    Trainer(net, "sgd", {"param_idx2name": {0: "weight", 1: "bias"}})
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_grad_req_is_not_ignored(by_hand):
+    net = torch.nn.Linear(2, 1)
+    net.bias.grad_req = "add"  # which torch does
+    made = _MXNetsAdam() if by_hand else SGD(learning_rate=1.0)
+    trainer = Trainer(net, made)
+    net(torch.ones(1, 2)).sum().backward()
+    trainer.step(1)
+    before = net.weight.detach().clone()
+    net.weight.grad_req = "null"
+    net(torch.ones(1, 2)).sum().backward()
+    for refused in (lambda: trainer.step(1), lambda: Trainer(net, "sgd")):
+        with pytest.raises(ValueError, match="grad_req='null' of parameter 'weight': .*requires_grad_"):
+            refused()
+    assert torch.equal(net.weight, before)
+
+
+class _MXNetsAdam(Optimizer):
+    """Adam as MXNet 1.9.1's optimizers that update several parameters together are written."""
+
+    aggregate_num = 2
+
+    def create_state(self, index, weight):
+        return (torch.zeros_like(weight), torch.zeros_like(weight))
+
+    def update(self, indices, weights, grads, states):
+        if not isinstance(indices, (tuple, list)):
+            indices, weights, grads, states = [indices], [weights], [grads], [states]
+        assert len(indices) <= 2
+        assert len({weight.dtype for weight in weights}) == 1
+        self._update_count(indices)
+        lrs, wds = self._get_lrs(indices), self._get_wds(indices)
+        for i, weight, grad, (mean, var), lr, wd in zip(indices, weights, grads, states, lrs, wds, strict=True):
+            t = self._index_update_count[i]
+            grad = grad * self.rescale_grad + wd * weight
+            mean.mul_(0.9).add_(grad, alpha=0.1)
+            var.mul_(0.999).addcmul_(grad, grad, value=0.001)
+            weight -= lr * math.sqrt(1 - 0.999**t) / (1 - 0.9**t) * mean / (var.sqrt() + 1e-12)
+
+
+def test_an_optimizer_that_updates_lists_as_in_mxnet():
+    params = [Parameter(torch.linspace(1, 2, 3, dtype=torch.float32 if i == 1 else torch.float64)) for i in range(4)]
+    ours = [Parameter(param.detach().clone()) for param in params]
+    theirs = torch.optim.Adam(params, lr=0.1, weight_decay=0.5, eps=1e-12)
+    trainer = Trainer(ours, _MXNetsAdam(learning_rate=0.1, wd=0.5))
+    for n in range(3):
+        for i, (one, other) in enumerate(zip(params, ours, strict=True)):
+            one.grad = torch.full_like(one, math.sin(4 * n + i))
+            other.grad = one.grad * 2
+        theirs.step()
+        trainer.step(2)
+    for one, other in zip(params, ours, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-7)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        trainer.optimizer._index_update_count[0] = 7
 
 
 def test_groups_have_multipliers(params):

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -41,7 +42,8 @@ class Optimizer:
 
     A subclass, marked with `@Optimizer.register` so that it is known by its name, supplies `create_state(index, weight)` and
     `update(index, weight, grad, state)` in plain torch operations, and in `update` asks
-    `_update_count(index)`, `_get_lr(index)` and `_get_wd(index)` for what it needs. It runs as it is written, one tensor
+    `_update_count(index)`, `_get_lr(index)` and `_get_wd(index)` for what it needs. With an attribute `aggregate_num` of 1
+    or more, `update` gets lists of up to so many parameters of one type, as in MXNet. It runs as it is written, one tensor
     at a time. To get fused kernels instead, write a rule and subclass `RuleOptimizer`.
 
     Args:
@@ -66,6 +68,7 @@ class Optimizer:
 
     default_learning_rate: ClassVar[float] = 0.01
     decayed_names: ClassVar[tuple[str, ...]] = ("_weight", "_gamma", ".weight", ".gamma")
+    aggregate_num: int = 0
     opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}  # by name, in lower case
 
     def __init__(
@@ -105,6 +108,7 @@ class Optimizer:
         self.num_update = self.begin_num_update
         self.idx2name = dict(param_idx2name or {})
         self.param_dict = dict(param_dict or {})
+        self.param_names: dict[Index, str] = {}  # a Trainer's, by index
         self._counts = np.zeros(0, dtype=np.int64)
         self._slots: dict[Index, int] = {}
         self.lr_mult: dict[Index, float] = {}
@@ -234,7 +238,11 @@ class Optimizer:
     def set_lr_mult(self, args_lr_mult: Mapping[Index, float]) -> None:
         """Multipliers of the learning rate by parameter index or name; replaces those set before.
 
-        An attribute `lr_mult` of the parameter itself comes before these.
+        An attribute `lr_mult` of the parameter itself comes before these. Under a Trainer, names are its names, and indices
+        count its parameters.
+
+        Raises:
+            TypeError, ValueError: no numbers >= 0; or, under a Trainer, a parameter that it does not have.
         """
         self.lr_mult = self._checked_multipliers("lr_mult", args_lr_mult)
 
@@ -251,7 +259,9 @@ class Optimizer:
     def multipliers(self, index: Index) -> tuple[float, float]:
         """lr_mult and wd_mult of a parameter: its own attribute, else by index, else by name, else 1."""
         own = getattr(self.param_dict.get(index), "__dict__", {})
-        name = self.idx2name.get(index, index)
+        name: Index = self.idx2name.get(index) or self.param_names.get(index) or index
+        if "grad_req" in own:
+            _check_grad_req(name, own["grad_req"])
         lr_mult, wd_mult = own.get("lr_mult"), own.get("wd_mult")
         if lr_mult is None:
             lr_mult = self.lr_mult.get(index, self.lr_mult.get(name, 1.0))
@@ -281,16 +291,71 @@ class Optimizer:
         self._counts[slots] += 1
         self.num_update = max(self.num_update, int(self._counts[slots].max()))
 
+    @property
+    def _index_update_count(self) -> Mapping[Index, int]:
+        """`counts`, under the name that optimizers written for MXNet read it by; `_update_count` writes it."""
+        return MappingProxyType(self.counts)
+
     def _get_lr(self, index: Index) -> float:
         return self.learning_rate * self.multipliers(index)[0]
 
     def _get_wd(self, index: Index) -> float:
         return self.wd * self.multipliers(index)[1]
 
+    def _get_lrs(self, indices: Sequence[Index]) -> list[float]:
+        lr = self.learning_rate
+        return [lr * self.multipliers(index)[0] for index in indices]
+
+    def _get_wds(self, indices: Sequence[Index]) -> list[float]:
+        return [self._get_wd(index) for index in indices]
+
     def _checked_multipliers(self, argument: str, given: Mapping[Index, float]) -> dict[Index, float]:
         if not isinstance(given, Mapping):
             raise TypeError(f"{argument} must map parameter indices or names to numbers, got {type(given).__name__}")
+        self._check_known(argument, given)
         return {key: real(f"{argument}[{key!r}]", value, low=0) for key, value in given.items()}
+
+    def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+        """Let these be the parameters of indices 0, 1, ..., as a Trainer does.
+
+        Raises:
+            ValueError: `param_idx2name`, `set_lr_mult` or `set_wd_mult` named others, or one has a `grad_req` that torch has
+                not; nothing has been changed.
+        """
+        for index, name in self.idx2name.items():
+            if index not in range(len(params)):
+                raise ValueError(
+                    f"param_idx2name[{index!r}]={name!r}: there is no such parameter; indices are 0 to {len(params) - 1}"
+                )
+            if names[index] not in (name, str(index)):  # type: ignore[index]
+                raise ValueError(
+                    f"param_idx2name[{index!r}]={name!r}: parameter {index} of this Trainer is {names[index]!r}; "  # type: ignore[index]
+                    "leave it out, or give params as a list in the order of these indices"
+                )
+        for param, name in zip(params, names, strict=True):
+            if "grad_req" in vars(param):
+                _check_grad_req(name, vars(param)["grad_req"])
+        before = self.param_dict, self.param_names
+        self.param_dict, self.param_names = dict(enumerate(params)), dict(enumerate(names))
+        try:
+            self._check_known("lr_mult", self.lr_mult)
+            self._check_known("wd_mult", self.wd_mult)
+        except ValueError:
+            self.param_dict, self.param_names = before
+            raise
+
+    def _check_known(self, argument: str, given: Mapping[Index, float]) -> None:
+        """Under a Trainer, multipliers of parameters that there are not would have no effect."""
+        if not self.param_names:
+            return
+        names = {*self.param_names.values(), *self.idx2name.values()}
+        listed = ", ".join(map(repr, sorted(names)[:8])) + (" and others" if len(names) > 8 else "")
+        for key in given:
+            if key not in self.param_names and key not in names:
+                raise ValueError(
+                    f"{argument}[{key!r}]: no parameter has this name or index; indices are 0 to {len(self.param_names) - 1}"
+                    f", names {listed}.{did_you_mean(str(key), names)}"
+                )
 
     def settings(self) -> dict[str, Any]:
         """The optimizer's own numbers and switches, as plain data for saving."""
@@ -696,6 +761,15 @@ create = Optimizer.create_optimizer
 def registered() -> dict[str, type[Optimizer]]:
     """The optimizers by name."""
     return dict(sorted(Optimizer.opt_registry.items()))
+
+
+def _check_grad_req(name: Index, value: Any) -> None:
+    """Gluon's `grad_req`, which torch does not know: gradients are added up, or there are none."""
+    if value not in ("write", "add"):
+        raise ValueError(
+            f"grad_req={value!r} of parameter {name!r}: torch does not read it; to train the parameter no more, use "
+            "parameter.requires_grad_(False), and delete the attribute"
+        )
 
 
 def _state_dtype(value: Any) -> str:
