@@ -359,7 +359,8 @@ def make_optimizer(kind: str | type[Optimizer], arguments: Mapping[str, Any]) ->
     if schedule is not None and own.get("learning_rate") is not None:
         if not hasattr(schedule, "base_lr"):
             raise TypeError(f"learning_rate beside {schedule!r}, which decides the rate and has no base_lr: leave one out")
-        schedule.base_lr = real("learning_rate", own.pop("learning_rate"), low=0)
+        rate = own["learning_rate"] = real("learning_rate", own["learning_rate"], low=0)
+        schedule.base_lr = rate
     return kind(**own) if isinstance(kind, type) else create(kind, **own)
 
 

@@ -7,6 +7,7 @@ tensors of the last step with new contents, is decided by a few list comparisons
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,9 @@ __all__ = ["StaleGradientError", "Trainer"]
 KVSTORES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist", "dist_async", "dist_device_async")
 
 
+_OVER = object()
+
+
 class StaleGradientError(UserWarning, RuntimeError):
     """A parameter has had no backward pass since the last step. (Gluon raises UserWarning, which this is, too.)"""
 
@@ -49,8 +53,8 @@ class Trainer:
 
     Args:
         params: what to train: a `torch.nn.Module`, an iterable of parameters or of (name, parameter), a dict of them (taken
-            in the order of their sorted names, as in Gluon; so are a module's where the order changes numbers: with Nadam,
-            LBSGD and optimizers that update by hand), or torch-style groups, dicts with "params" and, if wanted,
+            in the order of their sorted names, as in Gluon; so are a module's where it changes numbers: with Nadam and
+            optimizers that update by hand), or torch-style groups, dicts with "params" and, if wanted,
             "lr_mult" and "wd_mult". Parameters with `requires_grad=False` are left alone. Or a list of modules that are
             copies of one, each on a device of its own (see `tristep.replicate`): they are kept equal, and each gets its part
             of a batch. Names, multipliers and `requires_grad` are those of the first one's parameters. A module in torch's
@@ -141,6 +145,7 @@ class Trainer:
         self._used_versions = np.full(len(self._params), -1, dtype=np.int64)
         self._seen_versions = self._used_versions.copy()
         self._backward: BackwardStep | None = None
+        self._accumulation_hook: Any = None  # from the first step to the second, to notice a missing zero_grad()
         self._below: list[torch.Tensor] | None = None  # the weights from before `ascend`
         # With several copies, or a store: these, what they meet in, whether it has started, of how many copies each gradient
         # is the sum after `allreduce_grads`, and what gradients are sums already after a step that failed.
@@ -618,6 +623,8 @@ class Trainer:
             scaler.end(plan.update.total() if plan.update is not None and plan.update.rule.skips_nonfinite else None)
         if self._zero_grads:
             self._note_zeros()
+        if self._accumulation_hook is not _OVER:
+            self._watch_accumulation()
         if Recording.current is not None:
             self._note_recording(Recording.current, plan, batch_size)
 
@@ -672,6 +679,37 @@ class Trainer:
         if scaler is not None:
             scaler.end(total)
         self._reduced = self._summed = None
+        if self._accumulation_hook is not _OVER:
+            self._watch_accumulation()
+
+    def _watch_accumulation(self) -> None:
+        """Between the first two steps, warn where a backward pass adds to the gradients that the first has used."""
+        if self._accumulation_hook is not None:
+            self._accumulation_hook.remove()
+            self._accumulation_hook = _OVER
+            return
+        for param in self._params:
+            gradient = param.grad
+            if param.requires_grad and gradient is not None and vars(param).get("grad_req") != "add":
+                used, version = weakref.ref(gradient), gradient._version
+                break
+        else:
+            gradient = None
+        if gradient is None or self._zero_grads or Recording.current is not None:
+            self._accumulation_hook = _OVER
+            return
+
+        def arrived(param: torch.Tensor) -> None:
+            gradient = param.grad
+            if gradient is not None and gradient is used() and gradient._version == version + 1:
+                warnings.warn(
+                    "this backward pass has added to the gradients of the step before, as torch does; in MXNet it replaces "
+                    "them (grad_req='write'): call trainer.zero_grad() before each backward(), or set grad_req='add' of the "
+                    "parameters if that is meant",
+                    stacklevel=2,
+                )
+
+        self._accumulation_hook = param.register_post_accumulate_grad_hook(arrived)
 
     def _start(self, what: str | None = None) -> None:
         """Make the store and fill it, if that has not been done; `what` is what cannot be called where it updates."""

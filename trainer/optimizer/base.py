@@ -5,13 +5,13 @@ The registry is here too. No arithmetic on tensors happens here.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ __all__ = ["Index", "Optimizer", "RuleOptimizer", "WithMaster", "create", "regis
 
 Index = int | str
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
+_MXNETS_SCHEDULES = ("FactorScheduler", "MultiFactorScheduler", "PolyScheduler", "CosineScheduler")
+_P = ParamSpec("_P")
 _Class = TypeVar("_Class", bound="type[Optimizer]")
 STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16, "8bit": torch.uint8}
 _OTHER_STATE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"} | dict.fromkeys(("uint8", "int8", "8-bit", "8bits"), "8bit")
@@ -69,6 +71,7 @@ class Optimizer:
     default_learning_rate: ClassVar[float] = 0.01
     decayed_names: ClassVar[tuple[str, ...]] = ("_weight", "_gamma", ".weight", ".gamma")
     aggregate_num: int = 0
+    default_overrules_schedule: ClassVar[bool] = False  # in MXNet, of which there is a warning
     opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}  # by name, in lower case
 
     def __init__(
@@ -105,6 +108,13 @@ class Optimizer:
         self.lr_scheduler = lr_scheduler
         if lr_scheduler is not None and learning_rate is not None:
             _set_base_lr(lr_scheduler, learning_rate)
+        elif self.default_overrules_schedule and type(lr_scheduler).__name__ in _MXNETS_SCHEDULES:
+            rate, name = getattr(lr_scheduler, "base_lr", self.lr), type(self).__name__
+            if rate != self.lr:
+                _warn_once(
+                    f"{name} without a learning_rate keeps base_lr={rate} of its schedule; in MXNet {name}'s default "
+                    f"replaces it: give learning_rate={rate} if that is meant, learning_rate={self.lr} for MXNet's numbers"
+                )
         self.num_update = self.begin_num_update
         self.idx2name = dict(param_idx2name or {})
         self.param_dict = dict(param_dict or {})
@@ -811,16 +821,45 @@ def _set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:
             lr_scheduler.base_lr = learning_rate
 
 
+def first_argument_in_mxnet(name: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+    """Decorator of a constructor whose first argument is `learning_rate`, but another one in MXNet 1.9.1: warns of it."""
+
+    def wrap(init: Callable[_P, None]) -> Callable[_P, None]:
+        @functools.wraps(init)
+        def __init__(*args: _P.args, **kwargs: _P.kwargs) -> None:
+            if len(args) > 1:
+                made = type(args[0]).__name__
+                _warn_once(
+                    f"the first positional argument of {made} is learning_rate; in MXNet 1.9.1 it is {name}: write "
+                    f"{made}(learning_rate=...) or {made}({name}=...)"
+                )
+            init(*args, **kwargs)
+
+        return __init__
+
+    return wrap
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(message: str) -> None:
+    """Warn of a number that MXNet takes otherwise, once in a process."""
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=_stacklevel())
+
+
 def _stacklevel() -> int:
     """How far up the first caller outside this package's constructors is."""
     frame, level = inspect.currentframe(), 0
-    inner = ("_stacklevel", "_set_base_lr", "__init__", "create_optimizer", "_make_optimizer")
+    inner = ("_stacklevel", "_warn_once", "_set_base_lr", "__init__", "create_optimizer", "_make_optimizer")
     while frame is not None and frame.f_code.co_name in inner:
         frame, level = frame.f_back, level + 1
     return max(level, 1)
 
 
-@cache
+@functools.cache
 def _complements(rule: Rule | TensorRule) -> tuple[tuple[str, str | None], ...]:
     """The names of a rule's hyper-parameters, and of those called `one_minus_x` what is taken from one."""
     return tuple((name, name[10:] if name.startswith("one_minus_") else None) for name in rule.hyper)
