@@ -15,7 +15,7 @@ from .many import Many
 from .scale import plan
 from .sweep import Sweep, sweep
 from .telemetry import Telemetry
-from .trainer import StaleGradientError, Trainer
+from .trainer import StaleGradientError, Trainer, UpdateOnKVStoreError
 
 __all__ = [
     "Fit",
@@ -25,6 +25,7 @@ __all__ = [
     "Sweep",
     "Telemetry",
     "Trainer",
+    "UpdateOnKVStoreError",
     "amp",
     "clip_global_norm",
     "fit",

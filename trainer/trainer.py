@@ -36,7 +36,7 @@ from .optimizer import Optimizer, RuleOptimizer, Updater, create
 from .optimizer.updater import Plan
 from .telemetry import Telemetry
 
-__all__ = ["StaleGradientError", "Trainer"]
+__all__ = ["StaleGradientError", "Trainer", "UpdateOnKVStoreError"]
 
 KVSTORES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist", "dist_async", "dist_device_async")
 
@@ -46,6 +46,10 @@ _OVER = object()
 
 class StaleGradientError(UserWarning, RuntimeError):
     """A parameter has had no backward pass since the last step. (Gluon raises UserWarning, which this is, too.)"""
+
+
+class UpdateOnKVStoreError(AssertionError, RuntimeError):
+    """A half of a step was asked for where the store takes it as a whole. (Gluon raises AssertionError, which this is, too.)"""
 
 
 class Trainer:
@@ -335,7 +339,7 @@ class Trainer:
         to do.
 
         Raises:
-            RuntimeError: the store updates the weights (update_on_kvstore), so that nothing lies between the two.
+            UpdateOnKVStoreError: the store updates the weights, so that nothing lies between the two.
         """
         exchange = self._exchange
         if exchange is None:
@@ -350,7 +354,7 @@ class Trainer:
         """As `step`, without reducing: the second half, after `allreduce_grads`.
 
         Raises:
-            RuntimeError: the store updates the weights (update_on_kvstore).
+            UpdateOnKVStoreError: the store updates the weights.
         """
         if self._exchange is not None:
             self._start("update()")
@@ -719,7 +723,7 @@ class Trainer:
             exchange.start()
             self._started = True
         if what is not None and exchange.updates:
-            raise RuntimeError(
+            raise UpdateOnKVStoreError(
                 f"{what} where the store updates the weights, which it does with gradients and all in one: call step(), or "
                 "make the trainer with update_on_kvstore=False"
             )
