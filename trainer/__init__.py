@@ -8,6 +8,7 @@ if not __name__.startswith("tristep."):
 
 from . import amp, initializer, kvstore, lr_scheduler, optim, optimizer, scale
 from .clipping import clip_global_norm
+from .collect import collect_params
 from .data_parallel import replicate, split_and_load, split_data
 from .fit import Fit, fit
 from .lr_finder import LRFinder, lr_find
@@ -28,6 +29,7 @@ __all__ = [
     "UpdateOnKVStoreError",
     "amp",
     "clip_global_norm",
+    "collect_params",
     "fit",
     "initializer",
     "kvstore",

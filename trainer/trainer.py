@@ -49,7 +49,7 @@ class StaleGradientError(UserWarning, RuntimeError):
 
 
 class UpdateOnKVStoreError(AssertionError, RuntimeError):
-    """A half of a step was asked for where the store takes it as a whole. (Gluon raises AssertionError, which this is, too.)"""
+    """Half a step was asked for where the store takes it as a whole. (Gluon raises AssertionError, which this is, too.)"""
 
 
 class Trainer:

@@ -25,6 +25,7 @@ __all__ = ["Index", "Optimizer", "RuleOptimizer", "WithMaster", "create", "regis
 
 Index = int | str
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
+_TORCHS_NAMES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon", "betas": "beta1", "alpha": "gamma1"}
 _MXNETS_SCHEDULES = ("FactorScheduler", "MultiFactorScheduler", "PolyScheduler", "CosineScheduler")
 _P = ParamSpec("_P")
 _Class = TypeVar("_Class", bound="type[Optimizer]")
@@ -796,10 +797,9 @@ def _refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:
             allowed += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     allowed = [name for name in dict.fromkeys(allowed) if name != "self"]
     for name, value in unknown.items():
-        raise TypeError(
-            f"{klass.__name__} has no argument {name!r} (={value!r}); it has {', '.join(allowed)}."
-            f"{did_you_mean(name, allowed)}"
-        )
+        meant = _TORCHS_NAMES.get(name)
+        hint = f" Did you mean {meant!r}, as in MXNet?" if meant in allowed else did_you_mean(name, allowed)
+        raise TypeError(f"{klass.__name__} has no argument {name!r} (={value!r}); it has {', '.join(allowed)}.{hint}")
 
 
 def _set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:
