@@ -692,19 +692,19 @@ class Trainer:
             self._accumulation_hook.remove()
             self._accumulation_hook = _OVER
             return
-        for param in self._params:
-            gradient = param.grad
-            if param.requires_grad and gradient is not None and vars(param).get("grad_req") != "add":
-                used, version = weakref.ref(gradient), gradient._version
-                break
-        else:
-            gradient = None
-        if gradient is None or self._zero_grads or Recording.current is not None:
-            self._accumulation_hook = _OVER
+        self._accumulation_hook = _OVER
+        # Where gradients are reduced while backward runs, they are written to the tensors of the last step anyway.
+        reduced = self._reduced_by_torch or not isinstance(self._exchange, Apart | StoreExchange | None)
+        if self._zero_grads or reduced or Recording.current is not None:
             return
+        candidates = [param for param in self._params if param.requires_grad and param.grad is not None]
+        if not candidates or vars(candidates[0]).get("grad_req") == "add":
+            return
+        gradient: Any = candidates[0].grad
+        used, version = weakref.ref(gradient), gradient._version
 
         def arrived(param: torch.Tensor) -> None:
-            gradient = param.grad
+            gradient: Any = param.grad
             if gradient is not None and gradient is used() and gradient._version == version + 1:
                 warnings.warn(
                     "this backward pass has added to the gradients of the step before, as torch does; in MXNet it replaces "
@@ -713,7 +713,7 @@ class Trainer:
                     stacklevel=2,
                 )
 
-        self._accumulation_hook = param.register_post_accumulate_grad_hook(arrived)
+        self._accumulation_hook = candidates[0].register_post_accumulate_grad_hook(arrived)
 
     def _start(self, what: str | None = None) -> None:
         """Make the store and fill it, if that has not been done; `what` is what cannot be called where it updates."""
