@@ -704,8 +704,8 @@ class Trainer:
         used, version = weakref.ref(gradient), gradient._version
 
         def arrived(param: torch.Tensor) -> None:
-            gradient: Any = param.grad
-            if gradient is not None and gradient is used() and gradient._version == version + 1:
+            now: Any = param.grad
+            if now is not None and now is used() and now._version == version + 1:
                 warnings.warn(
                     "this backward pass has added to the gradients of the step before, as torch does; in MXNet it replaces "
                     "them (grad_req='write'): call trainer.zero_grad() before each backward(), or set grad_req='add' of the "
@@ -983,9 +983,7 @@ def _named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[s
 def _gluons_order(named: Sequence[tuple[str, Any, Any]], optimizer: Optimizer) -> list[int]:
     """The order to update a module's parameters in: that of sorted names, where numbers depend on it, else the module's."""
     places = list(range(len(named)))
-    if isinstance(optimizer, RuleOptimizer) and optimizer.alike:
-        return places
-    return sorted(places, key=lambda i: named[i][0])
+    return sorted(places, key=lambda i: named[i][0]) if optimizer.depends_on_order else places
 
 
 def _group(i: int, group: Mapping[str, Any]) -> list[tuple[str, Any, dict[str, float]]]:

@@ -205,6 +205,11 @@ class Optimizer:
         own = type(self)
         return own.update is not Optimizer.update or own.update_multi_precision is not Optimizer.update_multi_precision
 
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether the order of the parameters may change numbers."""
+        return not getattr(self, "alike", False)
+
     def follow(self, weight: torch.Tensor, state: Any) -> Any:
         """The state, after the weight may have been converted: its float32 copy comes and goes with 16 bits."""
         if type(self).create_state_multi_precision is not Optimizer.create_state_multi_precision:
