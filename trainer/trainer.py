@@ -705,7 +705,7 @@ class Trainer:
 
         def arrived(param: torch.Tensor) -> None:
             now: Any = param.grad
-            if now is not None and now is used() and now._version == version + 1:
+            if now is not None and now._version == version + 1 and now is used():
                 warnings.warn(
                     "this backward pass has added to the gradients of the step before, as torch does; in MXNet it replaces "
                     "them (grad_req='write'): call trainer.zero_grad() before each backward(), or set grad_req='add' of the "
