@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tristep
-from tristep.trainer.optimizer import base
+from tristep.trainer.optimizer import Optimizer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -19,14 +19,14 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 @pytest.fixture(scope="module")
 def cells():
     """What the Python blocks define, each run once in the order of the README."""
-    registry = dict(base._registry)
+    registry = dict(Optimizer.opt_registry)
     torch.manual_seed(0)
     names = {"__name__": "__main__"}  # as in a notebook
     for i, text in enumerate(_blocks("python")):
         _run(text, names, f"<README, block {i}>")
     yield names
-    base._registry.clear()
-    base._registry.update(registry)
+    Optimizer.opt_registry.clear()
+    Optimizer.opt_registry.update(registry)
 
 
 def test_the_opening_example_learns(cells):
@@ -76,7 +76,7 @@ def test_lion_can_be_had_by_its_name(cells):
 
 
 def test_the_code_for_those_from_mxnet_does_gluons_step():
-    _, text = _blocks("diff")
+    _, text, _ = _blocks("diff")
     before, after = _sides(text)
     ast.parse(before)  # there is no MXNet here to run it
     *_, step = (line for line in after.splitlines() if line.strip())
@@ -88,8 +88,29 @@ def test_the_code_for_those_from_mxnet_does_gluons_step():
     torch.testing.assert_close(weight.detach(), expected)
 
 
+def test_the_code_for_several_devices_clips_and_keeps_copies_equal():
+    _, first, text = _blocks("diff")
+    before, after = _sides(text)
+    ast.parse(before)
+    names: dict = {}
+    _run(_sides(first)[1], names, "<README, after>")
+    *_, step = (line for line in after.splitlines() if line.strip())
+    _run(after.replace(step, ""), names, "<README, several devices>")
+    nets, trainer = names["nets"], names["trainer"]
+    bound = np.sqrt(3 / ((4 + 1) / 2))  # of Xavier
+    assert 0 < nets[0].weight.abs().max() <= bound
+    assert not nets[0].bias.any()
+    assert [trainer.optimizer.multipliers(i)[1] for i in range(2)] == [1.0, 0.0]
+    norm = torch.cat([param.grad.flatten() for param in nets[1].parameters()]).norm()
+    assert norm <= 1.0 + 1e-6
+    weights = nets[0].weight.detach().clone()
+    _run(step, names, "<README, update>")
+    assert all(map(torch.equal, nets[0].parameters(), nets[1].parameters()))
+    torch.testing.assert_close((weights - nets[0].weight).abs(), torch.full((1, 4), 0.01), rtol=1e-2, atol=0)  # Adam's first
+
+
 def test_those_from_torch_get_torchs_numbers():
-    text, _ = _blocks("diff")
+    text, *_ = _blocks("diff")
     trained = []
     for side in _sides(text):
         torch.manual_seed(0)

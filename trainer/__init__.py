@@ -8,6 +8,7 @@ if not __name__.startswith("tristep."):
 
 from . import amp, initializer, kvstore, lr_scheduler, optim, optimizer, scale
 from .clipping import clip_global_norm
+from .collect import collect_params
 from .data_parallel import replicate, split_and_load, split_data
 from .fit import Fit, fit
 from .lr_finder import LRFinder, lr_find
@@ -15,7 +16,7 @@ from .many import Many
 from .scale import plan
 from .sweep import Sweep, sweep
 from .telemetry import Telemetry
-from .trainer import StaleGradientError, Trainer
+from .trainer import StaleGradientError, Trainer, UpdateOnKVStoreError
 
 __all__ = [
     "Fit",
@@ -25,8 +26,10 @@ __all__ = [
     "Sweep",
     "Telemetry",
     "Trainer",
+    "UpdateOnKVStoreError",
     "amp",
     "clip_global_norm",
+    "collect_params",
     "fit",
     "initializer",
     "kvstore",

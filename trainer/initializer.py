@@ -54,6 +54,9 @@ def initialize(
     module: torch.nn.Module,
     initializer: str | Initializer | Mixed | Load = "uniform",
     generator: torch.Generator | None = None,
+    *,
+    init: str | Initializer | Mixed | Load | None = None,
+    force_reinit: bool = True,
 ) -> None:
     """Fill the parameters of a module, and the running statistics of its norms.
 
@@ -86,6 +89,8 @@ def initialize(
         generator: what random numbers are drawn from; None means the global generator of each parameter's device. Values
             drawn with a generator do not depend on the parameters' device: a generator on the CPU serves all. Numbers are
             drawn in float32 (float64 for float64 parameters), parameter by parameter in the order of `named_parameters`.
+        init: Gluon's name of `initializer`, in its place.
+        force_reinit: must be True: torch's parameters have values from the start, which are always replaced.
 
     Raises:
         TypeError: an argument of a wrong type; a parameter that is not of a floating-point type.
@@ -103,6 +108,15 @@ def initialize(
         raise TypeError(
             f"module must be a torch.nn.Module, got {type(module).__name__}; for one tensor, call the initializer: "
             "create('xavier')(name, tensor)"
+        )
+    if init is not None:
+        if initializer != "uniform":
+            raise TypeError(f"init={init!r} beside initializer={initializer!r}: both name the initializer, give one of them")
+        initializer = init
+    if not flag("force_reinit", force_reinit):
+        raise ValueError(
+            "force_reinit=False: torch's parameters have values from the start, which are always replaced: leave it out, "
+            "and call initialize() once"
         )
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(f"generator={generator!r}: must be a torch.Generator or None, not {type(generator).__name__}")

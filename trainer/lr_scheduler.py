@@ -1,8 +1,8 @@
 """Learning rates as functions of the number of updates: MXNet 1.9.1's, by name and number, and others.
 
 MXNet's schedulers change as they are asked; these are pure: an answer depends on the arguments, on
-``base_lr`` and on the update number, never on what was asked before, and it is the answer that MXNet gives to
-a run that asks from update 0 onwards. So an array of update numbers may be asked at once (to draw a schedule,
+``base_lr`` (and when it was set) and on the update number, never on what was asked before, and it is the answer that MXNet
+gives to a run that asks from update 0 onwards. So an array of update numbers may be asked at once (to draw a schedule,
 say), and a scheduler is restored from its arguments alone. Imported by the optimizers.
 
 An optimizer asks for the number of updates including the one it is about to make, so its first update has the
@@ -47,6 +47,10 @@ __all__ = [
 ]
 
 
+# What may change after a schedule has been made.
+_CHANGING = ("_base_lr", "_warmup_final_lr", "_since")
+
+
 class LRScheduler:
     """Base class of the schedules: the warm-up, and what every schedule can do.
 
@@ -58,11 +62,14 @@ class LRScheduler:
     and for n >= W that of the subclass, which counts n from the start of training unless it says otherwise.
 
     For a schedule of your own, write a subclass with ``__call__(num_update)``. So that it can be printed and
-    saved, keep each constructor argument in an attribute of the same name, and put ``@register`` above it.
+    saved, keep each constructor argument in an attribute of the same name, and put ``@register`` above it. It may change
+    as it is asked, ``self.base_lr *= self.factor``, as in MXNet: numbers, strings and lists of them in its other
+    attributes are saved with it.
 
     Args:
         base_lr: the rate from which the schedule starts once the warm-up is over, >= 0. It may be set later:
-            warm-up and rule then use the new value. An optimizer that is given a ``learning_rate`` sets it.
+            warm-up and rule then use the new value. An optimizer that is given a ``learning_rate`` sets it. For
+            :class:`FactorScheduler` and :class:`MultiFactorScheduler`, as in MXNet, it is the present rate.
         warmup_steps: number of updates of the warm-up, an int >= 0; 0 means none.
         warmup_begin_lr: the rate at update 0 of a warm-up, from 0 to ``base_lr``.
         warmup_mode: ``"linear"`` or ``"constant"``.
@@ -84,6 +91,8 @@ class LRScheduler:
     True
     """
 
+    _warmup_final_lr: float | None = None  # None: base_lr
+
     def __init__(
         self,
         base_lr: float = 0.01,
@@ -92,7 +101,7 @@ class LRScheduler:
         warmup_mode: str = "linear",
     ) -> None:
         self.warmup_begin_lr = real("warmup_begin_lr", warmup_begin_lr, low=0)
-        self.base_lr = base_lr
+        self.start_from(base_lr)
         self.warmup_steps = whole("warmup_steps", warmup_steps, low=0)
         self.warmup_mode = choice("warmup_mode", warmup_mode, ("linear", "constant"))
 
@@ -104,8 +113,21 @@ class LRScheduler:
     @base_lr.setter
     def base_lr(self, value: float) -> None:
         value = real("base_lr", value, low=0)
+        if not self._is_own():  # which may go below the warm-up's beginning once that is over
+            self._check_base_lr(value)
+        self._base_lr = value
+
+    @property
+    def warmup_final_lr(self) -> float:
+        """The rate that the warm-up rises to: ``base_lr`` as the schedule started, for a subclass that changes it."""
+        return self._base_lr if self._warmup_final_lr is None else self._warmup_final_lr
+
+    def start_from(self, base_lr: float) -> None:
+        """Set ``base_lr`` as if it had been given to the constructor, whatever has been asked or set since."""
+        value = real("base_lr", base_lr, low=0)
         self._check_base_lr(value)
         self._base_lr = value
+        self._warmup_final_lr = value if self._is_own() else None
 
     @overload
     def __call__(self, num_update: int) -> float: ...
@@ -128,11 +150,13 @@ class LRScheduler:
 
     def get_warmup_lr(self, num_update):
         """The rate of the warm-up at an update (or array of them) below ``warmup_steps``; for subclasses."""
-        rise = self.base_lr - self.warmup_begin_lr if self.warmup_mode == "linear" else 0.0
+        rise = self.warmup_final_lr - self.warmup_begin_lr if self.warmup_mode == "linear" else 0.0
         return self.warmup_begin_lr + rise * num_update / max(self.warmup_steps, 1)
 
     def to_config(self) -> dict[str, Any]:
         """The schedule as data for JSON, ``{"class": name, "kwargs": arguments}``; see :func:`from_config`.
+
+        There is a third key, ``"state"``, if it has changed since it was made.
 
         Raises:
             TypeError: a subclass keeps a constructor argument under another name than the argument's.
@@ -148,8 +172,14 @@ class LRScheduler:
                     f"{name} has no attribute {argument!r}: to be saved, a scheduler keeps each constructor "
                     "argument in an attribute of the same name"
                 )
-            kwargs[argument] = _to_plain(f"{argument} of {name}", getattr(self, argument))
-        return {"class": name, "kwargs": kwargs}
+            kwargs[argument] = _to_plain(f"{argument} of {name}", self._argument(argument))
+        state = self._state(kwargs)
+        return {"class": name, "kwargs": kwargs} | ({"state": state} if state else {})
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what a configuration has under ``"state"``."""
+        for name, value in state.items():
+            setattr(self, name, copy.deepcopy(value))
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
@@ -158,15 +188,14 @@ class LRScheduler:
 
     def __hash__(self) -> int:
         """That of the class and of all but `base_lr`, which may change."""
-        fixed = self._compared()
-        fixed.pop("_base_lr", None)
+        fixed = {name: value for name, value in self._compared().items() if name not in _CHANGING}
         return hash((type(self), _hashable(fixed)))
 
     def __repr__(self) -> str:
         arguments = _constructor_arguments(type(self))
         if not all(hasattr(self, name) for name in arguments):  # a subclass that cannot be saved can still be shown
             return object.__repr__(self)
-        values = ((name, getattr(self, name), default) for name, default in arguments.items())
+        values = ((name, self._argument(name), default) for name, default in arguments.items())
         shown = (f"{name}={_shown(value)}" for name, value, default in values if value != default)
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -182,12 +211,88 @@ class LRScheduler:
                 "since a warm-up rises to base_lr"
             )
 
+    def _argument(self, name: str) -> Any:
+        """What the constructor is to be given to make this schedule."""
+        return self.warmup_final_lr if name == "base_lr" and hasattr(self, "_base_lr") else getattr(self, name)
+
+    def _state(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """What has changed since it was made: of a class that answers by itself all plain attributes but its arguments."""
+        if not self._is_own():
+            return {}
+        own = {name: value for name, value in vars(self).items() if name[0] != "_" and name not in kwargs}
+        state = {name: copy.deepcopy(value) for name, value in own.items() if _is_plain(value)}
+        return state | ({"base_lr": self._base_lr} if self._base_lr != self.warmup_final_lr else {})
+
+    @classmethod
+    def _is_own(cls) -> bool:
+        """Whether it is of a class that answers by itself, and may change as it is asked."""
+        return cls.__call__ is not LRScheduler.__call__
+
     def _compared(self) -> dict[str, Any]:
-        """What makes two schedules equal: all attributes but what is kept for speed."""
-        return {name: value for name, value in vars(self).items() if name != "_kept"}
+        """What makes two schedules equal: all attributes but what is kept for speed, and where it was asked last."""
+        return {name: value for name, value in vars(self).items() if name not in ("_kept", "_position")}
 
 
-class FactorScheduler(LRScheduler):
+class _Dropping(LRScheduler):
+    """Schedules that multiply their rate by a factor now and then, and whose ``base_lr`` is the present rate, as in MXNet.
+
+    Where it is set, drops before are over: the next rate is this one, until the next drop.
+    """
+
+    factor: float
+    _position: int | None = None  # the update that was asked for last
+    _since = 0  # drops there had been when base_lr was set
+
+    @property
+    def base_lr(self) -> float:
+        """The rate at the update that was asked for last, warm-up aside; may be set."""
+        past = self._position is not None and self._position >= self.warmup_steps
+        return float(self._after_warmup(self._position)) if past else self._base_lr
+
+    @base_lr.setter
+    def base_lr(self, value: float) -> None:
+        past = self._position is not None and self._position >= self.warmup_steps
+        value = real("base_lr", value, low=0)
+        if past:
+            self._warmup_final_lr = self.warmup_final_lr
+        else:
+            self._check_base_lr(value)
+        self._base_lr, self._since = value, int(self._drops(self._position)) if past else 0
+
+    def start_from(self, base_lr: float) -> None:
+        super().start_from(base_lr)
+        self._position, self._since = None, 0
+
+    def __call__(self, num_update):
+        answer = super().__call__(num_update)
+        if not isinstance(num_update, np.ndarray):
+            self._position = whole("num_update", num_update)
+        return answer
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        if "since" not in state:
+            super().load_state(state)
+            return
+        now, since = real("base_lr", state["base_lr"], low=0), whole("since", state["since"], low=0)
+        self._warmup_final_lr, self._base_lr, self._since = self.warmup_final_lr, now, since
+        super().load_state({name: value for name, value in state.items() if name not in ("base_lr", "since")})
+
+    def _state(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        state = super()._state(kwargs)
+        if self._since or self._base_lr != self.warmup_final_lr:
+            state |= {"base_lr": self._base_lr, "since": self._since}
+        return state
+
+    def _drops(self, n):
+        """How many drops there are before an update, or an array of them."""
+        raise NotImplementedError
+
+    @classmethod
+    def _is_own(cls) -> bool:
+        return cls.__call__ is not _Dropping.__call__
+
+
+class FactorScheduler(_Dropping):
     """Multiply the rate by a factor every so many updates.
 
     ::
@@ -229,13 +334,16 @@ class FactorScheduler(LRScheduler):
         self.stop_factor_lr = real("stop_factor_lr", stop_factor_lr)
 
     def _after_warmup(self, n):
-        drops = np.maximum(np.ceil(n / self.step) - 1, 0)
+        drops = np.maximum(self._drops(n) - self._since, 0)
         # As in MXNet, the floor holds from the first drop on: until then, a base_lr below it is left alone.
-        floor = np.where(drops > 0, self.stop_factor_lr, self.base_lr)
-        return np.maximum(self.base_lr * self.factor**drops, floor)
+        floor = np.where(drops > 0, self.stop_factor_lr, self._base_lr)
+        return np.maximum(self._base_lr * self.factor**drops, floor)
+
+    def _drops(self, n):
+        return np.maximum(np.ceil(n / self.step) - 1, 0)
 
 
-class MultiFactorScheduler(LRScheduler):
+class MultiFactorScheduler(_Dropping):
     """Multiply the rate by a factor after each of a list of updates.
 
     ::
@@ -271,7 +379,10 @@ class MultiFactorScheduler(LRScheduler):
         self.factor = real("factor", factor, low=0, high=1)
 
     def _after_warmup(self, n):
-        return self.base_lr * self.factor ** np.searchsorted(self.step, n, side="left")
+        return self._base_lr * self.factor ** np.maximum(self._drops(n) - self._since, 0)
+
+    def _drops(self, n):
+        return np.searchsorted(self.step, n, side="left")
 
 
 class PolyScheduler(LRScheduler):
@@ -1199,11 +1310,14 @@ def from_config(config: Mapping[str, Any]) -> LRScheduler:
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"config={config!r}: must be a mapping, as made by to_config()")
-    if set(config) != {"class", "kwargs"}:
-        raise ValueError(f"config has the keys {sorted(map(str, config))}: must be exactly 'class' and 'kwargs'")
-    if not isinstance(config["kwargs"], Mapping):
-        raise TypeError(f"config['kwargs']={config['kwargs']!r}: must be a mapping of arguments")
-    return create(config["class"], **{name: _from_plain(value) for name, value in config["kwargs"].items()})
+    if set(config) - {"state"} != {"class", "kwargs"}:
+        raise ValueError(f"config has the keys {sorted(map(str, config))}: must be 'class', 'kwargs' and perhaps 'state'")
+    for key in set(config) - {"class"}:
+        if not isinstance(config[key], Mapping):
+            raise TypeError(f"config[{key!r}]={config[key]!r}: must be a mapping of arguments")
+    made = create(config["class"], **{name: _from_plain(value) for name, value in config["kwargs"].items()})
+    made.load_state(config.get("state", {}))
+    return made
 
 
 def _progress(schedule, n):
@@ -1272,7 +1386,7 @@ def _ask(function: Callable[[Any], Any], n: Any, name: str) -> Any:
     """The answers of a callable for an int or a float64 array of ints; one by one unless it is a schedule of ours."""
     if not isinstance(n, np.ndarray):
         return real(f"{name}({n})", function(n), low=0)
-    if isinstance(function, LRScheduler) and type(function).__call__ is LRScheduler.__call__:
+    if isinstance(function, LRScheduler) and not function._is_own():
         return function(n.astype(np.int64))
     answers = [real(f"{name}({k})", function(k), low=0) for k in map(int, n.ravel())]
     return np.array(answers, dtype=np.float64).reshape(n.shape)
@@ -1299,9 +1413,15 @@ def _to_plain(name: str, value: Any) -> Any:
 
 
 def _from_plain(value: Any) -> Any:
-    if isinstance(value, Mapping) and set(value) == {"class", "kwargs"}:
+    if isinstance(value, Mapping) and set(value) - {"state"} == {"class", "kwargs"}:
         return from_config(value)
     return [_from_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, bool | int | float | str | None)
 
 
 def _shown(value: Any) -> str:

@@ -311,7 +311,17 @@ class Many:
 
 
 # Attributes that are looked at apart from the others, and numbers that must be equal.
-_READ_APART = {"lr_scheduler", "_counts", "_slots", "_updater", "idx2name", "param_dict", "lr_mult", "wd_mult"}
+_READ_APART = {
+    "lr_scheduler",
+    "_counts",
+    "_slots",
+    "_updater",
+    "idx2name",
+    "param_dict",
+    "param_names",
+    "lr_mult",
+    "wd_mult",
+}
 _SAME = ("begin_num_update", "lookahead", "num_update")
 _NUMBERS = (float, int)
 AHEAD, ROWS_AHEAD = 128, 16384  # steps, and rows of a table, that are formed at once where that can be done
@@ -349,7 +359,8 @@ def make_optimizer(kind: str | type[Optimizer], arguments: Mapping[str, Any]) ->
     if schedule is not None and own.get("learning_rate") is not None:
         if not hasattr(schedule, "base_lr"):
             raise TypeError(f"learning_rate beside {schedule!r}, which decides the rate and has no base_lr: leave one out")
-        schedule.base_lr = real("learning_rate", own.pop("learning_rate"), low=0)
+        rate = own["learning_rate"] = real("learning_rate", own["learning_rate"], low=0)
+        schedule.base_lr = rate
     return kind(**own) if isinstance(kind, type) else create(kind, **own)
 
 

@@ -95,7 +95,7 @@ def _of_trainer(trainer: Trainer) -> Callable[[], None]:
     counts, slots = optimizer._counts.copy(), dict(optimizer._slots)
     carried = getattr(optimizer, "carries", ())
     values = {name: getattr(optimizer, name) for name in carried}
-    base_lr = getattr(scheduler, "base_lr", None)
+    attributes = copy.copy(getattr(scheduler, "__dict__", {}))
     # Which gradients have been used up, of the trainer's one copy of the model, or of several.
     holders: list[Any] = trainer._copies or [trainer]
     used = [(list(holder._used), copy.copy(holder._used_versions)) for holder in holders]
@@ -104,8 +104,8 @@ def _of_trainer(trainer: Trainer) -> Callable[[], None]:
         optimizer.lr_scheduler = scheduler
         trainer.load_state_dict(copy.deepcopy(saved))
         optimizer.lr_scheduler = scheduler  # the very same: who has made it may want to change it
-        if base_lr is not None and scheduler is not None:
-            scheduler.base_lr = base_lr  # type: ignore[attr-defined]
+        if attributes:
+            vars(scheduler).update(attributes)
         optimizer._counts, optimizer._slots = counts.copy(), dict(slots)
         for name, value in values.items():
             setattr(optimizer, name, value)

@@ -304,6 +304,8 @@ def _train_together(
     """Losses [n, steps], the networks' state_dicts, stacked, and the steps of an epoch."""
     first, place = copy.deepcopy(models[0]), _place(models[0])
     trained = [name for name, parameter in first.named_parameters() if parameter.requires_grad]
+    if any(optimizer.depends_on_order for optimizer in optimizers):
+        trained.sort()  # as a Trainer does
     if not trained:
         raise ValueError("make_model made a network without parameters to train")
     of_each = {id(model): dict(model.named_parameters()) | dict(model.named_buffers()) for model in models}

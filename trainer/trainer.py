@@ -7,6 +7,7 @@ tensors of the last step with new contents, is decided by a few list comparisons
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,15 +37,22 @@ from .optimizer import Optimizer, RuleOptimizer, Updater, create
 from .optimizer.updater import Plan
 from .telemetry import Telemetry
 
-__all__ = ["StaleGradientError", "Trainer"]
+__all__ = ["StaleGradientError", "Trainer", "UpdateOnKVStoreError"]
 
 KVSTORES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist", "dist_async", "dist_device_async")
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+_OVER = object()
+
+
 class StaleGradientError(UserWarning, RuntimeError):
     """A parameter has had no backward pass since the last step. (Gluon raises UserWarning, which this is, too.)"""
+
+
+class UpdateOnKVStoreError(AssertionError, RuntimeError):
+    """Half a step was asked for where the store takes it as a whole. (Gluon raises AssertionError, which this is, too.)"""
 
 
 def _outside_dynamo(method: Callable[P, T]) -> Callable[P, T]:
@@ -64,7 +72,8 @@ class Trainer:
 
     Args:
         params: what to train: a `torch.nn.Module`, an iterable of parameters or of (name, parameter), a dict of them (taken
-            in the order of their sorted names, as in Gluon), or torch-style groups, dicts with "params" and, if wanted,
+            in the order of their sorted names, as in Gluon; so are a module's where it changes numbers: with Nadam and
+            optimizers that update by hand), or torch-style groups, dicts with "params" and, if wanted,
             "lr_mult" and "wd_mult". Parameters with `requires_grad=False` are left alone. Or a list of modules that are
             copies of one, each on a device of its own (see `tristep.replicate`): they are kept equal, and each gets its part
             of a batch. Names, multipliers and `requires_grad` are those of the first one's parameters. A module in torch's
@@ -136,12 +145,15 @@ class Trainer:
         for parameters in replicas:
             choose_engine(parameters[0].device, engine)
         self._optimizer = _make_optimizer(optimizer, optimizer_params)
+        if isinstance(params, torch.nn.Module) or modules:
+            order = _gluons_order(named, self._optimizer)
+            named, replicas = [named[i] for i in order], [[parameters[i] for i in order] for parameters in replicas]
+        self._optimizer.use_parameters(replicas[0], [name for name, _, _ in named])
         for _, parameter, own in named:
             for multiplier, value in own.items():
                 setattr(parameter, multiplier, value)
         self._names = [name for name, _, _ in named]
         self._params = replicas[0]
-        self._optimizer.param_dict = dict(enumerate(self._params))
         self._scale = self._optimizer.rescale_grad
         self._updater = Updater(self._optimizer, engine)
         self._plan: Plan | None = None
@@ -152,6 +164,7 @@ class Trainer:
         self._used_versions = np.full(len(self._params), -1, dtype=np.int64)
         self._seen_versions = self._used_versions.copy()
         self._backward: BackwardStep | None = None
+        self._accumulation_hook: Any = None  # from the first step to the second, to notice a missing zero_grad()
         self._below: list[torch.Tensor] | None = None  # the weights from before `ascend`
         # With several copies, or a store: these, what they meet in, whether it has started, of how many copies each gradient
         # is the sum after `allreduce_grads`, and what gradients are sums already after a step that failed.
@@ -343,7 +356,7 @@ class Trainer:
         to do.
 
         Raises:
-            RuntimeError: the store updates the weights (update_on_kvstore), so that nothing lies between the two.
+            UpdateOnKVStoreError: the store updates the weights, so that nothing lies between the two.
         """
         exchange = self._exchange
         if exchange is None:
@@ -359,7 +372,7 @@ class Trainer:
         """As `step`, without reducing: the second half, after `allreduce_grads`.
 
         Raises:
-            RuntimeError: the store updates the weights (update_on_kvstore).
+            UpdateOnKVStoreError: the store updates the weights.
         """
         if self._exchange is not None:
             self._start("update()")
@@ -450,6 +463,7 @@ class Trainer:
             raise ValueError(f"{type(self._optimizer).__name__} keeps no averaged weights: give it ema_decay=0.999, say")
         if self._exchange is not None:
             self._start()
+            self._exchange.follow_weights()
         before = [[parameter.detach().clone() for parameter in params] for params in self._all_params()]
         if self._exchange is not None and self._exchange.updates:
             self._exchange.apply(*found)
@@ -633,6 +647,8 @@ class Trainer:
             scaler.end(plan.update.total() if plan.update is not None and plan.update.rule.skips_nonfinite else None)
         if self._zero_grads:
             self._note_zeros()
+        if self._accumulation_hook is not _OVER:
+            self._watch_accumulation()
         if Recording.current is not None:
             self._note_recording(Recording.current, plan, batch_size)
 
@@ -645,6 +661,7 @@ class Trainer:
         counts = exchange.count_fresh(fresh, ignore_stale_grad) if reduce else self._counts_after_reduce(fresh)
         chosen = self._chosen(counts, ignore_stale_grad)
         self._check_rate(chosen)
+        exchange.follow_weights()
         of_copies = [chosen if exchange.reduces else own for own in fresh]
         before, put_back = optimizer.rescale_grad, [copy.before() for copy in copies]
         optimizer.rescale_grad = self._scale / batch_size
@@ -686,6 +703,37 @@ class Trainer:
         if scaler is not None:
             scaler.end(total)
         self._reduced = self._summed = None
+        if self._accumulation_hook is not _OVER:
+            self._watch_accumulation()
+
+    def _watch_accumulation(self) -> None:
+        """Between the first two steps, warn where a backward pass adds to the gradients that the first has used."""
+        if self._accumulation_hook is not None:
+            self._accumulation_hook.remove()
+            self._accumulation_hook = _OVER
+            return
+        self._accumulation_hook = _OVER
+        # Where gradients are reduced while backward runs, they are written to the tensors of the last step anyway.
+        reduced = self._reduced_by_torch or not isinstance(self._exchange, Apart | StoreExchange | None)
+        if self._zero_grads or reduced or Recording.current is not None:
+            return
+        candidates = [param for param in self._params if param.requires_grad and param.grad is not None]
+        if not candidates or vars(candidates[0]).get("grad_req") == "add":
+            return
+        gradient: Any = candidates[0].grad
+        used, version = weakref.ref(gradient), gradient._version
+
+        def arrived(param: torch.Tensor) -> None:
+            now: Any = param.grad
+            if now is not None and now._version == version + 1 and now is used():
+                warnings.warn(
+                    "this backward pass has added to the gradients of the step before, as torch does; in MXNet it replaces "
+                    "them (grad_req='write'): call trainer.zero_grad() before each backward(), or set grad_req='add' of the "
+                    "parameters if that is meant",
+                    stacklevel=2,
+                )
+
+        self._accumulation_hook = candidates[0].register_post_accumulate_grad_hook(arrived)
 
     def _start(self, what: str | None = None) -> None:
         """Make the store and fill it, if that has not been done; `what` is what cannot be called where it updates."""
@@ -695,7 +743,7 @@ class Trainer:
             exchange.start()
             self._started = True
         if what is not None and exchange.updates:
-            raise RuntimeError(
+            raise UpdateOnKVStoreError(
                 f"{what} where the store updates the weights, which it does with gradients and all in one: call step(), or "
                 "make the trainer with update_on_kvstore=False"
             )
@@ -950,6 +998,12 @@ def _named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[s
     if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
         raise ValueError(f"params: the names {_listed(twice)} stand for several parameters: give each its own")
     return result
+
+
+def _gluons_order(named: Sequence[tuple[str, Any, Any]], optimizer: Optimizer) -> list[int]:
+    """The order to update a module's parameters in: that of sorted names, where numbers depend on it, else the module's."""
+    places = list(range(len(named)))
+    return sorted(places, key=lambda i: named[i][0]) if optimizer.depends_on_order else places
 
 
 def _group(i: int, group: Mapping[str, Any]) -> list[tuple[str, Any, dict[str, float]]]:

@@ -284,7 +284,7 @@ def train(dtype, option, seed, epochs=6):
     """Bytes of weights and of states for each weight, the training loss at the end, and the test accuracy."""
     net, order = network(seed).to(dtype), batches(epochs, seed)
     schedule = lr_scheduler.CosineScheduler(max_update=len(order), base_lr=0.002, final_lr=0.0)
-    trainer = tristep.Trainer(net, "adam", {"lr_scheduler": schedule, **option})
+    trainer = tristep.Trainer(net, "adam", {"learning_rate": 0.002, "lr_scheduler": schedule, **option})
     for batch in order:
         trainer.zero_grad()
         cross_entropy(net(images[batch].to(dtype)).float(), labels[batch]).backward()

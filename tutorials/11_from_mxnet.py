@@ -79,7 +79,7 @@ biases_start_at_zero = not net[0].bias.any()
 # ```python
 # loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()                    # MXNet
 # schedule = lr_scheduler.CosineScheduler(max_update=220, base_lr=0.01, final_lr=0.0001, warmup_steps=22)
-# trainer = gluon.Trainer(net.collect_params(), "adam", {"lr_scheduler": schedule, "wd": 1e-4})
+# trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01, "lr_scheduler": schedule, "wd": 1e-4})
 # ```
 #
 # Gluon's losses give one number for each sample, and torch's their mean unless told otherwise: `reduction="none"` is Gluon's
@@ -89,7 +89,7 @@ biases_start_at_zero = not net[0].bias.any()
 # %%
 loss_fn = nn.CrossEntropyLoss(reduction="none")
 schedule = lr_scheduler.CosineScheduler(max_update=220, base_lr=0.01, final_lr=0.0001, warmup_steps=22)
-trainer = tristep.Trainer(net, "adam", {"lr_scheduler": schedule, "wd": 1e-4})
+trainer = tristep.Trainer(net, "adam", {"learning_rate": 0.01, "lr_scheduler": schedule, "wd": 1e-4})
 
 # %% [markdown]
 # ## The loop

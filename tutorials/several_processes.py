@@ -47,7 +47,7 @@ def main() -> None:
     trainer = tristep.Trainer(
         net,
         "adam",
-        {"lr_scheduler": schedule},
+        {"learning_rate": 0.004, "lr_scheduler": schedule},
         kvstore=store,
         update_on_kvstore=not options.replicate,  # the default is True: each process updates its share of the weights
         compression_params=compression,

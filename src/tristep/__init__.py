@@ -17,8 +17,10 @@ from .trainer import (
     StaleGradientError,
     Telemetry,
     Trainer,
+    UpdateOnKVStoreError,
     amp,
     clip_global_norm,
+    collect_params,
     fit,
     initializer,
     kvstore,
@@ -33,17 +35,21 @@ from .trainer import (
     sweep,
 )
 from .trainer import initializer as init
+from .trainer import kvstore as kv
 
 __all__ = [
     "StaleGradientError",
     "Telemetry",
     "Trainer",
+    "UpdateOnKVStoreError",
     "amp",
     "clip_global_norm",
+    "collect_params",
     "fit",
     "init",
     "initializer",
     "kernels",
+    "kv",
     "kvstore",
     "lr_find",
     "lr_scheduler",
@@ -65,7 +71,7 @@ except PackageNotFoundError:  # a checkout on PYTHONPATH, never installed
     __version__ = "0+uninstalled"
 
 # So that `from tristep.optim import AdamW` and the like work as they do with torch and MXNet.
-for _name in ("amp", "init", "initializer", "kvstore", "lr_scheduler", "optim", "optimizer"):
+for _name in ("amp", "init", "initializer", "kv", "kvstore", "lr_scheduler", "optim", "optimizer"):
     sys.modules[f"{__name__}.{_name}"] = globals()[_name]
 
 _LAZY = ("viz",)  # sub-packages imported on first use

@@ -128,14 +128,18 @@ def recipes(updates: int) -> dict[str, dict[str, Any]]:
             "lr_scheduler": CosineScheduler(max_update=updates, base_lr=0.1, final_lr=0.001, warmup_steps=warm_up),
         },
         "nag": {"momentum": 0.9, "lr_scheduler": PolyScheduler(max_update=updates, base_lr=0.08, pwr=1)},
-        "adam": {"lr_scheduler": FactorScheduler(step=updates // 6, factor=0.6, base_lr=0.006)},
+        "adam": {"learning_rate": 0.006, "lr_scheduler": FactorScheduler(step=updates // 6, factor=0.6, base_lr=0.006)},
         "adamw": {
+            "learning_rate": 0.01,
             "wd": 0.1,
             "lr_scheduler": CosineScheduler(max_update=updates, base_lr=0.01, final_lr=0.0001, warmup_steps=warm_up),
         },
-        "rmsprop": {"lr_scheduler": MultiFactorScheduler(step=drops, factor=0.3, base_lr=0.003)},
+        "rmsprop": {"learning_rate": 0.003, "lr_scheduler": MultiFactorScheduler(step=drops, factor=0.3, base_lr=0.003)},
         "adagrad": {"learning_rate": 0.05},
-        "signum": {"lr_scheduler": CosineScheduler(max_update=updates, base_lr=0.002, final_lr=0.00002)},
+        "signum": {
+            "learning_rate": 0.002,
+            "lr_scheduler": CosineScheduler(max_update=updates, base_lr=0.002, final_lr=0.00002),
+        },
     }
 
 
@@ -248,7 +252,7 @@ def _described(settings: dict[str, Any]) -> str:
     if schedule is None:
         return f"{settings['learning_rate']:g}, constant"
     warm_up = f", warm-up {schedule.warmup_steps}" if schedule.warmup_steps else ""
-    return f"{schedule.base_lr:g}, {type(schedule).__name__}{warm_up}"
+    return f"{schedule.warmup_final_lr:g}, {type(schedule).__name__}{warm_up}"
 
 
 def _words(values: torch.Tensor) -> list[str]:

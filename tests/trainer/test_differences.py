@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from tristep import Trainer, lr_scheduler, optimizer
+from tristep import Trainer, lr_scheduler, optimizer, replicate
 from tristep import init as initializer
 from tristep.trainer.optimizer import (
     DCASGD,
@@ -34,6 +34,7 @@ from tristep.trainer.optimizer import (
     Optimizer,
     RMSProp,
     Signum,
+    base,
     get_updater,
     registered,
 )
@@ -336,6 +337,103 @@ def test_the_first_argument_is_the_learning_rate():
     assert Ftrl(0.75).lamda1 == optimizer.AdaDelta(0.75).rho == 0.75  # as in 1.9.1
 
 
+@pytest.fixture
+def warned(monkeypatch):
+    """As if nothing had been warned of yet, which is done once in a process."""
+    monkeypatch.setattr(base, "_warned", set())
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (SGD, "momentum"),
+        (NAG, "momentum"),
+        (DCASGD, "momentum"),
+        (LARS, "momentum"),
+        (LBSGD, "momentum"),
+        (AdaGrad, "eps"),
+        (GroupAdaGrad, "eps"),
+        (FTML, "beta1"),
+    ],
+)
+def test_a_first_argument_without_a_name_is_warned_of_once(make, name, warned, recwarn):
+    with pytest.warns(UserWarning, match=rf"of {make.__name__} is learning_rate; in MXNet 1.9.1 it is {name}: write"):
+        make(0.5)
+    make(0.5)
+    make(learning_rate=0.5)
+    make(**{name: 0.5})
+    assert not recwarn.list
+    assert next(iter(inspect.signature(make).parameters)) == "learning_rate"
+
+
+@pytest.mark.parametrize("make", [Adam, Adamax, Nadam, RMSProp, Signum, LAMB, AdamW, AdaBelief, LANS])
+def test_a_default_rate_that_mxnet_prefers_to_the_schedule_is_warned_of_once(make, warned, recwarn):
+    def schedule(rate):
+        return lr_scheduler.FactorScheduler(2, 0.5, base_lr=rate)
+
+    own = make().lr
+    with pytest.warns(
+        UserWarning, match=f"{make.__name__} without a learning_rate keeps base_lr=0.25 .*learning_rate={own} for"
+    ):
+        assert make(lr_scheduler=schedule(0.25)).learning_rate == 0.25
+    make(lr_scheduler=schedule(0.25))
+    make(learning_rate=0.25, lr_scheduler=schedule(0.25))
+    make(lr_scheduler=schedule(own))
+    make(lr_scheduler=lambda number: 0.25)
+    SGD(lr_scheduler=schedule(0.25))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_missing_zero_grad_is_warned_of_once(copies, recwarn):
+    def trained(before, grad_req=None, **arguments):
+        nets = replicate(torch.nn.Linear(2, 1), ["cpu"] * copies)
+        if grad_req is not None:
+            for param in nets[0].parameters():
+                param.grad_req = grad_req
+        trainer = Trainer(nets if copies > 1 else nets[0], "sgd", **arguments)
+        for _ in range(4):
+            before(trainer, nets)
+            for net in nets:
+                net(torch.ones(1, 2)).sum().backward()
+            trainer.step(1)
+            assert len(nets[0].weight._post_accumulate_grad_hooks or ()) <= 1
+        assert not nets[0].weight._post_accumulate_grad_hooks
+
+    def by_hand(trainer, nets):
+        for net in nets:
+            net.zero_grad(set_to_none=False)
+
+    def twice(trainer, nets):
+        trainer.zero_grad(set_to_none=False)
+        for net in nets:
+            net(torch.ones(1, 2)).sum().backward()
+
+    trained(lambda trainer, nets: trainer.zero_grad())
+    trained(by_hand)
+    trained(twice)
+    trained(lambda trainer, nets: None, zero_grads=True)
+    trained(lambda trainer, nets: None, grad_req="add")
+    assert not recwarn.list
+    with pytest.warns(
+        UserWarning, match="has added to the gradients of the step before.* in MXNet it replaces them"
+    ) as found:
+        trained(lambda trainer, nets: None)
+    assert len(found) == 1
+
+
+def test_lbsgd_asks_a_schedule_for_all_parameters_before_it_counts():
+    """MXNet, which counts parameter by parameter, asks for all but the first one number later."""
+    weights = [Parameter(torch.zeros(1)) for _ in range(2)]
+    trainer = Trainer(weights, "lbsgd", {"lr_scheduler": lr_scheduler.FactorScheduler(1, 0.5, base_lr=1.0)})
+    for rate in (1.0, 1.0, 0.5):  # of the numbers 0, 1, 2
+        before = [weight.item() for weight in weights]
+        for weight in weights:
+            weight.grad = torch.ones(1)
+        trainer.step(1)
+        assert [old - weight.item() for old, weight in zip(before, weights, strict=True)] == [rate, rate]
+
+
 def test_arguments_of_the_base_class_are_given_by_name():
     parameters = list(inspect.signature(Optimizer).parameters.values())
     assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}
@@ -343,12 +441,6 @@ def test_arguments_of_the_base_class_are_given_by_name():
         SGD(0.1, 0.9, True, 1.0)
     with pytest.raises(TypeError, match="SGD has no argument 'sym'"):
         SGD(sym=None)
-
-
-def test_the_registry_is_functions_of_the_module():
-    assert callable(optimizer.register)
-    assert callable(optimizer.create)
-    assert not {"register", "create_optimizer"} & set(dir(Optimizer))
 
 
 def test_states_are_tuples_and_masters_are_kept_apart():

@@ -18,14 +18,9 @@ def store(request):
 
 
 @pytest.fixture
-def clean_registry():
+def clean_registry(monkeypatch):
     """Stores that a test registers are forgotten after it."""
-    from tristep.trainer.kvstore import base
-
-    before = dict(base._registry)
-    yield
-    base._registry.clear()
-    base._registry.update(before)
+    monkeypatch.setattr(KVStore, "kv_registry", dict(KVStore.kv_registry))
 
 
 def pulled(store, key, like):
@@ -222,6 +217,48 @@ def test_a_registered_store_is_found_by_its_name(clean_registry):
     assert isinstance(made, Echo)
     assert not made.is_capable("optimizer")
     assert kvstore.registered()["echo"] is Echo
+
+
+class TestStore(kvstore.KVStoreBase):  # as MXNet's, which has no more than this
+    """Adds up what it is given, and keeps nothing."""
+
+    __test__ = False
+
+    def broadcast(self, key, value, out, priority=0):
+        for each in out:
+            each.copy_(value)
+
+    def pushpull(self, key, value, out=None, priority=0):
+        total = sum(value[1:], value[0])
+        for each in value if out is None else out:
+            each.copy_(total)
+
+    @staticmethod
+    def is_capable(capability):
+        return False
+
+    @property
+    def type(self):
+        return "teststore"
+
+
+def test_a_store_is_registered_as_in_mxnet(clean_registry):
+    class Fewer(TestStore):
+        pass
+
+    assert kvstore.KVStoreBase.register(Fewer) is Fewer
+    kvstore.KVStore.register(TestStore)
+    assert kvstore.KVStoreBase.kv_registry["fewer"] is Fewer
+    assert type(create("fewer")) is Fewer
+    made = create("teststore")
+    assert type(made) is TestStore
+    out = [torch.zeros(2), torch.zeros(2)]
+    made.pushpull("w", [torch.ones(2), torch.full((2,), 2.0)], out=out)
+    assert [each.tolist() for each in out] == [[3.0, 3.0]] * 2
+    with pytest.raises(NotImplementedError, match=r"'teststore' does not define set_optimizer\(\)"):
+        made.set_optimizer(SGD())
+    with pytest.raises(TypeError, match="subclass of KVStore"):
+        kvstore.KVStoreBase.register(int)
 
 
 def _ready(name="device"):

@@ -600,6 +600,81 @@ def test_a_user_schedule_prints_saves_and_warms_up(empty_registry):
     assert from_config(json.loads(json.dumps(schedule.to_config()))) == schedule
 
 
+class Stateful(LRScheduler):
+    """As MXNet's documents write schedules, and as its own FactorScheduler works: it changes as it is asked."""
+
+    def __init__(self, step, factor, stop_factor_lr=1e-8, **kwargs):
+        super().__init__(**kwargs)
+        self.step, self.factor, self.stop_factor_lr = step, factor, stop_factor_lr
+        self.count = 0
+
+    def __call__(self, num_update):
+        if num_update < self.warmup_steps:
+            return self.get_warmup_lr(num_update)
+        while num_update > self.count + self.step:
+            self.count += self.step
+            self.base_lr *= self.factor
+            if self.base_lr < self.stop_factor_lr:
+                self.base_lr = self.stop_factor_lr
+        return self.base_lr
+
+
+WARMUPS = [{}, {"warmup_steps": 5, "warmup_begin_lr": 0.05}]
+
+
+@pytest.mark.parametrize("warmup", WARMUPS, ids=["at once", "warm-up"])
+def test_base_lr_is_the_present_rate_and_may_be_set_as_in_mxnet(warmup):
+    """The next rate is the one that was set, until the next drop; MXNet's loop is the judge."""
+    given = {"step": 3, "factor": 0.1, "base_lr": 1.0, **warmup}
+    theirs, ours = Stateful(**given), FactorScheduler(**given)
+    several = MultiFactorScheduler([3 * k for k in range(1, 20)], 0.1, base_lr=1.0, **warmup)
+    for n in range(1, 30):
+        rate = pytest.approx(theirs(n), rel=1e-12)
+        assert (ours(n), several(n)) == (rate, rate)
+        rate = pytest.approx(theirs.base_lr, rel=1e-12)
+        assert (ours.base_lr, several.base_lr) == (rate, rate)
+        if n in (8, 12, 20):
+            for schedule in (theirs, ours, several):
+                schedule.base_lr = 0.5
+            assert ours(n) == several(n) == 0.5
+            restored = from_config(json.loads(json.dumps(ours.to_config())))
+            assert restored == ours
+            np.testing.assert_array_equal(restored(np.arange(n, 40)), ours(np.arange(n, 40)))
+        if n == 16:
+            for schedule in (theirs, ours, several):
+                schedule.base_lr *= 0.5
+    assert ours.warmup_final_lr == theirs.warmup_final_lr == 1.0
+    assert repr(ours).count("base_lr=1.0") == 1  # as it was made
+
+
+@pytest.mark.parametrize("warmup", WARMUPS, ids=["at once", "warm-up"])
+def test_a_schedule_that_changes_as_it_is_asked_trains_and_goes_on_after_loading(warmup, empty_registry, tmp_path):
+    """Its rate may fall below the beginning of the warm-up."""
+    register(Stateful)
+
+    def trainer(schedule):
+        return Trainer([torch.nn.Parameter(torch.ones(2))], "sgd", {"lr_scheduler": schedule})
+
+    def rates(trainer, count):
+        found = []
+        for _ in range(count):
+            trainer._params[0].grad = torch.ones(2)
+            trainer.step(1)
+            found.append(trainer.learning_rate)
+        return found
+
+    given = {"step": 2, "factor": 0.1, "base_lr": 1.0, **warmup}
+    judge, first = FactorScheduler(**given), trainer(Stateful(**given))
+    expected = [judge(n) for n in range(1, 13)]
+    assert rates(first, 8) == pytest.approx(expected[:8], rel=1e-12)
+    again = trainer(Stateful(**given))
+    first.save_states(tmp_path / "states")
+    again.load_states(tmp_path / "states")
+    assert again.optimizer.lr_scheduler.count == first.optimizer.lr_scheduler.count > 0
+    assert rates(again, 4) == pytest.approx(expected[8:], rel=1e-12)
+    assert rates(first, 4) == pytest.approx(expected[8:], rel=1e-12)
+
+
 def test_a_user_schedule_without_its_arguments_prints_but_does_not_save():
     class Hidden(LRScheduler):
         def __init__(self, period):

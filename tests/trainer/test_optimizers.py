@@ -52,7 +52,7 @@ LOW_PRECISION = [torch.float16, torch.bfloat16]
 @pytest.fixture(autouse=True)
 def _registry(monkeypatch):
     """Registrations of a test end with it."""
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
+    monkeypatch.setattr(Optimizer, "opt_registry", dict(Optimizer.opt_registry))
 
 
 def _values(*tensors):
@@ -131,9 +131,36 @@ def test_register_takes_optimizer_classes_only(wrong):
     assert registered() == before
 
 
-def test_the_base_class_itself_cannot_be_made():
-    with pytest.raises(TypeError, match="abstract"):
-        Optimizer()
+def test_the_base_class_has_a_rate_but_does_not_train():
+    """MXNet's test_learning_rate makes it, too."""
+    made = Optimizer(learning_rate=0.01)
+    made.set_learning_rate(0.2)
+    assert made.learning_rate == 0.2
+    assert made.create_state(0, torch.ones(1)) is None
+    for refused in (lambda: get_updater(made), lambda: Trainer([Parameter(torch.ones(1))], made)):
+        with pytest.raises(TypeError, match="Optimizer cannot train: it must define update"):
+            refused()
+
+
+@pytest.mark.parametrize("decorator", [Optimizer.register, register], ids=["class", "module"])
+def test_registered_as_mxnets_documents_show(decorator):
+    """A user's class takes the place of ours of that name, with a warning, wherever optimizers are made by name."""
+    with pytest.warns(UserWarning, match="optimizer 'radam' now means"):
+
+        @decorator
+        class RAdam(Optimizer):
+            def update(self, index, weight, grad, state):
+                self._update_count(index)
+                weight -= 7 * grad
+
+    assert Optimizer.opt_registry["radam"] is RAdam
+    assert type(Optimizer.create_optimizer("RAdam")) is type(create("radam", wd=0.5)) is RAdam
+    weight = Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    Trainer([weight], "radam", {"learning_rate": 0.5}).step(1)
+    assert weight.tolist() == [-6.0, -6.0]
+    with pytest.raises(TypeError, match="subclass of Optimizer, got <class 'int'>"):
+        decorator(int)
 
 
 def test_repr_and_settings_are_plain_numbers():
@@ -600,7 +627,7 @@ def test_a_step_that_fails_carries_nothing_on(make, where, everything, monkeypat
             good = made.hyper_of
             patch.setattr(made, "hyper_of", lambda index, *others: fail() if index == 2 else good(index, *others))
         for _ in range(2):
-            with pytest.raises((RuntimeError, ValueError), match="not today|lr_mult of parameter 2=nan"):
+            with pytest.raises((RuntimeError, ValueError), match="not today|lr_mult of parameter '2'=nan"):
                 trainer.step(1)
             assert made.carried() == carried
     assert everything(trainer, params) == before
@@ -762,7 +789,7 @@ def test_a_bad_multiplier_of_a_parameter_is_named_and_nothing_is_changed(which, 
     for param in params:
         param.grad = torch.ones(3)
     before = everything(trainer, params)
-    with pytest.raises(ValueError, match=f"{which} of parameter 1=-1.0: must be finite and 0 or more"):
+    with pytest.raises(ValueError, match=f"{which} of parameter '1'=-1.0: must be finite and 0 or more"):
         trainer.step(1)
     assert everything(trainer, params) == before
 

@@ -368,6 +368,11 @@ def _with_a_trainer(store, path):
     rate = trainer.learning_rate
     store.barrier()
     train(10)
+    net.weight.data.clamp_(-0.1, 0.1)  # which a server would not get to know
+    trainer.zero_grad()
+    net(x).sum().backward()
+    with pytest.raises(RuntimeError, match="does not take other values once it is filled"):
+        trainer.step(1)
     store.barrier()
     store.pull([0, 1], list(net.parameters()))
     loss = ((net(x) - y) ** 2).mean().item()
@@ -570,7 +575,7 @@ def _follows(store):
 def test_what_is_changed_reaches_the_servers(run):
     ((found, num_update),) = run(_follows, 1, 2)
     expected = [[1.0, 3.0], [0.5, 1.5], [1.0, 1.5], [0.25, 0.375], [0.5, 0.75]]
-    expected += [[4.0, 12.0], [2.0, 6.0], [20.0, 60.0], [0.25, 0.75]]
+    expected += [[4.0, 12.0], [2.0, 6.0], [40.0, 120.0], [0.25, 0.75]]  # a new base_lr is the next rate, as in MXNet
     assert found == expected
     assert num_update == 9
 

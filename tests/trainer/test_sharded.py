@@ -49,6 +49,7 @@ def _named(net):
 def _optimizer(name, arguments):
     schedule = arguments.pop("schedule", False) if arguments else False
     if schedule:
+        arguments["learning_rate"] = 0.01
         arguments["lr_scheduler"] = tristep.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.01)
     if name == "by hand":
         return ByHand(**arguments)
@@ -399,7 +400,7 @@ def test_saved_on_two_ranks_loaded_on_three_on_one_and_back(processes, tmp_path,
     on_two = processes(2).run(_train_cut, name, arguments, 2, dtype, None, False, (weights, path), 3)
     on_three = processes(3).run(_train_cut, name, arguments, 2, dtype, None, False, (weights, path), 3)
     net = _net(dtype)
-    trainer = tristep.Trainer(net, _optimizer(name, dict(arguments)))
+    trainer = tristep.Trainer(net.named_parameters(), _optimizer(name, dict(arguments)))
     with torch.no_grad():
         for param, weight in zip(net.parameters(), weights, strict=True):
             param.copy_(torch.from_numpy(weight))

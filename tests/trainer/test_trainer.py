@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 import tristep
 from tristep import StaleGradientError, Trainer, lr_scheduler
-from tristep.trainer.optimizer import SGD, Adam, create
+from tristep.trainer.optimizer import SGD, Adam, Optimizer, create
 
 # Some roundings of float32 apart.
 CLOSE = {"rtol": 1e-6, "atol": 1e-7}
@@ -396,6 +396,95 @@ def test_multipliers_by_name(params):
     assert _one_step_rates(trainer, params) == pytest.approx([1, 2, 0.5], rel=1e-5)
 
 
+def test_multipliers_of_unknown_parameters_are_refused():
+    net = torch.nn.Linear(2, 1)
+    trainer = Trainer(net, "sgd", {"learning_rate": 1.0})
+    trainer.optimizer.set_lr_mult({"bias": 3.0, 0: 2.0})
+    assert _one_step_rates(trainer, list(net.parameters())) == pytest.approx([2, 3], rel=1e-5)
+    for given, key in (({"bais": 0.5}, "'bais'"), ({2: 0.5}, "2"), ({"0": 0.5}, "'0'")):
+        for setter, argument in ((trainer.optimizer.set_lr_mult, "lr_mult"), (trainer.optimizer.set_wd_mult, "wd_mult")):
+            with pytest.raises(ValueError, match=rf"{argument}\[{key}\]: no parameter has this name or index"):
+                setter(given)
+        made = SGD()
+        made.set_wd_mult(given)
+        with pytest.raises(ValueError, match=rf"wd_mult\[{key}\]: no parameter .* names 'bias', 'weight'"):
+            Trainer([{"params": net.named_parameters(), "lr_mult": 0.5}], made)
+    assert trainer.optimizer.multipliers(1) == (3.0, 1.0)
+    assert not vars(net.weight)  # a trainer that is refused changes nothing
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({0: "bias", 1: "weight"}, r"param_idx2name\[0\]='bias': parameter 0 of this Trainer is 'weight'"),
+        ({2: "weight"}, r"param_idx2name\[2\]='weight': there is no such parameter; indices are 0 to 1"),
+    ],
+)
+def test_names_that_are_not_those_of_the_module_are_refused(names, message):
+    """In MXNet's order of the parameters, say: the wrong one would not be decayed."""
+    net = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match=message):
+        Trainer(net, "sgd", {"param_idx2name": names})
+    Trainer(net, "sgd", {"param_idx2name": {0: "weight", 1: "bias"}})
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_grad_req_is_not_ignored(by_hand):
+    net = torch.nn.Linear(2, 1)
+    net.bias.grad_req = "add"  # which torch does
+    made = _MXNetsAdam() if by_hand else SGD(learning_rate=1.0)
+    trainer = Trainer(net, made)
+    net(torch.ones(1, 2)).sum().backward()
+    trainer.step(1)
+    before = net.weight.detach().clone()
+    net.weight.grad_req = "null"
+    net(torch.ones(1, 2)).sum().backward()
+    for refused in (lambda: trainer.step(1), lambda: Trainer(net, "sgd")):
+        with pytest.raises(ValueError, match="grad_req='null' of parameter 'weight': .*requires_grad_"):
+            refused()
+    assert torch.equal(net.weight, before)
+
+
+class _MXNetsAdam(Optimizer):
+    """Adam as MXNet 1.9.1's optimizers that update several parameters together are written."""
+
+    aggregate_num = 2
+
+    def create_state(self, index, weight):
+        return (torch.zeros_like(weight), torch.zeros_like(weight))
+
+    def update(self, indices, weights, grads, states):
+        if not isinstance(indices, (tuple, list)):
+            indices, weights, grads, states = [indices], [weights], [grads], [states]
+        assert len(indices) <= 2
+        assert len({weight.dtype for weight in weights}) == 1
+        self._update_count(indices)
+        lrs, wds = self._get_lrs(indices), self._get_wds(indices)
+        for i, weight, grad, (mean, var), lr, wd in zip(indices, weights, grads, states, lrs, wds, strict=True):
+            t = self._index_update_count[i]
+            grad = grad * self.rescale_grad + wd * weight
+            mean.mul_(0.9).add_(grad, alpha=0.1)
+            var.mul_(0.999).addcmul_(grad, grad, value=0.001)
+            weight -= lr * math.sqrt(1 - 0.999**t) / (1 - 0.9**t) * mean / (var.sqrt() + 1e-12)
+
+
+def test_an_optimizer_that_updates_lists_as_in_mxnet():
+    params = [Parameter(torch.linspace(1, 2, 3, dtype=torch.float32 if i == 1 else torch.float64)) for i in range(4)]
+    ours = [Parameter(param.detach().clone()) for param in params]
+    theirs = torch.optim.Adam(params, lr=0.1, weight_decay=0.5, eps=1e-12)
+    trainer = Trainer(ours, _MXNetsAdam(learning_rate=0.1, wd=0.5))
+    for n in range(3):
+        for i, (one, other) in enumerate(zip(params, ours, strict=True)):
+            one.grad = torch.full_like(one, math.sin(4 * n + i))
+            other.grad = one.grad * 2
+        theirs.step()
+        trainer.step(2)
+    for one, other in zip(params, ours, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-7)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        trainer.optimizer._index_update_count[0] = 7
+
+
 def test_groups_have_multipliers(params):
     groups = [{"params": params[:1], "lr_mult": 0.1}, {"params": [("head", params[1])]}, {"params": params[2], "wd_mult": 0}]
     trainer = Trainer(groups, "sgd", {"learning_rate": 1.0})
@@ -457,6 +546,40 @@ def test_params_come_in_many_forms(form, device):
     net = torch.nn.Linear(3, 2).to(device)
     trainer = Trainer(form(net), "sgd", {"learning_rate": 1.0})
     assert _one_step_rates(trainer, [net.weight, net.bias]) == pytest.approx([1, 1], rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["a module", "copies", "in backward", "a list"])
+def test_nadam_takes_a_modules_parameters_in_gluons_order(form):
+    """One momentum schedule goes from parameter to parameter: of a module by name, bias first; of a list as it is."""
+    net = torch.nn.Linear(3, 2).double()
+    nets = [net, *(tristep.replicate(net, ["cpu"]) if form == "copies" else [])]
+    given = {"copies": nets, "a list": list(net.parameters())}.get(form, net)
+    trainer = Trainer(given, "nadam", {"learning_rate": 0.01}, update_on_kvstore=False if form == "copies" else None)
+    names = ["weight", "bias"] if form == "a list" else ["bias", "weight"]
+    values = {name: param.detach().numpy().copy() for name, param in net.named_parameters()}
+    moments = dict.fromkeys(names, (0.0, 0.0))
+    schedule = 1.0
+    for t in (1, 2):
+        now, following = (0.9 * (1 - 0.5 * 0.96 ** (n * 0.004)) for n in (t, t + 1))
+        for name in names:
+            schedule *= now
+            g = np.full_like(values[name], 2.0 * t)
+            mean, var = moments[name]
+            mean, var = 0.9 * mean + 0.1 * g, 0.999 * var + 0.001 * g**2
+            step = (1 - now) * g / (1 - schedule) + following * mean / (1 - schedule * following)
+            values[name] = values[name] - 0.01 * step / (np.sqrt(var / (1 - 0.999**t)) + 1e-8)
+            moments[name] = mean, var
+        if form == "in backward":
+            with trainer.step_in_backward(1):
+                sum((2.0 * t * param).sum() for param in net.parameters()).backward()
+        else:
+            for each in nets:
+                for param in each.parameters():
+                    param.grad = torch.full_like(param, 2.0 * t / len(nets))
+            trainer.step(1)
+    for each in nets:
+        for name, param in each.named_parameters():
+            np.testing.assert_allclose(param.detach().numpy(), values[name], rtol=1e-12)
 
 
 @pytest.mark.parametrize("form", [lambda net: net, lambda net: [*net, *net], lambda net: [net[0], net[1], net[0]]])

@@ -9,15 +9,15 @@ import torch
 from torch.nn import Parameter
 
 import tristep
-from tristep import StaleGradientError, Telemetry, Trainer, amp, kvstore, lr_scheduler
-from tristep.trainer.kvstore import KVStore, LocalStore, base
+from tristep import StaleGradientError, Telemetry, Trainer, UpdateOnKVStoreError, amp, kvstore, lr_scheduler
+from tristep.trainer.kvstore import KVStore, LocalStore
 from tristep.trainer.kvstore.exchange import Exchange, updates_on_store
 from tristep.trainer.optimizer import SGD, Adam, Optimizer
 
 
 @pytest.fixture
 def clean_registry(monkeypatch):
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
+    monkeypatch.setattr(KVStore, "kv_registry", dict(KVStore.kv_registry))
 
 
 @pytest.fixture(params=[True, False], ids=["store updates", "copies update"])
@@ -122,17 +122,6 @@ def test_three_copies_on_every_engine(engine, device, update_on_kvstore):
     _train(alone, [model], batches)
     _assert_close(nets, model, rtol=1e-4)
     _assert_equal_copies(nets)
-
-
-def test_copies_begin_with_the_first_ones_weights(update_on_kvstore):
-    nets = [_net(), _net()]
-    with torch.no_grad():
-        nets[1][0].weight.add_(1)
-    trainer = Trainer(nets, "sgd", {"learning_rate": 0.0}, update_on_kvstore=update_on_kvstore)
-    assert not torch.equal(nets[0][0].weight, nets[1][0].weight)
-    _train(trainer, nets, _batches(1))
-    _assert_equal_copies(nets)
-    assert torch.equal(nets[1][0].weight, _net()[0].weight)
 
 
 class _ByHand(Optimizer):
@@ -297,7 +286,7 @@ class Remote(KVStore):
     """A store of which a trainer knows the interface only, and which counts what it is asked for."""
 
     def __init__(self):
-        self.type, self.calls, self._inner = "remote", [], LocalStore("device")
+        self.type, self.calls, self.priorities, self._inner = "remote", [], [], LocalStore("device")
 
     def __getattribute__(self, name):
         if name in ("push", "pull", "init", "set_optimizer", "set_gradient_compression"):
@@ -308,6 +297,7 @@ class Remote(KVStore):
         self._inner.init(key, value)
 
     def push(self, key, value, priority=0):
+        self.priorities.append(priority)
         self._inner.push(key, value, priority)
 
     def pull(self, key, out, priority=0, ignore_sparse=True):
@@ -340,7 +330,39 @@ def test_a_registered_store_is_used(clean_registry, update_on_kvstore):
     _train(alone, [model], _batches(2))
     _assert_close(nets, model)
     setting = ["set_optimizer"] if update_on_kvstore else []
-    assert together._exchange.store.calls == [*setting, "init", "pull", "push", "pull", "push", "pull"]
+    calls = together._exchange.store.calls  # key by key, with minus the index as priority, as in MXNet
+    assert calls == [*setting, *(("init", "pull") * 4), *(("push", "pull") * 8)]
+    assert together._exchange.store.priorities == [0, -1, -2, -3] * 2
+
+
+def test_a_store_that_only_adds_up_trains_as_mxnets_teststore(clean_registry):
+    """MXNet's test_trainer_with_teststore: two copies of a weight, whose gradients of 1 add up; the store cannot update."""
+
+    @kvstore.KVStoreBase.register
+    class TestStore(kvstore.KVStoreBase):
+        def broadcast(self, key, value, out, priority=0):
+            for each in out:
+                each.copy_(value)
+
+        def pushpull(self, key, value, out=None, priority=0):
+            total = sum(value[1:], value[0])
+            for each in value if out is None else out:
+                each.copy_(total)
+
+        @staticmethod
+        def is_capable(capability):
+            return False
+
+    nets = [torch.nn.ParameterDict({"x": Parameter(torch.zeros(10))}) for _ in range(2)]
+    trainer = Trainer(nets, "sgd", {"learning_rate": 1.0, "momentum": 0.5}, kvstore="teststore")
+    for net in nets:
+        net["x"].grad = torch.ones(10)
+    trainer.step(1)
+    assert type(trainer._exchange.store) is TestStore
+    assert not trainer._exchange.updates
+    assert [net["x"].tolist() for net in nets] == [[-2.0] * 10] * 2
+    with pytest.raises(ValueError, match="cannot hold an optimizer"):
+        Trainer(nets, "sgd", kvstore="teststore", update_on_kvstore=True)
 
 
 def test_states_of_a_store_that_keeps_them_elsewhere():
@@ -368,6 +390,16 @@ def test_states_of_a_store_that_keeps_them_elsewhere():
     _backward(nets, _batches(1)[0])
     with pytest.raises(RuntimeError, match="'remote' does not take other values"):
         together.step(1)
+    for write in (_fill, _replace):
+        written = Trainer(copies := _copies(_net()), "sgd", {"learning_rate": 0.0}, kvstore=Remote())
+        with torch.no_grad():
+            for net in copies:
+                net[0].bias[0] = math.nan  # which equals itself here
+        _train(written, copies, _batches(2))
+        write(copies[0][2].bias)
+        _backward(copies, _batches(1)[0])
+        with pytest.raises(RuntimeError, match="'remote' does not take other values"):
+            written.step(1)
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
@@ -377,7 +409,8 @@ def _two(value=1.0, **arguments):
     """Two copies of a weight of ones, and a function that writes gradients to them."""
     nets = _copies(torch.nn.Linear(2, 1, bias=False).double())
     with torch.no_grad():
-        nets[0].weight.fill_(value)
+        for net in nets:
+            net.weight.fill_(value)
     trainer = Trainer(nets, "sgd", {"learning_rate": 1.0}, **arguments)
 
     def write(*gradients):
@@ -421,8 +454,9 @@ def test_gradients_stay_as_they_are_where_the_store_updates():
     assert [net.weight.grad[0].tolist() for net in nets] == [[1.0, 1.0], [2.0, 2.0]]
     assert _values(nets) == [[0.0, 0.0]] * 2
     for method in (trainer.allreduce_grads, lambda: trainer.update(1)):
-        with pytest.raises(RuntimeError, match=r"(allreduce_grads|update)\(\) where the store updates the weights"):
-            method()
+        for kind in (AssertionError, RuntimeError, UpdateOnKVStoreError):  # the first is Gluon's
+            with pytest.raises(kind, match=r"(allreduce_grads|update)\(\) where the store updates the weights"):
+                method()
 
 
 def test_a_gradient_that_is_stale_in_one_copy_is_stale(update_on_kvstore):
@@ -631,6 +665,69 @@ def test_weights_that_are_loaded_between_steps_are_those_of_all_copies(in_both, 
     alone.step(6)
     _assert_close(nets, model)
     _assert_equal_copies(nets)
+
+
+def test_different_models_are_no_copies(update_on_kvstore):
+    """The second would be overwritten by the first. Weights may still become equal before the first step."""
+    nets = _copies(_net())
+    with torch.no_grad():
+        nets[1][2].bias += 1e-3
+    trainer = Trainer(nets, "adam", {"learning_rate": 0.05}, update_on_kvstore=update_on_kvstore)
+    _backward(nets, _batches(1)[0])
+    params = [param for net in nets for param in net.parameters()]
+    before = [param.detach().clone() for param in params]
+    for refused in (lambda: trainer.step(6), trainer.state_dict):
+        with pytest.raises(ValueError, match=r"params\[1\] has other weights than params\[0\] \(1 of 4, such as '2.bias'\)"):
+            refused()
+    assert all(map(torch.equal, params, before))
+    nets[1].load_state_dict(nets[0].state_dict())
+    trainer.step(6)
+    _assert_equal_copies(nets)
+
+
+def _clamp(param):
+    param.data.clamp_(-0.01, 0.01)
+
+
+def _fill(param):
+    param.data.fill_(0.25)
+
+
+def _copy(param):
+    param.data.copy_(torch.linspace(-1, 1, param.numel(), dtype=param.dtype).view(param.shape))
+
+
+def _replace(param):
+    param.data = torch.full_like(param.data, -0.5)
+
+
+@pytest.mark.parametrize("write", [_clamp, _fill, _copy, _replace])
+@pytest.mark.parametrize("in_both", [False, True], ids=["in the first copy", "in both"])
+@pytest.mark.parametrize("store", ["device", "local", "nccl", "remote"])
+def test_weights_written_through_data_hold_as_with_one_copy(store, in_both, write, update_on_kvstore, clean_registry):
+    """Such as the clamp of a WGAN's critic. Writing through `.data` leaves no trace in the version of a parameter."""
+    kvstore.register(Remote)
+    if store == "remote" and update_on_kvstore:
+        store = "device"  # which takes other weights
+    model = _net()
+    nets = _copies(model)
+    settings = {"learning_rate": 0.1, "momentum": 0.9}
+    together = Trainer(nets, "sgd", dict(settings), kvstore=store, update_on_kvstore=update_on_kvstore)
+    alone = Trainer(model, "sgd", dict(settings))
+    for i, batch in enumerate(_batches(4)):
+        halves = i == 2 and not update_on_kvstore
+        for trainer, copies in ((together, nets), (alone, [model])):
+            trainer.zero_grad()
+            _backward(copies, batch)
+            if halves:
+                trainer.allreduce_grads()
+            if i > 0:
+                for net in copies[: 1 + in_both]:
+                    for param in net.parameters():
+                        write(param)
+            (trainer.update if halves else trainer.step)(6)
+        _assert_close(nets, model)
+        _assert_equal_copies(nets)
 
 
 @pytest.mark.parametrize("store", ["device", "local"])

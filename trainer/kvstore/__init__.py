@@ -3,7 +3,7 @@
 Names and semantics are those of MXNet's kvstore; `create` makes one by its name.
 """
 
-from .base import KVStore, create, register, registered
+from .base import KVStore, KVStoreBase, create, register, registered
 from .collective import CollectiveStore
 from .compressors import (
     CompressedAllReduce,
@@ -21,6 +21,7 @@ __all__ = [
     "CompressedAllReduce",
     "Compressor",
     "KVStore",
+    "KVStoreBase",
     "LocalStore",
     "ServerStore",
     "Staleness",

@@ -2,54 +2,73 @@
 
 from __future__ import annotations
 
-import abc
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from ..arguments import did_you_mean
 from ..optimizer import Optimizer, Updater
 
-__all__ = ["KVStore", "create", "register", "registered"]
+__all__ = ["KVStore", "KVStoreBase", "create", "register", "registered"]
 
 Key = int | str
 CAPABILITIES = ("optimizer",)
+_Store = TypeVar("_Store", bound="type[KVStore]")
 
 
-class KVStore(abc.ABC):
+class KVStore:
     """Values by key. Keys are all int or all str; wherever one is taken, so is a list of them, with a list of values.
 
-    A subclass that is marked with `register` is known to `create`, and to a `Trainer`, by its lower-case name.
+    A subclass that is marked with `@KVStore.register` is known to `create`, and to a `Trainer`, by its lower-case name. It
+    defines `broadcast` and `pushpull`, or `init`, `push` and `pull`, of which these two are made; and `set_optimizer`,
+    unless `is_capable("optimizer")` is False. `KVStoreBase` is another name of this class.
 
     Attributes:
+        kv_registry: the registered classes by name.
+        takes_lists: whether a trainer may bring all keys of a step in one call, with a list of values for each; otherwise it
+            comes key by key, with minus the index as priority.
         type: the name that it was created by.
         rank: of this process among those that share the store, from 0.
         num_workers: how many these are.
         in_step: whether it is of several processes that make the same calls, and adds up by collectives of its `group`.
     """
 
+    kv_registry: ClassVar[dict[str, type[KVStore]]] = {}
+    takes_lists: ClassVar[bool] = False
     type = ""
     in_step = False
     rank = 0
     num_workers = 1
 
-    @abc.abstractmethod
+    @staticmethod
+    def register(klass: _Store) -> _Store:
+        """Class decorator: make a store known by its name, in lower case. A second one of that name replaces the first."""
+        if not (isinstance(klass, type) and issubclass(klass, KVStore)):
+            raise TypeError(f"@register takes a subclass of KVStore, got {klass!r}")
+        name = klass.__name__.lower()
+        known = KVStore.kv_registry.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (klass.__module__, klass.__qualname__):
+            warnings.warn(f"store {name!r} now means {klass!r}, before {known!r}", stacklevel=2)
+        KVStore.kv_registry[name] = klass
+        return klass
+
     def init(self, key: Any, value: Any) -> None:
         """Begin with a copy of this value, or of one for each key. To be called once for each key, before all else."""
+        raise _missing(self, "init")
 
-    @abc.abstractmethod
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Add up the values of a key, one tensor or a list of one for each copy of the model.
 
         Without an updater the sum takes the place of what is stored; with one, `updater(key, sum, stored)` is called.
         """
+        raise _missing(self, "push")
 
-    @abc.abstractmethod
     def pull(self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy what is stored to `out`, one tensor or a list of them."""
+        raise _missing(self, "pull")
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """`push`, then `pull` into `out`, or into the pushed tensors themselves."""
@@ -61,25 +80,25 @@ class KVStore(abc.ABC):
         self.init(key, value)
         self.pull(key, out, priority)
 
-    @abc.abstractmethod
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Let this optimizer update what is stored with what is pushed."""
+        raise _missing(self, "set_optimizer")
 
-    @abc.abstractmethod
     def set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
         """Let `updater(key, pushed, stored)` change what is stored, in place."""
+        raise _missing(self, "set_updater")
 
-    @abc.abstractmethod
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Compress what is pushed, as `compression_params["type"]` says."""
+        raise _missing(self, "set_gradient_compression")
 
-    @abc.abstractmethod
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
         """Write the optimizer's states to a file, whole or not at all."""
+        raise _missing(self, "save_optimizer_states")
 
-    @abc.abstractmethod
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what `save_optimizer_states` wrote."""
+        raise _missing(self, "load_optimizer_states")
 
     def replace(self, key: Any, value: Any) -> None:
         """Let other values take the place of what is stored, whatever the updater; its states stay.
@@ -92,7 +111,7 @@ class KVStore(abc.ABC):
             "hand while it updates them; make a new trainer after that"
         )
 
-    def barrier(self) -> None:  # noqa: B027  # there is nothing to wait for in one process
+    def barrier(self) -> None:  # there is nothing to wait for in one process
         """Wait for all workers."""
 
     @classmethod
@@ -125,25 +144,17 @@ class KVStore(abc.ABC):
         return False
 
 
-_Store = TypeVar("_Store", bound=type[KVStore])
-_registry: dict[str, type[KVStore]] = {}
+def _missing(store: KVStore, method: str) -> NotImplementedError:
+    return NotImplementedError(f"a store of type {store.type or type(store).__name__!r} does not define {method}()")
 
 
-def register(klass: _Store) -> _Store:
-    """Class decorator: make a store known by its name, in lower case. A second one of that name replaces the first."""
-    if not (isinstance(klass, type) and issubclass(klass, KVStore)):
-        raise TypeError(f"@register takes a subclass of KVStore, got {klass!r}")
-    name = klass.__name__.lower()
-    known = _registry.get(name)
-    if known is not None and (known.__module__, known.__qualname__) != (klass.__module__, klass.__qualname__):
-        warnings.warn(f"store {name!r} now means {klass!r}, before {known!r}", stacklevel=2)
-    _registry[name] = klass
-    return klass
+KVStoreBase = KVStore
+register = KVStore.register
 
 
 def registered() -> dict[str, type[KVStore]]:
     """The stores that were registered, by name."""
-    return dict(sorted(_registry.items()))
+    return dict(sorted(KVStore.kv_registry.items()))
 
 
 def create(name: str = "local") -> KVStore:
@@ -177,9 +188,10 @@ def create(name: str = "local") -> KVStore:
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, such as 'local', got {type(name).__name__}")
     kind = name.lower()
-    if kind in _registry:
-        store = _registry[kind]()
-        store.type = store.type or kind
+    if kind in KVStore.kv_registry:
+        store = KVStore.kv_registry[kind]()
+        if not store.type:  # it may be a property, as in MXNet
+            store.type = kind
         return store
     if kind in local.NAMES:
         return local.LocalStore(kind)
@@ -187,7 +199,7 @@ def create(name: str = "local") -> KVStore:
         return collective.CollectiveStore(kind)
     if kind in server.NAMES:
         return server.connect(kind)
-    known = [*local.NAMES, *collective.NAMES, *server.NAMES, *_registry]
+    known = [*local.NAMES, *collective.NAMES, *server.NAMES, *KVStore.kv_registry]
     raise ValueError(f"name={name!r}: must be one of {', '.join(map(repr, known))}.{did_you_mean(kind, known)}")
 
 

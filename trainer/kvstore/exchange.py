@@ -21,6 +21,7 @@ from .base import KVStore
 __all__ = ["Apart", "Exchange", "StoreExchange", "check_residuals", "updates_on_store"]
 
 Residuals = dict[str, dict[str, torch.Tensor]]  # by parameter and by source
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers by size in bytes
 LARGE = 16 * 2**20  # elements; a parameter of more is not updated by a local store
 
 
@@ -36,8 +37,8 @@ class Exchange(abc.ABC):
     2. `count_fresh(fresh)`. Where a parameter that is trained (`requires_grad` of the first copy) is fresh in fewer than
        `num_copies` copies, StaleGradientError follows, and nothing else; with ignore_stale_grad=True parameters are chosen
        that are fresh in any copy, so that all processes choose the same.
-    3. The optimizer's `rescale_grad` is set for this step. All attributes of the optimizer are live: rate, schedule, decay
-       and multipliers may be others at every step, and an exchange whose updates happen elsewhere sends them there.
+    3. `follow_weights()`. The optimizer's `rescale_grad` is set for this step. All its attributes are live: rate, schedule,
+       decay and multipliers may be others at every step, and an exchange whose updates happen elsewhere sends them there.
     4. Where it `updates`: `update(chosen, fresh, into)`. Otherwise `reduce(chosen, fresh)`, after which `parameter.grad` of
        every chosen parameter in every copy here is the sum over all copies, in place, or a view of a larger tensor; then the
        trainer updates the copies here with these, and calls `end_step()`.
@@ -77,6 +78,13 @@ class Exchange(abc.ABC):
             ignore_stale_grad: whether a parameter that is not fresh in some copies is no error.
         """
 
+    def follow_weights(self) -> None:  # noqa: B027  # there may be nothing to do
+        """Let the weights of the first copy here be those of all: anybody may have written to them since the last step.
+
+        Raises:
+            RuntimeError: they have been changed where a store cannot take others; nothing has been changed.
+        """
+
     @abc.abstractmethod
     def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
         """Make the gradients of the chosen parameters the sums of all fresh ones, in every copy."""
@@ -89,7 +97,7 @@ class Exchange(abc.ABC):
         measure, in rows by index of parameter; what is updated elsewhere leaves it.
         """
 
-    def end_step(self) -> None:  # noqa: B027  # there may be nothing to do
+    def end_step(self) -> None:  # noqa: B027  # as above
         """The trainer has updated the copies here."""
 
     def accumulate(self, on: bool) -> None:  # noqa: B027  # as above
@@ -159,8 +167,8 @@ class Apart(Exchange):
 class StoreExchange(Exchange):
     """Copies in one process that meet in a store, which adds up their gradients, and may update the weights.
 
-    Keys are the parameters' indices. All keys of a step come in one call, each with one tensor for each copy, of zeros where
-    a copy has no fresh gradient. A store that updates is given the optimizer once; its attributes change from step to step.
+    Keys are the parameters' indices. Each comes with one tensor for each copy, of zeros where a copy has no fresh gradient.
+    A store that updates is given the optimizer once; its attributes change from step to step.
 
     Args:
         make: makes the store, or gives one, when it is needed.
@@ -189,7 +197,9 @@ class StoreExchange(Exchange):
         self._compression_params = compression_params
         self._store: KVStore | None = None
         self._control: torch.Tensor | None = None
-        self._seen: list[tuple[int, int]] = []  # of the first copy's weights, as the store last gave or saw them
+        # The first copy's weights as a store last gave them that takes no others; to notice those.
+        self._given: list[torch.Tensor] | None = None
+        self._lazy = [any(map(_is_lazy, params)) for params in zip(*(copy.params for copy in copies), strict=True)]
 
     @property
     def store(self) -> KVStore | None:
@@ -197,6 +207,7 @@ class StoreExchange(Exchange):
         return self._store
 
     def start(self) -> None:
+        self._refuse_unequal()
         store = self._make()
         updates = self._decide(store, self._has_sparse())
         if self._control is not None and updates and type(store)._inside is KVStore._inside:
@@ -206,7 +217,12 @@ class StoreExchange(Exchange):
         keys = list(range(len(self._names)))
         if updates:  # first, since a store may keep values otherwise for an optimizer that looks at whole tensors
             store.set_optimizer(self._optimizer)
-        store.broadcast(keys, self._copies[0].weights(), self._everywhere(keys))
+        weights, everywhere = self._copies[0].weights(), self._everywhere(keys)
+        if store.takes_lists:
+            store.broadcast(keys, weights, everywhere)
+        else:
+            for key in keys:
+                store.broadcast(key, weights[key], everywhere[key])
         self._store, self.updates = store, updates
         if (inside := store._inside()) is not None:
             updater, values = inside
@@ -214,20 +230,33 @@ class StoreExchange(Exchange):
                 updater.engine = self._engine
         if self._control is not None:
             self.use_control(self._control)
-        self._look()
+        if updates and type(store).replace is KVStore.replace:
+            self._given = [weight.clone() for weight in weights]
+
+    @torch.no_grad()
+    def follow_weights(self) -> None:
+        # Nothing tells of writing through `.data`, so that weights are taken from the first copy at each step.
+        weights = self._copies[0].weights()
+        if self._given is not None:
+            changed = [i for i, differs in enumerate(_differ(weights, self._given)) if differs]
+            if changed:
+                self._live.replace(changed, [weights[i] for i in changed])  # which refuses
+        elif self.updates:
+            self._live.replace(list(range(len(weights))), weights)
+        for copy in self._copies[1:]:
+            torch._foreach_copy_(copy.weights(), weights, non_blocking=True)
 
     def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
         return list(map(sum, zip(*fresh, strict=True)))
 
     def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
         keys = _places(chosen)
-        self._follow()
         pushed = [self._values(i, fresh) for i in keys]
         pulled = [
             [_own(copy, i, value) for copy, value in zip(self._copies, values, strict=True)]
             for i, values in zip(keys, pushed, strict=True)
         ]
-        self._live.pushpull(keys, pushed, out=pulled)
+        self._pushpull(keys, pushed, pulled)
         for i, outs in zip(keys, pulled, strict=True):
             for copy, out in zip(self._copies, outs, strict=True):
                 if not _is_that(copy.params[i].grad, out):
@@ -235,21 +264,18 @@ class StoreExchange(Exchange):
 
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
         keys = _places(chosen)
-        self._follow()
         pushed = [self._values(i, fresh) for i in keys]
         inside = self._live._inside()
         if inside is not None:
             inside[0].into = into
             self._copy_control(inside[0])
         try:
-            self._live.pushpull(keys, pushed, out=self._everywhere(keys))
+            self._pushpull(keys, pushed, self._everywhere(keys))
         finally:
             if inside is not None:
                 inside[0].into = None
-        self._look()
-
-    def end_step(self) -> None:
-        self._look()
+        if self._given is not None:
+            torch._foreach_copy_([self._given[i] for i in keys], [self._copies[0].params[i].detach() for i in keys])
 
     def use_control(self, control: torch.Tensor) -> None:
         if self._compression_params is not None:
@@ -343,6 +369,29 @@ class StoreExchange(Exchange):
         assert self._store is not None
         return self._store
 
+    def _refuse_unequal(self) -> None:
+        """Copies that came with weights have equal ones; lazy ones get the first copy's."""
+        first = self._copies[0].weights()
+        for r, copy in enumerate(self._copies[1:], 1):
+            weights = [weight.to(model.device) for weight, model in zip(copy.weights(), first, strict=True)]
+            differ = zip(self._names, _differ(weights, first), self._lazy, strict=True)
+            if odd := [repr(name) for name, differs, lazy in differ if differs and not lazy]:
+                raise ValueError(
+                    f"params[{r}] has other weights than params[0] ({len(odd)} of {len(first)}, such as {odd[0]}); "
+                    "they would be overwritten: copies of a model begin with equal weights, as tristep.replicate(module, "
+                    "devices) or load_state_dict gives them; different models need a trainer each"
+                )
+
+    def _pushpull(
+        self, keys: Sequence[int], values: Sequence[list[torch.Tensor]], out: Sequence[list[torch.Tensor]]
+    ) -> None:
+        store = self._live
+        if store.takes_lists:
+            store.pushpull(keys, values, out=out)
+            return
+        for key, value, into in zip(keys, values, out, strict=True):
+            store.pushpull(key, value, out=into, priority=-key)
+
     def _everywhere(self, keys: Sequence[int]) -> list[list[torch.Tensor]]:
         """The weights of these keys in all copies."""
         return [[copy.params[key].detach() for copy in self._copies] for key in keys]
@@ -361,23 +410,6 @@ class StoreExchange(Exchange):
             torch.zeros_like(there[0], device=copy.params[i].device) if gradient is None else next(values)
             for copy, gradient in zip(self._copies, found, strict=True)
         ]
-
-    def _look(self) -> None:
-        self._seen = [(param._version, param.data_ptr()) for param in self._copies[0].params]
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """Where somebody has written to the first copy's weights, such as loaded ones, these are the weights from now on."""
-        params = self._copies[0].params
-        changed = [i for i, param in enumerate(params) if (param._version, param.data_ptr()) != self._seen[i]]
-        if not changed:
-            return
-        if self.updates:
-            self._live.replace(changed, [params[i].detach() for i in changed])
-        for copy in self._copies[1:]:
-            for i in changed:
-                copy.params[i].copy_(params[i])
-        self._look()
 
 
 def updates_on_store(
@@ -445,6 +477,22 @@ def _environment() -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"environment variable MXNET_UPDATE_ON_KVSTORE={text!r}: must be 0 or 1")
     return text == "1"
+
+
+def _is_lazy(param: torch.Tensor) -> bool:
+    return isinstance(param, torch.nn.UninitializedParameter)
+
+
+def _differ(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[bool]:
+    """Whether each differs from the other in a bit. A NaN is equal to itself."""
+    found = []
+    for tensor, other in zip(tensors, others, strict=True):
+        if tensor.shape != other.shape or tensor.dtype != other.dtype or tensor.device != other.device:
+            found.append(torch.ones((), dtype=torch.bool))
+        else:
+            bits = _BITS[tensor.element_size()]
+            found.append((tensor.view(bits) != other.view(bits)).any())
+    return torch.stack([each.to(found[0].device) for each in found]).tolist()  # waits for the device once
 
 
 def _places(chosen: Sequence[bool]) -> list[int]:

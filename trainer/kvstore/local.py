@@ -27,6 +27,8 @@ class LocalStore(KVStore):
     Source: MXNet 1.9.1, `KVStoreLocal`, but that a pushed tensor is always copied.
     """
 
+    takes_lists = True
+
     def __init__(self, type: str = "local") -> None:
         self.type = type
         self._values: dict[Key, torch.Tensor] = {}
@@ -110,11 +112,15 @@ class LocalStore(KVStore):
         Raises:
             TypeError, ValueError: keys or values that do not fit; nothing has been changed.
         """
+        stored, values = [], []
         for each, (tensor, *_) in self._known(key, value, "value"):
             if tensor.dtype == self._values[each].dtype:
-                self._values[each].copy_(tensor)
+                stored.append(self._values[each])
+                values.append(tensor.detach())
             else:
                 self._values[each] = tensor.detach().to(self._values[each].device, copy=True)
+        if stored:
+            torch._foreach_copy_(stored, values)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Let this optimizer update what is stored, with states of its own from now on."""

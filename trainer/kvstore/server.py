@@ -115,6 +115,8 @@ class ServerStore(KVStore):
     Source: MXNet 1.9.1, `KVStoreDist` and `KVStoreDistServer`.
     """
 
+    takes_lists = True
+
     def __init__(self, roles: Roles, type: str) -> None:
         self.type = type
         self.rank, self.num_workers, self.num_servers = roles.rank, roles.workers, roles.servers
@@ -635,6 +637,8 @@ class ServerStore(KVStore):
             self._failures.append((known or RuntimeError)(f"server {server}: {text if known else f'{name}: {text}'}"))
         elif self._optimizer is not None:
             self._optimizer.num_update = max(self._optimizer.num_update, num_update)
+            if self._optimizer.lr_scheduler is not None:  # it may want to know where training is, as that on the server does
+                self._optimizer.lr_scheduler(self._optimizer.num_update)
         return message
 
     def _without(self, server: int, error: Exception) -> RuntimeError:

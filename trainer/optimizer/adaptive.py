@@ -10,7 +10,7 @@ import torch
 
 from ...kernels import Rule, rules
 from ..arguments import flag, real
-from .base import RuleOptimizer, register
+from .base import RuleOptimizer, first_argument_in_mxnet, register
 
 __all__ = ["AdaBelief", "AdaDelta", "AdaGrad", "Adam", "AdamW", "Adamax", "GroupAdaGrad", "Nadam", "RMSProp"]
 
@@ -39,6 +39,8 @@ class Adam(RuleOptimizer):
 
     Source: MXNet 1.9.1 Adam; Kingma & Ba (2015).
     """
+
+    default_overrules_schedule = True
 
     default_learning_rate = 0.001
     rule = rules.adam
@@ -76,6 +78,8 @@ class AdamW(RuleOptimizer):
 
     Source: MXNet 2.0 AdamW, which multiplies the decay by the corrected rate; Loshchilov & Hutter (2019).
     """
+
+    default_overrules_schedule = True
 
     default_learning_rate = 0.001
     rule = rules.adamw
@@ -117,6 +121,7 @@ class AdaGrad(RuleOptimizer):
     takes_sparse = True
     decays_sparse = False
 
+    @first_argument_in_mxnet("eps")
     def __init__(self, learning_rate: float | None = None, eps: float = 1e-7, **kwargs: Any) -> None:
         self.eps = real("eps", eps, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -140,6 +145,7 @@ class GroupAdaGrad(RuleOptimizer):
     rule = rules.group_adagrad
     takes_sparse = True
 
+    @first_argument_in_mxnet("eps")
     def __init__(self, learning_rate: float | None = None, eps: float = 1e-5, **kwargs: Any) -> None:
         self.eps = real("eps", eps, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -169,6 +175,8 @@ class RMSProp(RuleOptimizer):
 
     Source: MXNet 1.9.1 RMSProp; Tieleman & Hinton (2012), centered Graves (2013).
     """
+
+    default_overrules_schedule = True
 
     default_learning_rate = 0.001
 
@@ -233,6 +241,8 @@ class Adamax(RuleOptimizer):
     Source: MXNet 1.9.1 Adamax; Kingma & Ba (2015), section 7.1. A weight whose gradients were all zero stays as it is.
     """
 
+    default_overrules_schedule = True
+
     default_learning_rate = 0.002
     rule = rules.adamax
 
@@ -262,6 +272,8 @@ class Nadam(RuleOptimizer):
 
     Source: MXNet 1.9.1 Nadam; Dozat (2016).
     """
+
+    default_overrules_schedule = True
 
     default_learning_rate = 0.001
     rule = rules.nadam

@@ -5,13 +5,13 @@ The registry is here too. No arithmetic on tensors happens here.
 
 from __future__ import annotations
 
-import abc
+import functools
 import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,10 @@ __all__ = ["Index", "Optimizer", "RuleOptimizer", "WithMaster", "create", "regis
 
 Index = int | str
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
+_TORCHS_NAMES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon", "betas": "beta1", "alpha": "gamma1"}
+_MXNETS_SCHEDULES = ("FactorScheduler", "MultiFactorScheduler", "PolyScheduler", "CosineScheduler")
+_P = ParamSpec("_P")
+_Class = TypeVar("_Class", bound="type[Optimizer]")
 STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16, "8bit": torch.uint8}
 _OTHER_STATE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"} | dict.fromkeys(("uint8", "int8", "8-bit", "8bits"), "8bit")
 
@@ -36,12 +40,14 @@ class WithMaster(NamedTuple):
     state: Any
 
 
-class Optimizer(abc.ABC):
+class Optimizer:
     """Base class of all optimizers, with MXNet's interface for optimizers of one's own.
 
-    A subclass supplies `create_state(index, weight)` and `update(index, weight, grad, state)` in plain torch operations,
-    and in `update` asks `_update_count(index)`, `_get_lr(index)` and `_get_wd(index)` for what it needs. It runs as it is
-    written, one tensor at a time. To get fused kernels instead, write a rule and subclass `RuleOptimizer`.
+    A subclass, marked with `@Optimizer.register` so that it is known by its name, supplies `create_state(index, weight)` and
+    `update(index, weight, grad, state)` in plain torch operations, and in `update` asks
+    `_update_count(index)`, `_get_lr(index)` and `_get_wd(index)` for what it needs. With an attribute `aggregate_num` of 1
+    or more, `update` gets lists of up to so many parameters of one type, as in MXNet. It runs as it is written, one tensor
+    at a time. To get fused kernels instead, write a rule and subclass `RuleOptimizer`.
 
     Args:
         learning_rate: step size, >= 0; None means the class's default, or the scheduler's own rate if there is one.
@@ -65,6 +71,9 @@ class Optimizer(abc.ABC):
 
     default_learning_rate: ClassVar[float] = 0.01
     decayed_names: ClassVar[tuple[str, ...]] = ("_weight", "_gamma", ".weight", ".gamma")
+    aggregate_num: int = 0
+    default_overrules_schedule: ClassVar[bool] = False  # in MXNet, of which there is a warning
+    opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}  # by name, in lower case
 
     def __init__(
         self,
@@ -100,9 +109,17 @@ class Optimizer(abc.ABC):
         self.lr_scheduler = lr_scheduler
         if lr_scheduler is not None and learning_rate is not None:
             _set_base_lr(lr_scheduler, learning_rate)
+        elif self.default_overrules_schedule and type(lr_scheduler).__name__ in _MXNETS_SCHEDULES:
+            rate, name = getattr(lr_scheduler, "base_lr", self.lr), type(self).__name__
+            if rate != self.lr:
+                _warn_once(
+                    f"{name} without a learning_rate keeps base_lr={rate} of its schedule; in MXNet {name}'s default "
+                    f"replaces it: give learning_rate={rate} if that is meant, learning_rate={self.lr} for MXNet's numbers"
+                )
         self.num_update = self.begin_num_update
         self.idx2name = dict(param_idx2name or {})
         self.param_dict = dict(param_dict or {})
+        self.param_names: dict[Index, str] = {}  # a Trainer's, by index
         self._counts = np.zeros(0, dtype=np.int64)
         self._slots: dict[Index, int] = {}
         self.lr_mult: dict[Index, float] = {}
@@ -110,16 +127,61 @@ class Optimizer(abc.ABC):
         self.set_lr_mult({})
         self.set_wd_mult({})
 
-    @abc.abstractmethod
+    @staticmethod
+    def register(klass: _Class) -> _Class:
+        """Class decorator: make an optimizer known by its name, in lower case. A second one of the name replaces it."""
+        if not (isinstance(klass, type) and issubclass(klass, Optimizer)):
+            raise TypeError(f"@register takes a subclass of Optimizer, got {klass!r}")
+        name = klass.__name__.lower()
+        known = Optimizer.opt_registry.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (klass.__module__, klass.__qualname__):
+            warnings.warn(f"optimizer {name!r} now means {klass!r}, before {known!r}", stacklevel=2)
+        Optimizer.opt_registry[name] = klass
+        return klass
+
+    @staticmethod
+    def create_optimizer(name: str | Optimizer, **kwargs: Any) -> Optimizer:
+        """Make an optimizer by the name of its class, in any case.
+
+        Args:
+            name: such as "sgd" or "Adam"; an instance is returned as it is.
+            **kwargs: the class's arguments.
+
+        Raises:
+            TypeError: `name` is no string, an argument is unknown or of the wrong type, or comes beside an instance.
+            ValueError: no such optimizer, or an argument out of its range.
+
+        Example:
+            >>> import tristep
+            >>> tristep.optimizer.create("sgd", learning_rate=0.5).learning_rate
+            0.5
+        """
+        if isinstance(name, Optimizer):
+            if kwargs:
+                raise TypeError(
+                    f"arguments beside an optimizer instance: {', '.join(kwargs)}; give them to {type(name).__name__}"
+                )
+            return name
+        if not isinstance(name, str):
+            raise TypeError(f"optimizer={name!r}: must be a name, such as 'sgd', or an Optimizer, not {type(name).__name__}")
+        known = Optimizer.opt_registry
+        if name.lower() not in known:
+            raise ValueError(
+                f"optimizer={name!r}: no optimizer is registered by that name; there are {', '.join(sorted(known))}."
+                f"{did_you_mean(name.lower(), known)} A class of your own needs @tristep.optimizer.register"
+            )
+        return known[name.lower()](**kwargs)
+
     def create_state(self, index: Index, weight: torch.Tensor) -> Any:
         """The state of one parameter before its first update: None, a tensor, or a tuple or list of such.
 
-        Called without gradient recording.
+        Called without gradient recording. This base class keeps none.
         """
+        return None
 
-    @abc.abstractmethod
     def update(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
         """Update one weight and its state in place. Called without gradient recording."""
+        raise NotImplementedError(f"{type(self).__name__} does not define update(index, weight, grad, state)")
 
     def create_state_multi_precision(self, index: Index, weight: torch.Tensor) -> Any:
         """As `create_state`; with `multi_precision` and a 16-bit weight the pair (float32 copy, its state)."""
@@ -136,6 +198,17 @@ class Optimizer(abc.ABC):
             weight.copy_(master)
         else:
             self.update(index, weight, grad, state)
+
+    @property
+    def can_update(self) -> bool:
+        """Whether the class defines how to update, as this base class does not."""
+        own = type(self)
+        return own.update is not Optimizer.update or own.update_multi_precision is not Optimizer.update_multi_precision
+
+    @property
+    def depends_on_order(self) -> bool:
+        """Whether the order of the parameters may change numbers."""
+        return not getattr(self, "alike", False)
 
     def follow(self, weight: torch.Tensor, state: Any) -> Any:
         """The state, after the weight may have been converted: its float32 copy comes and goes with 16 bits."""
@@ -181,7 +254,11 @@ class Optimizer(abc.ABC):
     def set_lr_mult(self, args_lr_mult: Mapping[Index, float]) -> None:
         """Multipliers of the learning rate by parameter index or name; replaces those set before.
 
-        An attribute `lr_mult` of the parameter itself comes before these.
+        An attribute `lr_mult` of the parameter itself comes before these. Under a Trainer, names are its names, and indices
+        count its parameters.
+
+        Raises:
+            TypeError, ValueError: no numbers >= 0; or, under a Trainer, a parameter that it does not have.
         """
         self.lr_mult = self._checked_multipliers("lr_mult", args_lr_mult)
 
@@ -198,7 +275,9 @@ class Optimizer(abc.ABC):
     def multipliers(self, index: Index) -> tuple[float, float]:
         """lr_mult and wd_mult of a parameter: its own attribute, else by index, else by name, else 1."""
         own = getattr(self.param_dict.get(index), "__dict__", {})
-        name = self.idx2name.get(index, index)
+        name: Index = self.idx2name.get(index) or self.param_names.get(index) or index
+        if "grad_req" in own:
+            _check_grad_req(name, own["grad_req"])
         lr_mult, wd_mult = own.get("lr_mult"), own.get("wd_mult")
         if lr_mult is None:
             lr_mult = self.lr_mult.get(index, self.lr_mult.get(name, 1.0))
@@ -228,16 +307,71 @@ class Optimizer(abc.ABC):
         self._counts[slots] += 1
         self.num_update = max(self.num_update, int(self._counts[slots].max()))
 
+    @property
+    def _index_update_count(self) -> Mapping[Index, int]:
+        """`counts`, under the name that optimizers written for MXNet read it by; `_update_count` writes it."""
+        return MappingProxyType(self.counts)
+
     def _get_lr(self, index: Index) -> float:
         return self.learning_rate * self.multipliers(index)[0]
 
     def _get_wd(self, index: Index) -> float:
         return self.wd * self.multipliers(index)[1]
 
+    def _get_lrs(self, indices: Sequence[Index]) -> list[float]:
+        lr = self.learning_rate
+        return [lr * self.multipliers(index)[0] for index in indices]
+
+    def _get_wds(self, indices: Sequence[Index]) -> list[float]:
+        return [self._get_wd(index) for index in indices]
+
     def _checked_multipliers(self, argument: str, given: Mapping[Index, float]) -> dict[Index, float]:
         if not isinstance(given, Mapping):
             raise TypeError(f"{argument} must map parameter indices or names to numbers, got {type(given).__name__}")
+        self._check_known(argument, given)
         return {key: real(f"{argument}[{key!r}]", value, low=0) for key, value in given.items()}
+
+    def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+        """Let these be the parameters of indices 0, 1, ..., as a Trainer does.
+
+        Raises:
+            ValueError: `param_idx2name`, `set_lr_mult` or `set_wd_mult` named others, or one has a `grad_req` that torch has
+                not; nothing has been changed.
+        """
+        for index, name in self.idx2name.items():
+            if index not in range(len(params)):
+                raise ValueError(
+                    f"param_idx2name[{index!r}]={name!r}: there is no such parameter; indices are 0 to {len(params) - 1}"
+                )
+            if names[index] not in (name, str(index)):  # type: ignore[index]
+                raise ValueError(
+                    f"param_idx2name[{index!r}]={name!r}: parameter {index} of this Trainer is {names[index]!r}; "  # type: ignore[index]
+                    "leave it out, or give params as a list in the order of these indices"
+                )
+        for param, name in zip(params, names, strict=True):
+            if "grad_req" in vars(param):
+                _check_grad_req(name, vars(param)["grad_req"])
+        before = self.param_dict, self.param_names
+        self.param_dict, self.param_names = dict(enumerate(params)), dict(enumerate(names))
+        try:
+            self._check_known("lr_mult", self.lr_mult)
+            self._check_known("wd_mult", self.wd_mult)
+        except ValueError:
+            self.param_dict, self.param_names = before
+            raise
+
+    def _check_known(self, argument: str, given: Mapping[Index, float]) -> None:
+        """Under a Trainer, multipliers of parameters that there are not would have no effect."""
+        if not self.param_names:
+            return
+        names = {*self.param_names.values(), *self.idx2name.values()}
+        listed = ", ".join(map(repr, sorted(names)[:8])) + (" and others" if len(names) > 8 else "")
+        for key in given:
+            if key not in self.param_names and key not in names:
+                raise ValueError(
+                    f"{argument}[{key!r}]: no parameter has this name or index; indices are 0 to {len(self.param_names) - 1}"
+                    f", names {listed}.{did_you_mean(str(key), names)}"
+                )
 
     def settings(self) -> dict[str, Any]:
         """The optimizer's own numbers and switches, as plain data for saving."""
@@ -636,57 +770,22 @@ class RuleOptimizer(Optimizer):
             )
 
 
-_registry: dict[str, type[Optimizer]] = {}
-_Class = TypeVar("_Class", bound=type[Optimizer])
-
-
-def register(klass: _Class) -> _Class:
-    """Class decorator: make an optimizer known by its name, in lower case. A second one of that name replaces the first."""
-    if not (isinstance(klass, type) and issubclass(klass, Optimizer)):
-        raise TypeError(f"@register takes a subclass of Optimizer, got {klass!r}")
-    name = klass.__name__.lower()
-    known = _registry.get(name)
-    if known is not None and (known.__module__, known.__qualname__) != (klass.__module__, klass.__qualname__):
-        warnings.warn(f"optimizer {name!r} now means {klass!r}, before {known!r}", stacklevel=2)
-    _registry[name] = klass
-    return klass
+register = Optimizer.register
+create = Optimizer.create_optimizer
 
 
 def registered() -> dict[str, type[Optimizer]]:
     """The optimizers by name."""
-    return dict(sorted(_registry.items()))
+    return dict(sorted(Optimizer.opt_registry.items()))
 
 
-def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
-    """Make an optimizer by the name of its class, in any case.
-
-    Args:
-        name: such as "sgd" or "Adam"; an instance is returned as it is.
-        **kwargs: the class's arguments.
-
-    Raises:
-        TypeError: `name` is no string, an argument is unknown or of the wrong type, or comes beside an instance.
-        ValueError: no such optimizer, or an argument out of its range.
-
-    Example:
-        >>> import tristep
-        >>> tristep.optimizer.create("sgd", learning_rate=0.5).learning_rate
-        0.5
-    """
-    if isinstance(name, Optimizer):
-        if kwargs:
-            raise TypeError(
-                f"arguments beside an optimizer instance: {', '.join(kwargs)}; give them to {type(name).__name__}"
-            )
-        return name
-    if not isinstance(name, str):
-        raise TypeError(f"optimizer={name!r}: must be a name, such as 'sgd', or an Optimizer, not {type(name).__name__}")
-    if name.lower() not in _registry:
+def _check_grad_req(name: Index, value: Any) -> None:
+    """Gluon's `grad_req`, which torch does not know: gradients are added up, or there are none."""
+    if value not in ("write", "add"):
         raise ValueError(
-            f"optimizer={name!r}: no optimizer is registered by that name; there are {', '.join(sorted(_registry))}."
-            f"{did_you_mean(name.lower(), _registry)} A class of your own needs @tristep.optimizer.register"
+            f"grad_req={value!r} of parameter {name!r}: torch does not read it; to train the parameter no more, use "
+            "parameter.requires_grad_(False), and delete the attribute"
         )
-    return _registry[name.lower()](**kwargs)
 
 
 def _state_dtype(value: Any) -> str:
@@ -703,10 +802,9 @@ def _refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:
             allowed += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     allowed = [name for name in dict.fromkeys(allowed) if name != "self"]
     for name, value in unknown.items():
-        raise TypeError(
-            f"{klass.__name__} has no argument {name!r} (={value!r}); it has {', '.join(allowed)}."
-            f"{did_you_mean(name, allowed)}"
-        )
+        meant = _TORCHS_NAMES.get(name)
+        hint = f" Did you mean {meant!r}, as in MXNet?" if meant in allowed else did_you_mean(name, allowed)
+        raise TypeError(f"{klass.__name__} has no argument {name!r} (={value!r}); it has {', '.join(allowed)}.{hint}")
 
 
 def _set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:
@@ -722,19 +820,51 @@ def _set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:
             f"learning_rate={learning_rate} replaces base_lr={base_lr} of {lr_scheduler!r}; give only one of them",
             stacklevel=_stacklevel(),
         )
-        lr_scheduler.base_lr = learning_rate
+        if hasattr(lr_scheduler, "start_from"):
+            lr_scheduler.start_from(learning_rate)
+        else:
+            lr_scheduler.base_lr = learning_rate
+
+
+def first_argument_in_mxnet(name: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+    """Decorator of a constructor whose first argument is `learning_rate`, but another one in MXNet 1.9.1: warns of it."""
+
+    def wrap(init: Callable[_P, None]) -> Callable[_P, None]:
+        @functools.wraps(init)
+        def __init__(*args: _P.args, **kwargs: _P.kwargs) -> None:
+            if len(args) > 1:
+                made = type(args[0]).__name__
+                _warn_once(
+                    f"the first positional argument of {made} is learning_rate; in MXNet 1.9.1 it is {name}: write "
+                    f"{made}(learning_rate=...) or {made}({name}=...)"
+                )
+            init(*args, **kwargs)
+
+        return __init__
+
+    return wrap
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(message: str) -> None:
+    """Warn of a number that MXNet takes otherwise, once in a process."""
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=_stacklevel())
 
 
 def _stacklevel() -> int:
     """How far up the first caller outside this package's constructors is."""
     frame, level = inspect.currentframe(), 0
-    inner = ("_stacklevel", "_set_base_lr", "__init__", "create", "_make_optimizer")
+    inner = ("_stacklevel", "_warn_once", "_set_base_lr", "__init__", "create_optimizer", "_make_optimizer")
     while frame is not None and frame.f_code.co_name in inner:
         frame, level = frame.f_back, level + 1
     return max(level, 1)
 
 
-@cache
+@functools.cache
 def _complements(rule: Rule | TensorRule) -> tuple[tuple[str, str | None], ...]:
     """The names of a rule's hyper-parameters, and of those called `one_minus_x` what is taken from one."""
     return tuple((name, name[10:] if name.startswith("one_minus_") else None) for name in rule.hyper)

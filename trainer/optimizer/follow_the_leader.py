@@ -6,7 +6,7 @@ from typing import Any
 
 from ...kernels import rules
 from ..arguments import real
-from .base import RuleOptimizer, register
+from .base import RuleOptimizer, first_argument_in_mxnet, register
 
 __all__ = ["FTML", "Ftrl"]
 
@@ -59,6 +59,7 @@ class FTML(RuleOptimizer):
 
     rule = rules.ftml
 
+    @first_argument_in_mxnet("beta1")
     def __init__(
         self,
         learning_rate: float | None = None,

@@ -10,7 +10,7 @@ import torch
 
 from ...kernels import Rule, rules
 from ..arguments import flag, real, whole
-from .base import Index, RuleOptimizer, register
+from .base import Index, RuleOptimizer, first_argument_in_mxnet, register
 
 __all__ = ["DCASGD", "NAG", "SGD", "SGLD", "Signum", "Test", "ccSGD"]
 
@@ -30,6 +30,7 @@ class SGD(RuleOptimizer):
 
     takes_sparse = True
 
+    @first_argument_in_mxnet("momentum")
     def __init__(
         self, learning_rate: float | None = None, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any
     ) -> None:
@@ -54,6 +55,7 @@ class NAG(RuleOptimizer):
     Source: MXNet 1.9.1 NAG, whose stored momentum takes the weight decay of the updated weight.
     """
 
+    @first_argument_in_mxnet("momentum")
     def __init__(self, learning_rate: float | None = None, momentum: float = 0.0, **kwargs: Any) -> None:
         self.momentum = real("momentum", momentum, low=0, below=1)
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -75,6 +77,8 @@ class Signum(RuleOptimizer):
 
     Source: MXNet 1.9.1 Signum; `wd_lh` without momentum, which 1.9.1 refuses, as in 2.0.
     """
+
+    default_overrules_schedule = True
 
     def __init__(self, learning_rate: float | None = None, momentum: float = 0.9, wd_lh: float = 0.0, **kwargs: Any) -> None:
         self.momentum = real("momentum", momentum, low=0, below=1)
@@ -142,6 +146,7 @@ class DCASGD(RuleOptimizer):
 
     weight_of_gradient = "previous"
 
+    @first_argument_in_mxnet("momentum")
     def __init__(
         self, learning_rate: float | None = None, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any
     ) -> None:

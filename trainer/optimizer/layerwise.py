@@ -7,7 +7,7 @@ from typing import Any
 
 from ...kernels import Rule, rules
 from ..arguments import choice, flag, real, whole
-from .base import Index, RuleOptimizer, register
+from .base import Index, RuleOptimizer, first_argument_in_mxnet, register
 
 __all__ = ["LAMB", "LANS", "LARS", "LBSGD"]
 
@@ -33,6 +33,7 @@ class LARS(RuleOptimizer):
     carries = ("last_lr", "ratio")
     decayed_names = ("_weight", ".weight")
 
+    @first_argument_in_mxnet("momentum")
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -68,6 +69,8 @@ class LARS(RuleOptimizer):
 
 class _Lamb(RuleOptimizer):
     """What LAMB and LANS have in common."""
+
+    default_overrules_schedule = True
 
     default_learning_rate = 0.001
     bias_correction = True
@@ -168,6 +171,7 @@ class LBSGD(RuleOptimizer):
 
     reads_rate_first = True
 
+    @first_argument_in_mxnet("momentum")
     def __init__(
         self,
         learning_rate: float | None = None,

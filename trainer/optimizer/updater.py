@@ -48,6 +48,11 @@ class Updater:
     def __init__(self, optimizer: Optimizer, engine: str | None = None) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}; see optimizer.create(name)")
+        if not optimizer.can_update:
+            raise TypeError(
+                f"{type(optimizer).__name__} cannot train: it must define update(index, weight, grad, state), as "
+                "subclasses of Optimizer do"
+            )
         self.optimizer = optimizer
         self.engine = engine
         self.states: dict[Index, Any] = {}
@@ -433,7 +438,7 @@ class Plan:
         """All that multipliers depend on, to be compared with the last step's; None as long as nobody has set any."""
         if self._none_own() and not (optimizer.lr_mult or optimizer.wd_mult):
             return None
-        own = [(attributes.get("lr_mult"), attributes.get("wd_mult")) for attributes in self._own]
+        own = [tuple(map(attributes.get, ("lr_mult", "wd_mult", "grad_req"))) for attributes in self._own]
         return own, dict(optimizer.lr_mult), dict(optimizer.wd_mult)
 
     def _share(self, optimizer: RuleOptimizer, multipliers: Any) -> None:
@@ -475,10 +480,20 @@ class Plan:
         if optimizer.lr_scheduler is not None and active:  # a rate that is none must be found out before the first update
             counts = optimizer._counts[optimizer.slots(active)]
             optimizer.rate_at(max(optimizer.num_update, int(counts.max()) + 1))
+        if not self._none_own():
+            for index in active:
+                optimizer.multipliers(index)  # wrong ones must be found out before the first update, too
+        together: dict[torch.dtype, list[Any]] = {}
         for index, weight, grad in zip(self.indices, self.weights, grads, strict=True):
             if grad is not None:
                 states[index] = optimizer.follow(weight, states[index])
-                optimizer.update_multi_precision(index, weight, grad, states[index])
+                if optimizer.aggregate_num > 0 and not optimizer.keeps_master(weight):
+                    together.setdefault(weight.dtype, []).append((index, weight, grad, states[index]))
+                else:
+                    optimizer.update_multi_precision(index, weight, grad, states[index])
+        for rows in together.values():
+            for first in range(0, len(rows), optimizer.aggregate_num):
+                optimizer.update(*map(list, zip(*rows[first : first + optimizer.aggregate_num], strict=True)))  # type: ignore[arg-type]
 
 
 def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
