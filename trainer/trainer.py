@@ -556,7 +556,11 @@ class Trainer:
             FileNotFoundError: there is no such file.
             ValueError: it is not a state file, is damaged, or does not fit this trainer; nothing has been changed.
         """
-        self.load_state_dict(checkpoint.read(fname))
+        state = checkpoint.read(fname)
+        try:
+            self.load_state_dict(state)
+        except (TypeError, LookupError, AttributeError, ArithmeticError) as error:  # contents of another kind
+            raise ValueError(f"fname={str(fname)!r}: not a state of such a trainer ({error})") from error
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self._params if not _is_lazy(parameter))
