@@ -98,6 +98,7 @@ def slot_shapes(
     ]
 
 
+@torch.inference_mode(False)  # they outlive the step that makes them
 def states_for(
     rule: Rule | TensorRule, weights: Sequence[torch.Tensor], state_dtype: torch.dtype | None = None
 ) -> list[tuple[torch.Tensor, ...]]:
@@ -124,6 +125,7 @@ def _in_fewer_bits(rule: Rule, weights: Sequence[torch.Tensor], dtype: torch.dty
     return [tuple(row[0] for row in rows[:-1]) + rows[-1] for rows in zip(*columns, kept, strict=True)]
 
 
+@torch.inference_mode(False)
 def allocate_states(
     weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None = None
 ) -> list[tuple[torch.Tensor, ...]]:
