@@ -24,7 +24,7 @@ from . import checkpoint
 from . import kvstore as stores
 from .arguments import choice, did_you_mean, flag, real
 from .capture import CapturedStep
-from .copies import Copy, update_together
+from .copies import Copy, check_versions, update_together
 from .in_backward import BackwardStep, check_optimizer
 from .kvstore import KVStore
 from .kvstore.compression import checked
@@ -138,6 +138,8 @@ class Trainer:
         self._seen_versions = self._used_versions.copy()
         self._backward: BackwardStep | None = None
         self._below: list[torch.Tensor] | None = None  # the weights from before `ascend`
+        self._raised: list[tuple[int, int]] = []  # what `_marks` gave after that
+        self._averaging = False  # whether the weights are those of `averaged_weights` now
         # With several copies, or a store: these, what they meet in, whether it has started, of how many copies each gradient
         # is the sum after `allreduce_grads`, and what gradients are sums already after a step that failed.
         self._copies: list[Copy] = []
@@ -277,6 +279,7 @@ class Trainer:
         self._refuse_together("step_in_backward()")
         if self._below is not None:
             raise RuntimeError("ascend() has moved the weights up, and needs all gradients to move them back: use step()")
+        self._refuse_averaged("step_in_backward()")
         if self._loss_scaler is not None:
             raise RuntimeError("a loss scaler must see all gradients before any weight is updated: use step()")
         if self._backward is not None and self._backward.is_open:
@@ -343,6 +346,7 @@ class Trainer:
         Raises:
             RuntimeError: the store updates the weights (update_on_kvstore).
         """
+        self._refuse_averaged("update()")
         if self._exchange is not None:
             self._start("update()")
             self._step_together(batch_size, ignore_stale_grad, reduce=False)
@@ -397,12 +401,13 @@ class Trainer:
         self._refuse_together("ascend()")
         if self._below is not None:
             raise RuntimeError("ascend() has moved the weights up already: take a step() first")
+        self._refuse_averaged("ascend()")
         self._refuse_lazy()
         gradients, versions, _ = self._look(None, False)
         before = [parameter.detach().clone() for parameter in self._params]
         hyper = {"rho": rho, "adaptive": float(adaptive)}
         self._updater.apply(rules.ascent, hyper, range(len(self._params)), self._params, gradients)
-        self._below = before
+        self._below, self._raised = before, self._marks()
         self._used = [None if gradient is None else weakref.ref(gradient) for gradient in gradients]
         self._used_versions = versions
 
@@ -412,11 +417,12 @@ class Trainer:
 
         It does with `ema_decay`, a moving average; some do by themselves.
 
-        Afterwards it has those that it had before, to the bit.
+        Afterwards it has those that it had before, to the bit. Steps wait until then.
 
         Raises:
             ValueError: the optimizer keeps no average; nothing has been changed.
-            RuntimeError: a store of another process keeps it.
+            RuntimeError: a store of another process keeps it; or inside another such context, or after `ascend`; or, on
+                leaving, the weights have been written to inside, which is undone.
 
         Example:
             >>> import torch, tristep
@@ -428,6 +434,9 @@ class Trainer:
         found = self._optimizer.average_in_use() if isinstance(self._optimizer, RuleOptimizer) else None
         if found is None:
             raise ValueError(f"{type(self._optimizer).__name__} keeps no averaged weights: give it ema_decay=0.999, say")
+        self._refuse_averaged("averaged_weights()")
+        if self._below is not None:
+            raise RuntimeError("ascend() has moved the weights up: take a step() before averaged_weights()")
         if self._exchange is not None:
             self._start()
         before = [[parameter.detach().clone() for parameter in params] for params in self._all_params()]
@@ -436,10 +445,18 @@ class Trainer:
         else:
             for updater, params in zip(self._all_updaters(), self._all_params(), strict=True):
                 updater.apply(*found, range(len(params)), params)
+        marks, self._averaging = self._marks(), True
         try:
             yield
+            written = self._written(marks)
         finally:
+            self._averaging = False
             self._put_back(*before)
+        if written:
+            raise RuntimeError(
+                f"{_listed(written)} written to inside averaged_weights(), which shows an average and then puts back the "
+                "weights from before: these are there again, what was written is gone; write to weights outside"
+            )
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
         """A function that trains, as a CUDA graph: the same function, called in the same way, without the host's work.
@@ -493,7 +510,15 @@ class Trainer:
 
         With a loss scaler its state, too, and with compression what it has kept back. Of several copies of the model it is
         the first one's: it may be loaded where there are more, or fewer.
+
+        Raises:
+            RuntimeError: between `ascend` and `step`, when the weights are not those that are to be saved with it.
         """
+        if self._below is not None:
+            raise RuntimeError(
+                "between ascend() and step() the weights are not those that training goes on with, and nothing is to be "
+                "saved: save after step()"
+            )
         state = None
         residuals: Any = {}
         if self._exchange is not None:
@@ -539,6 +564,10 @@ class Trainer:
                 copy.forget_plan()
         if scaling is not None:
             self._loss_scaler.load_state_dict(scaling)
+        if self._below is not None:  # weights that have been written since `ascend` are those that were loaded
+            if not self._written(self._raised):
+                self._put_back(self._below)
+            self._below = None
         self._plan = None
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
@@ -570,10 +599,19 @@ class Trainer:
     def _step(self, batch_size: float, ignore_stale_grad: bool) -> None:
         if type(batch_size) is not int or batch_size <= 0:
             batch_size = real("batch_size", batch_size, above=0)
+        if self._averaging:
+            self._refuse_averaged("step()")
         if self._exchange is not None:
             self._start()
             self._step_together(batch_size, ignore_stale_grad)
             return
+        if self._below is not None and (written := self._written(self._raised)):
+            self._below = None
+            raise RuntimeError(
+                f"{_listed(written)} written to between ascend() and step(), which would move the weights back to where they "
+                "were before: they stay as they have been written, and the ascent is forgotten; take gradients there, and step "
+                "again"
+            )
         plan = self._plan
         if plan is None:
             self._refuse_lazy()
@@ -728,6 +766,19 @@ class Trainer:
                 "step()"
             )
 
+    def _refuse_averaged(self, what: str) -> None:
+        if self._averaging:
+            raise RuntimeError(f"{what} inside averaged_weights(), whose weights are put back at its end: leave it first")
+
+    def _marks(self) -> list[tuple[int, int]]:
+        """Of each parameter of each copy how often it has been written to, and where it is."""
+        return [(parameter._version, parameter.data_ptr()) for params in self._all_params() for parameter in params]
+
+    def _written(self, marks: list[tuple[int, int]]) -> list[str]:
+        """Names of the parameters that have been written to, or moved, since `_marks` gave that."""
+        changed = [now != then for now, then in zip(self._marks(), marks, strict=True)]
+        return [repr(name) for i, name in enumerate(self._names) if any(changed[i :: len(self._names)])]
+
     def _all_params(self) -> list[Any]:
         """The parameters of each copy of the model."""
         return [copy.params for copy in self._copies] if self._copies else [self._params]
@@ -773,7 +824,11 @@ class Trainer:
     def _look(self, plan: Plan | None, ignore_stale_grad: bool) -> tuple[list[Any], np.ndarray, bool]:
         """The gradients to use, the versions of all, and whether nothing but these has changed."""
         gradients: list[Any] = [parameter.grad if parameter.requires_grad else None for parameter in self._params]
-        found = [-1 if gradient is None else gradient._version for gradient in gradients]
+        try:
+            found = [-1 if gradient is None else gradient._version for gradient in gradients]
+        except RuntimeError:
+            check_versions(self._names, gradients)
+            raise
         versions = np.array(found, dtype=np.int64)
         held = plan is not None and plan.holds(gradients) and bool((versions != self._used_versions).all())
         if not (held or self._all_new(gradients)):
@@ -973,6 +1028,11 @@ def _check_parameters(named: list[tuple[str, torch.nn.Parameter, Any]]) -> None:
             )
         if parameter.layout != torch.strided:
             raise TypeError(f"params: {name!r} is sparse ({parameter.layout}): weights must be dense")
+        if parameter.is_inference():
+            raise ValueError(
+                f"params: {name!r} was made under torch.inference_mode(), where autograd is not told of changes: make the "
+                "model outside"
+            )
         if is_wrapper(parameter):
             raise TypeError(
                 f"params: {name!r} is a {type(parameter).__name__}: a Trainer takes plain parameters; the classes of "
