@@ -18,7 +18,7 @@ from ..kernels.table import allocate_states, compute_dtype, slot_shapes, states_
 from . import files, lr_scheduler
 from .arguments import whole
 from .optimizer import Optimizer, RuleOptimizer, Updater
-from .optimizer.base import Index, WithMaster
+from .optimizer.base import Index, WithMaster, check_settings
 
 __all__ = ["collect", "read", "restore", "shape_of", "write"]
 
@@ -219,6 +219,10 @@ def _check_settings(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
                 f"saved state: setting {name!r} is {value!r}: must be a {_kind(known[name])}, such as this trainer's "
                 f"{known[name]!r}"
             )
+    try:
+        check_settings(optimizer, given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"saved state: {error}") from None
 
 
 def _kind(value: Any) -> str | None:

@@ -608,9 +608,8 @@ class Trainer:
         if self._below is not None and (written := self._written(self._raised)):
             self._below = None
             raise RuntimeError(
-                f"{_listed(written)} written to between ascend() and step(), which would move the weights back to where they "
-                "were before: they stay as they have been written, and the ascent is forgotten; take gradients there, and step "
-                "again"
+                f"{_listed(written)} written to between ascend() and step(), which would put back the weights from before: "
+                "they stay as they have been written, and the ascent is forgotten; take gradients there, and step again"
             )
         plan = self._plan
         if plan is None:

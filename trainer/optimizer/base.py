@@ -6,6 +6,7 @@ The registry is here too. No arithmetic on tensors happens here.
 from __future__ import annotations
 
 import abc
+import copy
 import inspect
 import math
 import warnings
@@ -693,15 +694,36 @@ def _state_dtype(value: Any) -> str:
     return choice("state_dtype", value, STATE_DTYPES, other_names=_OTHER_STATE_DTYPES)
 
 
-def _refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:
-    if not unknown:
-        return
+def check_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
+    """Refuse settings, by the names of attributes, that the optimizer's constructor would refuse; nothing is changed.
+
+    Of a class from elsewhere it is the constructor of the class of ours that it is derived from.
+    """
+    ours = __name__.partition(".")[0]
+    klass = next(base for base in type(optimizer).__mro__ if base.__module__.partition(".")[0] == ours)
+    values = optimizer.settings() | dict(settings)
+    for name, value in settings.items():
+        if isinstance(value, float) and not math.isfinite(value) and value != optimizer.settings().get(name):
+            raise ValueError(f"{name}={value!r}: must be finite")
+    values["learning_rate"] = values.pop("lr")
+    probe = copy.copy(optimizer)
+    klass.__init__(probe, **{name: values[name] for name in _arguments(klass) if name in values})  # type: ignore[misc]
+
+
+def _arguments(klass: type) -> list[str]:
+    """What the constructor of a class takes, and, by **kwargs, those of its bases."""
     allowed: list[str] = []
     for base in klass.__mro__:
         if base is not object and "__init__" in vars(base):
             parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
             allowed += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    allowed = [name for name in dict.fromkeys(allowed) if name != "self"]
+    return [name for name in dict.fromkeys(allowed) if name != "self"]
+
+
+def _refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:
+    if not unknown:
+        return
+    allowed = _arguments(klass)
     for name, value in unknown.items():
         raise TypeError(
             f"{klass.__name__} has no argument {name!r} (={value!r}); it has {', '.join(allowed)}."
