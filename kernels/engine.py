@@ -1079,13 +1079,13 @@ def check_memory(name: str, tensor: Any) -> None:
         address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided else 1
     except RuntimeError:
         address = 0
-    if address or not tensor.numel():
+    if address or not tensor.numel() or tensor.device.type == "meta":  # which has none anywhere, and counts all the same
         return
     if is_wrapper(tensor):
         raise TypeError(f"{name} is a {type(tensor).__name__}, made of other tensors: rule updates take plain ones")
     raise ValueError(
-        f"{name} has no memory: it has been freed (untyped_storage().resize_(0)), is on the device 'meta', of a class that "
-        "only stands for other tensors, or was made inside torch.vmap: use tensors that have their elements in memory"
+        f"{name} has no memory: it has been freed (untyped_storage().resize_(0)), is of a class that only stands for "
+        "other tensors, or was made inside torch.vmap: use tensors that have their elements in memory"
     )
 
 

@@ -7,6 +7,7 @@ tensors of the last step with new contents, is decided by a few list comparisons
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -140,6 +141,7 @@ class Trainer:
         self._below: list[torch.Tensor] | None = None  # the weights from before `ascend`
         self._raised: list[tuple[int, int]] = []  # what `_marks` gave after that
         self._averaging = False  # whether the weights are those of `averaged_weights` now
+        self._replaced = False  # whether another trainer has taken the optimizer over
         # With several copies, or a store: these, what they meet in, whether it has started, of how many copies each gradient
         # is the sum after `allreduce_grads`, and what gradients are sums already after a step that failed.
         self._copies: list[Copy] = []
@@ -157,6 +159,7 @@ class Trainer:
                 kvstore, self._copies, self._names, self._optimizer, compression_params, update_on_kvstore, engine
             )
         self.telemetry = telemetry
+        self._take_over()
 
     @property
     def optimizer(self) -> Optimizer:
@@ -280,6 +283,7 @@ class Trainer:
         if self._below is not None:
             raise RuntimeError("ascend() has moved the weights up, and needs all gradients to move them back: use step()")
         self._refuse_averaged("step_in_backward()")
+        self._refuse_replaced()
         if self._loss_scaler is not None:
             raise RuntimeError("a loss scaler must see all gradients before any weight is updated: use step()")
         if self._backward is not None and self._backward.is_open:
@@ -347,6 +351,7 @@ class Trainer:
             RuntimeError: the store updates the weights (update_on_kvstore).
         """
         self._refuse_averaged("update()")
+        self._refuse_replaced()
         if self._exchange is not None:
             self._start("update()")
             self._step_together(batch_size, ignore_stale_grad, reduce=False)
@@ -599,8 +604,9 @@ class Trainer:
     def _step(self, batch_size: float, ignore_stale_grad: bool) -> None:
         if type(batch_size) is not int or batch_size <= 0:
             batch_size = real("batch_size", batch_size, above=0)
-        if self._averaging:
+        if self._averaging or self._replaced:
             self._refuse_averaged("step()")
+            self._refuse_replaced()
         if self._exchange is not None:
             self._start()
             self._step_together(batch_size, ignore_stale_grad)
@@ -768,6 +774,28 @@ class Trainer:
     def _refuse_averaged(self, what: str) -> None:
         if self._averaging:
             raise RuntimeError(f"{what} inside averaged_weights(), whose weights are put back at its end: leave it first")
+
+    def _take_over(self) -> None:
+        """Become the trainer of the optimizer, which counts the updates of one."""
+        optimizer = self._optimizer
+        before = None if optimizer.trainer is None else optimizer.trainer()
+        if before is not None:
+            before._replaced = True
+        if optimizer.trainer is not None and optimizer.counts:
+            warnings.warn(
+                f"{type(optimizer).__name__} has counted {optimizer.num_update} updates for another Trainer, and counts on: bias "
+                "corrections and schedules go on from there, with states that begin anew; give each Trainer an optimizer of "
+                "its own",
+                stacklevel=3,
+            )
+        optimizer.trainer = weakref.ref(self)
+
+    def _refuse_replaced(self) -> None:
+        if self._replaced:
+            raise RuntimeError(
+                f"the {type(self._optimizer).__name__} of this Trainer has been given to another Trainer since, and an optimizer "
+                "counts the updates of one: give each Trainer an optimizer of its own"
+            )
 
     def _marks(self) -> list[tuple[int, int]]:
         """Of each parameter of each copy how often it has been written to, and where it is."""

@@ -1161,3 +1161,22 @@ def test_public_names():
     assert tristep.Trainer is Trainer
     assert tristep.optimizer.SGD is SGD
     assert {"sgd", "nag", "adam", "adamw", "adagrad", "rmsprop", "signum"} <= set(tristep.optimizer.registered())
+
+
+def test_an_optimizer_belongs_to_the_last_trainer_that_was_given_it():
+    """MXNet takes one for two without a word, and both count on it."""
+    optimizer = tristep.optimizer.Adam()
+    first, second = (torch.nn.Linear(2, 1) for _ in range(2))
+    one, two = Trainer(first, optimizer), Trainer(second, optimizer)
+    for net in (first, second):
+        net(torch.ones(1, 2)).sum().backward()
+    before = first.weight.detach().clone()
+    for call in (one.step, one.update, lambda size: one.step_in_backward(size).__enter__()):
+        with pytest.raises(RuntimeError, match="the Adam of this Trainer has been given to another Trainer since"):
+            call(1)
+    assert torch.equal(first.weight, before)
+    two.step(1)
+    assert optimizer.num_update == 1
+    del one, two
+    with pytest.warns(UserWarning, match="Adam has counted 1 updates for another Trainer, and counts on"):
+        Trainer(first, optimizer)

@@ -82,6 +82,7 @@ class Optimizer(abc.ABC):
         **unknown: Any,
     ) -> None:
         _refuse_unknown(type(self), unknown)
+        self.trainer: Callable[[], Any] | None = None  # a weak reference to the Trainer that has it
         if learning_rate is not None:
             learning_rate = real("learning_rate", learning_rate, low=0)
         if lr_scheduler is not None and not callable(lr_scheduler):
@@ -244,7 +245,7 @@ class Optimizer(abc.ABC):
         """The optimizer's own numbers and switches, as plain data for saving."""
         plain = (bool, int, float, str, type(None))
         own = {k: v.item() if isinstance(v, np.generic) else v for k, v in vars(self).items() if k[0] != "_"}
-        return {k: v for k, v in own.items() if k not in ("lr_scheduler", "num_update") and isinstance(v, plain)}
+        return {k: v for k, v in own.items() if k not in ("lr_scheduler", "num_update", "trainer") and isinstance(v, plain)}
 
     def __repr__(self) -> str:
         shown = {k: v for k, v in self.settings().items() if isinstance(v, (bool, int, float)) and k not in self._hidden()}
