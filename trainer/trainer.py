@@ -27,6 +27,7 @@ from .arguments import choice, did_you_mean, flag, real
 from .capture import CapturedStep
 from .copies import Copy, check_versions, update_together
 from .in_backward import BackwardStep, check_optimizer
+from .interrupts import interrupts_wait, uninterrupted
 from .kvstore import KVStore
 from .kvstore.compression import checked
 from .kvstore.distributed import BucketExchange, ShardExchange, check_compression
@@ -301,21 +302,22 @@ class Trainer:
         step = self._backward = self._backward or BackwardStep(updater, self._params, self._names)
         telemetry = self._telemetry
         into = None if telemetry is None else telemetry._begin()
-        try:
-            step.begin(ignore_stale_grad, into)
-        except BaseException:
-            updater.states, updater.masters, optimizer.rescale_grad = before
-            raise
-        try:
-            yield
-        finally:
-            step.end()
-            if any(step.updated):
-                self._plan = None  # counts have moved, and perhaps not all of them
-                if telemetry is not None:
-                    telemetry._end(into, optimizer.num_update)
-            else:
+        with interrupts_wait():
+            try:
+                step.begin(ignore_stale_grad, into)
+            except BaseException:
                 updater.states, updater.masters, optimizer.rescale_grad = before
+                raise
+            try:
+                yield
+            finally:
+                step.end()
+                if any(step.updated):
+                    self._plan = None  # counts have moved, and perhaps not all of them
+                    if telemetry is not None:
+                        telemetry._end(into, optimizer.num_update)
+                else:
+                    updater.states, updater.masters, optimizer.rescale_grad = before
         pairs = zip(self._params, self._names, step.updated, strict=True)
         missing = [repr(name) for param, name, updated in pairs if param.requires_grad and not updated]
         if missing and not ignore_stale_grad:
@@ -379,6 +381,7 @@ class Trainer:
             if gradient is not None:
                 self._used_versions[i] = gradient._version
 
+    @uninterrupted
     def ascend(self, rho: float = 0.05, *, adaptive: bool = False) -> None:
         """Move the weights up their gradients, for sharpness-aware minimization; the next step first moves them back.
 
@@ -535,6 +538,7 @@ class Trainer:
             state["residuals"] = residuals
         return state if self._loss_scaler is None else state | {"loss_scaler": self._loss_scaler.state_dict()}
 
+    @uninterrupted
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave. Checks all of it first.
 
@@ -601,6 +605,7 @@ class Trainer:
         copies = f"{len(self._copies)} copies of " if len(self._copies) > 1 else ""
         return f"Trainer({copies}{len(self._params)} parameters, {count:,} elements, {self._optimizer!r})"
 
+    @uninterrupted
     def _step(self, batch_size: float, ignore_stale_grad: bool) -> None:
         if type(batch_size) is not int or batch_size <= 0:
             batch_size = real("batch_size", batch_size, above=0)
@@ -663,6 +668,7 @@ class Trainer:
         if Recording.current is not None:
             self._note_recording(Recording.current, plan, batch_size)
 
+    @uninterrupted
     def _step_together(self, batch_size: float, ignore_stale_grad: bool, reduce: bool = True) -> None:
         """A step of several copies, or through a store; with `reduce=False` gradients are sums already."""
         batch_size = real("batch_size", batch_size, above=0)
@@ -783,9 +789,9 @@ class Trainer:
             before._replaced = True
         if optimizer.trainer is not None and optimizer.counts:
             warnings.warn(
-                f"{type(optimizer).__name__} has counted {optimizer.num_update} updates for another Trainer, and counts on: bias "
-                "corrections and schedules go on from there, with states that begin anew; give each Trainer an optimizer of "
-                "its own",
+                f"{type(optimizer).__name__} has counted {optimizer.num_update} updates for another Trainer, and counts on: "
+                "bias corrections and schedules go on from there, with states that begin anew; give each Trainer an "
+                "optimizer of its own",
                 stacklevel=3,
             )
         optimizer.trainer = weakref.ref(self)
@@ -793,8 +799,8 @@ class Trainer:
     def _refuse_replaced(self) -> None:
         if self._replaced:
             raise RuntimeError(
-                f"the {type(self._optimizer).__name__} of this Trainer has been given to another Trainer since, and an optimizer "
-                "counts the updates of one: give each Trainer an optimizer of its own"
+                f"the {type(self._optimizer).__name__} of this Trainer has been given to another Trainer since, and an "
+                "optimizer counts the updates of one: give each Trainer an optimizer of its own"
             )
 
     def _marks(self) -> list[tuple[int, int]]:
@@ -875,6 +881,7 @@ class Trainer:
         self._plan = plan
         return plan
 
+    @uninterrupted
     @torch.no_grad()
     def _put_back(self, *weights: Sequence[torch.Tensor]) -> None:
         """Give each copy of the model these weights."""

@@ -1171,12 +1171,11 @@ def test_an_optimizer_belongs_to_the_last_trainer_that_was_given_it():
     for net in (first, second):
         net(torch.ones(1, 2)).sum().backward()
     before = first.weight.detach().clone()
-    for call in (one.step, one.update, lambda size: one.step_in_backward(size).__enter__()):
+    for call in (one.step, one.update, lambda size, trainer=one: trainer.step_in_backward(size).__enter__()):
         with pytest.raises(RuntimeError, match="the Adam of this Trainer has been given to another Trainer since"):
             call(1)
     assert torch.equal(first.weight, before)
     two.step(1)
     assert optimizer.num_update == 1
-    del one, two
     with pytest.warns(UserWarning, match="Adam has counted 1 updates for another Trainer, and counts on"):
         Trainer(first, optimizer)

@@ -18,6 +18,7 @@ from ...kernels import Rule, Update, storage
 from ...kernels.engine import emptiness
 from ...kernels.measures import Measurements
 from ...kernels.table import allocate_states, is_dense, slot_shapes
+from ..interrupts import uninterrupted
 from .base import Index, Optimizer, RuleOptimizer
 from .sparse import RowUpdate, is_sparse, split
 
@@ -58,6 +59,7 @@ class Updater:
         if isinstance(optimizer, RuleOptimizer):
             optimizer._updater = weakref.ref(self)
 
+    @uninterrupted
     def __call__(
         self,
         index: Index | Sequence[Index],
