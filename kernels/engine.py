@@ -54,6 +54,10 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
         ValueError: no such engine, or it cannot work on this device.
         ModuleNotFoundError: the engine asked for needs a library that is not installed.
     """
+    if engine is not None and not isinstance(engine, str):
+        raise TypeError(
+            f"engine={engine!r}: must be one of {', '.join(map(repr, ENGINES))}, or None, not {type(engine).__name__}"
+        )
     asked = engine or os.environ.get("TRISTEP_ENGINE") or None
     gpu = device.type in ("cuda", "xpu")
     if asked is None:
@@ -363,6 +367,8 @@ class Update:
         """
         if len(gradients) != len(self.weights):
             raise ValueError(f"{len(gradients)} gradients for {len(self.weights)} weights: there must be as many")
+        if self.zero_grads:
+            self._check_own_memory(gradients)
         self._own, self._looked = own, addresses is not None
         if addresses is None and self._kinds is not None:
             addresses = self._kinds.addresses(gradients, own)
@@ -371,6 +377,18 @@ class Update:
             self._bind(gradients)
             if not self.stacked and all(g.table.aligned and not g.sources and not g.copied for g in self._groups):
                 self._kinds = _Kinds.of(gradients, own, self.engine)
+
+    def _check_own_memory(self, gradients: Sequence[Any]) -> None:
+        """Gradients that are to become zeros must not be those of another weight, that is yet to be updated."""
+        owners: dict[Any, str] = {}
+        for name, gradient in zip(self._names, gradients, strict=True):
+            if isinstance(gradient, torch.Tensor) and gradient.layout == torch.strided and gradient.numel():
+                first = owners.setdefault((gradient.device, gradient.data_ptr()), name)
+                if first is not name:
+                    raise ValueError(
+                        f"{first} and {name} have one gradient in one place in memory, which zero_grads would clear after "
+                        "the first: give each its own, by .clone(), or leave zero_grads out"
+                    )
 
     def _rebind(self, gradients: Sequence[Any], addresses: np.ndarray) -> bool:
         """The quick way, for new tensors of the kinds that were bound before; whether it could be gone."""
@@ -792,7 +810,7 @@ class _Group:
         """Which tensors have a gradient."""
         found = [gradient is not None for gradient in self.table.gradients]
         if self._active is None or found != self._active[0]:
-            self._active = found, torch.tensor(found).to(self.table.device, non_blocking=True)
+            self._active = found, torch.tensor(found, device="cpu").to(self.table.device, non_blocking=True)
         return self._active[1]
 
     def first_active(self) -> int | None:

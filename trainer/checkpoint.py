@@ -20,7 +20,7 @@ from .arguments import whole
 from .optimizer import Optimizer, RuleOptimizer, Updater
 from .optimizer.base import Index, WithMaster, check_settings
 
-__all__ = ["collect", "read", "restore", "shape_of", "write"]
+__all__ = ["collect", "plain_name", "read", "restore", "shape_of", "with_plain_names", "write"]
 
 FORMAT = 1
 MOST_UPDATES = 2**53  # that a float64 counts exactly, as bias corrections do
@@ -344,6 +344,19 @@ def _saved_schedule(optimizer: Optimizer, schedule: Any) -> Any:
             "it that callable before loading"
         )
     return mine
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what torch.compile puts into those of a compiled module."""
+    return name.replace("_orig_mod.", "")
+
+
+def with_plain_names(saved: Any) -> Any:
+    """A collected state with plain names, where it is one from when names were not."""
+    if not isinstance(saved, Mapping) or "_orig_mod." not in "".join(map(str, saved.get("parameters") or ())):
+        return saved
+    keys = [key for key in ("counts", "parameters", "layout", "state", "residuals") if isinstance(saved.get(key), Mapping)]
+    return {**saved, **{key: {plain_name(str(name)): value for name, value in saved[key].items()} for key in keys}}
 
 
 def shape_of(param: torch.Tensor) -> list[int] | None:

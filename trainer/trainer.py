@@ -549,6 +549,7 @@ class Trainer:
         Raises:
             ValueError, TypeError: it does not fit this trainer; nothing has been changed.
         """
+        state_dict = checkpoint.with_plain_names(state_dict)
         scaling = state_dict.get("loss_scaler") if isinstance(state_dict, Mapping) else None
         if scaling is not None:
             if self._loss_scaler is None:
@@ -600,6 +601,24 @@ class Trainer:
         except (TypeError, LookupError, AttributeError, ArithmeticError) as error:  # contents of another kind
             raise ValueError(f"fname={str(fname)!r}: not a state of such a trainer ({error})") from error
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: all but what is made anew by the next step. A copy's parameters have no gradients yet."""
+        if self._exchange is not None:
+            raise TypeError(
+                "a Trainer of several copies of a model, or with a store, cannot be copied or pickled: use state_dict()"
+            )
+        if self._averaging or (self._backward is not None and self._backward.is_open):
+            raise RuntimeError("a Trainer cannot be copied inside averaged_weights() or step_in_backward(): leave it first")
+        used = [None] * len(self._params), np.full(len(self._params), -1, dtype=np.int64)
+        return vars(self) | {"_plan": None, "_backward": None, "_used": used[0], "_used_versions": used[1]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._seen_versions, self._raised = self._used_versions.copy(), self._marks()
+        self._optimizer.trainer = weakref.ref(self)
+        if isinstance(self._optimizer, RuleOptimizer):
+            self._optimizer._updater = weakref.ref(self._updater)
+
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self._params if not _is_lazy(parameter))
         copies = f"{len(self._copies)} copies of " if len(self._copies) > 1 else ""
@@ -609,6 +628,8 @@ class Trainer:
     def _step(self, batch_size: float, ignore_stale_grad: bool) -> None:
         if type(batch_size) is not int or batch_size <= 0:
             batch_size = real("batch_size", batch_size, above=0)
+        if ignore_stale_grad is not False:
+            ignore_stale_grad = flag("ignore_stale_grad", ignore_stale_grad)
         if self._averaging or self._replaced:
             self._refuse_averaged("step()")
             self._refuse_replaced()
@@ -672,6 +693,7 @@ class Trainer:
     def _step_together(self, batch_size: float, ignore_stale_grad: bool, reduce: bool = True) -> None:
         """A step of several copies, or through a store; with `reduce=False` gradients are sums already."""
         batch_size = real("batch_size", batch_size, above=0)
+        ignore_stale_grad = flag("ignore_stale_grad", ignore_stale_grad)
         exchange: Any = self._exchange
         copies, optimizer, scaler = self._copies, self._optimizer, self._loss_scaler
         fresh = [copy.fresh() for copy in copies]
@@ -1015,6 +1037,7 @@ def _named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[s
         if not isinstance(parameter, torch.nn.Parameter):
             hint = "; wrap it in torch.nn.Parameter" if isinstance(parameter, torch.Tensor) else ""
             raise TypeError(f"params: {name!r} must be a torch.nn.Parameter, got {type(parameter).__name__}{hint}")
+    named = [(checkpoint.plain_name(name), parameter, own) for name, parameter, own in named]
     once: dict[int, Any] = {}
     for entry in named:
         once.setdefault(id(entry[1]), entry)
@@ -1039,6 +1062,8 @@ def _group(i: int, group: Mapping[str, Any]) -> list[tuple[str, Any, dict[str, f
     members = group["params"]
     if isinstance(members, torch.Tensor):
         members = [members]
+    if not isinstance(members, Iterable):
+        raise TypeError(f"params[{i}]['params'] must be a parameter or a list of such, got {type(members).__name__}")
     named = []
     for j, member in enumerate(members):
         name, parameter = member if isinstance(member, tuple) and len(member) == 2 else (f"{i}.{j}", member)

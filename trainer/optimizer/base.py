@@ -112,6 +112,10 @@ class Optimizer(abc.ABC):
         self.set_lr_mult({})
         self.set_wd_mult({})
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: without the Trainer, and what has the states, of which a copy has none yet."""
+        return vars(self) | {name: None for name in ("trainer", "_updater") if name in vars(self)}
+
     @abc.abstractmethod
     def create_state(self, index: Index, weight: torch.Tensor) -> Any:
         """The state of one parameter before its first update: None, a tensor, or a tuple or list of such.
@@ -560,9 +564,6 @@ class RuleOptimizer(Optimizer):
             return {}
         place = self.composed_rule.slots.index(name)
         return {index: float(state[place]) for index, state in updater.states.items()}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_updater": None}  # a copy has no states yet
 
     def carried(self) -> tuple[Any, ...]:
         """The values of what a step carries on to the next, besides counts and states."""

@@ -80,6 +80,9 @@ class Updater:
             plan = self._plan = Plan(self, indices, weights)
         plan.step(grads, into=self.into)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_plan": None}
+
     def apply(
         self,
         rule: Rule,
