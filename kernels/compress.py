@@ -450,7 +450,7 @@ def _run_eagerly(job: Job) -> None:
         value, packed = codes.to(torch.float32), codes.view(torch.uint8)
     else:
         assert code.quantise is not None
-        shrunk = torch.zeros(()) if scales is None else _shrunk(_largest(x)).repeat_interleave(BLOCK)
+        shrunk = torch.zeros((), device=x.device) if scales is None else _shrunk(_largest(x)).repeat_interleave(BLOCK)
         codes = code.quantise(x, _rounded(job.parameter), shrunk)
         if scales is None:
             codes[job.n :] = 0.0

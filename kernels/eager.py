@@ -61,7 +61,9 @@ class EagerUpdate:
         largest, totals = reduction.by == "max", self.totals[stage].zero_()
         for i, gradient, part in self._parts():
             values = self._compute(reduction, i, gradient, part)
-            spread = [torch.as_tensor(value, dtype=totals.dtype).expand(gradient.shape) for value in values]
+            spread = [
+                torch.as_tensor(value, dtype=totals.dtype, device=totals.device).expand(gradient.shape) for value in values
+            ]
             if largest:
                 totals[i] = torch.maximum(totals[i], torch.stack([value.amax() for value in spread]))
             else:

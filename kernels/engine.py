@@ -36,12 +36,12 @@ from .table import (
     widest,
 )
 
-__all__ = ["ENGINES", "Update", "choose_engine", "update"]
+__all__ = ["ENGINES", "Update", "check_memory", "choose_engine", "update"]
 
 ENGINES = ("triton", "cpu", "eager")
 _OTHER_NAMES = {"gpu": "triton", "cuda": "triton", "numba": "cpu", "native": "cpu", "torch": "eager"}
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_data_ptr, _gradient_of = torch.Tensor.data_ptr, operator.attrgetter("grad")
+_data_ptr, _stride, _gradient_of = torch.Tensor.data_ptr, torch.Tensor.stride, operator.attrgetter("grad")
 
 
 def choose_engine(device: torch.device, engine: str | None = None) -> str:
@@ -56,6 +56,10 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
         ValueError: no such engine, or it cannot work on this device.
         ModuleNotFoundError: the engine asked for needs a library that is not installed.
     """
+    if engine is not None and not isinstance(engine, str):
+        raise TypeError(
+            f"engine={engine!r}: must be one of {', '.join(map(repr, ENGINES))}, or None, not {type(engine).__name__}"
+        )
     asked = engine or os.environ.get("TRISTEP_ENGINE") or None
     gpu = device.type in ("cuda", "xpu")
     if asked is None:
@@ -249,7 +253,7 @@ class Update:
         known: set[Any] = set()  # many weights are often cut from one array: those alike are looked at once
         for name, weight, row, master in zip(self._names, self.weights, self.states, self.masters, strict=True):
             kind = _kind(weight, *row, master)
-            if kind is None or kind not in known:
+            if kind is None or kind not in known or weight.is_inference():
                 if stacked:
                     _check_stack(rule, name, weight, row, master, engine)
                 else:
@@ -365,6 +369,8 @@ class Update:
         """
         if len(gradients) != len(self.weights):
             raise ValueError(f"{len(gradients)} gradients for {len(self.weights)} weights: there must be as many")
+        if self.zero_grads:
+            self._check_own_memory(gradients)
         self._own, self._looked = own, addresses is not None
         if addresses is None and self._kinds is not None:
             addresses = self._kinds.addresses(gradients, own)
@@ -373,6 +379,18 @@ class Update:
             self._bind(gradients)
             if not self.stacked and all(g.table.aligned and not g.sources and not g.copied for g in self._groups):
                 self._kinds = _Kinds.of(gradients, own, self.engine)
+
+    def _check_own_memory(self, gradients: Sequence[Any]) -> None:
+        """Gradients that are to become zeros must not be those of another weight, that is yet to be updated."""
+        owners: dict[Any, str] = {}
+        for name, gradient in zip(self._names, gradients, strict=True):
+            if isinstance(gradient, torch.Tensor) and gradient.layout == torch.strided and gradient.numel():
+                first = owners.setdefault((gradient.device, gradient.data_ptr()), name)
+                if first is not name:
+                    raise ValueError(
+                        f"{first} and {name} have one gradient in one place in memory, which zero_grads would clear after "
+                        "the first: give each its own, by .clone(), or leave zero_grads out"
+                    )
 
     def _rebind(self, gradients: Sequence[Any], addresses: np.ndarray) -> bool:
         """The quick way, for new tensors of the kinds that were bound before; whether it could be gone."""
@@ -394,6 +412,9 @@ class Update:
         for name, weight, gradient, row, master in zip(
             self._names, self.weights, gradients, self.states, self.masters, strict=True
         ):
+            check_memory(name, weight)
+            if gradient is not None:
+                check_memory(f"the gradient of {name}", gradient)
             kind = _kind(weight, gradient, *row, master)
             if kind is not None and kind in known:
                 continue
@@ -417,7 +438,7 @@ class Update:
                 members.setdefault(key, []).append(i)
             self._groups = [_Group(self, key, indices) for key, indices in members.items()]
             self._weight_addresses, self._keys, self._shapes = _Addresses(self.weights, self.engine), keys, shapes
-            self._companion_addresses = _Addresses(self._companions, self.engine)
+            self._companion_addresses = _Addresses(self._companions, self.engine, strided=False)
         self._remember(gradients)
         for group in self._groups:
             group.bind(gradients, self._references)
@@ -612,20 +633,32 @@ class _Recorded:
 
 
 class _Addresses:
-    """Where some tensors lie in memory, to be compared at every step."""
+    """Where some tensors lie in memory, and in which strides, to be compared at every step.
 
-    def __init__(self, tensors: Sequence[torch.Tensor], engine: str | None, addresses: np.ndarray | None = None) -> None:
+    A tensor that is transposed in place, or made channels-last, keeps its address.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        engine: str | None,
+        addresses: np.ndarray | None = None,
+        strided: bool = True,
+    ) -> None:
         self.addresses = np.array(list(map(_data_ptr, tensors)), dtype=np.int64) if addresses is None else addresses
+        self._strides = list(map(_stride, tensors)) if strided else [()] * len(self.addresses)
+        self._strided = strided
         glance = _glance(engine)
         self._look = None
         if glance is not None and glance.AddressGlance.possible():
-            self._look = glance.AddressGlance(tensors, self.addresses)
+            self._look = glance.AddressGlance(tensors, self.addresses, self._strides)
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these tensors, the very ones that were given first, are still where they were."""
         if self._look is not None:
             return self._look()
-        return list(map(_data_ptr, tensors)) == self.addresses.tolist()
+        moved = list(map(_data_ptr, tensors)) != self.addresses.tolist()
+        return not moved and not (self._strided and list(map(_stride, tensors)) != self._strides)
 
 
 def _glance(engine: str | None) -> Any:
@@ -660,6 +693,7 @@ class _Group:
     dense copy, which is then written back.
     """
 
+    @torch.inference_mode(False)  # what is made here outlives the step
     def __init__(self, owner: Update, key: Any, indices: list[int]) -> None:
         device, _, gradient_dtype, types, aligned = key
         has_masters = types[-1] is not None
@@ -701,7 +735,8 @@ class _Group:
         for i, weight, span in zip(self.indices, table.weights, self._spans, strict=True):
             gradient, bound = gradients[i], references[i]
             if gradient is not None and _needs_copy(gradient, weight.stride(), self._first):
-                dense = torch.empty_strided(weight.shape, weight.stride(), dtype=gradient.dtype, device=gradient.device)
+                with torch.inference_mode(False):
+                    dense = torch.empty_strided(weight.shape, weight.stride(), dtype=gradient.dtype, device=gradient.device)
                 self.sources.append((dense, bound))
                 gradient, bound = dense, partial(_itself, dense)
             table.gradients += [bound] * (span.stop - span.start)
@@ -782,7 +817,7 @@ class _Group:
         """Which tensors have a gradient."""
         found = [gradient is not None for gradient in self.table.gradients]
         if self._active is None or found != self._active[0]:
-            self._active = found, torch.tensor(found).to(self.table.device, non_blocking=True)
+            self._active = found, torch.tensor(found, device="cpu").to(self.table.device, non_blocking=True)
         return self._active[1]
 
     def first_active(self) -> int | None:
@@ -893,7 +928,10 @@ class _Kinds:
             return None
         if self._any_negated(gradients):
             return None
-        return np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
+        addresses = np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
+        if not addresses.all() and any(not gradient.data_ptr() and gradient.numel() for gradient in gradients):
+            return None  # the close look tells what is wrong
+        return addresses
 
     def found(self, gradients: Sequence[Any], own: bool, aligned: bool = True) -> np.ndarray | None:
         """As `addresses`, if it can be found out quickly, and, with `aligned`, all of them are multiples of 16."""
@@ -979,6 +1017,10 @@ def _check(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any
         raise TypeError(f"{name} is a {type(weight).__name__}, made of other tensors: rule updates take plain ones")
     if weight.layout != torch.strided:
         raise TypeError(f"{name} is sparse ({weight.layout}), which rule updates do not take")
+    if weight.is_inference():
+        raise ValueError(
+            f"{name} was made under torch.inference_mode(), where autograd is not told of changes: make it outside"
+        )
     if weight.dtype not in DTYPES:
         raise TypeError(f"{name} is {weight.dtype}: must be one of {', '.join(map(str, DTYPES))}")
     if len(states) != len(rule.slots):
@@ -1063,6 +1105,22 @@ def _companions(
     """A weight's states, kept numbers and master, each with the shape that it must have."""
     pairs = list(zip(states, slot_shapes(rule, weight.shape, states), strict=True))
     return pairs if master is None else [*pairs, (master, weight.shape)]
+
+
+def check_memory(name: str, tensor: Any) -> None:
+    """Refuse what has elements, but no memory in which they are."""
+    try:
+        address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided else 1
+    except RuntimeError:
+        address = 0
+    if address or not tensor.numel() or tensor.device.type == "meta":  # which has none anywhere, and counts all the same
+        return
+    if is_wrapper(tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}, made of other tensors: rule updates take plain ones")
+    raise ValueError(
+        f"{name} has no memory: it has been freed (untyped_storage().resize_(0)), is of a class that only stands for "
+        "other tensors, or was made inside torch.vmap: use tensors that have their elements in memory"
+    )
 
 
 def _check_gradient(name: str, weight: torch.Tensor, gradient: Any) -> None:

@@ -28,22 +28,26 @@ __all__ = ["AddressGlance", "EmptyGlance", "GradientGlance", "KindGlance", "Weig
 
 
 class AddressGlance:
-    """Tells whether tensors, which must be alive, have their data at these addresses.
+    """Tells whether tensors, which must be alive, have their data at these addresses, in these strides.
 
     Args:
         tensors: the tensors.
         addresses: int64 [n].
+        strides: of each; () where only the address counts.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], addresses: np.ndarray) -> None:
-        self._arguments = _data_address(), _ids(tensors), addresses
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], addresses: np.ndarray, strides: Sequence[tuple[int, ...]] | None = None
+    ) -> None:
+        places = _places(addresses, _strides_of(tensors) if strides is None else strides)
+        self._arguments = *_question(), _ids(tensors), places
 
     @staticmethod
     def possible() -> bool:
-        return _data_address() is not None
+        return _kind_functions() is not None
 
     def __call__(self) -> bool:
-        return _addresses_hold(*self._arguments)
+        return _places_hold(*self._arguments)
 
 
 class GradientGlance:
@@ -63,11 +67,15 @@ class GradientGlance:
         gradient_addresses: np.ndarray,
     ) -> None:
         functions, _ = _functions()  # type: ignore[misc]  # `possible` has been asked
-        self._arguments = functions, np.stack([_ids(weights), weight_addresses, _ids(gradients), gradient_addresses])
+        # Of an inference tensor there is no version, and asking for it would end the process.
+        self._tracked = not any(map(torch.is_inference, gradients))
+        places = _places(weight_addresses, _strides_of(weights)), _places(gradient_addresses, _strides_of(gradients))
+        ids = np.stack([_ids(weights), _ids(gradients)])
+        self._arguments = *_question(), functions, ids, *places
 
     @staticmethod
     def possible() -> bool:
-        return _functions() is not None
+        return _functions() is not None and _kind_functions() is not None
 
     def fresh(self, used: np.ndarray, seen: np.ndarray) -> bool:
         """Whether every parameter requires a gradient, and has that very one, in its place, written to since.
@@ -76,7 +84,7 @@ class GradientGlance:
             used: int64 [n], the versions that the gradients must no longer have.
             seen: int64 [n], where the present versions are put. Complete only if the answer is yes.
         """
-        return _fresh(*self._arguments, used, seen)
+        return self._tracked and _fresh(*self._arguments, used, seen)
 
 
 class WeightGlance:
@@ -116,7 +124,13 @@ class WeightGlance:
             used: of each a weak reference to the gradient that was used, or None.
             versions: int64 [n], gets the versions of the gradients if the answer is yes.
         """
-        return _need(self._functions, self._ids, id(gradients), id(used), versions)
+        if not _need(self._functions, self._ids, id(gradients), id(used)):
+            return False
+        try:  # by Python, as torch's own function ends the process where a gradient is an inference tensor
+            versions[:] = list(map(_version_of, gradients))
+        except RuntimeError:
+            return False
+        return True
 
     def count_change(self) -> None:
         """Let autograd know that all of them have been changed."""
@@ -157,7 +171,7 @@ class KindGlance:
         for row, gradient, own in zip(table, gradients, strides, strict=True):
             layout, dtype = _asked(functions, id(gradient), *self._answer)
             row[: 4 + len(own)] = layout, dtype, gradient.numel(), len(own), *own
-        fixed = (*functions, _data_address(), id(None), answer.ctypes.data)  # type: ignore[misc]  # `possible` has been asked
+        fixed = (*functions, id(None), answer.ctypes.data)  # type: ignore[misc]  # `possible` has been asked
         self._arguments = np.array(fixed), table, answer
 
     @staticmethod
@@ -167,7 +181,8 @@ class KindGlance:
     def __call__(self, gradients: Sequence[torch.Tensor | None], aligned: bool = False) -> np.ndarray | None:
         """Addresses, int64 [n], of other gradients; None if one is missing, or of another kind.
 
-        Kinds differ by type, size or stride, and, with `aligned`, if the address is no multiple of 16.
+        Kinds differ by type, size or stride, and, with `aligned`, if the address is no multiple of 16. Elements without
+        memory are of no kind.
         """
         gradients = gradients if type(gradients) is list else list(gradients)
         if len(gradients) != len(self._arguments[1]):
@@ -259,26 +274,40 @@ def _read(typingctx, address):
 
 # These keep the interpreter locked, as whoever looks into Python objects must.
 @kept(numba.njit)
-def _addresses_hold(data_address, ids, addresses):
+def _places_hold(question, answer, ids, places):
     for i in range(ids.size):  # noqa: SIM110  # numba compiles a loop
-        if _call(data_address, ids[i]) != addresses[i]:
+        if not _place_holds(question, answer, ids[i], places[i]):
             return False
     return True
 
 
 @kept(numba.njit)
-def _fresh(functions, tensors, used, seen):
-    data_address, requires_grad, grad, version, offset = functions[0], functions[1], functions[2], functions[3], functions[4]
-    for i in range(tensors.shape[1]):
-        if _call(data_address, tensors[0, i]) != tensors[1, i]:
+def _place_holds(question, answer, tensor, place):
+    """Whether a tensor has this address and, where there are any, these strides."""
+    data_address, strides, tensor, at = question[0], question[1], tensor + question[2], question[3]
+    if _ask(data_address, tensor, at) != 0 or answer[0] != place[0]:
+        return False
+    if place[1] == 0:
+        return True
+    if _ask(strides, tensor, at) != 0:
+        return False
+    for k in range(place[1]):  # noqa: SIM110
+        if _read(answer[0] + 8 * k) != place[2 + k]:
             return False
-        if _call(data_address, tensors[2, i]) != tensors[3, i]:
-            return False
-        weight = _read(tensors[0, i] + offset)
-        if _call(requires_grad, weight) & 1 == 0:
-            return False
+    return True
+
+
+@kept(numba.njit)
+def _fresh(question, answer, functions, ids, weights, gradients, used, seen):
+    requires_grad, grad, version, offset = functions[0], functions[1], functions[2], functions[3]
+    for i in range(ids.shape[1]):
+        weight = _read(ids[0, i] + offset)
         gradient = _call(grad, weight)
-        if _read(gradient) != _read(tensors[2, i] + offset):
+        if _read(gradient) != _read(ids[1, i] + offset) or _call(requires_grad, weight) & 1 == 0:
+            return False
+        if not _place_holds(question, answer, ids[0, i], weights[i]):
+            return False
+        if not _place_holds(question, answer, ids[1, i], gradients[i]):
             return False
         seen[i] = _call(version, gradient)
         if seen[i] == used[i]:
@@ -287,8 +316,8 @@ def _fresh(functions, tensors, used, seen):
 
 
 @kept(numba.njit)
-def _need(functions, weights, gradients, used, versions):
-    requires_grad, version, offset, none = functions[1], functions[3], functions[4], functions[5]
+def _need(functions, weights, gradients, used):
+    requires_grad, offset, none = functions[0], functions[3], functions[4]
     gradients, used = _read(gradients + _ITEMS), _read(used + _ITEMS)
     for i in range(weights.size):
         if _call(requires_grad, _read(weights[i] + offset)) & 1 == 0:
@@ -296,7 +325,6 @@ def _need(functions, weights, gradients, used, versions):
         gradient, reference = _read(gradients + 8 * i), _read(used + 8 * i)
         if reference != none and _read(reference + _REFERENT) == gradient:
             return False
-        versions[i] = _call(version, gradient + offset)
     return True
 
 
@@ -340,8 +368,8 @@ def _bump(function, weights):
 
 @kept(numba.njit)
 def _kinds_hold(fixed, table, answer, gradients, aligned, addresses):
-    layout, dtype, numel, strides, offset = fixed[0], fixed[1], fixed[2], fixed[3], fixed[4]
-    data_address, none, at = fixed[5], fixed[6], fixed[7]
+    layout, dtype, numel, strides, data_address = fixed[0], fixed[1], fixed[2], fixed[3], fixed[4]
+    offset, none, at = fixed[5], fixed[6], fixed[7]
     gradients = _read(gradients + _ITEMS)
     for i in range(addresses.size):
         gradient = _read(gradients + 8 * i)
@@ -357,8 +385,10 @@ def _kinds_hold(fixed, table, answer, gradients, aligned, addresses):
         for k in range(table[i, 3]):
             if _read(answer[0] + 8 * k) != table[i, 4 + k]:
                 return False
-        addresses[i] = _call(data_address, gradient)
-        if aligned and addresses[i] & 15 != 0:
+        if _ask(data_address, tensor, at) != 0:
+            return False
+        addresses[i] = answer[0]
+        if (aligned and answer[0] & 15 != 0) or (answer[0] == 0 and table[i, 2] != 0):
             return False
     return True
 
@@ -366,17 +396,34 @@ def _kinds_hold(fixed, table, answer, gradients, aligned, addresses):
 @kept(numba.njit)
 def _asked(functions, gradient, answer, at):
     """Layout and type of a tensor, as torch numbers them."""
-    layout, dtype, _, _, offset = functions
+    layout, dtype, _, _, _, offset = functions
     _ask(layout, gradient + offset, at)
     first = answer[0] & 0xFFFFFFFF
     _ask(dtype, gradient + offset, at)
     return first, answer[0] & 0xFFFFFFFF
 
 
-@cache
-def _data_address() -> int | None:
-    """Of torch's function from a tensor's Python object to the address of its data, made for its own generated code."""
-    return getattr(torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr", None)
+def _version_of(tensor: torch.Tensor) -> int:
+    return tensor._version
+
+
+def _question() -> tuple[np.ndarray, np.ndarray]:
+    """The arguments `question` and `answer` of the loops that look where tensors are."""
+    functions: Any = _kind_functions()
+    answer = np.zeros(1, dtype=np.int64)
+    return np.array([functions[4], functions[3], functions[5], answer.ctypes.data], dtype=np.int64), answer
+
+
+def _places(addresses: np.ndarray, strides: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """For each tensor its address, how many strides it has, and these."""
+    places = np.zeros((len(addresses), 2 + max(map(len, strides), default=0)), dtype=np.int64)
+    for row, address, own in zip(places, addresses, strides, strict=True):
+        row[: 2 + len(own)] = address, len(own), *own
+    return places
+
+
+def _strides_of(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
+    return [tensor.stride() for tensor in tensors]
 
 
 @cache
@@ -385,8 +432,6 @@ def _functions() -> tuple[np.ndarray, tuple[int, ...]] | None:
 
     None where one is missing or does not do what it must.
     """
-    if _data_address() is None:
-        return None
     names = {
         "requires_grad": "_ZNK3c1010TensorImpl13requires_gradEv",
         "grad": "_ZNK3c1010TensorImpl4gradEv",
@@ -404,7 +449,7 @@ def _tried(found: dict[str, Any]) -> tuple[np.ndarray, tuple[int, ...]] | None:
         return None
     addresses = {name: ctypes.cast(function, ctypes.c_void_p).value for name, function in found.items()}
     named = addresses["requires_grad"], addresses["grad"], addresses["version"]
-    functions = np.array([_data_address(), *named, offset, id(None)], dtype=np.int64)
+    functions = np.array([*named, offset, id(None)], dtype=np.int64)
     bump = (addresses["bump_version"], offset)
     return (functions, bump) if _answer_rightly(functions, bump) else None  # type: ignore[arg-type, return-value]
 
@@ -418,7 +463,7 @@ def _makers() -> tuple[int, ...] | None:
         return None
     python = ctypes.pythonapi.PyWeakref_NewRef, ctypes.pythonapi.PyList_SetItem, ctypes.pythonapi.PyErr_Clear
     addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in (wrap, *python)]
-    functions = (int(known[0][2]), int(known[0][4]), *addresses)
+    functions = (int(known[0][1]), int(known[0][3]), *addresses)
     return functions if _make_rightly(functions) else None  # type: ignore[arg-type, return-value]
 
 
@@ -440,9 +485,9 @@ def _make_rightly(functions: tuple[int, ...]) -> bool:
 @cache
 def _kind_functions() -> tuple[int, ...] | None:
     """The argument `functions` of `_kinds_hold`; None where one is missing or does not do what it must."""
-    found = [library_function(f"aoti_torch_get_{name}") for name in ("layout", "dtype", "numel", "strides")]
+    found = [library_function(f"aoti_torch_get_{name}") for name in ("layout", "dtype", "numel", "strides", "data_ptr")]
     offset = _offset()
-    if None in found or offset is None or _data_address() is None:
+    if None in found or offset is None:
         return None
     addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in found]
     functions = (*addresses, offset)
@@ -475,8 +520,11 @@ def _answer_rightly(functions: np.ndarray, bump: tuple[int, ...]) -> bool:
     weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
     sum((weight * 2).sum() for weight in weights).backward()  # type: ignore[union-attr]
     gradients: list[Any] = [weight.grad for weight in weights]
+    if _kind_functions() is None:
+        return False
     where = [np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64) for tensors in (weights, gradients)]
-    arguments = functions, np.stack([_ids(weights), where[0], _ids(gradients), where[1]])
+    places = _places(where[0], _strides_of(weights)), _places(where[1], _strides_of(gradients))
+    arguments = *_question(), functions, np.stack([_ids(weights), _ids(gradients)]), *places
     versions = np.array([gradient._version for gradient in gradients], dtype=np.int64)
     seen = np.zeros_like(versions)
     if _fresh(*arguments, versions, seen) or not _fresh(*arguments, versions - 1, seen) or (seen != versions).any():
@@ -495,10 +543,8 @@ def _answer_rightly(functions: np.ndarray, bump: tuple[int, ...]) -> bool:
     other = torch.zeros(2)
     references: list[Any] = [None, weakref.ref(torch.zeros(2)), weakref.ref(other)]
     with_other = [*gradients[:2], other]
-    if (
-        not _need(functions, _ids(weights), id(gradients), id(references), seen)
-        or (seen != [gradient._version for gradient in gradients]).any()
-        or _need(functions, _ids(weights), id(with_other), id(references), seen)
+    if not _need(functions, _ids(weights), id(gradients), id(references)) or _need(
+        functions, _ids(weights), id(with_other), id(references)
     ):
         return False
     before = [weight._version for weight in weights]

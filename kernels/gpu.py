@@ -955,7 +955,7 @@ class _Uploader:
         self._split = table.addresses[GRADIENT].nbytes
         size = self._split + table.hyper.nbytes
         pinned = table.device.type == "cuda" and torch.cuda.is_available()
-        self._ring = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(self.RING)]
+        self._ring = [torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned) for _ in range(self.RING)]
         self._views = [buffer.numpy().data for buffer in self._ring]
         arrays = (table.addresses[GRADIENT], table.hyper)
         self._now = [array.data.cast("B") for array in arrays if array.size]

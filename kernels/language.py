@@ -14,6 +14,7 @@ import difflib
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 import textwrap
 import types
@@ -189,6 +190,16 @@ def has_numba() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
+_forked: list[bool] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _forked.append(True))
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had imported this: it has none of the threads of that one."""
+    return bool(_forked)
+
+
 def _of_one(fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """A word of one value, which may be a hyper-parameter: on torch tensors these are plain numbers."""
 
@@ -227,21 +238,26 @@ class _TorchLanguage:
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
         """`a` where the condition holds, else `b`, element by element."""
-        condition = torch.as_tensor(condition)
+        condition = torch.as_tensor(condition, device=_device_of(condition))
         return torch.where(condition, self._tensor(a, condition.device), self._tensor(b, condition.device))
 
     def maximum(self, a: Any, b: Any) -> Any:
         """The larger of two values."""
-        return torch.maximum(self._tensor(a), self._tensor(b))
+        return torch.maximum(self._tensor(a, _device_of(a, b)), self._tensor(b, _device_of(a, b)))
 
     def minimum(self, a: Any, b: Any) -> Any:
         """The smaller of two values."""
-        return torch.minimum(self._tensor(a), self._tensor(b))
+        return torch.minimum(self._tensor(a, _device_of(a, b)), self._tensor(b, _device_of(a, b)))
 
-    def _tensor(self, value: Any, device: torch.device | None = None) -> torch.Tensor:
+    def _tensor(self, value: Any, device: torch.device | str = "cpu") -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             return value
         return torch.full((), value, dtype=self._dtype, device=device)  # made on the device, which is not waited for
+
+
+def _device_of(*values: Any) -> torch.device | str:
+    """Where the tensors among these are; not torch's default device, which is for what its users make."""
+    return next((value.device for value in values if isinstance(value, torch.Tensor)), "cpu")
 
 
 _TORCH = {dtype: _TorchLanguage(dtype) for dtype in (torch.float32, torch.float64)}

@@ -253,7 +253,7 @@ class Measurements:
             self.arrived(wait=True)
         shape, before = (self.n_rows, len(self.measure.names)), self._host
         self._pinned = device.type == "cuda" and torch.cuda.is_available()
-        self._host = torch.empty(self._places, *shape, dtype=widest(device.type), pin_memory=self._pinned)
+        self._host = torch.empty(self._places, *shape, dtype=widest(device.type), device="cpu", pin_memory=self._pinned)
         if before is not None:
             self._host.copy_(before)
         self._ring = self._host

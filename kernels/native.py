@@ -32,7 +32,7 @@ from numba.extending import intrinsic
 
 from . import random, storage
 from .glance import kept, library_function
-from .language import Measure, Reduction, Rule
+from .language import Measure, Reduction, Rule, is_forked
 from .measures import Measured, Measurements, measured
 from .storage import COMPENSATION, FULL, REMAINDER, Storage
 from .table import FIRST_STATE, GRADIENT, WEIGHT, TensorTable
@@ -186,7 +186,7 @@ def cache_folder() -> Path:
 def _run_threads(function: int, shared: int, threads: int) -> None:
     """Call the C function at this address with `shared` on that many threads, and wait for all."""
     # A forked child has none of its parent's threads, for which OpenMP would wait forever.
-    parallel = _openmp() if os.getpid() == _process else None
+    parallel = None if is_forked() else _openmp()
     if parallel is not None:
         parallel(function, shared, threads, 0)
         return
@@ -212,7 +212,6 @@ def _openmp() -> Any:
     return parallel
 
 
-_process = os.getpid()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from .engine import DTYPES, _executor, _itself, _Kinds, choose_engine, join_totals
+from .engine import DTYPES, _executor, _itself, _Kinds, check_memory, choose_engine, join_totals
 from .language import Rule, reduction, rule, tl
 from .rules.common import clip_coefficient, clipped, total_square
 from .rules.layerwise import gradient_square
@@ -365,6 +365,7 @@ def _check(argument: str, tensors: Sequence[Any]) -> None:
             raise TypeError(f"{argument}[{i}] must be a tensor, got {type(tensor).__name__}")
         if (refusal := _refusal(tensor)) is not None:
             raise TypeError(f"{argument}[{i}] {refusal}")
+        check_memory(f"{argument}[{i}]", tensor)
         if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
             raise ValueError(
                 f"{argument}[{i}] has several elements in one place in memory (shape {tuple(tensor.shape)}, strides "

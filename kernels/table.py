@@ -99,6 +99,7 @@ def slot_shapes(
     ]
 
 
+@torch.inference_mode(False)  # they outlive the step that makes them
 def states_for(
     rule: Rule | TensorRule, weights: Sequence[torch.Tensor], state_dtype: torch.dtype | None = None
 ) -> list[tuple[torch.Tensor, ...]]:
@@ -123,6 +124,7 @@ def _in_fewer_bits(rule: Rule, weights: Sequence[torch.Tensor], dtype: torch.dty
     return [tuple(row[0] for row in rows[:-1]) + rows[-1] for rows in zip(*columns, kept, strict=True)]
 
 
+@torch.inference_mode(False)
 def _kept_numbers(weights: Sequence[torch.Tensor], n: int) -> list[tuple[torch.Tensor, ...]]:
     """`n` zeros without dimensions for each weight, in `compute_dtype`: rows of one array for each device and type."""
     kinds = [(weight.device, compute_dtype(weight.dtype)) for weight in weights]
@@ -147,6 +149,7 @@ def as_rows(numbers: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor | None:
     return first.as_strided((len(numbers), k), (step // size, 1))
 
 
+@torch.inference_mode(False)
 def allocate_states(
     weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None = None
 ) -> list[tuple[torch.Tensor, ...]]:

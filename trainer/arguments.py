@@ -50,8 +50,8 @@ def number(name: str, value: Any, low: float = -math.inf) -> float:
     return int(value) if isinstance(value, (int, np.integer)) else checked
 
 
-def whole(name: str, value: Any, low: float = -math.inf) -> int:
-    """`value` as an int, if it is a whole number of at least `low`."""
+def whole(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> int:
+    """`value` as an int, if it is a whole number of at least `low` and at most `high`."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
@@ -60,6 +60,8 @@ def whole(name: str, value: Any, low: float = -math.inf) -> int:
         raise TypeError(f"{name}={value!r}: must be a whole number, not {type(value).__name__}") from None
     if number < low:
         raise ValueError(f"{name}={value!r}: must be {low:g} or more")
+    if number > high:
+        raise ValueError(f"{name}={value!r}: must be {high:,} or less")
     return number
 
 

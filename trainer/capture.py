@@ -15,6 +15,7 @@ from torch.utils import _pytree
 
 from ..kernels.table import Recording
 from .arguments import whole
+from .interrupts import interrupts_wait
 
 __all__ = ["CapturedStep"]
 
@@ -70,9 +71,10 @@ class CapturedStep:
             return self._record(leaves, form)
         if form != self._form or not all(map(_alike, leaves, self._inputs)):
             return self._run(leaves, form)
-        for _, advance in self._recording.owners:
-            advance()
-        return self._replay(leaves)
+        with interrupts_wait():
+            for _, advance in self._recording.owners:
+                advance()
+            return self._replay(leaves)
 
     def _run(self, leaves: list[Any], form: Any) -> Any:
         with _rules_for_all_steps():

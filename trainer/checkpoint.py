@@ -1,38 +1,32 @@
 """What a trainer saves: settings, counts, schedule and states of its optimizer; to a dict, and to a safetensors file.
 
-Never pickle. A file is written beside its place, flushed, and then renamed; a loaded one is checked whole before anything
-is changed.
+A loaded state is checked whole before anything is changed; `files` writes and reads.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import uuid
-import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 
 from ..kernels import Rule
 from ..kernels.storage import copy, kind_of
 from ..kernels.table import allocate_states, compute_dtype, slot_shapes, states_for
-from . import lr_scheduler
+from . import files, lr_scheduler
 from .arguments import whole
 from .optimizer import Optimizer, RuleOptimizer, Updater
-from .optimizer.base import Index, WithMaster
+from .optimizer.base import Index, WithMaster, check_settings
 
-__all__ = ["collect", "read", "restore", "shape_of", "write"]
+__all__ = ["collect", "plain_name", "read", "restore", "shape_of", "with_plain_names", "write"]
 
 FORMAT = 1
+MOST_UPDATES = 2**53  # that a float64 counts exactly, as bias corrections do
 MASTER = "master copy"  # with a space, so that no rule's state has the same name
 CALLABLE = "callable"  # stands for a schedule that is a function, or has one in it, that only the program has
 _SECTIONS: dict[str, tuple[str, ...]] = {"state": (), "residuals": ("residual",)}  # of tensors, and what marks their keys
-_METADATA_KEY, _CHECKSUM_KEY = "tristep", "tristep checksum"
 
 
 def collect(
@@ -110,9 +104,6 @@ def restore(
 
 def write(path: str | os.PathLike[str], collected: Mapping[str, Any]) -> None:
     """Write a collected state to `path`, replacing what is there only when the new file is complete."""
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"fname={str(path)!r}: there is no folder {str(path.parent)!r}")
     tensors = {
         json.dumps([name, slot, *section]): tensor.detach().contiguous()
         for key, section in _SECTIONS.items()
@@ -120,20 +111,7 @@ def write(path: str | os.PathLike[str], collected: Mapping[str, Any]) -> None:
         for slot, tensor in slots.items()
     }
     header = {key: value for key, value in collected.items() if key not in _SECTIONS}
-    header["states of"] = list(collected["state"])
-    header["checksums"] = {key: _checksum(tensor) for key, tensor in tensors.items()}
-    text = json.dumps(header)
-    data = safetensors.torch.save(tensors, metadata={_METADATA_KEY: text, _CHECKSUM_KEY: str(zlib.crc32(text.encode()))})
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    files.write_tensors("fname", path, header | {"states of": list(collected["state"])}, tensors)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -143,32 +121,26 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         ValueError: it is not such a file, or its contents are damaged.
     """
-    fname = f"fname={str(path)!r}"
-    if not Path(path).exists():
-        raise FileNotFoundError(f"{fname}: there is no such file")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is not a dict
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{fname}: not a state file of tristep, or a damaged one ({error})") from error
-    text = metadata.get(_METADATA_KEY)
-    if text is None or _CHECKSUM_KEY not in metadata:
-        raise ValueError(f"{fname}: a safetensors file, but not one that Trainer.save_states wrote")
-    if metadata[_CHECKSUM_KEY] != str(zlib.crc32(text.encode())):
-        raise ValueError(f"{fname}: damaged; the checksum of its settings differs")
-    header = json.loads(text)
+    with files.contents("fname", path, "a state file of tristep"):
+        found = files.read_tensors(path)
+        if found is not None:
+            return _put_together(*found)
+    raise ValueError(f"fname={str(path)!r}: a safetensors file, but not one that Trainer.save_states wrote")
+
+
+def _put_together(header: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What was collected, from a file's header and tensors, which are there by JSON texts of names."""
     _check_format(header)
-    checksums = header.pop("checksums")
-    damaged = [key for key in checksums if key not in tensors or _checksum(tensors[key]) != checksums[key]]
-    if damaged or len(checksums) != len(tensors):
-        raise ValueError(f"{fname}: damaged; checksums differ for {', '.join(damaged[:5]) or 'extra tensors'}")
     state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in header.pop("states of")}
     residuals: dict[str, dict[str, torch.Tensor]] = {}
-    for key in checksums:  # in the order of writing, which safetensors does not keep
+    for key, tensor in tensors.items():
         name, slot, *section = json.loads(key)
-        (residuals.setdefault(name, {}) if section else state[name])[slot] = tensors[key]
-    return header | {"state": state} | ({"residuals": residuals} if residuals else {})
+        if not (isinstance(name, str) and isinstance(slot, str) and section in ([], ["residual"])):
+            raise ValueError(f"a tensor has the name {key!r}")
+        (residuals.setdefault(name, {}) if section else state[name])[slot] = tensor
+    saved = header | {"state": state} | ({"residuals": residuals} if residuals else {})
+    _check_form(saved)
+    return saved
 
 
 def _check_format(saved: Mapping[str, Any]) -> None:
@@ -179,7 +151,8 @@ def _check_format(saved: Mapping[str, Any]) -> None:
         )
 
 
-def _check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]) -> None:
+def _check_form(saved: Any) -> None:
+    """Refuse what no `collect` has given, whatever the model and the optimizer are."""
     if not isinstance(saved, Mapping):
         raise TypeError(f"state_dict must be a dict, as Trainer.state_dict gives it, got {type(saved).__name__}")
     _check_format(saved)
@@ -189,6 +162,36 @@ def _check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Te
     for key in ("settings", "counts", "parameters", "layout", "state"):
         if not isinstance(saved[key], Mapping):
             raise TypeError(f"saved state: {key} must be a dict, got {type(saved[key]).__name__}")
+        if odd := [name for name in saved[key] if not isinstance(name, str)]:
+            raise TypeError(f"saved state: names in {key} must be strings, got {odd[0]!r}")
+    whole("saved state: num_update", saved["num_update"], low=0, high=MOST_UPDATES)
+    for name, count in saved["counts"].items():
+        whole(f"saved state: the count of {name!r}", count, low=0, high=MOST_UPDATES)
+    for name, shape in saved["parameters"].items():
+        if shape is not None and not (isinstance(shape, (list, tuple)) and all(type(n) is int for n in shape)):
+            raise TypeError(f"saved state: the shape of {name!r} is {shape!r}: must be a list of whole numbers, or None")
+    for name, layout in saved["layout"].items():
+        _check_layout(name, layout)
+    for name, slots in saved["state"].items():
+        if not isinstance(slots, Mapping):
+            raise TypeError(f"saved state: the state of {name!r} must be a dict, got {type(slots).__name__}")
+        for slot, tensor in slots.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"saved state: {slot} of {name!r} must be a tensor, got {type(tensor).__name__}")
+
+
+def _check_layout(name: str, layout: Any, depth: int = 0) -> None:
+    items = layout
+    if isinstance(layout, dict) and len(layout) == 1 and next(iter(layout)) in ("tuple", "with master"):
+        (items,) = layout.values()
+    if depth > 50 or not (items is None or isinstance(items, (str, list))) or (isinstance(layout, dict) and items is None):
+        raise ValueError(f"saved state: the layout of {name!r} is no nesting of a state: {str(layout)[:80]}")
+    for item in items if isinstance(items, list) else ():
+        _check_layout(name, item, depth + 1)
+
+
+def _check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]) -> None:
+    _check_form(saved)
     mine = type(optimizer).__name__.lower()
     if saved["optimizer"] != mine:
         raise ValueError(
@@ -196,14 +199,7 @@ def _check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Te
             f"Trainer(params, {saved['optimizer']!r}) to load it"
         )
     _check_settings(optimizer, saved["settings"])
-    whole("saved state: num_update", saved["num_update"], low=0)
-    for name, count in saved["counts"].items():
-        whole(f"saved state: the count of {name!r}", count, low=0)
     _check_parameters(names, params, saved)
-    for name, slots in saved["state"].items():
-        for slot, tensor in slots.items():
-            if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"saved state: {slot} of {name!r} must be a tensor, got {type(tensor).__name__}")
     if isinstance(optimizer, RuleOptimizer):
         _check_rule_state(optimizer, dict(zip(names, params, strict=True)), saved)
 
@@ -223,6 +219,10 @@ def _check_settings(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
                 f"saved state: setting {name!r} is {value!r}: must be a {_kind(known[name])}, such as this trainer's "
                 f"{known[name]!r}"
             )
+    try:
+        check_settings(optimizer, given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"saved state: {error}") from None
 
 
 def _kind(value: Any) -> str | None:
@@ -346,6 +346,19 @@ def _saved_schedule(optimizer: Optimizer, schedule: Any) -> Any:
     return mine
 
 
+def plain_name(name: str) -> str:
+    """A parameter's name without what torch.compile puts into those of a compiled module."""
+    return name.replace("_orig_mod.", "")
+
+
+def with_plain_names(saved: Any) -> Any:
+    """A collected state with plain names, where it is one from when names were not."""
+    if not isinstance(saved, Mapping) or "_orig_mod." not in "".join(map(str, saved.get("parameters") or ())):
+        return saved
+    keys = [key for key in ("counts", "parameters", "layout", "state", "residuals") if isinstance(saved.get(key), Mapping)]
+    return {**saved, **{key: {plain_name(str(name)): value for name, value in saved[key].items()} for key in keys}}
+
+
 def shape_of(param: torch.Tensor) -> list[int] | None:
     """The shape of a parameter, None if it is not initialized yet."""
     return None if isinstance(param, torch.nn.UninitializedParameter) else list(param.shape)
@@ -389,10 +402,3 @@ def _unflatten(layout: Any, tensors: Mapping[str, torch.Tensor], device: torch.d
         made = _unflatten(items, tensors, device)
         return WithMaster(*made) if kind == "with master" else tuple(made)
     return [_unflatten(item, tensors, device) for item in layout]
-
-
-def _checksum(tensor: torch.Tensor) -> int:
-    """Of its type, its shape and its bytes."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    start = zlib.crc32(f"{tensor.dtype}{list(tensor.shape)}".encode())
-    return zlib.crc32(flat.view(torch.uint8).numpy().data, start) if flat.numel() else start

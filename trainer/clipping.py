@@ -27,7 +27,7 @@ def clip_global_norm(arrays: Iterable[torch.Tensor], max_norm: float, check_isfi
         A float, or without `check_isfinite` a tensor of shape (1,).
 
     Raises:
-        TypeError, ValueError: no arrays, or something that is no such tensor; nothing has been changed.
+        TypeError, ValueError: no arrays, something that is no such tensor, or a negative norm; nothing has been changed.
 
     Example:
         >>> import torch, tristep
@@ -42,7 +42,7 @@ def clip_global_norm(arrays: Iterable[torch.Tensor], max_norm: float, check_isfi
     arrays = arrays if isinstance(arrays, torch.Tensor) else list(arrays)
     if not len(arrays):
         raise ValueError("arrays is empty: there must be one tensor at least")
-    max_norm, check_isfinite = real("max_norm", max_norm), flag("check_isfinite", check_isfinite)
+    max_norm, check_isfinite = real("max_norm", max_norm, low=0), flag("check_isfinite", check_isfinite)
     found: list[float] = []
 
     def smaller(norm: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ from ..kernels.measures import Measurements
 from .optimizer import Optimizer, RuleOptimizer, Updater
 from .optimizer.updater import Plan
 
-__all__ = ["Copy", "update_together"]
+__all__ = ["Copy", "check_versions", "update_together"]
 
 
 class Copy:
@@ -124,7 +124,18 @@ class Copy:
         gradient, used = param.grad, self._used[i]
         if gradient is None or not param.requires_grad:
             return False
+        check_versions([self._names[i]], [gradient])
         return used is None or used() is not gradient or gradient._version != self._used_versions[i]
+
+
+def check_versions(names: Sequence[str], gradients: Sequence[torch.Tensor | None]) -> None:
+    """Refuse gradients of which nobody can tell whether they have been written to since the last step."""
+    for name, gradient in zip(names, gradients, strict=True):
+        if gradient is not None and gradient.is_inference():
+            raise ValueError(
+                f"the gradient of {name!r} was made under torch.inference_mode(), where torch does not count writes, "
+                "so that no step can tell whether it is fresh: call backward() outside, or under torch.no_grad()"
+            )
 
 
 def update_together(

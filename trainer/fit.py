@@ -132,6 +132,8 @@ def fit(
         if isinstance(optimizer, Optimizer):
             raise ValueError("lr_scheduler beside an Optimizer: give it to the optimizer itself")
         arguments["lr_scheduler"] = lr_scheduler
+    if trainer is not None and not isinstance(trainer, Trainer):
+        raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}")
     if trainer is not None and (arguments or initializer is not None):
         raise ValueError("trainer goes on as it is: leave out optimizer_params, lr_scheduler and initializer beside it")
     made = Trainer(net, optimizer, arguments or None, kvstore=kvstore) if trainer is None else trainer

@@ -18,6 +18,7 @@ import torch
 from ..kernels import Rule, Update, choose_engine
 from ..kernels.table import is_dense, stacked_zeros
 from .arguments import real
+from .interrupts import uninterrupted
 from .optimizer import Optimizer, RuleOptimizer, create
 from .optimizer.updater import Plan, Updater, new_master
 
@@ -139,6 +140,7 @@ class Many:
         updates = [group.update for group in self._groups] + [plan.update for plan in self._alone.values()]
         return sum(update.launches for update in updates if update is not None)
 
+    @uninterrupted
     def step(self, gradients: Sequence[Any] | None = None) -> None:
         """Update all weights that have a gradient.
 

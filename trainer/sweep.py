@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,6 +20,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy, log_softmax, nll_loss, softmax
 from torch.overrides import TorchFunctionMode
 
+from . import files
 from .arguments import choice, flag, whole
 from .fit import Metric, _metrics, _place, _unpack, evaluate
 from .many import Many, make_optimizer
@@ -140,32 +140,45 @@ class Sweep:
         return pd.DataFrame(self.rows())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all but `make_model` to a NumPy file (.npz). Values of axes that JSON lacks become text."""
+        """Write all but `make_model` to a NumPy file (.npz), whole or not at all. What JSON lacks becomes text in the axes.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+        """
         about = {"format": FORMAT, "steps_per_epoch": self.steps_per_epoch, "scores": list(self.scores)}
         about["axes"] = [[name, list(values)] for name, values in self.axes.items()]
         arrays: dict[str, Any] = {f"score {name}": each for name, each in self.scores.items()}
         arrays |= {f"weight {name}": each.detach().cpu().numpy() for name, each in self.weights.items()}
-        with open(path, "wb") as file:
-            np.savez_compressed(file, about=np.array(json.dumps(about, default=repr)), losses=self.losses, **arrays)
+        files.write_npz("path", path, "sweep", about, {"losses": self.losses, **arrays})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], make_model: Callable[[], torch.nn.Module] | None = None) -> Sweep:
         """Read what `save` has written.
 
         Raises:
-            ValueError: another kind of file.
+            FileNotFoundError: there is no such file.
+            ValueError: another kind of file, or a damaged one.
         """
-        with np.load(path) as file:
-            try:
-                about = json.loads(str(file["about"]))
-                if about["format"] != FORMAT:
-                    raise ValueError
-                scores = {name: file[f"score {name}"] for name in about["scores"]}
-                weights = {name[7:]: torch.from_numpy(file[name]) for name in file.files if name.startswith("weight ")}
-                axes = {name: tuple(values) for name, values in about["axes"]}
-                return cls(axes, file["losses"], about["steps_per_epoch"], scores, weights, make_model)
-            except (KeyError, TypeError, ValueError):
-                raise ValueError(f"{os.fspath(path)!r} was not written by Sweep.save, or by a later version") from None
+        with files.contents("path", path, "a file that was written by Sweep.save"):
+            about, arrays = files.read_npz(path, "sweep")
+            if about is None:  # as earlier versions have written them
+                about = files.parse_array(arrays.pop("about"))
+            if about["format"] != FORMAT:
+                raise ValueError(f"it has format {about['format']!r}, this version knows {FORMAT}")
+            axes = {str(name): tuple(values) for name, values in about["axes"]}
+            scores = {str(name): arrays.pop(f"score {name}") for name in about["scores"]}
+            losses, per_epoch = arrays.pop("losses"), whole("steps_per_epoch", about["steps_per_epoch"], low=1)
+            shape = tuple(map(len, axes.values()))
+            if list(axes)[-1:] != ["seed"] or 0 in shape or len(axes) != len(about["axes"]):
+                raise ValueError(f"it has the axes {', '.join(axes)}: must be several, the last of them 'seed'")
+            if losses.dtype.kind != "f" or losses.ndim != len(shape) + 1 or not losses.shape[-1]:
+                raise ValueError(f"losses are {losses.dtype} {losses.shape}")
+            for name, each in {"losses": losses, **scores, **arrays}.items():
+                fits = each.shape == shape if name in scores else each.shape[: len(shape)] == shape
+                if not fits or not (name in scores or name == "losses" or name.startswith("weight ")):
+                    raise ValueError(f"{name!r} has shape {each.shape}, the axes {shape}")
+            weights = {name.removeprefix("weight "): torch.from_numpy(each) for name, each in arrays.items()}
+            return cls(axes, losses, per_epoch, scores, weights, make_model)
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name} {len(values)}" for name, values in self.axes.items())
@@ -452,6 +465,10 @@ def _train_apart(
 
 def _axes(grid: Mapping[str, Sequence[Any]] | None, seeds: Iterable[int]) -> dict[str, tuple[Any, ...]]:
     axes: dict[str, tuple[Any, ...]] = {}
+    if grid is not None and not isinstance(grid, Mapping):
+        raise TypeError(f"grid={grid!r}: must be a dict of names and lists of the values to try, not {type(grid).__name__}")
+    if isinstance(seeds, (str, bytes)) or not isinstance(seeds, Iterable):
+        raise TypeError(f"seeds={seeds!r}: must be whole numbers, such as range(5), not {type(seeds).__name__}")
     for name, values in (grid or {}).items():
         if name == "seed":
             raise ValueError("grid has 'seed': give the seeds of the networks as seeds=...")

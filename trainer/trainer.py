@@ -26,8 +26,9 @@ from . import checkpoint
 from . import kvstore as stores
 from .arguments import choice, did_you_mean, flag, real
 from .capture import CapturedStep
-from .copies import Copy, update_together
+from .copies import Copy, check_versions, update_together
 from .in_backward import BackwardStep, check_optimizer
+from .interrupts import interrupts_wait, uninterrupted
 from .kvstore import KVStore
 from .kvstore.compression import checked
 from .kvstore.distributed import BucketExchange, ShardExchange, check_compression
@@ -166,6 +167,9 @@ class Trainer:
         self._backward: BackwardStep | None = None
         self._accumulation_hook: Any = None  # from the first step to the second, to notice a missing zero_grad()
         self._below: list[torch.Tensor] | None = None  # the weights from before `ascend`
+        self._raised: list[tuple[int, int]] = []  # what `_marks` gave after that
+        self._averaging = False  # whether the weights are those of `averaged_weights` now
+        self._replaced = False  # whether another trainer has taken the optimizer over
         # With several copies, or a store: these, what they meet in, whether it has started, of how many copies each gradient
         # is the sum after `allreduce_grads`, and what gradients are sums already after a step that failed.
         self._copies: list[Copy] = []
@@ -183,6 +187,7 @@ class Trainer:
                 kvstore, self._copies, self._names, self._optimizer, compression_params, update_on_kvstore, engine
             )
         self.telemetry = telemetry
+        self._take_over()
 
     @property
     def optimizer(self) -> Optimizer:
@@ -306,6 +311,8 @@ class Trainer:
         self._refuse_together("step_in_backward()")
         if self._below is not None:
             raise RuntimeError("ascend() has moved the weights up, and needs all gradients to move them back: use step()")
+        self._refuse_averaged("step_in_backward()")
+        self._refuse_replaced()
         if self._loss_scaler is not None:
             raise RuntimeError("a loss scaler must see all gradients before any weight is updated: use step()")
         if self._backward is not None and self._backward.is_open:
@@ -323,21 +330,22 @@ class Trainer:
         step = self._backward = self._backward or BackwardStep(updater, self._params, self._names)
         telemetry = self._telemetry
         into = None if telemetry is None else telemetry._begin()
-        try:
-            step.begin(ignore_stale_grad, into)
-        except BaseException:
-            updater.states, updater.masters, optimizer.rescale_grad = before
-            raise
-        try:
-            yield
-        finally:
-            step.end()
-            if any(step.updated):
-                self._plan = None  # counts have moved, and perhaps not all of them
-                if telemetry is not None:
-                    telemetry._end(into, optimizer.num_update)
-            else:
+        with interrupts_wait():
+            try:
+                step.begin(ignore_stale_grad, into)
+            except BaseException:
                 updater.states, updater.masters, optimizer.rescale_grad = before
+                raise
+            try:
+                yield
+            finally:
+                step.end()
+                if any(step.updated):
+                    self._plan = None  # counts have moved, and perhaps not all of them
+                    if telemetry is not None:
+                        telemetry._end(into, optimizer.num_update)
+                else:
+                    updater.states, updater.masters, optimizer.rescale_grad = before
         pairs = zip(self._params, self._names, step.updated, strict=True)
         missing = [repr(name) for param, name, updated in pairs if param.requires_grad and not updated]
         if missing and not ignore_stale_grad:
@@ -374,6 +382,8 @@ class Trainer:
         Raises:
             UpdateOnKVStoreError: the store updates the weights.
         """
+        self._refuse_averaged("update()")
+        self._refuse_replaced()
         if self._exchange is not None:
             self._start("update()")
             self._step_together(batch_size, ignore_stale_grad, reduce=False)
@@ -403,6 +413,7 @@ class Trainer:
                 self._used_versions[i] = gradient._version
 
     @_outside_dynamo
+    @uninterrupted
     def ascend(self, rho: float = 0.05, *, adaptive: bool = False) -> None:
         """Move the weights up their gradients, for sharpness-aware minimization; the next step first moves them back.
 
@@ -430,12 +441,13 @@ class Trainer:
         self._refuse_together("ascend()")
         if self._below is not None:
             raise RuntimeError("ascend() has moved the weights up already: take a step() first")
+        self._refuse_averaged("ascend()")
         self._refuse_lazy()
         gradients, versions, _ = self._look(None, False)
         before = [parameter.detach().clone() for parameter in self._params]
         hyper = {"rho": rho, "adaptive": float(adaptive)}
         self._updater.apply(rules.ascent, hyper, range(len(self._params)), self._params, gradients)
-        self._below = before
+        self._below, self._raised = before, self._marks()
         self._used = [None if gradient is None else weakref.ref(gradient) for gradient in gradients]
         self._used_versions = versions
 
@@ -445,11 +457,12 @@ class Trainer:
 
         It does with `ema_decay`, a moving average; some do by themselves.
 
-        Afterwards it has those that it had before, to the bit.
+        Afterwards it has those that it had before, to the bit. Steps wait until then.
 
         Raises:
             ValueError: the optimizer keeps no average; nothing has been changed.
-            RuntimeError: a store of another process keeps it.
+            RuntimeError: a store of another process keeps it; or inside another such context, or after `ascend`; or, on
+                leaving, the weights have been written to inside, which is undone.
 
         Example:
             >>> import torch, tristep
@@ -461,6 +474,9 @@ class Trainer:
         found = self._optimizer.average_in_use() if isinstance(self._optimizer, RuleOptimizer) else None
         if found is None:
             raise ValueError(f"{type(self._optimizer).__name__} keeps no averaged weights: give it ema_decay=0.999, say")
+        self._refuse_averaged("averaged_weights()")
+        if self._below is not None:
+            raise RuntimeError("ascend() has moved the weights up: take a step() before averaged_weights()")
         if self._exchange is not None:
             self._start()
             self._exchange.follow_weights()
@@ -470,10 +486,18 @@ class Trainer:
         else:
             for updater, params in zip(self._all_updaters(), self._all_params(), strict=True):
                 updater.apply(*found, range(len(params)), params)
+        marks, self._averaging = self._marks(), True
         try:
             yield
+            written = self._written(marks)
         finally:
+            self._averaging = False
             self._put_back(*before)
+        if written:
+            raise RuntimeError(
+                f"{_listed(written)} written to inside averaged_weights(), which shows an average and then puts back the "
+                "weights from before: these are there again, what was written is gone; write to weights outside"
+            )
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
         """A function that trains, as a CUDA graph: the same function, called in the same way, without the host's work.
@@ -527,7 +551,15 @@ class Trainer:
 
         With a loss scaler its state, too, and with compression what it has kept back. Of several copies of the model it is
         the first one's: it may be loaded where there are more, or fewer.
+
+        Raises:
+            RuntimeError: between `ascend` and `step`, when the weights are not those that are to be saved with it.
         """
+        if self._below is not None:
+            raise RuntimeError(
+                "between ascend() and step() the weights are not those that training goes on with, and nothing is to be "
+                "saved: save after step()"
+            )
         state = None
         residuals: Any = {}
         if self._exchange is not None:
@@ -539,6 +571,7 @@ class Trainer:
             state["residuals"] = residuals
         return state if self._loss_scaler is None else state | {"loss_scaler": self._loss_scaler.state_dict()}
 
+    @uninterrupted
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what `state_dict` gave. Checks all of it first.
 
@@ -549,6 +582,7 @@ class Trainer:
         Raises:
             ValueError, TypeError: it does not fit this trainer; nothing has been changed.
         """
+        state_dict = checkpoint.with_plain_names(state_dict)
         scaling = state_dict.get("loss_scaler") if isinstance(state_dict, Mapping) else None
         if scaling is not None:
             if self._loss_scaler is None:
@@ -573,6 +607,10 @@ class Trainer:
                 copy.forget_plan()
         if scaling is not None:
             self._loss_scaler.load_state_dict(scaling)
+        if self._below is not None:  # weights that have been written since `ascend` are those that were loaded
+            if not self._written(self._raised):
+                self._put_back(self._below)
+            self._below = None
         self._plan = None
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
@@ -590,20 +628,54 @@ class Trainer:
             FileNotFoundError: there is no such file.
             ValueError: it is not a state file, is damaged, or does not fit this trainer; nothing has been changed.
         """
-        self.load_state_dict(checkpoint.read(fname))
+        state = checkpoint.read(fname)
+        try:
+            self.load_state_dict(state)
+        except (TypeError, LookupError, AttributeError, ArithmeticError) as error:  # contents of another kind
+            raise ValueError(f"fname={str(fname)!r}: not a state of such a trainer ({error})") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: all but what is made anew by the next step. A copy's parameters have no gradients yet."""
+        if self._exchange is not None:
+            raise TypeError(
+                "a Trainer of several copies of a model, or with a store, cannot be copied or pickled: use state_dict()"
+            )
+        if self._averaging or (self._backward is not None and self._backward.is_open):
+            raise RuntimeError("a Trainer cannot be copied inside averaged_weights() or step_in_backward(): leave it first")
+        used = [None] * len(self._params), np.full(len(self._params), -1, dtype=np.int64)
+        return vars(self) | {"_plan": None, "_backward": None, "_used": used[0], "_used_versions": used[1]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._seen_versions, self._raised = self._used_versions.copy(), self._marks()
+        self._optimizer.trainer = weakref.ref(self)
+        if isinstance(self._optimizer, RuleOptimizer):
+            self._optimizer._updater = weakref.ref(self._updater)
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self._params if not _is_lazy(parameter))
         copies = f"{len(self._copies)} copies of " if len(self._copies) > 1 else ""
         return f"Trainer({copies}{len(self._params)} parameters, {count:,} elements, {self._optimizer!r})"
 
+    @uninterrupted
     def _step(self, batch_size: float, ignore_stale_grad: bool) -> None:
         if type(batch_size) is not int or batch_size <= 0:
             batch_size = real("batch_size", batch_size, above=0)
+        if ignore_stale_grad is not False:
+            ignore_stale_grad = flag("ignore_stale_grad", ignore_stale_grad)
+        if self._averaging or self._replaced:
+            self._refuse_averaged("step()")
+            self._refuse_replaced()
         if self._exchange is not None:
             self._start()
             self._step_together(batch_size, ignore_stale_grad)
             return
+        if self._below is not None and (written := self._written(self._raised)):
+            self._below = None
+            raise RuntimeError(
+                f"{_listed(written)} written to between ascend() and step(), which would put back the weights from before: "
+                "they stay as they have been written, and the ascent is forgotten; take gradients there, and step again"
+            )
         plan = self._plan
         if plan is None:
             self._refuse_lazy()
@@ -652,9 +724,11 @@ class Trainer:
         if Recording.current is not None:
             self._note_recording(Recording.current, plan, batch_size)
 
+    @uninterrupted
     def _step_together(self, batch_size: float, ignore_stale_grad: bool, reduce: bool = True) -> None:
         """A step of several copies, or through a store; with `reduce=False` gradients are sums already."""
         batch_size = real("batch_size", batch_size, above=0)
+        ignore_stale_grad = flag("ignore_stale_grad", ignore_stale_grad)
         exchange: Any = self._exchange
         copies, optimizer, scaler = self._copies, self._optimizer, self._loss_scaler
         fresh = [copy.fresh() for copy in copies]
@@ -792,6 +866,41 @@ class Trainer:
                 "step()"
             )
 
+    def _refuse_averaged(self, what: str) -> None:
+        if self._averaging:
+            raise RuntimeError(f"{what} inside averaged_weights(), whose weights are put back at its end: leave it first")
+
+    def _take_over(self) -> None:
+        """Become the trainer of the optimizer, which counts the updates of one."""
+        optimizer = self._optimizer
+        before = None if optimizer.trainer is None else optimizer.trainer()
+        if before is not None:
+            before._replaced = True
+        if optimizer.trainer is not None and optimizer.counts:
+            warnings.warn(
+                f"{type(optimizer).__name__} has counted {optimizer.num_update} updates for another Trainer, and counts on: "
+                "bias corrections and schedules go on from there, with states that begin anew; give each Trainer an "
+                "optimizer of its own",
+                stacklevel=3,
+            )
+        optimizer.trainer = weakref.ref(self)
+
+    def _refuse_replaced(self) -> None:
+        if self._replaced:
+            raise RuntimeError(
+                f"the {type(self._optimizer).__name__} of this Trainer has been given to another Trainer since, and an "
+                "optimizer counts the updates of one: give each Trainer an optimizer of its own"
+            )
+
+    def _marks(self) -> list[tuple[int, int]]:
+        """Of each parameter of each copy how often it has been written to, and where it is."""
+        return [(parameter._version, parameter.data_ptr()) for params in self._all_params() for parameter in params]
+
+    def _written(self, marks: list[tuple[int, int]]) -> list[str]:
+        """Names of the parameters that have been written to, or moved, since `_marks` gave that."""
+        changed = [now != then for now, then in zip(self._marks(), marks, strict=True)]
+        return [repr(name) for i, name in enumerate(self._names) if any(changed[i :: len(self._names)])]
+
     def _all_params(self) -> list[Any]:
         """The parameters of each copy of the model."""
         return [copy.params for copy in self._copies] if self._copies else [self._params]
@@ -837,7 +946,11 @@ class Trainer:
     def _look(self, plan: Plan | None, ignore_stale_grad: bool) -> tuple[list[Any], np.ndarray, bool]:
         """The gradients to use, the versions of all, and whether nothing but these has changed."""
         gradients: list[Any] = [parameter.grad if parameter.requires_grad else None for parameter in self._params]
-        found = [-1 if gradient is None else gradient._version for gradient in gradients]
+        try:
+            found = [-1 if gradient is None else gradient._version for gradient in gradients]
+        except RuntimeError:
+            check_versions(self._names, gradients)
+            raise
         versions = np.array(found, dtype=np.int64)
         held = plan is not None and plan.holds(gradients) and bool((versions != self._used_versions).all())
         if not (held or self._all_new(gradients)):
@@ -857,6 +970,7 @@ class Trainer:
         self._plan = plan
         return plan
 
+    @uninterrupted
     @torch.no_grad()
     def _put_back(self, *weights: Sequence[torch.Tensor]) -> None:
         """Give each copy of the model these weights."""
@@ -990,6 +1104,7 @@ def _named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[s
         if not isinstance(parameter, torch.nn.Parameter):
             hint = "; wrap it in torch.nn.Parameter" if isinstance(parameter, torch.Tensor) else ""
             raise TypeError(f"params: {name!r} must be a torch.nn.Parameter, got {type(parameter).__name__}{hint}")
+    named = [(checkpoint.plain_name(name), parameter, own) for name, parameter, own in named]
     once: dict[int, Any] = {}
     for entry in named:
         once.setdefault(id(entry[1]), entry)
@@ -1020,6 +1135,8 @@ def _group(i: int, group: Mapping[str, Any]) -> list[tuple[str, Any, dict[str, f
     members = group["params"]
     if isinstance(members, torch.Tensor):
         members = [members]
+    if not isinstance(members, Iterable):
+        raise TypeError(f"params[{i}]['params'] must be a parameter or a list of such, got {type(members).__name__}")
     named = []
     for j, member in enumerate(members):
         name, parameter = member if isinstance(member, tuple) and len(member) == 2 else (f"{i}.{j}", member)
@@ -1043,6 +1160,11 @@ def _check_parameters(named: list[tuple[str, torch.nn.Parameter, Any]]) -> None:
             )
         if parameter.layout != torch.strided:
             raise TypeError(f"params: {name!r} is sparse ({parameter.layout}): weights must be dense")
+        if parameter.is_inference():
+            raise ValueError(
+                f"params: {name!r} was made under torch.inference_mode(), where autograd is not told of changes: make the "
+                "model outside"
+            )
         if is_wrapper(parameter):
             raise TypeError(
                 f"params: {name!r} is a {type(parameter).__name__}: a Trainer takes plain parameters; the classes of "

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..trainer.arguments import whole
 from ..trainer.optimizer import Optimizer, create, registered
 from .functions import FUNCTIONS, Function, function
 from .scene import Arrows, Axis, Band, Button, Click, Control, Image, Layer, Line, Mark, Panel, Points, Scene, Words
@@ -227,7 +228,7 @@ class SensitivityView(View):
         else:
             where = function(on)
             if "start" not in ours:
-                ours["start"] = _starts_around(where, starts, int(ours.get("seed", 0)))
+                ours["start"] = _starts_around(where, whole("starts", starts, low=1), int(ours.get("seed", 0)))
             self.found = best_rates(where, optimizers, **ours)
         super().__init__(**{name: value for name, value in arguments.items() if name not in ours})
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
-import uuid
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from ..trainer import files
 
 __all__ = ["Curve", "Run", "RunSet", "Series"]
 
 POINTS = 2048  # of a curve at most; more than there are pixels across
 FORMAT = 1
+_PARTS = ("first", "last", "low", "mean", "high", "nonfinite", "recent_steps", "recent", "counts")  # of a series in a file
 
 
 class Curve(NamedTuple):
@@ -254,22 +252,32 @@ class Series:
 
     @classmethod
     def _of_state(cls, state: Mapping[str, np.ndarray]) -> Series:
-        values, steps = state["recent"], state["recent_steps"]
-        series = cls(values.shape[1:], values.dtype)
-        series._count, series._each = (int(number) for number in state["counts"])
-        if series._each < 1 or len(steps) != min(series._count, POINTS) or len(values) != len(steps):
+        recent, steps, counts = state["recent"], state["recent_steps"], state["counts"]
+        if counts.shape != (2,) or counts.dtype.kind != "i" or recent.ndim < 1 or recent.dtype.kind != "f":
+            raise ValueError(f"its values are {recent.dtype} {recent.shape}, with counts {counts.dtype} {counts.shape}")
+        series = cls(recent.shape[1:], recent.dtype)
+        series._count, series._each = (int(number) for number in counts)
+        if series._count < 0 or series._each < 1 or len(recent) != min(series._count, POINTS):
             raise ValueError("its numbers of values contradict each other")
         series._blocks = series._count // series._each
         n = series._blocks + bool(series._in_open_block())
-        for name in ("first", "last", "low", "mean", "high", "nonfinite"):
+        kinds: dict[str, tuple[int, Any, tuple[int, ...]]]
+        kinds = dict.fromkeys(("low", "mean", "high"), (n, recent.dtype, series.shape))
+        kinds |= {"first": (n, np.int64, ()), "last": (n, np.int64, ()), "nonfinite": (n, np.int64, series.shape)}
+        kinds["recent_steps"] = (len(recent), np.int64, ())
+        for name, (length, dtype, shape) in kinds.items():
             array = state[name]
-            if len(array) != n or n > POINTS:
-                raise ValueError(f"{name} has {len(array)} blocks instead of {n}")
-            setattr(series, f"_{name}", _longer(array, POINTS if n > POINTS // 2 else n))
-        series._recent_steps, series._recent = steps.copy(), values.copy()
+            if array.shape != (length, *shape) or array.dtype != dtype or n > POINTS:
+                raise ValueError(f"{name} is {array.dtype} {array.shape} instead of {np.dtype(dtype)} {(length, *shape)}")
+            if name != "recent_steps":
+                setattr(series, f"_{name}", _longer(array, POINTS if n > POINTS // 2 else n))
+        first, last = state["first"], state["last"]
+        if (np.diff(steps) <= 0).any() or (first > last).any() or (first[1:] <= last[:-1]).any():
+            raise ValueError("its steps do not increase")
+        series._recent_steps, series._recent = steps.copy(), recent.copy()
         if series._count > POINTS:  # the ring begins where its oldest value is to be overwritten
             turn = series._count % POINTS
-            series._recent_steps, series._recent = np.roll(steps, turn), np.roll(values, turn, axis=0)
+            series._recent_steps, series._recent = np.roll(steps, turn), np.roll(recent, turn, axis=0)
         return series
 
 
@@ -427,9 +435,6 @@ class RunSet:
         Raises:
             FileNotFoundError: there is no such folder.
         """
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"path={str(path)!r}: there is no folder {str(path.parent)!r}")
         arrays: dict[str, np.ndarray] = {}
         described = []
         for i, run in enumerate(self):
@@ -440,19 +445,7 @@ class RunSet:
             names = {kind: list(members) for kind, members in kinds.items()}
             own = {"name": run.name, "parameters": run.parameters, "edges": run.edges.tolist(), "notes": run.notes}
             described.append(own | {"series": names})
-        header = json.dumps({"tristep runs": FORMAT, "runs": described}).encode()
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, header=np.frombuffer(header, dtype=np.uint8), **arrays)  # type: ignore[arg-type]
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-        try:
-            with temporary.open("xb") as file:
-                file.write(buffer.getvalue())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        files.write_npz("path", path, "runs", {"tristep runs": FORMAT, "runs": described}, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RunSet:
@@ -462,26 +455,32 @@ class RunSet:
             FileNotFoundError: there is no such file.
             ValueError: it is not such a file, or damaged.
         """
-        if not Path(path).exists():
-            raise FileNotFoundError(f"path={str(path)!r}: there is no such file")
-        try:
-            with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            header = json.loads(arrays["header"].tobytes())
-            if header["tristep runs"] != FORMAT:
-                raise ValueError(f"it has format {header['tristep runs']}, this version knows {FORMAT}")
-            return cls(_run(i, own, arrays) for i, own in enumerate(header["runs"]))
-        except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"path={str(path)!r}: not a file of runs, or a damaged one ({error})") from error
+        with files.contents("path", path, "a file of runs"):
+            about, arrays = files.read_npz(path, "runs")
+            if about is None:  # as earlier versions have written them
+                about = files.parse_array(arrays.pop("header"))
+            if about["tristep runs"] != FORMAT:
+                raise ValueError(f"it has format {about['tristep runs']}, this version knows {FORMAT}")
+            runs = cls(_run(i, own, arrays) for i, own in enumerate(about["runs"]))
+            if arrays:
+                raise ValueError(f"{next(iter(arrays))!r} is of no run")
+            return runs
 
 
-def _run(i: int, own: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Run:
+def _run(i: int, own: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Run:
+    """The run of this description; its arrays are taken out of those of the file."""
+    texts = [own["name"], *own["parameters"], *own["notes"].values()]
+    if not all(isinstance(text, str) for text in texts) or not isinstance(own["parameters"], list):
+        raise ValueError(f"names and notes of run {i} must be strings")
     run = Run(own["name"], own["parameters"], own["edges"], own["notes"])
+    if run.edges.ndim != 1 or set(own["series"]) != set(run._kinds()):
+        raise ValueError(f"run {i} has edges {own['edges']!r:.80} and series of {', '.join(own['series'])}")
     for kind, names in own["series"].items():
         for k, name in enumerate(names):
-            start = f"{i}/{kind}/{k}/"
-            state = {key[len(start) :]: array for key, array in arrays.items() if key.startswith(start)}
-            getattr(run, kind)[name] = Series._of_state(state)
+            state = {part: arrays.pop(f"{i}/{kind}/{k}/{part}") for part in _PARTS}
+            if not isinstance(name, str) or name in run._kinds()[kind]:
+                raise ValueError(f"a name of {kind} of run {i} is {name!r}")
+            run._kinds()[kind][name] = Series._of_state(state)
     return run
 
 

@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 import time
-import uuid
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -24,6 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..trainer import files
 from .picture import draw
 from .scene import Scene
 from .style import THEMES, Figure
@@ -135,16 +135,9 @@ class View(ABC):
             ModuleNotFoundError: anywidget is not installed.
         """
         path = Path(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"path={str(path)!r}: there is no folder {str(path.parent)!r}")
         with self._sharing() as scene:
             page = _canvas_module().page(scene.to_bytes(), scene.title or type(self).__name__, self.describe())
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-        try:
-            temporary.write_text(page, encoding="utf-8", newline="\n")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        files.replace("path", path, lambda file: file.write(page.encode()))
         return path
 
     def refresh(self) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import re
 import zlib
@@ -879,3 +880,42 @@ def test_a_step_after_a_refused_load_is_as_without_it(trained, tmp_path):
     _step(trainer, params, gradients)
     _step(other, resumed, gradients)
     assert _equal(params, resumed)
+
+
+@pytest.mark.parametrize("name", sorted(base.registered()))
+@pytest.mark.sample(12)
+def test_every_optimizer_takes_back_its_own_settings(name):
+    """The constructor is asked whether it would take them."""
+    made = base.create(name)
+    before = repr(made.settings())
+    base.check_settings(made, made.settings())
+    assert repr(made.settings()) == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("lr", math.nan, "saved state: lr=nan: must be finite"),
+        ("lr", -0.1, "saved state: learning_rate=-0.1: must be finite and 0 or more"),
+        ("beta2", 2.0, "saved state: beta2=2.0: must be finite and 0 or more and less than 1"),
+        ("wd", -0.5, "saved state: wd=-0.5: must be finite and 0 or more"),
+        ("epsilon", math.inf, "saved state: epsilon=inf: must be finite"),
+        ("ema_decay", 1.5, "saved state: ema_decay=1.5: must be finite"),
+        ("begin_num_update", -1, "saved state: begin_num_update=-1: must be 0 or more"),
+    ],
+)
+@WAYS
+def test_settings_that_the_constructor_refuses_are_refused(setting, value, message, way, trained, tmp_path, everything):
+    trainer, params = trained
+    other = _other({"body": (2, 3), "head": (2,)})
+    setattr(other.optimizer, setting, value)
+    _refused(trainer, params, everything, lambda: way(other, trainer, tmp_path), ValueError, re.escape(message))
+
+
+@pytest.mark.parametrize("where", ["num_update", "counts"])
+def test_counts_that_no_training_reaches_are_refused(where, trained, everything):
+    trainer, params = trained
+    saved = copy.deepcopy(trainer.state_dict())
+    saved[where] = 10**30 if where == "num_update" else {"body": 10**30, "head": 1}
+    load = lambda: trainer.load_state_dict(saved)  # noqa: E731
+    _refused(trainer, params, everything, load, ValueError, "must be 9,007,199,254,740,992 or less")

@@ -1084,3 +1084,16 @@ def _started(folder, program):
             process.kill()
     outputs, errors = zip(*texts, strict=True)
     return [process.returncode for process in running], list(outputs), list(errors)
+
+
+def test_the_time_limit_of_a_store_by_name(monkeypatch):
+    from tristep.trainer.kvstore import server
+
+    asked = []
+    monkeypatch.setattr(server, "connect", lambda *arguments: asked.append(arguments))
+    kvstore.create("dist_async")
+    kvstore.create("Dist_Device_Async", timeout=300)
+    assert asked == [("dist_async",), ("dist_device_async", 300)]
+    for name in ("device", "dist_sync"):
+        with pytest.raises(ValueError, match="timeout=300 with name=.*: it is for 'dist_async' and 'dist_device_async'"):
+            kvstore.create(name, timeout=300)

@@ -277,7 +277,7 @@ def test_files_give_back_what_was_saved(tmp_path):
     with pytest.raises(RuntimeError, match="make_model"):
         Sweep.load(tmp_path / "sweep.npz").model(**point)
     np.savez(tmp_path / "other.npz", losses=np.zeros(3))
-    with pytest.raises(ValueError, match="was not written by Sweep.save"):
+    with pytest.raises(ValueError, match="not a file that was written by Sweep.save"):
         Sweep.load(tmp_path / "other.npz")
 
 

@@ -1313,3 +1313,21 @@ def test_where_torch_compiles_a_trainer_steps_as_it_does_elsewhere(what):
         optimizer.step()
     for weight, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(weight, expected)
+
+
+def test_an_optimizer_belongs_to_the_last_trainer_that_was_given_it():
+    """MXNet takes one for two without a word, and both count on it."""
+    optimizer = tristep.optimizer.Adam()
+    first, second = (torch.nn.Linear(2, 1) for _ in range(2))
+    one, two = Trainer(first, optimizer), Trainer(second, optimizer)
+    for net in (first, second):
+        net(torch.ones(1, 2)).sum().backward()
+    before = first.weight.detach().clone()
+    for call in (one.step, one.update, lambda size, trainer=one: trainer.step_in_backward(size).__enter__()):
+        with pytest.raises(RuntimeError, match="the Adam of this Trainer has been given to another Trainer since"):
+            call(1)
+    assert torch.equal(first.weight, before)
+    two.step(1)
+    assert optimizer.num_update == 1
+    with pytest.warns(UserWarning, match="Adam has counted 1 updates for another Trainer, and counts on"):
+        Trainer(first, optimizer)

@@ -157,17 +157,19 @@ def registered() -> dict[str, type[KVStore]]:
     return dict(sorted(KVStore.kv_registry.items()))
 
 
-def create(name: str = "local") -> KVStore:
+def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
     """Make a store.
 
     Args:
         name: in any case. "local" adds up on the CPU, "device" and "nccl" where the values are; "dist", "dist_sync" and
             "dist_device_sync" over all processes, which torchrun has started; "dist_async" and "dist_device_async" on
             servers, the last of these processes, in which this does not come back; or a registered store's.
+        timeout: of "dist_async" and "dist_device_async" the seconds, > 0, after which a process that has not been heard of
+            counts as lost; None means 30 minutes. Others have the time limit of their process group.
 
     Raises:
         TypeError: `name` is no string.
-        ValueError: no such store. (MXNet makes a local one of any word.)
+        ValueError: no such store (MXNet makes a local one of any word), or a time limit that does not fit.
         RuntimeError: a store of several processes, and there is but this one.
 
     Example:
@@ -188,6 +190,11 @@ def create(name: str = "local") -> KVStore:
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, such as 'local', got {type(name).__name__}")
     kind = name.lower()
+    if timeout is not None and (kind in KVStore.kv_registry or kind not in server.NAMES):
+        raise ValueError(
+            f"timeout={timeout!r} with name={name!r}: it is for {' and '.join(map(repr, server.NAMES))}; others have that "
+            "of their process group, see torch.distributed.init_process_group"
+        )
     if kind in KVStore.kv_registry:
         store = KVStore.kv_registry[kind]()
         if not store.type:  # it may be a property, as in MXNet
@@ -198,7 +205,7 @@ def create(name: str = "local") -> KVStore:
     if kind in collective.NAMES:
         return collective.CollectiveStore(kind)
     if kind in server.NAMES:
-        return server.connect(kind)
+        return server.connect(kind) if timeout is None else server.connect(kind, timeout)
     known = [*local.NAMES, *collective.NAMES, *server.NAMES, *KVStore.kv_registry]
     raise ValueError(f"name={name!r}: must be one of {', '.join(map(repr, known))}.{did_you_mean(kind, known)}")
 

@@ -130,6 +130,7 @@ class ShardedUpdate:
         self._plan: Plan | None = None
         self._gradients: list[torch.Tensor] = []
         self._weight_addresses: list[int] = []
+        self._strides = [param.stride() for param in self.params]
         self._gathers: list[_Gather] = []
         self._total: torch.Tensor | None = None  # what the first reduction over all tensors has found in the last update
 
@@ -288,6 +289,11 @@ class ShardedUpdate:
         return self._plan
 
     def _follow_weights(self) -> None:
+        if self.cuts and [param.stride() for param in self.params] != self._strides:
+            raise ValueError(
+                "a parameter has got other strides since the first step, as by .t() or another memory format: each process "
+                "has the states of pieces of its memory, which cannot follow; change layouts before the first step"
+            )
         addresses = [param.data_ptr() for param in self.params]
         if addresses != self._weight_addresses:
             self._weight_addresses, self._plan = addresses, None

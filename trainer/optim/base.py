@@ -21,6 +21,7 @@ from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.engine import DTYPES
 from ...kernels.table import Recording, allocate_states, is_dense, is_wrapper, slot_dtypes, state_type, states_for
 from ..capture import CapturedStep
+from ..interrupts import uninterrupted
 from ..optimizer.sparse import RowUpdate, is_sparse
 from . import shards
 
@@ -155,6 +156,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return CapturedStep(fn, self.param_groups[0]["params"][0].device, warmup)
 
     @torch._disable_dynamo  # it is compiled already
+    @uninterrupted
     def _step(self) -> None:
         if self._plan is not None and self._plan.holds():
             self._plan.step()

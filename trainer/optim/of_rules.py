@@ -212,6 +212,7 @@ class _OfRule(FusedOptimizer):
 
         Raises:
             ValueError: the optimizer keeps no average; nothing has been changed.
+            RuntimeError: on leaving, the parameters have been written to inside, as by a step, which is undone.
         """
         averages = [(group, self._of(group).average_in_use()) for group in self.param_groups]
         if not all(average for _, average in averages):
@@ -228,11 +229,18 @@ class _OfRule(FusedOptimizer):
                 gradients = [torch.zeros_like(weight) for weight in weights]
                 update.bind(gradients)
                 update()
+            versions = [parameter._version for parameter, _ in before]
             yield
+            written = [parameter._version for parameter, _ in before] != versions
         finally:
             with torch.no_grad():
                 for parameter, old in before:
                     parameter.copy_(old)
+        if written:
+            raise RuntimeError(
+                "parameters were written to inside averaged_weights(), as by a step, which shows an average and then puts "
+                "back the values from before: these are there again, what was written is gone; take steps outside"
+            )
 
 
 ADOPT = as_torch(gluon.ADOPT)

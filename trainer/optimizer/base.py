@@ -5,6 +5,7 @@ The registry is here too. No arithmetic on tensors happens here.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -90,6 +91,7 @@ class Optimizer:
         **unknown: Any,
     ) -> None:
         _refuse_unknown(type(self), unknown)
+        self.trainer: Callable[[], Any] | None = None  # a weak reference to the Trainer that has it
         if learning_rate is not None:
             learning_rate = real("learning_rate", learning_rate, low=0)
         if lr_scheduler is not None and not callable(lr_scheduler):
@@ -126,6 +128,10 @@ class Optimizer:
         self.wd_mult: dict[Index, float] = {}
         self.set_lr_mult({})
         self.set_wd_mult({})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: without the Trainer, and what has the states, of which a copy has none yet."""
+        return vars(self) | {name: None for name in ("trainer", "_updater") if name in vars(self)}
 
     @staticmethod
     def register(klass: _Class) -> _Class:
@@ -377,7 +383,7 @@ class Optimizer:
         """The optimizer's own numbers and switches, as plain data for saving."""
         plain = (bool, int, float, str, type(None))
         own = {k: v.item() if isinstance(v, np.generic) else v for k, v in vars(self).items() if k[0] != "_"}
-        return {k: v for k, v in own.items() if k not in ("lr_scheduler", "num_update") and isinstance(v, plain)}
+        return {k: v for k, v in own.items() if k not in ("lr_scheduler", "num_update", "trainer") and isinstance(v, plain)}
 
     def __repr__(self) -> str:
         shown = {k: v for k, v in self.settings().items() if isinstance(v, (bool, int, float)) and k not in self._hidden()}
@@ -693,9 +699,6 @@ class RuleOptimizer(Optimizer):
         place = self.composed_rule.slots.index(name)
         return {index: float(state[place]) for index, state in updater.states.items()}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_updater": None}  # a copy has no states yet
-
     def carried(self) -> tuple[Any, ...]:
         """The values of what a step carries on to the next, besides counts and states."""
         return tuple(getattr(self, name) for name in self.carries)
@@ -792,15 +795,36 @@ def _state_dtype(value: Any) -> str:
     return choice("state_dtype", value, STATE_DTYPES, other_names=_OTHER_STATE_DTYPES)
 
 
-def _refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:
-    if not unknown:
-        return
+def check_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
+    """Refuse settings, by the names of attributes, that the optimizer's constructor would refuse; nothing is changed.
+
+    Of a class from elsewhere it is the constructor of the class of ours that it is derived from.
+    """
+    ours = __name__.partition(".")[0]
+    klass = next(base for base in type(optimizer).__mro__ if base.__module__.partition(".")[0] == ours)
+    values = optimizer.settings() | dict(settings)
+    for name, value in settings.items():
+        if isinstance(value, float) and not math.isfinite(value) and value != optimizer.settings().get(name):
+            raise ValueError(f"{name}={value!r}: must be finite")
+    values["learning_rate"] = values.pop("lr")
+    probe = copy.copy(optimizer)
+    klass.__init__(probe, **{name: values[name] for name in _arguments(klass) if name in values})  # type: ignore[misc]
+
+
+def _arguments(klass: type) -> list[str]:
+    """What the constructor of a class takes, and, by **kwargs, those of its bases."""
     allowed: list[str] = []
     for base in klass.__mro__:
         if base is not object and "__init__" in vars(base):
             parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
             allowed += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    allowed = [name for name in dict.fromkeys(allowed) if name != "self"]
+    return [name for name in dict.fromkeys(allowed) if name != "self"]
+
+
+def _refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:
+    if not unknown:
+        return
+    allowed = _arguments(klass)
     for name, value in unknown.items():
         meant = _TORCHS_NAMES.get(name)
         hint = f" Did you mean {meant!r}, as in MXNet?" if meant in allowed else did_you_mean(name, allowed)

@@ -18,6 +18,7 @@ from ...kernels import Rule, Update, storage
 from ...kernels.engine import emptiness
 from ...kernels.measures import Measurements
 from ...kernels.table import allocate_states, is_dense, slot_shapes
+from ..interrupts import uninterrupted
 from .base import Index, Optimizer, RuleOptimizer
 from .sparse import RowUpdate, is_sparse, split
 
@@ -63,6 +64,7 @@ class Updater:
         if isinstance(optimizer, RuleOptimizer):
             optimizer._updater = weakref.ref(self)
 
+    @uninterrupted
     def __call__(
         self,
         index: Index | Sequence[Index],
@@ -82,6 +84,9 @@ class Updater:
         if plan is None or plan.indices != indices or any(a is not b for a, b in zip(plan.weights, weights, strict=True)):
             plan = self._plan = Plan(self, indices, weights)
         plan.step(grads, into=self.into)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_plan": None}
 
     def apply(
         self,

@@ -1,0 +1,146 @@
+"""Uses that nobody has in mind at first: each works, or is an error that names the argument."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import tristep
+from tristep import Trainer
+from tristep.kernels import engine as engines
+from tristep.trainer import checkpoint
+from tristep.viz import SensitivityView
+
+DATA = [(torch.ones(4, 2), torch.zeros(4, 1))]
+
+
+def _net():
+    return torch.nn.Linear(2, 1)
+
+
+def _step(net, trainer, scale=1.0):
+    for param in net.parameters():
+        param.grad = torch.full_like(param, scale)
+    trainer.step(1)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb", "prodigy", "schedulefreesgd"])
+@pytest.mark.sample(6)
+def test_a_used_trainer_can_be_copied_with_its_model(optimizer, way, engine, device):
+    net = _net().to(device)
+    trainer = Trainer(net, optimizer, engine=engine)
+    for k in range(3):
+        _step(net, trainer, k + 1.0)
+    other, second = way((net, trainer))
+    for k in range(3):
+        _step(net, trainer, k - 5.0)
+        _step(other, second, k - 5.0)
+    assert second.optimizer is not trainer.optimizer
+    assert second.optimizer.num_update == trainer.optimizer.num_update == 6
+    for param, twin in zip(net.parameters(), other.parameters(), strict=True):
+        assert param is not twin
+        assert torch.equal(param, twin)
+
+
+def test_a_trainer_with_a_store_is_not_copied():
+    trainer = Trainer([_net(), _net()], "sgd")
+    with pytest.raises(TypeError, match="cannot be copied or pickled: use state_dict"):
+        copy.deepcopy(trainer)
+
+
+def test_a_compiled_model_has_the_names_of_the_model_and_loads_what_was_saved_with_others(tmp_path):
+    net = torch.nn.Sequential(_net())
+    compiled = torch.nn.Sequential(torch.compile(net, backend="eager"))
+    trainer = Trainer(compiled, "sgd", {"momentum": 0.9})
+    assert list(trainer.state_dict()["parameters"]) == ["0.0.weight", "0.0.bias"]
+    _step(compiled, trainer)
+    saved = trainer.state_dict()
+    older = dict(saved)
+    for key in ("counts", "parameters", "state"):
+        older[key] = {f"0._orig_mod.{name[2:]}": value for name, value in saved[key].items()}
+    checkpoint.write(tmp_path / "a", older)
+    other = Trainer(torch.nn.Sequential(torch.nn.Sequential(_net())), "sgd", {"momentum": 0.9})
+    other.load_states(tmp_path / "a")
+    for name, slots in saved["state"].items():
+        assert torch.equal(other.state_dict()["state"][name]["mom"], slots["mom"])
+
+
+def test_zeroed_gradients_must_not_be_shared(engine, device):
+    params = [torch.nn.Parameter(torch.ones(4, device=device)) for _ in range(2)]
+    trainer = Trainer(params, "sgd", engine=engine, zero_grads=True)
+    params[0].grad = params[1].grad = torch.ones(4, device=device)
+    with pytest.raises(
+        ValueError, match="'0' and '1' have one gradient in one place in memory, which zero_grads would clear"
+    ):
+        trainer.step(1)
+    assert all((param == 1).all() for param in params)
+    assert (params[0].grad == 1).all()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "lamb", "muon", "prodigy", "adafactor"])
+@pytest.mark.sample(6)
+def test_a_default_device_does_not_matter(optimizer, engine, device):
+    results = []
+    for default in (None, "meta"):
+        net = torch.nn.Linear(3, 2).to(device)
+        with torch.no_grad():
+            for param in net.parameters():
+                param.fill_(0.5)
+        trainer = Trainer(net, optimizer, engine=engine)
+        for param in net.parameters():
+            param.grad = torch.ones_like(param)
+        torch.set_default_device(default)
+        try:
+            trainer.step(1)
+        finally:
+            torch.set_default_device(None)
+        results.append([param.detach().clone() for param in net.parameters()])
+    assert all(map(torch.equal, *results))
+
+
+def test_a_forked_process_gets_threads_of_its_own(monkeypatch):
+    """The first step with several threads may be in the child, which has none of those that torch has started before."""
+    native = pytest.importorskip("tristep.kernels.native")
+    asked = []
+    monkeypatch.setattr(native, "_openmp", lambda: asked.append(1))
+    monkeypatch.setattr(native, "is_forked", lambda: True)
+    weight = torch.nn.Parameter(torch.ones(1 << 20))
+    trainer = Trainer([weight], "sgd", {"learning_rate": 1.0}, engine="cpu")
+    weight.grad = torch.ones(1 << 20)
+    trainer.step(1)
+    assert not asked
+    assert (weight == 0).all()
+
+
+def _wrong(value):
+    net = _net()
+    trainer = Trainer(net, "sgd")
+    net(DATA[0][0]).sum().backward()
+    trainer.step(1, ignore_stale_grad=value)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: _wrong("no"), TypeError, "ignore_stale_grad='no': must be True or False, not str"),
+        (lambda: _wrong(np.True_), TypeError, "ignore_stale_grad="),
+        (lambda: tristep.clip_global_norm([torch.ones(2)], -1), ValueError, "max_norm=-1: must be finite and 0 or more"),
+        (lambda: Trainer(_net(), "sgd", engine=5), TypeError, "engine=5: must be one of 'triton', 'cpu', 'eager', or None"),
+        (lambda: engines.choose_engine(torch.device("cpu"), 5), TypeError, "engine=5: must be one of"),
+        (
+            lambda: Trainer([{"params": 5}], "sgd"),
+            TypeError,
+            r"params\[0\]\['params'\] must be a parameter or a list of such",
+        ),
+        (lambda: tristep.fit(_net(), torch.nn.MSELoss(), DATA, trainer=5), TypeError, "trainer must be a Trainer, got int"),
+        (lambda: tristep.sweep(_net, torch.nn.MSELoss(), DATA, grid=5), TypeError, "grid=5: must be a dict of names"),
+        (lambda: tristep.sweep(_net, torch.nn.MSELoss(), DATA, seeds=5), TypeError, "seeds=5: must be whole numbers"),
+        (lambda: SensitivityView(starts=0), ValueError, "starts=0: must be 1 or more"),
+    ],
+)
+def test_a_wrong_argument_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,203 @@
+"""Weights and gradients whose layout changes where they are in memory: their strides count, as in torch's own optimizers."""
+
+import pytest
+import torch
+
+import tristep
+from tristep import Trainer
+
+SHAPE = (4, 4)
+
+
+def _transposed_weight(param):
+    param.data = param.data.t()
+
+
+def _transposed_gradient(param):
+    param.grad.t_()
+
+
+def _both(param):
+    _transposed_weight(param)
+    _transposed_gradient(param)
+
+
+def _cut_out(param):
+    """Another view of the same memory, by `set_`."""
+    param.data.set_(param.data.untyped_storage(), 0, SHAPE, (1, 4))
+
+
+CHANGES = [_transposed_weight, _transposed_gradient, _both, _cut_out]
+
+
+class _Ours:
+    """A trainer, or an optimizer of tristep.optim."""
+
+    def __init__(self, api, params, engine, monkeypatch):
+        if api == "trainer":
+            trainer = Trainer(params, "sgd", {"learning_rate": 0.1, "momentum": 0.9}, engine=engine)
+            self.step = lambda: trainer.step(1)
+        else:
+            monkeypatch.setenv("TRISTEP_ENGINE", engine)
+            self.step = tristep.optim.SGD(params, lr=0.1, momentum=0.9).step
+
+
+@pytest.mark.cover("api", "engine", "new")
+@pytest.mark.parametrize("new", [False, True], ids=["kept gradients", "new gradients"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("api", ["trainer", "optim"])
+def test_states_stay_with_their_elements(api, change, new, engine, device, monkeypatch):
+    ours = [torch.nn.Parameter(torch.randn(SHAPE, device=device)) for _ in range(3)]
+    theirs = [torch.nn.Parameter(param.detach().clone()) for param in ours]
+    step = _Ours(api, ours, engine, monkeypatch).step
+    judge = torch.optim.SGD(theirs, lr=0.1, momentum=0.9)
+    for k in range(9):
+        for param, other in zip(ours, theirs, strict=True):
+            gradient = torch.randn(SHAPE, device=device)
+            for each in (param, other):
+                if new or each.grad is None:
+                    each.grad = gradient.clone()
+                else:
+                    each.grad.copy_(gradient)
+        if k in (4, 6):
+            change(ours[1])
+            change(theirs[1])
+        step()
+        judge.step()
+        for param, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(param, other, rtol=1e-5, atol=1e-6)
+
+
+def _channels_last(tensor):
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def test_a_model_may_go_to_channels_last_and_back(engine, device):
+    ours = torch.nn.Parameter(torch.randn(2, 3, 4, 5, device=device))
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    trainer = Trainer([ours], "sgd", {"learning_rate": 0.1, "momentum": 0.9}, engine=engine)
+    judge = torch.optim.SGD([theirs], lr=0.1, momentum=0.9)
+    for k in range(6):
+        gradient = torch.randn(2, 3, 4, 5, device=device)
+        for param in (ours, theirs):
+            layout = torch.channels_last if k in (2, 3) else torch.contiguous_format
+            param.data = param.data.contiguous(memory_format=layout)
+            param.grad = gradient.contiguous(memory_format=layout) if k % 2 else gradient.clone()
+        trainer.step(1)
+        judge.step()
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("when", [0, 3])
+@pytest.mark.parametrize("new", [False, True])
+def test_a_gradient_without_memory_is_refused(new, when, engine, device):
+    params = [torch.nn.Parameter(torch.ones(SHAPE, device=device)) for _ in range(3)]
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.1}, engine=engine)
+    for k in range(when + 1):
+        for param in params:
+            if new or param.grad is None:
+                param.grad = torch.ones(SHAPE, device=device)
+            else:
+                param.grad.fill_(k)
+        if k < when:
+            trainer.step(1)
+    params[1].grad.untyped_storage().resize_(0)
+    before = [param.detach().clone() for param in params]
+    with pytest.raises(ValueError, match="the gradient of '1' has no memory: it has been freed"):
+        trainer.step(1)
+    assert all(map(torch.equal, params, before))
+    assert trainer.optimizer.num_update == when
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that only stands for another one."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
+@pytest.mark.parametrize("when", [0, 3])
+def test_a_gradient_that_stands_for_others_is_refused(when, engine, device):
+    params = [torch.nn.Parameter(torch.ones(SHAPE, device=device)) for _ in range(3)]
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.1}, engine=engine)
+    for k in range(when + 1):
+        for param in params:
+            param.grad = torch.ones(SHAPE, device=device)
+        if k < when:
+            trainer.step(1)
+    params[1].grad = Wrapper(torch.ones(SHAPE, device=device))
+    before = [param.detach().clone() for param in params]
+    with pytest.raises((TypeError, ValueError), match="the gradient of '1' (has no memory|is a Wrapper)"):
+        trainer.step(1)
+    assert all(map(torch.equal, params, before))
+
+
+@pytest.mark.parametrize("when", [0, 3])
+def test_gradients_of_inference_mode_are_refused_by_a_trainer_and_taken_by_an_optimizer(when, engine, device, monkeypatch):
+    """Torch counts no versions for them; what torch's own optimizers do with them ours do, too."""
+    ours, theirs, of_trainer = ([torch.nn.Parameter(torch.ones(SHAPE, device=device)) for _ in range(3)] for _ in range(3))
+    trainer = Trainer(of_trainer, "sgd", {"learning_rate": 0.1}, engine=engine)
+    step, judge = _Ours("optim", ours, engine, monkeypatch).step, torch.optim.SGD(theirs, lr=0.1, momentum=0.9)
+    for k in range(when + 1):
+        with torch.inference_mode(k == when):
+            for param in (*ours, *theirs, *of_trainer):
+                param.grad = torch.full(SHAPE, k + 1.0, device=device)
+        step()
+        judge.step()
+        if k < when:
+            trainer.step(1)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    before = [param.detach().clone() for param in of_trainer]
+    with pytest.raises(ValueError, match=r"the gradient of '0' was made under torch.inference_mode\(\)"):
+        trainer.step(1)
+    assert all(map(torch.equal, of_trainer, before))
+
+
+def test_weights_of_inference_mode_are_refused(device):
+    with torch.inference_mode():
+        params = [torch.nn.Parameter(torch.ones(SHAPE, device=device))]
+    with pytest.raises(ValueError, match=r"'0' was made under torch.inference_mode\(\)"):
+        Trainer(params, "sgd")
+    params[0].grad = torch.ones(SHAPE, device=device)
+    with pytest.raises(ValueError, match=r"params\[0\] was made under torch.inference_mode\(\)"):
+        tristep.optim.SGD(params, lr=0.1).step()
+
+
+def test_a_step_may_be_taken_under_inference_mode(engine, device):
+    params = [torch.nn.Parameter(torch.ones(SHAPE, device=device)) for _ in range(2)]
+    judged = [torch.nn.Parameter(param.detach().clone()) for param in params]
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.1, "momentum": 0.9}, engine=engine)
+    judge = torch.optim.SGD(judged, lr=0.1, momentum=0.9)
+    for k in range(4):
+        for param in (*params, *judged):
+            param.grad = torch.full(SHAPE, k + 1.0, device=device)
+        with torch.inference_mode(k % 2 == 0):
+            trainer.step(1)
+        judge.step()
+    torch.testing.assert_close(params, judged, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("when", [0, 3])
+def test_a_gradient_of_vmap_is_refused(when, engine, device):
+    params = [torch.nn.Parameter(torch.ones(SHAPE, device=device)) for _ in range(2)]
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.1}, engine=engine)
+    for _ in range(when):
+        for param in params:
+            param.grad = torch.ones(SHAPE, device=device)
+        trainer.step(1)
+
+    def step(x):
+        for param in params:
+            param.grad = x * torch.ones(SHAPE, device=device)
+        trainer.step(1)
+        return x
+
+    before = [param.detach().clone() for param in params]
+    with pytest.raises(ValueError, match="the gradient of '0' has no memory: .* made inside torch.vmap"):
+        torch.vmap(step)(torch.ones(3, device=device))
+    assert all(map(torch.equal, params, before))

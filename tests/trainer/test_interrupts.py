@@ -1,0 +1,149 @@
+"""Ctrl-C in the middle of a step: the step is all there afterwards, counts and all, and training goes on."""
+
+import signal
+import threading
+
+import pytest
+import torch
+
+import tristep
+from tristep import Trainer
+from tristep.kernels import engine
+from tristep.trainer.interrupts import interrupts_wait, uninterrupted
+from tristep.trainer.optimizer import SGD, get_updater
+
+DTYPES = (torch.float64, torch.float32)  # two groups, two launches
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Lets an interrupt come between the launches of a step."""
+    run, calls = engine._Group.run, []
+
+    def then_interrupt(*args, **kwargs):
+        run(*args, **kwargs)
+        calls.append(None)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    def begin():
+        calls.clear()
+        monkeypatch.setattr(engine._Group, "run", then_interrupt)
+
+    return begin
+
+
+def _params():
+    return [torch.nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in DTYPES]
+
+
+def _trainer(params):
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.5})
+    return lambda: trainer.step(1), lambda: trainer.optimizer.num_update
+
+
+def _optim(params):
+    optimizer = tristep.optim.Adam(params, lr=0.5, eps=0.0)
+    return optimizer.step, lambda: max((int(row["step"]) for row in optimizer.state.values()), default=0)
+
+
+def _updater(params):
+    optimizer = SGD(learning_rate=0.5)
+    update = get_updater(optimizer)
+    return lambda: update([0, 1], [param.grad for param in params], params), lambda: optimizer.num_update
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("make", [_trainer, _optim, _updater])
+def test_a_step_is_all_there_or_not_at_all(make, first, interrupted):
+    params = _params()
+    step, count = make(params)
+    for k in range(1 if first else 2):
+        for param in params:
+            param.grad = torch.ones_like(param)
+        if k == (0 if first else 1):
+            interrupted()
+            with pytest.raises(KeyboardInterrupt):
+                step()
+        else:
+            step()
+        assert count() == k + 1
+        for param in params:
+            torch.testing.assert_close(param.detach(), torch.full_like(param, 1.0 - 0.5 * (k + 1)))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_step_in_backward_is_all_there(interrupted):
+    params = _params()
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.5})
+    interrupted()
+    with pytest.raises(KeyboardInterrupt), trainer.step_in_backward(1):
+        sum(param.sum().float() for param in params).backward()
+    assert trainer.optimizer.num_update == 1
+    assert all((param == 0.5).all() for param in params)
+
+
+def test_a_second_interrupt_acts_at_once():
+    done = []
+
+    @uninterrupted
+    def endless():
+        signal.raise_signal(signal.SIGINT)
+        done.append(1)
+        signal.raise_signal(signal.SIGINT)
+        done.append(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        endless()
+    assert done == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_one_inside_another_is_part_of_it():
+    done = []
+
+    @uninterrupted
+    def inner():
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), interrupts_wait():  # noqa: PT012
+        inner()
+        done.append(1)
+    assert done == [1]
+
+
+def test_a_handler_of_somebody_else_gets_it_afterwards_and_stays():
+    came, before = [], signal.getsignal(signal.SIGINT)
+    mine = lambda *_: came.append(len(done))  # noqa: E731
+    done = []
+    signal.signal(signal.SIGINT, mine)
+    try:
+        with interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+            done.append(1)
+        assert came == [1]
+        assert signal.getsignal(signal.SIGINT) is mine
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with interrupts_wait():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_error_of_the_step_is_not_hidden_by_it():
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts_wait():  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("of the step")
+    assert str(caught.value.__context__) == "of the step"
+
+
+def test_other_threads_step_without_it():
+    params = _params()
+    step, count = _trainer(params)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+    assert count() == 1

@@ -1,0 +1,315 @@
+"""Files of states, runs and sweeps: written whole or not at all, and checked whole when they are read. Nothing is unpickled.
+
+Tensors go into safetensors files, which other programs read without NumPy; long series of numbers, which compress well, into
+NumPy's npz. Both have a JSON text beside the arrays, and checksums of everything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import uuid
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+
+__all__ = ["contents", "read_npz", "read_tensors", "replace", "write_npz", "write_tensors"]
+
+fcntl: Any = import_module("fcntl") if os.name == "posix" else None  # on Windows nobody can remove a file that is open
+_TEXT, _CHECKSUM = "tristep", "tristep checksum"  # in a safetensors file's metadata; the first also names an array of an npz
+_MOST_TEXT = 1 << 24  # bytes of JSON in an npz; parsed, they take some twenty times as much memory
+SMALL, RATIO = 1 << 26, 128  # what an npz may unpack to: so many bytes, or so many times its size
+
+
+def replace(argument: str, path: str | os.PathLike[str], write: Callable[[IO[bytes]], Any]) -> None:
+    """Let `write` fill a new file and put it where `path` is, only when it is complete and on the disk.
+
+    A symbolic link stays one: the file that it leads to is replaced. The new file has the mode of the old one.
+    Temporary files that a killed process has left behind here are removed.
+
+    Args:
+        argument: what messages call the path.
+        path: where the file is to be.
+        write: called with a binary file to be written and read.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        IsADirectoryError, ValueError: the path is one of a folder, or of something else that is no file.
+        OSError: the system's own; the old file is as it was.
+    """
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{argument}={str(path)!r}: there is no folder {str(target.parent)!r}")
+    try:
+        mode: int | None = target.stat().st_mode
+    except FileNotFoundError:
+        mode = None
+    if mode is not None and stat.S_ISDIR(mode):
+        raise IsADirectoryError(f"{argument}={str(path)!r}: this is a folder, it must be the name of a file")
+    if mode is not None and not stat.S_ISREG(mode):
+        raise ValueError(f"{argument}={str(path)!r}: this is a device or a pipe, it must be the name of a file")
+    _remove_stale(target)
+    file, temporary = _create(target)
+    try:
+        with file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            if mode is not None:
+                os.chmod(temporary, stat.S_IMODE(mode))
+            if fcntl is not None:
+                os.replace(temporary, target)
+        if fcntl is None:  # where an open file cannot be renamed
+            os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if hasattr(os, "O_DIRECTORY"):  # the new name must be on the disk, too
+        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def contents(argument: str, path: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Turn whatever a look at bad contents ends in into one ValueError that names the file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is a folder, or its contents are not as they should be.
+        OSError: the system's own, such as PermissionError.
+    """
+    name = f"{argument}={str(path)!r}"
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{name}: there is no such file")
+    if not os.path.isfile(path):
+        raise ValueError(f"{name}: not {what}, or a damaged one (it is no file)")
+    with open(path, "rb"):  # what the system refuses is nothing that the contents are to blame for
+        pass
+    try:
+        yield
+    except (
+        ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError, SyntaxError, TypeError,
+        ValueError, safetensors.SafetensorError, zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
+        raise ValueError(f"{name}: not {what}, or a damaged one ({error})") from error
+
+
+def write_tensors(
+    argument: str, path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Write a safetensors file with a JSON header, as `replace` does."""
+    checksums = {key: _checksum(tensor) for key, tensor in tensors.items()}
+    text = json.dumps({**header, "checksums": checksums})
+    metadata = {_TEXT: text, _CHECKSUM: str(zlib.crc32(text.encode()))}
+
+    def write(file: IO[bytes]) -> None:
+        file.write(safetensors.torch.save(dict(tensors), metadata))
+
+    replace(argument, path, write)
+
+
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
+    """What `write_tensors` has written, inside of `contents`: the header, and the tensors in the order of writing.
+
+    None of a safetensors file from elsewhere.
+    """
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        if _TEXT not in metadata or _CHECKSUM not in metadata:
+            return None
+        text = metadata[_TEXT]
+        if metadata[_CHECKSUM] != str(zlib.crc32(text.encode())):
+            raise ValueError("damaged; the checksum of its settings differs")
+        header = _parsed(text)
+        checksums = _checksums_of(header)
+        if set(file.keys()) != set(checksums):
+            raise ValueError(f"damaged; checksums differ for {_odd(set(file.keys()), set(checksums))}")
+        tensors = {key: file.get_tensor(key) for key in checksums}
+    _compare(checksums, tensors)
+    return header, tensors
+
+
+def write_npz(
+    argument: str, path: str | os.PathLike[str], kind: str, about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Write a compressed npz file with a JSON text in the array "tristep", as `replace` does.
+
+    Args:
+        argument, path: as for `replace`.
+        kind: what it is a file of, to tell it from others.
+        about: what JSON has; anything else becomes text.
+        arrays: of numbers, by name.
+
+    Raises:
+        ValueError: `about` is longer than 16 MiB.
+    """
+    checksums = {name: _checksum(array) for name, array in arrays.items()}
+    text = json.dumps({"kind": kind, "about": about, "checksums": checksums}, default=repr).encode()
+    if len(text) > _MOST_TEXT:
+        raise ValueError(f"names and values of {kind} take {len(text):,} bytes: a file has at most {_MOST_TEXT:,} of them")
+    members = {_TEXT: np.frombuffer(text, dtype=np.uint8), **arrays}
+    size = sum(array.nbytes + 1024 for array in members.values())
+
+    def write(file: IO[bytes]) -> None:
+        _write_zip(file, members, zipfile.ZIP_DEFLATED)
+        if size > _most(file.tell()):  # too good to be read again: nobody could tell it from a file that is to fill memory
+            file.seek(0)
+            file.truncate()
+            _write_zip(file, members, zipfile.ZIP_STORED)
+
+    replace(argument, path, write)
+
+
+def read_npz(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:
+    """What `write_npz` has written, inside of `contents`; of other npz files None and their arrays."""
+    arrays = {}
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        size, most = sum(member.file_size for member in members), _most(os.path.getsize(path))
+        if size > most:
+            raise ValueError(f"it would unpack to {size:,} bytes; for its size at most {most:,} are read")
+        if len({member.filename for member in members}) < len(members):
+            raise ValueError("two of its arrays have one name")
+        for member in members:
+            if not member.filename.endswith(".npy"):
+                raise ValueError(f"{member.filename!r} is no array")
+            arrays[member.filename[:-4]] = _read_array(archive, member)
+    if _TEXT not in arrays:
+        return None, arrays
+    header = _parsed(_bytes(arrays.pop(_TEXT)))
+    checksums = _checksums_of(header)
+    if header["kind"] != kind:
+        raise ValueError(f"it is a file of {header['kind']}, not of {kind}")
+    if set(arrays) != set(checksums):
+        raise ValueError(f"damaged; it lacks or has besides {_odd(set(arrays), set(checksums))}")
+    _compare(checksums, arrays)
+    about = header["about"]
+    if not isinstance(about, dict):
+        raise ValueError("what it says about itself is no JSON object")
+    return about, arrays
+
+
+def parse_array(array: np.ndarray) -> Any:
+    """The JSON text in an array of bytes, or in one string, as files of earlier versions have it."""
+    return _parsed(str(array) if array.dtype.kind == "U" else _bytes(array))
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove temporary files of this target whose writers no longer live, by the lock that a living one holds."""
+    own = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{32}\.tmp")
+    for name in filter(own.fullmatch, os.listdir(target.parent)):
+        with suppress(OSError):  # somebody writes it, or it belongs to somebody else: not ours to remove
+            if fcntl is None:
+                os.unlink(target.parent / name)
+                continue
+            with open(target.parent / name, "rb+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(target.parent / name)
+
+
+def _create(target: Path) -> tuple[IO[bytes], Path]:
+    """A new file beside the target, that is locked while it is open."""
+    while True:
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        file = temporary.open("x+b")
+        if fcntl is None:
+            return file, temporary
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks, on which nobody removes it either
+            return file, temporary
+        if temporary.exists():  # and was not taken for a stale one before it was locked
+            return file, temporary
+        file.close()
+
+
+def _write_zip(file: IO[bytes], members: Mapping[str, np.ndarray], compression: int) -> None:
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for name, array in members.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+
+
+def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """One array: no more memory than the archive says, whatever the array's own header says."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"{member.filename!r} is an array of version {version}")
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        if dtype.kind not in "biufU" or dtype.hasobject or min(shape, default=0) < 0:
+            raise ValueError(f"{member.filename!r} has {dtype} {shape}: must be numbers")
+        count, size = 1, member.file_size - file.tell()
+        for length in shape:
+            count *= length
+        if count * dtype.itemsize != size:
+            raise ValueError(f"{member.filename!r} has {size} bytes for {dtype} {shape}")
+        data = file.read()  # to its end, where zipfile compares the checksum
+        if len(data) != size:
+            raise ValueError(f"{member.filename!r} ends too early")
+    array = np.frombuffer(data, dtype) if dtype.itemsize else np.zeros(count, dtype)
+    return array.reshape(shape, order="F" if fortran else "C").copy()  # which may be written to
+
+
+def _most(size: int) -> int:
+    return max(SMALL, RATIO * size)
+
+
+def _parsed(text: str | bytes) -> Any:
+    if len(text) > _MOST_TEXT and isinstance(text, bytes):
+        raise ValueError(f"its text has {len(text):,} bytes, more than {_MOST_TEXT:,}")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its text is nested too deeply") from None
+
+
+def _bytes(array: np.ndarray) -> bytes:
+    if array.dtype != np.uint8 or array.ndim != 1:
+        raise ValueError(f"its text is {array.dtype} {array.shape}: must be bytes")
+    return array.tobytes()
+
+
+def _checksums_of(header: Any) -> dict[str, int]:
+    """The checksums, that are taken out of a header."""
+    found = header.pop("checksums") if isinstance(header, dict) and "checksums" in header else None
+    if not isinstance(found, dict) or not all(type(value) is int for value in found.values()):
+        raise ValueError("it has no checksums")
+    return found
+
+
+def _compare(checksums: Mapping[str, int], arrays: Mapping[str, Any]) -> None:
+    damaged = {key for key, array in arrays.items() if _checksum(array) != checksums[key]}
+    if damaged:
+        raise ValueError(f"damaged; checksums differ for {_odd(damaged, set())}")
+
+
+def _odd(a: set[str], b: set[str]) -> str:
+    return ", ".join(sorted(a ^ b)[:5])
+
+
+def _checksum(array: torch.Tensor | np.ndarray) -> int:
+    """Of its type, its shape and its bytes."""
+    if isinstance(array, np.ndarray):
+        flat, start = np.ascontiguousarray(array).reshape(-1), f"{array.dtype.str}{list(array.shape)}"
+        data = flat.view(np.uint8) if flat.size else flat
+    else:
+        tensor = array.detach().cpu().contiguous().reshape(-1)
+        start = f"{array.dtype}{list(array.shape)}"
+        data = tensor.view(torch.uint8).numpy() if tensor.numel() else np.zeros(0, np.uint8)
+    return zlib.crc32(data.data, zlib.crc32(start.encode())) if data.size else zlib.crc32(start.encode())
