@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import uuid
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
