@@ -45,9 +45,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-_OVER = object()
-
-
 class StaleGradientError(UserWarning, RuntimeError):
     """A parameter has had no backward pass since the last step. (Gluon raises UserWarning, which this is, too.)"""
 
@@ -165,7 +162,8 @@ class Trainer:
         self._used_versions = np.full(len(self._params), -1, dtype=np.int64)
         self._seen_versions = self._used_versions.copy()
         self._backward: BackwardStep | None = None
-        self._accumulation_hook: Any = None  # from the first step to the second, to notice a missing zero_grad()
+        # From the first step to the second, to notice a missing zero_grad(); None before, False after it.
+        self._accumulation_hook: Any = None
         self._below: list[torch.Tensor] | None = None  # the weights from before `ascend`
         self._raised: list[tuple[int, int]] = []  # what `_marks` gave after that
         self._averaging = False  # whether the weights are those of `averaged_weights` now
@@ -643,7 +641,8 @@ class Trainer:
         if self._averaging or (self._backward is not None and self._backward.is_open):
             raise RuntimeError("a Trainer cannot be copied inside averaged_weights() or step_in_backward(): leave it first")
         used = [None] * len(self._params), np.full(len(self._params), -1, dtype=np.int64)
-        return vars(self) | {"_plan": None, "_backward": None, "_used": used[0], "_used_versions": used[1]}
+        anew = {"_plan": None, "_backward": None, "_accumulation_hook": False}
+        return vars(self) | anew | {"_used": used[0], "_used_versions": used[1]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -719,7 +718,7 @@ class Trainer:
             scaler.end(plan.update.total() if plan.update is not None and plan.update.rule.skips_nonfinite else None)
         if self._zero_grads:
             self._note_zeros()
-        if self._accumulation_hook is not _OVER:
+        if self._accumulation_hook is not False:
             self._watch_accumulation()
         if Recording.current is not None:
             self._note_recording(Recording.current, plan, batch_size)
@@ -777,16 +776,16 @@ class Trainer:
         if scaler is not None:
             scaler.end(total)
         self._reduced = self._summed = None
-        if self._accumulation_hook is not _OVER:
+        if self._accumulation_hook is not False:
             self._watch_accumulation()
 
     def _watch_accumulation(self) -> None:
         """Between the first two steps, warn where a backward pass adds to the gradients that the first has used."""
         if self._accumulation_hook is not None:
             self._accumulation_hook.remove()
-            self._accumulation_hook = _OVER
+            self._accumulation_hook = False
             return
-        self._accumulation_hook = _OVER
+        self._accumulation_hook = False
         # Where gradients are reduced while backward runs, they are written to the tensors of the last step anyway.
         reduced = self._reduced_by_torch or not isinstance(self._exchange, Apart | StoreExchange | None)
         if self._zero_grads or reduced or Recording.current is not None:

@@ -63,7 +63,8 @@ def test_a_race_on_a_canvas(book, browser):
     book.run("race.close()")
 
 
-@pytest.mark.parametrize("tier", ["canvas", pytest.param("widgets", marks=pytest.mark.sample(0))])
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("tier", ["canvas", "widgets"])
 def test_a_saved_notebook_shows_the_last_picture(notebook, browser, lab, tier):
     """Without its kernel, in JupyterLab and in nbconvert's HTML without a network; a widget is an error message there."""
     nbconvert, nbformat = pytest.importorskip("nbconvert"), pytest.importorskip("nbformat")

@@ -119,6 +119,7 @@ def narrow_products(text):
     return found
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_product_of_32_bits_is_part_of_an_address(kernel, compiling):
     text = compiling.run(*KERNELS[kernel])
