@@ -928,9 +928,12 @@ class _Kinds:
             return None
         if self._any_negated(gradients):
             return None
-        addresses = np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
+        try:
+            addresses = np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
+        except RuntimeError:  # one without memory: the close look tells what is wrong
+            return None
         if not addresses.all() and any(not gradient.data_ptr() and gradient.numel() for gradient in gradients):
-            return None  # the close look tells what is wrong
+            return None
         return addresses
 
     def found(self, gradients: Sequence[Any], own: bool, aligned: bool = True) -> np.ndarray | None:
