@@ -51,7 +51,7 @@ def number(name: str, value: Any, low: float = -math.inf) -> float:
 
 
 def whole(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> int:
-    """`value` as an int, if it is a whole number of at least `low` and at most `high`."""
+    """`value` as an int, if it is an integer of at least `low` and at most `high`."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError

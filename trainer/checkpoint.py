@@ -169,7 +169,7 @@ def _check_form(saved: Any) -> None:
         whole(f"saved state: the count of {name!r}", count, low=0, high=MOST_UPDATES)
     for name, shape in saved["parameters"].items():
         if shape is not None and not (isinstance(shape, (list, tuple)) and all(type(n) is int for n in shape)):
-            raise TypeError(f"saved state: the shape of {name!r} is {shape!r}: must be a list of whole numbers, or None")
+            raise TypeError(f"saved state: the shape of {name!r} is {shape!r}: must be a list of integers, or None")
     for name, layout in saved["layout"].items():
         _check_layout(name, layout)
     for name, slots in saved["state"].items():

@@ -177,7 +177,14 @@ class LRScheduler:
         return {"class": name, "kwargs": kwargs} | ({"state": state} if state else {})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what a configuration has under ``"state"``."""
+        """Take over what a configuration has under ``"state"``.
+
+        Raises:
+            ValueError: it has what no :meth:`to_config` of this class gives; nothing has been changed.
+        """
+        odd = [name for name, value in state.items() if not self._is_own() or name[:1] == "_" or not _is_plain(value)]
+        if odd:
+            raise ValueError(f"state of {type(self).__name__} has {odd[0]!r}, which is nothing that such a schedule saves")
         for name, value in state.items():
             setattr(self, name, copy.deepcopy(value))
 
@@ -273,9 +280,9 @@ class _Dropping(LRScheduler):
         if "since" not in state:
             super().load_state(state)
             return
-        now, since = real("base_lr", state["base_lr"], low=0), whole("since", state["since"], low=0)
-        self._warmup_final_lr, self._base_lr, self._since = self.warmup_final_lr, now, since
+        now, since = real("base_lr", state.get("base_lr"), low=0), whole("since", state["since"], low=0)
         super().load_state({name: value for name, value in state.items() if name not in ("base_lr", "since")})
+        self._warmup_final_lr, self._base_lr, self._since = self.warmup_final_lr, now, since
 
     def _state(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         state = super()._state(kwargs)

@@ -468,7 +468,7 @@ def _axes(grid: Mapping[str, Sequence[Any]] | None, seeds: Iterable[int]) -> dic
     if grid is not None and not isinstance(grid, Mapping):
         raise TypeError(f"grid={grid!r}: must be a dict of names and lists of the values to try, not {type(grid).__name__}")
     if isinstance(seeds, (str, bytes)) or not isinstance(seeds, Iterable):
-        raise TypeError(f"seeds={seeds!r}: must be whole numbers, such as range(5), not {type(seeds).__name__}")
+        raise TypeError(f"seeds={seeds!r}: must be integers, such as range(5), not {type(seeds).__name__}")
     for name, values in (grid or {}).items():
         if name == "seed":
             raise ValueError("grid has 'seed': give the seeds of the networks as seeds=...")

@@ -137,7 +137,7 @@ def _wrong(value):
         ),
         (lambda: tristep.fit(_net(), torch.nn.MSELoss(), DATA, trainer=5), TypeError, "trainer must be a Trainer, got int"),
         (lambda: tristep.sweep(_net, torch.nn.MSELoss(), DATA, grid=5), TypeError, "grid=5: must be a dict of names"),
-        (lambda: tristep.sweep(_net, torch.nn.MSELoss(), DATA, seeds=5), TypeError, "seeds=5: must be whole numbers"),
+        (lambda: tristep.sweep(_net, torch.nn.MSELoss(), DATA, seeds=5), TypeError, "seeds=5: must be integers"),
         (lambda: SensitivityView(starts=0), ValueError, "starts=0: must be 1 or more"),
     ],
 )

@@ -647,6 +647,15 @@ def test_base_lr_is_the_present_rate_and_may_be_set_as_in_mxnet(warmup):
     assert repr(ours).count("base_lr=1.0") == 1  # as it was made
 
 
+@pytest.mark.parametrize(
+    "state", [{"_kept": 1}, {"step": 7}, {"since": 1}, {"since": -1, "base_lr": 0.1}, {"__class__": "x"}]
+)
+def test_a_state_that_no_schedule_saves_is_refused(state):
+    config = FactorScheduler(step=5, factor=0.5, base_lr=0.1).to_config()
+    with pytest.raises((TypeError, ValueError), match=next(iter(state)) + "|base_lr"):
+        lr_scheduler.from_config(config | {"state": state})
+
+
 @pytest.mark.parametrize("warmup", WARMUPS, ids=["at once", "warm-up"])
 def test_a_schedule_that_changes_as_it_is_asked_trains_and_goes_on_after_loading(warmup, empty_registry, tmp_path):
     """Its rate may fall below the beginning of the warm-up."""
