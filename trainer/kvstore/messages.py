@@ -1,23 +1,23 @@
 """What the processes of a parameter server send each other, over the point-to-point calls of torch.distributed.
 
-A message is a header of eight numbers and, where they say so, a body: a pickled value, and raw tensors. Both come from
-processes of the same job, which run the same program; nothing of it is ever written to a file.
+A message is a header of eight numbers and, where they say so, a body: a value, encoded by `wire`, and raw tensors.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-import pickle
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from . import wire
+
 __all__ = ["Buffer", "Channel", "Kind", "Layout", "Lost", "Message", "Pool", "Tag"]
 
 _HEADER = 8
-_OWN = 2  # numbers of a header that are the message's own: bytes of the pickled value, and of the tensors
+_OWN = 2  # numbers of a header that are the message's own: bytes of the encoded value, and of the tensors
 _ALIGNMENT = 64
 
 
@@ -109,20 +109,24 @@ class Message(NamedTuple):
     Attributes:
         numbers: six ints, of which the first is a `Kind`, or 0 for a reply and 1 for one that says what went wrong.
         buffer: the body, or None. Give it back to the pool when its tensors have been used.
-        pickled: how many bytes of it are a pickled value.
+        encoded: how many bytes of it are an encoded value.
         start: where in it the tensors begin.
     """
 
     numbers: list[int]
     buffer: Buffer | None
-    pickled: int
+    encoded: int
     start: int
 
     def value(self) -> Any:
-        """What was pickled, or None."""
-        if self.buffer is None or not self.pickled:
+        """The value in the body, or None.
+
+        Raises:
+            ValueError, TypeError: it cannot be read.
+        """
+        if self.buffer is None or not self.encoded:
             return None
-        return pickle.loads(self.buffer.bytes[: self.pickled].numpy().tobytes())
+        return wire.decode(self.buffer.bytes[: self.encoded].numpy().tobytes())
 
     def tensors(self, layout: Layout) -> list[torch.Tensor]:
         """The tensors in the body."""
@@ -155,20 +159,24 @@ class Channel:
         self.pool = Pool()
 
     def body(self, value: Any, layout: Layout | None) -> tuple[bytes, Buffer | None, list[torch.Tensor]]:
-        """The pickled value, a buffer for it and for the tensors of a layout, and these tensors, to be filled."""
-        pickled = b"" if value is None else pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        start, size = _aligned(len(pickled)), 0 if layout is None else layout.nbytes
-        if not start + size:
-            return pickled, None, []
-        buffer = self.pool.take(start + size)
-        if pickled:
-            buffer.bytes[: len(pickled)] = torch.frombuffer(bytearray(pickled), dtype=torch.uint8)
-        return pickled, buffer, [] if layout is None else buffer.views(layout, start)
+        """The encoded value, a buffer for it and for the tensors of a layout, and these tensors, to be filled.
 
-    def send(self, peer: int, tag: Tag, numbers: Sequence[int], pickled: bytes = b"", buffer: Buffer | None = None) -> Sent:
-        """Begin to send a message; `pickled` and `buffer` as `body` gave them."""
+        Raises:
+            TypeError: `wire` does not encode the value.
+        """
+        encoded = b"" if value is None else wire.encode(value)
+        start, size = _aligned(len(encoded)), 0 if layout is None else layout.nbytes
+        if not start + size:
+            return encoded, None, []
+        buffer = self.pool.take(start + size)
+        if encoded:
+            buffer.bytes[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+        return encoded, buffer, [] if layout is None else buffer.views(layout, start)
+
+    def send(self, peer: int, tag: Tag, numbers: Sequence[int], encoded: bytes = b"", buffer: Buffer | None = None) -> Sent:
+        """Begin to send a message; `encoded` and `buffer` as `body` gave them."""
         size = 0 if buffer is None else buffer.bytes.numel()
-        padded = [*numbers, *[0] * (_HEADER - _OWN - len(numbers)), len(pickled), size - _aligned(len(pickled))]
+        padded = [*numbers, *[0] * (_HEADER - _OWN - len(numbers)), len(encoded), size - _aligned(len(encoded))]
         header = torch.tensor(padded, dtype=torch.int64)
         works = [self._group.send([header], peer, int(tag))]
         if buffer is not None:
@@ -189,14 +197,14 @@ class Channel:
         header, work = expected or self.expect(peer, tag)
         try:
             work.wait()
-            *numbers, pickled, size = header.tolist()
-            start, buffer = _aligned(pickled), None
+            *numbers, encoded, size = header.tolist()
+            start, buffer = _aligned(encoded), None
             if start + size:
                 buffer = self.pool.take(start + size)
                 self._group.recv([buffer.bytes], peer, int(tag) + 1).wait()
         except RuntimeError as error:
             raise Lost(str(error)) from error
-        return Message(numbers, buffer, pickled, start)
+        return Message(numbers, buffer, encoded, start)
 
     def close(self) -> None:
         """Let the process group go."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import copy
 import os
-import pickle
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -160,15 +159,16 @@ class ServerStore(KVStore):
         if any(value.is_cuda for value in values):
             self._channel.pool.pinned = True
         entries = self._place(keys, values) if self.rank == 0 else None
-        failure: Exception | None = None
+        failure: tuple[str, str] | None = None
         if entries is not None:
             try:
                 self._send_values(entries, dict(zip(keys, values, strict=True)))
             except (ValueError, TypeError) as error:  # for all workers, who would wait otherwise
-                failure = error
-        entries, failure = self._barrier("init", (entries, failure))
+                failure = "TypeError" if isinstance(error, TypeError) else "ValueError", str(error)
+        found, failure = self._barrier("init", (entries, failure))
         if failure is not None:
-            raise failure
+            raise _ERRORS[failure[0]](failure[1])
+        entries = {each: _Entry(torch.Size(shape), dtype, parts) for each, (shape, dtype, parts) in found.items()}
         for each, tensor in zip(keys, values, strict=True):
             if each not in entries or entries[each].shape != tensor.shape or entries[each].dtype != tensor.dtype:
                 theirs = f"{tuple(entries[each].shape)}, {entries[each].dtype}" if each in entries else "not there"
@@ -225,7 +225,8 @@ class ServerStore(KVStore):
         after that need a `barrier` in between.
 
         Raises:
-            TypeError: not an `Optimizer`, or one that cannot be pickled.
+            TypeError: not an `Optimizer`, or one that cannot be sent: its attributes must be plain data, and its class stand at
+                the top level of a module that the servers have imported.
             ValueError: it needs arrays whole that have been cut already (call it before `init`), or all gradients together,
                 and there are several servers.
         """
@@ -241,7 +242,7 @@ class ServerStore(KVStore):
         """Let `updater(key, pushed, stored)` change what is stored, in place, on the servers.
 
         Raises:
-            TypeError: not callable, or it cannot be pickled: it must be a function at the top level of a module.
+            TypeError: not callable, or no function at the top level of a module that the servers have imported.
             ValueError: an array has been cut already: call it before `init`.
         """
         if not callable(updater):
@@ -293,7 +294,7 @@ class ServerStore(KVStore):
         saved, keys = checkpoint.read(fname), list(self._entries)
         params = [torch.empty(entry.shape, dtype=entry.dtype) for entry in self._entries.values()]
         # One like the servers' takes them first, so that no server has to refuse them.
-        twin = Updater(pickle.loads(pickle.dumps(_bare(self._optimizer))))
+        twin = Updater(copy.deepcopy(_bare(self._optimizer)))
         checkpoint.restore(twin, [str(key) for key in keys], params, saved, keys)
         self._calls["load"] += 1
         for server in range(self.num_servers):
@@ -606,17 +607,17 @@ class ServerStore(KVStore):
         if self._closed or self._lost:
             raise RuntimeError(self._lost or "this store has been closed: make another one with connect()")
         try:
-            pickled, buffer, room = self._channel.body(value, layout)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            encoded, buffer, room = self._channel.body(value, layout)
+        except TypeError as error:
             raise TypeError(
-                f"the servers cannot be sent {value!r} ({error}): classes, functions and schedules must be known by name at "
-                "the top level of a module, before the store is made"
+                f"the servers cannot be sent {value!r} ({error}): attributes must be plain data, and classes and functions "
+                "known by name at the top level of a module that is imported before the store is made"
             ) from error
         copy_all(room, tensors)
         peer = self.num_workers + server
         try:
             expected = self._channel.expect(peer, Tag.REPLY)
-            sent = self._channel.send(peer, Tag.REQUEST, [int(kind), *numbers], pickled, buffer)
+            sent = self._channel.send(peer, Tag.REQUEST, [int(kind), *numbers], encoded, buffer)
         except RuntimeError as error:
             raise self._without(server, error) from error
         self._pending[server].append((expected, sent))

@@ -225,12 +225,12 @@ class Service:
         if failed:
             value = type(value).__name__, str(value)
         layout = Layout([tensor.shape for tensor in tensors], [tensor.dtype for tensor in tensors])
-        pickled, buffer, room = self._channel.body(value, layout)
+        encoded, buffer, room = self._channel.body(value, layout)
         copy_all(room, tensors)
-        self._send(worker, int(failed), pickled, buffer)
+        self._send(worker, int(failed), encoded, buffer)
 
-    def _send(self, worker: int, failed: int, pickled: bytes, buffer: Buffer | None, keep: bool = False) -> None:
-        sent = self._channel.send(worker, Tag.REPLY, [failed, self._core.num_update], pickled, buffer)
+    def _send(self, worker: int, failed: int, encoded: bytes, buffer: Buffer | None, keep: bool = False) -> None:
+        sent = self._channel.send(worker, Tag.REPLY, [failed, self._core.num_update], encoded, buffer)
         if failed:  # the worker may go on pushing before it receives what is wrong
             self._errors.append(sent)
         else:
@@ -253,11 +253,11 @@ class _Route:
     def __init__(
         self,
         keys: list[Key],
-        shapes: Sequence[torch.Size],
+        shapes: Sequence[Sequence[int]],
         dtypes: Sequence[torch.dtype],
-        packed: tuple[Mapping[str, Any], torch.Size, torch.dtype] | None,
+        packed: tuple[Mapping[str, Any], Sequence[int], torch.dtype] | None,
     ) -> None:
-        self.keys, self._shapes, self._dtypes = keys, shapes, dtypes
+        self.keys, self._shapes, self._dtypes = keys, [torch.Size(shape) for shape in shapes], dtypes
         self._compressor = None if packed is None else create_compressor(packed[0])
         self.layout = Layout(shapes, dtypes) if packed is None else Layout([packed[1]], [packed[2]])
 

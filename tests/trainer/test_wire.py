@@ -1,0 +1,119 @@
+"""What goes over a parameter server's wire: all that an optimizer consists of, and nothing that runs."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tristep import lr_scheduler, optimizer
+from tristep.kernels import rules
+from tristep.trainer.kvstore.wire import decode, encode
+
+
+def sent(value):
+    return decode(encode(value))
+
+
+def halved(number):
+    return 0.5**number
+
+
+def stepped(torchs):
+    return torch.optim.lr_scheduler.StepLR(torchs, step_size=2)
+
+
+class Sampling(optimizer.Optimizer):
+    """One of a user's own, with attributes of all kinds."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seen = {(0, "a"): [1, None], 3: {True, 2.5}}
+        self.sizes, self.table = torch.Size([2, 3]), np.arange(6, dtype=np.int16).reshape(2, 3)
+        self.half, self.kind = torch.tensor([[0.1], [-0.0]], dtype=torch.bfloat16), torch.float16
+        self.rule, self.function, self.count = rules.adam, halved, np.float32(1.5)
+
+
+@pytest.mark.parametrize("value", [None, True, 3, 2**70, 0.1, math.inf, "ä\0", b"".decode(), [1, (2, "3")], {1: {"1": ()}}])
+def test_plain_values(value):
+    found = sent(value)
+    assert found == value
+    assert repr(found) == repr(value)  # types and order, too
+    assert math.isnan(sent(math.nan))
+
+
+def test_attributes_of_an_optimizer_of_ones_own():
+    made = Sampling(learning_rate=0.3, lr_scheduler=lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.3))
+    found = sent(made)
+    assert type(found) is Sampling
+    assert (found.seen, found.sizes, found.kind, found.count) == (made.seen, (2, 3), torch.float16, 1.5)
+    assert found.table.dtype == np.int16
+    assert np.array_equal(found.table, made.table)
+    assert found.half.dtype == torch.bfloat16
+    assert torch.equal(found.half.view(torch.int16), made.half.view(torch.int16))
+    assert found.rule is rules.adam
+    assert found.function is halved
+    assert found.lr_scheduler == made.lr_scheduler
+    found.table[0, 0] = 9  # its own memory, to be written to
+    assert found.settings() == made.settings()
+
+
+@pytest.mark.parametrize("name", sorted(optimizer.registered()))
+def test_each_optimizer_trains_on_as_the_one_that_was_sent(name):
+    made = optimizer.create(name, learning_rate=0.1)
+    weights = [torch.linspace(-1, 1, 12).reshape(3, 4) for _ in range(2)]
+    for each, weight in zip((made, sent(made)), weights, strict=True):
+        torch.manual_seed(0)
+        optimizer.Updater(each, "eager")(0, torch.linspace(-2, 1, 12).reshape(3, 4), weight)
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lr_scheduler.CosineScheduler(10, base_lr=0.5, warmup_steps=3),
+        lr_scheduler.FunctionScheduler(halved, base_lr=0.5),
+        lr_scheduler.from_torch("StepLR", step_size=2, base_lr=0.5),
+        lr_scheduler.from_torch(stepped, base_lr=0.5),
+        lr_scheduler.sequence([lr_scheduler.PolyScheduler(4, base_lr=0.5), 4], lr_scheduler.FactorScheduler(2, 0.1)),
+        halved,
+    ],
+    ids=["cosine", "function", "torch", "torch by a function", "sequence", "plain function"],
+)
+def test_schedules(schedule):
+    found = sent(schedule)
+    assert [found(n) for n in range(1, 12)] == [schedule(n) for n in range(1, 12)]
+
+
+@pytest.mark.parametrize("value", [object(), print, lambda n: n, json.loads, int, 1j, torch.nn.Linear(1, 1), np.array(["a"])])
+def test_what_is_no_plain_data_is_refused(value):
+    with pytest.raises(TypeError):
+        encode({"a": [value]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": ["os", "system"]}',
+        '{"name": ["subprocess", "call"]}',
+        f'{{"name": ["{__name__}", "json.loads"]}}',  # by way of a module of one's own
+        '{"name": ["tristep.trainer.files", "os.path.join"]}',
+        '{"name": ["subprocess", "Popen"]}',
+        '{"name": ["never_imported_module", "f"]}',
+        '{"object": [["subprocess", "Popen"], {"dict": []}]}',
+        '{"object": [["torch.nn.modules.linear", "Linear"], {"dict": []}]}',
+        '{"dtype": "nn"}',
+        '{"array": ["|O", [1], "AAAAAAAAAAA="]}',
+        '{"array": ["<f4", [4], "AAAA"]}',
+        '{"tensor": [1, 2]}',
+        '{"other": 1}',
+        '{"dict": [[1]]}',
+        "{}",
+        "[" * 100_000,
+        "no JSON",
+    ],
+)
+def test_what_would_run_something_else_is_an_error(text):
+    with pytest.raises((ValueError, TypeError)):
+        decode(text.encode())

@@ -1,0 +1,141 @@
+"""Values on a parameter server's wire: JSON, in which what JSON lacks has a tag. Nothing is unpickled, and no code is sent.
+
+Functions, and the classes of optimizers and schedules, go by module and name. The receiver takes them only from modules that
+its own program has imported, and functions not from Python's standard library.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...kernels import Rule, TensorRule
+from ..lr_scheduler import LRScheduler
+from ..optimizer import Optimizer
+
+__all__ = ["decode", "encode"]
+
+_OBJECTS = (Optimizer, LRScheduler)
+_CLASSES = (*_OBJECTS, torch.optim.lr_scheduler.LRScheduler)
+
+
+def encode(value: Any) -> bytes:
+    """A value as bytes.
+
+    Args:
+        value: None, a number, a string, a tuple, list, set or dict of such; a torch.dtype; an array or a tensor of numbers;
+            a function, a rule, or a class of schedules, that is known by name at the top level of a module; an optimizer or
+            a schedule whose attributes are all of these.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    return json.dumps(_plain(value), separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> Any:
+    """What was encoded.
+
+    Raises:
+        ValueError, TypeError: `data` is not what `encode` gives, or names what this process has not imported.
+    """
+    try:
+        return _value(json.loads(data))
+    except (RecursionError, LookupError, AttributeError) as error:
+        raise ValueError(f"a message that cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, tuple | set | frozenset):
+        return {"tuple" if isinstance(value, tuple) else "set": [_plain(item) for item in value]}
+    if isinstance(value, Mapping):
+        return {"dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).partition(".")[2]}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return {"array": [value.dtype.str, list(value.shape), base64.b64encode(value.tobytes()).decode()]}
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return {"tensor": [_plain(value.dtype), list(value.shape), _plain(flat.numpy())]}
+    if isinstance(value, _OBJECTS):
+        state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)  # which Python 3.10 lacks
+        return {"object": [_name_of(type(value)), _plain(state)]}
+    if _is_known(value) or isinstance(value, types.FunctionType):
+        return {"name": _name_of(value)}
+    raise TypeError(f"{type(value).__name__} is no plain data")
+
+
+def _value(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return [_value(item) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    ((tag, content),) = plain.items()
+    if tag == "tuple":
+        return tuple(map(_value, content))
+    if tag == "set":
+        return set(map(_value, content))
+    if tag == "dict":
+        return {_value(key): _value(item) for key, item in content}
+    if tag == "dtype" and isinstance(dtype := getattr(torch, content), torch.dtype):
+        return dtype
+    if tag == "array":
+        dtype, shape, text = content
+        if (dtype := np.dtype(dtype)).kind in "biuf":
+            return np.frombuffer(base64.b64decode(text), dtype).reshape(shape).copy()
+    if tag == "tensor":
+        dtype, shape, flat = map(_value, content)
+        return torch.from_numpy(flat).view(dtype).reshape(shape)
+    if tag == "object" and issubclass(klass := _named(content[0]), _OBJECTS):
+        made = object.__new__(klass)
+        vars(made).update(_value(content[1]))
+        return made
+    if tag == "name":
+        return _named(content)
+    raise ValueError(f"a message with {tag!r}: {str(content)[:80]}")
+
+
+def _name_of(value: Any) -> list[str]:
+    """The module and the name of a class, a function or a rule, which leads to it."""
+    name = _own_name(value)
+    try:
+        found = _named(name)
+    except ValueError as error:
+        raise TypeError(str(error)) from None
+    if found is not value:
+        raise TypeError(f"{'.'.join(name)} is another one now")
+    return name
+
+
+def _own_name(value: Any) -> list[str]:
+    function = value.fn if isinstance(value, Rule | TensorRule) else value
+    return [function.__module__, function.__qualname__]
+
+
+def _is_known(value: Any) -> bool:
+    return isinstance(value, Rule | TensorRule) or (isinstance(value, type) and issubclass(value, _CLASSES))
+
+
+def _named(name: list[str]) -> Any:
+    """What has this name in a module that has been imported."""
+    module, qualified = name
+    found: Any = sys.modules.get(module)
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    function = isinstance(found, types.FunctionType) and module.partition(".")[0] not in sys.stdlib_module_names
+    if not (function or _is_known(found)) or _own_name(found) != name:  # a module also has what it has imported
+        raise ValueError(f"{module}.{qualified} is no optimizer, schedule, rule or function that this process has imported")
+    return found
