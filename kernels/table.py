@@ -26,6 +26,7 @@ __all__ = [
     "compute_dtype",
     "is_dense",
     "is_wrapper",
+    "kept_numbers",
     "slot_dtypes",
     "slot_shapes",
     "stacked_zeros",
@@ -108,7 +109,7 @@ def states_for(
         return _in_fewer_bits(rule, weights, state_dtype)
     if isinstance(rule, Rule):
         states = allocate_states(weights, len(rule.state))
-        return [row + kept for row, kept in zip(states, _kept_numbers(weights, len(rule.kept)), strict=True)]
+        return [row + kept for row, kept in zip(states, kept_numbers(weights, len(rule.kept)), strict=True)]
     shapes = [rule.shapes(weight.shape) for weight in weights]
     states = []
     for weight, row in zip(weights, shapes, strict=True):
@@ -120,12 +121,12 @@ def states_for(
 
 def _in_fewer_bits(rule: Rule, weights: Sequence[torch.Tensor], dtype: torch.dtype) -> list[tuple[torch.Tensor, ...]]:
     columns = [allocate_states(weights, 1, None if name in rule.exact else dtype) for name in rule.state]
-    kept = _kept_numbers(weights, len(rule.kept))
+    kept = kept_numbers(weights, len(rule.kept))
     return [tuple(row[0] for row in rows[:-1]) + rows[-1] for rows in zip(*columns, kept, strict=True)]
 
 
 @torch.inference_mode(False)
-def _kept_numbers(weights: Sequence[torch.Tensor], n: int) -> list[tuple[torch.Tensor, ...]]:
+def kept_numbers(weights: Sequence[torch.Tensor], n: int) -> list[tuple[torch.Tensor, ...]]:
     """`n` zeros without dimensions for each weight, in `compute_dtype`: rows of one array for each device and type."""
     kinds = [(weight.device, compute_dtype(weight.dtype)) for weight in weights]
     arrays = {

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tristep
 from tristep import Trainer
@@ -150,6 +151,38 @@ def test_prodigy_estimates_one_rate_for_all_groups():
         optimizer.step()
     assert _equal(parameters, expected)
     assert len({row["d"].item() for row in optimizer.state.values()}) == 1
+
+
+class _Operations(TorchDispatchMode):
+    """Notes the name of each operation of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.seen.append(operation.overloadpacket.__name__)
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["", "loaded"])
+@pytest.mark.parametrize("name", ["NovoGrad", "Prodigy"])
+def test_more_tensors_do_not_make_more_operations(name, loaded):
+    """What is kept of each tensor as one number is one array of all, also where it was loaded one by one."""
+    seen = []
+    for count in (3, 9):
+        parameters = [torch.nn.Parameter(torch.ones(k + 1)) for k in range(count)]
+        optimizer = getattr(tristep.optim, name)(parameters, lr=0.1)
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, 0.5)
+        optimizer.step()
+        if loaded:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        optimizer.step()
+        with _Operations() as operations:
+            optimizer.step()
+        seen.append(operations.seen)
+    assert seen[0] == seen[1]
 
 
 def test_a_changed_option_holds_from_the_next_step_on():

@@ -19,7 +19,17 @@ from torch.autograd.graph import increment_version
 
 from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.engine import DTYPES
-from ...kernels.table import Recording, allocate_states, is_dense, is_wrapper, slot_dtypes, state_type, states_for
+from ...kernels.table import (
+    Recording,
+    allocate_states,
+    as_rows,
+    is_dense,
+    is_wrapper,
+    kept_numbers,
+    slot_dtypes,
+    state_type,
+    states_for,
+)
 from ..capture import CapturedStep
 from ..interrupts import uninterrupted
 from ..optimizer.sparse import RowUpdate, is_sparse
@@ -340,7 +350,7 @@ class _Part:
         ]
         found = [self._found(i) for i in range(len(members))]
         self._numbers = self._numbers_of(first)
-        states = [self._states_of(i, each) for i, each in enumerate(found)]
+        states = self._with_joined_numbers([self._states_of(i, each) for i, each in enumerate(found)])
         self._masters = [self._master_of(i) for i in range(len(members))]
         self._rows = [optimizer.state[parameter] for parameter in self.parameters if parameter in optimizer.state]
         self._kept = list(chain.from_iterable(map(dict.values, self._rows)))
@@ -424,6 +434,18 @@ class _Part:
                     optimizer.state[parameter][optimizer._keys.get(slot, slot)] = shards.placed_as(parameter, shown)
             usable = new
         return tuple(usable[slot] for slot in rule.slots)
+
+    def _with_joined_numbers(self, states: list[tuple[torch.Tensor, ...]]) -> list[tuple[torch.Tensor, ...]]:
+        """The states, with the numbers that the rule keeps of each tensor in one array: one call computes all of them."""
+        names = self._rule.kept if isinstance(self._rule, Rule) else ()
+        if not names or self._sharded or as_rows(numbers := [state[-len(names) :] for state in states]) is not None:
+            return states
+        joined = kept_numbers(self._weights, len(names))
+        torch._foreach_copy_(list(chain.from_iterable(joined)), list(chain.from_iterable(numbers)))
+        for parameter, row in zip(self.parameters, joined, strict=True):
+            for name, number in zip(names, row, strict=True):
+                self._optimizer.state[parameter][self._optimizer._keys.get(name, name)] = number
+        return [state[: -len(names)] + row for state, row in zip(states, joined, strict=True)]
 
     def _master_of(self, i: int) -> torch.Tensor | None:
         """What is kept beside a parameter, made or converted if need be."""
