@@ -18,7 +18,7 @@ import torch
 from ..kernels import Rule, Update, choose_engine
 from ..kernels.table import is_dense, stacked_zeros
 from .arguments import real
-from .interrupts import uninterrupted
+from .interrupts import interrupts_wait, uninterrupted
 from .optimizer import Optimizer, RuleOptimizer, create
 from .optimizer.updater import Plan, Updater, new_master
 
@@ -201,9 +201,10 @@ class Many:
         moving = [group for group in self._groups if not group.is_steady]
         try:
             while True:
-                self._form_rows(moving)
-                for group in self._groups:
-                    group.repeat()
+                with interrupts_wait():
+                    self._form_rows(moving)
+                    for group in self._groups:
+                        group.repeat()
                 yield
         finally:
             for group in self._groups:

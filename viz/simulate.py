@@ -19,6 +19,7 @@ import torch
 
 from ..kernels import Rule
 from ..trainer.arguments import choice, real, whole
+from ..trainer.interrupts import interrupts_wait
 from ..trainer.many import Many, make_optimizer
 from ..trainer.optimizer import Optimizer, RuleOptimizer, create
 from .functions import Function, Minimum, function
@@ -184,8 +185,9 @@ class Simulation:
             if noise is not None:
                 for slope, each in zip(slopes, noise[t], strict=True):
                     slope.reshape(-1, s)[:] += each
-            for runner, part in zip(runners, parts, strict=True):
-                runner.step(slopes[0][part], slopes[1][part])
+            with interrupts_wait():  # once for all runners, each of which would do it
+                for runner, part in zip(runners, parts, strict=True):
+                    runner.step(slopes[0][part], slopes[1][part])
 
         order = [entrant for kind in (True, False, None) for entrant in entrants if entrant.together is kind]
         back = [order.index(entrant) for entrant in entrants]  # no two are equal

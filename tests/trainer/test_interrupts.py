@@ -9,6 +9,7 @@ import torch
 import tristep
 from tristep import Trainer
 from tristep.kernels import engine
+from tristep.trainer import Many, many
 from tristep.trainer.interrupts import interrupts_wait, uninterrupted
 from tristep.trainer.optimizer import SGD, get_updater
 
@@ -81,6 +82,27 @@ def test_a_step_in_backward_is_all_there(interrupted):
         sum(param.sum().float() for param in params).backward()
     assert trainer.optimizer.num_update == 1
     assert all((param == 0.5).all() for param in params)
+
+
+def test_repeated_steps_of_many_are_all_there(monkeypatch):
+    """The trainings of one `Many` that are no copies of each other have launches of their own."""
+    made, weights = [SGD(learning_rate=0.5), SGD(learning_rate=0.5, momentum=0.5)], [torch.ones(3), torch.ones(3)]
+    together, repeat, calls = Many(made, [[weight] for weight in weights]), many._Group.repeat, []
+
+    def then_interrupt(group):
+        repeat(group)
+        calls.append(1)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    together.step([[torch.ones(3)], [torch.ones(3)]])
+    steps = together.steps()
+    next(steps)
+    monkeypatch.setattr(many._Group, "repeat", then_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    assert [each.num_update for each in made] == [3, 3]
+    assert [weight.tolist() for weight in weights] == [[-0.5] * 3, [1 - 0.5 - 0.75 - 0.875] * 3]
 
 
 def test_a_second_interrupt_acts_at_once():
