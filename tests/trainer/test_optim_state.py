@@ -4,6 +4,7 @@ import contextlib
 import copy
 import inspect
 import io
+import math
 import pickle
 
 import pytest
@@ -519,3 +520,48 @@ def test_one_optimizer_for_each_parameter_stepping_in_the_backward_pass():
 def test_signatures_begin_as_torchs(name):
     names = list(inspect.signature(getattr(tristep.optim, name)).parameters)
     assert names[:2] == ["params", "lr"]
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "wrong", "error", "text"),
+    [
+        ("Adam", "group", {"lr": math.nan}, ValueError, r"param_groups\[0\]\['lr'\] is nan: must be finite"),
+        ("Adam", "group", {"betas": (0.9, 2.0)}, ValueError, r"param_groups\[0\]: Invalid beta parameter"),
+        ("AdamW", "group", {"weight_decay": -0.1}, ValueError, r"param_groups\[0\]: Invalid weight_decay"),
+        ("RMSprop", "group", {"lr": -1.0}, ValueError, r"param_groups\[0\]: Invalid learning rate"),
+        ("Lion", "group", {"beta1": 2.0}, ValueError, r"param_groups\[0\]: beta1=2.0"),
+        ("Lion", "group", {"state_dtype": "3bit"}, ValueError, r"param_groups\[0\]: state_dtype='3bit'"),
+        ("NovoGrad", "group", {"weight_decay": -0.1}, ValueError, r"param_groups\[0\]: weight_decay=-0.1"),
+        ("Adam", "state", {"step": torch.tensor(1e30)}, ValueError, "'step' of parameter 0"),
+        ("Adam", "state", {"step": 10**30}, ValueError, "'step' of parameter 0"),
+        ("Adam", "state", {"step": torch.tensor(-1.0)}, ValueError, "'step' of parameter 0"),
+        ("Adam", "state", {"step": torch.tensor(0.5)}, TypeError, "'step' of parameter 0"),
+        ("NAdam", "state", {"mu_product": torch.tensor(math.nan)}, ValueError, "'mu_product' of parameter 0 is nan"),
+    ],
+)
+def test_numbers_that_it_could_not_have_are_refused(name, part, wrong, error, text):
+    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = getattr(tristep.optim, name)([parameter], lr=0.1)
+    parameter.grad = torch.ones(2, 2)
+    optimizer.step()
+    before, saved = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(copy.deepcopy(saved))
+    (saved["param_groups"][0] if part == "group" else saved["state"][0]).update(wrong)
+    with pytest.raises(error, match=text):
+        optimizer.load_state_dict(saved)
+    now = optimizer.state_dict()
+    assert now["param_groups"] == before["param_groups"]
+    assert all(torch.equal(torch.as_tensor(value), torch.as_tensor(before["state"][0][k])) for k, value in now["state"][0].items())
+
+
+def test_a_subclass_with_arguments_of_its_own_loads():
+    class Own(tristep.optim.AdamW):
+        def __init__(self, model, rate):
+            super().__init__(model.parameters(), lr=rate)
+
+    optimizer = Own(torch.nn.Linear(2, 1), 0.1)
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    saved["param_groups"][0]["eps"] = -1.0
+    with pytest.raises(ValueError, match="Invalid epsilon"):
+        optimizer.load_state_dict(saved)

@@ -34,6 +34,7 @@ from ..capture import CapturedStep
 from ..interrupts import uninterrupted
 from ..optimizer.sparse import RowUpdate, is_sparse
 from . import shards
+from .saved import check_numbers
 
 __all__ = ["FusedOptimizer", "as_real", "name_of"]
 
@@ -228,10 +229,16 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise NotImplementedError(f"{type(self).__name__} with sharded parameters: {refusal}")
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """As torch's, but states keep the type that they were saved in, where that is the one they are kept in."""
+        """As torch's, but states keep the type that they were saved in, where that is the one they are kept in.
+
+        Raises:
+            ValueError, TypeError: there are other groups, or numbers that this optimizer's constructor would refuse, or that
+                no training leads to; nothing has been changed.
+        """
         given: dict[str, Any] = {}
 
         def remember(_: Any, state_dict: Any) -> None:
+            check_numbers(self, state_dict)
             given.update(state_dict)
 
         def restore(optimizer: torch.optim.Optimizer) -> None:
