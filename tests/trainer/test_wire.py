@@ -86,7 +86,7 @@ def test_schedules(schedule):
     assert [found(n) for n in range(1, 12)] == [schedule(n) for n in range(1, 12)]
 
 
-@pytest.mark.parametrize("value", [object(), print, lambda n: n, json.loads, int, 1j, torch.nn.Linear(1, 1), np.array(["a"])])
+@pytest.mark.parametrize("value", [object(), print, lambda n: n, json.loads, int, 1j, torch.nn.ReLU(), np.array(["a"])])
 def test_what_is_no_plain_data_is_refused(value):
     with pytest.raises(TypeError):
         encode({"a": [value]})

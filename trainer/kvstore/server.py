@@ -225,8 +225,8 @@ class ServerStore(KVStore):
         after that need a `barrier` in between.
 
         Raises:
-            TypeError: not an `Optimizer`, or one that cannot be sent: its attributes must be plain data, and its class stand at
-                the top level of a module that the servers have imported.
+            TypeError: not an `Optimizer`, or one that cannot be sent: its attributes must be plain data, and its class must
+                stand at the top level of a module that the servers have imported.
             ValueError: it needs arrays whole that have been cut already (call it before `init`), or all gradients together,
                 and there are several servers.
         """

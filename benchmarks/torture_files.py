@@ -1,0 +1,264 @@
+"""For torture.py: attacks on files. Each is an endless iterator of attempts, which may raise Wrong or Silent."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import random
+import resource
+import signal
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torture_process import Child, Silent, Wrong, plain
+
+from tristep import Trainer
+from tristep.trainer import Sweep
+from tristep.viz import Run, RunSet
+
+__all__ = ["KINDS", "check_clean", "damage", "hostile", "kills"]
+
+KINDS = ("states", "run", "runs", "sweep")
+MOST_MEMORY = 2**27  # bytes that reading a bad file may take
+
+
+def contents(kind: str, value: float, size: int) -> Any:
+    """What is saved in a file of a kind: another `value` makes other contents, `size` says how large they are."""
+    rng = np.random.default_rng(int(value))
+    if kind == "states":
+        param = torch.nn.Parameter(torch.ones(size))
+        trainer = Trainer({"w": param}, "adam", {"learning_rate": 1e-3 * (1 + value)})
+        param.grad = torch.from_numpy(rng.standard_normal(size, dtype=np.float32))
+        trainer.step(1)
+        return trainer
+    if kind == "sweep":
+        axes = {"wd": (0.0, value), "seed": (0, 1)}
+        weights = {"0.weight": torch.from_numpy(rng.standard_normal((2, 2, size), dtype=np.float32))}
+        return Sweep(axes, rng.random((2, 2, 5), np.float32), 5, {"loss": rng.random((2, 2))}, weights)
+    runs = [Run(f"{value} {k}", ["w"], [0.0, 1.0], {"optimizer": "Adam"}) for k in range(1 if kind == "run" else 3)]
+    for run in runs:
+        for step in range(1, 9):
+            run.add_scalars(step, {"loss": value / step})
+        run.add_weights(1, {"w": rng.standard_normal(size, dtype=np.float32)})
+    return runs[0] if kind == "run" else RunSet(runs)
+
+
+def save(made: Any, path: Path) -> None:
+    made.save_states(path) if isinstance(made, Trainer) else made.save(path)
+
+
+def load(kind: str, path: Path, size: int) -> Any:
+    """What a file has. A Trainer that does not take it is unchanged."""
+    if kind != "states":
+        return _plain({"run": Run, "runs": RunSet, "sweep": Sweep}[kind].load(path))  # type: ignore[attr-defined]
+    trainer = contents(kind, 10**6, size)
+    before = plain(trainer.state_dict())
+    try:
+        trainer.load_states(path)
+    except BaseException:
+        if plain(trainer.state_dict()) != before:
+            raise Silent("a refused file has changed the Trainer") from None
+        raise
+    return plain(trainer.state_dict())
+
+
+def _plain(loaded: Any) -> Any:
+    if isinstance(loaded, RunSet):
+        return [_plain(run) for run in loaded]
+    if isinstance(loaded, Run):
+        parts = loaded.scalars, loaded.tensors, loaded.histograms, loaded.weights
+        series = [{name: [each.recent(), list(each.curve())] for name, each in part.items()} for part in parts]
+        return plain([loaded.name, loaded.parameters, loaded.edges, loaded.notes, series])
+    return plain(loaded)
+
+
+def kept(kind: str, made: Any) -> Any:
+    """What `load` gives of a file of this."""
+    return _plain(made.state_dict() if kind == "states" else made)
+
+
+def kills(kind: str, folder: Path, rng: random.Random, size: int = 20_000) -> Iterator[bool]:
+    path, old = folder / kind, contents(kind, 0.0, size)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        save(old, path)
+        times.append(time.perf_counter() - start)
+    known, value = kept(kind, old), 0.0
+
+    def run(there: int, made: Any) -> None:
+        os.write(there, b"s")
+        save(made, path)
+        os.write(there, b"e")
+
+    while True:
+        value += 1
+        made = contents(kind, value, size)
+        child = Child(run, made)
+        child.read()
+        time.sleep(rng.random() * 1.2 * sorted(times)[2])
+        child.send(signal.SIGKILL)
+        said, _ = child.end()
+        try:
+            now = load(kind, path, size)
+        except (ValueError, OSError) as error:
+            save(old, path)
+            raise Wrong(f"{kind}: {error}") from None
+        if now not in (known, kept(kind, made)) or (b"e" in said and now == known):
+            raise Silent(f"{kind}: neither what was there before nor what was saved")
+        known = now
+        yield b"e" not in said
+
+
+def check_clean(kind: str, folder: Path) -> None:
+    """After a save that was not killed, nothing is left of those that were."""
+    save(contents(kind, 1.0, 10), folder / kind)
+    left = [name for name in os.listdir(folder) if name.startswith(f".{kind}.")]
+    if left:
+        raise Wrong(f"{kind}: {len(left)} temporary files are left")
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """The bytes with one to three changes."""
+    found = bytearray(data)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        at, length = rng.randrange(max(len(found), 1)), rng.choice((1, 4, 16, 64, 512))
+        part = found[at : at + length]
+        how = rng.randrange(9)
+        if how == 0 and found:
+            found[at] ^= 1 << rng.randrange(8)
+        elif how == 1 and found:
+            found[at] = rng.randrange(256)
+        elif how == 2:
+            del found[at:]
+        elif how == 3:
+            del found[at : at + length]
+        elif how == 4:
+            found[at:at] = rng.randbytes(length)
+        elif how == 5:
+            found[at : at + length] = bytes(len(part))
+        elif how == 6:  # copied to another place
+            to = rng.randrange(len(found) + 1)
+            found[to : to + length] = part
+        elif how == 7:
+            found += rng.randbytes(length)
+        else:  # numbers in texts and headers
+            digits = [i for i, byte in enumerate(found) if 48 <= byte < 58]
+            if digits:
+                found[rng.choice(digits)] = rng.choice(b"0123456789")
+    return bytes(found)
+
+
+def damage(kind: str, folder: Path, rng: random.Random, size: int = 50) -> Iterator[bool]:
+    path, made = folder / kind, contents(kind, 3.0, size)
+    save(made, path)
+    data, expected = path.read_bytes(), kept(kind, made)
+    while True:
+        other = damaged(data, rng)
+        path.write_bytes(other)
+        try:
+            now = load(kind, path, size)
+        except ValueError:
+            yield True
+            continue
+        except Silent:
+            raise
+        except BaseException as error:
+            raise Wrong(f"{kind}: {type(error).__name__}: {error}") from error
+        if now != expected:
+            raise Silent(f"{kind}: other contents than were saved")
+        yield False
+
+
+class _Runs:
+    """What runs something if it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self._path,)
+
+
+def bad_files(rng: random.Random, mark: str) -> Iterator[bytes]:
+    """Files that a sender made on purpose; unpickling one of them makes the folder `mark`."""
+
+    def archive(compression: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytes:
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w", compression) as made:
+            for name, content in members.items():
+                made.writestr(f"{name}.npy", content)
+        return file.getvalue()
+
+    def array(values: Any, **settings: Any) -> bytes:
+        file = io.BytesIO()
+        np.save(file, values, **settings)
+        return file.getvalue()
+
+    def text(content: bytes) -> bytes:
+        return array(np.frombuffer(content, np.uint8))
+
+    def header(shape: str, dtype: str = "<f4") -> bytes:
+        line = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+        return b"\x93NUMPY\x01\x00" + len(line).to_bytes(2, "little") + line.encode()
+
+    def tensors(head: bytes, data: bytes = b"", length: int | None = None) -> bytes:
+        return (len(head) if length is None else length).to_bytes(8, "little") + head + data
+
+    large, deep = rng.randrange(2**28, 2**30), rng.randrange(10**4, 10**6)
+    nested = rng.choice((b"[", b'{"a":')) * deep
+    says = {"tristep": "{}", "tristep checksum": "0"}
+    yield archive(losses=bytes(large // 4))  # a small file of many zeros
+    yield archive(tristep=bytes(large // 4))
+    yield archive(tristep=text(nested))
+    yield archive(tristep=text(b'{"kind": "runs", "about": ' + nested))
+    yield archive(tristep=text(b" " * (large // 8)))
+    yield archive(tristep=header(f"({large},)", "|u1"))
+    yield archive(losses=header(f"({large}, {large}, {large})"))
+    yield archive(losses=header(f"(-{large},)"))
+    yield archive(losses=array(np.array([_Runs(mark)], dtype=object), allow_pickle=True))
+    yield archive(tristep=array(np.array([_Runs(mark)], dtype=object), allow_pickle=True))
+    yield archive(**{"../" * rng.randrange(1, 9) + "a": array(np.ones(2))})
+    yield pickle.dumps(_Runs(mark))
+    yield tensors(b"{}", length=rng.choice((large, 2**63, 2**64 - 1)))
+    yield tensors(nested)
+    for shape, end in ((large, 4), (1, 4 * large), (large, 4 * large)):
+        described = {"__metadata__": says, "a": {"dtype": "F32", "shape": [shape], "data_offsets": [0, end]}}
+        yield tensors(json.dumps(described).encode(), b"1234")
+    yield tensors(json.dumps({"__metadata__": says}).encode())
+    yield tensors(json.dumps({"__metadata__": {"tristep": nested.decode(), "tristep checksum": "0"}}).encode())
+    yield b""
+    yield rng.randbytes(rng.randrange(1, 4096))
+
+
+def hostile(kind: str, folder: Path, rng: random.Random) -> Iterator[bool]:
+    path, mark = folder / kind, folder / "unpickled"
+    contents(kind, 0.0, 10)  # for the engine to have been imported
+
+    def run(there: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            load(kind, path, 10)
+        except ValueError:
+            return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+        return -1
+
+    while True:
+        for data in bad_files(rng, str(mark)):
+            path.write_bytes(data)
+            _, memory = Child(run).end()
+            if mark.exists():
+                mark.rmdir()
+                raise Silent(f"{kind}: it was unpickled")
+            if memory == -1:
+                raise Silent(f"{kind}: taken for a good file: {data[:60]!r}")
+            if memory > MOST_MEMORY:
+                raise Wrong(f"{kind}: {memory >> 20} MiB for {data[:60]!r}")
+            yield True

@@ -1,0 +1,51 @@
+"""benchmarks/torture.py, a thousandth of it: nothing is wrong, nothing silent; and it would notice."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+IN_PLACE = """
+def write_in_place(argument, path, write):
+    with open(path, "w+b") as file:
+        write(file)
+files.replace = write_in_place
+"""
+UNCHECKED = "files._compare = lambda checksums, arrays: None\n"
+
+
+def _tortured(*arguments, before=""):
+    program = f"""
+import sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+from tristep.trainer import files
+{before}
+import torture
+sys.exit(torture.main())"""
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("attacks", "rows"), [(["kills", "damage", "interrupts"], 9), (["first", "hostile", "layouts", "resumes"], 7)]
+)
+def test_nothing_is_wrong_or_silent(attacks, rows):
+    done = _tortured("--scale", "0.002", "--only", *attacks)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()[2:]]
+    assert len(found) == rows
+    assert all(int(tried) >= 1 and wrong == silent == "0" for _, _, tried, _, wrong, silent, _ in found)
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize(("attack", "fault", "column"), [("damage", UNCHECKED, 5), ("kills", IN_PLACE, 4)])
+def test_it_notices_a_fault(attack, fault, column):
+    done = _tortured("--scale", "0.01", "--only", attack, before=fault)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert any(int(line.split("|")[column + 1]) for line in done.stdout.splitlines()[2:])
