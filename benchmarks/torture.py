@@ -5,8 +5,8 @@
     python benchmarks/torture.py --only damage     some of them
 
 Prints a table: how often each was tried; how often it came in the middle of what it attacks, or was noticed ("inside"); how
-often the outcome was wrong (an unexpected error, a lost file, memory without bounds); how often it was silent (other numbers,
-and no error). The exit code is 1 unless the last two are 0. What is tried follows from --seed and the number of the attempt,
+often the outcome was wrong (an unexpected error, a lost file, memory without bounds); how often it was silent (no error, and
+other numbers). The exit code is 1 unless the last two are 0. What is tried follows from --seed and the attempt's number,
 when a signal arrives does not. Needs fork().
 
     kills        a process that saves is killed at a random moment: the file is the old or the new one, whole
