@@ -142,6 +142,7 @@ def test_a_race_in_core_widgets(book, browser):
     book.run("race.close()")
 
 
+@pytest.mark.sample(0)
 def test_frames_are_chosen_while_python_is_busy(book, browser, tmp_path):
     book.run(BEGIN.format(tier="widgets"))
     code = """

@@ -556,6 +556,7 @@ def test_kept_code_does_not_need_the_module_that_the_rule_was_in(native_script, 
 
 
 @needs_numba
+@pytest.mark.sample(0)
 def test_a_rule_changed_in_its_file_is_compiled_anew(native_script, tmp_path):
     cache, path = tmp_path / "cache", tmp_path / "mine.py"
     for factor in ("", "1.0 * "):
