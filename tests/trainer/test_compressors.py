@@ -410,8 +410,9 @@ def test_powersgd_finds_a_matrix_of_low_rank():
     assert torch.equal(bucket[2400:], vector)
 
 
-def test_a_users_compressor_is_known_by_its_name(clean_registry):
-    kvstore.register_compressor(Thirds)
+@pytest.mark.parametrize("register", [kvstore.register_compressor, kvstore.Compressor.register])
+def test_a_users_compressor_is_known_by_its_name(register, clean_registry):
+    assert register(Thirds) is Thirds
     made = create_compressor({"type": "thirds", "largest": 2.0, "error_feedback": False})
     assert isinstance(made, Thirds)
     assert (made.largest, made.error_feedback) == (2.0, False)

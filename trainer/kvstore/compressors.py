@@ -51,6 +51,9 @@ _OTHER_NAMES = {
 }  # fmt: skip
 
 
+_Class = TypeVar("_Class", bound="type[Compressor]")
+
+
 class Compressor(abc.ABC):
     """What is sent in the place of values. A subclass marked with `register_compressor` is known by its `type`.
 
@@ -79,6 +82,19 @@ class Compressor(abc.ABC):
     type = ""
     error_feedback = True
     exchange = "all_to_all"
+
+    @staticmethod
+    def register(klass: _Class) -> _Class:
+        """Class decorator: make a compressor known by its type. A second one of that type replaces the first."""
+        if not (isinstance(klass, type) and issubclass(klass, Compressor)):
+            raise TypeError(f"@register_compressor takes a subclass of Compressor, got {klass!r}")
+        if "type" not in vars(klass):
+            klass.type = klass.__name__.lower()
+        known = _registry.get(klass.type)
+        if known is not None and (known.__module__, known.__qualname__) != (klass.__module__, klass.__qualname__):
+            warnings.warn(f"compressor {klass.type!r} now means {klass!r}, before {known!r}", stacklevel=2)
+        _registry[klass.type] = klass
+        return klass
 
     @abc.abstractmethod
     def encode(self, values: torch.Tensor) -> torch.Tensor:
@@ -110,21 +126,8 @@ class Compressor(abc.ABC):
         return self.decode(message, n)
 
 
-_Class = TypeVar("_Class", bound=type[Compressor])
+register_compressor = Compressor.register
 _registry: dict[str, type[Compressor]] = {}
-
-
-def register_compressor(klass: _Class) -> _Class:
-    """Class decorator: make a compressor known by its type. A second one of that type replaces the first."""
-    if not (isinstance(klass, type) and issubclass(klass, Compressor)):
-        raise TypeError(f"@register_compressor takes a subclass of Compressor, got {klass!r}")
-    if "type" not in vars(klass):
-        klass.type = klass.__name__.lower()
-    known = _registry.get(klass.type)
-    if known is not None and (known.__module__, known.__qualname__) != (klass.__module__, klass.__qualname__):
-        warnings.warn(f"compressor {klass.type!r} now means {klass!r}, before {known!r}", stacklevel=2)
-    _registry[klass.type] = klass
-    return klass
 
 
 def registered_compressors() -> dict[str, type[Compressor]]:
