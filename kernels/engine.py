@@ -233,7 +233,7 @@ class Update:
         # What is bound: which tensors (and whether all of them still live), where they lie, and of what kinds they are.
         self._references: list[weakref.ref[torch.Tensor] | None] = []
         self._ids: list[int] = []
-        self._lost = True
+        self._lost: list[Any] = [None]
         self._gradient_addresses: _Addresses | None = None
         self._own = False
         self._watched = True  # whether `_lost` tells when one of them dies, and all of the above is there
@@ -306,7 +306,7 @@ class Update:
 
     def holds(self, gradients: Sequence[Any]) -> bool:
         """Whether these very tensors are bound, and they and the weights are where they were. Quick: asked at every step."""
-        # Identities are worth comparing only as long as none of the bound tensors has died, which sets `_lost`.
+        # Identities are worth comparing only as long as none of the bound tensors has died, which fills `_lost`.
         if not self._watched:
             alive = [reference() for reference in self._references]  # type: ignore[misc]  # all are there
             # Not `None in alive`, which would ask each tensor whether it equals None.
@@ -400,7 +400,7 @@ class Update:
         glance = self._glance_at_weights() if self._looked else None
         self._references = list(map(weakref.ref, gradients)) if glance is None else glance.references(gradients)
         self._watched, self._bound, self._glance = False, addresses, None
-        self._lost, self._touched = False, self.weights
+        self._lost, self._touched = [], self.weights
         for group in self._groups:
             group.table.addresses[GRADIENT] = addresses[group.rows]
             whole = isinstance(group.rows, slice)
@@ -444,12 +444,8 @@ class Update:
             group.bind(gradients, self._references)
 
     def _remember(self, gradients: Sequence[Any], addresses: np.ndarray | None = None) -> None:
-        method = weakref.WeakMethod(self._on_loss)  # a gradient must not keep this object alive either
-
-        def on_loss(_: Any) -> None:
-            if (alive := method()) is not None:
-                alive()
-
+        self._lost = []
+        on_loss = self._lost.append  # keeps nothing else alive; and in a function of Python an interrupt would be lost
         try:
             self._references = [weakref.ref(gradient, on_loss) for gradient in gradients]
             self._gradient_addresses = _Addresses(gradients, self.engine, addresses)
@@ -459,7 +455,7 @@ class Update:
             self._gradient_addresses = None
             self._touched = [w for w, gradient in zip(self.weights, gradients, strict=True) if gradient is not None]
         self._ids = list(map(id, gradients))
-        self._lost, self._glance, self._watched, self._bound = False, None, True, None
+        self._glance, self._watched, self._bound = None, True, None
 
     def _weights_hold(self) -> bool:
         return self._weight_addresses is not None and self._weight_addresses.hold(self.weights)
@@ -467,9 +463,6 @@ class Update:
     def _tensors_hold(self) -> bool:
         """Whether weights, states and masters are where they were."""
         return self._weights_hold() and self._companion_addresses.hold(self._companions)
-
-    def _on_loss(self) -> None:
-        self._lost = True
 
     def __call__(self, into: Measurements | None = None) -> None:
         """Run one step with the bound gradients and the values in `hyper`.
@@ -629,7 +622,7 @@ class _Recorded:
         for group, addresses in zip(self._groups, self._gradients, strict=True):
             group.table.addresses[GRADIENT] = addresses
             group.execute.upload()
-        self.update._lost = self.update._watched = True  # so that a step without the graph looks for gradients anew
+        self.update._lost, self.update._watched = [None], True  # so that a step without the graph looks for gradients anew
 
 
 class _Addresses:

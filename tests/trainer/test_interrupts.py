@@ -1,6 +1,7 @@
 """Ctrl-C in the middle of a step: the step is all there afterwards, counts and all, and training goes on."""
 
 import signal
+import sys
 import threading
 
 import pytest
@@ -103,6 +104,27 @@ def test_repeated_steps_of_many_are_all_there(monkeypatch):
         next(steps)
     assert [each.num_update for each in made] == [3, 3]
     assert [weight.tolist() for weight in weights] == [[-0.5] * 3, [1 - 0.5 - 0.75 - 0.875] * 3]
+
+
+@pytest.mark.parametrize("make", [_trainer, _optim, _updater])
+def test_a_gradient_that_dies_calls_nothing_in_python(make):
+    """An interrupt in a weak reference's callback would be printed and lost."""
+    params, called = _params(), []
+    step, _ = make(params)
+    for _ in range(2):  # new ones each time, and the same ones again
+        for param in params:
+            param.grad = torch.ones_like(param)
+        step()
+    for param in params:
+        param.grad.fill_(2.0)
+    step()
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        for param in params:
+            param.grad = None
+    finally:
+        sys.setprofile(None)
+    assert called == []
 
 
 def test_a_second_interrupt_acts_at_once():
