@@ -11,7 +11,7 @@ the last may be filled up with zeros, and each chunk has a message; that is what
 
 The codes:
 
-    2bit    the threshold, its negative or nothing: 3, 2 or 0. The sum over ranks is a whole number of thresholds
+    2bit    the threshold, its negative or nothing: 3, 2 or 0. The sum over ranks is an integer of thresholds
     1bit    1 where x is above the threshold, else -1: 1 or 0
     int8    x over the largest absolute value of its block, in 255 steps from -1 to 1: 1 to 255
     int4    the same in 15 steps: 1 to 15
@@ -23,7 +23,7 @@ Of "2bit" and "1bit" the residual is x less what was sent, whatever x is, as in 
 for ever with "2bit" and -1 with "1bit". Of the others a value that is not finite makes NaN of its block (fp16 and bf16: of
 itself), on all ranks, so that whoever looks for overflows sees it; nothing of the block is kept then.
 
-Sums are taken in the order of the ranks, and all engines find the same bits: sums within a block are of whole numbers below
+Sums are taken in the order of the ranks, and all engines find the same bits: sums within a block are of integers below
 2^24, which no order changes.
 
 Sources: Seide et al. (2014), "1-bit stochastic gradient descent" (error feedback); MXNet 1.9.1 and 2.0,
@@ -88,7 +88,7 @@ def _one_bit_sum(votes, ranks, threshold):
 
 @jit
 def _steps_of(x, shrunk, steps):
-    # A whole number from 1 to 2 steps + 1, also of what is not finite, which integers do not know.
+    # An integer from 1 to 2 steps + 1, also of what is not finite, which integers do not know.
     y = x * shrunk * steps
     return tl.where(y - y == 0.0, tl.floor(y + 0.5) + (steps + 1.0), steps + 1.0)
 
@@ -149,7 +149,7 @@ def finite_left_over(x, value):
 
 
 class Code(NamedTuple):
-    """How values are coded. Without `dtype`, codes are whole numbers, which `quantise` and `value` find as floats.
+    """How values are coded. Without `dtype`, codes are integers, which `quantise` and `value` find as floats.
 
     Attributes:
         name: what it is called.
@@ -158,7 +158,7 @@ class Code(NamedTuple):
         value: (code, parameter, scale) -> value.
         left: (x, value) -> residual.
         scaled_by: "largest" or "mean" of a block's absolute values; None for codes without scales.
-        vote: code -> a whole number, 0 or more, whose sum over ranks says what the sum of the values is; or None.
+        vote: code -> an integer, 0 or more, whose sum over ranks says what the sum of the values is; or None.
         most_votes: the largest.
         sum_of_votes: (sum of votes, ranks, parameter) -> the sum of the ranks' values.
         dtype: of codes that are floats of 16 bits.

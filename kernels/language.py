@@ -233,7 +233,7 @@ class _TorchLanguage:
         self._dtype = dtype
 
     def normal(self, key0: float, key1: float, index: torch.Tensor) -> torch.Tensor:
-        """A standard normal number for each index, always the same for the same keys (whole numbers below 2^24)."""
+        """A standard normal number for each index, always the same for the same keys (integers below 2^24)."""
         return random.normal(int(key0), int(key1), index).to(self._dtype)
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:

@@ -29,7 +29,7 @@ def normal(key0: int, key1: int, index: torch.Tensor) -> torch.Tensor:
     """Standard normal numbers, float32, by Box and Muller (1958) from the first two words that Philox gives.
 
     Args:
-        key0, key1: whole numbers in [0, 2^32).
+        key0, key1: integers in [0, 2^32).
         index: int64, the counter's lower 64 bits.
     """
     first, second = _philox(key0, key1, index)

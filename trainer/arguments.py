@@ -57,7 +57,7 @@ def whole(name: str, value: Any, low: float = -math.inf, high: float = math.inf)
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name}={value!r}: must be a whole number, not {type(value).__name__}") from None
+        raise TypeError(f"{name}={value!r}: must be an integer, not {type(value).__name__}") from None
     if number < low:
         raise ValueError(f"{name}={value!r}: must be {low:g} or more")
     if number > high:

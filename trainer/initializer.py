@@ -190,7 +190,7 @@ class Initializer:
     running_mean, moving_mean, moving_avg, moving_inv_var   `_init_zero`: 0
     running_var, moving_var                                 `_init_one`: 1
     min, max                                                `_init_zero`, `_init_one`: 0, 1
-    weight_quantize                                         one whole number from -127 to 126 throughout
+    weight_quantize                                         one integer from -127 to 126 throughout
     bias_quantize                                           `_init_zero`: 0
     any other                                               `_init_default`: an error
     ======================================================  ======================================

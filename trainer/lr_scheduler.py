@@ -75,7 +75,7 @@ class LRScheduler:
         warmup_mode: ``"linear"`` or ``"constant"``.
 
     Raises:
-        TypeError: an argument is not a number, or not a whole one where it must be.
+        TypeError: an argument is not a number, or not an integer where it must be one.
         ValueError: an argument lies outside its range; an update number is negative.
         NotImplementedError: this base class itself is called.
 
@@ -1069,9 +1069,9 @@ class TorchScheduler(LRScheduler):
     It is stepped over an optimizer of one parameter that is never trained, and its rates are written down. So it
     may be asked in any order, and the same update has the same rate as in a torch run whose schedule is stepped
     once after each update: number 1 that of torch's epoch 0, number n that of epoch n - 1 (and number 0 that of
-    number 1). Momentum, which some of torch's schedules change as well, is left alone. Asked for update n for the first time,
-    it has stepped torch's n - 1 times, a second or so for each million: schedules of ours answer at once. To be saved, a
-    ``factory`` that is no class of torch's is registered under its name (``@register`` above its ``def``).
+    number 1). Momentum, which some of torch's schedules change as well, is left alone. The first request for
+    update n steps torch's schedule n - 1 times, about a second per million; tristep's own need no such steps. To be
+    saved, a ``factory`` that is no class of torch's is registered under its name (``@register`` above its ``def``).
 
     Args:
         factory: a class of ``torch.optim.lr_scheduler`` or its name; or a function from an optimizer to a schedule, such

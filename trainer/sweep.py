@@ -230,7 +230,7 @@ def sweep(
             `learning_rate` beside an `lr_scheduler` becomes its `base_lr`.
         optimizer_params: arguments for all of them. Each training has a schedule of its own.
         epochs, steps: how long; one of them may be given, else it is one epoch. Steps go through the data again if need be.
-        seeds: whole numbers.
+        seeds: integers.
         eval_data, eval_metric: as for `fit`; looked at once, after the training.
         together: whether all copies are run as one. With False they are trained one after the other, by a `Trainer` each:
             for networks that `torch.func.vmap` refuses.

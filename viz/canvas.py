@@ -99,7 +99,7 @@ def checked(message: object) -> Event | None:
 def page(payload: bytes, title: str, description: str) -> str:
     """A file that shows a scene by itself, opened from a disk or sent by mail: HTML with the module and the scene in it.
 
-    Numbers are kept to five digits where that cannot be seen: not in arrays of whole numbers, nor where all are close to
+    Numbers are kept to five digits where that cannot be seen: not in arrays of integers, nor where all are close to
     one another. A sweep of 41 rates, 8 optimizers and 200 steps then takes 0.2 to 0.3 MB.
 
     Args:

@@ -50,7 +50,7 @@ class WeightPath:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         if not (isinstance(every, int) and every >= 1):
-            raise ValueError(f"every={every!r}: must be a whole number >= 1")
+            raise ValueError(f"every={every!r}: must be an integer >= 1")
         self.model, self.name = model, str(name)
         self._every, self._calls = every, 0
         self._points: list[np.ndarray] = []
@@ -146,7 +146,7 @@ def loss_plane(
     if directions not in ("pca", "filter"):
         raise ValueError(f"directions={directions!r}: must be 'pca' or 'filter'")
     if not (isinstance(n, int) and n >= 2):
-        raise ValueError(f"n={n!r}: must be a whole number >= 2")
+        raise ValueError(f"n={n!r}: must be an integer >= 2")
     if reach is not None and not reach > 0:
         raise ValueError(f"reach={reach!r}: must be > 0, or None")
     names = [way.name for way in ways]

@@ -245,7 +245,7 @@ class _OfTrainer:
                 "source has telemetry already, of its own or another recorder's: set trainer.telemetry = None first"
             )
         if not (isinstance(histogram_every, int) and histogram_every >= 1):
-            raise ValueError(f"histogram_every={histogram_every!r}: must be a whole number >= 1")
+            raise ValueError(f"histogram_every={histogram_every!r}: must be an integer >= 1")
         self._plain = Telemetry(every, ROOM, QUANTITIES)
         self._counting = Telemetry(1, ROOM, QUANTITIES, histograms) if histograms else None
         self._histogram_every, self._steps = histogram_every, 0
@@ -332,7 +332,7 @@ class _OfOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int) -> None:
         if not (isinstance(every, int) and every >= 1):
-            raise ValueError(f"every={every!r}: must be a whole number >= 1")
+            raise ValueError(f"every={every!r}: must be an integer >= 1")
         self._optimizer, self._every = optimizer, every
         self.number = 0
         self._rate: float | None = None  # of the last step; a scheduler may have set the next one's since
@@ -427,6 +427,6 @@ def _watched(measuring: _OfTrainer | _OfOptimizer, weights: Mapping[str, Any] | 
         numbers = np.atleast_1d(np.asarray(places))
         size = known[name].numel()
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1 or ((numbers < 0) | (numbers >= size)).any():
-            raise ValueError(f"weights[{name!r}]={places!r}: must be whole numbers from 0 to {size - 1}")
+            raise ValueError(f"weights[{name!r}]={places!r}: must be integers from 0 to {size - 1}")
         found[name] = known[name], torch.as_tensor(numbers, dtype=torch.int64, device=known[name].device)
     return found

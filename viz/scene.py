@@ -241,7 +241,7 @@ class Image(Layer):
     """Values as colours, in cells that fill a rectangle; what is not finite is left empty.
 
     Args:
-        values: [n_rows, n_columns], the first row lowest; of "categories" whole numbers from 0, below 0 for none.
+        values: [n_rows, n_columns], the first row lowest; of "categories" integers from 0, below 0 for none.
         x, y: [2], where the first cell begins and the last one ends, on the axes' scales.
         palette: "sequential", "diverging", "categories", or "quiet", on which lines can be seen.
         limits: the values of the first and the last colour; None: the least and the largest there are, of a "diverging"

@@ -819,7 +819,7 @@ def test_a_page_works_from_a_file_and_asks_nothing_of_a_network(browser, tmp_pat
 def test_a_page_holds_the_numbers_of_the_scene(browser, tmp_path):
     rng = np.random.default_rng(0)
     rate = Control("rate", "rate", list(range(7)))
-    exact = np.array([0, 131073, 262145, np.nan, np.inf], np.float32)  # whole numbers stay exact
+    exact = np.array([0, 131073, 262145, np.nan, np.inf], np.float32)  # integers stay exact
     close = (1000 + rng.uniform(0, 0.01, 5)).astype(np.float32)  # so do those that differ in their last digits only
     free = rng.standard_normal((7, 300)).astype(np.float32)
     cells = rng.integers(0, 255, (5, 7), dtype=np.uint8)

@@ -274,7 +274,7 @@ BAD = [
     Bad("epsilon of Adamax", _new("adamax", {"epsilon": 1e-8}), TypeError, ("Adamax has no argument 'epsilon'", "beta1")),
     Bad("negative schedule", _new("nadam", {"schedule_decay": -1}), ValueError, ("schedule_decay=-1", "0 or more")),
     Bad("correction as number", _new("adabelief", {"correct_bias": 1}), TypeError, ("correct_bias=1", "True or False")),
-    Bad("seed of 0.5", _new("sgld", {"seed": 0.5}), TypeError, ("seed=0.5", "must be a whole number, not float")),
+    Bad("seed of 0.5", _new("sgld", {"seed": 0.5}), TypeError, ("seed=0.5", "must be an integer, not float")),
     Bad("negative seed", _new("sgld", {"seed": -1}), ValueError, ("seed=-1", "must be 0 or more")),
     Bad("negative lamda", _new("dcasgd", {"lamda": -1}), ValueError, ("lamda=-1", "must be finite and 0 or more")),
     Bad("lambda", _new("dcasgd", {"lambda": 1}), TypeError, ("DCASGD has no argument 'lambda'", "Did you mean 'lamda'")),
@@ -298,7 +298,7 @@ BAD = [
         ("warmup_strategy='linaer'", "'linear', 'power2', 'sqrt', 'lars'", "Did you mean 'linear'"),
     ),
     Bad("batch scale of 0", _new("lbsgd", {"batch_scale": 0}), ValueError, ("batch_scale=0", "must be 1 or more")),
-    Bad("half an epoch", _new("lbsgd", {"warmup_epochs": 0.5}), TypeError, ("warmup_epochs=0.5", "must be a whole number")),
+    Bad("half an epoch", _new("lbsgd", {"warmup_epochs": 0.5}), TypeError, ("warmup_epochs=0.5", "must be an integer")),
     Bad("epochs of nothing", _new("lbsgd", {"updates_per_epoch": 0}), ValueError, ("updates_per_epoch=0", "1 or more")),
     Bad("momentum of LBSGD", _new("lbsgd", {"momentum": 1.0}), ValueError, ("momentum=1.0", "less than 1")),
     Bad("limit as text", _sgd(clip_gradient="no"), TypeError, ("clip_gradient='no'", NUMBERS.format("str"))),
@@ -311,9 +311,7 @@ BAD = [
         TypeError,
         ("centered='yes'", "must be True or False, not str"),
     ),
-    Bad(
-        "count of 1.5", _sgd(begin_num_update=1.5), TypeError, ("begin_num_update=1.5", "must be a whole number, not float")
-    ),
+    Bad("count of 1.5", _sgd(begin_num_update=1.5), TypeError, ("begin_num_update=1.5", "must be an integer, not float")),
     Bad("negative count", _sgd(begin_num_update=-1), ValueError, ("begin_num_update=-1", "must be 0 or more")),
     Bad("names as list", _sgd(param_idx2name=["a"]), TypeError, ("param_idx2name must map indices to names, got list",)),
     Bad(

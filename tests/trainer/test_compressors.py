@@ -22,7 +22,7 @@ N = 64 * 50 + 50 + 3 * 40 * 7
 
 
 class Thirds(Compressor):
-    """A user's: whole numbers of thirds, in a byte each."""
+    """A user's: integers of thirds, in a byte each."""
 
     def __init__(self, largest=40.0):
         self.largest = largest

@@ -161,7 +161,7 @@ def test_the_forget_gate_of_a_bias_as_in_mxnet():
 
 
 class Numbered(Initializer):
-    """Fills each tensor that it is given with the next whole number, and keeps the names and shapes."""
+    """Fills each tensor that it is given with the next integer, and keeps the names and shapes."""
 
     def __init__(self):
         super().__init__()

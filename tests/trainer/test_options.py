@@ -433,7 +433,7 @@ REFUSED = {
     "rprop": ({"decoupled_wd": True}, ValueError, "decoupled_wd=True: Rprop has no weight decay, so it must be False"),
     "adam": ({"cautious": 1}, TypeError, "cautious=1: must be True or False"),
     "nag": ({"lookahead": 0}, ValueError, "lookahead=0: must be 1 or more"),
-    "ftml": ({"lookahead": 2.5}, TypeError, "lookahead=2.5: must be a whole number"),
+    "ftml": ({"lookahead": 2.5}, TypeError, "lookahead=2.5: must be an integer"),
     "nadam": ({"lookahead_alpha": 0.0}, ValueError, "lookahead_alpha=0.0: must be .*greater than 0"),
     "lion": ({"lookahead_alpha": 1.5}, ValueError, "lookahead_alpha=1.5: must be .*1 or less"),
     "lamb": ({"look_ahead": 5}, TypeError, "LAMB has no argument 'look_ahead'.*Did you mean 'lookahead'"),

@@ -151,11 +151,11 @@ def test_matrices_are_sent_as_two_of_few_columns():
     [
         ({"params": "8e9"}, TypeError, "params='8e9': must be a number, a module, or tensors or shapes"),
         ({"params": 0.5}, ValueError, "params=0.5: must be"),
-        ({"params": 1e6 + 0.5}, ValueError, "must be a whole number of parameters"),
+        ({"params": 1e6 + 0.5}, ValueError, "must be an integer of parameters"),
         ({"params": []}, ValueError, "params is empty"),
         ({"params": [3]}, TypeError, r"params\[0\]=3: must be a tensor or a shape"),
         ({"gpus": 0}, ValueError, "gpus=0: must be 1 or more"),
-        ({"gpus": 2.0}, TypeError, "gpus=2.0: must be a whole number"),
+        ({"gpus": 2.0}, TypeError, "gpus=2.0: must be an integer"),
         ({"link": "ib40"}, ValueError, r"link='ib40': must be one of 'nvlink', .* Did you mean 'ib400'\?"),
         ({"link": "12,fast"}, ValueError, "link='12,fast': must be one of"),
         ({"link": -1.0}, ValueError, "link=-1.0"),

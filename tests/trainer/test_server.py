@@ -959,7 +959,7 @@ def test_the_environment_is_checked(monkeypatch):
     with pytest.raises(ValueError, match=r"2 processes are too few for TRISTEP_NUM_SERVERS=2 servers .* --nproc_per_node 3"):
         connect()
     monkeypatch.setenv("TRISTEP_NUM_SERVERS", "none")
-    with pytest.raises(ValueError, match="TRISTEP_NUM_SERVERS='none': must be a whole number >= 1"):
+    with pytest.raises(ValueError, match="TRISTEP_NUM_SERVERS='none': must be an integer >= 1"):
         connect()
 
 

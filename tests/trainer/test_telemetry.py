@@ -322,7 +322,7 @@ class ByHand(tristep.optimizer.Optimizer):
     ("make", "error", "message"),
     [
         (lambda: tristep.Telemetry(every=0), ValueError, r"every=0: must be 1 or more"),
-        (lambda: tristep.Telemetry(size=2.5), TypeError, r"size=2.5: must be a whole number"),
+        (lambda: tristep.Telemetry(size=2.5), TypeError, r"size=2.5: must be an integer"),
         (lambda: tristep.Telemetry(measures="cosine"), TypeError, r"measures='cosine': must be a list"),
         (
             lambda: tristep.Telemetry(measures=["cosin"]),

@@ -182,7 +182,7 @@ def test_a_recorder_that_is_refused_leaves_the_trainer_alone():
         (
             lambda: Recorder(torch.optim.SGD(_net().parameters()), every=0),
             ValueError,
-            "every=0: must be a whole number >= 1",
+            "every=0: must be an integer >= 1",
         ),
         (
             lambda: Recorder(torch.optim.SGD(_net().parameters()), histograms=["weight"]),
@@ -194,7 +194,7 @@ def test_a_recorder_that_is_refused_leaves_the_trainer_alone():
         (
             lambda: Recorder(tristep.Trainer(_net(), "sgd"), weights={"0.bias": 4}),
             ValueError,
-            r"weights\['0.bias'\]=4: must be whole numbers from 0 to 3",
+            r"weights\['0.bias'\]=4: must be integers from 0 to 3",
         ),
         (lambda: _recorded().step(loss="low"), TypeError, "loss must be a number, got 'low'"),
         (lambda: _recorded().step(loss=torch.ones(2)), ValueError, r"loss has shape \(2,\): must be a single number"),

@@ -182,7 +182,7 @@ def test_a_schedule_by_hand_is_given_to_a_trainer_and_saved_with_it(tmp_path):
         (lambda: ScheduleView(lambda n: 0.1, 0), ValueError, "n_updates=0: must be 1 or more"),
         (lambda: ScheduleView(knots=[(0, 1)]), ValueError, "must be two or more"),
         (lambda: ScheduleView(knots=[(5, 1), (5, 2)]), ValueError, "numbers of updates must increase"),
-        (lambda: ScheduleView(knots=[(0.5, 1), (5, 2)]), TypeError, r"knots\[0\]\[0\]=0.5: must be a whole number"),
+        (lambda: ScheduleView(knots=[(0.5, 1), (5, 2)]), TypeError, r"knots\[0\]\[0\]=0.5: must be an integer"),
         (lambda: ScheduleView(knots=[(0, -1), (5, 2)]), ValueError, r"knots\[0\]\[1\]=-1: must be finite and 0 or more"),
         (lambda: ScheduleView(knots=3), TypeError, "knots=3: must be pairs"),
         (

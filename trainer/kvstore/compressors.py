@@ -436,7 +436,7 @@ class CompressedAllReduce:
             self._handle.wait()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next sums depend on, for this rank: tensors, which are copies, and whole numbers.
+        """What the next sums depend on, for this rank: tensors, which are copies, and integers.
 
         Raises:
             RuntimeError: a bucket is under way.

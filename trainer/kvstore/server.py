@@ -50,7 +50,7 @@ def connect(name: str = "dist_async", timeout: float = _TIMEOUT) -> ServerStore:
             once.
 
     Raises:
-        ValueError: fewer processes than servers and one worker, or TRISTEP_NUM_SERVERS is no whole number >= 1.
+        ValueError: fewer processes than servers and one worker, or TRISTEP_NUM_SERVERS is no integer >= 1.
         RuntimeError: the environment says nothing of other processes.
 
     Source: MXNet 1.9.1, `mx.kv.create`, and `kvstore_server.py`, which ends a server's process in the same way.

@@ -274,7 +274,7 @@ class _Route:
 def whole_number_of(variable: str, default: int) -> int:
     text = os.environ.get(variable, str(default))
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{variable}={text!r}: must be a whole number >= 1")
+        raise ValueError(f"{variable}={text!r}: must be an integer >= 1")
     return int(text)
 
 

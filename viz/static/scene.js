@@ -87,7 +87,7 @@ function product(numbers) {
 
 // ---- Numbers and ticks
 
-/** A number in four digits for people: 0.001, −1.5×10⁻⁷; whole ones in all of theirs: 12,345. */
+/** A number in four digits for people: 0.001, −1.5×10⁻⁷; integers with all digits: 12,345. */
 export function number(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "not a number" : value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
