@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tristep.kernels import Update, rule, rules
-from tristep.kernels.storage import keys, random_bits
+from tristep.kernels.storage import Storage, keys, random_bits
 from tristep.kernels.table import slot_dtypes, states_for
 
 F64, F32, F16, BF16, I16 = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int16
@@ -383,3 +383,23 @@ def test_groups_are_formed_by_how_tensors_are_stored(place):
     assert run.launches == 5
     for weight in weights:
         same(weight, as_bfloat16(values))
+
+
+def test_keys_are_splitmix64():
+    """Outputs of the published generator for two seeds (Steele, Lea & Flood 2014), as far as its last step leaves them."""
+    published = {
+        0: [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC],
+        1234567: [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431],
+    }
+    for seed, outputs in published.items():
+        found = keys(seed, np.arange(1, 5), np.zeros(4, np.int64)).astype(np.int64)
+        assert found[:, 0].tolist() == [output >> 48 for output in outputs]
+        assert (found[:, 1] >> 1).tolist() == [(output >> 33) & 0x7FFF for output in outputs]
+    other = keys(0, np.ones(2, np.int64), np.arange(2)).astype(np.int64)  # a tensor's number is another start
+    assert other[0].tolist() != other[1].tolist()
+
+
+def test_storages_are_equal_that_store_alike():
+    assert Storage((F32,), 1) == Storage((F32,), 1)
+    assert Storage((F32,), 1) != Storage((BF16,), 1)
+    assert Storage((F32,)) != repr(Storage((F32,)))

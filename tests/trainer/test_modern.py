@@ -250,6 +250,7 @@ def test_sophia_estimates_curvature_in_steps_of_their_own(engine, device):
 PRODIGY = {
     "plain": ({}, {}),
     "decay": ({"wd": 0.1}, {"weight_decay": 0.1}),
+    "learning rate": ({"learning_rate": 0.3, "d0": 0.01}, {"lr": 0.3, "d0": 0.01}),
     "warm-up": (
         {"learning_rate": 0.3, "safeguard_warmup": True, "d_coef": 2.0},
         {"lr": 0.3, "safeguard_warmup": True, "d_coef": 2.0},

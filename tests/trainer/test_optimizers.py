@@ -547,6 +547,16 @@ def test_lbsgd_asks_a_schedule_before_it_counts():
     assert asked[3:] == [8]
 
 
+@pytest.mark.parametrize(("size", "factor"), [(1e-4, 0.01), (0.3, 0.3), (1e4, 100.0)])
+def test_lbsgds_factor_by_layer_has_mxnets_limits(size, factor, engine, device):
+    """sqrt(sum w^2 / (sum g^2 + wd sum w^2 + 1e-18)), between 0.01 and 100 (MXNet 1.9.1, `LBSGD._get_lars`)."""
+    weight = torch.nn.Parameter(torch.full((6,), size, device=device))
+    trainer = Trainer([weight], "lbsgd", {"learning_rate": 0.5, "warmup_strategy": "lars"}, engine=engine)
+    weight.grad = torch.ones(6, device=device)
+    trainer.step(1)
+    np.testing.assert_allclose(weight.detach().cpu(), size - 0.5 * factor, rtol=1e-5)
+
+
 def test_reading_the_rate_changes_nothing():
     """MXNet's FactorScheduler drops for good when it is asked for a late update."""
     made = SGD(lr_scheduler=lr_scheduler.FactorScheduler(1, factor=0.5, base_lr=1.0))
