@@ -32,6 +32,7 @@ from .table import (
     dense_strides,
     is_dense,
     is_wrapper,
+    same_order,
     slot_shapes,
     widest,
 )
@@ -885,7 +886,7 @@ def _strides(weight: torch.Tensor, companions: Sequence[torch.Tensor | None], st
 
 def _needs_copy(tensor: torch.Tensor, strides: tuple[int, ...], first: int) -> bool:
     """Whether what lies in memory is not the tensor in the order of these strides, those of the axes from `first` on."""
-    return tensor.is_neg() or (tensor.stride()[first:] != strides[first:] and tensor.numel() > 1)
+    return tensor.is_neg() or not same_order(tensor.shape[first:], tensor.stride()[first:], strides[first:])
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:
@@ -1052,7 +1053,7 @@ def _check(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any
                 f"{slot} of {name} is packed and begins {tensor.data_ptr() % 4} bytes after a multiple of 4: "
                 "must begin at one, as float32 scales are in it; use .clone()"
             )
-        if shape == weight.shape and tensor.stride() != strides and tensor.numel() > 1:
+        if shape == weight.shape and not same_order(shape, tensor.stride(), strides):
             raise ValueError(f"{slot} of {name} has strides {tensor.stride()}: must have {strides}, the weight's")
 
 

@@ -24,9 +24,11 @@ __all__ = [
     "allocate_states",
     "as_rows",
     "compute_dtype",
+    "goes_with",
     "is_dense",
     "is_wrapper",
     "kept_numbers",
+    "same_order",
     "slot_dtypes",
     "slot_shapes",
     "stacked_zeros",
@@ -67,6 +69,18 @@ def is_dense(tensor: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def same_order(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether either strides give a tensor of this shape the same order of elements; axes of length 1 have none."""
+    return strides == others or 0 in shape or all(n == 1 or a == b for n, a, b in zip(shape, strides, others, strict=True))
+
+
+def goes_with(tensor: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a state or master has the weight's device and this type, and, if of its shape, its order of elements."""
+    if tensor.device != weight.device or tensor.dtype != dtype:
+        return False
+    return tensor.shape != weight.shape or same_order(weight.shape, tensor.stride(), dense_strides(weight))
 
 
 def is_wrapper(tensor: Any) -> bool:

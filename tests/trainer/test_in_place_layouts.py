@@ -68,6 +68,27 @@ def test_states_stay_with_their_elements(api, change, new, engine, device, monke
             torch.testing.assert_close(param, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.cover("api", "engine")
+@pytest.mark.parametrize("first", ["with gaps", "another stride"])
+@pytest.mark.parametrize("api", ["trainer", "optim"])
+def test_strides_of_an_axis_of_length_1_mean_nothing(api, first, engine, device, monkeypatch):
+    start = torch.randn(1, 18, device=device)
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    for param in (ours, theirs):
+        param.data = param.data[:, ::2] if first == "with gaps" else param.data[:, :9].t().contiguous().t()
+    step = _Ours(api, [ours], engine, monkeypatch).step
+    judge = torch.optim.SGD([theirs], lr=0.1, momentum=0.9)
+    for k in range(6):
+        for param in (ours, theirs):
+            if k in (2, 4):
+                param.data = param.data.t().contiguous().t() if k == 2 else param.data.clone().as_strided((1, 9), (7, 1))
+            gradient = torch.cos(k + torch.arange(9.0, device=device)).view(9, 1).t()
+            param.grad = gradient if k % 2 else gradient.contiguous()
+        step()
+        judge.step()
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def _channels_last(tensor):
     return tensor.contiguous(memory_format=torch.channels_last)
 

@@ -23,7 +23,7 @@ from ...kernels.table import (
     Recording,
     allocate_states,
     as_rows,
-    is_dense,
+    goes_with,
     is_wrapper,
     kept_numbers,
     slot_dtypes,
@@ -425,7 +425,7 @@ class _Part:
         optimizer, rule, parameter, weight = self._optimizer, self._rule, self.parameters[i], self._weights[i]
         types = dict(zip(rule.slots, slot_dtypes(rule, weight.dtype, state_type(weight, self._narrow)), strict=True))
         usable = dict(usable)
-        fitting = {slot for slot, state in usable.items() if _goes_with(state, weight, types[slot])}
+        fitting = {slot for slot, state in usable.items() if goes_with(state, weight, types[slot])}
         if len(fitting) < len(rule.slots):
             (made,) = states_for(rule, [weight.detach()], self._narrow)
             new = dict(zip(rule.slots, made, strict=True))
@@ -465,7 +465,7 @@ class _Part:
         if found is not None:
             self._check_placement(i, "compensation", found)
             found = shards.local(found)
-        if found is None or not _goes_with(found, weight, dtype):
+        if found is None or not goes_with(found, weight, dtype):
             ((master,),) = allocate_states([weight.detach()], 1, dtype)
             row["compensation"] = shards.placed_as(parameter, master)
             return master if found is None else master.copy_(found)
@@ -600,15 +600,6 @@ class _Part:
 
 def _is_on_host(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
-
-
-def _goes_with(state: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> bool:
-    if state.device != weight.device or state.dtype != dtype:
-        return False
-    if state.shape != weight.shape or state.numel() < 2:
-        return True
-    expected = weight.stride() if is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
-    return state.stride() == expected
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:

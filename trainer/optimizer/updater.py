@@ -17,7 +17,7 @@ import torch
 from ...kernels import Rule, Update, storage
 from ...kernels.engine import emptiness
 from ...kernels.measures import Measurements
-from ...kernels.table import allocate_states, is_dense, slot_shapes
+from ...kernels.table import allocate_states, goes_with, slot_shapes
 from ..interrupts import uninterrupted
 from .base import Index, Optimizer, RuleOptimizer
 from .sparse import RowUpdate, is_sparse, split
@@ -410,7 +410,7 @@ class Plan:
             if len(state) != len(rule.slots):
                 (state,) = optimizer.states_for([weight])
                 optimizer.start_state(weight.detach(), state)
-            elif not all(map(_goes_with, state, itertools.repeat(weight), optimizer.state_dtypes(weight))):
+            elif not all(map(goes_with, state, itertools.repeat(weight), optimizer.state_dtypes(weight))):
                 (moved,) = optimizer.states_for([weight])
                 for slot, new, old in zip(rule.slots, moved, state, strict=True):
                     storage.copy(new, old, weight.shape, _unsigned(rule, slot))
@@ -419,7 +419,7 @@ class Plan:
             dtype, old = optimizer.master_dtype(weight), updater.masters.get(index)
             if dtype is None:
                 updater.masters.pop(index, None)
-            elif old is None or not _goes_with(old, weight, dtype):
+            elif old is None or not goes_with(old, weight, dtype):
                 updater.masters[index] = new_master(weight.detach(), old, dtype)
         self.update = Update(
             rule,
@@ -514,10 +514,3 @@ def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtyp
 
 def _unsigned(rule: Rule, slot: str) -> bool:
     return slot in getattr(rule, "unsigned", ())  # there are none in rules of whole tensors
-
-
-def _goes_with(tensor: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether a state or master has the type and place it needs, and, if of the weight's shape, the order of elements."""
-    strides = weight.stride() if is_dense(weight) else torch.empty(weight.shape, device="meta").stride()
-    same_order = tensor.stride() == strides or tensor.numel() <= 1 or tensor.shape != weight.shape
-    return tensor.device == weight.device and tensor.dtype == dtype and same_order
