@@ -45,12 +45,16 @@ def interrupts_wait() -> Iterator[None]:
             _end(before)
 
 
+# An interrupt may come between any two lines of these while the handler from before is in force, and end them there. So
+# nothing but that handler says whether interrupts wait, and what is left in `_waiting` by then has no meaning.
+
+
 def _begin() -> Callable[..., Any] | None:
     """Let interrupts wait; gives the handler from before, None where there is nothing to be done."""
-    if get_ident() != main_thread().ident or _waiting["handler"] is not None:
+    if get_ident() != main_thread().ident:
         return None
     before = signal.getsignal(signal.SIGINT)
-    if not callable(before):
+    if before is _note or not callable(before):
         return None
     _waiting["handler"], _waiting["came"] = before, None
     signal.signal(signal.SIGINT, _note)
@@ -61,7 +65,7 @@ def _end(before: Callable[..., Any]) -> None:
     present = signal.signal(signal.SIGINT, before)
     if present is not _note:  # somebody has set another one meanwhile
         signal.signal(signal.SIGINT, present)
-    came, _waiting["handler"], _waiting["came"] = _waiting["came"], None, None
+    came, _waiting["came"] = _waiting["came"], None
     if came is not None:
         before(*came)
 

@@ -1,5 +1,7 @@
 """Ctrl-C in the middle of a step: the step is all there afterwards, counts and all, and training goes on."""
 
+import contextlib
+import itertools
 import signal
 import sys
 import threading
@@ -10,11 +12,19 @@ import torch
 import tristep
 from tristep import Trainer
 from tristep.kernels import engine
-from tristep.trainer import Many, many
+from tristep.trainer import Many, interrupts, many
 from tristep.trainer.interrupts import interrupts_wait, uninterrupted
 from tristep.trainer.optimizer import SGD, get_updater
 
 DTYPES = (torch.float64, torch.float32)  # two groups, two launches
+
+
+@pytest.fixture(autouse=True)
+def default_handler():
+    """Python's own, which a process that was started in the background has not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -141,6 +151,42 @@ def test_a_second_interrupt_acts_at_once():
         endless()
     assert done == [1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_at_any_line_leaves_the_guard_as_it_was():
+    """Also at those where the guard begins and ends, and the handler from before is in force."""
+
+    def interrupt_at(line):
+        """A trace function that interrupts at the so-manieth line of the guard's code."""
+        lines = itertools.count()
+
+        def trace(frame, event, _):
+            if frame.f_code.co_filename == interrupts.__file__ and event == "line" and next(lines) == line:
+                lines_met.append(frame.f_lineno)
+                signal.raise_signal(signal.SIGINT)
+            return trace
+
+        return trace
+
+    lines_met = []
+    for line in range(200):
+        count, done = len(lines_met), []
+        with contextlib.suppress(KeyboardInterrupt), interrupts_wait():
+            pass  # whatever is loaded at the first call
+        sys.settrace(interrupt_at(line))
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                uninterrupted(done.append)(0)
+        finally:
+            sys.settrace(None)
+        if len(lines_met) == count:
+            break
+        with pytest.raises(KeyboardInterrupt), interrupts_wait():  # noqa: PT012
+            signal.raise_signal(signal.SIGINT)
+            done.append(1)
+        assert done[-1:] == [1], f"interrupts no longer wait after one at line {lines_met[-1]}"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(lines_met) > 15
 
 
 def test_one_inside_another_is_part_of_it():
