@@ -165,7 +165,8 @@ def replay(run, arrays):
     arguments = dict(run["kwargs"])
     if run["lr_scheduler"]:
         settings = dict(run["lr_scheduler"]["kwargs"])
-        settings["base_lr"] = arguments.pop("learning_rate", settings["base_lr"])  # MXNet was given both, and took this one
+        arguments.setdefault("learning_rate", settings["base_lr"])
+        settings["base_lr"] = arguments["learning_rate"]  # MXNet was given both, and used this one
         arguments["lr_scheduler"] = lr_scheduler.create(run["lr_scheduler"]["class"], **settings)
     trainer = tristep.Trainer(params, run["optimizer"], arguments)
     weights = [[] for _ in params]
