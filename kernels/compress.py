@@ -11,7 +11,7 @@ the last may be filled up with zeros, and each chunk has a message; that is what
 
 The codes:
 
-    2bit    the threshold, its negative or nothing: 3, 2 or 0. The sum over ranks is an integer of thresholds
+    2bit    the threshold, its negative or nothing: 3, 2 or 0. The sum over ranks is an integer multiple of it
     1bit    1 where x is above the threshold, else -1: 1 or 0
     int8    x over the largest absolute value of its block, in 255 steps from -1 to 1: 1 to 255
     int4    the same in 15 steps: 1 to 15

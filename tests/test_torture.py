@@ -1,4 +1,4 @@
-"""benchmarks/torture.py, a thousandth of it: nothing is wrong, nothing silent; and it would notice."""
+"""benchmarks/torture.py at a small scale: no attack ends wrong or silent, and planted faults are detected."""
 
 import os
 import subprocess

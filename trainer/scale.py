@@ -532,7 +532,7 @@ def _tensors(params: Any, dtype: torch.dtype) -> list[torch.Tensor]:
     if isinstance(params, (int, float)) and not isinstance(params, bool):
         n = real("params", params, low=1)
         if n != int(n):
-            raise ValueError(f"params={params!r}: must be an integer of parameters")
+            raise ValueError(f"params={params!r}: must be an integer number of parameters")
         n = int(n)
         side = min(SIDE, math.isqrt(n))
         count, rest = divmod(n, side * side)

@@ -554,6 +554,16 @@ def test_numbers_that_it_could_not_have_are_refused(name, part, wrong, error, te
     torch.testing.assert_close(now["state"], before["state"], rtol=0, atol=0)
 
 
+def test_the_state_of_a_training_that_diverged_loads():
+    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = tristep.optim.NovoGrad([parameter], lr=0.1)
+    parameter.grad = torch.full((2, 2), math.nan)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert any(value.dim() == 0 and value.isnan() for value in saved["state"][0].values())  # per-tensor state
+    optimizer.load_state_dict(saved)
+
+
 def test_a_subclass_with_arguments_of_its_own_loads():
     class Own(tristep.optim.AdamW):
         def __init__(self, model, rate):

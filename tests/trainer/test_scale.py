@@ -151,7 +151,7 @@ def test_matrices_are_sent_as_two_of_few_columns():
     [
         ({"params": "8e9"}, TypeError, "params='8e9': must be a number, a module, or tensors or shapes"),
         ({"params": 0.5}, ValueError, "params=0.5: must be"),
-        ({"params": 1e6 + 0.5}, ValueError, "must be an integer of parameters"),
+        ({"params": 1e6 + 0.5}, ValueError, "must be an integer number of parameters"),
         ({"params": []}, ValueError, "params is empty"),
         ({"params": [3]}, TypeError, r"params\[0\]=3: must be a tensor or a shape"),
         ({"gpus": 0}, ValueError, "gpus=0: must be 1 or more"),

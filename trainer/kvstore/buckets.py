@@ -131,7 +131,7 @@ class GradientBuckets:
     Attributes:
         buckets: in the order in which they are started; empty before the first `finish`.
         used: for each parameter whether some rank had a gradient for it in the last `finish`.
-        notes: four integers below 2^12, of one's own, that are added up with the gradients; 0 unless set.
+        notes: four user-defined integers below 2^12 that are summed along with the gradients; 0 unless set.
         note_sums: their sums over all ranks in the last `finish`, float32 or float64 [4].
         events: of the present round, or else the last one, in order: ("came", index of a parameter whose gradient a hook
             announced) and ("started", number of a bucket). There are none before there are buckets.

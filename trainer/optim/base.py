@@ -238,7 +238,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         given: dict[str, Any] = {}
 
         def remember(_: Any, state_dict: Any) -> None:
-            check_numbers(self, state_dict)
+            check_numbers(self, state_dict, self._shown)
             given.update(state_dict)
 
         def restore(optimizer: torch.optim.Optimizer) -> None:

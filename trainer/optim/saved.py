@@ -1,10 +1,10 @@
-"""Are a saved state's numbers such as its optimizer could have had? torch's own `load_state_dict` does not ask."""
+"""Checks of the numbers in a saved state, which torch's own `load_state_dict` takes as they come."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,17 +15,18 @@ from ..checkpoint import MOST_UPDATES
 __all__ = ["check_numbers"]
 
 
-def check_numbers(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Refuse options that the optimizer's constructor would refuse, and numbers that no training leads to.
+def check_numbers(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], shown: Collection[str]) -> None:
+    """Refuse options that the optimizer's constructor would refuse, and update counts that no training reaches.
 
-    What lacks groups, or has other ones, is left to torch to refuse.
+    Missing or different groups are left to torch to refuse. Per-tensor state may be NaN, as after a training that diverged.
 
     Args:
-        optimizer: that is to load it.
-        saved: as `state_dict` gives it.
+        optimizer: the optimizer that is to load it.
+        saved: as returned by `state_dict`.
+        shown: the numbers in each parameter's state that follow from its step count and options alone.
 
     Raises:
-        ValueError, TypeError: it has such; nothing has been changed.
+        ValueError, TypeError: such a number was found; nothing has been changed.
     """
     groups, state = saved.get("param_groups"), saved.get("state")
     if not isinstance(groups, list) or len(groups) != len(optimizer.param_groups) or not isinstance(state, Mapping):
@@ -44,7 +45,7 @@ def check_numbers(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) ->
             if name == "step" and isinstance(value, int | float):
                 count = int(value) if math.isfinite(value) and value == int(value) else value
                 whole(f"saved state: 'step' of parameter {key!r}", count, low=0, high=MOST_UPDATES)
-            elif isinstance(value, float) and not math.isfinite(value):
+            elif name in shown and isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"saved state: {name!r} of parameter {key!r} is {value!r}: must be finite")
 
 
