@@ -157,7 +157,7 @@ def _buckets(make: Make) -> Step:
         nn.functional.cross_entropy(net(x), y).backward()
         buckets.finish(fresh)
         gradients = [param.grad for param in params]
-        plan.step(gradients, held=plan.holds(gradients))
+        plan.step(gradients)
 
     return step
 

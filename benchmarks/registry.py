@@ -340,7 +340,7 @@ def rule_step(name: str, workload: Workload, device: str) -> Step:
     update.bind(gradients)
 
     def step() -> None:
-        update.holds(gradients)
+        update.rebind(gradients)
         update()
 
     if isinstance(rule, Rule):

@@ -7,12 +7,11 @@ groups: tensors of one device and of the same types, aligned or not.
 from __future__ import annotations
 
 import difflib
+import itertools
 import operator
 import os
-import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial, reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from . import storage
+from .guards import GradLayouts, PointerGuard, Reference, gradient_references
 from .language import Reduction, Rule, TensorRule, has_numba, has_triton
 from .measures import Measurements
 from .table import (
@@ -42,7 +42,7 @@ __all__ = ["ENGINES", "Update", "check_memory", "choose_engine", "update"]
 ENGINES = ("triton", "cpu", "eager")
 _OTHER_NAMES = {"gpu": "triton", "cuda": "triton", "numba": "cpu", "native": "cpu", "torch": "eager"}
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_data_ptr, _stride, _gradient_of = torch.Tensor.data_ptr, torch.Tensor.stride, operator.attrgetter("grad")
+_data_ptr = torch.Tensor.data_ptr
 
 
 def choose_engine(device: torch.device, engine: str | None = None) -> str:
@@ -164,6 +164,7 @@ class Update:
         weights: floating-point tensors of any shape and layout. They are read anew when they have moved.
         states: for each weight its state tensors, in the order of `rule.state`, each in the arithmetic's type or, where that
             is float32 and the rule is elementwise, in bfloat16, or packed as `storage` has it, uint8 of one dimension.
+            States and masters that are given other memory through `.data` are not followed: make another `Update` then.
         masters: for each weight its copy in the arithmetic's type, or None where there is none. Beside a bfloat16 weight it
             may be int16, the bits that the weight lacks, and beside a 16-bit weight of its type, what rounding took off.
         engine: as for `choose_engine`.
@@ -228,23 +229,15 @@ class Update:
         self._groups: list[_Group] = []
         self._keys: list[Any] = []  # of the groups, by weight
         self._shapes: list[torch.Size] = []
-        self._weight_addresses: _Addresses | None = None
-        self._companions = [tensor for row in self.states for tensor in row]
-        self._companions += [master for master in self.masters if master is not None]
-        # What is bound: which tensors (and whether all of them still live), where they lie, and of what kinds they are.
-        self._references: list[weakref.ref[torch.Tensor] | None] = []
-        self._ids: list[int] = []
-        self._lost: list[Any] = [None]
-        self._gradient_addresses: _Addresses | None = None
+        self._guard: PointerGuard | None = None  # of the weights
+        # The bound gradients: references, pointers and strides of those that are not missing, and the layouts of all.
+        self._references: list[Reference] | None = None
+        self._gradient_guard: PointerGuard | None = None
+        self._layouts: GradLayouts | None = None
+        self._alive: Sequence[Any] | None = None  # the gradients themselves, from `bind` to the step
         self._own = False
-        self._watched = True  # whether `_lost` tells when one of them dies, and all of the above is there
-        self._bound: np.ndarray | None = None  # their addresses, where they are not watched
-        self._looked = False  # whether they were bound a moment ago, by somebody who has them
-        self._glance: Any = None
-        self._weight_glance: Any = None
         self._into: Measurements | None = None  # what has rows enough
         self._touched: list[torch.Tensor] = []  # weights that have a gradient
-        self._kinds: _Kinds | None = None
         if control is not None and (control.shape != (2,) or control.dtype != torch.float32):
             raise ValueError(f"control is {control.dtype} {tuple(control.shape)}: must be torch.float32 (2,)")
         counts = {"states": len(self.states), "masters": len(self.masters), "names": len(self._names)}
@@ -261,6 +254,13 @@ class Update:
                     _check(rule, name, weight, row, master)
                 choose_engine(weight.device, engine)
                 known.add(kind)
+        # Aliases, which stay as they are where somebody gives the tensors other memory. Only all that share a storage can
+        # move then, as by share_memory_(), so that one of each tells.
+        self._states = [tuple(state.detach() for state in row) for row in self.states]
+        self._masters = [None if master is None else master.detach() for master in self.masters]
+        companions = [*itertools.chain.from_iterable(self._states), *_present(self._masters)]
+        self._anchors = list({each.untyped_storage().data_ptr(): each for each in companions if each.numel()}.values())
+        self._anchor_guard: PointerGuard | None = None
 
     @property
     def hyper(self) -> np.ndarray:
@@ -281,9 +281,9 @@ class Update:
         return sorted({_engine(self.rule, weight.device, self.engine) for weight in self.weights})
 
     @property
-    def references(self) -> list[weakref.ref[torch.Tensor] | None]:
-        """Weak references to the bound gradients; None for weights that are skipped."""
-        return self._references
+    def references(self) -> list[Reference]:
+        """Weak references to the bound gradients; functions that return None for weights that are skipped."""
+        return [] if self._references is None else self._references
 
     def fits(self, master_dtype: Callable[[torch.Tensor], torch.dtype | None] | None = None) -> bool:
         """Whether states and masters still match the weights; a model may have been moved, converted or cut.
@@ -291,7 +291,7 @@ class Update:
         Args:
             master_dtype: the type of the master that a weight is to have, or None; by default those have one that had one.
         """
-        return self._weights_hold() or all(
+        return self.is_in_place() or all(
             (master_dtype is None or master_dtype(weight) == (None if master is None else master.dtype))
             and all(
                 tensor.device == weight.device
@@ -305,81 +305,59 @@ class Update:
             for weight, row, master in zip(self.weights, self.states, self.masters, strict=True)
         )
 
-    def holds(self, gradients: Sequence[Any]) -> bool:
-        """Whether these very tensors are bound, and they and the weights are where they were. Quick: asked at every step."""
-        # Identities are worth comparing only as long as none of the bound tensors has died, which fills `_lost`.
-        if not self._watched:
-            alive = [reference() for reference in self._references]  # type: ignore[misc]  # all are there
-            # Not `None in alive`, which would ask each tensor whether it equals None.
-            if list(map(id, alive)) != list(map(id, gradients)) or any(each is None for each in alive):
+    def rebind(self, gradients: Sequence[Any], *, own: bool = False) -> bool:
+        """As `bind`, if that needs no close look: weights and states are where they were, and either these are the bound
+        gradients, or others that differ in nothing but their pointers. Returns False where `bind` has to look.
+
+        Quick: asked at every step.
+        """
+        if not self.is_in_place():
+            return False
+        same = self._is_bound(gradients, own)
+        if not (same and self._gradient_guard is not None and self._gradient_guard.passes(_present(gradients))):
+            pointers = None if self._layouts is None else self._layouts.pointers(gradients, own)
+            if pointers is None or (pointers & 15).any():
                 return False
-            self._remember(gradients, self._bound)
-        held = (
-            not self._lost
-            and list(map(id, gradients)) == self._ids
-            and self._gradient_addresses is not None
-            and self._gradient_addresses.hold(gradients)
-            and self._tensors_hold()
-        )
-        if held and self._own and self._glance is None and (glance := _glance(self.engine)) is not None:
-            if glance.GradientGlance.possible():
-                where = self._weight_addresses.addresses, self._gradient_addresses.addresses  # type: ignore[union-attr]
-                self._glance = glance.GradientGlance(self.weights, gradients, *where)
-        return held
+            if self.zero_grads:
+                self._check_own_memory(gradients)
+            if not same:
+                self._references, self._own = gradient_references(gradients), own
+            # Gradients that are new now will be new at the next step as a rule, so the guard waits until they are not.
+            self._gradient_guard = PointerGuard(gradients) if same else None
+            self._touched = self.weights
+            for group in self._groups:
+                group.rebind(pointers, self.references)
+        self._alive = gradients
+        return True
 
-    def fresh(self, used: np.ndarray, seen: np.ndarray) -> bool:
-        """Whether nothing at all has changed but the contents of the weights' own gradients, all of them.
-
-        The quickest of looks, possible from the second step on with the same gradients; no says nothing.
-
-        Args:
-            used: int64 [n_weights], versions of the gradients; each must be another one now.
-            seen: int64 [n_weights], gets the present versions if the answer is yes.
-        """
-        return self._glance is not None and not self._lost and self._glance.fresh(used, seen)
-
-    def look(self, used: list[Any], versions: np.ndarray) -> tuple[list[Any], np.ndarray] | None:
-        """A quick look at the weights' own gradients when they are other tensors than before; None says nothing.
-
-        Args:
-            used: of each weight a weak reference to the gradient that was used last, or None.
-            versions: int64 [n_weights], gets their versions if the answer is not None.
-
-        Returns:
-            The gradients, and int64 [n_weights] their addresses, which may be handed to `bind`: every weight requires a
-            gradient and has one, another one than was used, of the kind that it had before.
-        """
-        glance = self._glance_at_weights()
-        if self._kinds is None or glance is None or not self._tensors_hold():
-            return None
-        gradients = glance.gradients() or list(map(_gradient_of, self.weights))
-        found = self._kinds.found(gradients, own=True)
-        return (gradients, found) if found is not None and glance.need(gradients, used, versions) else None
-
-    def bind(
-        self, gradients: Sequence[torch.Tensor | None], *, own: bool = False, addresses: np.ndarray | None = None
-    ) -> None:
+    def bind(self, gradients: Sequence[torch.Tensor | None], *, own: bool = False) -> None:
         """Take these gradients for the coming steps; None skips a weight. Checks everything, changes no weight.
 
-        They are not kept alive. To step again with other gradients, or with ones that have moved, bind again.
+        They are kept alive until the next step only. To step again with other gradients, or with ones that have moved, bind
+        again.
 
         Args:
             gradients: one for each weight.
             own: that each is its weight's `.grad`, whose shape and device torch has checked already.
-            addresses: what `look` gave just now; the step must come before the gradients are let go.
         """
         if len(gradients) != len(self.weights):
             raise ValueError(f"{len(gradients)} gradients for {len(self.weights)} weights: there must be as many")
+        if self.rebind(gradients, own=own):
+            return
         if self.zero_grads:
             self._check_own_memory(gradients)
-        self._own, self._looked = own, addresses is not None
-        if addresses is None and self._kinds is not None:
-            addresses = self._kinds.addresses(gradients, own)
-        if addresses is None or not self._rebind(gradients, addresses):
-            self._kinds = None
-            self._bind(gradients)
-            if not self.stacked and all(g.table.aligned and not g.sources and not g.copied for g in self._groups):
-                self._kinds = _Kinds.of(gradients, own, self.engine)
+        self._layouts = self._references = None
+        self._bind(gradients)
+        self._own, self._alive = own, gradients
+        plain = not self.stacked and all(g.table.aligned and not g.sources and not g.copied for g in self._groups)
+        if plain and all(gradient is not None for gradient in gradients):
+            self._layouts = GradLayouts(gradients, own)  # type: ignore[arg-type]  # all are there
+
+    def _is_bound(self, gradients: Sequence[Any], own: bool) -> bool:
+        """Whether these very tensors are the bound gradients."""
+        if self._references is None or own != self._own or len(gradients) != len(self._references):
+            return False
+        return all(map(operator.is_, [reference() for reference in self._references], gradients))
 
     def _check_own_memory(self, gradients: Sequence[Any]) -> None:
         """Gradients that are to become zeros must not be those of another weight, that is yet to be updated."""
@@ -392,21 +370,6 @@ class Update:
                         f"{first} and {name} have one gradient in one place in memory, which zero_grads would clear after "
                         "the first: give each its own, by .clone(), or leave zero_grads out"
                     )
-
-    def _rebind(self, gradients: Sequence[Any], addresses: np.ndarray) -> bool:
-        """The quick way, for new tensors of the kinds that were bound before; whether it could be gone."""
-        if not (self._looked or (not (addresses & 15).any() and self._tensors_hold())):
-            return False
-        # Nothing more is noted of them, since after zero_grad() the next step will be with others again.
-        glance = self._glance_at_weights() if self._looked else None
-        self._references = list(map(weakref.ref, gradients)) if glance is None else glance.references(gradients)
-        self._watched, self._bound, self._glance = False, addresses, None
-        self._lost, self._touched = [], self.weights
-        for group in self._groups:
-            group.table.addresses[GRADIENT] = addresses[group.rows]
-            whole = isinstance(group.rows, slice)
-            group.table.gradients = self._references if whole else [self._references[i] for i in group.indices]  # type: ignore[assignment]
-        return True
 
     def _bind(self, gradients: Sequence[torch.Tensor | None]) -> None:
         known: set[Any] = set()
@@ -423,47 +386,36 @@ class Update:
             if gradient is not None:
                 _check_gradient(name, weight, gradient)
             for tensor, shape in _companions(self.rule, weight, row, master):
-                if tensor.shape != shape:  # the weight may have been cut where it lies
+                if tensor.shape != shape:  # the weight may have been cut to a part of its memory
                     raise ValueError(
                         f"{name} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved or "
                         "converted between steps, but not change its shape"
                     )
+                if tensor.device != weight.device:
+                    raise ValueError(f"{name} is on {weight.device}, its state on {tensor.device}: must be on one device")
         shapes = [weight.shape for weight in self.weights]
         states = [row[: len(self.rule.state)] for row in self.states]
         keys = [_group_key(*each, self.stacked) for each in zip(self.weights, gradients, states, self.masters, strict=True)]
         if self._keys:  # a skipped weight stays in the group where it was
             keys = [old if gradient is None else new for old, new, gradient in zip(self._keys, keys, gradients, strict=True)]
-        if keys != self._keys or shapes != self._shapes or not self._tensors_hold():
+        if keys != self._keys or shapes != self._shapes or not self.is_in_place():
             members: dict[Any, list[int]] = {}
             for i, key in enumerate(keys):
                 members.setdefault(key, []).append(i)
             self._groups = [_Group(self, key, indices) for key, indices in members.items()]
-            self._weight_addresses, self._keys, self._shapes = _Addresses(self.weights, self.engine), keys, shapes
-            self._companion_addresses = _Addresses(self._companions, self.engine, strided=False)
-        self._remember(gradients)
+            self._guard, self._anchor_guard = PointerGuard(self.weights), PointerGuard(self._anchors)
+            self._keys, self._shapes = keys, shapes
+        self._references, self._gradient_guard = gradient_references(gradients), PointerGuard(_present(gradients))
+        missing = any(gradient is None for gradient in gradients)
+        touched = [w for w, gradient in zip(self.weights, gradients, strict=True) if gradient is not None]
+        self._touched = touched if missing else self.weights
         for group in self._groups:
             group.bind(gradients, self._references)
 
-    def _remember(self, gradients: Sequence[Any], addresses: np.ndarray | None = None) -> None:
-        self._lost = []
-        on_loss = self._lost.append  # keeps nothing else alive; and in a function of Python an interrupt would be lost
-        try:
-            self._references = [weakref.ref(gradient, on_loss) for gradient in gradients]
-            self._gradient_addresses = _Addresses(gradients, self.engine, addresses)
-            self._touched = self.weights
-        except TypeError:  # there is no weak reference to None
-            self._references = [None if gradient is None else weakref.ref(gradient, on_loss) for gradient in gradients]
-            self._gradient_addresses = None
-            self._touched = [w for w, gradient in zip(self.weights, gradients, strict=True) if gradient is not None]
-        self._ids = list(map(id, gradients))
-        self._glance, self._watched, self._bound = None, True, None
-
-    def _weights_hold(self) -> bool:
-        return self._weight_addresses is not None and self._weight_addresses.hold(self.weights)
-
-    def _tensors_hold(self) -> bool:
-        """Whether weights, states and masters are where they were."""
-        return self._weights_hold() and self._companion_addresses.hold(self._companions)
+    def is_in_place(self) -> bool:
+        """Whether weights and states are where they were when gradients were bound."""
+        weights, anchors = self._guard, self._anchor_guard
+        return weights is not None and weights.passes(self.weights) and anchors is not None and anchors.passes(self._anchors)
 
     def __call__(self, into: Measurements | None = None) -> None:
         """Run one step with the bound gradients and the values in `hyper`.
@@ -487,9 +439,8 @@ class Update:
             Recording.current.updates.append(_Recorded(self))
         if into is not None and into is not self._into:
             self._check_rows(into)
-        if self._lost or not (self._watched or self._looked or all(map(_is_alive, self._references))):
+        if self._alive is None and not self._revive():
             raise RuntimeError("there are no gradients to step with, or some of them have been deleted: bind() them first")
-        self._looked = False
         if not self.rule.reductions:
             for group in self._groups:
                 group.run(hyper, into)
@@ -497,8 +448,15 @@ class Update:
             self._run_with_sums(hyper, into)
         self.count_change()
         if self.zero_grads:
-            bound = [reference() for reference in self._references if reference is not None]
-            increment_version([gradient for gradient in bound if gradient is not None])
+            increment_version(_present(self._alive or ()))
+        self._alive = None
+
+    def _revive(self) -> bool:
+        """Hold the bound gradients for one more step; False if some have been deleted."""
+        if self._references is None:
+            return False
+        self._alive = [reference() for reference in self._references]
+        return len(_present(self._alive)) == len(self._touched)
 
     def repeat(self, same: bool = False) -> None:
         """Run the step once more, right after a call, between which nothing but numbers has changed: nothing is checked.
@@ -516,20 +474,11 @@ class Update:
 
     def count_change(self) -> None:
         """So that autograd notices, if a graph from before the step is still in use."""
-        if self._touched is self.weights and (glance := self._glance_at_weights()) is not None:
-            glance.count_change()
-        else:
-            increment_version(self._touched)
+        increment_version(self._touched)
 
     def total(self) -> torch.Tensor:
         """What the first of the rule's reductions, one over all tensors, has found: a tensor without dimensions."""
         return self._groups[0].execute.totals[0][0, 0]
-
-    def _glance_at_weights(self) -> Any:
-        """What asks torch's own functions about the weights, where that can be done."""
-        if self._weight_glance is None and (glance := _glance(self.engine)) is not None and glance.WeightGlance.possible():
-            self._weight_glance = glance.WeightGlance(self.weights)
-        return self._weight_glance
 
     @torch.no_grad()
     def _run_with_sums(self, hyper: Any, into: Measurements | None) -> None:
@@ -612,72 +561,18 @@ class _Recorded:
         self.update, self._groups = update, update._groups
         self._gradients = [group.table.addresses[GRADIENT].copy() for group in self._groups]
         # Kept alive, since the graph reads and writes there.
-        self._alive = [bound() for bound in update._references if bound is not None], [g.sources for g in self._groups]
+        self._alive = [reference() for reference in update.references], [group.sources for group in self._groups]
 
     def holds(self) -> bool:
         """Whether the graph's kernels still work on the weights and states of the update."""
-        return self.update._groups is self._groups and self.update._tensors_hold()
+        return self.update._groups is self._groups and self.update.is_in_place()
 
     def upload(self) -> None:
         """Copy what the kernels read to the device; `hyper` has been taken over already."""
         for group, addresses in zip(self._groups, self._gradients, strict=True):
             group.table.addresses[GRADIENT] = addresses
             group.execute.upload()
-        self.update._lost, self.update._watched = [None], True  # so that a step without the graph looks for gradients anew
-
-
-class _Addresses:
-    """Where some tensors lie in memory, and in which strides, to be compared at every step.
-
-    A tensor that is transposed in place, or made channels-last, keeps its address.
-    """
-
-    def __init__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        engine: str | None,
-        addresses: np.ndarray | None = None,
-        strided: bool = True,
-    ) -> None:
-        self.addresses = np.array(list(map(_data_ptr, tensors)), dtype=np.int64) if addresses is None else addresses
-        self._strides = list(map(_stride, tensors)) if strided else [()] * len(self.addresses)
-        self._strided = strided
-        glance = _glance(engine)
-        self._look = None
-        if glance is not None and glance.AddressGlance.possible():
-            self._look = glance.AddressGlance(tensors, self.addresses, self._strides)
-
-    def hold(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these tensors, the very ones that were given first, are still where they were."""
-        if self._look is not None:
-            return self._look()
-        moved = list(map(_data_ptr, tensors)) != self.addresses.tolist()
-        return not moved and not (self._strided and list(map(_stride, tensors)) != self._strides)
-
-
-def _glance(engine: str | None) -> Any:
-    """The module `glance`, where numba is there for it and may be used."""
-    return None if engine == "eager" else _import_glance()
-
-
-def emptiness(dictionaries: Sequence[dict[Any, Any]], engine: str | None) -> Callable[[], bool]:
-    """A function that tells whether all of these are empty, quickly where engines may use numba."""
-    glance = _glance(engine)
-    if glance is not None and glance.EmptyGlance.possible():
-        return glance.EmptyGlance(dictionaries)
-    return lambda: not any(dictionaries)
-
-
-@cache
-def _import_glance() -> Any:
-    if not has_numba():
-        return None
-    try:
-        from . import glance
-    except ImportError as error:  # a numba that is made for another NumPy, as a rule; steps are right without it
-        warnings.warn(f"numba is installed but cannot be imported: {error}. Steps take longer on the host.", stacklevel=2)
-        return None
-    return glance
+        self.update._references = None  # so that a step without the graph looks for gradients anew
 
 
 class _Group:
@@ -701,15 +596,15 @@ class _Group:
         self._spans = [slice(stop - counts[i], stop) for i, stop in zip(indices, stops, strict=True)]  # of each in the table
         self._seed, self._places, self._first = owner.seed, owner.places[self.rows], int(owner.stacked)
         self.originals = [owner.weights[i] for i in indices]
-        masters = [owner.masters[i] for i in indices] if has_masters else None
-        states = [owner.states[i] for i in indices]
+        masters = [owner._masters[i] for i in indices] if has_masters else None
+        states = [owner._states[i] for i in indices]
         n = len(owner.rule.state) if isinstance(owner.rule, Rule) else 0  # whole tensors keep the order they have
         strides = [_strides(owner.weights[i], [*owner.states[i][:n], owner.masters[i]], owner.stacked) for i in indices]
         self.copied = [k for k, weight in enumerate(self.originals) if _needs_copy(weight, strides[k], self._first)]
         weights = list(self.originals)
         for k in self.copied:
             weights[k] = torch.empty_strided(weights[k].shape, strides[k], dtype=weights[k].dtype, device=device)
-        make, tile = _executor(_engine(owner.rule, device, owner.engine), isinstance(owner.rule, TensorRule))
+        make, tile = executor_for(_engine(owner.rule, device, owner.engine), isinstance(owner.rule, TensorRule))
         kinds = gradient_dtype, states, masters
         self.table = TensorTable(owner.rule, weights, *kinds, tile, aligned, owner.seed, owner.stacked)  # type: ignore[arg-type]
         self._control, self.table.zero_grads = owner.control, owner.zero_grads
@@ -732,9 +627,14 @@ class _Group:
                 with torch.inference_mode(False):
                     dense = torch.empty_strided(weight.shape, weight.stride(), dtype=gradient.dtype, device=gradient.device)
                 self.sources.append((dense, bound))
-                gradient, bound = dense, partial(_itself, dense)
-            table.gradients += [bound] * (span.stop - span.start)
+                gradient, bound = dense, partial(itself, dense)
+            table.gradients += [None if gradient is None else bound] * (span.stop - span.start)
             table.addresses[GRADIENT, span] = 0 if gradient is None else addresses_of([gradient], stacked)
+
+    def rebind(self, pointers: np.ndarray, references: list[Reference]) -> None:
+        """As `bind`, for gradients that differ from the bound ones in their pointers only."""
+        self.table.addresses[GRADIENT] = pointers[self.rows]
+        self.table.gradients = references if isinstance(self.rows, slice) else [references[i] for i in self.indices]  # type: ignore[assignment]
 
     def run(self, hyper: np.ndarray | list[float], into: Measurements | None = None) -> None:
         if self.sources or self.copied:
@@ -889,67 +789,12 @@ def _needs_copy(tensor: torch.Tensor, strides: tuple[int, ...], first: int) -> b
     return tensor.is_neg() or not same_order(tensor.shape[first:], tensor.stride()[first:], strides[first:])
 
 
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
+def itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _is_alive(reference: Any) -> bool:
-    return reference() is not None
-
-
-class _Kinds:
-    """What, besides its address, decides how a gradient is read, for all gradients that were bound."""
-
-    def __init__(self, kinds: Any, own: bool, look: Any, single: list[int]) -> None:
-        self._kinds, self._own, self._look = kinds, own, look
-        self._single = single  # those of one element
-
-    @classmethod
-    def of(cls, gradients: Sequence[Any], own: bool, engine: str | None) -> _Kinds | None:
-        """None where some gradients are missing."""
-        kinds = _kinds(gradients, own)
-        if kinds is None:
-            return None
-        glance = _glance(engine) if own else None
-        look = glance.KindGlance(gradients) if glance is not None and glance.KindGlance.possible() else None
-        return cls(kinds, own, look, [i for i, gradient in enumerate(gradients) if gradient.numel() == 1])
-
-    def addresses(self, gradients: Sequence[Any], own: bool) -> np.ndarray | None:
-        """Where these gradients lie, if they are of the same kinds."""
-        if self._look is not None:
-            return self.found(gradients, own, aligned=False)
-        if own != self._own or _kinds(gradients, own) != self._kinds:
-            return None
-        if self._any_negated(gradients):
-            return None
-        try:
-            addresses = np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
-        except RuntimeError:  # one without memory: the close look tells what is wrong
-            return None
-        if not addresses.all() and any(not gradient.data_ptr() and gradient.numel() for gradient in gradients):
-            return None
-        return addresses
-
-    def found(self, gradients: Sequence[Any], own: bool, aligned: bool = True) -> np.ndarray | None:
-        """As `addresses`, if it can be found out quickly, and, with `aligned`, all of them are multiples of 16."""
-        found = None if self._look is None or own != self._own else self._look(gradients, aligned)
-        return None if found is None or self._any_negated(gradients) else found
-
-    def _any_negated(self, gradients: Sequence[Any]) -> bool:
-        # Autograd gives a view that is to be negated as it is only if its strides are the weight's. It is made of the
-        # imaginary parts of complex numbers, which lie apart, so there must be only one.
-        return any(gradients[i].is_neg() for i in self._single)
-
-
-def _kinds(gradients: Sequence[Any], own: bool) -> Any:
-    """Types, strides and sizes; None where some gradients are missing or of a strange kind."""
-    try:
-        kinds = [gradient.dtype for gradient in gradients], [gradient.stride() for gradient in gradients]
-    except (AttributeError, RuntimeError):
-        return None
-    if own:  # a weight may have been cut where it lies, and its gradient with it
-        return *kinds, [gradient.numel() for gradient in gradients]
-    return *kinds, [gradient.shape for gradient in gradients], [gradient.device for gradient in gradients]
+def _present(gradients: Sequence[Any]) -> list[Any]:
+    return [gradient for gradient in gradients if gradient is not None]
 
 
 def _engine(rule: Rule | TensorRule, device: torch.device, asked: str | None) -> str:
@@ -958,7 +803,7 @@ def _engine(rule: Rule | TensorRule, device: torch.device, asked: str | None) ->
     return "eager" if isinstance(rule, TensorRule) else chosen
 
 
-def _executor(engine: str, whole: bool) -> tuple[Any, int]:
+def executor_for(engine: str, whole: bool) -> tuple[Any, int]:
     """The class that runs a table, and its tile. Imported here, so that nobody pays for an engine that is not used."""
     if engine == "triton":
         from . import gpu as triton_engine

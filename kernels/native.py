@@ -31,7 +31,6 @@ from llvmlite import ir
 from numba.extending import intrinsic
 
 from . import random, storage
-from .glance import kept, library_function
 from .language import Measure, Reduction, Rule, is_forked
 from .measures import Measured, Measurements, measured
 from .storage import COMPENSATION, FULL, REMAINDER, Storage
@@ -65,6 +64,18 @@ def _jit_variant(name: str) -> Any:
     def decorate(fn: Any) -> Any:
         fn.__qualname__ = f"{fn.__qualname__}_{name}"
         return _jit_apart(fn)
+
+    return decorate
+
+
+def cached(decorator: Any, *arguments: Any, **options: Any) -> Any:
+    """One of numba's decorators, which stores compiled code on disk where numba finds a folder to write to."""
+
+    def decorate(fn: Any) -> Any:
+        try:
+            return decorator(*arguments, cache=True, **options)(fn)
+        except RuntimeError:  # there is none, as in a container that is read-only
+            return decorator(*arguments, **options)(fn)
 
     return decorate
 
@@ -205,10 +216,13 @@ def _openmp() -> Any:
     Its threads go on looking for work for some milliseconds after torch's own operations; threads of another library
     would have to share the cores with them (a quarter of the speed, seen on two cores).
     """
-    parallel = library_function("GOMP_parallel")
-    if parallel is not None:
-        parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-        parallel.restype = None
+    file = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
+    try:
+        parallel: Any = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / file)).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
     return parallel
 
 
@@ -325,7 +339,7 @@ def _pointer(typingctx, address, like):
     return numba.types.CPointer(like.dtype)(address, like), codegen
 
 
-@kept(numba.njit)
+@cached(numba.njit)
 def _add_up(partials, tiles, gradients, totals, largest, together):
     """The sums, or maxima, over the tiles of each tensor or of all, in their order; skipped tensors count as 0."""
     found = np.zeros(totals.shape)
@@ -370,7 +384,7 @@ def _driver() -> tuple[int, Callable[[int], None]]:
     numba's own calls take longer over their arguments than a small table takes to run.
     """
     shared = numba.types.CPointer(numba.types.int64)
-    address = kept(numba.cfunc, numba.types.void(shared), error_model="numpy")(_drive).address
+    address = cached(numba.cfunc, numba.types.void(shared), error_model="numpy")(_drive).address
     return address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
 
@@ -682,7 +696,7 @@ def _engine_text() -> str:
 def _entry(*numbers: Any, fastmath: Any = False) -> Any:
     """Make a C function of one that takes the address of int64 numbers, and numbers of these types."""
     signature = numba.types.void(numba.types.CPointer(numba.types.int64), *numbers)
-    return kept(numba.cfunc, signature, error_model="numpy", fastmath=fastmath)
+    return cached(numba.cfunc, signature, error_model="numpy", fastmath=fastmath)
 
 
 def _import_generated(name: str, source: str, names: dict[str, Any]) -> types.ModuleType | None:

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from .engine import DTYPES, _executor, _itself, _Kinds, check_memory, choose_engine, join_totals
+from .engine import DTYPES, check_memory, choose_engine, executor_for, itself, join_totals
+from .guards import GradLayouts
 from .language import Rule, reduction, rule, tl
 from .rules.common import clip_coefficient, clipped, total_square
 from .rules.layerwise import gradient_square
@@ -209,7 +210,7 @@ class _Plan:
         self._devices = list(map(_device, tensors))
         self._gapped = [i for i, tensor in enumerate(tensors) if tensor.is_neg() or not is_dense(tensor)]
         self._contiguous = not self._gapped and all(map(_is_contiguous, tensors))
-        self._kinds: Any = _Kinds.of(tensors, own=True, engine=None) if tensors else None
+        self._layouts = GradLayouts(tensors, own=True) if tensors else None
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         dense = self._dense(tensors)
         self._aligned = np.array([tensor.data_ptr() % 16 == 0 for tensor in dense], dtype=bool)
@@ -218,7 +219,7 @@ class _Plan:
             members.setdefault((tensor.device, tensor.dtype, bool(self._aligned[i])), []).append(i)
         self._groups: list[tuple[Any, list[int], TensorTable, Any]] = []
         for (device, dtype, aligned), indices in members.items():
-            make, tile = _executor(choose_engine(device), False)
+            make, tile = executor_for(choose_engine(device), False)
             table = TensorTable(rule, [dense[i] for i in indices], dtype, [()] * len(indices), None, tile, aligned)
             table.hyper[:, 0] = 1.0
             rows = slice(None) if len(indices) == len(tensors) else np.array(indices)
@@ -229,7 +230,7 @@ class _Plan:
 
     def take(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these tensors are such as it is made for; it works on them then until `release`."""
-        if self._kinds is None or (addresses := self._kinds.addresses(tensors, own=True)) is None:
+        if self._layouts is None or (addresses := self._layouts.pointers(tensors, own=True)) is None:
             return False
         if list(map(_device, tensors)) != self._devices:
             return False
@@ -302,7 +303,7 @@ class _Plan:
         for rows, indices, table, execute in self._groups:
             table.addresses[WEIGHT] = table.addresses[GRADIENT] = addresses[rows]
             execute.replace_weights([tensors[i] for i in indices])
-            table.gradients = [partial(_itself, tensors[i]) for i in indices] if execute.looks_at_tensors else []
+            table.gradients = [partial(itself, tensors[i]) for i in indices] if execute.looks_at_tensors else []
 
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
@@ -331,7 +332,7 @@ def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str = "tensors"
             return plan
     _check(argument, tensors)
     plan = _Plan(rule, tensors)
-    if plan._kinds is not None:
+    if tensors:
         if len(_plans) >= _MOST and key not in _plans:
             _plans.pop(next(iter(_plans)))
         _plans[key] = [plan, *known[: _MOST - 1]]

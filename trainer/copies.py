@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..kernels.guards import GradGuard
 from ..kernels.measures import Measurements
 from .optimizer import Optimizer, RuleOptimizer, Updater
 from .optimizer.updater import Plan
 
-__all__ = ["Copy", "check_versions", "update_together"]
+__all__ = ["Copy", "update_together"]
 
 
 class Copy:
@@ -34,13 +34,11 @@ class Copy:
         self.carried: tuple[Any, ...] | None = None
         self._names, self._zero_grads = list(names), zero_grads
         self._plan: Plan | None = None
-        # The gradients that the last step used up: which tensors, and how often they had been written to.
-        self._used: list[weakref.ref[torch.Tensor] | None] = [None] * len(self.params)
-        self._used_versions = [-1] * len(self.params)
+        self.guard = GradGuard(self.params, self._names)
 
     def fresh(self) -> list[bool]:
         """Of each parameter whether it has a gradient that was written to since it was used."""
-        return [self._is_fresh(i) for i in range(len(self.params))]
+        return self.guard.written(self.guard.collect())
 
     def gradients(self, chosen: Sequence[bool]) -> list[torch.Tensor | None]:
         """Those of the chosen parameters, None for the others."""
@@ -48,9 +46,7 @@ class Copy:
 
     def note(self, chosen: Sequence[bool]) -> None:
         """The gradients of these parameters are used up as they are now."""
-        for i, gradient in enumerate(self.gradients(chosen)):
-            if gradient is not None:
-                self._used[i], self._used_versions[i] = weakref.ref(gradient), gradient._version
+        self.guard.use(self.gradients(chosen))
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Forget gradients, or fill them with zeros, which makes none fresh."""
@@ -118,24 +114,6 @@ class Copy:
     def forget_counts(self) -> None:
         """Count as the first copy does, after that has taken over saved counts."""
         self.counts = self.carried = None
-
-    def _is_fresh(self, i: int) -> bool:
-        param = self.params[i]
-        gradient, used = param.grad, self._used[i]
-        if gradient is None or not param.requires_grad:
-            return False
-        check_versions([self._names[i]], [gradient])
-        return used is None or used() is not gradient or gradient._version != self._used_versions[i]
-
-
-def check_versions(names: Sequence[str], gradients: Sequence[torch.Tensor | None]) -> None:
-    """Refuse gradients of which nobody can tell whether they have been written to since the last step."""
-    for name, gradient in zip(names, gradients, strict=True):
-        if gradient is not None and gradient.is_inference():
-            raise ValueError(
-                f"the gradient of {name!r} was made under torch.inference_mode(), where torch does not count writes, "
-                "so that no step can tell whether it is fresh: call backward() outside, or under torch.no_grad()"
-            )
 
 
 def update_together(

@@ -168,7 +168,7 @@ class Many:
             plan.check(given.lists[i])
         self._form_rows(self._groups)
         for i, plan in self._alone.items():
-            plan.step(given.lists[i], held=True)
+            plan.step(given.lists[i])
         for group in self._groups:
             group.run()
 
@@ -419,7 +419,7 @@ class _Group:
             self._gradients, self._bound = self._own(gradients), set()
         if rule in self._bound:
             return True
-        if not update.holds(self._gradients):
+        if not update.rebind(self._gradients):
             if any(gradient is None or gradient.layout != torch.strided for gradient in self._gradients):
                 return False
             if self._used and not update.fits(self._first.master_dtype):

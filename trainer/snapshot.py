@@ -97,8 +97,8 @@ def _of_trainer(trainer: Trainer) -> Callable[[], None]:
     values = {name: getattr(optimizer, name) for name in carried}
     attributes = copy.copy(getattr(scheduler, "__dict__", {}))
     # Which gradients have been used up, of the trainer's one copy of the model, or of several.
-    holders: list[Any] = trainer._copies or [trainer]
-    used = [(list(holder._used), copy.copy(holder._used_versions)) for holder in holders]
+    guards = [holder.guard for holder in trainer._copies] or [trainer._guard]
+    used = [guard.snapshot() for guard in guards]
 
     def restore() -> None:
         optimizer.lr_scheduler = scheduler
@@ -109,8 +109,8 @@ def _of_trainer(trainer: Trainer) -> Callable[[], None]:
         optimizer._counts, optimizer._slots = counts.copy(), dict(slots)
         for name, value in values.items():
             setattr(optimizer, name, value)
-        for holder, (references, versions) in zip(holders, used, strict=True):
-            holder._used, holder._used_versions = list(references), copy.copy(versions)
+        for guard, found in zip(guards, used, strict=True):
+            guard.restore(found)
         trainer.telemetry = telemetry
 
     return restore

@@ -14,19 +14,19 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..kernels import Rule, rules
 from ..kernels.engine import DTYPES, choose_engine
+from ..kernels.guards import GradGuard
 from ..kernels.measures import Measurements
 from ..kernels.table import Recording, is_wrapper
 from . import checkpoint
 from . import kvstore as stores
 from .arguments import choice, did_you_mean, flag, real
 from .capture import CapturedStep
-from .copies import Copy, check_versions, update_together
+from .copies import Copy, update_together
 from .in_backward import BackwardStep, check_optimizer
 from .interrupts import interrupts_wait, uninterrupted
 from .kvstore import KVStore
@@ -157,10 +157,7 @@ class Trainer:
         self._plan: Plan | None = None
         self._zero_grads = zero_grads
         self._loss_scaler: Any = None  # amp.py puts one here
-        # The gradients that the last step used up: which tensors, and how often they had been written to.
-        self._used: list[weakref.ref[torch.Tensor] | None] = [None] * len(self._params)
-        self._used_versions = np.full(len(self._params), -1, dtype=np.int64)
-        self._seen_versions = self._used_versions.copy()
+        self._guard = GradGuard(self._params, self._names)
         self._backward: BackwardStep | None = None
         # From the first step to the second, to notice a missing zero_grad(); None before, False after it.
         self._accumulation_hook: Any = None
@@ -400,15 +397,12 @@ class Trainer:
             for parameter in self._params:
                 parameter.grad = None
             return
-        stale = [i for i, parameter in enumerate(self._params) if not self._is_fresh(i, parameter.grad)]
-        gradients = [parameter.grad for parameter in self._params if parameter.grad is not None]
-        if gradients:
+        gradients = self._guard.collect()
+        written = self._guard.written(gradients)
+        if present := [gradient for gradient in gradients if gradient is not None]:
             with torch.no_grad():
-                torch._foreach_zero_(gradients)
-        for i in stale:
-            gradient = self._params[i].grad
-            if gradient is not None:
-                self._used_versions[i] = gradient._version
+                torch._foreach_zero_(present)
+        self._guard.use([None if fresh else gradient for gradient, fresh in zip(gradients, written, strict=True)])
 
     @_outside_dynamo
     @uninterrupted
@@ -441,13 +435,12 @@ class Trainer:
             raise RuntimeError("ascend() has moved the weights up already: take a step() first")
         self._refuse_averaged("ascend()")
         self._refuse_lazy()
-        gradients, versions, _ = self._look(None, False)
+        gradients = self._select(self._guard.collect(), ignore_stale_grad=False)
         before = [parameter.detach().clone() for parameter in self._params]
         hyper = {"rho": rho, "adaptive": float(adaptive)}
         self._updater.apply(rules.ascent, hyper, range(len(self._params)), self._params, gradients)
         self._below, self._raised = before, self._marks()
-        self._used = [None if gradient is None else weakref.ref(gradient) for gradient in gradients]
-        self._used_versions = versions
+        self._guard.use(gradients)
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -640,13 +633,12 @@ class Trainer:
             )
         if self._averaging or (self._backward is not None and self._backward.is_open):
             raise RuntimeError("a Trainer cannot be copied inside averaged_weights() or step_in_backward(): leave it first")
-        used = [None] * len(self._params), np.full(len(self._params), -1, dtype=np.int64)
         anew = {"_plan": None, "_backward": None, "_accumulation_hook": False}
-        return vars(self) | anew | {"_used": used[0], "_used_versions": used[1]}
+        return vars(self) | anew | {"_guard": GradGuard(self._params, self._names)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._seen_versions, self._raised = self._used_versions.copy(), self._marks()
+        self._raised = self._marks()
         self._optimizer.trainer = weakref.ref(self)
         if isinstance(self._optimizer, RuleOptimizer):
             self._optimizer._updater = weakref.ref(self._updater)
@@ -678,21 +670,17 @@ class Trainer:
         plan = self._plan
         if plan is None:
             self._refuse_lazy()
-        addresses = None
-        if held := plan is not None and plan.fresh(self._used_versions, self._seen_versions):
-            gradients: list[Any] = []
-            versions = self._seen_versions
-        elif plan is not None and (found := plan.look(self._used, self._seen_versions)) is not None:
-            gradients, addresses = found  # after `zero_grad()`, as a rule: all are other tensors
-            versions = self._seen_versions
+        found = self._guard.collect_written()
+        if found is not None:
+            gradients, versions = found
         else:
-            gradients, versions, held = self._look(plan, ignore_stale_grad)
+            gradients, versions = self._select(self._guard.collect(), ignore_stale_grad), None
         if self._below is not None:
             self._put_back(self._below)
             self._below = None
         scaler = self._loss_scaler
         if scaler is not None:
-            scaler.look([parameter.grad for parameter in self._params] if held else gradients)
+            scaler.look(gradients)
         before = self._optimizer.rescale_grad
         self._optimizer.rescale_grad = self._scale / batch_size
         into = None if self._telemetry is None else self._telemetry._begin()
@@ -700,24 +688,17 @@ class Trainer:
             if plan is None:
                 plan = self._first_step(gradients, into)
             else:
-                plan.step(gradients, held, addresses, into)
+                plan.step(gradients, into)
         except BaseException:
             self._optimizer.rescale_grad = before
             raise
         if self._telemetry is not None:
             self._telemetry._end(into, self._optimizer.num_update)
-        if not held:
-            references = plan.references(gradients)
-            if addresses is None:
-                for i, reference in enumerate(references):
-                    if reference is None:
-                        references[i], versions[i] = self._used[i], self._used_versions[i]
-            self._used = references
-        self._used_versions, self._seen_versions = versions, self._used_versions
+        self._guard.use(gradients, versions, plan.references)
         if scaler is not None:
             scaler.end(plan.update.total() if plan.update is not None and plan.update.rule.skips_nonfinite else None)
         if self._zero_grads:
-            self._note_zeros()
+            self._guard.use_again()
         if self._accumulation_hook is not False:
             self._watch_accumulation()
         if Recording.current is not None:
@@ -918,12 +899,6 @@ class Trainer:
         self._plan = None  # it works with other kernels from now on
         self._updater.forget_plan()
 
-    def _note_zeros(self) -> None:
-        """Zeros that the step has written make no gradient fresh."""
-        for i, reference in enumerate(self._used):
-            if reference is not None and (gradient := reference()) is not None:
-                self._used_versions[i] = gradient._version
-
     def _note_recording(self, recording: Recording, plan: Plan, batch_size: float) -> None:
         update: Any = plan.update
         active = list(plan.active)
@@ -941,20 +916,6 @@ class Trainer:
                 raise
 
         recording.owners.append((holds, advance))
-
-    def _look(self, plan: Plan | None, ignore_stale_grad: bool) -> tuple[list[Any], np.ndarray, bool]:
-        """The gradients to use, the versions of all, and whether nothing but these has changed."""
-        gradients: list[Any] = [parameter.grad if parameter.requires_grad else None for parameter in self._params]
-        try:
-            found = [-1 if gradient is None else gradient._version for gradient in gradients]
-        except RuntimeError:
-            check_versions(self._names, gradients)
-            raise
-        versions = np.array(found, dtype=np.int64)
-        held = plan is not None and plan.holds(gradients) and bool((versions != self._used_versions).all())
-        if not (held or self._all_new(gradients)):
-            gradients = self._select(gradients, ignore_stale_grad)
-        return gradients, versions, held
 
     def _first_step(self, gradients: list[Any], into: Measurements | None) -> Plan:
         """Make the plan and step; if that fails, leave no state behind: weights may change until the step is repeated."""
@@ -986,29 +947,19 @@ class Trainer:
             if r > 0:
                 _check_alike(r, self._names, params, self._params)
 
-    def _is_fresh(self, i: int, gradient: torch.Tensor | None) -> bool:
-        if gradient is None:
-            return False
-        used = self._used[i]
-        return used is None or used() is not gradient or gradient._version != self._used_versions[i]
-
-    def _all_new(self, gradients: list[torch.Tensor | None]) -> bool:
-        """Whether each parameter has a gradient that is another tensor than before: the quick case of `_select`."""
-        used = [None if reference is None else reference() for reference in self._used]
-        return not any(gradient is None or gradient is old for gradient, old in zip(gradients, used, strict=True))
-
     def _select(self, gradients: list[torch.Tensor | None], ignore_stale_grad: bool) -> list[torch.Tensor | None]:
         """The gradients to use, None for parameters that stay as they are; an error for stale ones."""
-        chosen: list[torch.Tensor | None] = []
-        stale = []
-        for i, gradient in enumerate(gradients):
-            if self._params[i].requires_grad and not self._is_fresh(i, gradient):
-                stale.append(f"{self._names[i]!r}" + (" (no gradient)" if gradient is None else ""))
-                gradient = None
-            chosen.append(gradient)
-        if stale and not ignore_stale_grad:
-            raise _stale_error(stale)
-        return chosen
+        written = self._guard.written(gradients)
+        if not ignore_stale_grad:
+            rows = zip(self._params, self._names, gradients, written, strict=True)
+            stale = [
+                f"{name!r}" + (" (no gradient)" if gradient is None else "")
+                for parameter, name, gradient, fresh in rows
+                if parameter.requires_grad and not fresh
+            ]
+            if stale:
+                raise _stale_error(stale)
+        return [gradient if fresh else None for gradient, fresh in zip(gradients, written, strict=True)]
 
 
 def _stale_error(stale: list[str]) -> StaleGradientError:

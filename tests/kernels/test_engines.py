@@ -76,23 +76,13 @@ def test_a_numba_that_cannot_be_imported_is_done_without_on_gpus(monkeypatch):
     """As one that is made for another NumPy, of which Python knows that it is there, and whose import fails."""
     monkeypatch.setattr(engine, "has_numba", lambda: True)
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, "tristep.kernels.glance", raising=False)
-    monkeypatch.delattr("tristep.kernels.glance", raising=False)
-    engine._import_glance.cache_clear()
     weight = torch.ones(3, device="cuda" if torch.cuda.is_available() else "cpu")
     parameter = torch.nn.Parameter(weight)
     trainer = tristep.Trainer([parameter], "sgd", {"learning_rate": 0.5}, engine="triton")
 
-    def train():
-        for _ in range(3):
-            parameter.grad = torch.ones_like(weight)
-            trainer.step(1)
-
-    try:
-        with pytest.warns(UserWarning, match="numba is installed but cannot be imported: .*numba"):
-            train()
-    finally:
-        engine._import_glance.cache_clear()
+    for _ in range(3):
+        parameter.grad = torch.ones_like(weight)
+        trainer.step(1)
     assert parameter.tolist() == [-0.5] * 3
 
 
@@ -159,10 +149,10 @@ run = Update(rules.sgd_momentum, weights, [(torch.zeros(3),), (torch.zeros(5000)
 run.hyper[:] = [1.0, 0.25, 0.0, math.inf, 0.5]
 run.bind(gradients)
 run()
-assert run.holds(gradients)
+assert run.rebind(gradients)
 run()
-gradients[1].data = torch.ones(5000)
-assert not run.holds(gradients)
+weights[1].data = weights[1].clone()
+assert not run.rebind(gradients)
 print(run.engines(), *(weight.unique().tolist() for weight in weights))
 """
 
@@ -262,7 +252,6 @@ def test_autograd_notices_a_later_step_with_the_same_gradients(place):
     run.bind([weight.grad], own=True)
     for _ in range(3):
         run()
-        assert run.holds([weight.grad])
         loss = (weight * weight).sum()
     run()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -270,16 +259,15 @@ def test_autograd_notices_a_later_step_with_the_same_gradients(place):
 
 
 def test_gradients_that_are_gone_cannot_be_stepped_with(place):
-    """Neither those that were bound first nor others of the same kind, of which less is kept in mind."""
+    """Neither those that were bound first nor others of the same layout. From `bind` to the step they are kept alive."""
     weight = torch.ones(3, device=place.device, requires_grad=True)
     run = Update(rules.sgd, [weight], [()], engine=place.engine)
     run.hyper[:] = [1.0, 0.5, 0.0, INF]
-    for step in range(4):
+    for _ in range(2):
         weight.grad = torch.ones(3, device=place.device)
         run.bind([weight.grad], own=True)
-        if step % 2:
-            run()
         weight.grad = None
+        run()
         with pytest.raises(RuntimeError, match="have been deleted"):
             run()
     assert weight.tolist() == [0.0, 0.0, 0.0]

@@ -289,6 +289,13 @@ def _move_states(net, optimizer):
                 value.share_memory_()
 
 
+def _move_states_through_data(net, optimizer):
+    for row in optimizer.state.values():
+        for value in row.values():
+            if value.dim():
+                value.data = value.detach() * 0.5
+
+
 def _replace_steps(net, optimizer):
     for row in optimizer.state.values():
         if "step" in row:
@@ -333,8 +340,8 @@ def _average(net, optimizer):
 
 CHANGES = [
     _freeze, _move, _turn, _replace_parameter, _drop_parameter, _add_group, _forget, _forget_one, _replace_states,
-    _change_states, _move_states, _replace_steps, _change_one_step, _other_options, _no_momentum, _zero_gradients,
-    _no_gradients, _load, _average,
+    _change_states, _move_states, _move_states_through_data, _replace_steps, _change_one_step, _other_options, _no_momentum,
+    _zero_gradients, _no_gradients, _load, _average,
 ]  # fmt: skip
 
 

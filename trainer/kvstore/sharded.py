@@ -315,8 +315,7 @@ class ShardedUpdate:
         try:
             if own.any() and (optimizer.alike or not optimizer.carries):
                 optimizer.num_update = asked  # which the plan takes for the rate
-                plan = self._planned()
-                plan.step(gradients, held=plan.holds(gradients))
+                self._planned().step(gradients)
             else:
                 self._step_with_all_rows(optimizer, used, gradients, slots, optimizer.rate_at(asked), bool(own.any()))
                 if optimizer.counted:

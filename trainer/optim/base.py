@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 
 from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.engine import DTYPES
+from ...kernels.guards import PointerGuard
 from ...kernels.table import (
     Recording,
     allocate_states,
@@ -361,6 +362,8 @@ class _Part:
         self._masters = [self._master_of(i) for i in range(len(members))]
         self._rows = [optimizer.state[parameter] for parameter in self.parameters if parameter in optimizer.state]
         self._kept = list(chain.from_iterable(map(dict.values, self._rows)))
+        self._tensors = [*chain.from_iterable(states), *(master for master in self._masters if master is not None)]
+        self._guard = PointerGuard(self._tensors)  # users offload states, say, by giving them other memory
         self._update = Update(
             rule, self._weights, states, self._masters, names=self._names, seed=self._seed, control=optimizer._control
         )
@@ -380,7 +383,8 @@ class _Part:
         """Whether states, and the shards of DTensors, are the tensors that they were."""
         if self._sharded and not _same(self._shards, list(map(shards.local, self._sharded))):
             return False
-        return _same(self._kept, list(chain.from_iterable(map(dict.values, self._rows)))) and self._update.fits()
+        kept = list(chain.from_iterable(map(dict.values, self._rows)))
+        return _same(self._kept, kept) and self._guard.passes(self._tensors) and self._update.fits()
 
     def _found(self, i: int) -> dict[str, torch.Tensor]:
         """The states that a parameter has already."""
@@ -497,7 +501,7 @@ class _Part:
             gradients = [None if gradient is None else as_real(gradient.resolve_conj()) for gradient in gradients]
             self._alive = gradients
         self._by_row = None
-        if not self._update.holds(gradients):
+        if self._met_sparse or not self._update.rebind(gradients, own=not self._alive):
             active = [gradient is not None for gradient in gradients]
             if self._met_sparse:
                 gradients = self._without_sparse(gradients)

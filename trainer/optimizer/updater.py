@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, Update, storage
-from ...kernels.engine import emptiness
+from ...kernels.guards import Reference
 from ...kernels.measures import Measurements
 from ...kernels.table import allocate_states, goes_with, slot_shapes
 from ..interrupts import uninterrupted
@@ -172,7 +172,6 @@ class Plan:
         self._multipliers: Any = _UNKNOWN
         # A parameter's attributes; the dictionaries are live, so that looking whether they are empty is enough.
         self._own = [getattr(updater.optimizer.param_dict.get(index), "__dict__", {}) for index in self.indices]
-        self._none_own = emptiness(self._own, updater.engine)
         self._by_rule = isinstance(updater.optimizer, RuleOptimizer)
         if isinstance(updater.optimizer, RuleOptimizer):
             self._make_update(updater.optimizer, updater.optimizer.rule_for(self._slots))
@@ -182,58 +181,30 @@ class Plan:
                     if index not in updater.states:
                         updater.states[index] = updater.optimizer.create_state_multi_precision(index, weight)
 
-    def holds(self, grads: Sequence[Any]) -> bool:
-        """Whether nothing has changed since the last step but the contents of the tensors."""
-        optimizer: Any = self.updater.optimizer
-        update = self.update
-        return update is not None and update.rule is optimizer.rule_for(self._slots) and update.holds(grads)
-
-    def fresh(self, used: np.ndarray, seen: np.ndarray) -> bool:
-        """As `Update.fresh`; false where the next step needs to look at anything."""
-        optimizer: Any = self.updater.optimizer
-        update = self.update
-        return update is not None and update.rule is optimizer.rule_for(self._slots) and update.fresh(used, seen)
-
-    def look(self, used: list[Any], versions: np.ndarray) -> tuple[list[Any], np.ndarray] | None:
-        """As `Update.look`, for other gradients than those of the last step; its addresses may be handed to `step`."""
-        optimizer: Any = self.updater.optimizer
-        update = self.update
-        if update is None or update.rule is not optimizer.rule_for(self._slots):
-            return None
-        return update.look(used, versions)
-
-    def references(self, grads: Sequence[torch.Tensor | None]) -> list[weakref.ref[torch.Tensor] | None]:
-        """Weak references to these gradients, those of the last step."""
-        if self.update is not None and not self._met_sparse:
-            return list(self.update.references)
-        return [None if grad is None else weakref.ref(grad) for grad in grads]
+    @property
+    def references(self) -> list[Reference] | None:
+        """Weak references to the gradients of the last step; None if only some of them are known."""
+        return None if self.update is None or self._met_sparse else self.update.references
 
     def step(
         self,
         grads: Sequence[torch.Tensor | None],
-        held: bool = False,
-        addresses: np.ndarray | None = None,
         into: Measurements | None = None,
     ) -> None:
         """Update all weights whose gradient is not None.
 
         Args:
             grads: one for each weight.
-            held: that `holds(grads)` was true just now.
-            addresses: what `look(grads)` gave just now.
             into: where to put what the updates, those of a rule, measure, into the rows of the weights' indices.
         """
         optimizer: Any = self.updater.optimizer
         if not self._by_rule:
             self._step_by_hand(optimizer, grads)
             return
-        update: Any = self.update
-        if addresses is not None:
-            self._by_row = None
-            update.bind(grads, own=True, addresses=addresses)
-            self._all_active()
-        elif not held:
-            update = self._prepare(optimizer, grads)
+        self._step_prepared(optimizer, self._prepare(optimizer, grads), into)
+
+    def _step_prepared(self, optimizer: Any, update: Update, into: Measurements | None = None) -> None:
+        """A step with the gradients that are bound to the update."""
         multipliers = self._read_multipliers(optimizer)
         if multipliers != self._multipliers:
             self._share(optimizer, multipliers)
@@ -277,17 +248,13 @@ class Plan:
         update.hyper[:] = rows
         self._run(update, into)
 
-    def _all_active(self) -> None:
-        if not all(self._active):
-            self._active, self._multipliers = [True] * len(self.indices), _UNKNOWN
-
     def advance(self, update: Update, active: list[bool]) -> None:
         """All that a step does on the host, for one that is launched otherwise, as it was with this update and gradients."""
         if self.update is not update or self._active != active:
             self.update, self._active, self._multipliers = update, active, _UNKNOWN
         update.prepares_only = True
         try:
-            self.step((), held=True)
+            self._step_prepared(self.updater.optimizer, update)
         finally:
             update.prepares_only = False
 
@@ -318,12 +285,14 @@ class Plan:
         rule, update = optimizer.rule_for(self._slots), self.update
         if switched := update is None or update.rule is not rule:
             update = self._use(optimizer, rule)
-        bound = update.holds(grads)
-        if not (bound or update.fits(optimizer.master_dtype)):
-            update = self._make_update(optimizer, rule)
-        if not bound:
+        if not self._met_sparse and update.rebind(grads, own=self._gradients_own):
+            self._by_row = None
+        else:
+            if not update.fits(optimizer.master_dtype):
+                update = self._make_update(optimizer, rule)
             self._bind(optimizer, update, grads)
-        if switched or not bound:
+            switched = True
+        if switched:
             active = [grad is not None for grad in grads]
             if active != self._active:
                 self._active, self._multipliers = active, _UNKNOWN
@@ -441,7 +410,7 @@ class Plan:
 
     def _read_multipliers(self, optimizer: RuleOptimizer) -> Any:
         """All that multipliers depend on, to be compared with the last step's; None as long as nobody has set any."""
-        if self._none_own() and not (optimizer.lr_mult or optimizer.wd_mult):
+        if not any(self._own) and not (optimizer.lr_mult or optimizer.wd_mult):
             return None
         own = [tuple(map(attributes.get, ("lr_mult", "wd_mult", "grad_req"))) for attributes in self._own]
         return own, dict(optimizer.lr_mult), dict(optimizer.wd_mult)
@@ -485,7 +454,7 @@ class Plan:
         if optimizer.lr_scheduler is not None and active:  # a rate that is none must be found out before the first update
             counts = optimizer._counts[optimizer.slots(active)]
             optimizer.rate_at(max(optimizer.num_update, int(counts.max()) + 1))
-        if not self._none_own():
+        if any(self._own):
             for index in active:
                 optimizer.multipliers(index)  # wrong ones must be found out before the first update, too
         together: dict[torch.dtype, list[Any]] = {}

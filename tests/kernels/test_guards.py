@@ -1,0 +1,180 @@
+"""Guards: each change of a tensor that matters to a step is noticed, and nothing else is."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+import tristep
+from tristep.kernels.guards import GradGuard, GradLayouts, PointerGuard
+
+NAMES = ["a", "b", "c"]
+
+
+@pytest.fixture
+def parameters():
+    """Parameters with gradients."""
+    parameters = [torch.nn.Parameter(torch.ones(n, n)) for n in (1, 2, 3)]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    return parameters
+
+
+def _write(parameters):
+    for parameter in parameters:
+        parameter.grad.add_(1)
+
+
+MOVES = {
+    "other memory": lambda tensor: setattr(tensor, "data", tensor.detach().clone()),
+    "transposed in place": lambda tensor: tensor.t_(),
+    "transposed through data": lambda tensor: setattr(tensor, "data", tensor.detach().t()),
+    "freed": lambda tensor: tensor.untyped_storage().resize_(0),
+    "swapped for a sparse tensor": lambda tensor: torch.utils.swap_tensors(tensor, torch.ones(2, 2).to_sparse()),
+}
+
+
+@pytest.mark.parametrize("i", [0, 1, 2])
+@pytest.mark.parametrize("move", MOVES)
+def test_a_tensor_that_moved_is_noticed(move, i):
+    tensors = [torch.ones(2, 2) for _ in range(3)]
+    guard = PointerGuard(tensors)
+    tensors[i].add_(1)
+    assert guard.passes(tensors)
+    MOVES[move](tensors[i])
+    assert not guard.passes(tensors)
+
+
+def test_gradients_that_were_written_since_are_collected(parameters):
+    guard = GradGuard(parameters, NAMES)
+    gradients, versions = guard.collect_written()
+    assert all(gradient is parameter.grad for gradient, parameter in zip(gradients, parameters, strict=True))
+    guard.use(gradients, versions, list(map(weakref.ref, gradients)))
+    assert guard.collect_written() is None
+    _write(parameters)
+    assert guard.collect_written()[1] == [version + 1 for version in versions]
+    assert guard.written(gradients) == [True] * 3
+    guard.use(gradients)
+    assert guard.written(gradients) == [False] * 3
+
+
+@pytest.mark.parametrize("i", [0, 1, 2])
+def test_a_single_gradient_that_was_not_written_is_noticed(parameters, i):
+    guard = GradGuard(parameters, NAMES)
+    guard.use(guard.collect())
+    _write(parameters[:i] + parameters[i + 1 :])
+    assert guard.collect_written() is None
+    assert guard.written(guard.collect()) == [k != i for k in range(3)]
+
+
+UNUSABLE = {
+    "no gradient": lambda parameter: setattr(parameter, "grad", None),
+    "a frozen parameter": lambda parameter: parameter.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("i", [0, 1, 2])
+@pytest.mark.parametrize("change", UNUSABLE)
+def test_a_parameter_without_a_gradient_to_use_is_noticed(parameters, change, i):
+    guard = GradGuard(parameters, NAMES)
+    assert guard.collect_written() is not None
+    UNUSABLE[change](parameters[i])
+    assert guard.collect_written() is None
+    assert guard.written(guard.collect()) == [k != i for k in range(3)]
+
+
+@pytest.mark.parametrize("i", [0, 1, 2])
+def test_another_tensor_of_the_same_version_is_written(parameters, i):
+    guard = GradGuard(parameters, NAMES)
+    guard.use(guard.collect())
+    version = parameters[i].grad._version
+    _write(parameters[:i] + parameters[i + 1 :])
+    parameters[i].grad = torch.ones_like(parameters[i])
+    torch.autograd.graph.increment_version([parameters[i].grad] * version)
+    assert parameters[i].grad._version == version
+    assert guard.collect_written() is not None
+
+
+def test_an_inference_gradient_is_refused(parameters):
+    """torch counts no writes of it, and ends in an error where its version is asked for."""
+    with torch.inference_mode():
+        parameters[1].grad = torch.ones(2, 2)
+    guard = GradGuard(parameters, NAMES)
+    assert guard.collect_written() is None
+    with pytest.raises(ValueError, match="the gradient of 'b' was made under torch.inference_mode"):
+        guard.written(guard.collect())
+
+
+def test_no_gradient_is_kept_alive(parameters):
+    guard = GradGuard(parameters, NAMES)
+    guard.use(*guard.collect_written())
+    alive = [weakref.ref(parameter.grad) for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    gc.collect()
+    assert [reference() for reference in alive] == [None] * 3
+
+
+def test_what_was_used_can_be_restored(parameters):
+    guard = GradGuard(parameters, NAMES)
+    before = guard.snapshot()
+    guard.use(guard.collect())
+    used = guard.snapshot()
+    guard.restore(before)
+    assert guard.collect_written() is not None
+    guard.restore(used)
+    assert guard.collect_written() is None
+
+
+LAYOUTS = {
+    "none": lambda tensor: None,
+    "another type": lambda tensor: tensor.double(),
+    "another type of the same size": lambda tensor: tensor.to(torch.int32),
+    "fewer elements": lambda tensor: tensor[:2],
+    "another order in memory": lambda tensor: tensor.contiguous(memory_format=torch.channels_last),
+    "gaps": lambda tensor: torch.zeros(3, 2, 4, 6)[..., :5],
+    "another number of dimensions": lambda tensor: tensor.flatten(),
+    "sparse": lambda tensor: tensor.to_sparse(),
+}
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("i", [0, 1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_of_another_layout_are_noticed(layout, i, own):
+    tensors = [torch.ones(3, 2, 4, 5) for _ in range(3)]
+    layouts = GradLayouts(tensors, own)
+    copies = [tensor.clone() for tensor in tensors]
+    assert layouts.pointers(copies, own).tolist() == [copy.data_ptr() for copy in copies]
+    assert layouts.pointers(copies, not own) is None
+    copies[i] = LAYOUTS[layout](copies[i])
+    assert layouts.pointers(copies, own) is None
+    assert layouts.pointers(copies[:i] + copies[i + 1 :], own) is None
+
+
+def test_layouts_differ_from_gradient_to_gradient():
+    tensors = [torch.ones(()), torch.ones(0, 3), torch.ones(2, 3).T, torch.ones(4, dtype=torch.bfloat16)]
+    layouts = GradLayouts(tensors, own=True)
+    copies = [tensor.clone() for tensor in tensors]
+    assert layouts.pointers(copies, True).tolist() == [copy.data_ptr() for copy in copies]
+    assert layouts.pointers(copies[::-1], True) is None
+
+
+def test_steps_with_the_same_gradients_and_with_new_ones_are_torchs():
+    """Each step is repeated without a backward pass, which must be refused."""
+    torch.manual_seed(0)
+    net, judge = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+    judge.load_state_dict(net.state_dict())
+    trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    optimizer = torch.optim.SGD(judge.parameters(), lr=0.1, momentum=0.9)
+    for t in range(10):
+        x = torch.rand(2, 3)
+        for model, stepper in ((net, trainer), (judge, optimizer)):
+            stepper.zero_grad(set_to_none=t >= 5)
+            (model(x).sum() / 2 if model is judge else model(x).sum()).backward()
+        trainer.step(2)
+        optimizer.step()
+        with pytest.raises(tristep.StaleGradientError):
+            trainer.step(2)
+    torch.testing.assert_close(net.weight, judge.weight, rtol=1e-5, atol=1e-6)
