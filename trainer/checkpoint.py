@@ -94,8 +94,8 @@ def restore(
             setattr(optimizer, attribute, value)
     optimizer.lr_scheduler = scheduler
     indices = range(len(names)) if indices is None else indices
-    slots = optimizer.slots(indices)  # which may make room for new ones
-    optimizer._counts[slots] = [saved["counts"].get(name, optimizer.begin_num_update) for name in names]
+    slots = optimizer.slots(indices)
+    optimizer.step_counts.values[slots] = [saved["counts"].get(name, optimizer.begin_num_update) for name in names]
     optimizer.num_update = saved["num_update"]
     updater.states = {indices[i]: state for i, state in states.items()}
     updater.masters = {indices[i]: master for i, master in masters.items()}

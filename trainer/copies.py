@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..kernels.guards import GradGuard
 from ..kernels.measures import Measurements
 from .optimizer import Optimizer, RuleOptimizer, Updater
+from .optimizer.counts import StepCounts
 from .optimizer.updater import Plan
 
 __all__ = ["Copy", "update_together"]
@@ -30,7 +30,7 @@ class Copy:
         self.params = list(params)
         self.updater = updater
         # Of a copy that is not the first: counts of updates by parameter, and what its steps carry on; None: as the first.
-        self.counts: np.ndarray | None = None
+        self.counts: StepCounts | None = None
         self.carried: tuple[Any, ...] | None = None
         self._names, self._zero_grads = list(names), zero_grads
         self._plan: Plan | None = None
@@ -126,26 +126,28 @@ def update_together(
 
     The optimizer is left as the first copy's update leaves it. `into` is where that puts what it measures.
     """
-    number, counts, carried = optimizer.num_update, optimizer._counts.copy(), _carried(optimizer)
+    counts, carried = optimizer.step_counts.copy(), _carried(optimizer)
     copies[0].update(gradients[0], into)
-    after, first_counts, first_carried = optimizer.num_update, optimizer._counts, _carried(optimizer)
+    first_counts, first_carried = optimizer.step_counts, _carried(optimizer)
+    after = first_counts.largest
     try:
         for copy, own in zip(copies[1:], gradients[1:], strict=True):
-            optimizer._counts = counts.copy() if copy.counts is None else copy.counts
-            optimizer.num_update = number
+            optimizer.step_counts = counts.copy() if copy.counts is None else copy.counts
+            optimizer.step_counts.largest = counts.largest
             _put_back(optimizer, carried if copy.carried is None else copy.carried)
             copy.update(own)
-            copy.counts, copy.carried = optimizer._counts, _carried(optimizer)
+            copy.counts, copy.carried = optimizer.step_counts, _carried(optimizer)
             after = max(after, optimizer.num_update)
     finally:
-        optimizer.num_update, optimizer._counts = after, first_counts
+        optimizer.step_counts = first_counts
+        optimizer.num_update = after
         _put_back(optimizer, first_carried)
 
 
 def _carried(optimizer: Optimizer) -> tuple[Any, ...]:
-    return optimizer.carried() if isinstance(optimizer, RuleOptimizer) else ()
+    return optimizer.host_state() if isinstance(optimizer, RuleOptimizer) else ()
 
 
 def _put_back(optimizer: Optimizer, carried: tuple[Any, ...]) -> None:
     if isinstance(optimizer, RuleOptimizer):
-        optimizer.put_back(carried)
+        optimizer.load_host_state(carried)

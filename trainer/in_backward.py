@@ -54,7 +54,7 @@ class BackwardStep:
         self._updater, self._params, self._names = updater, list(params), list(names)
         self._plans: dict[tuple[int, ...], Plan] = {}  # by which parameters are updated together
         self._hooks: list[Any] = []
-        self._slots: list[int] = []
+        self._slots = np.zeros(0, dtype=np.int64)
         self._rules: list[Any] = []
         self._rows: list[list[float]] = []
         self._number = 0
@@ -80,28 +80,28 @@ class BackwardStep:
         self.updated = [False] * len(params)
         self._slots = optimizer.slots(range(len(params)))
         self._rules, self._rows = [None] * len(params), [[] for _ in params]
-        counts = {i: int(optimizer._counts[self._slots[i]]) + 1 for i in wanted}
+        counts = {i: int(optimizer.step_counts.values[self._slots[i]]) + 1 for i in wanted}
         self._number = max([optimizer.num_update, *counts.values()])
-        self._carried = optimizer.carried()
+        self._carried = optimizer.host_state()
         known: dict[Any, list[float]] = {}
         try:
             lr = optimizer.rate_at(optimizer.num_update if optimizer.reads_rate_first else self._number)
             optimizer.begin_step(lr)
-            begun = optimizer.carried()
+            begun = optimizer.host_state()
             for i in wanted:
-                rule = self._rules[i] = optimizer.rule_for(np.array(self._slots[i : i + 1]))
+                rule = self._rules[i] = optimizer.rule_for(self._slots[i : i + 1])
                 lr_mult, wd_mult = optimizer.multipliers(i)
-                key = (counts[i], lr_mult, wd_mult, rule) if optimizer.alike else i
+                key = (counts[i], lr_mult, wd_mult, rule) if optimizer.uniform_hyper else i
                 if key not in known:
                     known[key] = optimizer.row(counts[i], lr * lr_mult, optimizer.wd * wd_mult, i, rule)
                 self._rows[i] = known[key]
-            if ignore_stale_grad and optimizer.carried() != begun:
+            if ignore_stale_grad and optimizer.host_state() != begun:
                 raise ValueError(
                     f"ignore_stale_grad=True in step_in_backward() with {type(optimizer).__name__}, whose numbers depend on "
                     "which parameters get a gradient: that is not known beforehand, so it must be False; or use step()"
                 )
         except BaseException:
-            optimizer.put_back(self._carried)
+            optimizer.load_host_state(self._carried)
             raise
         self._hooks = [params[i].register_post_accumulate_grad_hook(partial(self._arrived, i)) for i in wanted]
 
@@ -111,7 +111,7 @@ class BackwardStep:
             hook.remove()
         self._hooks, self._waiting, self._waiting_bytes = [], [], 0
         if not any(self.updated):
-            self._updater.optimizer.put_back(self._carried)  # type: ignore[attr-defined]  # a RuleOptimizer
+            self._updater.optimizer.load_host_state(self._carried)  # type: ignore[attr-defined]  # a RuleOptimizer
 
     def _arrived(self, i: int, param: torch.Tensor) -> None:
         gradient: Any = param.grad
@@ -158,7 +158,5 @@ class BackwardStep:
         for i, param in zip(members, params, strict=True):
             param.grad = None
             self.updated[i] = True
-            if optimizer.counted:
-                optimizer._counts[self._slots[i]] += 1
-        if optimizer.counted:
-            optimizer.num_update = self._number
+        if optimizer.counts_as_step:
+            optimizer.step_counts.advance(self._slots[members], self._number)

@@ -98,10 +98,9 @@ class Many:
                 raise TypeError(
                     f"optimizers[{i}] must be an Optimizer, got {type(optimizer).__name__}; see optimizer.create(name)"
                 )
-            updated = dict(optimizer._slots), optimizer._counts.tobytes()
+            updated = optimizer.step_counts.copy()
             if kind is not None and updated == begun and self._like_the_one_before(i):
-                before = self.optimizers[i - 1]
-                optimizer._slots, optimizer._counts = dict(before._slots), before._counts.copy()
+                optimizer.step_counts.restore(self.optimizers[i - 1].step_counts)
             else:
                 optimizer.slots(range(count))
                 kind, begun = self._kind(i), updated
@@ -287,15 +286,20 @@ class Many:
         """What must be equal where trainings are to be updated together; a first None says that this one cannot be."""
         optimizer, n = self.optimizers[i], self._weights.counts[i]
         alone = (None, i)
-        if not isinstance(optimizer, RuleOptimizer) or type(optimizer).counted is not True:  # some steps may be none
+        if not isinstance(optimizer, RuleOptimizer) or type(optimizer).counts_as_step is not True:  # some steps may be none
             return alone
-        if list(optimizer._slots.items()) != [(k, k) for k in range(n)]:  # it has updated others
+        if list(optimizer.counts) != list(range(n)):  # it has updated others
             return alone
         settings = tuple((k, v) for k, v in vars(optimizer).items() if type(v) not in _NUMBERS and k not in _READ_APART)
         plain = not (optimizer.lr_mult or optimizer.wd_mult or optimizer.param_dict)
         multipliers = None if plain else tuple(map(optimizer.multipliers, range(n)))
         names = tuple(optimizer.idx2name.items())
-        counts = optimizer._counts.tobytes(), optimizer.num_update, optimizer.begin_num_update, optimizer.lookahead
+        counts = (
+            optimizer.step_counts.values.tobytes(),
+            optimizer.num_update,
+            optimizer.begin_num_update,
+            optimizer.lookahead,
+        )
         kind = (
             type(optimizer),
             optimizer.rule_for(np.arange(n)),
@@ -316,8 +320,7 @@ class Many:
 # Attributes that are looked at apart from the others, and numbers that must be equal.
 _READ_APART = {
     "lr_scheduler",
-    "_counts",
-    "_slots",
+    "step_counts",
     "_updater",
     "idx2name",
     "param_dict",
@@ -328,7 +331,7 @@ _READ_APART = {
 _SAME = ("begin_num_update", "lookahead", "num_update")
 _NUMBERS = (float, int)
 AHEAD, ROWS_AHEAD = 128, 16384  # steps, and rows of a table, that are formed at once where that can be done
-_OWN = {"lr", "wd", "lr_scheduler", "_counts", "_slots", "_updater"}  # what each optimizer has for itself
+_OWN = {"lr", "wd", "lr_scheduler", "step_counts", "_updater"}  # what each optimizer has for itself
 
 
 class _Tensors:
@@ -383,9 +386,9 @@ class _Group:
         else:
             self._names = [f"weights[{k}]" for k in range(n)]
         # One array for the counts of all, in which each optimizer has a row.
-        self._counts = np.tile(first._counts, (len(members), 1))
+        self._counts = np.tile(first.step_counts.values, (len(members), 1))
         for optimizer, counts in zip(self._optimizers, self._counts, strict=True):
-            optimizer._counts = counts
+            optimizer.step_counts.values = counts
         self._shared = self._columns()
         self._scheduled = any(optimizer.lr_scheduler is not None for optimizer in self._optimizers)
         self._for_all: _ForAll | None = _ForAll(self._optimizers) if len(members) > 1 else None
@@ -400,7 +403,7 @@ class _Group:
         self._only = None if first.has_options else first.rule_for(self._slots)  # the rule of all steps, if it is one
         self._steady: Rule | None = None  # whose rows are in the update, and stay as they are
         self._begin = self._counts.copy(), [optimizer.num_update for optimizer in self._optimizers]
-        self._attributes = [vars(optimizer) for optimizer in self._optimizers]
+        self._step_counts = [optimizer.step_counts for optimizer in self._optimizers]
         self._tables: dict[int, tuple[Any, np.ndarray]] = {}  # by the number of the step: the rule, and all rows
         self._keeps_tables = False  # because they will be those after a restart, too
         self._looks_ahead = True  # whether rows of coming steps can be formed, as far as is known
@@ -434,7 +437,7 @@ class _Group:
         rule: Any = self.update.rule
         if self._steady is rule:
             return
-        self._before = [optimizer.carried() for optimizer in self._optimizers] if self._first.carries else []
+        self._before = [optimizer.host_state() for optimizer in self._optimizers] if self._first.host_state_names else []
         if self._step not in self._tables and self._checked and self._looks_ahead:
             self._form_coming_rows(rule)
         known, table = self._tables.get(self._step, (None, None))
@@ -487,7 +490,7 @@ class _Group:
     def undo(self) -> None:
         """Put back what forming rows has carried on."""
         for optimizer, before in zip(self._optimizers, self._before, strict=False):
-            optimizer.put_back(before)
+            optimizer.load_host_state(before)
         if self._for_all is not None and self._before:
             self._for_all = _ForAll(self._optimizers)
 
@@ -517,8 +520,8 @@ class _Group:
         self._counts += self._step - self._counted
         self._counted = self._step
         number = self._number(self._times())
-        for own in self._attributes:
-            own["num_update"] = number
+        for counts in self._step_counts:
+            counts.largest = number
 
     def _times(self) -> list[int]:
         """The number of the coming update, of weights that share rows."""
@@ -533,7 +536,7 @@ class _Group:
     def can_restart(self) -> bool:
         """Whether nothing but states and counts is changed by steps."""
         has_masters = any(master is not None for master in self._masters)
-        return not (self._scheduled or self._first.carries or has_masters)
+        return not (self._scheduled or self._first.host_state_names or has_masters)
 
     @property
     def stacked(self) -> bool:
@@ -551,8 +554,8 @@ class _Group:
     def restart(self) -> None:
         """Begin anew with the weights as they are now."""
         self._counts[:] = self._begin[0]
-        for own, number in zip(self._attributes, self._begin[1], strict=True):
-            own["num_update"] = number
+        for counts, number in zip(self._step_counts, self._begin[1], strict=True):
+            counts.largest = number
         if states := [state for row in self._states for state in row]:
             torch._foreach_zero_(states)
         self._start_states()
@@ -594,7 +597,7 @@ class _Group:
         kinds: dict[Any, list[int]] = {}
         for k in range(self._n):
             kind = (int(self._counts[0, k]), *first.multipliers(k))
-            kinds.setdefault(kind if first.alike else k, []).append(k)
+            kinds.setdefault(kind if first.uniform_hyper else k, []).append(k)
         whole = len(kinds) == 1
         return [
             (slice(None) if whole else np.array(members), members[0], *first.multipliers(members[0]), members[0])
@@ -716,14 +719,14 @@ class _ForAll:
         one.num_update = self._optimizers[0].num_update
         if rates is not None:
             one.lr = _joined(rates, float)
-        for name in one.carries:
+        for name in one.host_state_names:
             if isinstance(carried := getattr(one, name), np.ndarray):
                 setattr(one, name, carried.copy())  # it may be changed in place
         try:
             rows = one.rows_of_step(times, parameters, rule)
         except Exception:  # of whatever kind: their own code says what it is, where it was not written for arrays
             return None
-        for name in one.carries:
+        for name in one.host_state_names:
             value = getattr(one, name)
             values = value.tolist() if isinstance(value, np.ndarray) else [value] * len(self._optimizers)
             for optimizer, each in zip(self._optimizers, values, strict=True):
@@ -760,7 +763,8 @@ class _ForAll:
     def _rows_at(self, times: Sequence[Any], parameters: Sequence[Any], rule: Rule) -> list[list[Any]] | None:
         """As `rows`, if nothing else than these times is asked for, and nothing is changed by asking."""
         kept = ("begin_step", "rows_of_step")
-        if self._one.carries or any(getattr(type(self._one), name) is not getattr(RuleOptimizer, name) for name in kept):
+        overridden = any(getattr(type(self._one), name) is not getattr(RuleOptimizer, name) for name in kept)
+        if self._one.host_state_names or overridden:
             return None
         one: Any = _copied(self._one)
         one.num_update = _NoNumber()
@@ -778,7 +782,7 @@ class _ForAll:
     def is_right(self, times: Sequence[int], parameters: Sequence[Any], rule: Rule, rates: list[float] | None) -> bool:
         """Whether these rows are those of optimizers by themselves, up to 8 of them. Nothing is carried on."""
         chosen = sorted({i * (len(self._optimizers) - 1) // 7 for i in range(8)})
-        tried = _ForAll([_copied(optimizer) for optimizer in self._optimizers]) if self._one.carries else self
+        tried = _ForAll([_copied(optimizer) for optimizer in self._optimizers]) if self._one.host_state_names else self
         rows = tried.rows(times, parameters, rule, rates)
         if rows is None:
             return False
@@ -793,7 +797,7 @@ class _ForAll:
 
 def _copied(optimizer: Any) -> Any:
     other = object.__new__(type(optimizer))  # copy.copy takes ten times as long
-    vars(other).update(vars(optimizer))
+    vars(other).update(vars(optimizer), step_counts=optimizer.step_counts.copy())
     return other
 
 

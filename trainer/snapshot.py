@@ -92,8 +92,8 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 def _of_trainer(trainer: Trainer) -> Callable[[], None]:
     optimizer = trainer.optimizer
     saved, scheduler, telemetry = copy.deepcopy(trainer.state_dict()), optimizer.lr_scheduler, trainer.telemetry
-    counts, slots = optimizer._counts.copy(), dict(optimizer._slots)
-    carried = getattr(optimizer, "carries", ())
+    counts = optimizer.step_counts.copy()
+    carried = getattr(optimizer, "host_state_names", ())
     values = {name: getattr(optimizer, name) for name in carried}
     attributes = copy.copy(getattr(scheduler, "__dict__", {}))
     # Which gradients have been used up, of the trainer's one copy of the model, or of several.
@@ -106,7 +106,7 @@ def _of_trainer(trainer: Trainer) -> Callable[[], None]:
         optimizer.lr_scheduler = scheduler  # the very same: who has made it may want to change it
         if attributes:
             vars(scheduler).update(attributes)
-        optimizer._counts, optimizer._slots = counts.copy(), dict(slots)
+        optimizer.step_counts.restore(counts)
         for name, value in values.items():
             setattr(optimizer, name, value)
         for guard, found in zip(guards, used, strict=True):

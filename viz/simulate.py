@@ -22,6 +22,7 @@ from ..trainer.arguments import choice, real, whole
 from ..trainer.interrupts import interrupts_wait
 from ..trainer.many import Many, make_optimizer
 from ..trainer.optimizer import Optimizer, RuleOptimizer, create
+from ..trainer.optimizer.counts import StepCounts
 from .functions import Function, Minimum, function
 
 __all__ = [
@@ -654,7 +655,7 @@ def _differ_in_rate(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 def _fresh_copy(own: Optimizer) -> Optimizer:
     """Another one of the same settings; neither has updated anything yet."""
     other = object.__new__(type(own))  # copy.copy takes ten times as long, which there are hundreds of
-    vars(other).update(vars(own), _slots={}, _counts=own._counts[:0])
+    vars(other).update(vars(own), step_counts=StepCounts(own.begin_num_update))
     return other
 
 

@@ -200,9 +200,9 @@ def test_what_is_carried_from_before_the_first_step_makes_a_used_trainer_new(fir
     params = _params()
     new, used = Trainer(params, first), Trainer(_twins(params), first)
     _step(used, {name: used._params[i] for i, name in enumerate(used._names)}, _gradients(params))
-    assert used.optimizer.carried() != new.optimizer.carried()
+    assert used.optimizer.host_state() != new.optimizer.host_state()
     used.load_state_dict(new.state_dict())
-    assert used.optimizer.carried() == new.optimizer.carried()
+    assert used.optimizer.host_state() == new.optimizer.host_state()
 
 
 @WAYS

@@ -66,7 +66,7 @@ def assert_equal(many, together, plans, apart):
         assert ours.optimizer.counts == theirs.optimizer.counts
         assert ours.optimizer.num_update == theirs.optimizer.num_update
         if isinstance(ours.optimizer, optimizer.RuleOptimizer):
-            assert ours.optimizer.carried() == theirs.optimizer.carried()
+            assert ours.optimizer.host_state() == theirs.optimizer.host_state()
 
 
 def rated(name, rates=RATES, **arguments):
@@ -343,7 +343,7 @@ def test_steps_one_after_the_other_are_those_of_step(name, options):
             else:
                 next(taken)
         taken.close()
-        carried = [each.carried() for each in made]
+        carried = [each.host_state() for each in made]
         return weights, [many.updaters[i].states[0] for i in range(4)], [each.counts for each in made], carried
 
     one, other = run(False), run(True)
@@ -429,11 +429,11 @@ def test_nothing_has_changed_where_an_optimizer_refuses():
     many = Many(optimizers, weights)
     gradients = [[torch.ones(3)] for _ in range(4)]
     many.step(gradients)
-    before, carried = copy.deepcopy(weights), [each.carried() for each in optimizers]
+    before, carried = copy.deepcopy(weights), [each.host_state() for each in optimizers]
     with pytest.raises(ValueError, match="a learning rate of 0"):
         many.step(gradients)
     assert all(torch.equal(a, b) for (a,), (b,) in zip(before, weights, strict=True))
-    assert [each.carried() for each in optimizers] == carried
+    assert [each.host_state() for each in optimizers] == carried
     assert [each.num_update for each in optimizers] == [1] * 4
     optimizers[2].lr_scheduler = None
     many.step(gradients)  # and goes on as if nothing had been

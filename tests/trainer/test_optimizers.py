@@ -3,6 +3,7 @@
 The judges are torch.optim and NumPy in float64. MXNet's own numbers are in test_golden_optimizers.py.
 """
 
+import copy
 import doctest
 import math
 
@@ -588,6 +589,23 @@ def test_a_schedule_must_give_a_rate(given, everything):
         assert made.num_update == 2
 
 
+def test_an_index_twice_in_a_list_is_counted_twice():
+    """As MXNet's `_update_count`, which takes the indices one after the other."""
+    made = optimizers.create("sgd", begin_num_update=3)
+    made._update_count([0, 1, 0])
+    assert made.counts == {0: 5, 1: 4}
+    assert made.num_update == 5
+
+
+def test_a_copy_of_an_optimizer_counts_by_itself():
+    made = optimizers.create("sgd")
+    made._update_count(0)
+    other = copy.copy(made)
+    other._update_count([0, 1])
+    assert (made.counts, made.num_update) == ({0: 1}, 1)
+    assert (other.counts, other.num_update) == ({0: 2, 1: 1}, 2)
+
+
 # ---- what is carried from step to step besides states ----------------------------------------------------------------
 
 
@@ -620,7 +638,7 @@ def test_a_step_that_fails_carries_nothing_on(make, where, everything, monkeypat
     trainer = _train(params, made, [[torch.ones(4)] * 3] * 2)
     for param in params:
         param.grad = torch.full((4,), 0.5)
-    before, carried = everything(trainer, params), made.carried()
+    before, carried = everything(trainer, params), made.host_state()
     assert carried == ((made.m_schedule,) if isinstance(made, Nadam) else (0.05, 0.5))
 
     def fail(*_, **__):
@@ -639,22 +657,22 @@ def test_a_step_that_fails_carries_nothing_on(make, where, everything, monkeypat
         for _ in range(2):
             with pytest.raises((RuntimeError, ValueError), match="not today|lr_mult of parameter '2'=nan"):
                 trainer.step(1)
-            assert made.carried() == carried
+            assert made.host_state() == carried
     assert everything(trainer, params) == before
     trainer.step(1)
-    assert made.carried() != carried
+    assert made.host_state() != carried
 
 
 def test_what_is_driven_by_hand_and_fails_carries_nothing_on(monkeypatch):
     made, weight = Nadam(), torch.ones(3)
     state = made.create_state(0, weight)
     made.update(0, weight, torch.ones(3), state)
-    carried = made.carried()
+    carried = made.host_state()
     with monkeypatch.context() as patch:
         patch.setattr(made, "beta2", "high")
         with pytest.raises(TypeError):
             made.update(0, weight, torch.ones(3), state)
-    assert made.carried() == carried
+    assert made.host_state() == carried
     assert made.counts == {0: 1}
     assert made.num_update == 1
 

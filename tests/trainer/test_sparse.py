@@ -98,7 +98,7 @@ def test_only_the_rows_of_the_gradient_are_touched(name, engine, device, monkeyp
         together(0, _sparse(rows, values, weight.shape), weight)
         for row, value in zip(rows, values, strict=True):
             (slot,) = apart.optimizer.slots([row])
-            apart.optimizer._counts[slot] = step  # Adam's t is that of the whole parameter
+            apart.optimizer.step_counts.values[slot] = step  # Adam's t is that of the whole parameter
             apart(row, value[None], alone[row])
     for row in range(6):
         torch.testing.assert_close(weight[row], alone[row][0], **CLOSE)

@@ -14,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from ...kernels import compress
@@ -22,6 +21,7 @@ from .. import checkpoint
 from ..arguments import choice
 from ..lr_scheduler import LRScheduler
 from ..optimizer import Optimizer, Updater
+from ..optimizer.counts import StepCounts
 from .base import Key, KVStore, pairs, same_shapes
 from .compressors import Compressor, create_compressor
 from .messages import Channel, Kind, Layout, Message, Sent, Tag
@@ -808,8 +808,7 @@ def _bare(optimizer: Optimizer) -> Optimizer:
     """A copy without parameters, multipliers, which are sent apart, and counts."""
     bare = copy.copy(optimizer)
     bare.param_dict, bare.lr_mult, bare.wd_mult = {}, {}, {}
-    bare._counts, bare._slots = np.zeros(0, dtype=np.int64), {}
-    bare.num_update = bare.begin_num_update
+    bare.step_counts = StepCounts(bare.begin_num_update)
     return bare
 
 

@@ -306,27 +306,27 @@ class ShardedUpdate:
         """A step in which the optimizer counts all parameters, and this rank updates its own."""
         if not any(used):
             return
-        slots = np.array(optimizer.slots(range(len(self.params))), dtype=np.int64)
+        slots = optimizer.slots(range(len(self.params)))
         chosen = np.array(used, dtype=bool)
         own = chosen & np.isin(np.arange(len(used)), [piece.param for piece in self.pieces])
-        counts, before, carried = optimizer._counts, optimizer.num_update, optimizer.carried()
-        number = max(before, int(counts[slots[chosen]].max()) + 1)
+        counts, before, carried = optimizer.step_counts, optimizer.num_update, optimizer.host_state()
+        number = max(before, int(counts.values[slots[chosen]].max()) + 1)
         asked = before if optimizer.reads_rate_first else number
         try:
-            if own.any() and (optimizer.alike or not optimizer.carries):
+            if own.any() and (optimizer.uniform_hyper or not optimizer.host_state_names):
                 optimizer.num_update = asked  # which the plan takes for the rate
                 self._planned().step(gradients)
             else:
                 self._step_with_all_rows(optimizer, used, gradients, slots, optimizer.rate_at(asked), bool(own.any()))
-                if optimizer.counted:
-                    counts[slots[own]] += 1
+                if optimizer.counts_as_step:
+                    counts.advance(slots[own], number)
         except BaseException:
             optimizer.num_update = before
-            optimizer.put_back(carried)
+            optimizer.load_host_state(carried)
             raise
-        optimizer.num_update = number if optimizer.counted else before
-        if optimizer.counted:
-            counts[slots[chosen & ~own]] += 1
+        counts.largest = before
+        if optimizer.counts_as_step:
+            counts.advance(slots[chosen & ~own], number)
 
     def _step_with_all_rows(
         self,
@@ -341,11 +341,11 @@ class ShardedUpdate:
         rule = optimizer.rule_for(slots)
         optimizer.begin_step(lr)
         rows: dict[int, list[float]] = {}
-        if not optimizer.alike:
+        if not optimizer.uniform_hyper:
             for i, active in enumerate(used):
                 if active:
                     lr_mult, wd_mult = optimizer.multipliers(i)
-                    t = int(optimizer._counts[slots[i]]) + 1
+                    t = int(optimizer.step_counts.values[slots[i]]) + 1
                     rows[i] = optimizer.row(t, lr * lr_mult, optimizer.wd * wd_mult, i, rule)
         if any_own:
             width = 1 + len(rule.hyper) + (optimizer.rounding is not None)

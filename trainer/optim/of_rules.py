@@ -141,8 +141,8 @@ class _OfRule(FusedOptimizer):
         except Exception:
             self.param_groups.pop()
             raise
-        if optimizer.carries:
-            group.setdefault("carried", optimizer.carried())
+        if optimizer.host_state_names:
+            group.setdefault("carried", optimizer.host_state())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -175,7 +175,7 @@ class _OfRule(FusedOptimizer):
         return self._of(group).master_dtype(weight)
 
     def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
-        if self._klass.alike:
+        if self._klass.uniform_hyper:
             return {"step": 0.0}
         every = [other for each in self.param_groups for other in each["params"]]
         index = next(i for i, other in enumerate(every) if other is parameter)
@@ -192,17 +192,17 @@ class _OfRule(FusedOptimizer):
 
     def _begin(self, group: Group) -> None:
         optimizer = self._of(group)
-        if optimizer.carries:
-            optimizer.put_back(group.setdefault("carried", optimizer.carried()))
+        if optimizer.host_state_names:
+            optimizer.load_host_state(group.setdefault("carried", optimizer.host_state()))
         optimizer.begin_step(float(group["lr"]))
 
     def _end(self, group: Group) -> None:
         optimizer = self._of(group)
-        if optimizer.carries:
-            group["carried"] = optimizer.carried()
+        if optimizer.host_state_names:
+            group["carried"] = optimizer.host_state()
 
     def _counted(self, group: Group) -> bool:
-        return self._of(group).counted
+        return self._of(group).counts_as_step
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:

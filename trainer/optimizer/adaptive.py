@@ -278,8 +278,8 @@ class Nadam(RuleOptimizer):
     default_learning_rate = 0.001
     rule = rules.nadam
     couples_wd = True
-    alike = False
-    carries = ("m_schedule",)
+    uniform_hyper = False
+    host_state_names = ("m_schedule",)
 
     def __init__(
         self,

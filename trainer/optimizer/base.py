@@ -20,11 +20,11 @@ import torch
 from ...kernels import Rule, TensorRule, Update, compose, storage
 from ...kernels.table import Recording, slot_dtypes, state_type, states_for
 from ..arguments import choice, did_you_mean, flag, real, whole
+from .counts import Index, StepCounts
 from .sparse import RowUpdate, split
 
 __all__ = ["Index", "Optimizer", "RuleOptimizer", "WithMaster", "create", "register", "registered"]
 
-Index = int | str
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 _TORCHS_NAMES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon", "betas": "beta1", "alpha": "gamma1"}
 _MXNETS_SCHEDULES = ("FactorScheduler", "MultiFactorScheduler", "PolyScheduler", "CosineScheduler")
@@ -118,12 +118,10 @@ class Optimizer:
                     f"{name} without a learning_rate keeps base_lr={rate} of its schedule; in MXNet {name}'s default "
                     f"replaces it: give learning_rate={rate} if that is meant, learning_rate={self.lr} for MXNet's numbers"
                 )
-        self.num_update = self.begin_num_update
+        self.step_counts = StepCounts(self.begin_num_update)
         self.idx2name = dict(param_idx2name or {})
         self.param_dict = dict(param_dict or {})
         self.param_names: dict[Index, str] = {}  # a Trainer's, by index
-        self._counts = np.zeros(0, dtype=np.int64)
-        self._slots: dict[Index, int] = {}
         self.lr_mult: dict[Index, float] = {}
         self.wd_mult: dict[Index, float] = {}
         self.set_lr_mult({})
@@ -131,7 +129,8 @@ class Optimizer:
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: without the Trainer, and what has the states, of which a copy has none yet."""
-        return vars(self) | {name: None for name in ("trainer", "_updater") if name in vars(self)}
+        without = {name: None for name in ("trainer", "_updater") if name in vars(self)}
+        return vars(self) | without | {"step_counts": self.step_counts.copy()}
 
     @staticmethod
     def register(klass: _Class) -> _Class:
@@ -214,7 +213,7 @@ class Optimizer:
     @property
     def depends_on_order(self) -> bool:
         """Whether the order of the parameters may change numbers."""
-        return not getattr(self, "alike", False)
+        return not getattr(self, "uniform_hyper", False)
 
     def follow(self, weight: torch.Tensor, state: Any) -> Any:
         """The state, after the weight may have been converted: its float32 copy comes and goes with 16 bits."""
@@ -291,27 +290,29 @@ class Optimizer:
             wd_mult = self.wd_mult.get(index, self.wd_mult.get(name, 1.0))
         return real(f"lr_mult of parameter {name!r}", lr_mult, low=0), real(f"wd_mult of parameter {name!r}", wd_mult, low=0)
 
-    def slots(self, indices: Sequence[Index]) -> list[int]:
-        """Where the counts of these parameters are kept; new parameters start at `begin_num_update`."""
-        new = [index for index in indices if index not in self._slots]
-        if new:
-            for index in new:
-                self._slots[index] = len(self._slots)
-            fresh = np.full(len(new), self.begin_num_update, dtype=np.int64)
-            self._counts = np.concatenate([self._counts, fresh])
-        return [self._slots[index] for index in indices]
+    def slots(self, indices: Sequence[Index]) -> np.ndarray:
+        """Where `step_counts` has the counts of these parameters; new parameters start at `begin_num_update`."""
+        return self.step_counts.slots(indices, self.begin_num_update)
 
     @property
     def counts(self) -> dict[Index, int]:
         """How often each parameter has been updated."""
-        return {index: int(self._counts[slot]) for index, slot in self._slots.items()}
+        return self.step_counts.as_dict()
+
+    @property
+    def num_update(self) -> int:
+        """The largest number of updates of any parameter, from which the schedule computes the learning rate."""
+        return self.step_counts.largest
+
+    @num_update.setter
+    def num_update(self, number: int) -> None:
+        self.step_counts.largest = number
 
     def _update_count(self, index: Index | Sequence[Index]) -> None:
         """Count an update of these parameters; `num_update` is the largest count of all."""
         indices = list(index) if isinstance(index, (list, tuple)) else [index]
-        slots = self.slots(indices)  # type: ignore[arg-type]
-        self._counts[slots] += 1
-        self.num_update = max(self.num_update, int(self._counts[slots].max()))
+        for slot in self.slots(indices):  # type: ignore[arg-type]  # one after the other, as one may be there twice
+            self.step_counts.advance(slot, int(self.step_counts.values[slot]) + 1)
 
     @property
     def _index_update_count(self) -> Mapping[Index, int]:
@@ -383,7 +384,7 @@ class Optimizer:
         """The optimizer's own numbers and switches, as plain data for saving."""
         plain = (bool, int, float, str, type(None))
         own = {k: v.item() if isinstance(v, np.generic) else v for k, v in vars(self).items() if k[0] != "_"}
-        return {k: v for k, v in own.items() if k not in ("lr_scheduler", "num_update", "trainer") and isinstance(v, plain)}
+        return {k: v for k, v in own.items() if k not in ("lr_scheduler", "trainer") and isinstance(v, plain)}
 
     def __repr__(self) -> str:
         shown = {k: v for k, v in self.settings().items() if isinstance(v, (bool, int, float)) and k not in self._hidden()}
@@ -449,11 +450,11 @@ class RuleOptimizer(Optimizer):
     """
 
     rule: Rule
-    decays_apart: tuple[str, ...] = ("decay",)  # hyper-parameters of decay that is not part of the step
+    decoupled_weight_decay: tuple[str, ...] = ("decay",)  # hyper-parameters of decay that is not part of the step
     reads_rate_first: ClassVar[bool] = False  # whether a schedule is asked for the count before the update
-    counted: bool = True  # whether a step counts as an update
-    alike: ClassVar[bool] = True  # whether parameters of equal count, rate and decay have equal hyper-parameters
-    carries: ClassVar[tuple[str, ...]] = ()  # what `begin_step` and `hyper` change; put back where a step fails
+    counts_as_step: bool = True  # whether a step counts as an update
+    uniform_hyper: ClassVar[bool] = True  # whether parameters of equal count, rate and decay have equal hyper-parameters
+    host_state_names: ClassVar[tuple[str, ...]] = ()  # what `begin_step` and `hyper` change; put back where a step fails
     takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates its rows only, unless lazy_update is False
     decays_sparse: ClassVar[bool] = True  # whether these rows can be decayed
     weight_of_gradient: ClassVar[str | None] = None  # the state that is the weight at which the gradient was taken
@@ -497,7 +498,7 @@ class RuleOptimizer(Optimizer):
     @property
     def couples_wd(self) -> bool:
         """Whether `wd` is part of the step, and not taken off the weight apart from it."""
-        return "wd" in self.rule.hyper and not {"wd", "decay"} & set(self.decays_apart) & set(self.rule.hyper)
+        return "wd" in self.rule.hyper and not {"wd", "decay"} & set(self.decoupled_weight_decay) & set(self.rule.hyper)
 
     @property
     def composed_rule(self) -> Rule:
@@ -513,7 +514,7 @@ class RuleOptimizer(Optimizer):
             return self.rule
         if self.lookahead is None or Recording.general:
             return self._composed(sync=self.lookahead is not None)
-        n = self._counts[slots] - self.begin_num_update + 1
+        n = self.step_counts.values[slots] - self.begin_num_update + 1
         return self._composed(sync=not (n % self.lookahead).all())
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -524,7 +525,7 @@ class RuleOptimizer(Optimizer):
         return {}
 
     def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
-        """As `hyper`, where parameters differ: of a class with `alike = False` each is asked for its own."""
+        """As `hyper`, where parameters differ: of a class with `uniform_hyper = False` each is asked for its own."""
         return self.hyper(t, lr, wd)
 
     def begin_step(self, lr: float) -> None:
@@ -675,21 +676,20 @@ class RuleOptimizer(Optimizer):
             run = Update(rule, [weight], [tuple(state)], names=["the weight"], seed=self.rounding)
             run.bind(whole)
         (slot,) = self.slots([index])
-        t = int(self._counts[slot]) + 1
+        t = int(self.step_counts.values[slot]) + 1
         number = max(self.num_update, t)
         lr_mult, wd_mult = self.multipliers(index)
-        before = self.carried()
+        before = self.host_state()
         try:
             lr = self.rate_at(self.num_update if self.reads_rate_first else number)
             self.begin_step(lr)
             run.hyper[0] = self.row(t, lr * lr_mult, self.wd * wd_mult, index, rule)
             run()
         except BaseException:
-            self.put_back(before)
+            self.load_host_state(before)
             raise
-        if self.counted:
-            self._counts[slot] = t
-            self.num_update = number
+        if self.counts_as_step:
+            self.step_counts.advance(slot, number)
 
     def kept(self, name: str) -> dict[Index, float]:
         """A number that the rule keeps of each parameter, by index; none before the first step. Waits for the device."""
@@ -699,13 +699,13 @@ class RuleOptimizer(Optimizer):
         place = self.composed_rule.slots.index(name)
         return {index: float(state[place]) for index, state in updater.states.items()}
 
-    def carried(self) -> tuple[Any, ...]:
+    def host_state(self) -> tuple[Any, ...]:
         """The values of what a step carries on to the next, besides counts and states."""
-        return tuple(getattr(self, name) for name in self.carries)
+        return tuple(getattr(self, name) for name in self.host_state_names)
 
-    def put_back(self, carried: tuple[Any, ...]) -> None:
+    def load_host_state(self, carried: tuple[Any, ...]) -> None:
         """Undo what a step that failed has changed of these."""
-        for name, value in zip(self.carries, carried, strict=True):
+        for name, value in zip(self.host_state_names, carried, strict=True):
             setattr(self, name, value)
 
     def _hidden(self) -> tuple[str, ...]:
@@ -734,17 +734,17 @@ class RuleOptimizer(Optimizer):
         rule = self.rule
         if not self.has_options:
             return rule
-        if self.counted:  # what counts as no update is left as it is
+        if self.counts_as_step:  # what counts as no update is left as it is
             if self.clip_norm is not None:
                 rule = compose.clipped_by_global_norm(rule)
             if self.cautious:
-                rule = compose.cautious(rule, self.decays_apart)
+                rule = compose.cautious(rule, self.decoupled_weight_decay)
             if self.decoupled_wd:
                 rule = compose.decoupled(rule)
         if self.lookahead is not None:
-            rule = compose.lookahead(rule, sync and self.counted)
+            rule = compose.lookahead(rule, sync and self.counts_as_step)
         if self.ema_decay is not None:
-            rule = compose.averaging(rule, self.counted)
+            rule = compose.averaging(rule, self.counts_as_step)
         return compose.skipping_nonfinite(rule) if self.skip_nonfinite or self._skips_overflow else rule
 
     def _check_options(self) -> None:
@@ -760,7 +760,7 @@ class RuleOptimizer(Optimizer):
             given = ", ".join(f"{option}={value!r}" for option, value in values.items() if value not in (None, False))
             raise TypeError(f"{given}: {name} has a rule of whole tensors; options are for rules of single elements")
         if self.decoupled_wd and not self.couples_wd:
-            known = {"wd", "decay", *self.decays_apart} & set(rule.hyper)
+            known = {"wd", "decay", *self.decoupled_weight_decay} & set(rule.hyper)
             why = "decays the weights apart from the gradient already" if known else "has no weight decay"
             raise ValueError(f"decoupled_wd=True: {name} {why}, so it must be False")
         if self.narrow is not None and not set(rule.state) - set(rule.exact):

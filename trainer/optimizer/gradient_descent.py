@@ -90,7 +90,7 @@ class Signum(RuleOptimizer):
         return rules.signum if self.momentum else rules.sign_sgd
 
     @property
-    def decays_apart(self) -> tuple[str, ...]:  # type: ignore[override]
+    def decoupled_weight_decay(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("wd_lh",) if self.momentum else ("wd", "wd_lh")
 
 
@@ -115,7 +115,7 @@ class SGLD(RuleOptimizer):
     """
 
     rule = rules.sgld
-    alike = False
+    uniform_hyper = False
 
     def __init__(self, learning_rate: float | None = None, seed: int = 0, **kwargs: Any) -> None:
         self.seed = whole("seed", seed, low=0)

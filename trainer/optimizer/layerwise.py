@@ -29,8 +29,8 @@ class LARS(RuleOptimizer):
     Source: MXNet 1.9.1 LARS; You, Gitman & Ginsburg (2017).
     """
 
-    alike = False
-    carries = ("last_lr", "ratio")
+    uniform_hyper = False
+    host_state_names = ("last_lr", "ratio")
     decayed_names = ("_weight", ".weight")
 
     @first_argument_in_mxnet("momentum")

@@ -219,7 +219,7 @@ class Sophia(RuleOptimizer):
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property
-    def counted(self) -> bool:  # type: ignore[override]
+    def counts_as_step(self) -> bool:  # type: ignore[override]
         return self._scale is None
 
     @property
@@ -264,7 +264,7 @@ class StableAdamW(_WithBetas):
 
     default_learning_rate = 0.001
     rule = rules.stable_adamw
-    decays_apart = ("wd",)
+    decoupled_weight_decay = ("wd",)
 
     def __init__(
         self,
@@ -625,8 +625,8 @@ class CAME(RuleOptimizer):
 class _ScheduleFree(RuleOptimizer):
     """What both schedule-free optimizers have in common: the average's shares, and where the average is."""
 
-    alike = True
-    carries = ("steps", "largest_lr", "weight_sum", "share", "rate_scale")
+    uniform_hyper = True
+    host_state_names = ("steps", "largest_lr", "weight_sum", "share", "rate_scale")
 
     def __init__(self, learning_rate: float | None, beta: float, warmup: int, power: float, r: float, **kwargs: Any) -> None:
         self.beta = real("beta", beta, above=0, below=1)
@@ -707,7 +707,7 @@ class ScheduleFreeAdamW(_ScheduleFree):
 
     default_learning_rate = 0.0025
     rule = rules.schedule_free_adamw
-    decays_apart = ("wd",)
+    decoupled_weight_decay = ("wd",)
 
     def __init__(
         self,

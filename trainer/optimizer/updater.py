@@ -163,7 +163,7 @@ class Plan:
         self._met_sparse = False  # whether there has been a sparse gradient, for which to look from then on
         # Of a step with such gradients: their rows, whose they are, gradients taken as a whole, and those that are sparse.
         self._by_row: tuple[RowUpdate, list[int], list[torch.Tensor | None], list[torch.Tensor]] | None = None
-        self._slots = np.array(updater.optimizer.slots(self.indices), dtype=np.int64)
+        self._slots = updater.optimizer.slots(self.indices)
         self._active = [True] * len(self.indices)
         # Active parameters that share hyper-parameters: rows, the count's slot, lr_mult, wd_mult, the first's
         # index. Rows are None where they are all.
@@ -211,9 +211,9 @@ class Plan:
         if not self._shared:
             return
         # Everything that may fail comes before the counts move.
-        counts = optimizer._counts
+        counts = optimizer.step_counts.values
         times = [int(counts[slot]) + 1 for _, slot, _, _, _ in self._shared]
-        before = optimizer.carried() if optimizer.carries else ()
+        before = optimizer.host_state() if optimizer.host_state_names else ()
         try:
             rows = optimizer.rows_of_step(times, self._shared, update.rule)
             for (where, *_), row in zip(self._shared, rows, strict=True):
@@ -223,11 +223,10 @@ class Plan:
                     update.hyper[where] = row
             self._run(update, into)
         except BaseException:
-            optimizer.put_back(before)
+            optimizer.load_host_state(before)
             raise
-        if optimizer.counted:
-            counts[self._counted] += 1
-            optimizer.num_update = max(optimizer.num_update, *times)
+        if optimizer.counts_as_step:
+            optimizer.step_counts.advance(self._counted, max(times))
 
     def check(self, grads: Sequence[torch.Tensor | None]) -> None:
         """Find out whether a step with these gradients would fail for their sake. No weight changes."""
@@ -417,12 +416,12 @@ class Plan:
 
     def _share(self, optimizer: RuleOptimizer, multipliers: Any) -> None:
         """Find the active parameters with equal counts and multipliers, which share one row of hyper-parameters."""
-        counts = optimizer._counts[self._slots].tolist()
+        counts = optimizer.step_counts.values[self._slots].tolist()
         members: dict[Any, list[int]] = {}
         for i, index in enumerate(self.indices):
             if self._active[i]:
                 pair = (1.0, 1.0) if multipliers is None else optimizer.multipliers(index)
-                members.setdefault((counts[i], *pair) if optimizer.alike else i, []).append(i)
+                members.setdefault((counts[i], *pair) if optimizer.uniform_hyper else i, []).append(i)
         self._shared = []
         for rows in members.values():
             index = self.indices[rows[0]]
@@ -452,7 +451,7 @@ class Plan:
     def _update_by_hand(self, optimizer: Optimizer, grads: Sequence[torch.Tensor | None], states: dict[Index, Any]) -> None:
         active = [index for index, grad in zip(self.indices, grads, strict=True) if grad is not None]
         if optimizer.lr_scheduler is not None and active:  # a rate that is none must be found out before the first update
-            counts = optimizer._counts[optimizer.slots(active)]
+            counts = optimizer.step_counts.values[optimizer.slots(active)]
             optimizer.rate_at(max(optimizer.num_update, int(counts.max()) + 1))
         if any(self._own):
             for index in active:
