@@ -36,10 +36,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from tristep import optimizer
-from tristep.trainer.kvstore.buckets import GradientBuckets
-from tristep.trainer.kvstore.sharded import ShardedUpdate
 from tristep.trainer.optimizer import Updater
-from tristep.trainer.optimizer.updater import Plan
+from tristep.trainer.optimizer.plan import StepPlan
+from tristep.trainer.sync.buckets import GradientBuckets
+from tristep.trainer.sync.sharded import ShardedUpdate
 
 PEER = {"buckets": "torch DDP", "sharded": "torch ZeRO"}
 ADAMW = {"learning_rate": 1e-3, "wd": 0.01}
@@ -149,7 +149,7 @@ def _buckets(make: Make) -> Step:
     buckets.broadcast_weights()
     adamw = optimizer.create("adamw", **ADAMW)
     adamw.rescale_grad = 1 / dist.get_world_size()
-    plan = Plan(Updater(adamw), range(len(params)), params)
+    plan = StepPlan(Updater(adamw), range(len(params)), params)
     fresh = [True] * len(params)
 
     def step(x: Tensor, y: Tensor) -> None:

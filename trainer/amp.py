@@ -92,7 +92,7 @@ def unscale(trainer: Trainer) -> None:
         RuntimeError: the trainer has no loss scaler.
     """
     scaler = _scaler_of(trainer)
-    for params in trainer._all_params():
+    for params in (replica.params for replica in trainer.replicas):
         gradients = [parameter.grad for parameter in params if parameter.grad is not None]
         if gradients:
             factor = scaler.control[0].to(gradients[0].device)

@@ -15,7 +15,7 @@ import torch
 
 from ..kernels.measures import Measurements
 from .optimizer import Optimizer, RuleOptimizer, Updater
-from .optimizer.updater import Plan
+from .optimizer.plan import StepPlan
 
 __all__ = ["BackwardStep", "check_optimizer"]
 
@@ -52,7 +52,7 @@ class BackwardStep:
 
     def __init__(self, updater: Updater, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
         self._updater, self._params, self._names = updater, list(params), list(names)
-        self._plans: dict[tuple[int, ...], Plan] = {}  # by which parameters are updated together
+        self._plans: dict[tuple[int, ...], StepPlan] = {}  # by which parameters are updated together
         self._hooks: list[Any] = []
         self._slots = np.zeros(0, dtype=np.int64)
         self._rules: list[Any] = []
@@ -75,7 +75,7 @@ class BackwardStep:
         self._into = into
         params = self._params
         if any(i not in self._updater.states for i in range(len(params))):
-            Plan(self._updater, range(len(params)), params, self._names)  # makes states, in few pieces of memory
+            StepPlan(self._updater, range(len(params)), params, self._names)  # makes states, in few pieces of memory
         wanted = [i for i, param in enumerate(params) if param.requires_grad]
         self.updated = [False] * len(params)
         self._slots = optimizer.slots(range(len(params)))
@@ -152,7 +152,7 @@ class BackwardStep:
         if plan is None or not plan.has_states():
             if len(self._plans) > 2 * len(self._params):  # gradients come in another order again and again
                 self._plans.clear()
-            plan = Plan(self._updater, members, params, [self._names[i] for i in members], own=True)
+            plan = StepPlan(self._updater, members, params, [self._names[i] for i in members], own=True)
             self._plans[tuple(members)] = plan
         plan.step_with([param.grad for param in params], [self._rows[i] for i in members], self._into)
         for i, param in zip(members, params, strict=True):

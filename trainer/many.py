@@ -20,7 +20,8 @@ from ..kernels.table import is_dense, stacked_zeros
 from .arguments import real
 from .interrupts import interrupts_wait, uninterrupted
 from .optimizer import Optimizer, RuleOptimizer, create
-from .optimizer.updater import Plan, Updater, new_master
+from .optimizer.plan import StepPlan, new_master
+from .optimizer.updater import Updater
 
 __all__ = ["Many", "make_optimizer"]
 
@@ -107,7 +108,7 @@ class Many:
             kinds.setdefault(kind, []).append(i)
         self._engine = engine
         self._updaters: list[Updater] = []
-        self._alone: dict[int, Plan] = {}
+        self._alone: dict[int, StepPlan] = {}
         self._groups = [
             _Group([self.optimizers[i] for i in members], members, self._weights, engine)
             for kind, members in kinds.items()
@@ -164,7 +165,7 @@ class Many:
                 self._separate(group.members)
                 self._groups.remove(group)
         for i, plan in self._alone.items():
-            plan.check(given.lists[i])
+            plan.prepare(given.lists[i])
         self._form_rows(self._groups)
         for i, plan in self._alone.items():
             plan.step(given.lists[i])
@@ -268,7 +269,7 @@ class Many:
         """Let these trainings be updated each by itself, from the states they have."""
         for i in members:
             weights = self._weights.lists[i]
-            self._alone[i] = Plan(self.updaters[i], list(range(len(weights))), weights, _names(i, weights))
+            self._alone[i] = StepPlan(self.updaters[i], list(range(len(weights))), weights, _names(i, weights))
         self._alone = dict(sorted(self._alone.items()))
 
     def _like_the_one_before(self, i: int) -> bool:

@@ -42,7 +42,7 @@ class Snapshot:
 
     def __init__(self, source: Trainer | torch.optim.Optimizer, modules: Iterable[torch.nn.Module] = ()) -> None:
         if isinstance(source, Trainer):
-            self.params = [parameter for params in source._all_params() for parameter in params]
+            self.params = [parameter for replica in source.replicas for parameter in replica.params]
             self._restore_source = _of_trainer(source)
         elif isinstance(source, torch.optim.Optimizer):
             self.params = [parameter for group in source.param_groups for parameter in group["params"]]
@@ -97,7 +97,7 @@ def _of_trainer(trainer: Trainer) -> Callable[[], None]:
     values = {name: getattr(optimizer, name) for name in carried}
     attributes = copy.copy(getattr(scheduler, "__dict__", {}))
     # Which gradients have been used up, of the trainer's one copy of the model, or of several.
-    guards = [holder.guard for holder in trainer._copies] or [trainer._guard]
+    guards = [replica.guard for replica in trainer.replicas]
     used = [guard.snapshot() for guard in guards]
 
     def restore() -> None:

@@ -411,7 +411,7 @@ BAD = [
         "several devices",
         _of(lambda params: [params["bias"], Parameter(torch.ones(2, device="meta"))]),
         ValueError,
-        ("params lie on different devices ('0' on cpu, '1' on meta)", "move the model to one device"),
+        ("params are on different devices ('0' on cpu, '1' on meta)", "move the model to one device"),
     ),
     Bad(
         "a multiplier given while another optimizer argument is wrong",

@@ -42,7 +42,7 @@ def _train(optimizer, arguments, steps=5, dtype=torch.float64, spoil=True, first
                 param.add_(1.0)
     trainer = trainer or tristep.Trainer(net, optimizer, dict(arguments), **settings)
     if several:  # a store gives the first weights at the first step, so the first gradients are of these, too
-        trainer._start()
+        trainer._stepper.start()
     after = []
     for step in range(first, first + steps):
         x, y = _batch(step, dtype, rank, ranks)
@@ -190,15 +190,15 @@ def test_what_was_not_sent_is_kept_back_and_no_more(processes, params):
 def _automatic(link):
     """What "auto" takes on a link that is said to be measured, or on the real one, what it prints, and trained weights."""
     from tristep.trainer import scale
-    from tristep.trainer.kvstore import distributed
+    from tristep.trainer.sync import allreduce
 
     store = {"kvstore": "dist_sync", "compression_params": {"type": "auto"}}
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as printed:
         if link is not None:
             patch.setattr(scale, "measure_link", lambda group: scale.Link(*link, measured=True))
-            patch.setattr(distributed, "_copy_speed", lambda device: 20e9)
+            patch.setattr(allreduce, "_copy_speed", lambda device: 20e9)
         weights, _, trainer = _train("sgd", {"learning_rate": 0.01}, dtype=torch.float32, **store)
-    chosen = trainer._exchange._compression_params
+    chosen = trainer._sync._compression_params
     return chosen, printed.getvalue(), weights
 
 

@@ -183,9 +183,9 @@ def test_trainer_equals_gluon(golden, engine, device, monkeypatch):
     monkeypatch.setenv("TRISTEP_ENGINE", engine)  # for compression, too
     trainer = _drive(golden, engine, device)
     decided = golden.config["update_on_kvstore_decided"]
-    store = getattr(trainer._exchange, "store", None)
+    store = getattr(trainer._sync, "store", None)
     assert (None if store is None else store.type) == golden.config["kvstore_created"]
-    assert bool(trainer._exchange is not None and trainer._exchange.updates) == bool(decided)
+    assert trainer._sync.updates == bool(decided)
 
 
 class _Model(torch.nn.Module):

@@ -11,7 +11,8 @@ from tristep.kernels import rules
 from tristep.trainer import Many
 from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
 from tristep.trainer.many import make_optimizer
-from tristep.trainer.optimizer.updater import Plan, Updater
+from tristep.trainer.optimizer.plan import StepPlan
+from tristep.trainer.optimizer.updater import Updater
 
 SHAPES = ((5, 3), (7,), (4, 4))
 RATES = (0.1, 0.01, 0.1, 0.003)
@@ -37,7 +38,7 @@ def both(make, shapes=SHAPES, steps=5, engine=None, dtype=torch.float32, gradien
         together, apart = ([list(row) for row in zip(*each, strict=True)] for each in (stacks, map(torch.clone, stacks)))
     many = Many(optimizers, stacks, engine, stacked=True) if stacked else Many(optimizers, together, engine)
     updaters = [Updater(each, engine) for each in others]
-    plans = [Plan(updater, list(range(len(start))), weights) for updater, weights in zip(updaters, apart, strict=True)]
+    plans = [StepPlan(updater, list(range(len(start))), weights) for updater, weights in zip(updaters, apart, strict=True)]
     for t in range(steps):
         given = [[torch.randn(s, generator=generator).to(device, dtype) for s in shapes] for _ in optimizers]
         given = given if gradients is None else gradients(t, given)
@@ -439,7 +440,7 @@ def test_nothing_has_changed_where_an_optimizer_refuses():
     many.step(gradients)  # and goes on as if nothing had been
     alone = torch.ones(3)
     own = optimizer.Nadam(0.1)
-    plan = Plan(Updater(own), [0], [alone])
+    plan = StepPlan(Updater(own), [0], [alone])
     plan.step([torch.ones(3)])
     plan.step([torch.ones(3)])
     assert torch.equal(weights[0][0], alone)

@@ -650,7 +650,7 @@ def test_a_step_that_fails_carries_nothing_on(make, where, everything, monkeypat
         elif where == "schedule":
             patch.setattr(made, "lr_scheduler", fail)
         elif where == "launch":
-            patch.setattr(type(trainer._plan.update), "__call__", fail)
+            patch.setattr(type(trainer.replicas[0].plan.update), "__call__", fail)
         else:
             good = made.hyper_of
             patch.setattr(made, "hyper_of", lambda index, *others: fail() if index == 2 else good(index, *others))

@@ -14,7 +14,7 @@ import torch
 import tristep
 from tristep import Trainer, optimizer
 from tristep.kernels import Rule, rule, rules
-from tristep.trainer.optimizer import updater as updater_module
+from tristep.trainer.optimizer import plan as plan_module
 
 SHAPES = ((5, 3), (7,), (4, 4), ())
 STEPS = 17
@@ -242,12 +242,12 @@ def test_each_rule_of_a_training_is_prepared_once(monkeypatch, engine, device):
     """Synchronising ten times does not mean to build everything ten times."""
     made = []
 
-    class Counted(updater_module.Update):
+    class Counted(plan_module.Update):
         def __init__(self, rule, *others):
             made.append(rule)
             super().__init__(rule, *others)
 
-    monkeypatch.setattr(updater_module, "Update", Counted)
+    monkeypatch.setattr(plan_module, "Update", Counted)
     params = parameters(device)
     trainer = Trainer(params, "adamw", {"lookahead": 2}, engine=engine)
     gradients = [torch.randn_like(param) for param in params]

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tristep
 from tristep.trainer import capture, scale
-from tristep.trainer.kvstore import distributed
+from tristep.trainer.sync import allreduce
 
 SECOND = torch.device("cuda", 1)
 
@@ -101,10 +101,10 @@ def test_counts_are_copied_without_waiting_and_the_event_is_of_their_device(curr
     with FakeTensorMode():
         counts, sums = torch.ones(3, device=SECOND), torch.ones(2, device=SECOND)
         exchange = SimpleNamespace(
-            _late=None, num_copies=2, _copy=SimpleNamespace(params=parameters), _live=SimpleNamespace(note_sums=sums)
+            _late=None, num_replicas=2, _replica=SimpleNamespace(params=parameters), _live=SimpleNamespace(note_sums=sums)
         )
         with Operations() as operations:
-            found = distributed.BucketExchange._counts(exchange, [True, False, True], counts, False)
+            found = allreduce.AllReduceSync._counts(exchange, [True, False, True], counts, False)
     assert found == [2, 2, 2]
     assert current.recorded == [SECOND]
     names = [name for name, _ in operations.seen]
@@ -116,14 +116,14 @@ def test_counts_are_copied_without_waiting_and_the_event_is_of_their_device(curr
 def test_late_counts_tell_of_missing_gradients_of_what_is_trained(late, missing):
     parameters = [torch.nn.Parameter(torch.ones(2), requires_grad=trained) for trained in (True, False, True)]
     exchange = SimpleNamespace(
-        _late=None, num_copies=2, _names=["a", "b", "c"], _check_notes=lambda sums: None,
-        _copy=SimpleNamespace(params=parameters), _live=SimpleNamespace(notes=[], note_sums=torch.zeros(0)),
+        _late=None, num_replicas=2, _names=["a", "b", "c"], _check_notes=lambda sums: None,
+        _replica=SimpleNamespace(params=parameters), _live=SimpleNamespace(notes=[], note_sums=torch.zeros(0)),
     )  # fmt: skip
     exchange._late = torch.tensor(late), SimpleNamespace(synchronize=lambda: None), torch.tensor([True, False, True])
     counts = torch.tensor([2.0, 2.0, 2.0])
 
     def step():
-        return distributed.BucketExchange._counts(exchange, [True, False, True], counts, False)
+        return allreduce.AllReduceSync._counts(exchange, [True, False, True], counts, False)
 
     if missing is None:
         assert step() == [2, 2, 2]
@@ -141,9 +141,9 @@ def test_the_link_is_measured_from_the_parameters_device(current, monkeypatch):
 
     monkeypatch.setattr(scale, "measure_link", measure_link)
     with FakeTensorMode():
-        exchange = SimpleNamespace(_group=None, _copy=SimpleNamespace(params=[torch.ones(2, device=SECOND)]))
+        exchange = SimpleNamespace(_group=None, _replica=SimpleNamespace(params=[torch.ones(2, device=SECOND)]))
     with pytest.raises(InterruptedError):
-        distributed.BucketExchange._choose(exchange)
+        allreduce.AllReduceSync._choose(exchange)
     assert found == [SECOND]
 
 

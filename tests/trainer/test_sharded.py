@@ -11,10 +11,10 @@ from torch import nn
 import tristep
 from tristep import optimizer as optimizers
 from tristep.trainer import checkpoint
-from tristep.trainer.kvstore.buckets import GradientBuckets
-from tristep.trainer.kvstore.sharded import ShardedUpdate, can_cut, owners_of
 from tristep.trainer.optimizer import Updater
-from tristep.trainer.optimizer.updater import Plan
+from tristep.trainer.optimizer.plan import StepPlan
+from tristep.trainer.sync.buckets import GradientBuckets
+from tristep.trainer.sync.sharded import ShardedUpdate, can_cut, owners_of
 
 LIMITS = {"bucket_bytes": 30_000, "first_bucket_bytes": 5_000}
 
@@ -130,7 +130,7 @@ def _train_summed(name, arguments, steps, dtype=torch.float32, unused=None, mult
         net.zero_grad()
         _backward(net, step, rank, ranks, unused if step else None)
         buckets.finish([param.grad is not None for param in params])
-        plan = plan or Plan(updater, range(len(params)), params, names)
+        plan = plan or StepPlan(updater, range(len(params)), params, names)
         plan.step([param.grad if used else None for param, used in zip(params, buckets.used, strict=True)])
         each.append(_weights(net))
     return each, _plain(checkpoint.collect(updater, names, params)), None, None

@@ -11,8 +11,9 @@ from torch.nn import Parameter
 import tristep
 from tristep import StaleGradientError, Telemetry, Trainer, UpdateOnKVStoreError, amp, kvstore, lr_scheduler
 from tristep.trainer.kvstore import KVStore, LocalStore
-from tristep.trainer.kvstore.exchange import Exchange, updates_on_store
 from tristep.trainer.optimizer import SGD, Adam, Optimizer
+from tristep.trainer.sync.base import GradientSync
+from tristep.trainer.sync.kvstore import updates_on_store
 
 
 @pytest.fixture
@@ -216,12 +217,12 @@ def test_which_store_is_made_and_who_updates(row, asked, clean_registry, monkeyp
         return
     trainer = make()
     _train(trainer, nets, _batches(2))
-    store = getattr(trainer._exchange, "store", None)
+    store = getattr(trainer._sync, "store", None)
     assert (None if store is None else store.type) == made
     if made is None:
         assert expected is None
     else:
-        assert trainer._exchange.updates is expected
+        assert trainer._sync.updates is expected
         assert (store._updater is not None) is expected
 
 
@@ -229,7 +230,7 @@ def test_an_argument_beats_the_environment(monkeypatch):
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
     trainer = Trainer(nets := _copies(_net()), "sgd", update_on_kvstore=True)
     _train(trainer, nets, _batches(1))
-    assert trainer._exchange.updates
+    assert trainer._sync.updates
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "yes")
     with pytest.raises(ValueError, match="MXNET_UPDATE_ON_KVSTORE='yes': must be 0 or 1"):
         Trainer(_copies(_net()), "sgd")
@@ -324,15 +325,15 @@ def test_a_registered_store_is_used(clean_registry, update_on_kvstore):
     model = _net()
     nets = _copies(model)
     together = Trainer(nets, "adam", {"learning_rate": 0.05}, kvstore="Remote", update_on_kvstore=update_on_kvstore)
-    assert together._exchange.store is None
+    assert together._sync.store is None
     alone = Trainer(model, "adam", {"learning_rate": 0.05})
     _train(together, nets, _batches(2))
     _train(alone, [model], _batches(2))
     _assert_close(nets, model)
     setting = ["set_optimizer"] if update_on_kvstore else []
-    calls = together._exchange.store.calls  # key by key, with minus the index as priority, as in MXNet
+    calls = together._sync.store.calls  # key by key, with minus the index as priority, as in MXNet
     assert calls == [*setting, *(("init", "pull") * 4), *(("push", "pull") * 8)]
-    assert together._exchange.store.priorities == [0, -1, -2, -3] * 2
+    assert together._sync.store.priorities == [0, -1, -2, -3] * 2
 
 
 def test_a_store_that_only_adds_up_trains_as_mxnets_teststore(clean_registry):
@@ -358,8 +359,8 @@ def test_a_store_that_only_adds_up_trains_as_mxnets_teststore(clean_registry):
     for net in nets:
         net["x"].grad = torch.ones(10)
     trainer.step(1)
-    assert type(trainer._exchange.store) is TestStore
-    assert not trainer._exchange.updates
+    assert type(trainer._sync.store) is TestStore
+    assert not trainer._sync.updates
     assert [net["x"].tolist() for net in nets] == [[-2.0] * 10] * 2
     with pytest.raises(ValueError, match="cannot hold an optimizer"):
         Trainer(nets, "sgd", kvstore="teststore", update_on_kvstore=True)
@@ -589,7 +590,7 @@ def test_sparse_gradients(asked, mixed):
         together.step(4)
         alone.step(4)
         _assert_close(nets, model)
-    assert together._exchange.updates is (asked is True)
+    assert together._sync.updates is (asked is True)
 
 
 # ---- what else a trainer does ----------------------------------------------------------------------------------------
@@ -771,7 +772,7 @@ def test_the_trainer_says_how_many_copies_it_has():
 def test_one_module_in_a_list_is_one_model():
     model = _net()
     trainer = Trainer([model], "sgd", {"learning_rate": 0.1})
-    assert trainer._exchange is None
+    assert trainer._stepper.is_alone
     _train(trainer, [model], _batches(1))
     assert list(trainer.state_dict()["parameters"]) == [name for name, _ in model.named_parameters()]
 
@@ -1006,10 +1007,10 @@ def test_compression_takes_float32_only(update_on_kvstore, everything):
 # ---- what stores of several processes will need ----------------------------------------------------------------------
 
 
-class _OtherProcess(Exchange):
+class _OtherProcess(GradientSync):
     """Another process with one copy, whose gradients are all `value`, and fresh where `there` says so."""
 
-    num_copies = 2
+    num_replicas = 2
 
     def __init__(self, model, value):
         self._params, self.value, self.there, self.log = list(model.parameters()), value, True, []
@@ -1044,7 +1045,7 @@ class _OtherProcess(Exchange):
 def test_what_is_stale_in_another_process_is_stale_here():
     model = torch.nn.Linear(2, 1).double()
     trainer = Trainer(model, "sgd", {"learning_rate": 1.0}, kvstore=LocalStore())
-    other = trainer._exchange = _OtherProcess(model, 3.0)
+    other = trainer._stepper.sync = _OtherProcess(model, 3.0)
     before = model.bias.item()
     model.bias.grad = torch.ones(1, dtype=torch.float64)
     with pytest.raises(StaleGradientError, match=r"'weight' \(fresh in 1 of 2 copies\)"):
@@ -1064,7 +1065,7 @@ def test_what_is_stale_in_another_process_is_stale_here():
 def test_one_process_writes_and_the_others_wait(tmp_path):
     model = _net()
     trainer = Trainer(model, "sgd", kvstore=LocalStore())
-    other = trainer._exchange = _OtherProcess(model, 0.0)
+    other = trainer._stepper.sync = _OtherProcess(model, 0.0)
     other.writes = False
     trainer.save_states(tmp_path / "states")
     assert not list(tmp_path.iterdir())
@@ -1077,7 +1078,7 @@ def test_one_process_writes_and_the_others_wait(tmp_path):
 def test_backward_passes_that_only_add_up_are_announced():
     model = _net()
     trainer = Trainer(model, "sgd", kvstore=LocalStore())
-    other = trainer._exchange = _OtherProcess(model, 0.0)
+    other = trainer._stepper.sync = _OtherProcess(model, 0.0)
     with trainer.accumulate():
         assert other.log == [True]
     assert other.log == [True, False]

@@ -12,7 +12,7 @@ import torch
 from ...kernels import Rule
 from .. import checkpoint
 from ..optimizer import Optimizer, RuleOptimizer, Updater
-from ..optimizer.updater import Plan
+from ..optimizer.plan import StepPlan
 from .base import Key, same_shapes
 
 __all__ = ["ServerCore", "check_fits", "takes_parts"]
@@ -42,7 +42,7 @@ class ServerCore:
         self._pulled = np.zeros((workers, 0), dtype=np.int64)  # the count of updates at a worker's last pull
         self._delays = [Counter[int]() for _ in range(workers)]
         self._updater: Callable[..., None] | None = None
-        self._plans: dict[tuple[Key, ...], Plan] = {}
+        self._plans: dict[tuple[Key, ...], StepPlan] = {}
         self._rule: Any = None
         self._rescale_grad: dict[int, float] = {}
         # The weights that each worker's next gradients are of, where the optimizer asks for them. Those of a worker that
@@ -177,7 +177,7 @@ class ServerCore:
         """
         updater, keys = self._optimizers_updater(), list(self.values)
         if new := [key for key in keys if key not in updater.states]:
-            Plan(updater, new, [self.values[key] for key in new])
+            StepPlan(updater, new, [self.values[key] for key in new])
         return checkpoint.collect(updater, [str(key) for key in keys], list(self.values.values()), keys)
 
     def load_states(self, saved: Mapping[str, Any]) -> None:
@@ -224,7 +224,7 @@ class ServerCore:
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans = {}
-            plan = self._plans[keys] = Plan(updater, keys, weights)
+            plan = self._plans[keys] = StepPlan(updater, keys, weights)
         if self.keeps_pulled:
             place = optimizer.composed_rule.slots.index(optimizer.weight_of_gradient)  # type: ignore[attr-defined]
             pulled = self._of_worker[worker]

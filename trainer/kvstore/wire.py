@@ -19,10 +19,11 @@ import torch
 from ...kernels import Rule, TensorRule
 from ..lr_scheduler import LRScheduler
 from ..optimizer import Optimizer
+from ..optimizer.counts import StepCounts
 
 __all__ = ["decode", "encode"]
 
-_OBJECTS = (Optimizer, LRScheduler)
+_OBJECTS = (Optimizer, StepCounts, LRScheduler)
 _CLASSES = (*_OBJECTS, torch.optim.lr_scheduler.LRScheduler)
 
 

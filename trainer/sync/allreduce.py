@@ -1,6 +1,6 @@
 """Exchanges of several processes that work in step: gradients are summed up while backward runs, in buckets.
 
-`BucketExchange` gives every rank the sums, with which its trainer updates its copy; with `ShardExchange` every rank updates
+`AllReduceSync` gives every rank the sums, with which its trainer updates its replica; with `ZeroSync` every rank updates
 its share of the weights, whose states only it has.
 """
 
@@ -17,19 +17,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...kernels import Rule
 from ...kernels.measures import Measurements
 from .. import scale
-from ..copies import Copy
-from ..optimizer import Optimizer, RuleOptimizer
-from . import collectives
+from ..kvstore import collectives
+from ..kvstore.collective import check_alike, check_same
+from ..kvstore.compressors import CompressedAllReduce, create_compressor
+from ..optimizer import Optimizer
+from ..replica import Replica
+from .base import GradientSync, Residuals
 from .buckets import Bucket, GradientBuckets
-from .collective import check_alike, check_same
-from .compressors import CompressedAllReduce, create_compressor
-from .exchange import Exchange, Residuals
-from .sharded import ShardedUpdate, memory_of
+from .sharded import memory_of
 
-__all__ = ["BucketExchange", "ShardExchange", "check_compression"]
+__all__ = ["AllReduceSync", "CollectiveSync", "check_compression"]
 
 AUTO = "auto"
 CANDIDATES = ("bf16", "int8", "int4")  # for it: whatever the gradients, these are close to them
@@ -50,12 +49,12 @@ def check_compression(compression_params: Any) -> None:
         create_compressor(compression_params)
 
 
-class _InStep(Exchange):
+class CollectiveSync(GradientSync):
     """What both have in common.
 
     Args:
         group: the process group.
-        copy: of the model, the only one in this process.
+        replica: of the model, the only one in this process.
         names: of the parameters.
         optimizer: the optimizer, the same on all ranks.
         compression_params: for the sums; None compresses nothing.
@@ -65,23 +64,23 @@ class _InStep(Exchange):
     def __init__(
         self,
         group: Any,
-        copy: Copy,
+        replica: Replica,
         names: Sequence[str],
         optimizer: Optimizer,
         compression_params: Mapping[str, Any] | None,
         engine: str | None,
     ) -> None:
-        self._group, self._copy, self._names, self._engine = group, copy, list(names), engine
+        self._group, self._replica, self._names, self._engine = group, replica, list(names), engine
         self._optimizer = optimizer
         self._compression_params = compression_params
         check_compression(compression_params)
         self._buckets: GradientBuckets | None = None
         self._accumulating = contextlib.ExitStack()
-        self._late: tuple[torch.Tensor, Any, torch.Tensor] | None = None  # counts and notes, their copy, what is trained
+        self._late: tuple[torch.Tensor, Any, torch.Tensor] | None = None  # counts and notes, their replica, what is trained
         # Gradients that are sums already, of a step that was refused after that: the tensors, their versions, their counts.
         self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
         self._last: dict[str, Any] = {}  # the optimizer's settings in the last step
-        self.num_copies = dist.get_world_size(group)
+        self.num_replicas = dist.get_world_size(group)
         self.writes = dist.get_rank(group) == 0
 
     def start(self) -> None:
@@ -89,7 +88,7 @@ class _InStep(Exchange):
         if self._compression_params is not None and self._compression_params["type"] == AUTO:
             self._compression_params = self._choose()
         if self._compression_params is not None:
-            for name, param in zip(self._names, self._copy.params, strict=True):
+            for name, param in zip(self._names, self._replica.params, strict=True):
                 dtype = getattr(param, "grad_dtype", None) or param.dtype
                 if dtype == torch.float64:
                     raise TypeError(
@@ -101,7 +100,7 @@ class _InStep(Exchange):
 
     def _check_ranks(self) -> None:
         """See that all ranks have the same model, optimizer and settings."""
-        params, optimizer = self._copy.params, self._optimizer
+        params, optimizer = self._replica.params, self._optimizer
         check_alike("parameter", dict(zip(self._names, params, strict=True)), self._group)
         settings: dict[str, Any] = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
         settings |= {"optimizer": type(optimizer).__name__, "lr_scheduler": type(optimizer.lr_scheduler).__name__}
@@ -111,13 +110,13 @@ class _InStep(Exchange):
 
     def _choose(self) -> dict[str, Any] | None:
         """What pays on the link between these processes, as the model of scale.py has it of what is measured here."""
-        device = self._copy.params[0].device
+        device = self._replica.params[0].device
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             link = scale.measure_link(self._group)
         speed = torch.tensor([_copy_speed(device)], device=device)
         collectives.all_reduce(speed, dist.ReduceOp.MIN, self._group)
-        shapes = [param.shape for param in self._copy.params]
-        rows = {row.name: row for row in scale.plan(shapes, self.num_copies, link, memory=float(speed) / 1e9)}
+        shapes = [param.shape for param in self._replica.params]
+        rows = {row.name: row for row in scale.plan(shapes, self.num_replicas, link, memory=float(speed) / 1e9)}
         plain, best = rows["all-reduce"], min((rows[kind] for kind in CANDIDATES), key=lambda row: row.step)
         chosen = best if best.step < plain.step else None
         if self.writes:
@@ -155,7 +154,7 @@ class _InStep(Exchange):
         summed = {
             i: count
             for i, (gradient, version, count) in self._sums.items()
-            if self._copy.params[i].grad is gradient and gradient._version == version
+            if self._replica.params[i].grad is gradient and gradient._version == version
         }
         # Of a sum rank 0 alone gives its own, so that it stays what it is.
         own = [new and (i not in summed or self.writes) for i, new in enumerate(fresh[0])]
@@ -165,7 +164,7 @@ class _InStep(Exchange):
         if self._compression_params is not None or not self.updates:
             self._sums = {
                 i: (param.grad, param.grad._version, counts[i])
-                for i, param in enumerate(self._copy.params)
+                for i, param in enumerate(self._replica.params)
                 if counts[i] and param.grad is not None
             }
         return counts
@@ -187,10 +186,10 @@ class _InStep(Exchange):
             ValueError, RuntimeError: they have not.
         """
         pairs = zip(sums[::2], sums[1::2], strict=True)
-        if self.num_copies > _MOST_EXACT or all(self.num_copies * square == total * total for total, square in pairs):
+        if self.num_replicas > _MOST_EXACT or all(self.num_replicas * square == total * total for total, square in pairs):
             return
         if not self._live.note_sums.is_cuda:  # all ranks are here
-            device = self._copy.params[0].device
+            device = self._replica.params[0].device
             check_same("setting of the last step", _described(self._last), self._group, device)
         raise RuntimeError(
             "in the last step ranks had other batch sizes, learning rates or other settings of the optimizer: their weights "
@@ -209,25 +208,25 @@ class _InStep(Exchange):
             event.synchronize()
             late, sums = late.split([len(self._names), len(self._live.notes)])
             self._check_notes(sums.tolist())
-            missing = [repr(self._names[i]) for i in torch.nonzero(trained & (late < self.num_copies)).flatten().tolist()]
+            missing = [repr(self._names[i]) for i in torch.nonzero(trained & (late < self.num_replicas)).flatten().tolist()]
             if missing:
                 raise RuntimeError(
                     f"in the last step another rank had no fresh gradient for {', '.join(missing[:8])}: its weights are no "
                     "longer those of this one; load saved states and weights, or begin anew"
                 )
-        complete = all(new or not param.requires_grad for new, param in zip(fresh, self._copy.params, strict=True))
+        complete = all(new or not param.requires_grad for new, param in zip(fresh, self._replica.params, strict=True))
         if not (counts.is_cuda and complete):
             self._check_notes(self._live.note_sums.tolist())
             return [int(count) for count in counts.tolist()]
         if not ignore_stale_grad:
-            trained = torch.tensor([param.requires_grad for param in self._copy.params])
+            trained = torch.tensor([param.requires_grad for param in self._replica.params])
             found = torch.cat([counts, self._live.note_sums])
             host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
             host.copy_(found, non_blocking=True)
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(counts.device))
             self._late = host, event, trained
-        return [self.num_copies] * len(fresh)
+        return [self.num_replicas] * len(fresh)
 
     def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
         pass  # it has been done while backward ran, and in `count_fresh`
@@ -242,7 +241,7 @@ class _InStep(Exchange):
         collectives.barrier(self._group)
 
     def residuals(self) -> Residuals:
-        """As `Exchange.residuals`, of all ranks. To be called on all of them."""
+        """As `GradientSync.residuals`, of all ranks. To be called on all of them."""
         found: Residuals = {}
         if self._compression_params is None or self._buckets is None:
             return found
@@ -254,10 +253,10 @@ class _InStep(Exchange):
                 if kept[name] is None:
                     continue
                 own = kept[name]
-                gathered = own.new_empty(self.num_copies * own.numel())
+                gathered = own.new_empty(self.num_replicas * own.numel())
                 collectives.all_gather(gathered, own, self._group)
                 if name == "worker":
-                    flats = {str(rank): flat for rank, flat in enumerate(gathered.view(self.num_copies, -1))}
+                    flats = {str(rank): flat for rank, flat in enumerate(gathered.view(self.num_replicas, -1))}
                 else:
                     flats = {_SERVER: gathered}
                 for source, flat in flats.items():
@@ -271,7 +270,7 @@ class _InStep(Exchange):
         if self._compression_params is None:
             return
         self._live.make()
-        ranks = {str(rank) for rank in range(self.num_copies)}
+        ranks = {str(rank) for rank in range(self.num_replicas)}
         for bucket in self._live.buckets:
             if bucket.reducer is None:
                 continue
@@ -285,88 +284,30 @@ class _InStep(Exchange):
                     like = torch.empty_like(member.view, dtype=torch.float32)
                     values = memory_of(like.copy_(residual))
                     if not same:  # what is still to be sent is their sum
-                        flats["worker"][part] += values / self.num_copies
+                        flats["worker"][part] += values / self.num_replicas
                     elif source in (_SERVER, str(bucket.reducer.rank)):
                         flats["server" if source == _SERVER else "worker"][part] = values
             if state["worker"] is not None:
                 state["worker"] = flats["worker"]
             if state["server"] is not None:
                 size = state["server"].numel()
-                whole = torch.nn.functional.pad(flats["server"], (0, max(self.num_copies * size - len(flats["server"]), 0)))
+                whole = torch.nn.functional.pad(
+                    flats["server"], (0, max(self.num_replicas * size - len(flats["server"]), 0))
+                )
                 state["server"] = whole[bucket.reducer.rank * size : (bucket.reducer.rank + 1) * size]
             bucket.reducer.load_state_dict(state)
 
 
-class BucketExchange(_InStep):
-    """Every rank gets the sums of the gradients, and its trainer updates its copy with them (dist_sync)."""
+class AllReduceSync(CollectiveSync):
+    """Every rank gets the sums of the gradients, and its trainer updates its replica with them (dist_sync)."""
 
     def _make(self) -> None:
         reducer = None if self._compression_params is None else self._reducer
-        params: Any = self._copy.params
+        params: Any = self._replica.params
         self._buckets = GradientBuckets(params, self._names, self._group, reducer=reducer)
 
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
         raise NotImplementedError  # `updates` is false
-
-
-class ShardExchange(_InStep):
-    """Every rank updates its share of the weights (dist_sync with update_on_kvstore=True): ZeRO, stage 1."""
-
-    updates = True
-    measures = False  # pieces of parameters have no rows in what is measured
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._control: torch.Tensor | None = None
-        self._shards: ShardedUpdate | None = None
-
-    def _make(self) -> None:
-        reducer = None if self._compression_params is None else self._reducer
-        params: Any = self._copy.params
-        self._shards = ShardedUpdate(self._optimizer, params, self._names, self._group, engine=self._engine, reducer=reducer)
-        self._buckets = self._shards.buckets
-        if self._control is not None:
-            self._shards.use_control(self._control)
-
-    def _finish(self, fresh: Sequence[bool]) -> torch.Tensor:
-        return self._whole.reduce(fresh)
-
-    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
-        self._whole.update(chosen)
-        self.end_step()
-
-    def use_control(self, control: torch.Tensor) -> None:
-        optimizer: Any = self._optimizer
-        if not (isinstance(optimizer, RuleOptimizer) and isinstance(optimizer.rule, Rule)):
-            raise RuntimeError(
-                f"a loss scaler with {type(optimizer).__name__} and update_on_kvstore=True: that a gradient overflowed is "
-                "known to the rank that has it only; use update_on_kvstore=False"
-            )
-        if self._compression_params is not None:
-            raise RuntimeError(
-                "a loss scaler with compression_params: what an overflow leaves in the residuals never goes away; leave one "
-                "of them out"
-            )
-        self._control = control
-        if self._shards is not None:
-            self._shards.use_control(control)
-
-    def total(self) -> torch.Tensor | None:
-        return self._whole.total()
-
-    def state_dict(self) -> dict[str, Any] | None:
-        return self._whole.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._whole.load_state_dict(state)
-
-    def apply(self, rule: Any, hyper: Mapping[str, float]) -> None:
-        self._whole.apply(rule, hyper)
-
-    @property
-    def _whole(self) -> ShardedUpdate:
-        assert self._shards is not None
-        return self._shards
 
 
 def _settings(optimizer: Optimizer) -> dict[str, Any]:
@@ -379,7 +320,7 @@ def _described(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _copy_speed(device: torch.device) -> float:
-    """Bytes per second that this device reads and writes, of a copy of 32 MiB, the best of three."""
+    """Bytes per second that this device reads and writes, of a replica of 32 MiB, the best of three."""
     values = torch.ones(2**23, device=device)
     into, times = torch.empty_like(values), []
     for _ in range(4):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,14 +22,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ...kernels import Rule, Update, storage
+from ...kernels import Rule, storage
 from ...kernels.table import allocate_states, compute_dtype, is_dense, widest
 from .. import checkpoint
+from ..kvstore import collectives
+from ..kvstore.collective import global_rank, process_group
 from ..optimizer import Optimizer, RuleOptimizer, Updater
-from ..optimizer.updater import Plan
-from . import collectives
+from ..optimizer.plan import StepPlan
 from .buckets import Bucket, GradientBuckets, Member
-from .collective import global_rank, process_group
 
 __all__ = ["ShardedUpdate", "can_cut", "memory_of", "owners_of"]
 
@@ -127,7 +127,7 @@ class ShardedUpdate:
         self.rank, self.ranks = self.buckets.rank, self.buckets.ranks
         self.pieces: list[Piece] = []
         self._places: list[tuple[int, int]] = []  # of each parameter: the number of its bucket, its first element there
-        self._plan: Plan | None = None
+        self._plan: StepPlan | None = None
         self._gradients: list[torch.Tensor] = []
         self._weight_addresses: list[int] = []
         self._strides = [param.stride() for param in self.params]
@@ -278,14 +278,14 @@ class ShardedUpdate:
         param = self.params[piece.param]
         return memory_of(param)[piece.start : piece.stop] if self.cuts else param
 
-    def _planned(self) -> Plan:
+    def _planned(self) -> StepPlan:
         if self._plan is None:
             indices = [piece.param for piece in self.pieces]
             weights = [self._weight(piece) for piece in self.pieces]
             names = [self.names[i] for i in indices]
             # Random numbers of pieces of a parameter must not be the same.
             places = np.array([piece.param + (piece.start // storage.BLOCK << 32) for piece in self.pieces], dtype=np.int64)
-            self._plan = _PlanOfPieces(self.updater, indices, weights, names, places, self._across)
+            self._plan = StepPlan(self.updater, indices, weights, names, places=places, across=self._across)
         return self._plan
 
     def _follow_weights(self) -> None:
@@ -509,27 +509,6 @@ class ShardedUpdate:
             master = whole.masters[piece.param]
             ((own,),) = allocate_states([weight], 1, master.dtype)
             self.updater.masters[piece.param] = own.copy_(_in_order_of(master, param)[piece.start : piece.stop])
-
-
-class _PlanOfPieces(Plan):
-    """A plan whose sums over all tensors are those of all ranks, and whose random numbers are each piece's own."""
-
-    def __init__(
-        self,
-        updater: Updater,
-        indices: Sequence[int],
-        weights: Sequence[torch.Tensor],
-        names: Sequence[str],
-        places: np.ndarray,
-        across: Callable[[torch.Tensor, str], None],
-    ) -> None:
-        self._places, self._across = places, across
-        super().__init__(updater, indices, weights, names)
-
-    def _make_update(self, optimizer: RuleOptimizer, rule: Rule) -> Update:
-        update = super()._make_update(optimizer, rule)
-        update.places, update.across = self._places, self._across
-        return update
 
 
 class _Gather:

@@ -1,8 +1,7 @@
-"""Exchange: how a trainer's step goes through a store. `StoreExchange` does it with any `KVStore`."""
+"""KVStoreSync: replicas in one process that meet in a `KVStore`, which adds up gradients and may update the weights."""
 
 from __future__ import annotations
 
-import abc
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -13,197 +12,58 @@ import torch
 
 from ...kernels.measures import Measurements
 from .. import checkpoint
-from ..copies import Copy
+from ..kvstore.base import KVStore
 from ..optimizer import Optimizer, Updater
 from ..optimizer.sparse import is_sparse
-from .base import KVStore
+from ..replica import Replica
+from .base import GradientSync, Residuals
 
-__all__ = ["Apart", "Exchange", "StoreExchange", "check_residuals", "updates_on_store"]
+__all__ = ["KVStoreSync", "check_residuals", "updates_on_store"]
 
-Residuals = dict[str, dict[str, torch.Tensor]]  # by parameter and by source
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers by size in bytes
 LARGE = 16 * 2**20  # elements; a parameter of more is not updated by a local store
 
 
-class Exchange(abc.ABC):
-    """How copies of a model, in this process and in others, train as one: what a trainer asks of its store at each step.
+class KVStoreSync(GradientSync):
+    """Replicas in one process that meet in a store, which adds up their gradients, and may update the weights.
 
-    A step of the trainer is the following, in this order and in one thread. All processes come to the same calls, since what
-    decides about them is the same in all; but one in which a gradient does not fit its weight raises an error before 4.,
-    which the others learn of by their time limit.
-
-    1. `start()`, once, and never before the first step, `allreduce_grads`, `update`, or saving or loading of states.
-       All parameters exist then.
-    2. `count_fresh(fresh)`. Where a parameter that is trained (`requires_grad` of the first copy) is fresh in fewer than
-       `num_copies` copies, StaleGradientError follows, and nothing else; with ignore_stale_grad=True parameters are chosen
-       that are fresh in any copy, so that all processes choose the same.
-    3. `follow_weights()`. The optimizer's `rescale_grad` is set for this step. All its attributes are live: rate, schedule,
-       decay and multipliers may be others at every step, and an exchange whose updates happen elsewhere sends them there.
-    4. Where it `updates`: `update(chosen, fresh, into)`. Otherwise `reduce(chosen, fresh)`, after which `parameter.grad` of
-       every chosen parameter in every copy here is the sum over all copies, in place, or a view of a larger tensor; then the
-       trainer updates the copies here with these, and calls `end_step()`.
-
-    `allreduce_grads()` of the trainer is 1, 2 without the error, and `reduce`; `update()` is 3 and the update alone. When a
-    step that has failed after `reduce` is repeated, that is called without the parameters whose gradients are sums already.
-
-    Gradients that were added up by several backward passes are reduced as they are. One that starts to reduce while backward
-    runs has to wait with that in `accumulate(True)`. It may know better than `fresh` which gradients are fresh, from hooks,
-    and ignore that argument.
-
-    Attributes:
-        updates: whether it updates the weights of all copies itself (update_on_kvstore); valid after `start`. Then it has
-            the states, and `state_dict` gives them.
-        reduces: whether copies have common gradients. Without, each is updated with its own.
-        num_copies: how many copies there are in all processes; valid after `start`.
-        writes: whether this process is the one that writes files of states; all get what is in them.
-        measures: whether updates can tell what they do to each parameter.
-    """
-
-    updates: bool = False
-    reduces: bool = True
-    num_copies: int = 1
-    writes: bool = True
-    measures: bool = True
-
-    @abc.abstractmethod
-    def start(self) -> None:
-        """Give every copy the first one's weights, in place. Raises where the store cannot do what is asked of it."""
-
-    @abc.abstractmethod
-    def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
-        """Of each parameter in how many copies it is fresh. No weight is changed.
-
-        Args:
-            fresh: by copy in this process and by parameter, whether its gradient has been written to since it was used.
-            ignore_stale_grad: whether a parameter that is not fresh in some copies is no error.
-        """
-
-    def follow_weights(self) -> None:  # noqa: B027  # there may be nothing to do
-        """Let the weights of the first copy here be those of all: anybody may have written to them since the last step.
-
-        Raises:
-            RuntimeError: they have been changed where a store cannot take others; nothing has been changed.
-        """
-
-    @abc.abstractmethod
-    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
-        """Make the gradients of the chosen parameters the sums of all fresh ones, in every copy."""
-
-    @abc.abstractmethod
-    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
-        """Update the chosen parameters in every copy with the sums of all fresh gradients, which stay as they are.
-
-        Where it fails, no weight has changed, if it is in its power. `into` is where the updates are to put what they
-        measure, in rows by index of parameter; what is updated elsewhere leaves it.
-        """
-
-    def end_step(self) -> None:  # noqa: B027  # as above
-        """The trainer has updated the copies here."""
-
-    def accumulate(self, on: bool) -> None:  # noqa: B027  # as above
-        """Whether backward passes from now on are only to add up gradients, with nothing sent."""
-
-    def use_control(self, control: torch.Tensor) -> None:
-        """Take a loss scaler's control for updates from now on, as `Updater.control`; where the trainer updates, nothing.
-
-        Raises:
-            RuntimeError: it cannot do so; nothing has been changed.
-        """
-        if self.updates:
-            raise RuntimeError("a loss scaler with a store that updates elsewhere: use update_on_kvstore=False")
-
-    def total(self) -> torch.Tensor | None:
-        """Where it updates, `Updater.total()` of the last update, the same in all processes."""
-        return None
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Where it updates, what `checkpoint.collect` gives, of whole parameters by their names; otherwise None."""
-        return None
-
-    def end_save(self) -> None:  # noqa: B027  # as above
-        """The process that writes has written a file of states: let the others wait for that."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Where it updates, take that over, as `checkpoint.restore` does, with all checks first."""
-        raise NotImplementedError
-
-    def residuals(self) -> Residuals:
-        """What compression has kept back, of whole parameters, by name and source."""
-        return {}
-
-    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:  # noqa: B027  # as above
-        """Take that over; if there are other sources than here, their sum. Those that are not saved become 0."""
-
-    def apply(self, rule: Any, hyper: Mapping[str, float]) -> None:
-        """Where it updates, `Updater.apply` with its states, to the weights of all copies.
-
-        Raises:
-            RuntimeError: the states are elsewhere; nothing has been changed.
-        """
-        raise RuntimeError("the store keeps the states elsewhere: averaged weights need update_on_kvstore=False")
-
-
-class Apart(Exchange):
-    """Copies without a store: each is updated with its own gradients."""
-
-    reduces = False
-
-    def __init__(self, copies: Sequence[Copy]) -> None:
-        self.num_copies = len(copies)
-
-    def start(self) -> None:
-        pass
-
-    def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
-        return list(map(sum, zip(*fresh, strict=True)))
-
-    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
-        pass
-
-    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
-        raise NotImplementedError
-
-
-class StoreExchange(Exchange):
-    """Copies in one process that meet in a store, which adds up their gradients, and may update the weights.
-
-    Keys are the parameters' indices. Each comes with one tensor for each copy, of zeros where a copy has no fresh gradient.
+    Keys are the parameters' indices. Each comes with one tensor for each replica, of zeros where that has no fresh gradient.
     A store that updates is given the optimizer once; its attributes change from step to step.
 
     Args:
         make: makes the store, or gives one, when it is needed.
-        copies: of the model.
+        replicas: of the model.
         names: of the parameters.
         optimizer: what is to update the weights.
         decide: whether the store updates them; called with the store and whether there are sparse gradients.
         compression_params: for the store; None compresses nothing.
-        engine: who computes the store's updates, where that is where the copies are.
+        engine: who computes the store's updates, where that is where the replicas are.
     """
 
     def __init__(
         self,
         make: Callable[[], KVStore],
-        copies: Sequence[Copy],
+        replicas: Sequence[Replica],
         names: Sequence[str],
         optimizer: Optimizer,
         decide: Callable[[KVStore, bool], bool],
         compression_params: Mapping[str, Any] | None = None,
         engine: str | None = None,
     ) -> None:
-        self.num_copies = len(copies)
+        self.num_replicas = len(replicas)
         self._engine = engine
         self._make, self._decide = make, decide
-        self._copies, self._names, self._optimizer = list(copies), list(names), optimizer
+        self._replicas, self._names, self._optimizer = list(replicas), list(names), optimizer
         self._compression_params = compression_params
         self._store: KVStore | None = None
         self._control: torch.Tensor | None = None
-        # The first copy's weights as a store last gave them that takes no others; to notice those.
+        # The first replica's weights as a store last gave them that takes no others; to notice those.
         self._given: list[torch.Tensor] | None = None
-        self._lazy = [any(map(_is_lazy, params)) for params in zip(*(copy.params for copy in copies), strict=True)]
+        self._lazy = [any(map(_is_lazy, params)) for params in zip(*(replica.params for replica in replicas), strict=True)]
 
     @property
     def store(self) -> KVStore | None:
-        """What the copies meet in, once it is needed."""
+        """What the replicas meet in, once it is needed."""
         return self._store
 
     def start(self) -> None:
@@ -217,7 +77,7 @@ class StoreExchange(Exchange):
         keys = list(range(len(self._names)))
         if updates:  # first, since a store may keep values otherwise for an optimizer that looks at whole tensors
             store.set_optimizer(self._optimizer)
-        weights, everywhere = self._copies[0].weights(), self._everywhere(keys)
+        weights, everywhere = self._replicas[0].weights(), self._everywhere(keys)
         if store.takes_lists:
             store.broadcast(keys, weights, everywhere)
         else:
@@ -226,7 +86,7 @@ class StoreExchange(Exchange):
         self._store, self.updates = store, updates
         if (inside := store._inside()) is not None:
             updater, values = inside
-            if values[0].device == self._copies[0].params[0].device:
+            if values[0].device == self._replicas[0].params[0].device:
                 updater.engine = self._engine
         if self._control is not None:
             self.use_control(self._control)
@@ -235,16 +95,16 @@ class StoreExchange(Exchange):
 
     @torch.no_grad()
     def follow_weights(self) -> None:
-        # Nothing tells of writing through `.data`, so that weights are taken from the first copy at each step.
-        weights = self._copies[0].weights()
+        # Nothing tells of writing through `.data`, so that weights are taken from the first replica at each step.
+        weights = self._replicas[0].weights()
         if self._given is not None:
             changed = [i for i, differs in enumerate(_differ(weights, self._given)) if differs]
             if changed:
                 self._live.replace(changed, [weights[i] for i in changed])  # which refuses
         elif self.updates:
             self._live.replace(list(range(len(weights))), weights)
-        for copy in self._copies[1:]:
-            torch._foreach_copy_(copy.weights(), weights, non_blocking=True)
+        for replica in self._replicas[1:]:
+            torch._foreach_copy_(replica.weights(), weights, non_blocking=True)
 
     def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
         return list(map(sum, zip(*fresh, strict=True)))
@@ -253,14 +113,14 @@ class StoreExchange(Exchange):
         keys = _places(chosen)
         pushed = [self._values(i, fresh) for i in keys]
         pulled = [
-            [_own(copy, i, value) for copy, value in zip(self._copies, values, strict=True)]
+            [_own(replica, i, value) for replica, value in zip(self._replicas, values, strict=True)]
             for i, values in zip(keys, pushed, strict=True)
         ]
         self._pushpull(keys, pushed, pulled)
         for i, outs in zip(keys, pulled, strict=True):
-            for copy, out in zip(self._copies, outs, strict=True):
-                if not _is_that(copy.params[i].grad, out):
-                    copy.params[i].grad = out
+            for replica, out in zip(self._replicas, outs, strict=True):
+                if not _is_that(replica.params[i].grad, out):
+                    replica.params[i].grad = out
 
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
         keys = _places(chosen)
@@ -275,7 +135,7 @@ class StoreExchange(Exchange):
             if inside is not None:
                 inside[0].into = None
         if self._given is not None:
-            torch._foreach_copy_([self._given[i] for i in keys], [self._copies[0].params[i].detach() for i in keys])
+            torch._foreach_copy_([self._given[i] for i in keys], [self._replicas[0].params[i].detach() for i in keys])
 
     def use_control(self, control: torch.Tensor) -> None:
         if self._compression_params is not None:
@@ -330,15 +190,15 @@ class StoreExchange(Exchange):
         if self._live._load_residuals({i: saved.get(name, {}) for i, name in enumerate(self._names)}):
             return
         live = self._live._residuals()
-        sources = [str(d) for d in range(self.num_copies)]
+        sources = [str(d) for d in range(self.num_replicas)]
         for i, name in enumerate(self._names):
             theirs = saved.get(name, {})
             if set(theirs) <= set(sources):
                 own: list[Any] = [theirs.get(source) for source in sources]
-            else:  # of more copies: what is still to be sent is their sum
-                own = [sum(theirs.values()) / self.num_copies] * self.num_copies
-            for d, (copy, residual) in enumerate(zip(self._copies, own, strict=True)):
-                device = copy.params[i].device
+            else:  # of more replicas: what is still to be sent is their sum
+                own = [sum(theirs.values()) / self.num_replicas] * self.num_replicas
+            for d, (replica, residual) in enumerate(zip(self._replicas, own, strict=True)):
+                device = replica.params[i].device
                 old = live.get((i, d))
                 if old is not None and old.device == device:
                     old.zero_() if residual is None else old.copy_(residual)
@@ -355,8 +215,8 @@ class StoreExchange(Exchange):
         keys = list(range(len(self._names)))
         weights = [values[key].clone() for key in keys]
         updater.apply(rule, hyper, keys, weights)
-        for copy in self._copies:
-            for param, weight in zip(copy.weights(), weights, strict=True):
+        for replica in self._replicas:
+            for param, weight in zip(replica.weights(), weights, strict=True):
                 param.copy_(weight)
 
     def _copy_control(self, updater: Updater) -> None:
@@ -370,15 +230,15 @@ class StoreExchange(Exchange):
         return self._store
 
     def _refuse_unequal(self) -> None:
-        """Copies that came with weights have equal ones; lazy ones get the first copy's."""
-        first = self._copies[0].weights()
-        for r, copy in enumerate(self._copies[1:], 1):
-            weights = [weight.to(model.device) for weight, model in zip(copy.weights(), first, strict=True)]
+        """Replicas that came with weights have equal ones; lazy ones get the first replica's."""
+        first = self._replicas[0].weights()
+        for r, replica in enumerate(self._replicas[1:], 1):
+            weights = [weight.to(model.device) for weight, model in zip(replica.weights(), first, strict=True)]
             differ = zip(self._names, _differ(weights, first), self._lazy, strict=True)
             if odd := [repr(name) for name, differs, lazy in differ if differs and not lazy]:
                 raise ValueError(
                     f"params[{r}] has other weights than params[0] ({len(odd)} of {len(first)}, such as {odd[0]}); "
-                    "they would be overwritten: copies of a model begin with equal weights, as tristep.replicate(module, "
+                    "they would be overwritten: replicas of a model begin with equal weights, as tristep.replicate(module, "
                     "devices) or load_state_dict gives them; different models need a trainer each"
                 )
 
@@ -393,22 +253,24 @@ class StoreExchange(Exchange):
             store.pushpull(key, value, out=into, priority=-key)
 
     def _everywhere(self, keys: Sequence[int]) -> list[list[torch.Tensor]]:
-        """The weights of these keys in all copies."""
-        return [[copy.params[key].detach() for copy in self._copies] for key in keys]
+        """The weights of these keys in all replicas."""
+        return [[replica.params[key].detach() for replica in self._replicas] for key in keys]
 
     def _has_sparse(self) -> bool:
-        return any(is_sparse(param.grad) for copy in self._copies for param in copy.params)
+        return any(is_sparse(param.grad) for replica in self._replicas for param in replica.params)
 
     def _values(self, i: int, fresh: Sequence[Sequence[bool]]) -> list[torch.Tensor]:
-        """What the copies have to push for a parameter: all dense, or all sparse."""
-        found: list[Any] = [copy.params[i].grad if own[i] else None for copy, own in zip(self._copies, fresh, strict=True)]
+        """What the replicas have to push for a parameter: all dense, or all sparse."""
+        found: list[Any] = [
+            replica.params[i].grad if own[i] else None for replica, own in zip(self._replicas, fresh, strict=True)
+        ]
         there: list[torch.Tensor] = [gradient.detach() for gradient in found if gradient is not None]
         if not all(map(is_sparse, there)):
             there = [gradient.to_dense() if is_sparse(gradient) else gradient for gradient in there]
         values = iter(there)
         return [
-            torch.zeros_like(there[0], device=copy.params[i].device) if gradient is None else next(values)
-            for copy, gradient in zip(self._copies, found, strict=True)
+            torch.zeros_like(there[0], device=replica.params[i].device) if gradient is None else next(values)
+            for replica, gradient in zip(self._replicas, found, strict=True)
         ]
 
 
@@ -499,9 +361,9 @@ def _places(chosen: Sequence[bool]) -> list[int]:
     return [i for i, wanted in enumerate(chosen) if wanted]
 
 
-def _own(copy: Copy, i: int, value: torch.Tensor) -> torch.Tensor:
+def _own(replica: Replica, i: int, value: torch.Tensor) -> torch.Tensor:
     """Where a sum is to go: the parameter's gradient, if it is of the kind of what was pushed, else that."""
-    gradient = copy.params[i].grad
+    gradient = replica.params[i].grad
     if gradient is None or gradient.layout != value.layout or gradient.dtype != value.dtype:
         return value
     return gradient if is_sparse(gradient) else gradient.detach()

@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from ...kernels.table import PACK_FROM, is_dense
 from ..arguments import whole
-from . import collectives
-from .collective import broadcast, check_alike, global_rank, process_group
+from ..kvstore import collectives
+from ..kvstore.collective import broadcast, check_alike, global_rank, process_group
 
 __all__ = ["ALIGNMENT", "BLOCK", "Bucket", "GradientBuckets", "Pool"]
 
@@ -438,7 +438,7 @@ class GradientBuckets:
         bucket.versions = [member.view._version for member in bucket.members]
 
     def _take(self, members: Sequence[Member]) -> None:
-        """Copy gradients to their places, and make them views of these."""
+        """Replica gradients to their places, and make them views of these."""
         views: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         for index, _, _, view, _ in members:

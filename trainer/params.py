@@ -1,0 +1,184 @@
+"""The parameters of a trainer: found in what the user gives, named, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ..kernels.engine import DTYPES
+from ..kernels.table import is_wrapper
+from . import checkpoint
+from .arguments import did_you_mean, real
+from .optimizer import Optimizer
+
+__all__ = [
+    "check_alike",
+    "check_distinct",
+    "check_parameters",
+    "gluons_order",
+    "is_lazy",
+    "listed",
+    "modules_of",
+    "named_parameters",
+    "replica_of",
+]
+
+
+def is_lazy(parameter: torch.Tensor) -> bool:
+    return isinstance(parameter, torch.nn.UninitializedParameter)
+
+
+def listed(names: list[str], most: int = 8) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def modules_of(params: Any) -> list[torch.nn.Module]:
+    """The copies of a model, where `params` is a list of them, else nothing."""
+    if isinstance(params, (list, tuple)) and params and all(isinstance(each, torch.nn.Module) for each in params):
+        return list(params)
+    return []
+
+
+def replica_of(
+    r: int, module: torch.nn.Module, first: list[tuple[str, torch.nn.Parameter, Any]]
+) -> list[torch.nn.Parameter]:
+    """The parameters of a copy, if it is like the first one."""
+    named = named_parameters(module)
+    names, others = [name for name, _, _ in first], [name for name, _, _ in named]
+    if names != others:
+        odd = sorted(set(names) ^ set(others)) or names
+        raise ValueError(
+            f"params[{r}] is no copy of params[0]: {listed(list(map(repr, odd)))} of their parameters differ in name or "
+            "order; make copies with tristep.replicate(module, devices)"
+        )
+    check_parameters(named)
+    params = [parameter for _, parameter, _ in named]
+    check_alike(r, names, params, [parameter for _, parameter, _ in first])
+    return params
+
+
+def check_alike(r: int, names: Sequence[str], params: Sequence[torch.Tensor], first: Sequence[torch.Tensor]) -> None:
+    for name, parameter, model in zip(names, params, first, strict=True):
+        if is_lazy(parameter) or is_lazy(model):
+            continue
+        if parameter.shape != model.shape or parameter.dtype != model.dtype:
+            raise ValueError(
+                f"params[{r}] is no copy of params[0]: {name!r} is {parameter.dtype} {tuple(parameter.shape)}, in params[0] "
+                f"it is {model.dtype} {tuple(model.shape)}"
+            )
+
+
+def check_distinct(replicas: Sequence[Sequence[torch.nn.Parameter]]) -> None:
+    seen: dict[int, int] = {}
+    for r, params in enumerate(replicas):
+        for parameter in params:
+            if seen.setdefault(id(parameter), r) != r:
+                raise ValueError(
+                    f"params[{r}] and params[{seen[id(parameter)]}] share parameters: each copy needs its own; make copies "
+                    "with tristep.replicate(module, devices)"
+                )
+
+
+def named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[str, float]]]:
+    """Name, parameter and own multipliers of each, every parameter once."""
+    if isinstance(params, DistributedDataParallel):
+        params = params.module
+    if isinstance(params, torch.nn.Module):
+        entries: list[Any] = list(params.named_parameters())
+    elif isinstance(params, Mapping):
+        entries = sorted(params.items())
+    elif isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
+        raise TypeError(
+            f"params must be a module, or a list or dict of parameters, got {type(params).__name__}"
+            + (": put it into a list" if isinstance(params, torch.Tensor) else "")
+        )
+    else:
+        entries = list(params)
+    named: list[tuple[Any, Any, dict[str, float]]] = []
+    for i, entry in enumerate(entries):
+        if isinstance(entry, Mapping):
+            named += _group(i, entry)
+        elif isinstance(entry, tuple) and len(entry) == 2:
+            named.append((*entry, {}))
+        else:
+            named.append((str(len(named)), entry, {}))
+    for name, parameter, _ in named:
+        if not isinstance(name, str):
+            raise TypeError(f"params: names must be strings, got {name!r} ({type(name).__name__})")
+        if not isinstance(parameter, torch.nn.Parameter):
+            hint = "; wrap it in torch.nn.Parameter" if isinstance(parameter, torch.Tensor) else ""
+            raise TypeError(f"params: {name!r} must be a torch.nn.Parameter, got {type(parameter).__name__}{hint}")
+    named = [(checkpoint.plain_name(name), parameter, own) for name, parameter, own in named]
+    once: dict[int, Any] = {}
+    for entry in named:
+        once.setdefault(id(entry[1]), entry)
+    result = list(once.values())
+    names = [name for name, _, _ in result]
+    if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
+        raise ValueError(f"params: the names {listed(twice)} stand for several parameters: give each its own")
+    return result
+
+
+def gluons_order(named: Sequence[tuple[str, Any, Any]], optimizer: Optimizer) -> list[int]:
+    """The order to update a module's parameters in: that of sorted names, where numbers depend on it, else the module's."""
+    places = list(range(len(named)))
+    return sorted(places, key=lambda i: named[i][0]) if optimizer.depends_on_order else places
+
+
+def _group(i: int, group: Mapping[str, Any]) -> list[tuple[str, Any, dict[str, float]]]:
+    allowed = ("params", "lr_mult", "wd_mult")
+    for key in group:
+        if key not in allowed:
+            raise ValueError(
+                f"params[{i}] has the key {key!r}: a group has {', '.join(map(repr, allowed))}, where the multipliers are "
+                f"relative to the optimizer's learning_rate and wd.{did_you_mean(str(key), allowed)}"
+            )
+    if "params" not in group:
+        raise ValueError(f"params[{i}] has no 'params': a group is a dict with 'params' and, if wanted, multipliers")
+    own = {key: real(f"params[{i}][{key!r}]", group[key], low=0) for key in allowed[1:] if key in group}
+    members = group["params"]
+    if isinstance(members, torch.Tensor):
+        members = [members]
+    if not isinstance(members, Iterable):
+        raise TypeError(f"params[{i}]['params'] must be a parameter or a list of such, got {type(members).__name__}")
+    named = []
+    for j, member in enumerate(members):
+        name, parameter = member if isinstance(member, tuple) and len(member) == 2 else (f"{i}.{j}", member)
+        named.append((name, parameter, own))
+    return named
+
+
+def check_parameters(named: list[tuple[str, torch.nn.Parameter, Any]]) -> None:
+    if not named:
+        raise ValueError(
+            "params is empty: there is nothing to train (was a generator used up before, or a model without layers given?)"
+        )
+    devices: dict[torch.device, str] = {}
+    for name, parameter, _ in named:
+        if is_lazy(parameter):
+            continue
+        if parameter.dtype not in DTYPES:
+            kind = "complex weights" if parameter.is_complex() else "weights of this type"
+            raise TypeError(
+                f"params: {name!r} is {parameter.dtype}: {kind} cannot be trained; allowed are {', '.join(map(str, DTYPES))}"
+            )
+        if parameter.layout != torch.strided:
+            raise TypeError(f"params: {name!r} is sparse ({parameter.layout}): weights must be dense")
+        if parameter.is_inference():
+            raise ValueError(
+                f"params: {name!r} was made under torch.inference_mode(), where autograd is not told of changes: make the "
+                "model outside"
+            )
+        if is_wrapper(parameter):
+            raise TypeError(
+                f"params: {name!r} is a {type(parameter).__name__}: a Trainer takes plain parameters; the classes of "
+                "tristep.optim train those that fully_shard or distribute_tensor has made"
+            )
+        devices.setdefault(parameter.device, name)
+    if len(devices) > 1:
+        where = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
+        raise ValueError(f"params are on different devices ({where}): move the model to one device first")
