@@ -5,6 +5,9 @@ import importlib.util
 import pytest
 import torch
 
+from tristep.kvstore import Compressor, KVStore
+from tristep.optimizer import Optimizer
+
 HAS_DEVICE = torch.cuda.is_available()  # true for ROCm too
 LIBRARIES = {"triton": "triton", "cpu": "numba", "eager": "torch"}
 
@@ -22,6 +25,17 @@ def device(request):
     """Where the tensors of a test lie: on the GPU if there is one, except for the cpu engine."""
     native = "engine" in request.fixturenames and request.getfixturevalue("engine") == "cpu"
     return torch.device("cuda" if HAS_DEVICE and not native else "cpu")
+
+
+@pytest.fixture
+def clean_registry():
+    """What a test registers is forgotten after it."""
+    registries = [Optimizer.opt_registry, KVStore.kv_registry, Compressor.registry]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, entries in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(entries)
 
 
 @pytest.fixture

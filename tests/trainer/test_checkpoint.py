@@ -56,9 +56,7 @@ OPTIMIZERS = {
 
 
 @pytest.fixture(autouse=True)
-def _registry(monkeypatch):
-    """Registrations of a test end with it."""
-    monkeypatch.setattr(Optimizer, "opt_registry", dict(Optimizer.opt_registry))
+def _registered(clean_registry):
     register(Averaged)
     register(Cautious)
 

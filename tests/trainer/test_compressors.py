@@ -34,15 +34,6 @@ class Thirds(Compressor):
         return message.to(torch.float32) / 3
 
 
-@pytest.fixture
-def clean_registry():
-    """Compressors that a test registers are forgotten after it."""
-    before = dict(compressors._registry)
-    yield
-    compressors._registry.clear()
-    compressors._registry.update(before)
-
-
 def _params(kind):
     return {"2bit": {"threshold": 0.25}, "1bit": {"threshold": 0.0}, "topk": {"ratio": 0.1}, "randomk": {"ratio": 0.1}}.get(
         kind, {}

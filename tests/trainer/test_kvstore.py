@@ -17,12 +17,6 @@ def store(request):
     return create(request.param)
 
 
-@pytest.fixture
-def clean_registry(monkeypatch):
-    """Stores that a test registers are forgotten after it."""
-    monkeypatch.setattr(KVStore, "kv_registry", dict(KVStore.kv_registry))
-
-
 def pulled(store, key, like):
     out = torch.full_like(like, float("nan"))
     store.pull(key, out)

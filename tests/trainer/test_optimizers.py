@@ -50,10 +50,7 @@ CLOSE = {"rtol": 2e-6, "atol": 1e-6}
 LOW_PRECISION = [torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True)
-def _registry(monkeypatch):
-    """Registrations of a test end with it."""
-    monkeypatch.setattr(Optimizer, "opt_registry", dict(Optimizer.opt_registry))
+pytestmark = pytest.mark.usefixtures("clean_registry")
 
 
 def _values(*tensors):

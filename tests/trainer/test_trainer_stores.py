@@ -16,11 +16,6 @@ from tristep.trainer.sync.base import GradientSync
 from tristep.trainer.sync.kvstore import updates_on_store
 
 
-@pytest.fixture
-def clean_registry(monkeypatch):
-    monkeypatch.setattr(KVStore, "kv_registry", dict(KVStore.kv_registry))
-
-
 @pytest.fixture(params=[True, False], ids=["store updates", "copies update"])
 def update_on_kvstore(request):
     return request.param

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -11,6 +10,7 @@ import torch
 
 from ..arguments import did_you_mean
 from ..optimizer import Optimizer, Updater
+from ..registry import Registry
 
 __all__ = ["KVStore", "KVStoreBase", "create", "register", "registered"]
 
@@ -36,7 +36,7 @@ class KVStore:
         in_step: whether it is of several processes that make the same calls, and adds up by collectives of its `group`.
     """
 
-    kv_registry: ClassVar[dict[str, type[KVStore]]] = {}
+    kv_registry: ClassVar[Registry[type[KVStore]]]
     takes_lists: ClassVar[bool] = False
     type = ""
     in_step = False
@@ -45,15 +45,11 @@ class KVStore:
 
     @staticmethod
     def register(klass: _Store) -> _Store:
-        """Class decorator: make a store known by its name, in lower case. A second one of that name replaces the first."""
-        if not (isinstance(klass, type) and issubclass(klass, KVStore)):
-            raise TypeError(f"@register takes a subclass of KVStore, got {klass!r}")
-        name = klass.__name__.lower()
-        known = KVStore.kv_registry.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (klass.__module__, klass.__qualname__):
-            warnings.warn(f"store {name!r} now means {klass!r}, before {known!r}", stacklevel=2)
-        KVStore.kv_registry[name] = klass
-        return klass
+        """Class decorator: make a store known by its name, in lower case.
+
+        Another class of that name is replaced, with a warning.
+        """
+        return KVStore.kv_registry.register(klass, stacklevel=3)
 
     def init(self, key: Any, value: Any) -> None:
         """Begin with a copy of this value, or of one for each key. To be called once for each key, before all else."""
@@ -148,6 +144,7 @@ def _missing(store: KVStore, method: str) -> NotImplementedError:
     return NotImplementedError(f"a store of type {store.type or type(store).__name__!r} does not define {method}()")
 
 
+KVStore.kv_registry = Registry("store", KVStore)
 KVStoreBase = KVStore
 register = KVStore.register
 

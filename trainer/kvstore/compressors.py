@@ -25,13 +25,14 @@ import inspect
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from ...kernels import choose_engine, compress
 from ..arguments import choice, did_you_mean, flag, real, whole
+from ..registry import Registry
 from . import collectives
 
 __all__ = [
@@ -61,6 +62,7 @@ class Compressor(abc.ABC):
     entries of `compression_params` are arguments of the subclass's `__init__`.
 
     Attributes:
+        registry: the registered classes by type.
         type: its name in `compression_params`; by default that of the class, in lower case.
         error_feedback: whether what a message leaves out is kept back for the next one.
         exchange: "all_to_all" if ranks may encode a chunk each, and the sums of chunks again; "all_gather" for what is
@@ -79,22 +81,21 @@ class Compressor(abc.ABC):
         tensor([1., 1., 1.], dtype=torch.float16)
     """
 
+    registry: ClassVar[Registry[type[Compressor]]]
     type = ""
     error_feedback = True
     exchange = "all_to_all"
 
     @staticmethod
     def register(klass: _Class) -> _Class:
-        """Class decorator: make a compressor known by its type. A second one of that type replaces the first."""
-        if not (isinstance(klass, type) and issubclass(klass, Compressor)):
-            raise TypeError(f"@register_compressor takes a subclass of Compressor, got {klass!r}")
+        """Class decorator: make a compressor known by its `type`.
+
+        Another class of that type is replaced, with a warning.
+        """
+        Compressor.registry.check(klass)
         if "type" not in vars(klass):
             klass.type = klass.__name__.lower()
-        known = _registry.get(klass.type)
-        if known is not None and (known.__module__, known.__qualname__) != (klass.__module__, klass.__qualname__):
-            warnings.warn(f"compressor {klass.type!r} now means {klass!r}, before {known!r}", stacklevel=2)
-        _registry[klass.type] = klass
-        return klass
+        return Compressor.registry.register(klass, klass.type, stacklevel=3)
 
     @abc.abstractmethod
     def encode(self, values: torch.Tensor) -> torch.Tensor:
@@ -126,13 +127,13 @@ class Compressor(abc.ABC):
         return self.decode(message, n)
 
 
+Compressor.registry = Registry("compressor", Compressor, ignore_case=False)
 register_compressor = Compressor.register
-_registry: dict[str, type[Compressor]] = {}
 
 
 def registered_compressors() -> dict[str, type[Compressor]]:
     """The compressors by type."""
-    return dict(_registry)
+    return dict(Compressor.registry)
 
 
 def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
@@ -153,8 +154,9 @@ def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
     if not isinstance(compression_params, Mapping):
         raise TypeError(f"compression_params must be a dict, got {type(compression_params).__name__}")
     if "type" not in compression_params:
-        raise ValueError(f"compression_params needs 'type', one of {', '.join(map(repr, _registry))}")
-    klass = _registry[choice(_NAME("type"), compression_params["type"], _registry, other_names=_OTHER_NAMES)]
+        raise ValueError(f"compression_params needs 'type', one of {', '.join(map(repr, Compressor.registry))}")
+    registry = Compressor.registry
+    klass = registry[choice(_NAME("type"), compression_params["type"], registry, other_names=_OTHER_NAMES)]
     known = ["type", "error_feedback", *inspect.signature(klass).parameters]
     for key in compression_params:
         if key not in known:

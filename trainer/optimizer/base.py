@@ -20,6 +20,7 @@ import torch
 from ...kernels import Rule, TensorRule, Update, compose, storage
 from ...kernels.table import Recording, slot_dtypes, state_type, states_for
 from ..arguments import choice, did_you_mean, flag, real, whole
+from ..registry import Registry
 from .counts import Index, StepCounts
 from .sparse import RowUpdate, split
 
@@ -74,7 +75,7 @@ class Optimizer:
     decayed_names: ClassVar[tuple[str, ...]] = ("_weight", "_gamma", ".weight", ".gamma")
     aggregate_num: int = 0
     default_overrules_schedule: ClassVar[bool] = False  # in MXNet, of which there is a warning
-    opt_registry: ClassVar[dict[str, type[Optimizer]]] = {}  # by name, in lower case
+    opt_registry: ClassVar[Registry[type[Optimizer]]]  # by name, in lower case
 
     def __init__(
         self,
@@ -134,15 +135,11 @@ class Optimizer:
 
     @staticmethod
     def register(klass: _Class) -> _Class:
-        """Class decorator: make an optimizer known by its name, in lower case. A second one of the name replaces it."""
-        if not (isinstance(klass, type) and issubclass(klass, Optimizer)):
-            raise TypeError(f"@register takes a subclass of Optimizer, got {klass!r}")
-        name = klass.__name__.lower()
-        known = Optimizer.opt_registry.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (klass.__module__, klass.__qualname__):
-            warnings.warn(f"optimizer {name!r} now means {klass!r}, before {known!r}", stacklevel=2)
-        Optimizer.opt_registry[name] = klass
-        return klass
+        """Class decorator: make an optimizer known by its name, in lower case.
+
+        Another class of that name is replaced, with a warning.
+        """
+        return Optimizer.opt_registry.register(klass, stacklevel=3)
 
     @staticmethod
     def create_optimizer(name: str | Optimizer, **kwargs: Any) -> Optimizer:
@@ -169,13 +166,7 @@ class Optimizer:
             return name
         if not isinstance(name, str):
             raise TypeError(f"optimizer={name!r}: must be a name, such as 'sgd', or an Optimizer, not {type(name).__name__}")
-        known = Optimizer.opt_registry
-        if name.lower() not in known:
-            raise ValueError(
-                f"optimizer={name!r}: no optimizer is registered by that name; there are {', '.join(sorted(known))}."
-                f"{did_you_mean(name.lower(), known)} A class of your own needs @tristep.optimizer.register"
-            )
-        return known[name.lower()](**kwargs)
+        return Optimizer.opt_registry.lookup(name)(**kwargs)
 
     def create_state(self, index: Index, weight: torch.Tensor) -> Any:
         """The state of one parameter before its first update: None, a tensor, or a tuple or list of such.
@@ -773,6 +764,9 @@ class RuleOptimizer(Optimizer):
             )
 
 
+Optimizer.opt_registry = Registry(
+    "optimizer", Optimizer, argument="optimizer", hint="A class of your own needs @tristep.optimizer.register"
+)
 register = Optimizer.register
 create = Optimizer.create_optimizer
 
