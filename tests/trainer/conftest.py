@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tristep.kvstore import Compressor, KVStore
+from tristep.lr_scheduler import LRScheduler
 from tristep.optimizer import Optimizer
+from tristep.trainer.lr_scheduler.config import functions
 
 HAS_DEVICE = torch.cuda.is_available()  # true for ROCm too
 LIBRARIES = {"triton": "triton", "cpu": "numba", "eager": "torch"}
@@ -30,7 +32,7 @@ def device(request):
 @pytest.fixture
 def clean_registry():
     """What a test registers is forgotten after it."""
-    registries = [Optimizer.opt_registry, KVStore.kv_registry, Compressor.registry]
+    registries = [Optimizer.opt_registry, KVStore.kv_registry, Compressor.registry, LRScheduler.registry, functions]
     before = [dict(registry) for registry in registries]
     yield
     for registry, entries in zip(registries, before, strict=True):

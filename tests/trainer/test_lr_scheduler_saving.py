@@ -1,0 +1,278 @@
+"""Learning-rate schedules: by name, of one's own, with a state; saved and loaded; and the examples of the docstrings."""
+
+import doctest
+import importlib
+import json
+import pickle
+import pkgutil
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import lr_scheduler as torchs
+
+from tristep import Trainer
+from tristep.trainer import lr_scheduler
+from tristep.trainer.lr_scheduler import (
+    FactorScheduler,
+    FunctionScheduler,
+    LRScheduler,
+    MultiFactorScheduler,
+    PolyScheduler,
+    create,
+    from_config,
+    from_torch,
+    register,
+    sequence,
+)
+
+pytestmark = pytest.mark.usefixtures("clean_registry")
+
+
+def _through_json(schedule):
+    return from_config(json.loads(json.dumps(schedule.to_config())))
+
+
+# ---- by name ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["MultiFactorScheduler", "multifactorscheduler", "MultiFactor", "multifactor"])
+def test_create_by_any_spelling(name):
+    assert create(name, step=[3], base_lr=0.1) == MultiFactorScheduler([3], base_lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: create("cosin"), ValueError, r"name='cosin': .*Did you mean 'cosine' or 'cosinerestarts'\?"),
+        (lambda: create("zzz"), ValueError, "there are cosine, cosinerestarts, cyclic, exponential, .*, poly, sequence"),
+        (lambda: create(3), TypeError, "name=3: must be the name"),
+        (lambda: create("cosine", max_updates=3), TypeError, "max_updates"),
+        (lambda: from_config("poly"), TypeError, "must be a mapping"),
+        (lambda: from_config({"class": "PolyScheduler"}), ValueError, r"has the keys \['class'\]"),
+        (lambda: from_config({"class": "PolyScheduler", "kwargs": [3]}), TypeError, r"config\['kwargs'\]=\[3\]"),
+        (lambda: from_config({"class": "MyScheduler", "kwargs": {}}), ValueError, "needs @register"),
+        (lambda: register(dict), TypeError, "must be a subclass of LRScheduler"),
+        (lambda: register(lambda n: n), TypeError, "has no name to be found by"),
+    ],
+)
+def test_unknown_names_and_configs_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_taken_name_is_replaced_with_a_warning():
+    def define(rate):
+        @register
+        class Fixed(LRScheduler):
+            def __call__(self, num_update):
+                return rate
+
+    define(1.0)
+    define(2.0)  # as when a notebook cell is run twice
+    assert create("fixed")(0) == 2.0
+    with pytest.warns(UserWarning, match="scheduler 'polyscheduler' now means .*, before .*PolyScheduler") as caught:
+        ours = register(type("PolyScheduler", (LRScheduler,), {}))
+    assert [warning.filename for warning in caught] == [__file__]
+    assert type(create("poly")) is ours
+
+
+# ---- functions -------------------------------------------------------------------------------------------------------
+
+
+def test_schedules_made_with_functions_are_saved_by_name():
+    def halves(n):
+        return 0.5**n
+
+    def steps(optimizer, size):
+        return torchs.StepLR(optimizer, size, 0.5)
+
+    def made():
+        return sequence((FunctionScheduler(halves, base_lr=2.0), 3), (halves, 2), from_torch(steps, size=2))
+
+    unsaved = made()
+    with pytest.raises(TypeError, match="function of FunctionScheduler=<function .*: is not registered, so it cannot be"):
+        unsaved.to_config()
+    assert "<function" in repr(unsaved)
+    register(halves)
+    register(steps)
+    schedule = made()
+    config = json.loads(json.dumps(schedule.to_config()))
+    assert from_config(config) == schedule
+    assert eval(repr(schedule), vars(lr_scheduler)) == schedule
+    assert from_config(config)(np.arange(9)).tolist() == [2.0, 1.0, 0.5, 1.0, 0.5, 0.01, 0.01, 0.01, 0.005]
+    config["kwargs"]["schedulers"][0]["kwargs"]["function"] = "halve"
+    with pytest.raises(ValueError, match="function='halve': no function is registered by that name.*Did you mean 'halves'"):
+        from_config(config)
+
+
+def test_function_of_a_taken_name_replaces_the_first_with_a_warning():
+    def rate(n):
+        return 1.0
+
+    register(rate)
+    other = eval("lambda n: 2.0")
+    other.__name__ = other.__qualname__ = "rate"
+    with pytest.warns(UserWarning, match="function 'rate' now means"):
+        register(other)
+    assert create("function", function="rate", base_lr=1.0)(0) == 2.0
+
+
+# ---- schedules of one's own ------------------------------------------------------------------------------------------
+
+
+def test_user_schedule_prints_saves_and_warms_up():
+    @register
+    class Sawtooth(LRScheduler):
+        def __init__(self, period, **kwargs):
+            super().__init__(**kwargs)
+            self.period = period
+
+        def __call__(self, num_update):
+            if num_update < self.warmup_steps:
+                return self.get_warmup_lr(num_update)
+            return self.base_lr * (1 - num_update % self.period / self.period)
+
+    schedule = create("sawtooth", period=4, base_lr=0.8, warmup_steps=2)
+    assert [schedule(n) for n in range(6)] == pytest.approx([0.0, 0.4, 0.4, 0.2, 0.8, 0.6])
+    assert repr(schedule) == "Sawtooth(period=4, base_lr=0.8, warmup_steps=2)"
+    assert _through_json(schedule) == schedule
+
+
+def test_user_schedule_without_its_arguments_prints_but_does_not_save():
+    class Hidden(LRScheduler):
+        def __init__(self, period):
+            super().__init__()
+            self._period = period
+
+    assert "Hidden object" in repr(Hidden(3))
+    with pytest.raises(TypeError, match="Hidden has no attribute 'period'"):
+        Hidden(3).to_config()
+
+
+def test_base_class_has_no_rule():
+    with pytest.raises(NotImplementedError, match=r"must define __call__\(num_update\)"):
+        LRScheduler()(0)
+
+
+class Stateful(LRScheduler):
+    """As MXNet's documents write schedules, and as its own FactorScheduler works: it changes when it is called."""
+
+    def __init__(self, step, factor, stop_factor_lr=1e-8, **kwargs):
+        super().__init__(**kwargs)
+        self.step, self.factor, self.stop_factor_lr = step, factor, stop_factor_lr
+        self.count = 0
+
+    def __call__(self, num_update):
+        if num_update < self.warmup_steps:
+            return self.get_warmup_lr(num_update)
+        while num_update > self.count + self.step:
+            self.count += self.step
+            self.base_lr *= self.factor
+            if self.base_lr < self.stop_factor_lr:
+                self.base_lr = self.stop_factor_lr
+        return self.base_lr
+
+
+warmups = pytest.mark.parametrize("warmup", [{}, {"warmup_steps": 5, "warmup_begin_lr": 0.05}], ids=["none", "warm-up"])
+
+
+@warmups
+def test_base_lr_is_the_present_learning_rate_and_may_be_set_as_in_mxnet(warmup):
+    """The next learning rate is the one that was set, until the next drop, as in MXNet's loop."""
+    given = {"step": 3, "factor": 0.1, "base_lr": 1.0, **warmup}
+    theirs, ours = Stateful(**given), FactorScheduler(**given)
+    several = MultiFactorScheduler([3 * k for k in range(1, 20)], 0.1, base_lr=1.0, **warmup)
+    for n in range(1, 30):
+        rate = pytest.approx(theirs(n), rel=1e-12)
+        assert (ours(n), several(n)) == (rate, rate)
+        rate = pytest.approx(theirs.base_lr, rel=1e-12)
+        assert (ours.base_lr, several.base_lr) == (rate, rate)
+        if n in (8, 12, 20):
+            for schedule in (theirs, ours, several):
+                schedule.base_lr = 0.5
+            assert ours(n) == several(n) == 0.5
+            restored = _through_json(ours)
+            assert restored == ours
+            np.testing.assert_array_equal(restored(np.arange(n, 40)), ours(np.arange(n, 40)))
+        if n == 16:
+            for schedule in (theirs, ours, several):
+                schedule.base_lr *= 0.5
+    assert ours.warmup_final_lr == theirs.warmup_final_lr == 1.0
+    assert repr(ours).count("base_lr=1.0") == 1  # as it was made
+
+
+@warmups
+def test_stateful_schedule_trains_and_resumes(warmup, tmp_path):
+    """Its learning rate may fall below the beginning of the warm-up."""
+    register(Stateful)
+
+    weight = torch.nn.Parameter(torch.ones(2))
+
+    def trainer(schedule):
+        return Trainer([weight], "sgd", {"lr_scheduler": schedule})
+
+    def rates(trainer, count):
+        found = []
+        for _ in range(count):
+            weight.grad = torch.ones(2)
+            trainer.step(1)
+            found.append(trainer.learning_rate)
+        return found
+
+    given = {"step": 2, "factor": 0.1, "base_lr": 1.0, **warmup}
+    judge, first = FactorScheduler(**given), trainer(Stateful(**given))
+    expected = [judge(n) for n in range(1, 13)]
+    assert rates(first, 8) == pytest.approx(expected[:8], rel=1e-12)
+    again = trainer(Stateful(**given))
+    first.save_states(tmp_path / "states")
+    again.load_states(tmp_path / "states")
+    assert again.optimizer.lr_scheduler.count == first.optimizer.lr_scheduler.count > 0
+    assert rates(again, 4) == pytest.approx(expected[8:], rel=1e-12)
+    assert rates(first, 4) == pytest.approx(expected[8:], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "state", [{"_kept": 1}, {"step": 7}, {"since": 1}, {"since": -1, "base_lr": 0.1}, {"__class__": "x"}]
+)
+def test_state_that_no_schedule_saves_is_refused(state):
+    config = FactorScheduler(step=5, factor=0.5, base_lr=0.1).to_config()
+    with pytest.raises((TypeError, ValueError), match=next(iter(state)) + "|base_lr"):
+        from_config(config | {"state": state})
+
+
+# ---- sequences and saved files ---------------------------------------------------------------------------------------
+
+
+def test_trainer_saves_a_sequence_with_its_parts():
+    net = torch.nn.Linear(2, 1)
+    schedule = sequence((PolyScheduler(5, 0.1), 5), from_torch(torchs.ExponentialLR, gamma=0.9))
+    trainer = Trainer(net, "sgd", {"lr_scheduler": schedule})
+    resumed = Trainer(net, "sgd")
+    resumed.load_state_dict(json.loads(json.dumps(trainer.state_dict())))
+    assert resumed.optimizer.lr_scheduler == schedule
+
+
+def test_sequence_has_no_base_lr():
+    schedule = sequence((PolyScheduler(5), 5), PolyScheduler(5))
+    assert not hasattr(schedule, "base_lr")
+    with pytest.raises(AttributeError, match="set it on one of its schedulers"):
+        schedule.base_lr = 0.5
+    with pytest.warns(UserWarning, match="learning_rate=0.5 has no effect"):
+        Trainer(torch.nn.Linear(2, 1), "sgd", {"lr_scheduler": schedule, "learning_rate": 0.5})
+    schedule.schedulers[0].base_lr = 0.5
+    assert schedule(0) == 0.5
+
+
+@pytest.mark.parametrize("name", [*lr_scheduler.__all__, "_Driven"])
+def test_pickles_of_the_former_module_load(name):
+    """Pickles name classes by module; all of them were in the file lr_scheduler.py once."""
+    assert pickle.loads(f"ctristep.trainer.lr_scheduler\n{name}\n.".encode()) is getattr(lr_scheduler, name)
+
+
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(lr_scheduler.__path__)])
+def test_docstring_examples(name):
+    module = importlib.import_module(f"tristep.trainer.lr_scheduler.{name}")
+    failed, attempted = doctest.testmod(module, extraglobs=vars(lr_scheduler))
+    assert attempted > 5 or name == "config"
+    assert failed == 0

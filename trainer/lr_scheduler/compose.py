@@ -1,0 +1,149 @@
+"""Schedules made from functions and from other schedules."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arguments import whole
+from .base import LRScheduler, evaluate, increasing, register
+from .config import as_function
+
+__all__ = ["FunctionScheduler", "SequenceScheduler", "sequence"]
+
+
+@register
+class FunctionScheduler(LRScheduler):
+    """``base_lr`` times a function of the update count.
+
+    ::
+
+        base_lr * function(n - warmup_steps)
+
+    A function that returns the learning rate itself needs none of this: an optimizer takes any callable as its schedule.
+    To be saved, the function is registered under its name (``@register`` above its ``def``), before loading too; for one
+    that is not, a trainer's saved states only say that the schedule must be given again.
+
+    Args:
+        function: a pure function from an int >= 0 to a number >= 0; or its registered name.
+        base_lr: as in :class:`LRScheduler`.
+        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`.
+
+    Raises:
+        TypeError: ``function`` cannot be called; and as in :class:`LRScheduler`.
+        ValueError: it returned no learning rate; no function has that name; and as in :class:`LRScheduler`.
+
+    Source: torch's ``LambdaLR``.
+
+    >>> schedule = FunctionScheduler(lambda n: 1 / (1 + n), base_lr=0.5, warmup_steps=2)
+    >>> [schedule(n) for n in (0, 1, 2, 3)]
+    [0.0, 0.25, 0.5, 0.25]
+    """
+
+    def __init__(
+        self,
+        function: Callable[[int], float] | str,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.function = as_function("function", function)
+
+    def _after_warmup(self, n):
+        return self.base_lr * evaluate(self.function, n - self.warmup_steps, "function")
+
+
+@register
+class SequenceScheduler(LRScheduler):
+    """Several schedules in sequence, each counted from its own start; :func:`sequence` makes it from lengths.
+
+    ::
+
+        schedulers[0](n)                       for n < starts[0]
+        schedulers[k + 1](n - starts[k])       for starts[k] <= n < starts[k + 1], or to the end
+
+    It has no ``base_lr`` of its own; those of its schedules are set on them.
+
+    Args:
+        schedulers: list or tuple of schedules, at least one: of this package, or callables from update count to learning
+            rate (or registered names of functions).
+        starts: list or tuple of the update counts, ints >= 1, strictly increasing, at which the second and each
+            further one starts; one less than there are ``schedulers``.
+
+    Raises:
+        TypeError, ValueError: as in :class:`LRScheduler`.
+
+    Source: torch's ``SequentialLR``, where ``starts`` are ``milestones``.
+
+    >>> schedule = SequenceScheduler([create("poly", max_update=10, base_lr=1.0, pwr=1), lambda n: 0.5], starts=[5])
+    >>> [schedule(n) for n in (0, 4, 5, 6)]
+    [1.0, 0.6, 0.5, 0.5]
+    """
+
+    def __init__(self, schedulers: Sequence[Callable[[int], float] | str], starts: Sequence[int]) -> None:
+        if not isinstance(schedulers, list | tuple):
+            raise TypeError(f"schedulers={schedulers!r}: must be a list or tuple of schedules")
+        if not schedulers:
+            raise ValueError(f"schedulers={schedulers!r}: must hold at least one schedule")
+        self.schedulers = [as_function(f"schedulers[{k}]", schedule) for k, schedule in enumerate(schedulers)]
+        self.starts = [whole(f"starts[{k}]", start) for k, start in enumerate(increasing("starts", starts, least=0))]
+        if len(self.starts) != len(schedulers) - 1:
+            raise ValueError(
+                f"starts={starts!r}: must hold one number for each of the schedulers but the first, {len(schedulers) - 1}"
+            )
+        self.warmup_steps = 0  # each schedule has its own
+
+    @property
+    def base_lr(self) -> float:
+        """There is none: reading and setting it raise AttributeError."""
+        raise AttributeError("a SequenceScheduler has no base_lr: see those of its schedulers")
+
+    @base_lr.setter
+    def base_lr(self, value: float) -> None:
+        raise AttributeError("a SequenceScheduler has no base_lr: set it on one of its schedulers")
+
+    def get_warmup_lr(self, num_update):
+        """Never used: each schedule has its own warm-up."""
+        return 0.0
+
+    def _after_warmup(self, n):
+        offsets = [0, *self.starts]
+        which = np.searchsorted(self.starts, n, side="right")
+        if not isinstance(n, np.ndarray):
+            return evaluate(self.schedulers[which], n - offsets[which], f"schedulers[{which}]")
+        rates = np.empty(n.shape)
+        for k, schedule in enumerate(self.schedulers):
+            rates[which == k] = evaluate(schedule, n[which == k] - offsets[k], f"schedulers[{k}]")
+        return rates
+
+
+def sequence(*parts: Any) -> SequenceScheduler:
+    """Several schedules in sequence, each for a number of updates, and counted from its own start.
+
+    Args:
+        *parts: pairs (schedule, number of updates, an int >= 1), and as the last a schedule for the rest.
+
+    Raises:
+        TypeError, ValueError: a part is neither; as in :class:`SequenceScheduler`.
+
+    >>> schedule = sequence((lambda n: 0.1, 100), (create("poly", max_update=50, base_lr=1.0, pwr=1), 50), lambda n: 0.01)
+    >>> [schedule(n) for n in (99, 100, 125, 150)]
+    [0.1, 1.0, 0.5, 0.01]
+    """
+    if not parts:
+        raise ValueError("parts: must hold at least one schedule")
+    *pairs, last = parts
+    schedulers, lengths = [], []
+    for k, pair in enumerate(pairs):
+        if not (isinstance(pair, list | tuple) and len(pair) == 2):
+            raise TypeError(f"parts[{k}]={pair!r}: must be a pair of a schedule and its number of updates")
+        schedulers.append(pair[0])
+        lengths.append(whole(f"parts[{k}][1]", pair[1], low=1))
+    if isinstance(last, list | tuple):
+        raise TypeError(f"parts[{len(pairs)}]={last!r}: the last must be a schedule alone, which lasts to the end")
+    return SequenceScheduler([*schedulers, last], list(itertools.accumulate(lengths)))

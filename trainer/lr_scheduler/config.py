@@ -1,0 +1,98 @@
+"""Arguments of schedules as data for JSON: registered functions by name, other schedules as their configurations."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..registry import Registry
+
+__all__ = ["as_function", "constructor_arguments", "functions", "hashable", "is_plain", "shown", "to_plain"]
+
+functions: Registry[Callable[..., Any]] = Registry("function", ignore_case=False, hint="It needs @register above its def")
+
+
+def as_function(name: str, function: Any) -> Callable[[int], float]:
+    """A callable, or the registered function of that name.
+
+    Raises:
+        TypeError: it cannot be called.
+        ValueError: no function has that name.
+    """
+    if isinstance(function, str):
+        return functions.lookup(function, name)
+    if not callable(function):
+        raise TypeError(f"{name}={function!r}: must be a callable from the number of updates to a number")
+    return function
+
+
+def to_plain(name: str, value: Any) -> Any:
+    """A copy of an argument for JSON.
+
+    Raises:
+        TypeError: a function that is not registered, or one inside a mapping.
+    """
+    if hasattr(value, "to_config"):
+        return value.to_config()
+    if isinstance(value, list | tuple):
+        return [to_plain(f"{name}[{i}]", item) for i, item in enumerate(value)]
+    if callable(value):
+        if not _is_registered(value):
+            raise TypeError(
+                f"{name}={value!r}: is not registered, so it cannot be saved: write it with def, and @register above that"
+            )
+        return value.__name__
+    if isinstance(value, Mapping) and (found := [key for key, item in value.items() if callable(item)]):
+        raise TypeError(
+            f"{name}[{found[0]!r}] is a function, which cannot be saved: put the whole into a function with @register "
+            "above its def"
+        )
+    return copy.deepcopy(value)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a number, a string, None, or a list of such."""
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return isinstance(value, bool | int | float | str | None)
+
+
+def shown(value: Any) -> str:
+    """As `repr`, with registered functions by name."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(shown, value))}]"
+    return repr(value.__name__ if _is_registered(value) else value)
+
+
+def hashable(value: Any) -> Any:
+    """Something to hash, equal for equal values."""
+    if isinstance(value, Mapping):
+        return frozenset((key, hashable(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(hashable, value))
+    try:
+        hash(value)
+    except TypeError:
+        return type(value)
+    return value
+
+
+def constructor_arguments(cls: type) -> dict[str, Any]:
+    """Names and defaults of the constructor's arguments, and of its base class's where it takes **kwargs."""
+    arguments: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        for p in parameters:
+            if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+                arguments.setdefault(p.name, p.default)
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break
+    return arguments
+
+
+def _is_registered(value: Any) -> bool:
+    return inspect.isfunction(value) and functions.get(value.__name__) is value

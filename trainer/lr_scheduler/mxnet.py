@@ -1,0 +1,250 @@
+"""MXNet's schedules, by name and number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arguments import number, real, whole
+from .base import LRScheduler, final_update, half_cosine, increasing, register
+
+__all__ = ["CosineScheduler", "FactorScheduler", "MultiFactorScheduler", "PolyScheduler"]
+
+
+class _DropScheduler(LRScheduler):
+    """Schedules that multiply the learning rate by a factor at drops, and whose ``base_lr`` is the present learning rate.
+
+    Where it is set, as MXNet lets it, earlier drops are included in it: the next learning rate is this one, until the next
+    drop.
+    """
+
+    _position: int | None = None  # the update that was asked for last
+    _since = 0  # drops there had been when base_lr was set
+
+    @property
+    def base_lr(self) -> float:
+        """The learning rate at the update that was asked for last, warm-up aside; may be set."""
+        return float(self._after_warmup(self._position)) if self._is_past_warmup() else self._base_lr
+
+    @base_lr.setter
+    def base_lr(self, value: float) -> None:
+        value = real("base_lr", value, low=0)
+        if self._is_past_warmup():
+            self._warmup_final_lr, self._since = self.warmup_final_lr, int(self._drops(self._position))
+        else:
+            self._check_base_lr(value)
+            self._since = 0
+        self._base_lr = value
+
+    def start_from(self, base_lr: float) -> None:
+        super().start_from(base_lr)
+        self._position, self._since = None, 0
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        if "since" not in state:
+            super().load_state(state)
+            return
+        now, since = real("base_lr", state.get("base_lr"), low=0), whole("since", state["since"], low=0)
+        super().load_state({name: value for name, value in state.items() if name not in ("base_lr", "since")})
+        self._warmup_final_lr, self._base_lr, self._since = self.warmup_final_lr, now, since
+
+    def _state(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        state = super()._state(kwargs)
+        if self._since or self._base_lr != self.warmup_final_lr:
+            state |= {"base_lr": self._base_lr, "since": self._since}
+        return state
+
+    def _called(self, num_update: int) -> None:
+        self._position = num_update
+
+    def _is_past_warmup(self) -> bool:
+        return self._position is not None and self._position >= self.warmup_steps
+
+    def _drops(self, n):
+        """How many drops there are before an update, or an array of them."""
+        raise NotImplementedError
+
+
+@register
+class FactorScheduler(_DropScheduler):
+    """Multiply the learning rate by a factor every so many updates.
+
+    ::
+
+        base_lr                                            for n <= step
+        max(base_lr * factor**k, stop_factor_lr)           for k*step < n <= (k + 1)*step, k >= 1
+
+    so the first drop is at update ``step`` + 1. Drops during the warm-up take effect when it ends.
+
+    Args:
+        step: number of updates between two drops, >= 1.
+        factor: the factor, from 0 to 1. The default 1 keeps the learning rate.
+        stop_factor_lr: the learning rate that no drop goes below.
+        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+
+    Source: MXNet 1.9.1, ``FactorScheduler``.
+
+    >>> schedule = FactorScheduler(step=100, factor=0.5, base_lr=0.8)
+    >>> [schedule(n) for n in (0, 100, 101, 201)]
+    [0.8, 0.8, 0.4, 0.2]
+    """
+
+    def __init__(
+        self,
+        step: float,
+        factor: float = 1.0,
+        stop_factor_lr: float = 1e-8,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.step = number("step", step, low=1)
+        self.factor = real("factor", factor, low=0, high=1)
+        self.stop_factor_lr = real("stop_factor_lr", stop_factor_lr)
+
+    def _after_warmup(self, n):
+        drops = np.maximum(self._drops(n) - self._since, 0)
+        # As in MXNet, the floor holds from the first drop on: until then, a base_lr below it is left alone.
+        floor = np.where(drops > 0, self.stop_factor_lr, self._base_lr)
+        return np.maximum(self._base_lr * self.factor**drops, floor)
+
+    def _drops(self, n):
+        return np.maximum(np.ceil(n / self.step) - 1, 0)
+
+
+@register
+class MultiFactorScheduler(_DropScheduler):
+    """Multiply the learning rate by a factor after each of a list of updates.
+
+    ::
+
+        base_lr * factor**k, where k is how many of the numbers in ``step`` are smaller than n
+
+    Args:
+        step: list or tuple of update counts, each >= 1, strictly increasing, at least one.
+        factor: the factor, from 0 to 1. The default 1 keeps the learning rate.
+        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+
+    Source: MXNet 1.9.1, ``MultiFactorScheduler``.
+
+    >>> schedule = MultiFactorScheduler(step=[10, 30], factor=0.5, base_lr=0.8)
+    >>> [schedule(n) for n in (10, 11, 30, 31)]
+    [0.8, 0.4, 0.4, 0.2]
+    """
+
+    def __init__(
+        self,
+        step: Sequence[float],
+        factor: float = 1.0,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.step = increasing("step", step)
+        self.factor = real("factor", factor, low=0, high=1)
+
+    def _after_warmup(self, n):
+        return self._base_lr * self.factor ** np.maximum(self._drops(n) - self._since, 0)
+
+    def _drops(self, n):
+        return np.searchsorted(self.step, n, side="left")
+
+
+@register
+class PolyScheduler(LRScheduler):
+    """Polynomial decay of the learning rate to its final value.
+
+    ::
+
+        final_lr + (base_lr - final_lr) * (1 - t)**pwr
+        t = (n - warmup_steps) / (max_update - warmup_steps)
+
+    for n <= ``max_update``; from then on the learning rate keeps the value it has there.
+
+    Args:
+        max_update: the update at which the learning rate reaches its final value, an int >= 1, above ``warmup_steps``.
+        base_lr: as in :class:`LRScheduler`.
+        pwr: the power of the polynomial, >= 0.
+        final_lr: the learning rate at ``max_update`` and later, >= 0.
+        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+
+    Source: MXNet 1.9.1, ``PolyScheduler``.
+
+    >>> schedule = PolyScheduler(max_update=100, base_lr=1.0, pwr=2)
+    >>> [schedule(n) for n in (0, 50, 100, 1000)]
+    [1.0, 0.25, 0.0, 0.0]
+    """
+
+    def __init__(
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        pwr: float = 2,
+        final_lr: float = 0.0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.max_update = final_update(max_update, self.warmup_steps)
+        self.pwr = number("pwr", pwr, low=0)
+        self.final_lr = real("final_lr", final_lr, low=0)
+
+    def _after_warmup(self, n):
+        remaining = (1 - _fraction_done(self, n)) ** self.pwr
+        return self.final_lr + (self.base_lr - self.final_lr) * remaining
+
+
+@register
+class CosineScheduler(LRScheduler):
+    """Decay of the learning rate to its final value along half a cosine wave.
+
+    ::
+
+        final_lr + (base_lr - final_lr) * (1 + cos(pi * t)) / 2
+        t = (n - warmup_steps) / (max_update - warmup_steps)
+
+    for n <= ``max_update``; from then on the learning rate keeps the value it has there.
+
+    Args:
+        max_update: the update at which the learning rate reaches its final value, an int >= 1, above ``warmup_steps``.
+        base_lr: as in :class:`LRScheduler`.
+        final_lr: the learning rate at ``max_update`` and later, >= 0.
+        warmup_steps, warmup_begin_lr, warmup_mode: as in :class:`LRScheduler`, and so are the errors.
+
+    Source: MXNet 1.9.1, ``CosineScheduler``; the shape is that of Loshchilov and Hutter, "SGDR" (2017),
+    equation 5, without restarts.
+
+    >>> schedule = CosineScheduler(max_update=100, base_lr=1.0, warmup_steps=20)
+    >>> [round(schedule(n), 6) for n in (0, 10, 20, 60, 100, 1000)]
+    [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
+    """
+
+    def __init__(
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        final_lr: float = 0.0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.max_update = final_update(max_update, self.warmup_steps)
+        self.final_lr = real("final_lr", final_lr, low=0)
+
+    def _after_warmup(self, n):
+        remaining = half_cosine(_fraction_done(self, n))
+        return self.final_lr + (self.base_lr - self.final_lr) * remaining
+
+
+def _fraction_done(schedule: PolyScheduler | CosineScheduler, n):
+    """From 0 at the end of the warm-up to 1 at max_update, and 1 after that."""
+    length = schedule.max_update - schedule.warmup_steps
+    return (np.minimum(n, schedule.max_update) - schedule.warmup_steps) / length
