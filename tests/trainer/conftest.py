@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 import torch
 
+from tristep.initializer import Initializer
 from tristep.kvstore import Compressor, KVStore
 from tristep.lr_scheduler import LRScheduler
 from tristep.optimizer import Optimizer
@@ -32,7 +33,8 @@ def device(request):
 @pytest.fixture
 def clean_registry():
     """What a test registers is forgotten after it."""
-    registries = [Optimizer.opt_registry, KVStore.kv_registry, Compressor.registry, LRScheduler.registry, functions]
+    stores = [KVStore.kv_registry, Compressor.registry]
+    registries = [Optimizer.opt_registry, Initializer.registry, LRScheduler.registry, functions, *stores]
     before = [dict(registry) for registry in registries]
     yield
     for registry, entries in zip(registries, before, strict=True):

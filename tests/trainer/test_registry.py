@@ -1,15 +1,17 @@
-"""The registry, and that optimizers, stores and compressors treat names alike."""
+"""The registry, and that optimizers, schedules, initializers, stores and compressors treat names alike."""
 
 import warnings
 
 import pytest
 
-from tristep import kvstore, optimizer
+from tristep import initializer, kvstore, lr_scheduler, optimizer
 from tristep.trainer.registry import Registry
 
 PUBLIC = {
     "optimizer": (optimizer.register, optimizer.Optimizer, optimizer.registered),
     "Optimizer": (optimizer.Optimizer.register, optimizer.Optimizer, optimizer.registered),
+    "scheduler": (lr_scheduler.register, lr_scheduler.LRScheduler, lambda: lr_scheduler.LRScheduler.registry),
+    "initializer": (initializer.register, initializer.Initializer, initializer.registered),
     "store": (kvstore.register, kvstore.KVStore, kvstore.registered),
     "KVStoreBase": (kvstore.KVStoreBase.register, kvstore.KVStore, kvstore.registered),
     "compressor": (kvstore.register_compressor, kvstore.Compressor, kvstore.registered_compressors),
@@ -99,6 +101,8 @@ def test_every_register_treats_a_taken_name_alike(key, clean_registry):
     assert [warning.filename for warning in caught] == [__file__]
     assert registered()["again"] is other
     for wrong in (3, int, "again"):
-        with pytest.raises(TypeError, match=f"@register takes a subclass of {base.__name__}, got {wrong!r}"):
+        with pytest.raises(
+            TypeError, match=f"{wrong!r}.*subclass of {base.__name__}|subclass of {base.__name__}, got {wrong!r}"
+        ):
             register(wrong)
     assert registered()["again"] is other

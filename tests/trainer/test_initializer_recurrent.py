@@ -1,0 +1,154 @@
+"""Initializers of recurrent networks: MXNet's vectors of fused networks, and torch's layers and cells."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tristep.trainer.initializer import (
+    Constant,
+    FusedRNN,
+    InitDesc,
+    Initializer,
+    LSTMBias,
+    Orthogonal,
+    RNNFused,
+    Xavier,
+    initialize,
+)
+
+
+def _filled(initializer, shape, name="fc_weight", dtype=torch.float32, **desc):
+    arr = torch.full(shape, math.nan, dtype=dtype)
+    initializer(InitDesc(name, **desc), arr)
+    return arr
+
+
+def test_the_forget_gate_of_a_bias_as_in_mxnet():
+    """MXNet 1.9.1 and 2.0 gave these."""
+    own = LSTMBias(3.0).dumps()
+    assert _filled(Xavier(), (8,), "a_bias", attrs={"__init__": own}).tolist() == [0, 0, 3, 3, 0, 0, 0, 0]
+    assert _filled(LSTMBias(2), (8, 2))[:, 1].tolist() == [0, 0, 2, 2, 0, 0, 0, 0]
+
+
+class Numbered(Initializer):
+    """Fills each tensor that it is given with the next integer, and keeps the names and shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __call__(self, desc, arr):
+        self.seen.append((str(desc), tuple(arr.shape)))
+        arr.fill_(len(self.seen))
+
+
+def _runs(vector):
+    """(value, how often in a row) of each run."""
+    edges = [0, *(np.flatnonzero(np.diff(vector)) + 1).tolist(), len(vector)]
+    return [(int(vector[a]), b - a) for a, b in itertools.pairwise(edges)]
+
+
+def test_a_fused_network_is_taken_apart_as_by_mxnet():
+    """Names, shapes and places that MXNet 1.9.1 gave for two layers of 2, input 3, both directions."""
+    inner = Numbered()
+    vector = _filled(FusedRNN(inner, 2, 2, "rnn_tanh", bidirectional=True), (60,))
+    assert inner.seen == [
+        ("l0_i2h_weight", (2, 3)),
+        ("l0_h2h_weight", (2, 2)),
+        ("r0_i2h_weight", (2, 3)),
+        ("r0_h2h_weight", (2, 2)),
+        ("l1_i2h_weight", (2, 4)),
+        ("l1_h2h_weight", (2, 2)),
+        ("r1_i2h_weight", (2, 4)),
+        ("r1_h2h_weight", (2, 2)),
+        *((f"{place}_{source}_bias", (2,)) for place in ("l0", "r0", "l1", "r1") for source in ("i2h", "h2h")),
+    ]
+    lengths = [6, 4, 6, 4, 8, 4, 8, 4] + 8 * [2]
+    assert _runs(vector) == list(enumerate(lengths, start=1))
+
+
+def test_forget_gates_of_a_fused_lstm_as_in_mxnet():
+    """MXNet 1.9.1 gave this for one layer of 2, input 3."""
+    inner = Numbered()
+    vector = _filled(FusedRNN(inner, 2, 1, "lstm", forget_bias=-5.0), (56,))
+    assert [name for name, _ in inner.seen[:4]] == [f"l0_i2h_{gate}_weight" for gate in "ifco"]
+    weights = [(i, 6) for i in (1, 2, 3, 4)] + [(i, 4) for i in (5, 6, 7, 8)]
+    assert _runs(vector) == weights + [(9, 2), (-5, 2), (10, 2), (11, 2), (12, 2), (-5, 2), (13, 2), (14, 2)]
+    assert [name for name, _ in inner.seen[8:]] == [
+        f"l0_{source}_{gate}_bias" for source in ("i2h", "h2h") for gate in "ico"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lengths"),  # as MXNet 2.0 gave them for two layers of 2, input 3
+    [
+        (("lstm", 2, 2), [24, 16, 16, 16, 8, 8, 8, 8]),
+        (("lstm", 2, 2, True), [24, 16, 24, 16, 32, 16, 32, 16] + 8 * [8]),
+        (("lstm", 2, 2, False, 1), [24, 8, 2, 8, 8, 2] + 4 * [8]),
+        (("lstm", 2, 2, True, 1), [24, 8, 2, 24, 8, 2, 16, 8, 2, 16, 8, 2] + 8 * [8]),
+        (("gru", 2, 2, True), [18, 12, 18, 12, 24, 12, 24, 12] + 8 * [6]),
+    ],
+)
+def test_the_vector_of_a_network_with_an_initializer_for_each_kind(arguments, lengths):
+    inner = Numbered()
+    parts = ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias", "h2r_weight")
+    rule = RNNFused(*arguments, **{f"{part}_initializer": inner for part in parts})
+    assert _runs(_filled(rule, (sum(lengths),))) == list(enumerate(lengths, start=1))
+
+
+def test_biases_of_a_network_with_an_initializer_for_each_kind_as_in_mxnet():
+    """MXNet 2.0 gave these 104 values."""
+    rule = RNNFused("lstm", 2, 2, False, None, "one", "one", "lstmbias", Constant(7))
+    assert _runs(_filled(rule, (104,))) == [(1, 72)] + 2 * [(0, 2), (1, 2), (0, 4), (7, 8)]
+
+
+def test_a_network_without_initializers_of_its_own_gets_the_models():
+    vector = _filled(FusedRNN(None, 2, 1, "gru"), (42,), global_init=Constant(2))
+    assert _runs(vector) == [(2, 30), (0, 12)]
+    vector = _filled(RNNFused("gru", 1, 2), (42,), global_init=Constant(2))
+    assert _runs(vector) == [(2, 30), (0, 12)]
+    assert 0 < _filled(RNNFused("gru", 1, 2), (42,)).abs().max() <= 0.07
+
+
+# torch's modules
+
+
+# ---- torch's layers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [LSTMBias(1.5), '["lstmbias", {"forget_bias": 1.5}]'])
+def test_the_forget_gate_of_torchs_lstm_opens(own):
+    """With all else zero, the forget gate is the only one that shows: the cell keeps sigmoid(1.5) of its state."""
+    lstm = torch.nn.LSTM(3, 2)
+    lstm.bias_ih_l0.init = own
+    initialize(lstm, "zeros")
+    cell = torch.ones(1, 2)
+    _, (_, after) = lstm(torch.randn(1, 3), (torch.zeros(1, 2), cell))
+    torch.testing.assert_close(after, torch.sigmoid(torch.tensor(1.5)) * cell)
+
+
+def test_a_fused_initializer_fills_torchs_layers_gate_by_gate():
+    lstm = torch.nn.LSTM(5, 3, 2, proj_size=2)
+    initialize(lstm, FusedRNN(Orthogonal(scale=1), 3, 2, "lstm", forget_bias=4))
+    for weight in (lstm.weight_ih_l0, lstm.weight_hh_l1):
+        for gate in weight.detach().chunk(4):
+            gram = gate @ gate.T if gate.shape[0] <= gate.shape[1] else gate.T @ gate
+            torch.testing.assert_close(gram, torch.eye(len(gram)))
+    torch.testing.assert_close(lstm.weight_hr_l0 @ lstm.weight_hr_l0.T, torch.eye(2))
+    assert lstm.bias_hh_l1.tolist() == [0] * 3 + [4] * 3 + [0] * 6
+    gru = torch.nn.GRUCell(5, 3)
+    initialize(gru, FusedRNN("ones", 3, 1, "gru"))
+    assert gru.bias_ih.tolist() == [0] * 9
+    assert (gru.weight_ih == 1).all()
+
+
+def test_each_kind_of_a_recurrent_layers_parameters():
+    lstm = torch.nn.LSTM(5, 3, proj_size=2, bidirectional=True)
+    parts = {"i2h_weight": 1, "h2h_weight": 2, "h2r_weight": 3, "i2h_bias": 4, "h2h_bias": 5}
+    initialize(lstm, RNNFused("lstm", 1, 3, True, 2, **{f"{k}_initializer": Constant(v) for k, v in parts.items()}))
+    for suffix in ("_l0", "_l0_reverse"):
+        found = [getattr(lstm, name + suffix) for name in ("weight_ih", "weight_hh", "weight_hr", "bias_ih", "bias_hh")]
+        assert [p.unique().tolist() for p in found] == [[1], [2], [3], [4], [5]]

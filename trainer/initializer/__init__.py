@@ -1,0 +1,36 @@
+"""Initializers, with MXNet's names, defaults and numbers, on torch tensors.
+
+`initialize` fills a whole module. An initializer may also be called on one tensor with its name, whose ending decides which
+of its rules is used: `Xavier()("fc_weight", w)` draws random numbers and `Xavier()("fc_bias", b)` gives zeros.
+"""
+
+from .base import InitDesc, Initializer, alias, register, registered
+from .base import rms as _size  # noqa: F401  # the name in older pickles
+from .basic import Bilinear, Constant, MSRAPrelu, Normal, One, Orthogonal, Uniform, Xavier, Zero
+from .by_name import Load, Mixed, create
+from .module import initialize
+from .recurrent import FusedRNN, LSTMBias, RNNFused
+
+__all__ = [
+    "Bilinear",
+    "Constant",
+    "FusedRNN",
+    "InitDesc",
+    "Initializer",
+    "LSTMBias",
+    "Load",
+    "MSRAPrelu",
+    "Mixed",
+    "Normal",
+    "One",
+    "Orthogonal",
+    "RNNFused",
+    "Uniform",
+    "Xavier",
+    "Zero",
+    "alias",
+    "create",
+    "initialize",
+    "register",
+    "registered",
+]

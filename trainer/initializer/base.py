@@ -1,0 +1,322 @@
+"""The base class of the initializers, the parameter names that they are called with, and initializers by name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from ..arguments import flag
+from ..registry import Registry
+
+__all__ = ["InitDesc", "Initializer", "alias", "as_initializer", "draw", "from_name", "register", "registered", "rms"]
+
+_Class = TypeVar("_Class", bound="type[Initializer]")
+_RULES = {  # the first ending that matches decides
+    "weight": "_init_weight",
+    "bias": "_init_bias",
+    "gamma": "_init_gamma",
+    "beta": "_init_beta",
+    "min": "_init_zero",
+    "max": "_init_one",
+    "weight_quantize": "_init_quantized_weight",
+    "bias_quantize": "_init_zero",
+    "running_mean": "_init_zero",
+    "moving_mean": "_init_zero",
+    "running_var": "_init_one",
+    "moving_var": "_init_one",
+    "moving_inv_var": "_init_zero",
+    "moving_avg": "_init_zero",
+}
+
+
+class InitDesc(str):
+    """A parameter's name, with what an initializer should know in addition; a string in every other respect.
+
+    Args:
+        name: the name.
+        attrs: "__init__" in it is the parameter's own initializer: a name, what `dumps` gives, or an instance.
+        global_init: the initializer of the whole model, for initializers that delegate to it (:class:`FusedRNN`).
+        role: an ending that decides instead of the name's, such as "gamma" for the weight of a norm; None means the name's.
+        generator: the torch.Generator to draw from; None means the global one.
+
+    >>> InitDesc("fc1_weight", {"__init__": "one"}).upper()
+    'FC1_WEIGHT'
+    """
+
+    attrs: dict[str, Any]
+    global_init: Any
+    role: str | None
+    generator: torch.Generator | None
+
+    def __new__(  # noqa: PYI034  # typing has Self from Python 3.11 on
+        cls,
+        name: str,
+        attrs: Mapping[str, Any] | None = None,
+        global_init: Any = None,
+        role: str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> InitDesc:
+        """Make one."""
+        if not isinstance(name, str):
+            raise TypeError(f"name={name!r}: must be a parameter's name, a string, not {type(name).__name__}")
+        desc = super().__new__(cls, name)
+        desc.attrs = dict(attrs or {})
+        desc.global_init = global_init
+        desc.role = role
+        desc.generator = generator
+        return desc
+
+
+class Initializer:
+    """Base class of the initializers: the rule that fills a parameter follows from its name.
+
+    ======================================================  ======================================
+    ending of the name                                      rule
+    ======================================================  ======================================
+    weight                                                  `_init_weight`, the class's own
+    bias, beta                                              `_init_bias`, `_init_beta`: 0
+    gamma                                                   `_init_gamma`: 1
+    running_mean, moving_mean, moving_avg, moving_inv_var   `_init_zero`: 0
+    running_var, moving_var                                 `_init_one`: 1
+    min, max                                                `_init_zero`, `_init_one`: 0, 1
+    weight_quantize                                         one integer from -127 to 126 throughout
+    bias_quantize                                           `_init_zero`: 0
+    any other                                               `_init_default`: an error
+    ======================================================  ======================================
+
+    For an initializer of your own, write a subclass with `_init_weight(self, name, arr)`, and others of these if wanted.
+    `arr` is a torch tensor, to be filled in place; gradients are not recorded. To be reproducible, draw from
+    `name.generator`, which is None for the global generator. Pass the constructor's arguments to `super().__init__` by
+    name, so that `dumps`, `==` and printing know them.
+
+    Args:
+        **kwargs: the arguments that a subclass was made with.
+
+    Raises:
+        TypeError: called on something that is no tensor.
+        ValueError: there is no rule for the name.
+
+    Source: MXNet 1.9.1, `python/mxnet/initializer.py`.
+
+    >>> @register
+    ... class Half(Initializer):
+    ...     def _init_weight(self, name, arr):
+    ...         arr[:] = 0.5
+    >>> w = torch.zeros(2)
+    >>> create("half")("fc_weight", w)
+    >>> w
+    tensor([0.5000, 0.5000])
+    """
+
+    registry: ClassVar[Registry[type[Initializer]]]
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._kwargs = kwargs
+        self._verbose = False
+        self._print_func: Callable[[torch.Tensor], Any] = rms
+
+    def __call__(self, desc: str, arr: torch.Tensor) -> None:
+        """Fill `arr` in place by the rule for its name.
+
+        Args:
+            desc: the name, or an :class:`InitDesc`.
+            arr: the tensor. With `attrs["__init__"]` in `desc`, that initializer's own rule fills it.
+        """
+        if not isinstance(arr, torch.Tensor):
+            raise TypeError(f"parameter {desc!r}: must be a torch tensor, got {type(arr).__name__}")
+        if not isinstance(desc, InitDesc):
+            desc = InitDesc(desc)
+        if desc.global_init is None:
+            desc.global_init = self
+        name = desc.role or desc
+        rule, method = self, next((rule for ending, rule in _RULES.items() if name.endswith(ending)), "_init_default")
+        if own := desc.attrs.get("__init__"):
+            rule, method = as_initializer(f"parameter {str(desc)!r}: init", own), "_init_weight"
+        with torch.no_grad():
+            returned = getattr(rule, method)(desc, arr)
+        if returned is not None and returned is not arr:
+            raise TypeError(
+                f"parameter {str(desc)!r}: {type(rule).__name__}.{method} returned {type(returned).__name__}, but it has to "
+                "fill arr in place (arr[:] = ... or arr.copy_(...)) and return None"
+            )
+        if self._verbose:
+            logging.getLogger(__name__).info(
+                "initialized %s as %s: %s", desc, own or method.removeprefix("_init_"), self._print_func(arr)
+            )
+
+    def set_verbosity(self, verbose: bool = False, print_func: Callable[[torch.Tensor], Any] | None = None) -> Initializer:
+        """Log a line at level INFO for each tensor that is filled.
+
+        Args:
+            verbose: whether to.
+            print_func: what is logged of a tensor; None means norm / sqrt(number of elements).
+
+        Returns:
+            The initializer.
+        """
+        self._verbose = flag("verbose", verbose)
+        self._print_func = print_func or rms
+        return self
+
+    def dumps(self) -> str:
+        """The initializer as JSON, `[name, arguments]`, from which `create` makes it again.
+
+        >>> create("uniform", scale=2).dumps()
+        '["uniform", {"scale": 2}]'
+        """
+        return json.dumps([type(self).__name__.lower(), self._kwargs])
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return self._kwargs == other._kwargs
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._kwargs.items())})"
+
+    def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> Any:
+        raise NotImplementedError(f"{type(self).__name__}: a subclass must define _init_weight(self, name, arr)")
+
+    def _init_bias(self, name: InitDesc, arr: torch.Tensor) -> Any:
+        arr.zero_()
+
+    def _init_gamma(self, name: InitDesc, arr: torch.Tensor) -> Any:
+        arr.fill_(1)
+
+    def _init_beta(self, name: InitDesc, arr: torch.Tensor) -> Any:
+        arr.zero_()
+
+    def _init_zero(self, name: InitDesc, arr: torch.Tensor) -> Any:
+        arr.zero_()
+
+    def _init_one(self, name: InitDesc, arr: torch.Tensor) -> Any:
+        arr.fill_(1)
+
+    def _init_quantized_weight(self, name: InitDesc, arr: torch.Tensor) -> Any:
+        device = arr.device if name.generator is None else name.generator.device
+        arr.fill_(int(torch.randint(-127, 127, (), generator=name.generator, device=device)))
+
+    def _init_default(self, name: InitDesc, arr: torch.Tensor) -> Any:
+        raise ValueError(
+            f"parameter {str(name)!r}: no rule for a name that ends neither in weight, bias, gamma, beta, running_mean nor "
+            "running_var: give the parameter an initializer of its own (parameter.init = 'normal', say), or define "
+            "_init_default(self, name, arr) in a subclass of the initializer"
+        )
+
+
+Initializer.registry = Registry(
+    "initializer",
+    Initializer,
+    argument="initializer",
+    hint="The classes Load and Mixed have no names; a class of your own needs @tristep.initializer.register",
+)
+
+
+def register(klass: _Class) -> _Class:
+    """Class decorator: make an initializer known by its name, in lower case.
+
+    Another class of that name is replaced, with a warning.
+
+    Raises:
+        TypeError: not a subclass of :class:`Initializer`.
+    """
+    return Initializer.registry.register(klass, stacklevel=3)
+
+
+def alias(*names: str) -> Callable[[_Class], _Class]:
+    """Class decorator: make a registered initializer known by further names.
+
+    >>> @alias("seven")
+    ... @register
+    ... class Sevens(Initializer):
+    ...     def _init_weight(self, name, arr):
+    ...         arr.fill_(7)
+    >>> create("seven") == create("sevens")
+    True
+    """
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"@alias takes names, strings, got {name!r}; write @alias('other_name')")
+
+    def decorate(klass: _Class) -> _Class:
+        if klass not in Initializer.registry.values():
+            raise ValueError(f"@alias{names!r}: {klass!r} is not registered: put @alias above @register")
+        return Initializer.registry.register(klass, *names, stacklevel=3)
+
+    return decorate
+
+
+def registered() -> dict[str, type[Initializer]]:
+    """The initializers by name, including aliases."""
+    return dict(sorted(Initializer.registry.items()))
+
+
+def from_name(name: str, kwargs: Mapping[str, Any]) -> Initializer:
+    """Make an initializer by its name with these arguments, or by the JSON of `dumps` without; see `create`."""
+    if name.lstrip()[:1] in ("[", "{"):
+        if kwargs:
+            raise TypeError(f"arguments beside JSON: {', '.join(kwargs)}; write them into it")
+        name, kwargs = _from_json(name)
+    return Initializer.registry.lookup(name)(**kwargs)
+
+
+def as_initializer(argument: str, value: Any) -> Initializer:
+    """An instance as it is, or one made by its name or JSON.
+
+    Raises:
+        TypeError: it is neither; the message names `argument`.
+    """
+    if isinstance(value, str):
+        return from_name(value, {})
+    if isinstance(value, Initializer):
+        return value
+    hint = f"; write {value.__name__}() for an instance" if isinstance(value, type) else ""
+    raise TypeError(
+        f"{argument}={value!r}: must be a name, such as 'xavier', or an Initializer, not {type(value).__name__}{hint}"
+    )
+
+
+def draw(name: InitDesc, arr: torch.Tensor, shape: Sequence[int], kind: str, scale: float) -> torch.Tensor:
+    """Random numbers for `arr`, float64 for float64 and else float32, from `name.generator`.
+
+    Args:
+        name: with the generator.
+        arr: the tensor that they are for.
+        shape: their shape.
+        kind: "uniform", from -scale to scale, or "normal".
+        scale: largest size or standard deviation.
+    """
+    generator = name.generator
+    values = torch.empty(
+        tuple(shape),
+        dtype=torch.float64 if arr.dtype == torch.float64 else torch.float32,
+        device=arr.device if generator is None else generator.device,
+    )
+    if kind == "uniform":
+        return values.uniform_(-scale, scale, generator=generator)
+    return values.normal_(0, scale, generator=generator)
+
+
+def rms(arr: torch.Tensor) -> float:
+    """Root mean square: norm / sqrt(number of elements)."""
+    return float(arr.double().norm() / math.sqrt(max(arr.numel(), 1)))
+
+
+def _from_json(text: str) -> tuple[str, dict[str, Any]]:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"initializer={text!r}: is not JSON ({error})") from None
+    if isinstance(data, dict):
+        data = [data.pop("initializer", None), data]
+    if not (len(data) == 2 and isinstance(data[0], str) and isinstance(data[1], dict)):
+        raise ValueError(f"initializer={text!r}: must be [name, arguments], or an object with the name under 'initializer'")
+    return data[0], data[1]

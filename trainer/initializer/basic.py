@@ -1,0 +1,309 @@
+"""Initializers that fill a tensor by its shape alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..arguments import choice, number, real
+from .base import InitDesc, Initializer, alias, draw, register
+
+__all__ = ["Bilinear", "Constant", "MSRAPrelu", "Normal", "One", "Orthogonal", "Uniform", "Xavier", "Zero"]
+
+
+@alias("zeros")
+@register
+class Zero(Initializer):
+    """Weights are 0.
+
+    Source: MXNet 1.9.1, `Zero`.
+
+    >>> w = torch.ones(2)
+    >>> Zero()("fc_weight", w)
+    >>> w
+    tensor([0., 0.])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
+        arr.zero_()
+
+
+@alias("ones")
+@register
+class One(Initializer):
+    """Weights are 1.
+
+    Source: MXNet 1.9.1, `One`.
+
+    >>> w = torch.zeros(2)
+    >>> One()("fc_weight", w)
+    >>> w
+    tensor([1., 1.])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
+        arr.fill_(1)
+
+
+@register
+class Constant(Initializer):
+    """Weights have a given value.
+
+    Args:
+        value: a number, or an array of them (tensor, NumPy array or nested lists) whose shape is the weight's, or expands to
+            it by the rules of broadcasting.
+
+    Raises:
+        TypeError: not numbers.
+        ValueError: the shapes do not fit.
+
+    Source: MXNet 1.9.1, `Constant`.
+
+    >>> w = torch.zeros(2, 3)
+    >>> Constant([1, 2, 3])("fc_weight", w)
+    >>> w
+    tensor([[1., 2., 3.],
+            [1., 2., 3.]])
+    """
+
+    def __init__(self, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            value = value.detach().cpu().double().numpy()
+        if np.ndim(value):
+            array = np.asarray(value)
+            if array.dtype.kind not in "fiu":
+                raise TypeError(f"value={value!r}: must be a number or an array of numbers")
+            value = array.tolist()
+        else:
+            value = number("value", value)
+        super().__init__(value=value)
+        self.value = value
+
+    def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
+        values = torch.as_tensor(self.value, dtype=torch.float64)
+        try:
+            expanded = values.expand(arr.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"parameter {str(name)!r}: has shape {tuple(arr.shape)}, to which a value of shape {tuple(values.shape)} "
+                "does not expand: give Constant a number, or an array of the parameter's shape"
+            ) from None
+        arr.copy_(expanded)
+
+
+@register
+class Uniform(Initializer):
+    """Weights are drawn from the uniform distribution between -scale and scale. The default of `initialize`.
+
+    Args:
+        scale: the largest size of a weight, >= 0.
+
+    Source: MXNet 1.9.1, `Uniform`.
+
+    >>> w = torch.zeros(100)
+    >>> Uniform(0.5)("fc_weight", w)
+    >>> bool(w.abs().max() <= 0.5)
+    True
+    """
+
+    def __init__(self, scale: float = 0.07) -> None:
+        self.scale = real("scale", scale, low=0)
+        super().__init__(scale=number("scale", scale))
+
+    def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
+        arr.copy_(draw(name, arr, arr.shape, "uniform", self.scale))
+
+
+@register
+class Normal(Initializer):
+    """Weights are drawn from the normal distribution of mean 0.
+
+    Args:
+        sigma: the standard deviation, >= 0.
+
+    Source: MXNet 1.9.1, `Normal`.
+
+    >>> w = torch.zeros(100)
+    >>> Normal(sigma=2)("fc_weight", w)
+    >>> 1 < float(w.std()) < 3
+    True
+    """
+
+    def __init__(self, sigma: float = 0.01) -> None:
+        self.sigma = real("sigma", sigma, low=0)
+        super().__init__(sigma=number("sigma", sigma))
+
+    def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
+        arr.copy_(draw(name, arr, arr.shape, "normal", self.sigma))
+
+
+@register
+class Orthogonal(Initializer):
+    """Weights whose rows, or columns if there are fewer, are orthogonal and of norm `scale`.
+
+    The weight is viewed as a matrix W with shape[0] rows. A random matrix of its size is decomposed into U S V, and W is
+    `scale` times U or V, whichever has the size of W. The signs of U's columns, or V's rows, are then drawn, since those of
+    a decomposition are not random (in MXNet, which keeps them, all 2 × 2 matrices are reflections). So W W^T = scale^2 I
+    if there are at most as many rows as columns, else W^T W = scale^2 I. The time grows with the cube of the shorter side:
+    about a second for 1000.
+
+    Args:
+        scale: norm of a row or column.
+        rand_type: the random matrix is "uniform" between -1 and 1, or "normal".
+
+    Raises:
+        ValueError: the weight has no dimension.
+
+    Source: Saxe, McClelland and Ganguli, "Exact solutions to the nonlinear dynamics of learning in deep linear neural
+    networks" (2014); MXNet 1.9.1, `Orthogonal`.
+
+    >>> w = torch.zeros(2, 3)
+    >>> Orthogonal(scale=1)("fc_weight", w)
+    >>> torch.allclose(w @ w.T, torch.eye(2), atol=1e-6)
+    True
+    """
+
+    def __init__(self, scale: float = 1.414, rand_type: str = "uniform") -> None:
+        self.scale = real("scale", scale)
+        self.rand_type = choice("rand_type", rand_type, ("uniform", "normal"))
+        super().__init__(scale=number("scale", scale), rand_type=rand_type)
+
+    def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
+        if arr.dim() == 0:
+            raise ValueError(
+                f"parameter {str(name)!r}: has no dimension; Orthogonal needs rows: give it another initializer"
+            )
+        if arr.numel() == 0:
+            return
+        shape = (arr.shape[0], arr.numel() // arr.shape[0])
+        matrix = draw(name, arr, shape, self.rand_type, 1.0)
+        if matrix.device.type != "mps":  # which has no float64
+            matrix = matrix.double()
+        left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+        signs = torch.where(draw(name, arr, (min(shape),), "uniform", 1.0) < 0, -self.scale, self.scale)
+        arr.copy_((left * signs if left.shape == shape else right * signs[:, None]).reshape(arr.shape))
+
+
+@register
+class Xavier(Initializer):
+    """Weights whose scale preserves the variance of activations and gradients from layer to layer.
+
+    ::
+
+        uniform     U(-s, s)     s = sqrt(magnitude / factor)
+        gaussian    N(0, s^2)
+        factor      (fan_in + fan_out) / 2, fan_in or fan_out, for "avg", "in" and "out"
+        fan_in      shape[1] * product of shape[2:]
+        fan_out     shape[0] * product of shape[2:]
+
+    These are the shapes of torch's linear and convolution layers as well as MXNet's. Transposed convolutions, in both
+    libraries of shape (in, out, ...), go by shape too; for them the two fans are swapped.
+
+    Args:
+        rnd_type: "uniform" or "gaussian".
+        factor_type: "avg", "in" or "out".
+        magnitude: > 0. With 3 and "uniform" it is the distribution of Glorot and Bengio; with 3 and "gaussian" the
+            variance is three times theirs.
+
+    Raises:
+        ValueError: the weight has fewer than two dimensions.
+
+    Source: Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural networks" (2010),
+    equation 16; MXNet 1.9.1, `Xavier`.
+
+    >>> w = torch.zeros(6, 4)
+    >>> Xavier(factor_type="in", magnitude=1)("fc_weight", w)
+    >>> bool(w.abs().max() <= 0.5)
+    True
+    """
+
+    def __init__(self, rnd_type: str = "uniform", factor_type: str = "avg", magnitude: float = 3) -> None:
+        self.rnd_type = choice("rnd_type", rnd_type, ("uniform", "gaussian"))
+        self.factor_type = choice("factor_type", factor_type, ("avg", "in", "out"))
+        self.magnitude = real("magnitude", magnitude, above=0)
+        super().__init__(rnd_type=rnd_type, factor_type=factor_type, magnitude=number("magnitude", magnitude))
+
+    def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
+        if arr.dim() < 2:
+            raise ValueError(
+                f"parameter {str(name)!r}: has shape {tuple(arr.shape)}, but {type(self).__name__} needs two dimensions or "
+                "more, to know how many inputs and outputs there are: give the parameter an initializer of its own "
+                "(parameter.init = 'uniform', say)"
+            )
+        if arr.numel() == 0:
+            return
+        size = math.prod(arr.shape[2:])
+        fan_out, fan_in = (side * size for side in arr.shape[:2])
+        factor = {"avg": (fan_in + fan_out) / 2, "in": fan_in, "out": fan_out}[self.factor_type]
+        kind = "uniform" if self.rnd_type == "uniform" else "normal"
+        arr.copy_(draw(name, arr, arr.shape, kind, math.sqrt(self.magnitude / factor)))
+
+
+@register
+class MSRAPrelu(Xavier):
+    """Weights for layers with PReLU or ReLU: Xavier, gaussian, of magnitude 2 / (1 + slope^2).
+
+    Args:
+        factor_type: as in :class:`Xavier`.
+        slope: the initial slope of PReLU for negative inputs; 0 is ReLU.
+
+    Raises:
+        ValueError: the weight has fewer than two dimensions.
+
+    Source: He et al., "Delving deep into rectifiers" (2015), equation 15; MXNet 1.9.1, `MSRAPrelu`.
+
+    >>> MSRAPrelu(slope=0).magnitude
+    2.0
+    """
+
+    def __init__(self, factor_type: str = "avg", slope: float = 0.25) -> None:
+        super().__init__("gaussian", factor_type, 2.0 / (1 + real("slope", slope) ** 2))
+        self.slope = number("slope", slope)
+        self._kwargs = {"factor_type": factor_type, "slope": self.slope}
+
+
+@register
+class Bilinear(Initializer):
+    """Weights of a transposed convolution that upsamples an image by bilinear interpolation.
+
+    ::
+
+        (1 - |x / f - c|) * (1 - |y / f - c|)     at row y and column x of every plane
+        f = ceil(width / 2),  c = (2 f - 1 - f mod 2) / (2 f)
+
+    Raises:
+        ValueError: the weight is not four-dimensional.
+
+    Source: MXNet 1.9.1, `Bilinear`, where f and c of the width serve both axes; the kernel is that of Long, Shelhamer and
+    Darrell, "Fully convolutional networks for semantic segmentation" (2015), section 3.3.
+
+    >>> w = torch.zeros(1, 1, 1, 4)
+    >>> Bilinear()("up_weight", w)
+    >>> w.flatten().tolist()
+    [0.0625, 0.1875, 0.1875, 0.0625]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
+        if arr.dim() != 4:
+            raise ValueError(
+                f"parameter {str(name)!r}: has shape {tuple(arr.shape)}, but Bilinear is for four dimensions, those of a "
+                "2-d (transposed) convolution: give other parameters another initializer, by Mixed or by parameter.init"
+            )
+        half = math.ceil(arr.shape[3] / 2)
+        if half == 0:
+            return
+        centre = (2 * half - 1 - half % 2) / (2.0 * half)
+        rows, columns = (1 - np.abs(np.arange(side) / half - centre) for side in arr.shape[2:])
+        arr.copy_(torch.from_numpy(rows[:, None] * columns))

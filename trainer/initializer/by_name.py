@@ -1,0 +1,187 @@
+"""Initializers that decide by a parameter's whole name: Load and Mixed; and `create`, which also takes these."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from ..arguments import did_you_mean, flag
+from .base import Initializer, as_initializer, from_name
+
+__all__ = ["Load", "Mixed", "create"]
+
+
+def create(initializer: Any, **kwargs: Any) -> Any:
+    """Make an initializer by name.
+
+    Args:
+        initializer: such as "xavier" or "Zeros", in any case; the JSON of `dumps`, `["xavier", {"magnitude": 2}]`, or of an
+            object, `{"initializer": "xavier", "magnitude": 2}`; an instance is returned as it is.
+        **kwargs: the class's arguments, with a plain name only.
+
+    Raises:
+        TypeError: neither a name nor an instance; arguments that the class does not have, or with an instance or JSON.
+        ValueError: no initializer has that name, an argument is out of its range, or the JSON is damaged.
+
+    >>> create("msraprelu", slope=0)
+    MSRAPrelu(factor_type='avg', slope=0)
+    """
+    if isinstance(initializer, str):
+        return from_name(initializer, kwargs)
+    made = initializer if isinstance(initializer, (Mixed, Load)) else as_initializer("initializer", initializer)
+    if kwargs:
+        raise TypeError(f"arguments beside an instance: {', '.join(kwargs)}; give them to {type(made).__name__}")
+    return made
+
+
+class Load:
+    """Takes values from a file or a dict, by name.
+
+    Args:
+        param: values by parameter name: a mapping to tensors or arrays, or the path of a file of safetensors, of NumPy
+            (`.npz`) or of `torch.save` (`.pt`, `.pth`, `.bin`, `.ckpt`; read without running code). Prefixes "arg:" and
+            "aux:" of MXNet's names are removed.
+        default_init: the initializer for parameters without a value; None means that there must be none.
+        verbose: log a line at level INFO for each parameter.
+
+    Raises:
+        TypeError: an argument of a wrong type.
+        ValueError: a file of another kind or damaged, a shape that differs from the parameter's, or a parameter without a
+            value and no `default_init`. The message names it.
+        FileNotFoundError: there is no such file.
+
+    Source: MXNet 1.9.1, `Load`.
+
+    >>> w, b = torch.zeros(2), torch.ones(2)
+    >>> load = Load({"arg:fc_weight": [1.0, 2.0]}, default_init=Uniform())
+    >>> load("fc_weight", w), load("fc_bias", b)
+    (None, None)
+    >>> w, b
+    (tensor([1., 2.]), tensor([0., 0.]))
+    """
+
+    def __init__(
+        self,
+        param: str | os.PathLike[str] | Mapping[str, Any],
+        default_init: str | Initializer | Mixed | None = None,
+        verbose: bool = False,
+    ) -> None:
+        if isinstance(param, (str, os.PathLike)):
+            param = _read(Path(param))
+        if not isinstance(param, Mapping):
+            raise TypeError(f"param must be a mapping from names to values, or a file's path, got {type(param).__name__}")
+        self.param: dict[str, torch.Tensor] = {}
+        for name, value in param.items():
+            if not isinstance(name, str):
+                raise TypeError(f"param: names must be strings, got {name!r} ({type(name).__name__})")
+            try:
+                self.param[re.sub("^(arg|aux):", "", name)] = torch.as_tensor(value).detach()
+            except (TypeError, ValueError, RuntimeError):
+                raise TypeError(f"param[{name!r}]: must be a tensor or an array, got {type(value).__name__}") from None
+        self.default_init = None if default_init is None else create(default_init)
+        self.verbose = flag("verbose", verbose)
+
+    def __call__(self, name: str, arr: torch.Tensor) -> None:
+        """Fill `arr` in place with the value of that name."""
+        value = self.param.get(str(name))
+        if value is None:
+            if self.default_init is None:
+                raise ValueError(
+                    f"parameter {str(name)!r}: has no value in param.{did_you_mean(str(name), self.param)} Add it, or give "
+                    "Load a default_init for parameters without a value"
+                )
+            self.default_init(name, arr)
+        elif value.shape != arr.shape:
+            raise ValueError(
+                f"parameter {str(name)!r}: has shape {tuple(arr.shape)}, its value in param {tuple(value.shape)}: "
+                "take the value out of param and give Load a default_init, or load it into a model of its shapes"
+            )
+        else:
+            with torch.no_grad():
+                arr.copy_(value)
+        if self.verbose:
+            logging.getLogger(__name__).info("%s %s", name, "initialized by default" if value is None else "loaded")
+
+    def __repr__(self) -> str:
+        return f"Load({len(self.param)} values, default_init={self.default_init!r})"
+
+
+class Mixed:
+    """Chooses an initializer by the parameter's name.
+
+    The first pattern that matches the beginning of the name decides; the initializer chosen then applies its rule for the
+    name's ending, as always: a Constant chosen for a bias gives zeros. (For another bias, give the parameter an `init` of
+    its own.)
+
+    Args:
+        patterns: regular expressions, matched from the beginning of the name: "bias" does not match "fc1.bias", ".*bias"
+            does.
+        initializers: as many initializers, or their names.
+
+    Raises:
+        TypeError: an argument of a wrong type.
+        ValueError: `patterns` and `initializers` differ in length; a pattern is no regular expression; none matches.
+
+    Source: MXNet 1.9.1, `Mixed`.
+
+    >>> mixed = Mixed(["fc1", ".*"], ["zeros", Constant(3)])
+    >>> w = torch.ones(2)
+    >>> mixed("fc2.weight", w)
+    >>> w
+    tensor([3., 3.])
+    """
+
+    def __init__(self, patterns: Sequence[str], initializers: Sequence[str | Initializer | Mixed | Load]) -> None:
+        for argument, values in (("patterns", patterns), ("initializers", initializers)):
+            if not isinstance(values, (list, tuple)):
+                raise TypeError(f"{argument}={values!r}: must be a list or tuple")
+        if len(patterns) != len(initializers):
+            raise ValueError(f"patterns and initializers must be as many, got {len(patterns)} and {len(initializers)}")
+        self.map: list[tuple[re.Pattern[str], Any]] = []
+        for i, (pattern, initializer) in enumerate(zip(patterns, initializers, strict=True)):
+            if not isinstance(pattern, str):
+                raise TypeError(f"patterns[{i}]={pattern!r}: must be a regular expression, a string")
+            try:
+                self.map.append((re.compile(pattern), create(initializer)))
+            except re.error as error:
+                raise ValueError(f"patterns[{i}]={pattern!r}: is no regular expression ({error})") from None
+
+    def __call__(self, name: str, arr: torch.Tensor) -> None:
+        """Fill `arr` in place, by the initializer for its name."""
+        for pattern, initializer in self.map:
+            if pattern.match(name):
+                return initializer(name, arr)
+        raise ValueError(
+            f"parameter {str(name)!r}: none of the patterns {[pattern.pattern for pattern, _ in self.map]} fits the "
+            "beginning of its name: add '.*' with an initializer as the last"
+        )
+
+    def __repr__(self) -> str:
+        return f"Mixed({[pattern.pattern for pattern, _ in self.map]!r}, {[init for _, init in self.map]!r})"
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    kind = path.suffix.lower()
+    if kind not in (".safetensors", ".npz", ".pt", ".pth", ".bin", ".ckpt"):
+        raise ValueError(
+            f"param={str(path)!r}: must end in .safetensors, .npz, .pt, .pth, .bin or .ckpt; otherwise give a dict"
+        )
+    if not path.is_file():
+        raise FileNotFoundError(f"param={str(path)!r}: there is no such file")
+    try:
+        if kind == ".safetensors":
+            return safetensors.torch.load_file(path)
+        if kind == ".npz":
+            with np.load(path, allow_pickle=False) as stored:
+                return dict(stored)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # each of the libraries has its own
+        raise ValueError(f"param={str(path)!r}: cannot be read ({error})") from error
