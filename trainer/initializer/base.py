@@ -185,20 +185,14 @@ class Initializer:
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> Any:
         raise NotImplementedError(f"{type(self).__name__}: a subclass must define _init_weight(self, name, arr)")
 
-    def _init_bias(self, name: InitDesc, arr: torch.Tensor) -> Any:
-        arr.zero_()
-
-    def _init_gamma(self, name: InitDesc, arr: torch.Tensor) -> Any:
-        arr.fill_(1)
-
-    def _init_beta(self, name: InitDesc, arr: torch.Tensor) -> Any:
-        arr.zero_()
-
     def _init_zero(self, name: InitDesc, arr: torch.Tensor) -> Any:
         arr.zero_()
 
     def _init_one(self, name: InitDesc, arr: torch.Tensor) -> Any:
         arr.fill_(1)
+
+    _init_bias = _init_beta = _init_zero
+    _init_gamma = _init_one
 
     def _init_quantized_weight(self, name: InitDesc, arr: torch.Tensor) -> Any:
         device = arr.device if name.generator is None else name.generator.device
