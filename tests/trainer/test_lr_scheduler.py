@@ -349,7 +349,7 @@ def test_any_callable_is_a_schedule():
         (lambda: PiecewiseScheduler([5, 3], [1, 1]), ValueError, r"step=\[5, 3\]: must be strictly increasing"),
         (lambda: PiecewiseScheduler([3], [-1]), ValueError, r"rates\[0\]=-1: must be finite and 0 or more"),
         (lambda: PiecewiseScheduler([3], [1, 2]), ValueError, r"rates=\[1, 2\]: must hold as many .*, 1"),
-        (lambda: PiecewiseScheduler([3], 1), TypeError, "rates=1: must be a list or tuple of rates"),
+        (lambda: PiecewiseScheduler([3], 1), TypeError, "rates=1: must be a list or tuple of learning rates"),
         (lambda: InterpolatedScheduler([5, 3], [1, 1]), ValueError, r"step=\[5, 3\]: must be strictly increasing"),
         (lambda: InterpolatedScheduler([3], [1, 2]), ValueError, r"rates=\[1, 2\]: must hold as many .*, 1"),
         (lambda: InterpolatedScheduler([3], [0.0], "log"), ValueError, r"rates=\[0.0\]: must all be above 0"),

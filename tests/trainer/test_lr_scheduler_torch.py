@@ -226,7 +226,7 @@ def test_to_torch_sets_each_group_and_resumes():
         (lambda: from_torch("StpLR"), ValueError, "factory='StpLR': neither .*Did you mean 'StepLR'"),
         (lambda: from_torch(3), TypeError, "factory=3: must be a class of torch.optim.lr_scheduler, or a function"),
         (lambda: from_torch("StepLR"), TypeError, "step_size"),
-        (lambda: from_torch(lambda o: 3), TypeError, "gave 3, which is no torch"),
+        (lambda: from_torch(lambda o: 3), TypeError, "returned 3, which is not a torch"),
         (lambda: from_torch("ReduceLROnPlateau"), TypeError, "ReduceLROnPlateau needs losses.*set_learning_rate"),
         (lambda: TorchScheduler("StepLR", 3), TypeError, "kwargs=3: must be a dict"),
         (

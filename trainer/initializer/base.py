@@ -257,7 +257,7 @@ def from_name(name: str, kwargs: Mapping[str, Any]) -> Initializer:
     """Make an initializer by its name with these arguments, or by the JSON of `dumps` without; see `create`."""
     if name.lstrip()[:1] in ("[", "{"):
         if kwargs:
-            raise TypeError(f"arguments beside JSON: {', '.join(kwargs)}; write them into it")
+            raise TypeError(f"arguments with JSON: {', '.join(kwargs)}; write them into it")
         name, kwargs = _from_json(name)
     return Initializer.registry.lookup(name)(**kwargs)
 

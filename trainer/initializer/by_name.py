@@ -38,7 +38,7 @@ def create(initializer: Any, **kwargs: Any) -> Any:
         return from_name(initializer, kwargs)
     made = initializer if isinstance(initializer, (Mixed, Load)) else as_initializer("initializer", initializer)
     if kwargs:
-        raise TypeError(f"arguments beside an instance: {', '.join(kwargs)}; give them to {type(made).__name__}")
+        raise TypeError(f"arguments with an instance: {', '.join(kwargs)}; give them to {type(made).__name__}")
     return made
 
 
@@ -128,7 +128,7 @@ class Mixed:
 
     Raises:
         TypeError: an argument of a wrong type.
-        ValueError: `patterns` and `initializers` differ in length; a pattern is no regular expression; none matches.
+        ValueError: `patterns` and `initializers` differ in length; a pattern is not a regular expression; none matches.
 
     Source: MXNet 1.9.1, `Mixed`.
 
@@ -144,7 +144,9 @@ class Mixed:
             if not isinstance(values, (list, tuple)):
                 raise TypeError(f"{argument}={values!r}: must be a list or tuple")
         if len(patterns) != len(initializers):
-            raise ValueError(f"patterns and initializers must be as many, got {len(patterns)} and {len(initializers)}")
+            raise ValueError(
+                f"patterns and initializers must have equal lengths, got {len(patterns)} and {len(initializers)}"
+            )
         self.map: list[tuple[re.Pattern[str], Any]] = []
         for i, (pattern, initializer) in enumerate(zip(patterns, initializers, strict=True)):
             if not isinstance(pattern, str):
@@ -152,7 +154,7 @@ class Mixed:
             try:
                 self.map.append((re.compile(pattern), create(initializer)))
             except re.error as error:
-                raise ValueError(f"patterns[{i}]={pattern!r}: is no regular expression ({error})") from None
+                raise ValueError(f"patterns[{i}]={pattern!r}: is not a regular expression ({error})") from None
 
     def __call__(self, name: str, arr: torch.Tensor) -> None:
         """Fill `arr` in place, by the initializer for its name."""
@@ -160,7 +162,7 @@ class Mixed:
             if pattern.match(name):
                 return initializer(name, arr)
         raise ValueError(
-            f"parameter {str(name)!r}: none of the patterns {[pattern.pattern for pattern, _ in self.map]} fits the "
+            f"parameter {str(name)!r}: none of the patterns {[pattern.pattern for pattern, _ in self.map]} matches the "
             "beginning of its name: add '.*' with an initializer as the last"
         )
 

@@ -84,7 +84,7 @@ def initialize(
         )
     if init is not None:
         if initializer != "uniform":
-            raise TypeError(f"init={init!r} beside initializer={initializer!r}: both name the initializer, give one of them")
+            raise TypeError(f"init={init!r} and initializer={initializer!r}: both name the initializer, give one of them")
         initializer = init
     if not flag("force_reinit", force_reinit):
         raise ValueError(

@@ -165,7 +165,7 @@ class LRScheduler:
         """
         for name, value in state.items():
             if not self._defines_call() or name[:1] == "_" or not is_plain(value):
-                raise ValueError(f"state of {type(self).__name__} has {name!r}, which is nothing that such a schedule saves")
+                raise ValueError(f"state of {type(self).__name__} has {name!r}, which such a schedule does not save")
         for name, value in state.items():
             setattr(self, name, copy.deepcopy(value))
 
@@ -320,9 +320,9 @@ def evaluate(function: Callable[[Any], Any], n: Any, name: str) -> Any:
 def increasing(name: str, values: Any, least: int = 1) -> list[float]:
     """`values` as a list, if they are at least so many update counts >= 1, strictly increasing."""
     if not isinstance(values, list | tuple):
-        raise TypeError(f"{name}={values!r}: must be a list or tuple of update numbers")
+        raise TypeError(f"{name}={values!r}: must be a list or tuple of update counts")
     if len(values) < least:
-        raise ValueError(f"{name}={values!r}: must hold at least one update number")
+        raise ValueError(f"{name}={values!r}: must hold at least one update count")
     checked = [number(f"{name}[{i}]", value, low=1) for i, value in enumerate(values)]
     if any(later <= earlier for earlier, later in itertools.pairwise(checked)):
         raise ValueError(f"{name}={values!r}: must be strictly increasing")

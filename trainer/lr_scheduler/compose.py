@@ -17,11 +17,7 @@ __all__ = ["FunctionScheduler", "SequenceScheduler", "sequence"]
 
 @register
 class FunctionScheduler(LRScheduler):
-    """``base_lr`` times a function of the update count.
-
-    ::
-
-        base_lr * function(n - warmup_steps)
+    """A function of the update count, scaled: ``base_lr * function(n - warmup_steps)``.
 
     A function that returns the learning rate itself needs none of this: an optimizer takes any callable as its schedule.
     To be saved, the function is registered under its name (``@register`` above its ``def``), before loading too; for one

@@ -24,7 +24,7 @@ def as_function(name: str, function: Any) -> Callable[[int], float]:
     if isinstance(function, str):
         return functions.lookup(function, name)
     if not callable(function):
-        raise TypeError(f"{name}={function!r}: must be a callable from the number of updates to a number")
+        raise TypeError(f"{name}={function!r}: must be a callable from update count to a number")
     return function
 
 
@@ -46,8 +46,7 @@ def to_plain(name: str, value: Any) -> Any:
         return value.__name__
     if isinstance(value, Mapping) and (found := [key for key, item in value.items() if callable(item)]):
         raise TypeError(
-            f"{name}[{found[0]!r}] is a function, which cannot be saved: put the whole into a function with @register "
-            "above its def"
+            f"{name}[{found[0]!r}] is a function, which cannot be saved: wrap it in a function with @register above its def"
         )
     return copy.deepcopy(value)
 

@@ -145,11 +145,7 @@ class CyclicScheduler(LRScheduler):
 
 @register
 class ExponentialScheduler(LRScheduler):
-    """Exponential decay: multiply the learning rate by the same factor at every update.
-
-    ::
-
-        base_lr * factor**((n - warmup_steps) / step)
+    """Exponential decay of the learning rate, ``base_lr * factor**((n - warmup_steps) / step)``.
 
     Args:
         factor: what the learning rate is multiplied by in ``step`` updates, from 0 to 1; torch's ``gamma``.
@@ -288,7 +284,7 @@ class InterpolatedScheduler(LRScheduler):
 def _rates(rates: Any, count: int) -> list[float]:
     """`rates` as a list, if they are so many learning rates."""
     if not isinstance(rates, list | tuple):
-        raise TypeError(f"rates={rates!r}: must be a list or tuple of rates")
+        raise TypeError(f"rates={rates!r}: must be a list or tuple of learning rates")
     if len(rates) != count:
-        raise ValueError(f"rates={rates!r}: must hold as many rates as step has update numbers, {count}")
+        raise ValueError(f"rates={rates!r}: must hold as many learning rates as step has update counts, {count}")
     return [real(f"rates[{k}]", rate, low=0) for k, rate in enumerate(rates)]

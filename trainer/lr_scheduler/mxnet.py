@@ -120,9 +120,7 @@ class FactorScheduler(_DropScheduler):
 class MultiFactorScheduler(_DropScheduler):
     """Multiply the learning rate by a factor after each of a list of updates.
 
-    ::
-
-        base_lr * factor**k, where k is how many of the numbers in ``step`` are smaller than n
+    It is ``base_lr * factor**k``, where k is how many of the numbers in ``step`` are smaller than n.
 
     Args:
         step: list or tuple of update counts, each >= 1, strictly increasing, at least one.

@@ -82,10 +82,12 @@ class TorchScheduler(LRScheduler):
         factory = getattr(torch.optim.lr_scheduler, self.factory) if isinstance(self.factory, str) else self.factory
         schedule = factory(optimizer, **copy.deepcopy(self.kwargs))
         if not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
-            raise TypeError(f"factory={self.factory!r}: gave {schedule!r}, which is no torch.optim.lr_scheduler.LRScheduler")
+            raise TypeError(
+                f"factory={self.factory!r}: returned {schedule!r}, which is not a torch.optim.lr_scheduler.LRScheduler"
+            )
         if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise TypeError(
-                f"factory={self.factory!r}: ReduceLROnPlateau needs losses, so it is no function of the number of updates; "
+                f"factory={self.factory!r}: ReduceLROnPlateau needs losses, so it is not a function of the update count; "
                 "call trainer.set_learning_rate instead"
             )
         group = optimizer.param_groups[0]
@@ -155,7 +157,7 @@ def to_torch(
     [0.4]
     """
     if not callable(scheduler):
-        raise TypeError(f"scheduler={scheduler!r}: must be a schedule, a callable from the number of updates to a rate")
+        raise TypeError(f"scheduler={scheduler!r}: must be a schedule, a callable from update count to learning rate")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     return TristepLR(scheduler, optimizer, whole("last_epoch", last_epoch, low=-1))
