@@ -180,6 +180,9 @@ def test_config_is_a_copy():
         (FactorScheduler(10, 0.5, base_lr=0.8), [0, 10, 11, 20, 21], [0.8, 0.8, 0.4, 0.4, 0.2]),
         (MultiFactorScheduler([1, 4], 0.5, base_lr=0.8), [0, 1, 2, 4, 5], [0.8, 0.8, 0.4, 0.4, 0.2]),
         (FactorScheduler(1, 0.1, stop_factor_lr=0.003, base_lr=1.0), [4, 5, 10**6], [0.003] * 3),
+        # A base_lr below the floor is kept until the first drop, as in MXNet.
+        (FactorScheduler(10, 0.5, stop_factor_lr=0.1, base_lr=0.01), [0, 10, 11], [0.01, 0.01, 0.1]),
+        (InverseSquareRootScheduler(1.0, timescale=100), [0, 300], [1.0, 0.5]),
         (PolyScheduler(10, base_lr=1.0, final_lr=0.25), [10, 11, 10**9], [0.25] * 3),
         (CosineScheduler(10, base_lr=1.0, final_lr=0.25), [10, 11, 10**9], [0.25] * 3),
         (OneCycleScheduler(100, 1.0, 0.2, div_factor=10, final_div_factor=10), [0, 20, 100, 1000], [0.1, 1.0, 0.01, 0.01]),

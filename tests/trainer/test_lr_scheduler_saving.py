@@ -201,6 +201,20 @@ def test_base_lr_is_the_present_learning_rate_and_may_be_set_as_in_mxnet(warmup)
     assert repr(ours).count("base_lr=1.0") == 1  # as it was made
 
 
+def test_base_lr_set_during_the_warmup_and_by_start_from():
+    """Drops are then counted from the start again."""
+    schedule = FactorScheduler(3, 0.5, base_lr=1.0, warmup_steps=2)
+    schedule(10)
+    schedule.base_lr = 0.25
+    assert (schedule.base_lr, schedule(13)) == (0.25, 0.125)
+    schedule(0)
+    schedule.base_lr = 0.8
+    assert [schedule(n) for n in (3, 4, 10)] == [0.8, 0.4, 0.1]
+    schedule.start_from(0.5)
+    assert schedule == FactorScheduler(3, 0.5, base_lr=0.5, warmup_steps=2)
+    assert schedule.base_lr == 0.5
+
+
 @warmups
 def test_stateful_schedule_trains_and_resumes(warmup, tmp_path):
     """Its learning rate may fall below the beginning of the warm-up."""
