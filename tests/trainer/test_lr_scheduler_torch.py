@@ -108,7 +108,7 @@ def _chained(optimizer):
         (_cyclic_of_torch, {}),
         (_chained, {}),
     ],
-    ids=str,
+    ids=["one cycle", "warm restarts", "steps", "cyclic", "chained"],
 )
 def test_schedule_of_torch_has_the_same_learning_rates(factory, kwargs):
     ours = from_torch(factory, base_lr=0.7, **kwargs)
