@@ -18,7 +18,9 @@ from ..kernels.table import allocate_states, compute_dtype, slot_shapes, states_
 from . import files, lr_scheduler
 from .arguments import whole
 from .optimizer import Optimizer, RuleOptimizer, Updater
-from .optimizer.base import Index, WithMaster, check_settings
+from .optimizer.base import WithMaster
+from .optimizer.counts import Index
+from .optimizer.settings import check_settings
 
 __all__ = ["collect", "plain_name", "read", "restore", "shape_of", "with_plain_names", "write"]
 

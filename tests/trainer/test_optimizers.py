@@ -43,6 +43,7 @@ from tristep.trainer.optimizer import (
     get_updater,
     register,
     registered,
+    rule_optimizer,
 )
 
 # Some roundings of float32 apart.
@@ -173,7 +174,7 @@ def test_repr_and_settings_are_plain_numbers():
 
 
 def test_docstring_examples():
-    for module, least in ((base, 4), (trainer_module, 6)):
+    for module, least in ((base, 2), (rule_optimizer, 2), (trainer_module, 6)):
         failed, attempted = doctest.testmod(module)
         assert attempted >= least
         assert failed == 0

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 
 from ...kernels import Rule, TensorRule, rules
+from ..optimizer.adam_variants import rectified
 from ..optimizer.adaptive import bias_correction, nesterov_momentum
-from ..optimizer.modern import rectified
 from .base import FusedOptimizer, Group, Numbers, name_of
 
 __all__ = [

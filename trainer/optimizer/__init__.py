@@ -3,31 +3,16 @@
 No arithmetic on tensors happens here: that is in `tristep.kernels.rules`, or in a user's own `update`.
 """
 
+from .adam_variants import ADOPT, MARS, Adan, AdEMAMix, NovoGrad, RAdam, StableAdamW
 from .adaptive import AdaBelief, AdaDelta, AdaGrad, Adam, Adamax, AdamW, GroupAdaGrad, Nadam, RMSProp
-from .base import Optimizer, RuleOptimizer, create, register, registered
-from .follow_the_leader import FTML, Ftrl
+from .base import Optimizer, create, register, registered
+from .ftrl import FTML, Ftrl
 from .gradient_descent import DCASGD, NAG, SGD, SGLD, Signum, Test, ccSGD
 from .layerwise import LAMB, LANS, LARS, LBSGD
-from .modern import (
-    ADOPT,
-    ASGD,
-    CAME,
-    MARS,
-    SOAP,
-    Adafactor,
-    Adan,
-    AdEMAMix,
-    Lion,
-    Muon,
-    NovoGrad,
-    Prodigy,
-    RAdam,
-    Rprop,
-    ScheduleFreeAdamW,
-    ScheduleFreeSGD,
-    Sophia,
-    StableAdamW,
-)
+from .matrix import CAME, SOAP, Adafactor, Muon
+from .modern import ASGD, Lion, Prodigy, Rprop, Sophia
+from .rule_optimizer import RuleOptimizer
+from .schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
 from .updater import Updater, get_updater
 
 __all__ = [

@@ -10,7 +10,9 @@ import torch
 
 from ...kernels import Rule, rules
 from ..arguments import flag, real
-from .base import RuleOptimizer, first_argument_in_mxnet, register
+from .base import register
+from .rule_optimizer import RuleOptimizer
+from .settings import first_argument_in_mxnet
 
 __all__ = ["AdaBelief", "AdaDelta", "AdaGrad", "Adam", "AdamW", "Adamax", "GroupAdaGrad", "Nadam", "RMSProp"]
 

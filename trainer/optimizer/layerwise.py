@@ -7,7 +7,10 @@ from typing import Any
 
 from ...kernels import Rule, rules
 from ..arguments import choice, flag, real, whole
-from .base import Index, RuleOptimizer, first_argument_in_mxnet, register
+from .base import register
+from .counts import Index
+from .rule_optimizer import RuleOptimizer
+from .settings import first_argument_in_mxnet
 
 __all__ = ["LAMB", "LANS", "LARS", "LBSGD"]
 

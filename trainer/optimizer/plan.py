@@ -14,8 +14,9 @@ from ...kernels import Rule, Update, storage
 from ...kernels.guards import Reference
 from ...kernels.measures import Measurements
 from ...kernels.table import allocate_states, goes_with, slot_shapes
-from .base import Optimizer, RuleOptimizer
+from .base import Optimizer
 from .counts import Index
+from .rule_optimizer import RuleOptimizer
 from .sparse import RowUpdate, is_sparse, split
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import torch
 from ...kernels import Rule, TensorRule, Update, storage
 
 if TYPE_CHECKING:
-    from .base import Index, RuleOptimizer
+    from .counts import Index
+    from .rule_optimizer import RuleOptimizer
 
 __all__ = ["RowUpdate", "is_sparse", "split"]
 

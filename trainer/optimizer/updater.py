@@ -11,8 +11,10 @@ import torch
 from ...kernels import Rule, Update
 from ...kernels.measures import Measurements
 from ..interrupts import uninterrupted
-from .base import Index, Optimizer, RuleOptimizer
+from .base import Optimizer
+from .counts import Index
 from .plan import StepPlan
+from .rule_optimizer import RuleOptimizer
 
 __all__ = ["Updater", "get_updater"]
 

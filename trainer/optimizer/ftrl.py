@@ -6,7 +6,9 @@ from typing import Any
 
 from ...kernels import rules
 from ..arguments import real
-from .base import RuleOptimizer, first_argument_in_mxnet, register
+from .base import register
+from .rule_optimizer import RuleOptimizer
+from .settings import first_argument_in_mxnet
 
 __all__ = ["FTML", "Ftrl"]
 

@@ -1,0 +1,285 @@
+"""Relatives of Adam, from recent papers. Weights decay by learning rate times `wd`, decoupled, if not said otherwise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...kernels import rules
+from ..arguments import flag, real, whole
+from .base import register
+from .rule_optimizer import RuleOptimizer
+
+__all__ = ["ADOPT", "MARS", "AdEMAMix", "Adan", "NovoGrad", "RAdam", "StableAdamW", "WithBetas", "rectified"]
+
+
+class WithBetas(RuleOptimizer):
+    """Two decays of averages in [0, 1), and an epsilon >= 0."""
+
+    def __init__(self, learning_rate: float | None, beta1: float, beta2: float, epsilon: float, **kwargs: Any) -> None:
+        self.beta1 = real("beta1", beta1, low=0, below=1)
+        self.beta2 = real("beta2", beta2, low=0, below=1)
+        self.epsilon = real("epsilon", epsilon, low=0)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def corrections(self, t: int) -> dict[str, float]:
+        """1 / (1 - beta^t) for both averages."""
+        return {"correction1": 1.0 / (1.0 - self.beta1**t), "correction2": 1.0 / (1.0 - self.beta2**t)}
+
+    def seen(self, t: int) -> dict[str, float]:
+        """Whether the parameter has been updated before."""
+        return {"seen": float(t > self.begin_num_update + 1)}
+
+
+@register
+class Adan(WithBetas):
+    """Adam with averages of the gradient and of its change.
+
+    Args:
+        learning_rate: default 0.001.
+        beta1, beta2, beta3: decay of the averages of the gradient, of its change and of the square, in [0, 1).
+        epsilon: added to the root, >= 0.
+        **kwargs: those of `Optimizer`. The decay is proximal: the weight is divided by 1 + learning rate times wd.
+
+    Source: Xie et al. (2022), "Adan: Adaptive Nesterov Momentum Algorithm", alg. 1, whose betas are 1 minus these.
+    """
+
+    default_learning_rate = 0.001
+    rule = rules.adan
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.98,
+        beta2: float = 0.92,
+        beta3: float = 0.99,
+        epsilon: float = 1e-8,
+        **kwargs: Any,
+    ) -> None:
+        self.beta3 = real("beta3", beta3, low=0, below=1)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return self.corrections(t) | self.seen(t) | {"correction3": 1.0 / (1.0 - self.beta3**t)}
+
+
+@register
+class AdEMAMix(WithBetas):
+    """AdamW with a second, much slower average of the gradient.
+
+    Args:
+        learning_rate: default 0.001.
+        beta1, beta2: decay of the fast average and of the square, in [0, 1).
+        beta3: decay of the slow average, in (0, 1).
+        alpha: weight of the slow average, >= 0.
+        warmup: updates over which `alpha` and `beta3` grow to their values; None means they have them from the start.
+        epsilon: added to the root, >= 0.
+        **kwargs: those of `Optimizer`.
+
+    Source: Pagliardini, Ablin & Grangier (2024), "The AdEMAMix Optimizer", alg. 1, the warm-up from section 3.
+    """
+
+    default_learning_rate = 0.001
+    rule = rules.ademamix
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        beta3: float = 0.9999,
+        alpha: float = 5.0,
+        warmup: int | None = None,
+        epsilon: float = 1e-8,
+        **kwargs: Any,
+    ) -> None:
+        self.beta3 = real("beta3", beta3, above=0, below=1)
+        self.alpha = real("alpha", alpha, low=0)
+        self.warmup = None if warmup is None else whole("warmup", warmup, low=1)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        alpha, beta3 = self.alpha, self.beta3
+        if self.warmup is not None and t < self.warmup and 0 < self.beta1 < beta3:
+            part = t / self.warmup
+            start, end = math.log(self.beta1), math.log(beta3)
+            alpha, beta3 = part * alpha, min(math.exp(start * end / ((1.0 - part) * end + part * start)), beta3)
+        return self.corrections(t) | {"alpha": alpha, "beta3": beta3, "one_minus_beta3": 1.0 - beta3}
+
+
+@register
+class ADOPT(WithBetas):
+    """Adam that divides by the average of the squares before this gradient, and so converges with any beta2.
+
+    Args:
+        learning_rate: default 0.001.
+        beta1, beta2: decay of the averages, in [0, 1).
+        epsilon: the smallest root, > 0.
+        **kwargs: those of `Optimizer`. The first update of a parameter only starts its averages.
+
+    Source: Taniguchi et al. (2024), "ADOPT: Modified Adam Can Converge with Any beta2", alg. 2.
+    """
+
+    default_learning_rate = 0.001
+    rule = rules.adopt
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.9999,
+        epsilon: float = 1e-6,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, real("epsilon", epsilon, above=0), **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return self.seen(t) | {"limit": (t - 1) ** 0.25}
+
+
+@register
+class StableAdamW(WithBetas):
+    """AdamW that takes shorter steps, tensor by tensor, while gradients are larger than their averages expect.
+
+    Args:
+        learning_rate: default 0.001.
+        beta1, beta2: decay of the averages, in [0, 1).
+        epsilon: added to the root, > 0.
+        **kwargs: those of `Optimizer`.
+
+    Source: Wortsman et al. (2023), "Stable and low-precision training for large-scale vision-language models", alg. 2.
+    """
+
+    default_learning_rate = 0.001
+    rule = rules.stable_adamw
+    decoupled_weight_decay = ("wd",)
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        epsilon: float = 1e-6,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, real("epsilon", epsilon, above=0), **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        corrected = {}
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            corrected[f"one_minus_{name}"] = (1.0 - beta) / (1.0 - beta**t)
+            corrected[name] = 1.0 - corrected[f"one_minus_{name}"]
+        return corrected
+
+
+@register
+class MARS(WithBetas):
+    """AdamW on gradients whose variance is reduced by how they change.
+
+    Args:
+        learning_rate: default 0.003.
+        beta1, beta2: decay of the averages, in [0, 1).
+        gamma: how much of the change is made use of, >= 0.
+        epsilon: added to the root, >= 0.
+        **kwargs: those of `Optimizer`.
+
+    Source: Yuan et al. (2024), "MARS: Unleashing the Power of Variance Reduction", alg. 2 with gradients of one batch each.
+    """
+
+    default_learning_rate = 0.003
+    rule = rules.mars
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.95,
+        beta2: float = 0.99,
+        gamma: float = 0.025,
+        epsilon: float = 1e-8,
+        **kwargs: Any,
+    ) -> None:
+        self.gamma = real("gamma", gamma, low=0)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        gamma = self.gamma * self.beta1 / (1.0 - self.beta1)
+        return self.corrections(t) | {"gamma": gamma}
+
+
+@register
+class NovoGrad(WithBetas):
+    """Momentum on gradients divided by the running norm of their tensor.
+
+    Args:
+        learning_rate: default 0.01.
+        beta1, beta2: decay of the momentum and of the squared norm, in [0, 1).
+        epsilon: added to the norm, >= 0.
+        **kwargs: those of `Optimizer`. The decay is added to the normalised gradient.
+
+    Source: Ginsburg et al. (2019), "Stochastic Gradient Methods with Layer-wise Adaptive Moments", alg. 1.
+    """
+
+    rule = rules.novograd
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.95,
+        beta2: float = 0.98,
+        epsilon: float = 1e-8,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return self.seen(t)
+
+
+@register
+class RAdam(WithBetas):
+    """Adam that takes plain steps of its average while the average of squares is too uncertain to divide by.
+
+    Args:
+        learning_rate: default 0.001.
+        beta1, beta2: decay of the averages, in [0, 1).
+        epsilon: added to the root, >= 0.
+        decoupled: whether the decay is apart from the gradient, or added to it.
+        **kwargs: those of `Optimizer`.
+
+    Source: Liu et al. (2020), "On the Variance of the Adaptive Learning Rate and Beyond", alg. 2, above 5 as in torch.
+    """
+
+    default_learning_rate = 0.001
+    rule = rules.radam
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        decoupled: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.decoupled = flag("decoupled", decoupled)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+
+    @property
+    def couples_wd(self) -> bool:
+        return not self.decoupled
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        decays = {"wd": 0.0, "decay": lr * wd} if self.decoupled else {"wd": wd, "decay": 0.0}
+        return rectified(lr, self.beta1, self.beta2, t) | decays
+
+
+def rectified(lr: float, beta1: float, beta2: float, t: int) -> dict[str, float]:
+    """RAdam's rate with its bias corrections and rectification, and whether it is adaptive. Liu et al. (2020), alg. 2."""
+    correction = 1.0 - beta2**t
+    longest = 2.0 / (1.0 - beta2) - 1.0
+    length = longest - 2.0 * t * beta2**t / correction
+    rate = lr / (1.0 - beta1**t)
+    if adaptive := length > 5.0:
+        above = (length - 4.0) * (length - 2.0) * longest
+        rate *= math.sqrt(correction * above / ((longest - 4.0) * (longest - 2.0) * length))
+    return {"lr": rate, "adaptive": float(adaptive)}

@@ -1,0 +1,216 @@
+"""Optimizers whose rules look at whole matrices: Muon, SOAP, Adafactor, CAME. Decay is decoupled."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ...kernels import TensorRule, rules
+from ...kernels.rules.matrix import COEFFICIENTS
+from ..arguments import flag, real, whole
+from .adam_variants import WithBetas
+from .base import register
+from .rule_optimizer import RuleOptimizer
+
+__all__ = ["CAME", "SOAP", "Adafactor", "Muon"]
+
+
+@register
+class Muon(RuleOptimizer):
+    """Momentum made orthogonal, for the matrices of hidden layers; other tensors take AdamW's steps.
+
+    Embeddings and output layers are matrices, too, but should not be trained by Muon: give them a trainer of their own.
+
+    Args:
+        learning_rate: default 0.001.
+        momentum: in [0, 1).
+        nesterov: whether the gradient counts once more.
+        steps: iterations of the orthogonalisation, >= 1.
+        match_adamw: use the rate times 0.2 sqrt(max(rows, columns)), for steps as large as AdamW's (Liu et al. 2025), not
+            the rate times sqrt(max(1, rows / columns)).
+        epsilon: the smallest norm that is divided by, > 0.
+        adam_learning_rate: AdamW's rate over Muon's is kept when a schedule changes it; None means the same rate.
+        beta1, beta2, adam_epsilon: AdamW's.
+        **kwargs: those of `Optimizer`.
+
+    Source: Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks".
+    """
+
+    default_learning_rate = 0.001
+    rule = rules.muon
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        steps: int = 5,
+        match_adamw: bool = False,
+        epsilon: float = 1e-7,
+        adam_learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        adam_epsilon: float = 1e-8,
+        **kwargs: Any,
+    ) -> None:
+        self.momentum = real("momentum", momentum, low=0, below=1)
+        self.nesterov = flag("nesterov", nesterov)
+        self.steps = whole("steps", steps, low=1)
+        self.match_adamw = flag("match_adamw", match_adamw)
+        self.epsilon = real("epsilon", epsilon, above=0)
+        self.beta1 = real("beta1", beta1, low=0, below=1)
+        self.beta2 = real("beta2", beta2, low=0, below=1)
+        self.adam_epsilon = real("adam_epsilon", adam_epsilon, low=0)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.adam_ratio = 1.0
+        if adam_learning_rate is not None:
+            self.adam_ratio = real("adam_learning_rate", adam_learning_rate, low=0) / self.learning_rate
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        root = math.sqrt(1.0 - self.beta2**t)
+        return {
+            "of_gradient": 1.0 - self.momentum if self.nesterov else 0.0,
+            "of_mean": self.momentum if self.nesterov else 1.0,
+            "scale": 0.2 if self.match_adamw else 0.0,
+            "adam_lr": lr * self.adam_ratio * root / (1.0 - self.beta1**t),
+            "adam_decay": lr * self.adam_ratio * wd,
+            "adam_epsilon": self.adam_epsilon * root,
+            **COEFFICIENTS,
+        }
+
+
+@register
+class SOAP(WithBetas):
+    """Adam in coordinates that turn with the gradients, those of Shampoo's preconditioner.
+
+    Args:
+        learning_rate: default 0.003.
+        beta1, beta2: decay of the averages, in [0, 1).
+        shampoo_beta: decay of the matrices whose eigenvectors are the coordinates, in [0, 1); None means beta2.
+        epsilon: added to the root, >= 0.
+        precondition_frequency: the coordinates turn every so many updates, >= 1.
+        max_precondition_dim: larger dimensions keep their coordinates, >= 1; each other one has two matrices of its size.
+        precondition_1d: whether vectors have coordinates of their own, too.
+        correct_bias: whether the rate is corrected for averages that start at zero.
+        **kwargs: those of `Optimizer`. A parameter's first update only finds its coordinates.
+
+    Source: Vyas et al. (2024), "SOAP: Improving and Stabilizing Shampoo using Adam", alg. 3.
+    """
+
+    default_learning_rate = 0.003
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.95,
+        beta2: float = 0.95,
+        shampoo_beta: float | None = None,
+        epsilon: float = 1e-8,
+        precondition_frequency: int = 10,
+        max_precondition_dim: int = 10_000,
+        precondition_1d: bool = False,
+        correct_bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.shampoo_beta = None if shampoo_beta is None else real("shampoo_beta", shampoo_beta, low=0, below=1)
+        self.precondition_frequency = whole("precondition_frequency", precondition_frequency, low=1)
+        self.max_precondition_dim = whole("max_precondition_dim", max_precondition_dim, low=1)
+        self.precondition_1d = flag("precondition_1d", precondition_1d)
+        self.correct_bias = flag("correct_bias", correct_bias)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
+
+    @property
+    def rule(self) -> TensorRule:  # type: ignore[override]
+        return rules.soap_up_to(self.max_precondition_dim, self.precondition_1d)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        steps = t - self.begin_num_update - 1  # the first update is none
+        rate = lr
+        if self.correct_bias and steps:
+            rate *= math.sqrt(1.0 - self.beta2**steps) / (1.0 - self.beta1**steps)
+        return {
+            "lr": rate,
+            "one_minus_shampoo_beta": 1.0 - (self.beta2 if self.shampoo_beta is None else self.shampoo_beta),
+            "limit": float(self.max_precondition_dim),
+            "vectors": float(self.precondition_1d),
+            "first": float(steps == 0),
+            "turn": float(steps % self.precondition_frequency == 0),
+        }
+
+
+@register
+class Adafactor(RuleOptimizer):
+    """Adam's denominator from the means of rows and columns only, and steps in proportion to the size of the weights.
+
+    Args:
+        learning_rate: the largest relative step, default 0.01.
+        decay_rate: the share of a gradient in the averages is its update number to this power, <= 0.
+        epsilon1: the smallest root, None for the type's machine epsilon.
+        epsilon2: the smallest size of weights that steps are in proportion to, >= 0.
+        clip_threshold: the largest root mean square of a step, > 0.
+        **kwargs: those of `Optimizer`.
+
+    Source: Shazeer & Stern (2018), "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost"; defaults of torch.
+    """
+
+    rule = rules.adafactor
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        decay_rate: float = -0.8,
+        epsilon1: float | None = None,
+        epsilon2: float = 1e-3,
+        clip_threshold: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        self.decay_rate = real("decay_rate", decay_rate, high=0)
+        self.epsilon1 = torch.finfo(torch.float32).eps if epsilon1 is None else real("epsilon1", epsilon1, above=0)
+        self.epsilon2 = real("epsilon2", epsilon2, low=0)
+        self.clip_threshold = real("clip_threshold", clip_threshold, above=0)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {"lr": min(lr, 1.0 / math.sqrt(t)), "new": float(t**self.decay_rate), "limit": self.clip_threshold}
+
+
+@register
+class CAME(RuleOptimizer):
+    """Adafactor with momentum, and shorter steps where the momentum and the newest step disagree.
+
+    Args:
+        learning_rate: default 0.0002.
+        beta1, beta2, beta3: decay of the momentum, of the squares and of the disagreement, in [0, 1).
+        epsilon1, epsilon2: added to squares and to disagreement, > 0.
+        clip_threshold: the largest root mean square of a step before momentum, > 0.
+        **kwargs: those of `Optimizer`.
+
+    Source: Luo et al. (2023), "CAME: Confidence-guided Adaptive Memory Efficient Optimization", alg. 2.
+    """
+
+    default_learning_rate = 0.0002
+    rule = rules.came
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        beta3: float = 0.9999,
+        epsilon1: float = 1e-30,
+        epsilon2: float = 1e-16,
+        clip_threshold: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        self.beta1 = real("beta1", beta1, low=0, below=1)
+        self.beta2 = real("beta2", beta2, low=0, below=1)
+        self.beta3 = real("beta3", beta3, low=0, below=1)
+        self.epsilon1 = real("epsilon1", epsilon1, above=0)
+        self.epsilon2 = real("epsilon2", epsilon2, above=0)
+        self.clip_threshold = real("clip_threshold", clip_threshold, above=0)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {"limit": self.clip_threshold}

@@ -1,0 +1,120 @@
+"""Schedule-free optimizers: an average of the weights in place of a schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...kernels import Rule, rules
+from ..arguments import real, whole
+from .base import register
+from .rule_optimizer import RuleOptimizer
+
+__all__ = ["ScheduleFreeAdamW", "ScheduleFreeSGD"]
+
+
+class _ScheduleFree(RuleOptimizer):
+    """What both schedule-free optimizers have in common: the average's shares, and where the average is."""
+
+    uniform_hyper = True
+    host_state_names = ("steps", "largest_lr", "weight_sum", "share", "rate_scale")
+
+    def __init__(self, learning_rate: float | None, beta: float, warmup: int, power: float, r: float, **kwargs: Any) -> None:
+        self.beta = real("beta", beta, above=0, below=1)
+        self.warmup = whole("warmup", warmup, low=0)
+        self.power = real("power", power, low=0)
+        self.r = real("r", r, low=0)
+        self.steps = 0
+        self.largest_lr = 0.0
+        self.weight_sum = 0.0
+        self.share = 1.0
+        self.rate_scale = 1.0
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def begin_step(self, lr: float) -> None:
+        self.steps += 1
+        self.rate_scale = min(1.0, self.steps / self.warmup) if self.warmup else 1.0
+        self.largest_lr = max(self.largest_lr, lr * self.rate_scale)
+        weight = self.steps**self.r * self.largest_lr**self.power
+        self.weight_sum += weight
+        self.share = weight / self.weight_sum if self.weight_sum else 0.0
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {"lr": lr * self.rate_scale}
+
+    def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
+        state[self.rule.state.index("z")].copy_(weight)
+
+    def average(self) -> tuple[Rule, dict[str, float]]:
+        return rules.toward, {"share": 1.0 - 1.0 / self.beta}
+
+
+@register
+class ScheduleFreeSGD(_ScheduleFree):
+    """SGD whose weights are averaged so that the rate need not fall; evaluate inside `trainer.averaged_weights()`.
+
+    Args:
+        learning_rate: default 1.0.
+        beta: how near the average gradients are taken, in (0, 1).
+        warmup: steps over which the rate grows, >= 0.
+        power: steps count in the average by the largest rate so far to this power, >= 0.
+        r: and by their number to this power, >= 0.
+        **kwargs: those of `Optimizer`. The decay is added to the gradient.
+
+    Source: Defazio et al. (2024), "The Road Less Scheduled".
+    """
+
+    default_learning_rate = 1.0
+    rule = rules.schedule_free_sgd
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta: float = 0.9,
+        warmup: int = 0,
+        power: float = 2.0,
+        r: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta, warmup, power, r, **kwargs)
+
+
+@register
+class ScheduleFreeAdamW(_ScheduleFree):
+    """AdamW whose weights are averaged so that the rate need not fall; evaluate inside `trainer.averaged_weights()`.
+
+    Args:
+        learning_rate: default 0.0025.
+        beta: how near the average gradients are taken, in (0, 1); it takes the place of Adam's beta1.
+        beta2: decay of the average of squares, in [0, 1).
+        epsilon: added to the root, >= 0.
+        warmup: steps over which the rate grows, >= 0.
+        power: steps count in the average by the largest rate so far to this power, >= 0.
+        r: and by their number to this power, >= 0.
+        **kwargs: those of `Optimizer`. The decay is of y, at the rate.
+
+    Source: Defazio et al. (2024), "The Road Less Scheduled", alg. 1.
+    """
+
+    default_learning_rate = 0.0025
+    rule = rules.schedule_free_adamw
+    decoupled_weight_decay = ("wd",)
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        warmup: int = 0,
+        power: float = 2.0,
+        r: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        self.beta2 = real("beta2", beta2, low=0, below=1)
+        self.epsilon = real("epsilon", epsilon, low=0)
+        super().__init__(learning_rate, beta, warmup, power, r, **kwargs)
+
+    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        return {"lr": lr * self.rate_scale, "correction2": 1.0 / (1.0 - self.beta2**t)}

@@ -1,0 +1,161 @@
+"""Checks and warnings of what optimizers are made with."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, cast
+
+from ...kernels import Rule, TensorRule
+from ..arguments import did_you_mean
+from .counts import Index
+
+if TYPE_CHECKING:
+    from .base import Optimizer
+    from .rule_optimizer import RuleOptimizer
+
+__all__ = [
+    "check_grad_req",
+    "check_options",
+    "check_settings",
+    "first_argument_in_mxnet",
+    "refuse_unknown",
+    "set_base_lr",
+    "warn_once",
+]
+
+_TORCHS_NAMES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon", "betas": "beta1", "alpha": "gamma1"}
+_P = ParamSpec("_P")
+
+
+def check_grad_req(name: Index, value: Any) -> None:
+    """Gluon's `grad_req`, which torch does not know: gradients are added up, or there are none."""
+    if value not in ("write", "add"):
+        raise ValueError(
+            f"grad_req={value!r} of parameter {name!r}: torch does not read it; to train the parameter no more, use "
+            "parameter.requires_grad_(False), and delete the attribute"
+        )
+
+
+def check_options(optimizer: RuleOptimizer) -> None:
+    """Refuse options that do not go together, or not with the optimizer's rule."""
+    name, rule = type(optimizer).__name__, cast("Rule | TensorRule", optimizer.rule)
+    if isinstance(rule, TensorRule):
+        names = (
+            *("clip_norm", "cautious", "decoupled_wd", "lookahead", "ema_decay", "skip_nonfinite"),
+            *("state_dtype", "stochastic_rounding", "kahan"),
+        )
+        values = {option: getattr(optimizer, option) for option in names}
+        if optimizer.multi_precision == "remainder":
+            values["multi_precision"] = "remainder"
+        given = ", ".join(f"{option}={value!r}" for option, value in values.items() if value not in (None, False))
+        raise TypeError(f"{given}: {name} has a rule of whole tensors; options are for rules of single elements")
+    if optimizer.decoupled_wd and not optimizer.couples_wd:
+        known = {"wd", "decay", *optimizer.decoupled_weight_decay} & set(rule.hyper)
+        why = "decays the weights apart from the gradient already" if known else "has no weight decay"
+        raise ValueError(f"decoupled_wd=True: {name} {why}, so it must be False")
+    if optimizer.narrow is not None and not set(rule.state) - set(rule.exact):
+        why = "all its states are weights or sums over all steps" if rule.state else "it has no states"
+        raise ValueError(f"state_dtype={optimizer.state_dtype!r}: must be None for {name}, as {why}")
+    if optimizer.kahan and optimizer.multi_precision:
+        raise ValueError(
+            f"kahan=True with multi_precision={optimizer.multi_precision!r}: one of them must be False, both keep what "
+            "rounding takes off a weight"
+        )
+
+
+def check_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
+    """Refuse settings, by the names of attributes, that the optimizer's constructor would refuse; nothing is changed.
+
+    Of a class from elsewhere it is the constructor of the class of ours that it is derived from.
+    """
+    ours = __name__.partition(".")[0]
+    klass = next(base for base in type(optimizer).__mro__ if base.__module__.partition(".")[0] == ours)
+    values = optimizer.settings() | dict(settings)
+    for name, value in settings.items():
+        if isinstance(value, float) and not math.isfinite(value) and value != optimizer.settings().get(name):
+            raise ValueError(f"{name}={value!r}: must be finite")
+    values["learning_rate"] = values.pop("lr")
+    probe = copy.copy(optimizer)
+    klass.__init__(probe, **{name: values[name] for name in arguments_of(klass) if name in values})  # type: ignore[misc]
+
+
+def arguments_of(klass: type) -> list[str]:
+    """What the constructor of a class takes, and, by **kwargs, those of its bases."""
+    allowed: list[str] = []
+    for base in klass.__mro__:
+        if base is not object and "__init__" in vars(base):
+            parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+            allowed += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return [name for name in dict.fromkeys(allowed) if name != "self"]
+
+
+def refuse_unknown(klass: type, unknown: Mapping[str, Any]) -> None:
+    if not unknown:
+        return
+    allowed = arguments_of(klass)
+    for name, value in unknown.items():
+        meant = _TORCHS_NAMES.get(name)
+        hint = f" Did you mean {meant!r}, as in MXNet?" if meant in allowed else did_you_mean(name, allowed)
+        raise TypeError(f"{klass.__name__} has no argument {name!r} (={value!r}); it has {', '.join(allowed)}.{hint}")
+
+
+def set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:
+    base_lr = getattr(lr_scheduler, "base_lr", None)
+    if base_lr is None:
+        warnings.warn(
+            f"learning_rate={learning_rate} has no effect: {lr_scheduler!r} decides the rate and has no base_lr; "
+            "give only one of them",
+            stacklevel=_stacklevel(),
+        )
+    elif learning_rate != base_lr:
+        warnings.warn(
+            f"learning_rate={learning_rate} replaces base_lr={base_lr} of {lr_scheduler!r}; give only one of them",
+            stacklevel=_stacklevel(),
+        )
+        if hasattr(lr_scheduler, "start_from"):
+            lr_scheduler.start_from(learning_rate)
+        else:
+            lr_scheduler.base_lr = learning_rate
+
+
+def first_argument_in_mxnet(name: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+    """Decorator of a constructor whose first argument is `learning_rate`, but another one in MXNet 1.9.1: warns of it."""
+
+    def wrap(init: Callable[_P, None]) -> Callable[_P, None]:
+        @functools.wraps(init)
+        def __init__(*args: _P.args, **kwargs: _P.kwargs) -> None:
+            if len(args) > 1:
+                made = type(args[0]).__name__
+                warn_once(
+                    f"the first positional argument of {made} is learning_rate; in MXNet 1.9.1 it is {name}: write "
+                    f"{made}(learning_rate=...) or {made}({name}=...)"
+                )
+            init(*args, **kwargs)
+
+        return __init__
+
+    return wrap
+
+
+_warned: set[str] = set()
+
+
+def warn_once(message: str) -> None:
+    """Warn of a number that MXNet takes otherwise, once in a process."""
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, stacklevel=_stacklevel())
+
+
+def _stacklevel() -> int:
+    """How far up the first caller outside this package's constructors is."""
+    frame, level = inspect.currentframe(), 0
+    inner = ("_stacklevel", "warn_once", "set_base_lr", "__init__", "create_optimizer", "_make_optimizer")
+    while frame is not None and frame.f_code.co_name in inner:
+        frame, level = frame.f_back, level + 1
+    return max(level, 1)
