@@ -19,6 +19,7 @@ from ..kernels.table import Recording
 from . import checkpoint
 from .arguments import flag, real
 from .capture import CapturedStep
+from .displaced import DisplacedWeights
 from .errors import StaleGradientError, UpdateOnKVStoreError
 from .in_backward import BackwardStep, check_optimizer
 from .interrupts import interrupts_wait, uninterrupted
@@ -154,8 +155,7 @@ class Trainer:
         self._backward: BackwardStep | None = None
         # From the first step to the second, to notice a missing zero_grad(); None before, False after it.
         self._accumulation_hook: Any = None
-        self._below: list[torch.Tensor] | None = None  # the weights from before `ascend`
-        self._raised: list[tuple[int, int]] = []  # what `_marks` gave after that
+        self._ascended: DisplacedWeights | None = None  # between `ascend` and the next step
         self._averaging = False  # whether the weights are those of `averaged_weights` now
         self._replaced = False  # whether another trainer has taken the optimizer over
         self._replicas = [Replica(self._params, self._names, self._updater, zero_grads)]
@@ -285,7 +285,7 @@ class Trainer:
         batch_size = real("batch_size", batch_size, above=0)
         ignore_stale_grad = flag("ignore_stale_grad", ignore_stale_grad)
         self._refuse_together("step_in_backward()")
-        if self._below is not None:
+        if self._ascended is not None:
             raise RuntimeError("ascend() has moved the weights up, and needs all gradients to move them back: use step()")
         self._refuse_averaged("step_in_backward()")
         self._refuse_replaced()
@@ -391,16 +391,17 @@ class Trainer:
         rho = real("rho", rho, above=0)
         adaptive = flag("adaptive", adaptive)
         self._refuse_together("ascend()")
-        if self._below is not None:
+        if self._ascended is not None:
             raise RuntimeError("ascend() has moved the weights up already: take a step() first")
         self._refuse_averaged("ascend()")
         self._stepper.check_initialized()
         choice, replica = self._stepper.choose(ignore_stale_grad=False), self._replicas[0]
         gradients = choice.collected[0].gradients if choice.chosen is None else replica.gradients(choice.chosen)
-        before = [parameter.detach().clone() for parameter in self._params]
+        ascended = DisplacedWeights(self._replicas)
         hyper = {"rho": rho, "adaptive": float(adaptive)}
         self._updater.apply(rules.ascent, hyper, range(len(self._params)), self._params, gradients)
-        self._below, self._raised = before, self._marks()
+        ascended.mark()
+        self._ascended = ascended
         replica.guard.use(gradients)
 
     @contextmanager
@@ -427,23 +428,24 @@ class Trainer:
         if found is None:
             raise ValueError(f"{type(self._optimizer).__name__} keeps no averaged weights: give it ema_decay=0.999, say")
         self._refuse_averaged("averaged_weights()")
-        if self._below is not None:
+        if self._ascended is not None:
             raise RuntimeError("ascend() has moved the weights up: take a step() before averaged_weights()")
         self._stepper.start()
         self._sync.follow_weights()
-        before = [[weight.clone() for weight in replica.weights()] for replica in self._replicas]
+        displaced = DisplacedWeights(self._replicas)
         if self._sync.updates:
             self._sync.apply(*found)
         else:
             for replica in self._replicas:
                 replica.updater.apply(*found, range(len(replica.params)), replica.params)
-        marks, self._averaging = self._marks(), True
+        displaced.mark()
+        self._averaging = True
         try:
             yield
-            written = self._written(marks)
+            written = displaced.written()
         finally:
             self._averaging = False
-            self._put_back(*before)
+            displaced.restore()
         if written:
             raise RuntimeError(
                 f"{listed(written)} written to inside averaged_weights(), which shows an average and then puts back the "
@@ -506,7 +508,7 @@ class Trainer:
         Raises:
             RuntimeError: between `ascend` and `step`, when the weights are not those that are to be saved with it.
         """
-        if self._below is not None:
+        if self._ascended is not None:
             raise RuntimeError(
                 "between ascend() and step() the weights are not those that training goes on with, and nothing is to be "
                 "saved: save after step()"
@@ -553,10 +555,10 @@ class Trainer:
             replica.forget_counts()
         if scaling is not None:
             self._loss_scaler.load_state_dict(scaling)
-        if self._below is not None:  # weights that have been written since `ascend` are those that were loaded
-            if not self._written(self._raised):
-                self._put_back(self._below)
-            self._below = None
+        if self._ascended is not None:  # weights that have been written since `ascend` are those that were loaded
+            if not self._ascended.written():
+                self._ascended.restore()
+            self._ascended = None
         self._stepper.forget_plans()
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
@@ -587,14 +589,16 @@ class Trainer:
             )
         if self._averaging or (self._backward is not None and self._backward.is_open):
             raise RuntimeError("a Trainer cannot be copied inside averaged_weights() or step_in_backward(): leave it first")
-        anew = ("_replicas", "_stepper")
-        return {k: v for k, v in vars(self).items() if k not in anew} | {"_backward": None, "_accumulation_hook": False}
+        without = {k: v for k, v in vars(self).items() if k not in ("_replicas", "_stepper")}
+        before = None if self._ascended is None else self._ascended.before
+        return without | {"_backward": None, "_accumulation_hook": False, "_ascended": before}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._replicas = [Replica(self._params, self._names, self._updater, self._zero_grads)]
         self._stepper = Stepper(self._replicas, NoSync(1), self._optimizer, self._zero_grads)
-        self._raised = self._marks()
+        if self._ascended is not None:
+            self._ascended = DisplacedWeights(self._replicas, state["_ascended"])
         self._optimizer.trainer = weakref.ref(self)
         if isinstance(self._optimizer, RuleOptimizer):
             self._optimizer._updater = weakref.ref(self._updater)
@@ -624,16 +628,16 @@ class Trainer:
             self._refuse_replaced()
         stepper, optimizer, telemetry = self._stepper, self._optimizer, self._telemetry
         stepper.start()
-        if self._below is not None and (written := self._written(self._raised)):
-            self._below = None
+        if self._ascended is not None and (written := self._ascended.written()):
+            self._ascended = None
             raise RuntimeError(
                 f"{listed(written)} written to between ascend() and step(), which would put back the weights from before: "
                 "they stay as they have been written, and the ascent is forgotten; take gradients there, and step again"
             )
         choice = stepper.choose(ignore_stale_grad, reduce)
-        if self._below is not None:
-            self._put_back(self._below)
-            self._below = None
+        if self._ascended is not None:
+            self._ascended.restore()
+            self._ascended = None
         before, optimizer.rescale_grad = optimizer.rescale_grad, self._scale / batch_size
         into = None if telemetry is None else telemetry._begin()
         try:
@@ -710,15 +714,6 @@ class Trainer:
                 "optimizer counts the updates of one: give each Trainer an optimizer of its own"
             )
 
-    def _marks(self) -> list[tuple[int, int]]:
-        """Of each parameter of each copy how often it has been written to, and where it is."""
-        return [(parameter._version, parameter.data_ptr()) for replica in self._replicas for parameter in replica.params]
-
-    def _written(self, marks: list[tuple[int, int]]) -> list[str]:
-        """Names of the parameters that have been written to, or moved, since `_marks` gave that."""
-        changed = [now != then for now, then in zip(self._marks(), marks, strict=True)]
-        return [repr(name) for i, name in enumerate(self._names) if any(changed[i :: len(self._names)])]
-
     def _use_control(self, control: torch.Tensor) -> None:
         """Take a loss scaler's control for updates from now on. Raises RuntimeError where that cannot be."""
         self._sync.use_control(control)
@@ -745,14 +740,6 @@ class Trainer:
                 raise
 
         recording.owners.append((holds, advance))
-
-    @uninterrupted
-    @torch.no_grad()
-    def _put_back(self, *weights: Sequence[torch.Tensor]) -> None:
-        """Give each copy of the model these weights."""
-        for replica, own in zip(self._replicas, weights, strict=True):
-            for parameter, weight in zip(replica.params, own, strict=True):
-                parameter.copy_(weight)
 
 
 def _make_optimizer(optimizer: Any, optimizer_params: Any) -> Optimizer:
