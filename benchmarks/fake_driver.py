@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -74,19 +75,18 @@ def install(target: GPUTarget | None = None) -> FakeDriver:
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise RuntimeError("TRITON_INTERPRET=1: unset it, the interpreter knows no drivers")
-    from tristep.kernels import compress
-    from tristep.kernels import engine as engines
-    from tristep.trainer import trainer
+    from tristep.kernels import choose_engine as choose
 
     driver = FakeDriver(target)
     triton.runtime.driver.set_active(driver)
-    choose = engines.choose_engine
 
     def choose_engine(device: torch.device, engine: str | None = None) -> str:
         asked = engine or os.environ.get("TRISTEP_ENGINE")
         return "triton" if asked == "triton" else choose(device, asked)
 
-    engines.choose_engine = compress.choose_engine = trainer.choose_engine = choose_engine
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("tristep.") and vars(module).get("choose_engine") is choose:
+            vars(module)["choose_engine"] = choose_engine
     return driver
 
 
@@ -138,14 +138,15 @@ def measure(n_tensors: int = 148, elements: int = 8, repeats: int = 2000) -> dic
 
 def compiling(names: tuple[str, ...] = ("sgd", "adam", "adamw", "lion", "adan", "rmsprop_centered", "ftrl")) -> float:
     """Median time of the processor to compile these rules' kernels for sm_90, in seconds."""
-    from tristep.kernels import gpu, rules
+    from tristep.kernels import rules
+    from tristep.kernels.backends.triton.compile import compile_for
 
     times = []
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
         for name in names:
             start = time.process_time()
-            gpu.compile_for(GPUTarget("cuda", 90, 32), getattr(rules, name))
+            compile_for(GPUTarget("cuda", 90, 32), getattr(rules, name))
             times.append(time.process_time() - start)
     return statistics.median(times)
 

@@ -16,8 +16,8 @@ from workloads import Workload, parameters
 
 import tristep
 from tristep.kernels import Reduction, Rule, Update, compress, rules
-from tristep.kernels.engine import hyper_values
-from tristep.kernels.table import states_for
+from tristep.kernels.functional import hyper_values
+from tristep.kernels.states import states_for
 
 
 class Step(NamedTuple):

@@ -285,7 +285,7 @@ def time_matrices(device: str) -> Table:
 
 def time_symmetric(device: str) -> Table:
     """X X^T in bfloat16, half of its blocks computed, beside torch's whole product."""
-    from tristep.kernels.symmetric import symmetric_product
+    from tristep.kernels.backends.triton.symmetric import symmetric_product
 
     print("X X^T, bfloat16")
     found = {}

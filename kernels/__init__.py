@@ -3,11 +3,13 @@
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.kernels'; import it by that name (imported as {__name__!r})")
 
-from . import compose, compress, rules
-from .engine import ENGINES, Update, choose_engine, update
+from . import compress, rules, transforms
+from .backends import ENGINES, choose_engine
+from .functional import update
 from .language import Function, Measure, Reduction, Rule, TensorRule, jit, measure, reduction, rule, tensor_rule, tl
 from .measures import Measurements
 from .norms import clip_adaptively_, clip_by_global_norm_, clip_by_norm_, clip_by_value_, global_norm
+from .update import Update
 
 __all__ = [
     "ENGINES",
@@ -23,7 +25,6 @@ __all__ = [
     "clip_by_global_norm_",
     "clip_by_norm_",
     "clip_by_value_",
-    "compose",
     "compress",
     "global_norm",
     "jit",
@@ -33,5 +34,6 @@ __all__ = [
     "rules",
     "tensor_rule",
     "tl",
+    "transforms",
     "update",
 ]

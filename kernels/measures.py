@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .compose import _Text, function_of_text
-from .language import Measure, Rule, _OverTensors, measure, tl
-from .table import widest
+from .language import Measure, Rule, measure, tl
+from .language.codegen import RuleSource, function_of_text
+from .language.reduction import ElementwiseFunction
+from .layouts import widest
 
 __all__ = [
     "BINS",
@@ -135,7 +136,7 @@ def joined(*measures: Measure) -> Measure:
     return Measure(function_of_text("joined", text, names), by)
 
 
-class Measured(_OverTensors):
+class Measured(ElementwiseFunction):
     """A rule with a measure behind it: it returns the new weight, the new states and the measure's values.
 
     Attributes:
@@ -154,7 +155,7 @@ def measured(rule: Rule, measure: Measure) -> Measured:
     """The rule with this measure behind it; the same object every time."""
     key = measured, measure
     if key not in rule.made_of_it:
-        text = _Text(rule, measure=measure)
+        text = RuleSource(rule, measure=measure)
         (stepped,) = text.new("stepped")
         first = text.unpacked(rule.extras, rule.state, rule.own_hyper, text.sums)
         lines = text.step(stepped, text.call())

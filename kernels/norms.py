@@ -17,12 +17,17 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from .engine import DTYPES, check_memory, choose_engine, executor_for, itself, join_totals
+from .backends import choose_engine, executor_for
+from .checks import check_list
+from .graphs import Recording
+from .groups import itself
 from .guards import GradLayouts
 from .language import Rule, reduction, rule, tl
+from .layouts import is_dense
+from .reductions import join_totals
 from .rules.common import clip_coefficient, clipped, total_square
 from .rules.layerwise import gradient_square
-from .table import GRADIENT, WEIGHT, Recording, TensorTable, is_dense, is_wrapper
+from .table import GRADIENT, WEIGHT, TensorTable
 
 __all__ = ["clip_adaptively_", "clip_by_global_norm_", "clip_by_norm_", "clip_by_value_", "global_norm"]
 
@@ -114,8 +119,8 @@ def clip_adaptively_(
     if len(weights) != len(gradients):
         raise ValueError(f"{len(gradients)} gradients for {len(weights)} weights: there must be as many")
     pairs = [(w, g) for w, g in zip(weights, gradients, strict=True) if g is not None]
-    _check("weights", [w for w, _ in pairs])
-    _check("gradients", [g for _, g in pairs])
+    check_list("weights", [w for w, _ in pairs])
+    check_list("gradients", [g for _, g in pairs])
     for w, g in pairs:
         if w.shape != g.shape:
             raise ValueError(f"a gradient has shape {tuple(g.shape)}: its weight has {tuple(w.shape)}")
@@ -219,8 +224,8 @@ class _Plan:
             members.setdefault((tensor.device, tensor.dtype, bool(self._aligned[i])), []).append(i)
         self._groups: list[tuple[Any, list[int], TensorTable, Any]] = []
         for (device, dtype, aligned), indices in members.items():
-            make, tile = executor_for(choose_engine(device), False)
-            table = TensorTable(rule, [dense[i] for i in indices], dtype, [()] * len(indices), None, tile, aligned)
+            make = executor_for(choose_engine(device), False)
+            table = TensorTable(rule, [dense[i] for i in indices], dtype, [()] * len(indices), None, make.tile, aligned)
             table.hyper[:, 0] = 1.0
             rows = slice(None) if len(indices) == len(tensors) else np.array(indices)
             self._groups.append((rows, indices, table, make(table)))
@@ -315,7 +320,7 @@ _MOST = 8  # plans of one key, and keys, that are kept
 def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str = "tensors") -> _Plan:
     """A plan that has taken these tensors: one from before where there is one."""
     if not set(map(type, tensors)) <= _PLAIN:
-        _check(argument, tensors)
+        check_list(argument, tensors)
     key: Any = (rule, len(tensors))
     if tensors:
         device = tensors[0].device
@@ -330,7 +335,7 @@ def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str = "tensors"
     for plan in known:
         if plan.take(tensors):
             return plan
-    _check(argument, tensors)
+    check_list(argument, tensors)
     plan = _Plan(rule, tensors)
     if tensors:
         if len(_plans) >= _MOST and key not in _plans:
@@ -358,30 +363,6 @@ def _list(argument: str, tensors: Any) -> list[torch.Tensor]:
         hint = ": put it into a list" if isinstance(tensors, torch.Tensor) else ""
         raise TypeError(f"{argument} must be a list of tensors, got {type(tensors).__name__}{hint}")
     return list(tensors)
-
-
-def _check(argument: str, tensors: Sequence[Any]) -> None:
-    for i, tensor in enumerate(tensors):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{argument}[{i}] must be a tensor, got {type(tensor).__name__}")
-        if (refusal := _refusal(tensor)) is not None:
-            raise TypeError(f"{argument}[{i}] {refusal}")
-        check_memory(f"{argument}[{i}]", tensor)
-        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-            raise ValueError(
-                f"{argument}[{i}] has several elements in one place in memory (shape {tuple(tensor.shape)}, strides "
-                f"{tensor.stride()}), as expand() makes them: use .contiguous()"
-            )
-
-
-def _refusal(tensor: torch.Tensor) -> str | None:
-    if is_wrapper(tensor):
-        return f"is a {type(tensor).__name__}, made of other tensors: must be a plain tensor"
-    if tensor.layout != torch.strided:
-        return f"is sparse ({tensor.layout}): must be dense; use .coalesce().values() or .to_dense()"
-    if tensor.dtype not in DTYPES:
-        return f"is {tensor.dtype}: must be one of {', '.join(map(str, DTYPES))}"
-    return None
 
 
 def _rule_of(ord: Any) -> Rule:

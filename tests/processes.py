@@ -151,7 +151,7 @@ def _fork() -> None:
     import torch.distributed.fsdp  # noqa: F401
 
     import tristep.trainer  # noqa: F401
-    from tristep.kernels import native  # noqa: F401
+    from tristep.kernels.backends.cpu import launch  # noqa: F401
 
     numba.njit(lambda: 0)()  # imports what compiling takes
     for line in sys.stdin:

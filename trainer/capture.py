@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from ..kernels.table import Recording
+from ..kernels.graphs import Recording
 from .arguments import whole
 from .interrupts import interrupts_wait
 

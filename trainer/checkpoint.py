@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from ..kernels import Rule
+from ..kernels.layouts import compute_dtype
+from ..kernels.states import allocate_states, slot_shapes, states_for
 from ..kernels.storage import copy, kind_of
-from ..kernels.table import allocate_states, compute_dtype, slot_shapes, states_for
 from . import files, lr_scheduler
 from .arguments import whole
 from .optimizer import Optimizer, RuleOptimizer, Updater

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from ..kernels import Rule, Update, choose_engine
-from ..kernels.table import is_dense, stacked_zeros
+from ..kernels.layouts import is_dense
+from ..kernels.states import stacked_zeros
 from .arguments import real
 from .interrupts import interrupts_wait, uninterrupted
 from .optimizer import Optimizer, RuleOptimizer, create

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..kernels.engine import DTYPES
-from ..kernels.table import is_wrapper
+from ..kernels.checks import DTYPES
+from ..kernels.layouts import is_wrapper
 from . import checkpoint
 from .arguments import did_you_mean, real
 from .optimizer import Optimizer

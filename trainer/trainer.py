@@ -14,8 +14,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..kernels import Rule, rules
-from ..kernels.engine import choose_engine
-from ..kernels.table import Recording
+from ..kernels.backends import choose_engine
+from ..kernels.graphs import Recording
 from . import checkpoint
 from .arguments import flag, real
 from .capture import CapturedStep

@@ -207,7 +207,7 @@ print(grams.source, "\n")
 try:
     from triton.backends.compiler import GPUTarget
 
-    from tristep.kernels.gpu import compile_for
+    from tristep.kernels.backends.triton.compile import compile_for
 except ModuleNotFoundError:  # there is no Triton for macOS and Windows
     traffic = None
     print("no Triton here, so no GPU code to look at")

@@ -44,7 +44,7 @@ def orthogonalized(matrices: torch.Tensor, steps: int, epsilon: float, a: float,
         x, multiplied = x[0], torch.addmm
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=epsilon)
     if halved := takes_symmetric_products(x):
-        from ..symmetric import symmetric_product
+        from ..backends.triton.symmetric import symmetric_product
     for _ in range(steps):
         gram = symmetric_product(x) if halved else x @ x.mT
         if halved:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tristep.kernels import Update
-from tristep.kernels.language import has_numba, has_triton
-from tristep.kernels.table import states_for
+from tristep.kernels.backends import executor_for, has_numba, has_triton
+from tristep.kernels.states import states_for
 
 _ORACLES = Path(__file__).parents[1] / "oracles"
 _FAST = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU, tests/conftest.py has set TRITON_INTERPRET=1
@@ -28,8 +28,7 @@ class Place(NamedTuple):
     @property
     def tile(self) -> int:
         """The engine's elements per tile."""
-        names = {"triton": "gpu", "cpu": "native", "eager": "eager"}
-        return importlib.import_module(f"tristep.kernels.{names[self.engine]}").TILE
+        return executor_for(self.engine, whole=False).tile
 
     def tensor(self, array, dtype):
         """A tensor with these values, rounded to `dtype`, at the start of memory of its own."""

@@ -15,7 +15,7 @@ import pytest
 from tristep.kernels import Rule, rules
 from tristep.kernels.language import WORDS
 
-TILE = pytest.importorskip("tristep.kernels.gpu", reason="Triton has builds for Linux only").TILE
+TILE = pytest.importorskip("tristep.kernels.backends.triton.compile", reason="Triton has builds for Linux only").TILE
 
 pytestmark = pytest.mark.slow
 
@@ -139,7 +139,8 @@ COMPILE = """
 import torch
 from triton.backends.compiler import GPUTarget
 
-from tristep.kernels import gpu, rules
+from tristep.kernels import rules
+from tristep.kernels.backends.triton import compile as gpu
 from tristep.trainer import Telemetry
 
 target, rule, weight, gradient, masters, aligned, stage, state, stochastic, measured, options = arguments

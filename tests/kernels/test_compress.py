@@ -298,14 +298,15 @@ def test_what_is_refused(case):
 COMPILE = """
 import torch
 from triton.backends.compiler import GPUTarget
-from tristep.kernels import compress, compress_gpu
+from tristep.kernels import compress
+from tristep.kernels.compress.triton import compile_for
 
 name, reads, writes, dtype, residual, ranks = arguments
 types = {"messages": torch.uint8, "votes": torch.uint8, "values": getattr(torch, dtype)}
 source, target = (torch.empty(2, 2, dtype=types[what]) for what in (reads, writes))
 left = torch.empty(2) if residual else None
 job = compress.Job(compress.CODES[name], source, left, target, 5000, 4096, 0.5, ranks, reads, writes)
-compiled = compress_gpu.compile_for(GPUTarget("cuda", 90, 32), job)
+compiled = compile_for(GPUTarget("cuda", 90, 32), job)
 result = compiled.asm["sass"], usage(compiled), compiled.metadata.num_warps
 """
 

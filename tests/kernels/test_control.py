@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import Rule, TensorRule, Update, compose, rules
+from tristep.kernels import Rule, TensorRule, Update, rules, transforms
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 SHAPES = [(700,), (5, 3), (1500,), (0,), ()]
@@ -122,7 +122,7 @@ def test_every_kind_of_storage(kinds, place):
 
 
 def test_the_norm_is_that_of_the_unscaled_gradient(place):
-    rule = compose.skipping_nonfinite(compose.cautious(compose.clipped_by_global_norm(rules.novograd), ()))
+    rule = transforms.apply_if_finite(transforms.cautious(transforms.clip_by_global_norm(rules.novograd), ()))
     plain, _ = run(place, rule)
     assert same(run(place, rule, 4096.0, (1 / 4096, 0.0))[0], plain)
     weights, states, _, _ = case(place, rule)
@@ -166,7 +166,8 @@ def test_a_control_of_another_form_is_refused(control):
 COMPILE = """
 import re
 from triton.backends.compiler import GPUTarget
-from tristep.kernels import gpu, rules
+from tristep.kernels import rules
+from tristep.kernels.backends.triton import compile as gpu
 
 found = {}
 for name, options in {"plain": {}, "control": {"control": True}, "zeros": {"zero_grads": True}}.items():

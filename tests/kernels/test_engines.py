@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import tristep
-from tristep.kernels import ENGINES, Update, choose_engine, engine, rules, update
-from tristep.kernels.engine import hyper_values
-from tristep.kernels.language import has_numba, has_triton
+from tristep.kernels import ENGINES, Update, backends, choose_engine, rules, update
+from tristep.kernels.backends import has_numba, has_triton
+from tristep.kernels.functional import hyper_values
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 INF = math.inf
@@ -74,7 +74,7 @@ def test_the_environment_chooses_unless_the_argument_does(bare, monkeypatch):
 @needs_triton
 def test_a_numba_that_cannot_be_imported_is_done_without_on_gpus(monkeypatch):
     """As one that is made for another NumPy, of which Python knows that it is there, and whose import fails."""
-    monkeypatch.setattr(engine, "has_numba", lambda: True)
+    monkeypatch.setattr(backends, "has_numba", lambda: True)
     monkeypatch.setitem(sys.modules, "numba", None)
     weight = torch.ones(3, device="cuda" if torch.cuda.is_available() else "cpu")
     parameter = torch.nn.Parameter(weight)
@@ -467,7 +467,8 @@ import torch
 import numba.core.event
 recorder = numba.core.event.RecordingListener()
 numba.core.event.register("numba:compile", recorder)
-from tristep.kernels import Update, native, rules
+from tristep.kernels import Update, rules
+from tristep.kernels.backends.cpu import loops
 
 def step(rule=rules.sgd):
     '''One step of little work, and one for threads.'''
@@ -480,7 +481,7 @@ def step(rule=rules.sgd):
         assert weight.unique().tolist() == [0.75], weight
 """
 REPORT = """
-print(len(native._loops), any(event.is_start for _, event in recorder.buffer))
+print(len(loops.loops), any(event.is_start for _, event in recorder.buffer))
 """
 
 
@@ -619,9 +620,10 @@ def test_functions_of_one_name_that_two_processes_have_kept_are_told_apart(nativ
 
 @needs_numba
 def test_no_two_compiled_functions_have_one_name():
-    from tristep.kernels import compress_native, native
+    from tristep.kernels.backends.cpu import low_precision
+    from tristep.kernels.compress import cpu
 
-    packing = [*native._PACKING, *compress_native._PACKING.values()]
+    packing = [*low_precision.PACKING, *cpu.PACKING.values()]
     functions = {id(each.py_func): each.py_func for each in itertools.chain(*packing)}
     assert len({(each.__module__, each.__qualname__) for each in functions.values()}) == len(functions) > 8
 
@@ -671,7 +673,7 @@ def test_processes_may_write_the_same_code_at_once(native_script, tmp_path):
     ],
 )
 def test_where_compiled_code_is_kept(monkeypatch, tmp_path, platform, variables, expected):
-    from tristep.kernels import native
+    from tristep.kernels.backends.cpu import disk_cache
 
     for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
@@ -680,4 +682,4 @@ def test_where_compiled_code_is_kept(monkeypatch, tmp_path, platform, variables,
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "platform", platform)
-    assert native.cache_folder() == tmp_path / expected
+    assert disk_cache.cache_folder() == tmp_path / expected

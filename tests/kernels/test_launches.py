@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton has builds for Linux only")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 SCENES = '''
-import json, linecache, math, sys, warnings
+import importlib, json, linecache, math, sys, warnings
 
 warnings.simplefilter("error")  # some Triton warns of options that are left to it
 
@@ -82,7 +82,7 @@ result["other gradients"] = watched(run)
 result["and kept too"] = watched(run)
 # the arguments that the JIT launches with, and those of all later launches
 arguments = [arguments for _, _, arguments in driver.launches]
-parameters = len(__import__("tristep.kernels.gpu").kernels.gpu._update_kernel.arg_names)
+parameters = len(importlib.import_module("tristep.kernels.backends.triton.kernels").update_kernel.arg_names)
 result["arguments"] = {
     "parameters": parameters,
     "counts": sorted({len(those) for those in arguments}),
@@ -156,7 +156,7 @@ def measured(run, into):
 weights, gradients = tensors(148), tensors(148)
 run, into = prepared(weights, gradients), Measurements(measure, 148, 4)
 result["measured"] = [watched(lambda: measured(run, into)) for _ in range(6)]
-slots = [arguments[7] for name, _, arguments in driver.launches if name == "_measured_kernel"]
+slots = [arguments[7] for name, _, arguments in driver.launches if name == "measured_kernel"]
 result["slots"] = slots
 result["then not measured"] = watched(run)
 run.hyper[3, 1] = 0.25
@@ -238,7 +238,7 @@ code = compress.CODES["2bit"]
 votes, values = torch.zeros(1, code.votes_size(1024, 1), dtype=torch.uint8), torch.zeros(1000)
 result["votes of one rank"] = watched(lambda: compress.decode_votes(code, 1, votes, values, 0.5, "triton"))
 
-from tristep.kernels.symmetric import symmetric_product
+from tristep.kernels.backends.triton.symmetric import symmetric_product
 result["symmetric"] = watched(lambda: symmetric_product(torch.ones(16, 16, dtype=BF16)))
 
 json.dump(result, sys.stdout)

@@ -1,5 +1,6 @@
 """Tensors of any layout, anywhere in memory, in any number, from any thread: the right elements change, and no others."""
 
+import importlib
 import math
 import threading
 import weakref
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from tristep.kernels import Update, rules, update
-from tristep.kernels.table import stacked_zeros
+from tristep.kernels.states import stacked_zeros
 
 F32, BF16 = torch.float32, torch.bfloat16
 SENTINEL = 12352.0  # exact in every type
@@ -332,8 +333,9 @@ def test_the_current_stream_is_used():
 
 
 @pytest.fixture
-def native(monkeypatch):
-    module = pytest.importorskip("tristep.kernels.native", reason="needs numba")
+def launch(monkeypatch):
+    """The module that launches the CPU backend's loops, on four threads."""
+    module = pytest.importorskip("tristep.kernels.backends.cpu.launch", reason="needs numba")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)  # whatever the machine has
     return module
 
@@ -349,17 +351,18 @@ def _large_step(sizes=(300_000, 1, 5, 70_000, 0, 200_001)):
 
 
 @pytest.mark.parametrize("library", ["openmp", "thread pool"])
-def test_threads_give_the_serial_result_bit_for_bit(native, monkeypatch, library):
+def test_threads_give_the_serial_result_bit_for_bit(launch, monkeypatch, library):
     with monkeypatch.context() as patch:
-        patch.setattr(native, "PARALLEL_FROM", 10**9)
+        patch.setattr(launch, "PARALLEL_FROM", 10**9)
         serial = _large_step()
+    threads = importlib.import_module("tristep.kernels.backends.cpu.threads")
     if library == "thread pool":
-        monkeypatch.setattr(native, "_openmp", lambda: None)
-    elif native._openmp() is None:
+        monkeypatch.setattr(threads, "openmp", lambda: None)
+    elif threads.openmp() is None:
         pytest.skip("this torch comes without GOMP_parallel")
     used = []
-    run_threads = native._run_threads
-    monkeypatch.setattr(native, "_run_threads", lambda *args: (used.append(args[2]), run_threads(*args)))
+    run_threads = launch.run_threads
+    monkeypatch.setattr(launch, "run_threads", lambda *args: (used.append(args[2]), run_threads(*args)))
     for _ in range(3):
         assert all(map(torch.equal, _large_step(), serial))
     assert used == [4, 4, 4]
@@ -416,9 +419,9 @@ def test_stacks_that_cannot_be_taken():
         Update(rules.sgd, [torch.ones(())], [()], stacked=True)
 
 
-def test_little_work_is_not_given_to_threads(native, monkeypatch):
-    monkeypatch.setattr(native, "_run_threads", lambda *args: pytest.fail("threads for little work"))
-    _large_step((native.PARALLEL_FROM // 2, native.PARALLEL_FROM // 2 - 1))
+def test_little_work_is_not_given_to_threads(launch, monkeypatch):
+    monkeypatch.setattr(launch, "run_threads", lambda *args: pytest.fail("threads for little work"))
+    _large_step((launch.PARALLEL_FROM // 2, launch.PARALLEL_FROM // 2 - 1))
 
 
 def test_two_threads_of_python_step_different_tables_at_once(place, write_rules):
@@ -481,7 +484,7 @@ assert (weight == -2).all()
 """
 
 
-def test_a_forked_child_can_step(native, fresh_python, tmp_path):
+def test_a_forked_child_can_step(launch, fresh_python, tmp_path):
     script = tmp_path / "fork.py"
     script.write_text(FORK, encoding="utf-8")
     assert "child: 0" in fresh_python("-W", "ignore", script)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import Measurements, Update, compose, measure, measures, rules, tl
-from tristep.kernels.table import states_for
+from tristep.kernels import Measurements, Update, measure, measures, rules, tl, transforms
+from tristep.kernels.states import states_for
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 NAMES = [
@@ -109,10 +109,10 @@ def test_tensors_of_many_sizes(place, dtype):
 
 
 def test_more_tiles_than_are_added_up_at_a_time(monkeypatch):
-    gpu = pytest.importorskip("tristep.kernels.gpu", reason="Triton has builds for Linux only")
-    monkeypatch.setattr(gpu, "TOTALS", 4)
+    launch = pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
+    monkeypatch.setattr(launch, "TOTALS", 4)
     place = Triton()
-    weights, gradients = tensors(place, [(5 * gpu.TILE + 1,), (2,)], F32)
+    weights, gradients = tensors(place, [(5 * launch.TILE + 1,), (2,)], F32)
     before = [array(weight) for weight in weights]
     into = Measurements(ALL, 2)
     step(place, rules.sgd, weights, gradients, into)
@@ -268,8 +268,8 @@ RULES = {
     "sophia_curvature": rules.sophia_curvature,
     "test": rules.test,
     "novograd": rules.novograd,  # which keeps numbers
-    "cautious": compose.cautious(rules.lion),
-    "clipped": compose.clipped_by_global_norm(rules.adamw),
+    "cautious": transforms.cautious(rules.lion),
+    "clipped": transforms.clip_by_global_norm(rules.adamw),
     "group_adagrad": rules.group_adagrad,
     "muon": rules.muon,
 }

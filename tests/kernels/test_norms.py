@@ -21,7 +21,7 @@ from tristep.kernels import (
     rule,
     tl,
 )
-from tristep.kernels.table import states_for
+from tristep.kernels.states import states_for
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 ORDERS = (1, 2, math.inf)
@@ -259,12 +259,12 @@ def test_reductions_by_the_largest(place, made):
 
 def test_sums_over_all_tensors_are_one_more_launch(monkeypatch):
     """On a GPU: one program adds up what all tensors have, and two launches measure."""
-    gpu = pytest.importorskip("tristep.kernels.gpu", reason="Triton has builds for Linux only")
+    launch = pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     monkeypatch.setenv("TRISTEP_ENGINE", "triton")
     launched = []
-    call = gpu._Launch.__call__
-    monkeypatch.setattr(gpu._Launch, "__call__", lambda self: launched.append(self._grid) or call(self))
+    call = launch.Launch.__call__
+    monkeypatch.setattr(launch.Launch, "__call__", lambda self: launched.append(self._grid) or call(self))
     found = [torch.ones(2000, device=device), torch.ones(3, device=device)]
     assert global_norm(found).item() == pytest.approx(math.sqrt(2003))
     assert launched == [(3, 1, 1), (1, 1, 1)]

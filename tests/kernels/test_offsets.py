@@ -14,7 +14,8 @@ pytestmark = pytest.mark.slow
 UPDATES = """
 import torch
 from triton.backends.compiler import GPUTarget
-from tristep.kernels import gpu, rules
+from tristep.kernels import rules
+from tristep.kernels.backends.triton import compile as gpu
 from tristep.trainer import Telemetry
 
 options = arguments[0]
@@ -26,24 +27,25 @@ result = gpu.compile_for(GPUTarget("cuda", 90, 32), rules.lamb, **options).asm["
 CODES = """
 import torch
 from triton.backends.compiler import GPUTarget
-from tristep.kernels import compress, compress_gpu
+from tristep.kernels import compress
+from tristep.kernels.compress.triton import compile_for
 
 name, reads, writes, ranks = arguments
 types = {"messages": torch.uint8, "votes": torch.uint8, "values": torch.float32}
 source, target = (torch.empty(2, 2, dtype=types[what]) for what in (reads, writes))
 left = torch.empty(2) if writes == "messages" else None
 job = compress.Job(compress.CODES[name], source, left, target, 5000, 4096, 0.5, ranks, reads, writes)
-result = compress_gpu.compile_for(GPUTarget("cuda", 90, 32), job).asm["ttir"]
+result = compile_for(GPUTarget("cuda", 90, 32), job).asm["ttir"]
 """
 
 OTHERS = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from tristep.kernels import gpu, symmetric
+from tristep.kernels.backends.triton import reduce, symmetric
 
 name, types, constants = arguments
-kernel = getattr(gpu, name, None) or symmetric._kernel
+kernel = getattr(reduce, name, None) or symmetric.symmetric_kernel
 signature = {each: types.get(each, "constexpr" if each in constants else "i32") for each in kernel.arg_names}
 source = ASTSource(kernel, signature=signature, constexprs=constants)
 result = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
@@ -57,7 +59,7 @@ KERNELS = {
     "totals": (
         OTHERS,
         [
-            "_totals_kernel",
+            "totals_kernel",
             {"partials": "*fp32", "firsts": "*i64", "totals": "*fp32"},
             {"N_VALUES": 3, "LARGEST": False, "TOGETHER": True, "BLOCK": 1024},
         ],
@@ -65,7 +67,7 @@ KERNELS = {
     "totals of measures": (
         OTHERS,
         [
-            "_measured_kernel",
+            "measured_kernel",
             {"partials": "*fp32", "firsts": "*i64", "rows": "*i64", "largest": "*i32", "ring": "*fp64"},
             {"BLOCK": 1024},
         ],

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tristep.kernels import Update, rule, rules, storage, tl
+from tristep.kernels.states import slot_dtypes, state_type, states_for
 from tristep.kernels.storage import CodesOnly, packed_size, pieces, unpacked
-from tristep.kernels.table import slot_dtypes, state_type, states_for
 
 F64, F32, F16, BF16, I16, U8 = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int16, torch.uint8
 SIZES = [4096, 70_001, 1, 0]  # one is longer than a tile of any engine

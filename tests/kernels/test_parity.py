@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tristep.kernels import TensorRule, Update, rule, rules, tl, update
-from tristep.kernels.table import allocate_states, compute_dtype
+from tristep.kernels.layouts import compute_dtype
+from tristep.kernels.states import allocate_states
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 DTYPES = (F64, F32, F16, BF16)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tristep.kernels import random, reduction, rule, rules, tl, update
-from tristep.kernels.table import states_for
+from tristep.kernels.states import states_for
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 # A radius is a logarithm and a root, an angle a polynomial: an ulp or two each, whichever library computes them.

@@ -15,7 +15,8 @@ import torch
 
 from tristep.kernels import Reduction, Update, jit, reduction, rule, rules, tl
 from tristep.kernels import update as one_step
-from tristep.kernels.table import compute_dtype, states_for, widest
+from tristep.kernels.layouts import compute_dtype, widest
+from tristep.kernels.states import states_for
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 SUM_ERROR = {F32: 2e-6, F64: 1e-14}  # relative to the sum of what is added, without its signs
@@ -133,13 +134,13 @@ def test_sums_are_bit_for_bit_the_same_every_time(place):
 
 @pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
 def test_sums_are_bit_for_bit_the_same_on_any_number_of_threads(monkeypatch, dtype):
-    native = pytest.importorskip("tristep.kernels.native", reason="needs numba")
+    launch = pytest.importorskip("tristep.kernels.backends.cpu.launch", reason="needs numba")
     weights, gradients = tensors_on_cpu(dtype)
     results = []
     before = torch.get_num_threads()
     try:
         for threads, parallel_from in [(1, 10**9), (1, 0), (2, 0), (5, 0)]:
-            monkeypatch.setattr(native, "PARALLEL_FROM", parallel_from)
+            monkeypatch.setattr(launch, "PARALLEL_FROM", parallel_from)
             torch.set_num_threads(threads)
             states = states_for(rules.lamb, weights)
             moved = [weight.clone() for weight in weights]
@@ -792,12 +793,12 @@ def test_a_reduction_may_serve_several_rules(place):
 
 
 def test_other_values_need_no_other_loop():
-    native = pytest.importorskip("tristep.kernels.native", reason="needs numba")
+    loops = pytest.importorskip("tristep.kernels.backends.cpu.loops", reason="needs numba").loops
     for value in (0.5, 1.0, math.inf):
         for size in (3, 4):
             w = torch.ones(size)
             update = Update(by_longest, [w], states_for(by_longest, [w]), engine="cpu")
             update.hyper[:] = [1.0, value, 0.5]
             update.bind([torch.ones(size)] if size == 3 else [w.clone()])
-    keys = [key for key in native._loops if key[1] is by_longest and key[2] == F32]
+    keys = [key for key in loops if key[1] is by_longest and key[2] == F32]
     assert len({key[0] for key in keys}) == 2  # the rule and its reduction

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tristep.kernels import Update, rule, rules
+from tristep.kernels.states import slot_dtypes, states_for
 from tristep.kernels.storage import Storage, keys, random_bits
-from tristep.kernels.table import slot_dtypes, states_for
 
 F64, F32, F16, BF16, I16 = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int16
 SIZES = [(3, 5), (1030,), (0,)]

@@ -8,7 +8,7 @@ import torch
 
 from tristep.kernels.rules import matrix
 
-symmetric = pytest.importorskip("tristep.kernels.symmetric", reason="Triton has builds for Linux only")
+symmetric = pytest.importorskip("tristep.kernels.backends.triton.symmetric", reason="Triton has builds for Linux only")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DIGITS = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
@@ -82,7 +82,7 @@ def test_other_types_are_refused():
 
 def test_every_block_is_computed_once():
     for n in (1, 2, 8, 9, 20):
-        pairs = symmetric._pairs(n, torch.device("cpu"))
+        pairs = symmetric.block_pairs(n, torch.device("cpu"))
         assert len(pairs) == n * (n + 1) // 2
         assert len({tuple(pair) for pair in pairs.tolist()}) == len(pairs)
         assert bool((pairs[:, 0] >= pairs[:, 1]).all())
@@ -92,9 +92,9 @@ CODE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from tristep.kernels import symmetric
+from tristep.kernels.backends.triton import symmetric
 
-kernel = symmetric._kernel
+kernel = symmetric.symmetric_kernel
 constants = {"ROWS": symmetric.ROWS, "DEPTH": symmetric.DEPTH, "ADDED": True, "WIDE": False}
 constants |= {"x_column": 1, "added_column": 1}
 signature = {"x": "*bf16", "added": "*bf16", "out": "*bf16", "pairs": "*i32", "alpha": "fp32", "beta": "fp32"}

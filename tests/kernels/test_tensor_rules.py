@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import TensorRule, Update, eager, rules, tensor_rule, update
+from tristep.kernels import TensorRule, Update, rules, tensor_rule, update
+from tristep.kernels.backends import eager
+from tristep.kernels.layouts import compute_dtype
 from tristep.kernels.rules.matrix import eigenvectors
-from tristep.kernels.table import compute_dtype, states_for
+from tristep.kernels.states import states_for
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 
@@ -194,7 +196,7 @@ def test_a_stack_of_tensors_is_updated_as_each_alone(monkeypatch, place, name, d
     start = [place.tensor(rng.normal(size=shape), dtype) for shape in shapes]
     start[2] = start[2].T.contiguous().T
     runs = []
-    for limit in (eager._Limit(2**16, 4 * 24), eager._Limit(0, 1)):  # at most four matrices together, or one
+    for limit in (eager.Limit(2**16, 4 * 24), eager.Limit(0, 1)):  # at most four matrices together, or one
         monkeypatch.setattr(eager, "STACKS_ON_CPU", limit)
         monkeypatch.setattr(eager, "STACKS_ELSEWHERE", limit)
         weights, states = [w.clone() for w in start], states_for(rule, start)
@@ -219,7 +221,7 @@ def test_a_stack_of_tensors_is_updated_as_each_alone(monkeypatch, place, name, d
 
 def test_which_tensors_are_computed_together(monkeypatch):
     """Those of equal shape and hyper-parameters, up to so many elements; states are seen one by one from outside."""
-    monkeypatch.setattr(eager, "STACKS_ON_CPU", eager._Limit(8, 16))
+    monkeypatch.setattr(eager, "STACKS_ON_CPU", eager.Limit(8, 16))
     weights = [torch.zeros(shape) for shape in [(2, 2)] * 6 + [(4,)] * 2 + [(3, 3)] * 2 + [()]]
     states = states_for(counting, weights)
     hyper = [{"lr": 0.5 if i == 1 else 0.25} for i in range(len(weights))]

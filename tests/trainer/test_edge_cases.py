@@ -9,7 +9,7 @@ import torch
 
 import tristep
 from tristep import Trainer
-from tristep.kernels import engine as engines
+from tristep.kernels import choose_engine
 from tristep.trainer import checkpoint
 from tristep.viz import SensitivityView
 
@@ -103,10 +103,10 @@ def test_a_default_device_does_not_matter(optimizer, engine, device):
 
 def test_a_forked_process_gets_threads_of_its_own(monkeypatch):
     """The first step with several threads may be in the child, which has none of those that torch has started before."""
-    native = pytest.importorskip("tristep.kernels.native")
+    threads = pytest.importorskip("tristep.kernels.backends.cpu.threads")
     asked = []
-    monkeypatch.setattr(native, "_openmp", lambda: asked.append(1))
-    monkeypatch.setattr(native, "is_forked", lambda: True)
+    monkeypatch.setattr(threads, "openmp", lambda: asked.append(1))
+    monkeypatch.setattr(threads, "is_forked", lambda: True)
     weight = torch.nn.Parameter(torch.ones(1 << 20))
     trainer = Trainer([weight], "sgd", {"learning_rate": 1.0}, engine="cpu")
     weight.grad = torch.ones(1 << 20)
@@ -129,7 +129,7 @@ def _wrong(value):
         (lambda: _wrong(np.True_), TypeError, "ignore_stale_grad="),
         (lambda: tristep.clip_global_norm([torch.ones(2)], -1), ValueError, "max_norm=-1: must be finite and 0 or more"),
         (lambda: Trainer(_net(), "sgd", engine=5), TypeError, "engine=5: must be one of 'triton', 'cpu', 'eager', or None"),
-        (lambda: engines.choose_engine(torch.device("cpu"), 5), TypeError, "engine=5: must be one of"),
+        (lambda: choose_engine(torch.device("cpu"), 5), TypeError, "engine=5: must be one of"),
         (
             lambda: Trainer([{"params": 5}], "sgd"),
             TypeError,

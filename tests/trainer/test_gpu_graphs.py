@@ -16,7 +16,7 @@ import tristep
 from tristep import Trainer, amp
 from tristep.trainer import capture as capture_module
 
-gpu = pytest.importorskip("tristep.kernels.gpu", reason="Triton has builds for Linux only")
+launch = pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -69,15 +69,15 @@ def _graphs(monkeypatch):
     monkeypatch.setattr(amp, "_target_dtype", "float16")
     PlayedGraph.made = 0
     if not HAS_GPU:
-        launch = gpu._Launch.__call__
+        call = launch.Launch.__call__
 
         def noted(self):
             if PlayedGraph.recording is None:
-                launch(self)
+                call(self)
             else:
-                PlayedGraph.recording.played.append((launch, (self,), {}, None))
+                PlayedGraph.recording.played.append((call, (self,), {}, None))
 
-        monkeypatch.setattr(gpu._Launch, "__call__", noted)
+        monkeypatch.setattr(launch.Launch, "__call__", noted)
         monkeypatch.setattr(capture_module, "_possible", lambda device: True)
         monkeypatch.setattr(capture_module, "_new_graph", PlayedGraph)
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())

@@ -11,7 +11,7 @@ import torch
 
 import tristep
 from tristep import Trainer
-from tristep.kernels import engine
+from tristep.kernels import groups
 from tristep.trainer import Many, interrupts, many
 from tristep.trainer.interrupts import interrupts_wait, uninterrupted
 from tristep.trainer.optimizer import SGD, get_updater
@@ -30,7 +30,7 @@ def default_handler():
 @pytest.fixture
 def interrupted(monkeypatch):
     """Lets an interrupt come between the launches of a step."""
-    run, calls = engine._Group.run, []
+    run, calls = groups.Group.run, []
 
     def then_interrupt(*args, **kwargs):
         run(*args, **kwargs)
@@ -40,7 +40,7 @@ def interrupted(monkeypatch):
 
     def begin():
         calls.clear()
-        monkeypatch.setattr(engine._Group, "run", then_interrupt)
+        monkeypatch.setattr(groups.Group, "run", then_interrupt)
 
     return begin
 

@@ -46,7 +46,7 @@ def current(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the triton engine then takes no tensors of the CPU")
 def test_a_graph_is_made_recorded_and_replayed_on_the_parameters_device(current, monkeypatch):
-    pytest.importorskip("tristep.kernels.gpu", reason="Triton has builds for Linux only")
+    pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
     seen = []
 
     class Graph:
@@ -148,15 +148,15 @@ def test_the_link_is_measured_from_the_parameters_device(current, monkeypatch):
 
 
 def test_a_symmetric_product_is_launched_on_its_device(current, monkeypatch):
-    symmetric = pytest.importorskip("tristep.kernels.symmetric", reason="Triton has builds for Linux only")
+    symmetric = pytest.importorskip("tristep.kernels.backends.triton.symmetric", reason="Triton has builds for Linux only")
     found = []
 
     class Kernel:
         def __getitem__(self, grid):
             return lambda *args, **kwargs: found.append(current.device)
 
-    monkeypatch.setattr(symmetric, "_kernel", Kernel())
-    monkeypatch.setattr(symmetric, "_pairs", lambda n, device: torch.zeros(n, 2))
+    monkeypatch.setattr(symmetric, "symmetric_kernel", Kernel())
+    monkeypatch.setattr(symmetric, "block_pairs", lambda n, device: torch.zeros(n, 2))
     with FakeTensorMode():
         symmetric.symmetric_product(torch.ones(1, 4, 4, dtype=torch.bfloat16, device=SECOND))
     assert found == [SECOND]

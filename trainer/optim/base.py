@@ -18,19 +18,11 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...kernels import Rule, TensorRule, Update, storage
-from ...kernels.engine import DTYPES
+from ...kernels.checks import DTYPES
+from ...kernels.graphs import Recording
 from ...kernels.guards import PointerGuard
-from ...kernels.table import (
-    Recording,
-    allocate_states,
-    as_rows,
-    goes_with,
-    is_wrapper,
-    kept_numbers,
-    slot_dtypes,
-    state_type,
-    states_for,
-)
+from ...kernels.layouts import is_wrapper
+from ...kernels.states import allocate_states, as_rows, goes_with, kept_numbers, slot_dtypes, state_type, states_for
 from ..capture import CapturedStep
 from ..interrupts import uninterrupted
 from ..optimizer.sparse import RowUpdate, is_sparse

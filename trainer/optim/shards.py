@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ...kernels import Rule, TensorRule
-from ...kernels.table import is_wrapper
+from ...kernels.layouts import is_wrapper
 
 __all__ = [
     "add_up",

@@ -13,7 +13,7 @@ import torch
 from ...kernels import Rule, Update, storage
 from ...kernels.guards import Reference
 from ...kernels.measures import Measurements
-from ...kernels.table import allocate_states, goes_with, slot_shapes
+from ...kernels.states import allocate_states, goes_with, slot_shapes
 from .base import Optimizer
 from .counts import Index
 from .rule_optimizer import RuleOptimizer

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ...kernels import Rule, TensorRule, Update, compose, storage
-from ...kernels.table import Recording, slot_dtypes, state_type, states_for
+from ...kernels import Rule, TensorRule, Update, storage, transforms
+from ...kernels.graphs import Recording
+from ...kernels.states import slot_dtypes, state_type, states_for
 from ..arguments import choice, flag, real, whole
 from .base import LOW_PRECISION, Optimizer
 from .counts import Index
@@ -166,7 +167,7 @@ class RuleOptimizer(Optimizer):
 
     def average_in_use(self) -> tuple[Rule, dict[str, float]] | None:
         """As `average`; with `ema_decay` that of this option."""
-        return self.average() if self.ema_decay is None else (compose.moving_average, {})
+        return self.average() if self.ema_decay is None else (transforms.moving_average, {})
 
     def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
         """Fill the state tensors, which are zero, where a rule starts otherwise."""
@@ -365,16 +366,16 @@ class RuleOptimizer(Optimizer):
             return rule
         if self.counts_as_step:  # what counts as no update is left as it is
             if self.clip_norm is not None:
-                rule = compose.clipped_by_global_norm(rule)
+                rule = transforms.clip_by_global_norm(rule)
             if self.cautious:
-                rule = compose.cautious(rule, self.decoupled_weight_decay)
+                rule = transforms.cautious(rule, self.decoupled_weight_decay)
             if self.decoupled_wd:
-                rule = compose.decoupled(rule)
+                rule = transforms.decoupled_weight_decay(rule)
         if self.lookahead is not None:
-            rule = compose.lookahead(rule, sync and self.counts_as_step)
+            rule = transforms.lookahead(rule, sync and self.counts_as_step)
         if self.ema_decay is not None:
-            rule = compose.averaging(rule, self.counts_as_step)
-        return compose.skipping_nonfinite(rule) if self.skip_nonfinite or self._skips_overflow else rule
+            rule = transforms.ema(rule, self.counts_as_step)
+        return transforms.apply_if_finite(rule) if self.skip_nonfinite or self._skips_overflow else rule
 
 
 def _state_dtype(value: Any) -> str:

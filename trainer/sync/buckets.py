@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ...kernels.table import PACK_FROM, is_dense
+from ...kernels.layouts import is_dense
+from ...kernels.states import PACK_FROM
 from ..arguments import whole
 from ..kvstore import collectives
 from ..kvstore.collective import broadcast, check_alike, global_rank, process_group

@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from ...kernels import Rule, storage
-from ...kernels.table import allocate_states, compute_dtype, is_dense, widest
+from ...kernels.layouts import compute_dtype, is_dense, widest
+from ...kernels.states import allocate_states
 from .. import checkpoint
 from ..kvstore import collectives
 from ..kvstore.collective import global_rank, process_group

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .gpu import _rounded
+from .memory import round_to
 
 __all__ = ["symmetric_product"]
 
@@ -42,9 +42,9 @@ def symmetric_product(
     out = torch.empty(n, rows, rows, dtype=x.dtype, device=x.device)
     third = out if added is None else added.view(out.shape)
     if out.numel():
-        pairs = _pairs(-(-rows // ROWS), x.device)
+        pairs = block_pairs(-(-rows // ROWS), x.device)
         with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-            _kernel[(len(pairs), n)](
+            symmetric_kernel[(len(pairs), n)](
                 stack, third, out, pairs, rows, columns, *stack.stride(), *third.stride(), float(alpha), float(beta),
                 ROWS=ROWS, DEPTH=DEPTH, ADDED=added is not None, WIDE=triton.knobs.runtime.interpret, num_warps=8,
                 num_stages=4, enable_fp_fusion=False,
@@ -53,7 +53,7 @@ def symmetric_product(
 
 
 @cache
-def _pairs(n: int, device: torch.device) -> torch.Tensor:
+def block_pairs(n: int, device: torch.device) -> torch.Tensor:
     """Numbers of rows and columns of the blocks on and below the diagonal, int32 [n (n + 1) / 2, 2], band by band."""
     i, j = np.tril_indices(n)
     order = np.lexsort((i, j, i // BAND))
@@ -61,7 +61,7 @@ def _pairs(n: int, device: torch.device) -> torch.Tensor:
 
 
 @triton.jit
-def _kernel(
+def symmetric_kernel(
     x,  # [n, rows, columns]
     added,  # [n, rows, rows]
     out,  # the same, contiguous
@@ -105,7 +105,7 @@ def _kernel(
     if ADDED:
         place = added + stack * added_stack + left[:, None] * added_row + right[None, :] * added_column
         total += beta * tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    value = _rounded(total, out.dtype.element_ty)
+    value = round_to(total, out.dtype.element_ty)
     out += stack * rows * rows
     tl.store(out + left[:, None] * rows + right[None, :], value, mask=inside)
     if i != j:

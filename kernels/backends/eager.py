@@ -1,4 +1,4 @@
-"""The eager engine: the rule on torch tensors, on any device, in any floating-point type. The yardstick of the others."""
+"""The eager backend: the rule on torch tensors, on any device, in any floating-point type. The reference for the others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from . import storage
-from .language import Rule, TensorRule
-from .measures import Measurements
-from .table import TensorTable, widest
+from .. import storage
+from ..language import Rule, TensorRule
+from ..layouts import widest
+from ..measures import Measurements
+from ..table import TensorTable
 
 __all__ = ["EagerUpdate", "TensorUpdate"]
 
@@ -20,7 +21,7 @@ JOIN_UP_TO = 4096  # elements; smaller tensors with equal hyper-parameters are c
 ALONE = 16384  # elements; torch shares longer sums out among threads, and their number would show in the result
 
 
-class _Limit(NamedTuple):
+class Limit(NamedTuple):
     """The most elements of a tensor that is put into a stack, and of a stack."""
 
     tensor: int
@@ -29,12 +30,13 @@ class _Limit(NamedTuple):
 
 # To stack is to copy, which pays as long as the calls of a matrix cost more than its arithmetic: on two CPU cores tenfold
 # for 64 x 64, hardly for 512 x 512. A GPU, where it was not measured, should gain up to some 1,000 rows, which fill it.
-STACKS_ON_CPU, STACKS_ELSEWHERE = _Limit(2**18, 2**21), _Limit(2**21, 2**24)
+STACKS_ON_CPU, STACKS_ELSEWHERE = Limit(2**18, 2**21), Limit(2**21, 2**24)
 
 
 class EagerUpdate:
     """Runs one table with torch operations: large CPU tensors in tiles, small tensors joined."""
 
+    tile = TILE
     looks_at_tensors = True
     multiplies_on_host = False
 
@@ -218,6 +220,7 @@ class EagerUpdate:
 class TensorUpdate:
     """Runs a rule of whole tensors: one tensor after the other, or small ones of equal shape and hyper-parameters as one."""
 
+    tile = TILE
     multiplies_on_host = False
 
     def __init__(self, table: TensorTable) -> None:

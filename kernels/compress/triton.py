@@ -1,6 +1,6 @@
 """The GPU kernel of gradient codes: one pass that reads values or messages, adds, quantises, packs, keeps the rest.
 
-Imported only when the triton engine first codes something. With TRITON_INTERPRET=1 it works on CPU tensors. Accesses of
+Imported only when the triton backend first codes something. With TRITON_INTERPRET=1 it works on CPU tensors. Accesses of
 values are 128 bits wide: tiles that are full need no mask. The codes of a tile are stored a byte to a thread, so that a warp
 fills whole sectors of 32 bytes.
 """
@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .compress import BLOCK, TILE, Job, mean_of_shares, share_of_largest
-from .gpu import _TYPES, _compiled, _rounded, _words
+from ..backends.triton.memory import round_to
+from ..backends.triton.ops import TYPES, bind
+from .codecs import BLOCK, TILE, Job, mean_of_shares, share_of_largest
 
 __all__ = ["compile_for", "run"]
 
@@ -41,11 +42,11 @@ def _constants(job: Job) -> dict[str, Any]:
         "QUANTISE": code.quantise, "VALUE": code.value, "LEFT": code.left, "VOTE": code.vote, "SUM": code.sum_of_votes,
         "SHARE": share_of_largest, "MEAN": mean_of_shares,
     }  # fmt: skip
-    bound = {name: None if f is None else f.bind("triton", _words, _compiled) for name, f in functions.items()}
+    bound = {name: None if f is None else bind(f) for name, f in functions.items()}
     return bound | {
         "BITS": code.bits,
         "SCALED": {None: 0, "largest": 1, "mean": 2}[code.scaled_by],
-        "TYPE": None if code.dtype is None else _TYPES[code.dtype],
+        "TYPE": None if code.dtype is None else TYPES[code.dtype],
         "WIDTH": code.vote_bits(job.ranks) if "votes" in (job.reads, job.writes) else 0,
         "READS": job.reads,
         "WRITES": job.writes,
@@ -138,7 +139,7 @@ def _put_message(
     BITS: tl.constexpr, SCALED: tl.constexpr, TYPE: tl.constexpr, FULL: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     if TYPE is not None:
-        rounded = _rounded(x, TYPE)
+        rounded = round_to(x, TYPE)
         value = rounded.to(tl.float32)
         tl.store(message.to(tl.pointer_type(TYPE)) + inside + tl.arange(0, TILE), rounded)
     else:
@@ -211,7 +212,7 @@ def _tile(
             plane = target + piece * target_size + k * (chunk // 8) + inside // 8
             tl.store(plane + tl.arange(0, TILE // 8), _packed((votes >> k) & 1, 1))
     elif WRITES == "values":
-        value = _rounded(x, target.dtype.element_ty)
+        value = round_to(x, target.dtype.element_ty)
         if FULL:
             tl.store(target + offsets, value)
         else:

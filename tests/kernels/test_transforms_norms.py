@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import compose, rules
-from tristep.kernels.table import states_for
+from tristep.kernels import rules, transforms
+from tristep.kernels.states import states_for
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 VALUES = {
@@ -29,10 +29,10 @@ RULES = {
     for name in ("sgd", "adamw", "lamb", "lans", "lars_momentum", "novograd", "prodigy", "sgld", "sophia", "stable_adamw")
 }
 RULES |= {
-    "cautious lamb": compose.cautious(rules.lamb),
-    "cautious prodigy": compose.cautious(rules.prodigy),
-    "skipping lans": compose.skipping_nonfinite(rules.lans),
-    "skipping prodigy": compose.skipping_nonfinite(rules.prodigy),
+    "cautious lamb": transforms.cautious(rules.lamb),
+    "cautious prodigy": transforms.cautious(rules.prodigy),
+    "skipping lans": transforms.apply_if_finite(rules.lans),
+    "skipping prodigy": transforms.apply_if_finite(rules.prodigy),
 }
 SHAPES = ((5, 3), (), (1500,))
 
@@ -63,12 +63,12 @@ def numbers(place):
 
 
 def test_the_names_of_a_clipped_rule():
-    made = compose.clipped_by_global_norm(rules.lans)
+    made = transforms.clip_by_global_norm(rules.lans)
     assert (made.slots, made.hyper) == (rules.lans.slots, (*rules.lans.hyper, "clip_norm"))
     assert [stage.name for stage in made.reductions] == ["total_square", "gradient_square_clipped", "lans_squares_clipped"]
-    skipping = compose.skipping_nonfinite(made)
+    skipping = transforms.apply_if_finite(made)
     assert (skipping.slots, skipping.hyper, skipping.reductions) == (made.slots, made.hyper, made.reductions)
-    assert compose.clipped_by_global_norm(RULES["skipping lans"]).reductions[0] is made.reductions[0]
+    assert transforms.clip_by_global_norm(RULES["skipping lans"]).reductions[0] is made.reductions[0]
 
 
 @pytest.mark.sample(6)
@@ -76,7 +76,7 @@ def test_the_names_of_a_clipped_rule():
 @pytest.mark.parametrize("name", RULES)
 def test_a_clipped_rule_is_the_rule_on_clipped_gradients(place, numbers, name, clip_norm):
     base = RULES[name]
-    made = compose.clipped_by_global_norm(base)
+    made = transforms.clip_by_global_norm(base)
     weights, gradients, states = numbers(base)
     before = [g.clone() for g in gradients]
     expected, clipped, expected_states = numbers(base)
@@ -92,7 +92,7 @@ def test_a_clipped_rule_is_the_rule_on_clipped_gradients(place, numbers, name, c
 @pytest.mark.parametrize("kinds", [((F32,), F32), ((BF16,), BF16), ((BF16,), F32), ((F32, F64, BF16), None)], ids=str)
 def test_clipping_with_other_types(place, numbers, kinds):
     """The norm is that over all types."""
-    made = compose.clipped_by_global_norm(rules.lamb)
+    made = transforms.clip_by_global_norm(rules.lamb)
     weights, gradients, states = numbers(made, *kinds)
     wide = [tensor.double() for tensor in weights], [tensor.double() for tensor in gradients]
     wide_states = [tuple(tensor.double() for tensor in row) for row in states]
@@ -116,8 +116,8 @@ def same_bits(found, expected):
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "averaging lamb", "novograd", "prodigy"])
 def test_a_step_with_what_is_not_finite_changes_no_bit(place, numbers, name, clip, kinds, value):
-    base = compose.averaging(compose.cautious(rules.lamb)) if name == "averaging lamb" else RULES[name]
-    made = compose.skipping_nonfinite(compose.clipped_by_global_norm(base) if clip else base)
+    base = transforms.ema(transforms.cautious(rules.lamb)) if name == "averaging lamb" else RULES[name]
+    made = transforms.apply_if_finite(transforms.clip_by_global_norm(base) if clip else base)
     weights, gradients, states = numbers(made, *kinds)
     masters = [w.float() * 1.001 if w.dtype == BF16 else None for w in weights]
     weights = [w if m is None else m.to(BF16) for w, m in zip(weights, masters, strict=True)]
@@ -131,7 +131,7 @@ def test_a_step_with_what_is_not_finite_changes_no_bit(place, numbers, name, cli
 
 
 def test_a_sum_that_is_infinite_for_some_types_is_so_for_all(place):
-    made = compose.skipping_nonfinite(rules.sgd)
+    made = transforms.apply_if_finite(rules.sgd)
     weights = [torch.ones(3, dtype=dtype, device=place.device) for dtype in (F32, F64)]
     gradients = [torch.ones_like(weights[0]), torch.full_like(weights[1], 1e20)]
     place.run(made, weights, gradients, [(), ()], rows(made)[:2])
@@ -145,7 +145,7 @@ def test_a_sum_that_is_infinite_for_some_types_is_so_for_all(place):
 @pytest.mark.parametrize("name", RULES)
 def test_a_finite_step_is_not_skipped(place, numbers, name):
     base = RULES[name]
-    made = compose.skipping_nonfinite(base)
+    made = transforms.apply_if_finite(base)
     weights, gradients, states = numbers(base)
     expected, others, expected_states = numbers(base)
     place.run(base, expected, others, expected_states, rows(base))
@@ -157,7 +157,7 @@ def test_a_finite_step_is_not_skipped(place, numbers, name):
 @pytest.mark.parametrize("name", ["sgd", "lamb", "novograd"])
 def test_the_average_follows_the_weight(place, numbers, name):
     base = RULES[name]
-    moves, rests = compose.averaging(base), compose.averaging(base, moves=False)
+    moves, rests = transforms.ema(base), transforms.ema(base, moves=False)
     assert moves.slots == rests.slots == (*base.state, "ema", *base.kept)
     expected, others, expected_states = numbers(base)
     place.run(base, expected, others, expected_states, rows(base))
@@ -172,12 +172,12 @@ def test_the_average_follows_the_weight(place, numbers, name):
         for average, old, w in zip(averages, before, weights, strict=True):
             new = old + 0.25 * (w - old) if made is moves else old
             torch.testing.assert_close(average, new, rtol=1e-12, atol=1e-14)
-        place.run(compose.moving_average, weights, gradients, [(average,) for average in averages], [[1.0]] * 3)
+        place.run(transforms.moving_average, weights, gradients, [(average,) for average in averages], [[1.0]] * 3)
         torch.testing.assert_close(weights, averages, rtol=0, atol=0)
 
 
 def test_runs_agree_to_the_bit(place, numbers):
-    made = compose.skipping_nonfinite(compose.clipped_by_global_norm(rules.lamb))
+    made = transforms.apply_if_finite(transforms.clip_by_global_norm(rules.lamb))
     results = []
     for _ in range(2):
         weights, gradients, states = numbers(made, (F32,))
@@ -187,17 +187,17 @@ def test_runs_agree_to_the_bit(place, numbers):
 
 
 def test_copies_of_clipped_rules_and_their_reductions():
-    made = compose.skipping_nonfinite(compose.cautious(compose.clipped_by_global_norm(rules.lans)))
+    made = transforms.apply_if_finite(transforms.cautious(transforms.clip_by_global_norm(rules.lans)))
     assert made.knows_total
     assert made.skips_nonfinite
     assert pickle.loads(pickle.dumps(made)) is made
     assert [pickle.loads(pickle.dumps(stage)) for stage in made.reductions] == list(made.reductions)
-    assert compose.clipped_by_global_norm(rules.lans) is compose.clipped_by_global_norm(rules.lans)
+    assert transforms.clip_by_global_norm(rules.lans) is transforms.clip_by_global_norm(rules.lans)
     with pytest.raises(ValueError, match="has a state or hyper-parameter 'clip_norm' already"):
-        compose.clipped_by_global_norm(made)
+        transforms.clip_by_global_norm(made)
     with pytest.raises(ValueError, match="'adam_averaging' has a state or hyper-parameter 'ema' already"):
-        compose.averaging(compose.averaging(rules.adam))
-    for function in (compose.clipped_by_global_norm, compose.skipping_nonfinite, compose.averaging):
+        transforms.ema(transforms.ema(rules.adam))
+    for function in (transforms.clip_by_global_norm, transforms.apply_if_finite, transforms.ema):
         with pytest.raises(TypeError, match="rule must be elementwise, made with @rule, got TensorRule"):
             function(rules.muon)
 
@@ -205,7 +205,8 @@ def test_copies_of_clipped_rules_and_their_reductions():
 COMPILE = """
 import re
 from triton.backends.compiler import GPUTarget
-from tristep.kernels import compose, gpu, rules
+from tristep.kernels import transforms, rules
+from tristep.kernels.backends.triton import compile as gpu
 
 def found(rule, stage=None):
     compiled = gpu.compile_for(GPUTarget("cuda", 90, 32), rule, stage=stage)
@@ -218,12 +219,12 @@ def found(rule, stage=None):
         "wide": sum(".128" in access for access in wide),
     }
 
-clipped = compose.clipped_by_global_norm(rules.adamw)
+clipped = transforms.clip_by_global_norm(rules.adamw)
 result = {
     "plain": found(rules.adamw),
     "clipped": found(clipped),
-    "skipping": found(compose.skipping_nonfinite(clipped)),
-    "averaging": found(compose.averaging(rules.adamw)),
+    "skipping": found(transforms.apply_if_finite(clipped)),
+    "averaging": found(transforms.ema(rules.adamw)),
     "square": found(clipped, 0),
 }
 """

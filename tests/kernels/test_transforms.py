@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import Rule, compose, rule, rules
-from tristep.kernels.table import states_for
+from tristep.kernels import Rule, rule, rules, transforms
+from tristep.kernels.states import states_for
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 VALUES = {
@@ -69,7 +69,7 @@ def same_states(found, expected):
 def test_a_cautious_rule_masks_its_step_and_nothing_else(place, numbers, name):
     base = getattr(rules, name)
     apart = APART.get(name, ("decay",))
-    made = compose.cautious(base, apart)
+    made = transforms.cautious(base, apart)
     assert (made.slots, made.hyper) == (base.slots, base.hyper)
     before, gradients, _ = numbers(base)
     full, states = result(place, base, numbers)
@@ -90,7 +90,7 @@ def test_a_cautious_rule_masks_its_step_and_nothing_else(place, numbers, name):
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "lars_momentum", "novograd", "sgld"])
 def test_a_decoupled_rule_decays_apart_from_its_step(place, numbers, name):
     base = getattr(rules, name)
-    made = compose.decoupled(base)
+    made = transforms.decoupled_weight_decay(base)
     assert made.hyper == (*base.own_hyper, "decoupled_decay", *base.hyper[len(base.own_hyper) :])
     before, _, _ = numbers(base)
     undecayed, states = result(place, base, numbers, wd=0.0)
@@ -104,7 +104,7 @@ def test_a_decoupled_rule_decays_apart_from_its_step(place, numbers, name):
 @pytest.mark.parametrize("name", ["sgd", "lamb", "novograd", "sgld", "sophia", "ademamix"])
 def test_lookahead_moves_the_slow_weight_where_it_is_time(place, numbers, name):
     base = getattr(rules, name)
-    sync, between = compose.lookahead(base), compose.lookahead(base, sync=False)
+    sync, between = transforms.lookahead(base), transforms.lookahead(base, sync=False)
     assert sync.slots == between.slots == (*base.state, "slow_weight", *base.kept)
     plain, states = result(place, base, numbers)
     for made, others, moves in [(sync, {"sync": 1.0}, True), (sync, {"sync": 0.0}, False), (between, {}, False)]:
@@ -125,14 +125,14 @@ def test_lookahead_moves_the_slow_weight_where_it_is_time(place, numbers, name):
 
 def test_rules_are_composed_in_any_depth(place, numbers):
     """LAMB, whose own reduction comes first; masked, decayed and synchronised at once."""
-    made = compose.lookahead(compose.decoupled(compose.cautious(rules.lamb)))
+    made = transforms.lookahead(transforms.decoupled_weight_decay(transforms.cautious(rules.lamb)))
     assert [stage.name for stage in made.reductions] == ["lamb_squares", "lamb_agreement"]
     weights, gradients, states = numbers(made)
     before = [w.cpu().numpy().copy() for w in weights]
     slow = [row[2].cpu().numpy().copy() for row in states]
     masked = [w.clone() for w in weights]
     place.run(
-        compose.cautious(rules.lamb),
+        transforms.cautious(rules.lamb),
         masked,
         gradients,
         [tuple(tensor.clone() for tensor in row[:2]) for row in states],
@@ -148,7 +148,7 @@ def test_rules_are_composed_in_any_depth(place, numbers):
 @pytest.mark.parametrize("kinds", [(F32, F32), (BF16, BF16), (BF16, F32)], ids=str)
 def test_composed_rules_of_other_types(place, numbers, kinds):
     """In float32 the share is that of float64, and the result its rounding."""
-    made = compose.lookahead(compose.cautious(rules.adamw))
+    made = transforms.lookahead(transforms.cautious(rules.adamw))
     weights, gradients, states = numbers(made, *kinds)
     wide = [tensor.double() for tensor in weights], [tensor.double() for tensor in gradients]
     wide_states = [tuple(tensor.double() for tensor in row) for row in states]
@@ -165,13 +165,13 @@ def test_composed_rules_of_other_types(place, numbers, kinds):
 def test_what_is_not_a_number_stays_that_under_a_mask(place, size):
     w, g = torch.ones(size, device=place.device), torch.ones(size, device=place.device)
     g[2] = math.nan
-    made = compose.cautious(rules.sgd)
+    made = transforms.cautious(rules.sgd)
     place.run(made, [w], [g], [()], [hyper(made, wd=0.0)])
     assert w.isnan().tolist() == [i == 2 for i in range(size)]
 
 
 def test_a_step_that_goes_nowhere_down_the_gradient_is_left_out(place):
-    made = compose.cautious(rules.sgd_momentum)
+    made = transforms.cautious(rules.sgd_momentum)
     w, mom = torch.ones(4, device=place.device), torch.full((4,), 1.0, device=place.device)
     place.run(made, [w], [torch.ones_like(w)], [(mom,)], [hyper(made, wd=0.0)])
     assert w.tolist() == [1.0] * 4
@@ -179,7 +179,7 @@ def test_a_step_that_goes_nowhere_down_the_gradient_is_left_out(place):
 
 
 def test_a_share_below_a_thousandth_counts_as_that(place):
-    made = compose.cautious(rules.sgd_momentum)
+    made = transforms.cautious(rules.sgd_momentum)
     w, mom = torch.zeros(4000, device=place.device), torch.ones(4000, device=place.device)
     mom[7] = 0.0  # whose step alone is along its gradient
     place.run(made, [w], [torch.ones_like(w)], [(mom,)], [hyper(made, wd=0.0, lr=0.01)])
@@ -225,13 +225,14 @@ def test_states_that_a_rule_leaves_as_they_are_are_not_written(place, write_rule
 COMPILE = """
 import re
 from triton.backends.compiler import GPUTarget
-from tristep.kernels import compose, gpu, rules
+from tristep.kernels import transforms, rules
+from tristep.kernels.backends.triton import compile as gpu
 
 def accesses(rule):
     text = gpu.compile_for(GPUTarget("cuda", 90, 32), rule).asm["ptx"]
     return len(re.findall(r"ld\\.global", text)), len(re.findall(r"st\\.global", text))
 
-made = rules.adamw, compose.lookahead(rules.adamw, sync=False), compose.lookahead(rules.adamw)
+made = rules.adamw, transforms.lookahead(rules.adamw, sync=False), transforms.lookahead(rules.adamw)
 result = list(map(accesses, made))
 """
 
@@ -247,11 +248,11 @@ def test_slow_weights_cost_a_gpu_nothing_between_synchronisations(compiling):
 
 
 def test_rules_made_alike_are_one():
-    made = compose.lookahead(compose.cautious(rules.adamw))
-    assert compose.lookahead(compose.cautious(rules.adamw)) is made
-    assert compose.lookahead(compose.cautious(rules.adamw), sync=False) is not made
-    assert compose.cautious(rules.adamw, ()) is not compose.cautious(rules.adamw)
-    assert compose.cautious(rules.adam, ("decay",)) is compose.cautious(rules.adam, ())  # it has none
+    made = transforms.lookahead(transforms.cautious(rules.adamw))
+    assert transforms.lookahead(transforms.cautious(rules.adamw)) is made
+    assert transforms.lookahead(transforms.cautious(rules.adamw), sync=False) is not made
+    assert transforms.cautious(rules.adamw, ()) is not transforms.cautious(rules.adamw)
+    assert transforms.cautious(rules.adam, ("decay",)) is transforms.cautious(rules.adam, ())  # it has none
     assert pickle.loads(pickle.dumps(made)) is made
     assert pickle.loads(pickle.dumps(made.sums)) is made.sums
     assert copy.deepcopy([made])[0] is made
@@ -259,7 +260,7 @@ def test_rules_made_alike_are_one():
 
 
 def test_the_text_of_a_composed_rule_can_be_read():
-    made = compose.decoupled(rules.adam)
+    made = transforms.decoupled_weight_decay(rules.adam)
     assert inspect.getsource(made.fn).startswith("def adam_decoupled(w, g, state, hyper):\n    (mean, var, ) = state\n")
     assert "decoupled_decay * w" in inspect.getsource(made.fn)
     assert made.source.endswith(rules.adam.source)
@@ -276,7 +277,7 @@ def awkward(weight, slope, memory, numbers, index):
 
 def test_names_of_the_rule_never_meet_those_of_the_text(place, write_rules):
     base = write_rules(AWKWARD).awkward
-    made = compose.lookahead(compose.cautious(base))
+    made = transforms.lookahead(transforms.cautious(base))
     assert made.state == ("w", "stepped", "state", "slow_weight")
     assert made.hyper == ("g", "tl", "rule", "lookahead_alpha", "sync")
     weight = torch.zeros(3, device=place.device)
@@ -287,22 +288,22 @@ def test_names_of_the_rule_never_meet_those_of_the_text(place, write_rules):
 
 
 def test_what_cannot_be_composed_is_refused(write_rules):
-    for function in (compose.cautious, compose.decoupled, compose.lookahead):
+    for function in (transforms.cautious, transforms.decoupled_weight_decay, transforms.lookahead):
         with pytest.raises(TypeError, match="rule must be elementwise, made with @rule, got TensorRule"):
             function(rules.muon)
     with pytest.raises(ValueError, match="rule 'adamw' has no hyper-parameter 'wd'"):
-        compose.decoupled(rules.adamw)
+        transforms.decoupled_weight_decay(rules.adamw)
     with pytest.raises(ValueError, match="rule 'adam_decoupled' has a state or hyper-parameter 'decoupled_decay' already"):
-        compose.decoupled(compose.decoupled(rules.adam))
+        transforms.decoupled_weight_decay(transforms.decoupled_weight_decay(rules.adam))
     with pytest.raises(ValueError, match="rule 'adam_lookahead' has a state or hyper-parameter 'slow_weight' already"):
-        compose.lookahead(compose.lookahead(rules.adam))
+        transforms.lookahead(transforms.lookahead(rules.adam))
     named = write_rules("@rule\ndef named(w, g, state, hyper):\n    (sums,) = hyper\n    return w - sums * g, state\n").named
     with pytest.raises(ValueError, match="rule 'named' has a state or hyper-parameter 'sums'"):
-        compose.cautious(named)
+        transforms.cautious(named)
 
 
 def test_a_rule_of_ones_own_may_be_composed(place):
-    made = compose.decoupled(_halving)
+    made = transforms.decoupled_weight_decay(_halving)
     assert isinstance(made, Rule)
     w = torch.tensor([4.0], device=place.device)
     place.run(made, [w], [torch.ones_like(w)], [()], [[1.0, 0.0, 0.25]])

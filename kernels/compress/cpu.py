@@ -1,9 +1,9 @@
 """Gradient codes on the CPU: the loop that reads values or messages, adds, quantises, packs, compiled by numba.
 
-Imported only when the cpu engine first codes something. A piece of `PIECE` values goes through all stages while it lies in
-the first-level cache, each stage a loop that vectorises. As in native.py one function, compiled once, hands out the pieces.
-The text of what is done to one is generated for each kind of job and kept, with its compiled code, in the user's cache
-folder.
+Imported only when the cpu backend first codes something. A piece of `PIECE` values goes through all stages while it lies in
+the first-level cache, each stage a loop that vectorises. As in backends/cpu/driver.py one function, compiled
+once, hands out the pieces. The text of what is done to one is generated for each kind of job and kept, with its compiled
+code, in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -20,30 +20,14 @@ import numba
 import numpy as np
 import torch
 
-from .compress import BLOCK, TILE, Job, mean_of_shares, share_of_largest
-from .native import (
-    _LOAD,
-    _MEMORY,
-    _STORE,
-    PARALLEL_FROM,
-    _bits_of_float,
-    _call,
-    _compile_lock,
-    _entry,
-    _float_of_bits,
-    _for_type,
-    _import_generated,
-    _jit,
-    _jit_apart,
-    _jit_exact,
-    _jit_sums,
-    _jit_variant,
-    _pointer,
-    _run_threads,
-    _same,
-    _take_ticket,
-    _words,
-)
+from ..backends.cpu.disk_cache import engine_text, entry, import_generated
+from ..backends.cpu.driver import call_address, pointer, take_ticket
+from ..backends.cpu.intrinsics import bits_of_float, float_of_bits, jit, jit_exact, jit_separate, jit_sums, jit_variant, same
+from ..backends.cpu.loops import compile_lock
+from ..backends.cpu.low_precision import LOAD, MEMORY, STORE
+from ..backends.cpu.ops import bind
+from ..backends.cpu.threads import PARALLEL_FROM, run_threads
+from .codecs import BLOCK, TILE, Job, mean_of_shares, share_of_largest
 
 __all__ = ["run"]
 
@@ -51,7 +35,8 @@ PIECE = 2 * TILE  # values that go through all stages together, or a tile, where
 SHARE = 32  # pieces that a thread takes at a time
 _loops: dict[tuple[Any, ...], Any] = {}
 
-# What a loop is called with, as in native.py: the next pieces to take, addresses, sizes, the bits of the code's parameter.
+# What a loop is called with, as in backends/cpu/driver.py: the next pieces to take, addresses, sizes, the bits of the
+# code's parameter.
 TICKET, SOURCE, RESIDUAL, TARGET, N, CHUNK, SOURCE_SIZE, TARGET_SIZE = range(8)
 PARAMETER, SEVERAL, WIDTH, ROOM, RANKS, AT_ONCE, COMPUTE = range(8, 15)
 
@@ -59,7 +44,7 @@ PARAMETER, SEVERAL, WIDTH, ROOM, RANKS, AT_ONCE, COMPUTE = range(8, 15)
 def run(job: Job) -> None:
     """Do the job, on several threads where there is work enough."""
     key = job.code.name, job.source.dtype, job.residual is not None, job.target.dtype, job.reads, job.writes
-    with _compile_lock:
+    with compile_lock:
         if key not in _loops:
             _loops[key] = _compile(job)
     (address, call), room = _driver(), job.chunks * job.chunk
@@ -72,7 +57,7 @@ def run(job: Job) -> None:
     shared = np.array([0, *tensors, *numbers], dtype=np.int64)
     threads = min(torch.get_num_threads(), -(-room // (PIECE * SHARE))) if room >= PARALLEL_FROM else 1
     if threads > 1:
-        _run_threads(address, shared.ctypes.data, threads)
+        run_threads(address, shared.ctypes.data, threads)
     else:
         call(shared.ctypes.data)
 
@@ -80,44 +65,44 @@ def run(job: Job) -> None:
 @cache
 def _driver() -> tuple[int, Callable[[int], None]]:
     """The loop over the pieces: its address, and it as what Python calls with the address of what it works on."""
-    address = _entry()(_drive).address
+    address = entry()(_drive).address
     return address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
 
 def _drive(shared):
-    # As in native.py, no number of another file stands here.
+    # As in backends/cpu/driver.py, no number of another file stands here.
     n, chunk, room, at_once = shared[N], shared[CHUNK], shared[ROOM], shared[AT_ONCE]
     scratch = np.empty(9 * at_once, np.uint8)  # of a piece the values, float32, the votes, int32, and the codes, uint8
-    j = _take_ticket(shared)
+    j = take_ticket(shared)
     while j * at_once * SHARE < room:
         start, stop = j * at_once * SHARE, min((j + 1) * at_once * SHARE, room)
         while start < stop:
             m = min(at_once, stop - start, chunk - start % chunk)
-            _call(shared[COMPUTE], shared, scratch.ctypes.data, start, m, max(min(m, n - start), 0))
+            call_address(shared[COMPUTE], shared, scratch.ctypes.data, start, m, max(min(m, n - start), 0))
             start += m
-        j = _take_ticket(shared)
+        j = take_ticket(shared)
 
 
-@_jit
+@jit
 def _value_of_bits(bits):
-    return _float_of_bits(np.uint32(bits))
+    return float_of_bits(np.uint32(bits))
 
 
 _LEAST, _INFINITE = np.int32(0x00800000), np.int32(0x7F800000)
 _NONE, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 
 
-@_jit_exact
+@jit_exact
 def _largest(x, first):
     bits = np.int32(0)
     for i in range(first, first + BLOCK):  # in the order of the bits, in which NaN is the largest
-        bits = max(bits, np.int32(_bits_of_float(x[i]) & np.uint32(0x7FFFFFFF)))
+        bits = max(bits, np.int32(bits_of_float(x[i]) & np.uint32(0x7FFFFFFF)))
     if bits < _LEAST:
         return _NONE
-    return _float_of_bits(np.uint32(bits)) if bits < _INFINITE else _NAN
+    return float_of_bits(np.uint32(bits)) if bits < _INFINITE else _NAN
 
 
-@_jit
+@jit
 def _shrunk(largest):
     return _ONE / largest if largest > _NONE else largest
 
@@ -126,7 +111,7 @@ def _packing(bits: int) -> tuple[Any, Any]:
     """Functions that pack n codes into bytes, the first in the highest bits, and back."""
     if bits == 8:
 
-        @_jit_apart
+        @jit_separate
         def copy(codes, n, out):
             for i in range(n):
                 out[i] = codes[i]
@@ -134,7 +119,7 @@ def _packing(bits: int) -> tuple[Any, Any]:
         return copy, copy
     per, wide, mask = 8 // bits, np.uint32(bits), np.uint32((1 << bits) - 1)
 
-    @_jit_variant(str(bits))
+    @jit_variant(str(bits))
     def pack(codes, n, out):
         for j in range(n // per):
             byte = np.uint32(0)
@@ -142,7 +127,7 @@ def _packing(bits: int) -> tuple[Any, Any]:
                 byte = (byte << wide) | np.uint32(codes[per * j + k])
             out[j] = np.uint8(byte)
 
-    @_jit_variant(str(bits))
+    @jit_variant(str(bits))
     def unpack(packed, n, codes):
         for j in range(n // per):
             byte = np.uint32(packed[j])
@@ -152,16 +137,15 @@ def _packing(bits: int) -> tuple[Any, Any]:
     return pack, unpack
 
 
-_PACKING = {bits: _packing(bits) for bits in (1, 2, 4, 8)}
+PACKING = {bits: _packing(bits) for bits in (1, 2, 4, 8)}
 
 
 def _compile(job: Job) -> Any:
     code, bits = job.code, job.code.bits
     source = _source(job)
-    pack, unpack = _PACKING[1 if "votes" in (job.reads, job.writes) and job.writes != "votes" else min(bits, 8)]
-    scalar = np.float32
+    pack, unpack = PACKING[1 if "votes" in (job.reads, job.writes) and job.writes != "votes" else min(bits, 8)]
     bound = {
-        name: None if f is None else f.bind("numba float32", _words, _for_type(scalar))
+        name: None if f is None else bind(f, np.float32)
         for name, f in {
             "quantise": code.quantise, "value_of": code.value, "left_over": code.left, "vote": code.vote,
             "sum_of_votes": code.sum_of_votes, "share": share_of_largest, "mean": mean_of_shares,
@@ -171,18 +155,18 @@ def _compile(job: Job) -> Any:
     half = code.dtype or torch.float16
     names = bound | {
         "pack": pack,
-        "pack_bits": _PACKING[1][0],
+        "pack_bits": PACKING[1][0],
         "unpack": unpack,
-        "unpack_bits": _PACKING[1][1],
+        "unpack_bits": PACKING[1][1],
         "largest": _largest,
         "shrink": _shrunk,
         "value_of_bits": _value_of_bits,
-        "load_source": _LOAD.get(kinds["source"], _same),
-        "store_target": _STORE.get(kinds["target"], _same),
-        "load_half": _LOAD[half],
-        "store_half": _STORE[half],
-        "SOURCE": np.empty(0, dtype=_MEMORY.get(kinds["source"], "u1")),
-        "TARGET": np.empty(0, dtype=_MEMORY.get(kinds["target"], "u1")),
+        "load_source": LOAD.get(kinds["source"], same),
+        "store_target": STORE.get(kinds["target"], same),
+        "load_half": LOAD[half],
+        "store_half": STORE[half],
+        "SOURCE": np.empty(0, dtype=MEMORY.get(kinds["source"], "u1")),
+        "TARGET": np.empty(0, dtype=MEMORY.get(kinds["target"], "u1")),
         "FLOAT": np.empty(0, dtype=np.float32),
         "HALF": np.empty(0, dtype="u2"),
         "BYTE": np.empty(0, dtype="u1"),
@@ -192,15 +176,15 @@ def _compile(job: Job) -> Any:
         "uint8": np.uint8,
         "uint32": np.uint32,
         "ZERO": np.float32(0),
-        "pointer": _pointer,
-        "jit_sums": _jit_sums,
-        "entry": _entry(*[numba.types.int64] * 4),
+        "pointer": pointer,
+        "jit_sums": jit_sums,
+        "entry": entry(*[numba.types.int64] * 4),
     }
     # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
-    files = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("compress.py", "native.py")]
-    text = repr((source, code.name, str(kinds), *files, Path(__file__).read_text(encoding="utf-8")))
+    files = [Path(__file__).with_name("codecs.py").read_text(encoding="utf-8"), Path(__file__).read_text(encoding="utf-8")]
+    text = repr((source, code.name, str(kinds), *files, engine_text()))
     name = f"compress_{code.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    module = _import_generated(name, source, names)
+    module = import_generated(name, source, names)
     if module is None:  # no folder to write to: compile in memory, every time anew
         exec(compile(source, f"<tristep {name}>", "exec"), names)
         return names["compute"]

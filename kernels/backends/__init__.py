@@ -1,0 +1,97 @@
+"""Which backend runs a rule: triton on GPUs, cpu (numba) on CPUs, eager torch anywhere. Each is imported on first use."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+from typing import Any
+
+import torch
+
+from ..language import Rule, TensorRule
+
+__all__ = ["ENGINES", "choose_engine", "engine_for", "executor_for", "has_numba", "has_triton"]
+
+ENGINES = ("triton", "cpu", "eager")
+_OTHER_NAMES = {"gpu": "triton", "cuda": "triton", "numba": "cpu", "native": "cpu", "torch": "eager"}
+
+
+def choose_engine(device: torch.device, engine: str | None = None) -> str:
+    """The engine for tensors on `device`.
+
+    Args:
+        device: where the tensors are.
+        engine: "triton", "cpu", "eager", or None for the environment variable TRISTEP_ENGINE and, without that, the best
+            there is: triton on a GPU, cpu (numba) on the CPU, eager elsewhere or where the library is missing.
+
+    Raises:
+        ValueError: no such engine, or it cannot work on this device.
+        ModuleNotFoundError: the engine asked for needs a library that is not installed.
+    """
+    if engine is not None and not isinstance(engine, str):
+        raise TypeError(
+            f"engine={engine!r}: must be one of {', '.join(map(repr, ENGINES))}, or None, not {type(engine).__name__}"
+        )
+    asked = engine or os.environ.get("TRISTEP_ENGINE") or None
+    gpu = device.type in ("cuda", "xpu")
+    if asked is None:
+        if gpu and has_triton():
+            return "triton"
+        return "cpu" if device.type == "cpu" and has_numba() else "eager"
+    if asked not in ENGINES:
+        close = [_OTHER_NAMES[asked]] if asked in _OTHER_NAMES else difflib.get_close_matches(asked, ENGINES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        what = "engine" if engine else "TRISTEP_ENGINE"
+        raise ValueError(f"{what}={asked!r}: must be one of {', '.join(map(repr, ENGINES))}, or None.{hint}")
+    if asked == "triton":
+        if not has_triton():
+            raise ModuleNotFoundError("engine='triton' needs the package triton, which has builds for Linux only")
+        if not gpu and os.environ.get("TRITON_INTERPRET") != "1":
+            raise ValueError(
+                f"engine='triton' needs tensors on a GPU, these are on {device}: move the model to a GPU, leave engine out, "
+                "or set TRITON_INTERPRET=1 before Python starts to run the kernels slowly on the CPU"
+            )
+    if asked == "cpu":
+        if device.type != "cpu":
+            raise ValueError(f"engine='cpu' needs tensors on the CPU, these are on {device}: leave engine out")
+        if not has_numba():
+            raise ModuleNotFoundError("engine='cpu' needs the package numba: pip install numba, or engine='eager'")
+    return asked
+
+
+def engine_for(rule: Rule | TensorRule, device: torch.device, asked: str | None) -> str:
+    """The engine for a rule; torch itself computes those of whole tensors, whatever was asked for."""
+    chosen = choose_engine(device, asked)
+    return "eager" if isinstance(rule, TensorRule) else chosen
+
+
+def executor_for(engine: str, whole: bool) -> Any:
+    """The class that runs a table; its `tile` is the number of elements of a tile.
+
+    Args:
+        engine: one of `ENGINES`.
+        whole: whether for rules of whole tensors.
+    """
+    # Imported here, so that nobody pays for a backend that is not used.
+    if engine == "triton":
+        from .triton.launch import TritonUpdate
+
+        return TritonUpdate
+    if engine == "cpu":
+        from .cpu.launch import CpuUpdate
+
+        return CpuUpdate
+    from .eager import EagerUpdate, TensorUpdate
+
+    return TensorUpdate if whole else EagerUpdate
+
+
+def has_triton() -> bool:
+    """Whether triton can be imported here (there is none for macOS and Windows). Does not import it."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def has_numba() -> bool:
+    """Whether numba can be imported here. Does not import it."""
+    return importlib.util.find_spec("numba") is not None

@@ -1,0 +1,120 @@
+"""The compiled loop that hands out the tiles of a table to what computes one, and sums over tiles.
+
+It is compiled once and kept on disk. numba's cache does not notice changes in other files, so all that is compiled here
+is in this file, but for how it is compiled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
+
+from .intrinsics import cached
+
+__all__ = [
+    "ADDRESSES",
+    "FLOAT64",
+    "HYPER",
+    "INT64",
+    "N_HYPER",
+    "N_SUMS",
+    "N_TENSORS",
+    "N_VALUES",
+    "PARTIALS",
+    "SIZES",
+    "SUMS",
+    "TICKET",
+    "TILE",
+    "add_up",
+    "call_address",
+    "driver",
+    "pointer",
+    "take_ticket",
+]
+
+TILE = 65536  # elements of one call of the inner loop, and the unit of work of a thread
+# What a loop is called with: int64 numbers, addresses among them, at these places. The threads share them. First the next
+# tile to take, then where the table's arrays lie and how wide they are, how much a piece has, and what computes one.
+TICKET, ADDRESSES, GRADIENTS, SIZES, HYPER, TILES, SUMS, PARTIALS = range(8)
+N_TENSORS, N_HYPER, N_SUMS, N_VALUES, N_TILES, N_BLOCK, COMPUTE = range(8, 15)
+INT64, _INT32, FLOAT64 = (np.empty(0, dtype=kind) for kind in (np.int64, np.int32, np.float64))
+
+
+@intrinsic
+def pointer(typingctx, address, like):
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return numba.types.CPointer(like.dtype)(address, like), codegen
+
+
+@intrinsic
+def take_ticket(typingctx, counter):
+    """The number at this address, which is then one more; never the same for two threads."""
+
+    def codegen(context, builder, signature, args):
+        return builder.atomic_rmw("add", args[0], ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return numba.types.int64(numba.types.CPointer(numba.types.int64)), codegen
+
+
+@intrinsic
+def call_address(typingctx, address, shared, tensor, tile, start, n):
+    """Call the C function at this address with the numbers that follow."""
+
+    def codegen(context, builder, signature, args):
+        kinds = [argument.type for argument in args[1:]]
+        function = builder.inttoptr(args[0], ir.FunctionType(ir.VoidType(), kinds).as_pointer())
+        builder.call(function, args[1:])
+        return context.get_dummy_value()
+
+    int64 = numba.types.int64
+    return numba.types.void(int64, numba.types.CPointer(int64), int64, int64, int64, int64), codegen
+
+
+@cache
+def driver() -> tuple[int, Callable[[int], None]]:
+    """The loop over the tiles of a table: its address, and it as what Python calls with the address of what it works on.
+
+    numba's own calls take longer over their arguments than a small table takes to run.
+    """
+    shared = numba.types.CPointer(numba.types.int64)
+    address = cached(numba.cfunc, numba.types.void(shared), error_model="numpy")(_drive).address
+    return address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+
+def _drive(shared):
+    # No number of another file stands here, since numba's cache would not notice that it has changed.
+    gradients, sizes = pointer(shared[GRADIENTS], INT64), pointer(shared[SIZES], INT64)
+    tiles, partials = pointer(shared[TILES], _INT32), pointer(shared[PARTIALS], FLOAT64)
+    n_values, block = shared[N_VALUES], shared[N_BLOCK]
+    j = take_ticket(shared)
+    while j < shared[N_TILES]:
+        t, tile = np.int64(tiles[2 * j]), np.int64(tiles[2 * j + 1])
+        if gradients[t] != 0:
+            for k in range(n_values):
+                partials[j * n_values + k] = 0.0
+            end = min((tile + 1) * TILE, sizes[t])
+            for start in range(tile * TILE, end, block):
+                call_address(shared[COMPUTE], shared, t, j, start, min(block, end - start))
+        j = take_ticket(shared)
+
+
+@cached(numba.njit)
+def add_up(partials, tiles, gradients, totals, largest, together):
+    """The sums, or maxima, over the tiles of each tensor or of all, in their order; skipped tensors count as 0."""
+    found = np.zeros(totals.shape)
+    for j in range(tiles.shape[0]):
+        if gradients[tiles[j, 0]] != 0:
+            row = 0 if together else tiles[j, 0]
+            for k in range(found.shape[1]):
+                found[row, k] = np.maximum(found[row, k], partials[j, k]) if largest[k] else found[row, k] + partials[j, k]
+    for i in range(found.shape[0]):
+        for k in range(found.shape[1]):
+            totals[i, k] = found[0 if together else i, k]

@@ -1,0 +1,135 @@
+"""How functions are compiled, and the operations on bits that numba does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
+
+__all__ = [
+    "REORDERED",
+    "TO",
+    "bits_of_float",
+    "cached",
+    "double_of_bits",
+    "float_of_bits",
+    "float_of_half",
+    "half_of_float",
+    "jit",
+    "jit_exact",
+    "jit_separate",
+    "jit_sums",
+    "jit_variant",
+    "larger_of_double",
+    "larger_of_float",
+    "same",
+]
+
+# A loop over six arrays needs more run-time checks against overlap than LLVM's default of 8 before it is vectorised.
+llvmlite.binding.set_option("tristep", "-runtime-memory-check-threshold=64")
+# Rules are computed as they are written, without fused multiply-add: of two products in a sum LLVM would fuse this or that
+# one, depending on the loop around it, and a step that is measured would differ from one that is not. No speed is lost by
+# it. It must be said, or a function is compiled with the options of its caller. Inlining is not left to LLVM, which shies
+# away from large rules: a loop with a call in it is not vectorised (random numbers: 14 times slower).
+jit = numba.njit(fastmath=False, error_model="numpy", nogil=True, forceinline=True)
+jit_separate = numba.njit(error_model="numpy", nogil=True)
+
+
+def jit_variant(name: str) -> Any:
+    """`jit_separate` for one of several functions that a factory makes of one text, told apart by a name.
+
+    Symbols of compiled code have the function's name and a number that counts functions in its process. Code of two variants
+    that two processes have kept may have equal symbols, and a third process, which loads both, would run one for the other.
+    """
+
+    def decorate(fn: Any) -> Any:
+        fn.__qualname__ = f"{fn.__qualname__}_{name}"
+        return jit_separate(fn)
+
+    return decorate
+
+
+def cached(decorator: Any, *arguments: Any, **options: Any) -> Any:
+    """One of numba's decorators, which stores compiled code on disk where numba finds a folder to write to."""
+
+    def decorate(fn: Any) -> Any:
+        try:
+            return decorator(*arguments, cache=True, **options)(fn)
+        except RuntimeError:  # there is none, as in a container that is read-only
+            return decorator(*arguments, **options)(fn)
+
+    return decorate
+
+
+# A sum is vectorised only if its terms may be taken in another order.
+REORDERED = {"contract", "reassoc"}
+jit_exact = numba.njit(error_model="numpy", nogil=True, forceinline=True)  # to the bit what NumPy computes
+jit_sums = numba.njit(fastmath=REORDERED, error_model="numpy", nogil=True)
+
+
+@intrinsic
+def float_of_bits(typingctx, bits):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return numba.types.float32(numba.types.uint32), codegen
+
+
+@intrinsic
+def bits_of_float(typingctx, value):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return numba.types.uint32(numba.types.float32), codegen
+
+
+@intrinsic
+def double_of_bits(typingctx, bits):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return numba.types.float64(numba.types.uint64), codegen
+
+
+@intrinsic
+def _bits_of_double(typingctx, value):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(64))
+
+    return numba.types.uint64(numba.types.float64), codegen
+
+
+# The largest number of 0 or more is found among the bits, which are in the same order, with NaN above all. As numbers they
+# would be compared one by one, for the sake of NaN.
+@jit
+def larger_of_float(bits, value):
+    return max(np.uint32(bits), np.uint32(bits_of_float(value) & np.uint32(0x7FFFFFFF)))
+
+
+@jit
+def larger_of_double(bits, value):
+    return max(np.uint64(bits), np.uint64(_bits_of_double(value) & np.uint64(0x7FFFFFFFFFFFFFFF)))
+
+
+@intrinsic
+def float_of_half(typingctx, bits):
+    def codegen(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return numba.types.float32(numba.types.uint16), codegen
+
+
+@intrinsic
+def half_of_float(typingctx, value):
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return numba.types.uint16(numba.types.float32), codegen
+
+
+same = jit(lambda x: x)
+TO: dict[type, Any] = {np.float32: jit(lambda x: np.float32(x)), np.float64: jit(lambda x: np.float64(x))}

@@ -1,0 +1,108 @@
+"""`CpuUpdate`: runs a table on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...language import Measure, Reduction, Rule
+from ...measures import Measured, Measurements, measured
+from ...table import GRADIENT, TensorTable
+from .driver import TICKET, TILE, add_up, driver
+from .loops import block_size, compiled_loop
+from .threads import PARALLEL_FROM, run_threads
+
+__all__ = ["CpuUpdate"]
+
+
+class CpuUpdate:
+    """Runs one table on the CPU in one native call, on several threads only where there is work enough."""
+
+    tile = TILE
+    looks_at_tensors = False  # but at memory
+    multiplies_on_host = True  # gradients by the factor in the table's control, which is on the host anyway
+
+    def __init__(self, table: TensorTable) -> None:
+        self.table = table
+        self._n_tiles = len(table.tiles)
+        self._threaded = table.n_elements >= PARALLEL_FROM and self._n_tiles > 1
+        self.totals, self.sums = table.room_for_sums()
+        self._partials = [np.zeros((self._n_tiles, total.shape[1])) for total in self.totals]
+        assert isinstance(table.rule, Rule)
+        self._measure = [self._prepare(*each) for each in zip(table.rule.reductions, self._partials, strict=True)]
+        self._run = self._prepare(table.rule)
+        self._measured: tuple[Measure, Callable[[], None], np.ndarray, np.ndarray] | None = None
+
+    def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
+        """Work on other weights from now on, those at the table's addresses; the loop reads these anew every time."""
+
+    def measure(self, stage: int) -> None:
+        """Run the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values].
+
+        Those of one over all tensors are the same in each row.
+        """
+        self._measure[stage]()
+        table, reduction = self.table, self.table.rule.reductions[stage]
+        how = np.full(reduction.n_values, reduction.by == "max"), reduction.over == "all"
+        add_up(self._partials[stage], table.tiles, table.addresses[GRADIENT], self.totals[stage].numpy(), *how)
+
+    def __call__(self) -> None:
+        if self.table.control is None:
+            self._run()
+        else:
+            self._run_unless_left_out(self._run)
+
+    def _run_unless_left_out(self, run: Callable[[], None]) -> None:
+        control = self.table.control
+        if control is None or control[1] == 0:
+            run()
+        elif self.table.zero_grads:
+            for bound in self.table.gradients:
+                if bound is not None and (gradient := bound()) is not None:
+                    gradient.zero_()
+
+    @property
+    def hyper(self) -> torch.Tensor:
+        """The hyper-parameters, [n_tensors, n]."""
+        return torch.from_numpy(self.table.hyper)
+
+    def measured(self, into: Measurements, rows: np.ndarray) -> None:
+        """As a call, and put what is measured meanwhile into these rows of the present slot."""
+        table, measure, ring = self.table, into.measure, into.ring(self.table.device)
+        if self._measured is None or self._measured[0] is not measure:
+            partials = np.zeros((self._n_tiles, len(measure.names)))
+            run = self._prepare(measured(table.rule, measure), partials)  # type: ignore[arg-type]  # a Rule
+            self._measured = measure, run, partials, np.array([by == "max" for by in measure.by])
+        _, run, partials, largest = self._measured
+        partials[:] = 0.0  # which is what is found of a step that is left out
+        self._run_unless_left_out(run)
+        totals = np.zeros((len(rows), len(largest)))
+        add_up(partials, table.tiles, table.addresses[GRADIENT], totals, largest, False)
+        ring.numpy()[into.slot, rows] = totals
+
+    def _prepare(self, function: Rule | Reduction | Measured, partials: np.ndarray | None = None) -> Callable[[], None]:
+        """A function without arguments that runs this one over the table."""
+        table = self.table
+        compute = compiled_loop(table, function)
+        address, call = driver()
+        nothing = np.zeros((0, 0), dtype=table.hyper.dtype)
+        sums = nothing if function.numbers_from is None else self.sums[function.numbers_from].numpy()
+        partials = np.zeros((0, 0)) if partials is None else partials
+        arrays = (table.addresses, table.addresses[GRADIENT], table.sizes, table.hyper, table.tiles, sums, partials)
+        widths = [len(table.sizes), table.hyper.shape[1], sums.shape[1], partials.shape[1], self._n_tiles]
+        block = block_size(function, table.storage)
+        shared = np.array([0, *(array.ctypes.data for array in arrays), *widths, block, compute.address], dtype=np.int64)
+        where, n_tiles = shared.ctypes.data, self._n_tiles
+
+        def run_parallel(arrays: Any = arrays) -> None:  # and keeps the arrays alive
+            shared[TICKET] = 0
+            run_threads(address, where, min(torch.get_num_threads(), n_tiles))
+
+        def run(arrays: Any = arrays) -> None:
+            shared[TICKET] = 0
+            call(where)
+
+        return run_parallel if self._threaded else run

@@ -1,0 +1,278 @@
+"""The loop that computes a rule on a piece of a tile: its source text, generated, and its compilation.
+
+The source depends on the number of states, so it is generated, with the rule's own function called in its middle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from ... import storage
+from ...language import Reduction, Rule
+from ...measures import Measured
+from ...storage import COMPENSATION, FULL, REMAINDER, Storage
+from ...table import FIRST_STATE, GRADIENT, WEIGHT, TensorTable
+from .disk_cache import engine_text, entry, import_generated
+from .driver import (
+    ADDRESSES,
+    FLOAT64,
+    HYPER,
+    INT64,
+    N_HYPER,
+    N_SUMS,
+    N_TENSORS,
+    N_VALUES,
+    PARTIALS,
+    SIZES,
+    SUMS,
+    TILE,
+    pointer,
+)
+from .intrinsics import REORDERED, TO, double_of_bits, float_of_bits, larger_of_double, larger_of_float, same
+from .low_precision import (
+    LOAD,
+    MEMORY,
+    PACKING,
+    STORE,
+    high_bits,
+    joined,
+    key_of,
+    load_bfloat16,
+    lost_bfloat16,
+    lost_float16,
+    low_bits,
+    store_at_random,
+    store_bfloat16,
+)
+from .ops import bind
+
+__all__ = ["block_size", "compile_lock", "compiled_loop", "loops"]
+
+BLOCK = 4096  # elements that are summed in the arithmetic's type; longer sums of few-digit numbers drift by parts in 10^5
+UNPACKED = 8192  # elements whose packed states are unpacked at a time; they stay in the second-level cache
+loops: dict[tuple[Any, ...], Any] = {}
+compile_lock = threading.Lock()
+
+
+def compiled_loop(table: TensorTable, function: Rule | Reduction | Measured) -> Any:
+    """What computes this function on a piece of a tile: the table's rule, also measured, or a reduction before it."""
+    zero_grads = table.zero_grads and not isinstance(function, Reduction)
+    key: Any = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.storage, zero_grads)
+    with compile_lock:
+        if key not in loops:
+            loops[key] = _compile(*key)
+        return loops[key]
+
+
+def _compile(
+    function: Rule | Reduction | Measured,
+    rule: Rule,
+    weight_dtype: torch.dtype,
+    gradient_dtype: torch.dtype,
+    stored: Storage,
+    zero_grads: bool,
+) -> Any:
+    dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
+    scalar = np.float64 if dtype == torch.float64 else np.float32
+    source = _loop_source(function, rule, weight_dtype, stored, zero_grads)
+    names = {
+        "function": bind(function, scalar),
+        "load_weight": same if stored.beside == FULL else LOAD.get(weight_dtype, same),
+        "store_weight": STORE.get(weight_dtype, same),
+        "load_gradient": LOAD.get(gradient_dtype, TO[scalar]),
+        "load_bfloat16": load_bfloat16,
+        "store_bfloat16": store_bfloat16,
+        "store_at_random": store_at_random,
+        **dict(zip(("unpack", "pack", "pack_at_random"), PACKING[0], strict=True)),
+        **dict(zip(("unpack_unsigned", "pack_unsigned", "pack_at_random_unsigned"), PACKING[1], strict=True)),
+        "empty": np.empty,
+        "float32": np.float32,
+        "key_of": key_of,
+        "joined": joined,
+        "high_bits": high_bits,
+        "low_bits": low_bits,
+        "lost": lost_bfloat16 if weight_dtype == torch.bfloat16 else lost_float16,
+        "pointer": pointer,
+        "carray": numba.carray,
+        "INT64": INT64,
+        "FLOAT64": FLOAT64,
+        "WEIGHT": np.empty(0, dtype=MEMORY[weight_dtype]),
+        "GRADIENT": np.empty(0, dtype=MEMORY[gradient_dtype]),
+        "REAL": np.empty(0, dtype=MEMORY[dtype]),
+        "HALF": np.empty(0, dtype="u2"),
+        "BYTE": np.empty(0, dtype="u1"),
+        "ZERO": scalar(0),
+        "NOTHING": np.dtype(f"u{scalar(0).itemsize}").type(0),
+        "larger": larger_of_double if dtype == torch.float64 else larger_of_float,
+        "number": double_of_bits if dtype == torch.float64 else float_of_bits,
+        "maximum": np.maximum,
+        "entry": entry(*[numba.types.int64] * 4, fastmath=False if isinstance(function, Rule) else REORDERED),
+    }
+    # numba's cache does not see the functions that a cached one calls: everything that decides goes into the file name.
+    key = repr((source, function.source, str(weight_dtype), str(gradient_dtype), stored, engine_text()))
+    name = f"{function.name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    module = import_generated(name, source, names)
+    if module is None:  # no folder to write to: compile in memory, every time anew
+        exec(compile(source, f"<tristep {name}>", "exec"), names)
+        return names["compute"]
+    return module.compute
+
+
+def _stored_as(stored: Storage, rule: Rule, name: str) -> torch.dtype:
+    return stored.states[rule.state.index(name)]
+
+
+def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list[str], halves: list[str]) -> list[str]:
+    """The lines that store an element's new values."""
+
+    def at_random(value: str, salt: int) -> str:
+        return f"store_at_random({value}, key_of(key0, key1, {salt * storage.SALT & 0xFFFFFFFF}), start + i)"
+
+    if stored.beside == REMAINDER:
+        lines = ["w[i] = high_bits(value)", "m[i] = low_bits(value)"]
+    elif stored.beside == COMPENSATION:
+        lines = ["rounded = store_weight(value)", "w[i] = rounded", "m[i] = lost(value, rounded)"]
+    elif stored.stochastic and not stored.codes_only and weight_dtype == torch.bfloat16 and not stored.beside:
+        lines = [f"w[i] = {at_random('value', 0)}"]
+    else:
+        lines = ["w[i] = store_weight(value)"]
+    for k, name in enumerate(rule.state):
+        if name in rule.changed:
+            new = f"new[{k}]"
+            if states[k] in halves:
+                stochastic = stored.stochastic and not stored.codes_only
+                new = at_random(new, 1 + k) if stochastic else f"store_bfloat16({new})"
+            lines.append(f"{states[k]}[i] = {new}")
+    return [*lines, "m[i] = value"] if stored.beside == FULL else lines
+
+
+def _address(row: int) -> str:
+    """Where the tensor of this row of the table begins."""
+    return f"addresses[{row} * shared[{N_TENSORS}] + t]"
+
+
+def _where_packed(row: int) -> tuple[str, str]:
+    """The codes and the scales of the elements from `start` on, of the state whose addresses are in this row."""
+    codes = _address(row)
+    scales = f"{codes} + (pointer(shared[{SIZES}], INT64)[t] + 15) // 16 * 16 + start // {storage.BLOCK} * 4"
+    return (
+        f"carray(pointer({codes} + start, BYTE), n)",
+        f"carray(pointer({scales}, REAL), (n + {storage.BLOCK - 1}) // {storage.BLOCK})",
+    )
+
+
+def _unpack_lines(rule: Rule, names: dict[str, str], packed: list[str], row: dict[str, int]) -> tuple[str, str]:
+    """The lines that make room for unpacked states, and those that unpack them."""
+    room = unpack = ""
+    for s in packed:
+        room += f"\n    {s} = empty(n, float32)"
+        codes, scales = _where_packed(row[s])
+        kind = "_unsigned" * (names[s] in rule.unsigned)
+        unpack += f"\n    unpack{kind}({codes}, {scales}, {s})"
+    return room, unpack
+
+
+def _pack_lines(rule: Rule, states: list[str], packed: list[str], row: dict[str, int], key: int | None) -> str:
+    """The lines that pack what has changed. `key` is where a key begins, if rounding is stochastic."""
+    lines = ""
+    for k, name in enumerate(rule.state):
+        if states[k] in packed and name in rule.changed:
+            codes, scales = _where_packed(row[states[k]])
+            kind = "_at_random" * (key is not None) + "_unsigned" * (name in rule.unsigned)
+            salt = (1 + k) * storage.SALT & 0xFFFFFFFF
+            given = "0" if key is None else f"key_of(hyper[{key}], hyper[{key + 1}], {salt})"
+            lines += f"\n    pack{kind}({states[k]}, {codes}, {scales}, {given}, start)"
+    return lines
+
+
+def block_size(function: Rule | Reduction | Measured, stored: Storage) -> int:
+    """How many elements the inner loop takes at a time."""
+    if torch.uint8 in stored.states and not isinstance(function, Reduction):
+        return UNPACKED
+    return TILE if isinstance(function, Rule) else BLOCK
+
+
+def _gathered_by(function: Reduction | Measured) -> tuple[str, ...]:
+    return function.measure.by if isinstance(function, Measured) else (function.by,) * function.n_values
+
+
+def _loop_source(
+    function: Rule | Reduction | Measured,
+    rule: Rule,
+    weight_dtype: torch.dtype,
+    stored: Storage,
+    zero_grads: bool = False,
+) -> str:
+    """The text of what computes a piece of a tile: `n` elements from `start` on of tensor `t`, whose tile is the `j`-th."""
+    states = [f"s{k}" for k in range(len(function.state))]
+    arrays = ["w", "g", *states] + (["m"] if stored.beside else [])
+    kinds = {s: _stored_as(stored, rule, name) for s, name in zip(states, function.state, strict=True)}
+    halves = [s for s in states if kinds[s] == torch.bfloat16]
+    packed = [s for s in states if kinds[s] == torch.uint8]
+    like = {"w": "WEIGHT", "g": "GRADIENT", **dict.fromkeys(halves, "HALF")}
+    if stored.beside in (REMAINDER, COMPENSATION):
+        like["m"] = "HALF"
+    row = {"w": WEIGHT, "g": GRADIENT, "m": FIRST_STATE + len(rule.state)}
+    row |= {s: FIRST_STATE + rule.state.index(name) for s, name in zip(states, function.state, strict=True)}
+    given = "".join(
+        f"\n    {a} = pointer({_address(row[a])} + start * {like.get(a, 'REAL')}.itemsize, {like.get(a, 'REAL')})"
+        for a in arrays
+        if a not in packed
+    )
+    hyper = "".join(f"h{k}, " for k in range(len(function.own_hyper)))
+    given += "".join(f"\n    h{k} = hyper[{1 + rule.hyper.index(name)}]" for k, name in enumerate(function.own_hyper))
+    if function.n_numbers:
+        given += f"\n    sums = pointer(shared[{SUMS}] + t * shared[{N_SUMS}] * REAL.itemsize, REAL)"
+        given += "".join(f"\n    sum{k} = sums[{k}]" for k in range(function.n_numbers))
+    sums = "".join(f"sum{k}, " for k in range(function.n_numbers))
+    weight = {
+        FULL: "load_weight(m[i])",
+        REMAINDER: "joined(w[i], m[i])",
+        COMPENSATION: "load_weight(w[i]) + load_weight(m[i])",
+    }.get(stored.beside, "load_weight(w[i])")
+    read = "".join(f"load_bfloat16({s}[i]), " if s in halves else f"{s}[i], " for s in states)
+    values = (
+        f"{weight}, load_gradient(g[i]) * rescale, ({read}), ({hyper})"
+        + (f", ({sums})" if function.n_numbers else "")
+        + (", start + i" if "index" in function.extras else "")
+    )
+    n = 1 + len(rule.hyper)  # where a key begins
+    if stored.stochastic and not isinstance(function, Reduction):
+        given += f"\n    key0, key1 = hyper[{n}], hyper[{n + 1}]"
+    before = after = ""
+    lines = [] if isinstance(function, Reduction) else _stores(rule, weight_dtype, stored, states, halves)
+    if isinstance(function, Rule):
+        lines.insert(0, f"value, new = function({values})")
+    else:
+        result = "each" if isinstance(function, Reduction) else "value, new, each"
+        lines.insert(0, f"{result} = function({values})")
+        largest = [by == "max" for by in _gathered_by(function)]
+        before = "".join(f"\n    a{k} = {'NOTHING' if most else 'ZERO'}" for k, most in enumerate(largest))
+        lines += [f"a{k} = larger(a{k}, each[{k}])" if most else f"a{k} += each[{k}]" for k, most in enumerate(largest)]
+        after = f"\n    partials = pointer(shared[{PARTIALS}] + j * shared[{N_VALUES}] * FLOAT64.itemsize, FLOAT64)"
+        for k, most in enumerate(largest):
+            together = f"maximum(partials[{k}], number(a{k}))" if most else f"partials[{k}] + a{k}"
+            after += f"\n    partials[{k}] = {together}"
+    lines += ["g[i] = 0"] * zero_grads
+    inner = "\n        ".join(lines)
+    pack = (
+        "" if isinstance(function, Reduction) else _pack_lines(rule, states, packed, row, n if stored.stochastic else None)
+    )
+    room, unpack = _unpack_lines(rule, dict(zip(states, function.state, strict=True)), packed, row)
+    return f'''"""Generated by tristep from {function.kind} {function.name}; safe to delete."""
+
+
+@entry
+def compute(shared, t, j, start, n):
+    addresses = pointer(shared[{ADDRESSES}], INT64)
+    hyper = pointer(shared[{HYPER}] + t * shared[{N_HYPER}] * REAL.itemsize, REAL)
+    rescale = hyper[0]{given}{room}{unpack}{before}
+    for i in range(n):
+        {inner}{after}{pack}
+'''

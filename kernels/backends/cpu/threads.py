@@ -1,0 +1,62 @@
+"""Calling a compiled loop on several threads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...forks import is_forked
+
+__all__ = ["PARALLEL_FROM", "openmp", "run_threads"]
+
+PARALLEL_FROM = 100_000  # elements; below, handing work to a thread costs more than it saves
+
+
+def run_threads(function: int, shared: int, threads: int) -> None:
+    """Call the C function at this address with `shared` on that many threads, and wait for all."""
+    # A forked child has none of its parent's threads, for which OpenMP would wait forever.
+    parallel = None if is_forked() else openmp()
+    if parallel is not None:
+        parallel(function, shared, threads, 0)
+        return
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
+    pool = _pool(max(threads - 1, 1))
+    waiting = [pool.submit(call, shared) for _ in range(threads - 1)]
+    call(shared)
+    for future in waiting:
+        future.result()
+
+
+@cache
+def openmp() -> Any:
+    """`GOMP_parallel` of the OpenMP library that torch itself runs on, or None where it has no such function.
+
+    Its threads go on looking for work for some milliseconds after torch's own operations; threads of another library
+    would have to share the cores with them (a quarter of the speed, seen on two cores).
+    """
+    file = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
+    try:
+        parallel: Any = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / file)).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return parallel
+
+
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+
+
+def _pool(size: int) -> ThreadPoolExecutor:
+    # Keyed by process, because a forked child has none of its parent's threads.
+    key = (os.getpid(), size)
+    if key not in _pools:
+        _pools[key] = ThreadPoolExecutor(size, thread_name_prefix="tristep")
+    return _pools[key]

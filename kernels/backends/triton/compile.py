@@ -1,0 +1,133 @@
+"""What a kernel is compiled with: constants and options of the compiler; and `compile_for`, to look at its code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ... import storage
+from ...language import Measure, Reduction, Rule
+from ...measures import Measured, measured
+from ...states import slot_dtypes
+from ...storage import Storage
+from .kernels import sums_kernel, update_kernel
+from .ops import TYPES, bind
+
+__all__ = ["TILE", "compile_for", "kernel_constants", "launch_options", "options_for"]
+
+TILE = 1024  # elements of one program
+
+
+def launch_options(
+    weight_dtype: torch.dtype,
+    gradient_dtype: torch.dtype,
+    dtype: torch.dtype,
+    n_states: int,
+    n_sums: int = 0,
+    stored: Storage | None = None,
+) -> dict[str, Any]:
+    """Options of the compiler: 8 elements a thread, or 4.
+
+    Mixed widths get 4, or layouts would be exchanged through shared memory; and so do rules of more than two states, or
+    sums, those that they get or that are found of them, which with 8 need 72 registers a thread instead of 48.
+
+    Nothing is fused, as on the CPU: of two products in a sum the compiler would fuse this or that one, and a step that is
+    measured would differ in its last bits from one that is not. Memory, not arithmetic, is what a step waits for.
+    """
+    kinds = weight_dtype, gradient_dtype, dtype, *(() if stored is None else stored.states)
+    mixed = len({kind.itemsize for kind in kinds}) > 1
+    return {"num_warps": 8 if mixed or max(n_states, n_sums) > 2 else 4, "enable_fp_fusion": False}
+
+
+def _gathered_by(function: Rule | Measured, how: str) -> tuple[int, ...]:
+    """Which values of its measure, if it has one, are gathered in this way."""
+    return tuple(k for k, by in enumerate(function.measure.by) if by == how) if isinstance(function, Measured) else ()
+
+
+def kernel_constants(
+    function: Rule | Reduction | Measured,
+    rule: Rule,
+    types: tuple[torch.dtype, torch.dtype, torch.dtype],
+    stored: Storage,
+    aligned: bool,
+    zero_grads: bool,
+) -> dict[str, Any]:
+    """The constants of a kernel in the order of its arguments; `types` are those of weight, gradient and arithmetic."""
+    weight_dtype, gradient_dtype, dtype = types
+    constants = {
+        "FUNCTION": bind(function),
+        "EXTRAS": (function.n_numbers > 0) + 2 * ("index" in function.extras),
+        "STATES": tuple(rule.state.index(name) for name in function.state),
+        "HYPER": tuple(1 + rule.hyper.index(name) for name in function.own_hyper),
+        "SUMS": tuple(range(function.n_numbers)),
+        "N_STATES": len(rule.state),
+        "N_HYPER": len(rule.hyper) + 2 * stored.stochastic,
+        "WEIGHT_TYPE": TYPES[weight_dtype],
+        "GRADIENT_TYPE": TYPES[gradient_dtype],
+        "COMPUTE": TYPES[dtype],
+        "STATE_TYPES": tuple(
+            (tl.uint8 if name in rule.unsigned else tl.int8) if kind == torch.uint8 else TYPES[kind]
+            for name, kind in zip(rule.state, stored.states, strict=True)
+        ),
+        "BESIDE": stored.beside,
+        "STOCHASTIC": stored.stochastic + stored.codes_only,  # 1: all that is stored in fewer bits, 2: packed states only
+        "ALIGNED": aligned,
+        "TILE": TILE,
+    }
+    if isinstance(function, Reduction):
+        return constants | {"N_VALUES": function.n_values, "LARGEST": function.by == "max"}
+    changed = tuple(name in rule.changed for name in rule.state)
+    gathered = {"SUMMED": _gathered_by(function, "sum"), "MAXIMA": _gathered_by(function, "max")}
+    return constants | {"CHANGED": changed} | gathered | {"ZERO": zero_grads}
+
+
+def options_for(
+    function: Rule | Reduction | Measured, types: tuple[torch.dtype, torch.dtype, torch.dtype], stored: Storage
+) -> dict[str, Any]:
+    """The options to compile a kernel of this function with."""
+    n_states = len(function.used if isinstance(function, Rule) else function.state)
+    n_sums = max(function.n_numbers, len(function.measure.names) if isinstance(function, Measured) else 0)
+    return launch_options(*types, n_states, n_sums, stored)
+
+
+def compile_for(
+    target: Any,
+    rule: Rule,
+    weight_dtype: torch.dtype = torch.float32,
+    gradient_dtype: torch.dtype = torch.float32,
+    masters: bool | torch.dtype = False,
+    aligned: bool = True,
+    stage: int | None = None,
+    state_dtype: torch.dtype | None = None,
+    stochastic: bool = False,
+    measure: Measure | None = None,
+    control: bool = False,
+    zero_grads: bool = False,
+) -> Any:
+    """The compiled kernel of a rule for a `triton.backends.compiler.GPUTarget`; needs no GPU. For looking at its code.
+
+    With `stage` it is that of the rule's reduction of this number, with `measure` one that measures. `masters` may be the
+    type of what stands beside weights.
+    """
+    from triton.compiler import ASTSource
+
+    dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
+    real = {torch.float32: "*fp32", torch.float64: "*fp64"}[dtype]
+    function: Any = rule if stage is None else rule.reductions[stage]
+    function = function if measure is None else measured(rule, measure)
+    beside = (dtype if masters else None) if isinstance(masters, bool) else masters
+    states = slot_dtypes(rule, weight_dtype, state_dtype)[: len(rule.state)]
+    stored = storage.of_tensors(weight_dtype, states, beside, 0 if stochastic else None)
+    types = weight_dtype, gradient_dtype, dtype
+    constants = kernel_constants(function, rule, types, stored, aligned, zero_grads)
+    signature = {"addresses": "*i64", "gradients": "*i64", "hyper": real, "sizes": "*i64", "tiles": "*i32", "sums": real}
+    signature["partials"] = real
+    signature |= {"n_tensors": "i32", "control": "*fp32"}
+    constants |= {} if control else {"control": None}
+    signature |= dict.fromkeys(constants, "constexpr")
+    kernel = update_kernel if stage is None else sums_kernel
+    source = ASTSource(kernel, signature=signature, constexprs=constants)
+    return triton.compile(source, target=target, options=options_for(function, types, stored))

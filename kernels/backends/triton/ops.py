@@ -1,0 +1,71 @@
+"""The Triton side of `tl`: types, functions other than Triton's own, and how a rule's function is bound to them."""
+
+from __future__ import annotations
+
+import types
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ... import random
+from ...language import Function
+
+__all__ = ["TYPES", "bind", "maximum"]
+
+TYPES = {
+    torch.float64: tl.float64,
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+}
+
+
+@triton.jit
+def maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _minimum(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+_S0, _S1, _S2, _S3, _S4 = map(tl.constexpr, random.SINE)
+_L0, _L1, _L2, _L3 = map(tl.constexpr, random.LOGARITHM)
+_ROOT_HALF, _LOG2 = tl.constexpr(random.ROOT_HALF), tl.constexpr(random.LOG2)
+
+
+@triton.jit
+def _normal(key0, key1, index):
+    low = index.to(tl.uint32)
+    seed = key0.to(tl.uint64) | (key1.to(tl.uint64) << 32)
+    first, second, _, _ = tl.philox(seed, low, (index >> 32).to(tl.uint32), low * 0, low * 0)
+    bits = (((first >> 8) + 1).to(tl.float32) * 5.9604644775390625e-08).to(tl.int32, bitcast=True)
+    exponent = (bits - _ROOT_HALF) >> 23
+    mantissa = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
+    s = (mantissa - 1.0) / (mantissa + 1.0)
+    square = s * s
+    logarithm = exponent.to(tl.float32) * _LOG2 + s * (_L0 + square * (_L1 + square * (_L2 + square * _L3)))
+    radius = tl.sqrt(-2.0 * logarithm)
+    x = tl.abs((second >> 8).to(tl.float32) * 5.9604644775390625e-08 - 0.5) - 0.25
+    square = x * x
+    return radius * x * (_S0 + square * (_S1 + square * (_S2 + square * (_S3 + square * _S4))))
+
+
+# What rules get for `tl`: Triton's own functions, except for those that would drop a NaN. They are looked up every time,
+# because the interpreter exchanges them while a kernel runs.
+_ops = types.ModuleType("tristep_ops")
+vars(_ops).update(maximum=maximum, minimum=_minimum, normal=_normal, __getattr__=partial(getattr, tl))
+
+
+def _jit(fn: types.FunctionType) -> Any:
+    fn.__globals__["_language"] = tl  # the interpreter insists on seeing it
+    return triton.jit(fn)
+
+
+def bind(function: Function) -> Any:
+    """The function as kernels call it."""
+    return function.bind("triton", _ops, _jit)

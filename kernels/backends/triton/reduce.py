@@ -1,0 +1,156 @@
+"""Sums and maxima: of a tile's values, and over the tiles of each tensor or of all."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .ops import maximum
+
+__all__ = ["gathered", "measured_kernel", "spread", "store_partials", "totals_kernel"]
+
+
+@triton.jit
+def spread(value, offsets, COMPUTE: tl.constexpr):
+    # One number for each element, of a constant or a comparison too.
+    return value + tl.zeros_like(offsets).to(COMPUTE)
+
+
+@triton.jit
+def gathered(values, LARGEST: tl.constexpr):
+    # The sum; or the maximum of values that are 0 or more, which are in the order of their bits, with NaN above all.
+    if LARGEST:
+        if values.dtype == tl.float64:
+            bits = values.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF
+        else:
+            bits = values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        return tl.max(bits, axis=0).to(values.dtype, bitcast=True)
+    else:
+        return tl.sum(values, axis=0)
+
+
+@triton.jit
+def _plus_2(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def _plus_4(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def _masked(value, offsets, n, COMPUTE: tl.constexpr, FULL: tl.constexpr):
+    value = spread(value, offsets, COMPUTE)
+    if not FULL:
+        value = tl.where(offsets < n, value, 0.0)
+    return value
+
+
+@triton.jit
+def store_partials(
+    partials,
+    values,
+    offsets,
+    n,
+    COMPUTE: tl.constexpr,
+    SUMMED: tl.constexpr,
+    MAXIMA: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    # Four sums at a time: what takes long is that threads wait for each other, once for each time.
+    partials += tl.program_id(0)
+    step = tl.num_programs(0).to(tl.int64)
+    for j in tl.static_range(len(SUMMED) // 4):
+        a = _masked(values[SUMMED[4 * j]], offsets, n, COMPUTE, FULL)
+        b = _masked(values[SUMMED[4 * j + 1]], offsets, n, COMPUTE, FULL)
+        c = _masked(values[SUMMED[4 * j + 2]], offsets, n, COMPUTE, FULL)
+        d = _masked(values[SUMMED[4 * j + 3]], offsets, n, COMPUTE, FULL)
+        a, b, c, d = tl.reduce((a, b, c, d), 0, _plus_4)
+        tl.store(partials + SUMMED[4 * j] * step, a)
+        tl.store(partials + SUMMED[4 * j + 1] * step, b)
+        tl.store(partials + SUMMED[4 * j + 2] * step, c)
+        tl.store(partials + SUMMED[4 * j + 3] * step, d)
+    if len(SUMMED) % 4 > 1:
+        first: tl.constexpr = len(SUMMED) // 4 * 4
+        a = _masked(values[SUMMED[first]], offsets, n, COMPUTE, FULL)
+        b = _masked(values[SUMMED[first + 1]], offsets, n, COMPUTE, FULL)
+        a, b = tl.reduce((a, b), 0, _plus_2)
+        tl.store(partials + SUMMED[first] * step, a)
+        tl.store(partials + SUMMED[first + 1] * step, b)
+    if len(SUMMED) % 2 == 1:
+        last: tl.constexpr = SUMMED[len(SUMMED) - 1]
+        tl.store(partials + last * step, tl.sum(_masked(values[last], offsets, n, COMPUTE, FULL), axis=0))
+    for j in tl.static_range(len(MAXIMA)):
+        value = _masked(values[MAXIMA[j]], offsets, n, COMPUTE, FULL)
+        tl.store(partials + MAXIMA[j] * step, gathered(value, True))
+
+
+@triton.jit(do_not_specialize=["n_tiles", "n_tensors"], do_not_specialize_on_alignment=["partials", "firsts", "totals"])
+def totals_kernel(
+    partials,  # [N_VALUES, n_tiles]
+    firsts,  # int64 [n_programs + 1]: where each tensor's tiles begin; or where all begin and end, for one program
+    totals,  # [n_tensors, N_VALUES]
+    n_tiles,
+    n_tensors,
+    N_VALUES: tl.constexpr,
+    LARGEST: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    tensor = tl.program_id(0).to(tl.int64)
+    first = tl.load(firsts + tensor)
+    end = tl.load(firsts + tensor + 1)
+    for k in tl.static_range(N_VALUES):
+        total = tl.zeros((BLOCK,), dtype=totals.dtype.element_ty)
+        start = first
+        while start < end:  # the interpreter of Triton 3.6 knows no range() of loaded numbers
+            offsets = start + tl.arange(0, BLOCK)
+            value = tl.load(partials + k * n_tiles.to(tl.int64) + offsets, mask=offsets < end, other=0.0)
+            if LARGEST:
+                total = maximum(total, value)
+            else:
+                total += value
+            start += BLOCK
+        total = gathered(total, LARGEST)
+        if TOGETHER:
+            row = 0
+            while row < n_tensors:
+                rows = row + tl.arange(0, BLOCK).to(tl.int64)
+                tl.store(totals + rows * N_VALUES + k, spread(total, rows, totals.dtype.element_ty), mask=rows < n_tensors)
+                row += BLOCK
+        else:
+            tl.store(totals + tensor * N_VALUES + k, total)
+
+
+# One program for each tensor and value, since all that a tensor's tiles have found waits for it.
+@triton.jit(
+    do_not_specialize=["n_tiles", "n_rows", "slot"],
+    do_not_specialize_on_alignment=["partials", "firsts", "rows", "largest", "ring"],
+)
+def measured_kernel(
+    partials,  # [n_values, n_tiles]
+    firsts,  # int64 [n_tensors + 1]: where each tensor's tiles begin
+    rows,  # int64 [n_tensors]: each tensor's row in a slot of the ring
+    largest,  # int32 [n_values]: 1 for a maximum, 0 for a sum
+    ring,  # [n_slots, n_rows, n_values]
+    n_tiles,
+    n_rows,
+    slot,
+    BLOCK: tl.constexpr,
+):
+    tensor, k = tl.program_id(0), tl.program_id(1)
+    start = tl.load(firsts + tensor)
+    end = tl.load(firsts + tensor + 1)
+    partials += k.to(tl.int64) * n_tiles
+    total = tl.zeros((BLOCK,), dtype=partials.dtype.element_ty)
+    most = total
+    while start < end:
+        offsets = start + tl.arange(0, BLOCK)
+        value = tl.load(partials + offsets, mask=offsets < end, other=0.0)
+        total += value
+        most = maximum(most, value)
+        start += BLOCK
+    found = tl.where(tl.load(largest + k) != 0, gathered(most, True), gathered(total, False))
+    place = (slot.to(tl.int64) * n_rows + tl.load(rows + tensor)) * tl.num_programs(1) + k
+    tl.store(ring + place, found.to(ring.dtype.element_ty))

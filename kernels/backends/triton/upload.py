@@ -1,0 +1,61 @@
+"""What may change from step to step, copied to the device in one asynchronous copy."""
+
+from __future__ import annotations
+
+import torch
+
+from ...graphs import Recording
+from ...table import GRADIENT, TensorTable
+
+__all__ = ["Uploader"]
+
+
+class Uploader:
+    """Keeps what may change from step to step, gradients' addresses and hyper-parameters, as it is in the table.
+
+    It is one buffer and one asynchronous copy out of a ring of page-locked buffers, so the host never waits, unless it is
+    a whole ring ahead of the device.
+
+    Attributes:
+        gradients: int64 [n_tensors], on the device.
+        hyper: [n_tensors, 1 + n_hyper] in the table's type, on the device.
+    """
+
+    RING = 8
+
+    def __init__(self, table: TensorTable) -> None:
+        self.table = table
+        self._split = table.addresses[GRADIENT].nbytes
+        size = self._split + table.hyper.nbytes
+        pinned = table.device.type == "cuda" and torch.cuda.is_available()
+        self._ring = [torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned) for _ in range(self.RING)]
+        self._views = [buffer.numpy().data for buffer in self._ring]
+        arrays = (table.addresses[GRADIENT], table.hyper)
+        self._now = [array.data.cast("B") for array in arrays if array.size]
+        self._events = [torch.cuda.Event() for _ in range(self.RING)] if pinned else None
+        self._slot = 0
+        self._sent: bytes | None = None
+        self._device = torch.empty(size, dtype=torch.uint8, device=table.device)
+        self.gradients = self._device[: self._split].view(torch.int64)
+        self.hyper = self._device[self._split :].view(table.dtype)
+
+    def __call__(self) -> None:
+        """Copy over what changed since the last call, if anything did, on the current stream."""
+        if Recording.current is not None:
+            return
+        if self._events is not None and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a step is being captured in a CUDA graph, which would take the same rates and counts at every replay: use "
+                "capture(function) of the Trainer, or of the optimizer of tristep.optim, which keeps them live"
+            )
+        now = b"".join(self._now)
+        if now == self._sent:
+            return
+        slot, self._slot = self._slot, (self._slot + 1) % self.RING
+        if self._events is not None:
+            self._events[slot].synchronize()  # of a copy that is a whole ring old: over, in practice
+        self._views[slot][:] = now
+        self._device.copy_(self._ring[slot], non_blocking=True)
+        if self._events is not None:
+            self._events[slot].record()
+        self._sent = now

@@ -1,0 +1,196 @@
+"""Checks of weights, states and gradients that are given to an `Update`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import storage
+from .backends import choose_engine
+from .language import Rule, TensorRule
+from .layouts import compute_dtype, dense_strides, is_dense, is_wrapper, same_order
+from .states import slot_shapes
+
+__all__ = [
+    "DTYPES",
+    "allowed_types",
+    "check_gradient",
+    "check_list",
+    "check_memory",
+    "check_stack",
+    "check_tensors",
+    "companions_of",
+    "stack_length",
+    "tensor_kind",
+]
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def tensor_kind(*tensors: Any) -> tuple[Any, ...] | None:
+    """All that decides whether some tensors may be taken, but for their contents; None where only a close look tells."""
+    try:
+        return tuple(
+            [
+                None if tensor is None else (type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+                for tensor in tensors
+            ]
+        )
+    except (AttributeError, RuntimeError):  # no tensor, or one without strides
+        return None
+
+
+def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Sequence[Any], master: Any) -> None:
+    if not isinstance(weight, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(weight).__name__}")
+    if is_wrapper(weight):
+        raise TypeError(f"{name} is a {type(weight).__name__}, made of other tensors: rule updates take plain ones")
+    if weight.layout != torch.strided:
+        raise TypeError(f"{name} is sparse ({weight.layout}), which rule updates do not take")
+    if weight.is_inference():
+        raise ValueError(
+            f"{name} was made under torch.inference_mode(), where autograd is not told of changes: make it outside"
+        )
+    if weight.dtype not in DTYPES:
+        raise TypeError(f"{name} is {weight.dtype}: must be one of {', '.join(map(str, DTYPES))}")
+    if len(states) != len(rule.slots):
+        raise ValueError(
+            f"the state of {name} has {len(states)} tensors: rule {rule.name!r} has {len(rule.slots)} "
+            f"({', '.join(rule.slots) or 'none'})"
+        )
+    overlapping = any(stride == 0 and size > 1 for stride, size in zip(weight.stride(), weight.shape, strict=True))
+    if overlapping and weight.numel():
+        raise ValueError(
+            f"{name} has several elements in one place in memory (shape {tuple(weight.shape)}, strides {weight.stride()}), "
+            "as expand() makes them: use .contiguous()"
+        )
+    strides = dense_strides(weight)
+    for slot, (tensor, shape), types in zip(
+        (*rule.slots, "master"), companions_of(rule, weight, states, master), allowed_types(rule, weight.dtype), strict=False
+    ):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{slot} of {name} must be a tensor, got {type(tensor).__name__}")
+        if tensor.dtype not in types or tensor.device != weight.device or tensor.shape != shape:
+            packed = tensor.dtype == torch.uint8  # which has a shape of its own
+            allowed = [kind for kind in types if (kind == torch.uint8) == packed] or types
+            raise ValueError(
+                f"{slot} of {name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}: "
+                f"must be {' or '.join(map(str, allowed))} {tuple(shape)} on {weight.device}"
+            )
+        if tensor.dtype == torch.uint8 and not weight.is_contiguous():
+            raise ValueError(
+                f"{slot} of {name} is packed, which must be that of a contiguous weight: strides {weight.stride()}"
+            )
+        if tensor.dtype == torch.uint8 and tensor.data_ptr() % 4:
+            raise ValueError(
+                f"{slot} of {name} is packed and begins {tensor.data_ptr() % 4} bytes after a multiple of 4: "
+                "must begin at one, as float32 scales are in it; use .clone()"
+            )
+        if shape == weight.shape and not same_order(shape, tensor.stride(), strides):
+            raise ValueError(f"{slot} of {name} has strides {tensor.stride()}: must have {strides}, the weight's")
+
+
+def check_stack(
+    rule: Rule | TensorRule, name: str, stack: Any, states: Sequence[Any], master: Any, engine: str | None
+) -> None:
+    """As `check_tensors`, of what is stacked: the first of each, which tells of the others."""
+    together = [stack, *states, *([] if master is None else [master])]
+    if not all(map(stack_length, together)):
+        raise TypeError(
+            f"{name} and its states must be stacks: tensors with an axis more than what is stacked, of length >= 1"
+        )
+    plain = isinstance(rule, Rule) and not rule.kept and all(each.dtype != torch.uint8 for each in together)
+    if not plain or choose_engine(stack.device, engine) == "eager":
+        raise ValueError(
+            f"{name} is a stack, which the eager engine, rules of whole tensors or that keep numbers, and packed states do "
+            "not go with: use unbind()"
+        )
+    first, *others = (each.detach()[0] for each in together)
+    if not is_dense(first) or any(each.stride(0) == 0 < len(each) - 1 for each in together):
+        raise ValueError(f"what is stacked in {name} has gaps, or lies in one place: strides {stack.stride()}")
+    for each in together:
+        if len(each) != len(stack):
+            raise ValueError(f"{name} is a stack of {len(stack)}, with states or masters of {len(each)}: must be as many")
+    check_tensors(rule, name, first, others[: len(states)], None if master is None else others[-1])
+
+
+def stack_length(stack: Any) -> int:
+    """How much is stacked; 0 of what is no stack."""
+    return len(stack) if isinstance(stack, torch.Tensor) and stack.dim() else 0
+
+
+def allowed_types(rule: Rule | TensorRule, weight: torch.dtype) -> tuple[tuple[torch.dtype, ...], ...]:
+    """The types that a rule's slots, and last the master, may have beside a weight of this type; the usual one first."""
+    usual = (compute_dtype(weight),)
+    if not isinstance(rule, Rule) or usual[0] == torch.float64:
+        return (usual,) * (len(rule.slots) + 1)
+    masters = [kind for kind in (torch.int16, weight) if storage.kind_of(weight, kind) not in (None, storage.FULL)]
+    states = [(*usual, torch.bfloat16, torch.uint8)] * len(rule.state)
+    return (*states, *[usual] * len(rule.kept), (*usual, *masters))
+
+
+def companions_of(
+    rule: Rule | TensorRule, weight: torch.Tensor, states: Sequence[torch.Tensor], master: torch.Tensor | None
+) -> list[tuple[torch.Tensor, torch.Size]]:
+    """A weight's states, kept numbers and master, each with the shape that it must have."""
+    pairs = list(zip(states, slot_shapes(rule, weight.shape, states), strict=True))
+    return pairs if master is None else [*pairs, (master, weight.shape)]
+
+
+def check_memory(name: str, tensor: Any) -> None:
+    """Refuse what has elements, but no memory in which they are."""
+    try:
+        address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided else 1
+    except RuntimeError:
+        address = 0
+    if address or not tensor.numel() or tensor.device.type == "meta":  # which has none anywhere, and counts all the same
+        return
+    if is_wrapper(tensor):
+        raise TypeError(f"{name} is a {type(tensor).__name__}, made of other tensors: rule updates take plain ones")
+    raise ValueError(
+        f"{name} has no memory: it has been freed (untyped_storage().resize_(0)), is of a class that only stands for "
+        "other tensors, or was made inside torch.vmap: use tensors that have their elements in memory"
+    )
+
+
+def check_gradient(name: str, weight: torch.Tensor, gradient: Any) -> None:
+    if not isinstance(gradient, torch.Tensor):
+        raise TypeError(f"the gradient of {name} must be a tensor or None, got {type(gradient).__name__}")
+    if gradient.layout != torch.strided:
+        raise TypeError(
+            f"the gradient of {name} is sparse ({gradient.layout}), which rule updates do not take: "
+            "use sparse=False in the layer, or gradient.to_dense()"
+        )
+    if gradient.dtype not in DTYPES:
+        raise TypeError(f"the gradient of {name} is {gradient.dtype}: must be one of {', '.join(map(str, DTYPES))}")
+    if gradient.shape != weight.shape or gradient.device != weight.device:
+        raise ValueError(
+            f"the gradient of {name} is {tuple(gradient.shape)} on {gradient.device}: "
+            f"its weight is {tuple(weight.shape)} on {weight.device}"
+        )
+
+
+def check_list(argument: str, tensors: Sequence[Any]) -> None:
+    for i, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{argument}[{i}] must be a tensor, got {type(tensor).__name__}")
+        if (refusal := _refusal(tensor)) is not None:
+            raise TypeError(f"{argument}[{i}] {refusal}")
+        check_memory(f"{argument}[{i}]", tensor)
+        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise ValueError(
+                f"{argument}[{i}] has several elements in one place in memory (shape {tuple(tensor.shape)}, strides "
+                f"{tensor.stride()}), as expand() makes them: use .contiguous()"
+            )
+
+
+def _refusal(tensor: torch.Tensor) -> str | None:
+    if is_wrapper(tensor):
+        return f"is a {type(tensor).__name__}, made of other tensors: must be a plain tensor"
+    if tensor.layout != torch.strided:
+        return f"is sparse ({tensor.layout}): must be dense; use .coalesce().values() or .to_dense()"
+    if tensor.dtype not in DTYPES:
+        return f"is {tensor.dtype}: must be one of {', '.join(map(str, DTYPES))}"
+    return None

@@ -1,0 +1,178 @@
+"""Encoding, summing and decoding messages of gradient codes; codecs.py has the format."""
+
+from __future__ import annotations
+
+import torch
+
+from ..backends import choose_engine
+from .codecs import TILE, Code, Job
+
+__all__ = ["VALUES", "decode", "decode_votes", "encode", "reduce", "reduce_votes"]
+
+
+def encode(
+    code: Code,
+    values: torch.Tensor,
+    residual: torch.Tensor | None,
+    messages: torch.Tensor,
+    parameter: float = 0.0,
+    engine: str | None = None,
+) -> None:
+    """Fill `messages` with the codes of the values and of what was left of earlier ones; keep what is left of them.
+
+    Args:
+        code: one of `CODES`.
+        values: float32, float16 or bfloat16 [n], contiguous.
+        residual: float32 [n], in and out; None for no error feedback.
+        messages: uint8 [chunks, code.size(code.chunk(n, chunks))], contiguous.
+        parameter: the threshold of "2bit" and "1bit".
+        engine: as for `choose_engine`.
+
+    Raises:
+        TypeError, ValueError: tensors that do not fit; nothing is changed then.
+
+    Example:
+        >>> import torch
+        >>> from tristep.kernels import compress
+        >>> code, residual = compress.CODES["2bit"], torch.zeros(5)
+        >>> message = torch.empty(1, code.size(code.chunk(5)), dtype=torch.uint8)
+        >>> compress.encode(code, torch.tensor([0.7, -0.5, 0.1, 0.0, 2.0]), residual, message, 0.5)
+        >>> [f"{byte:08b}" for byte in message[0, :2].tolist()], residual
+        (['11100000', '11000000'], tensor([0.2000, 0.0000, 0.1000, 0.0000, 1.5000]))
+    """
+    chunk = _check_messages(code, "messages", messages, code.size(TILE))
+    _check_values("values", values, messages.shape[0] * chunk)
+    _check_residual(residual, values.numel(), messages)
+    _run(Job(code, values, residual, messages, values.numel(), chunk, parameter, 1, "values", "messages"), engine)
+
+
+def reduce(
+    code: Code,
+    messages: torch.Tensor,
+    residual: torch.Tensor | None,
+    target: torch.Tensor,
+    n: int | None = None,
+    parameter: float = 0.0,
+    engine: str | None = None,
+) -> None:
+    """Add up the values of one chunk that the ranks' messages hold, in their order, and put the sum into `target`.
+
+    Args:
+        code: one of `CODES`.
+        messages: uint8 [ranks, code.size(chunk)].
+        residual: float32 [chunk], what was left of earlier sums, in and out; None if nothing is.
+        target: uint8 [1, code.size(chunk)] for a message of the sum, or values, [n], for the sum itself.
+        n: how many values there are in the chunk; the others, up to its end, count as zeros. Default: all.
+        parameter, engine: as for `encode`.
+
+    Raises:
+        TypeError, ValueError: tensors that do not fit; nothing is changed then.
+    """
+    chunk = _check_messages(code, "messages", messages, code.size(TILE))
+    if target.dtype == torch.uint8:
+        if _check_messages(code, "target", target, code.size(TILE)) != chunk or target.shape[0] != 1:
+            raise ValueError(f"target is {tuple(target.shape)}: must be {(1, messages.shape[1])}, one message")
+        n, writes = chunk if n is None else n, "messages"
+        if not 0 <= n <= chunk:
+            raise ValueError(f"n={n}: must be 0 to {chunk}, the length of the chunk")
+        _check_residual(residual, n, messages)
+    else:
+        _check_values("target", target, chunk)
+        n, writes = target.numel(), "values"
+        if residual is not None:
+            raise ValueError("residual goes with a message as the target: nothing is left of a sum that is not coded")
+    _run(Job(code, messages, residual, target, n, chunk, parameter, messages.shape[0], "messages", writes), engine)
+
+
+def decode(
+    code: Code, messages: torch.Tensor, values: torch.Tensor, parameter: float = 0.0, engine: str | None = None
+) -> None:
+    """Fill `values`, [n], with what the messages of its chunks, uint8 [chunks, code.size(chunk)], say."""
+    chunk = _check_messages(code, "messages", messages, code.size(TILE))
+    _check_values("values", values, messages.shape[0] * chunk)
+    _run(Job(code, messages, None, values, values.numel(), chunk, parameter, 1, "messages", "values"), engine)
+
+
+def reduce_votes(code: Code, messages: torch.Tensor, target: torch.Tensor, engine: str | None = None) -> None:
+    """Add up the votes of one chunk that the ranks' messages, uint8 [ranks, code.size(chunk)], are; no error at all.
+
+    Args:
+        code: "2bit" or "1bit" of `CODES`.
+        messages: uint8 [ranks, code.size(chunk)].
+        target: uint8 [1, code.votes_size(chunk, ranks)].
+        engine: as for `choose_engine`.
+    """
+    chunk = _check_messages(code, "messages", messages, code.size(TILE))
+    ranks = messages.shape[0]
+    _check_votes(code, ranks)
+    if _check_messages(code, "target", target, code.votes_size(TILE, ranks)) != chunk or target.shape[0] != 1:
+        raise ValueError(f"target is {tuple(target.shape)}: must be {(1, code.votes_size(chunk, ranks))}")
+    _run(Job(code, messages, None, target, chunk, chunk, 0.0, ranks, "messages", "votes"), engine)
+
+
+def decode_votes(
+    code: Code,
+    ranks: int,
+    messages: torch.Tensor,
+    values: torch.Tensor,
+    parameter: float = 0.0,
+    engine: str | None = None,
+) -> None:
+    """Fill `values`, [n], with the sums that messages of votes of so many ranks, one of each chunk, stand for."""
+    _check_votes(code, ranks)
+    chunk = _check_messages(code, "messages", messages, code.votes_size(TILE, ranks))
+    _check_values("values", values, messages.shape[0] * chunk)
+    _run(Job(code, messages, None, values, values.numel(), chunk, parameter, ranks, "votes", "values"), engine)
+
+
+VALUES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _check_messages(code: Code, name: str, messages: torch.Tensor, tile: int) -> int:
+    """The length of the chunks."""
+    if messages.dtype != torch.uint8 or messages.dim() != 2 or not messages.is_contiguous():
+        raise TypeError(f"{name} is {messages.dtype} {tuple(messages.shape)}: must be torch.uint8 [n, bytes], contiguous")
+    n, size = messages.shape
+    if not n or not size or size % tile:
+        raise ValueError(f"{name} is {(n, size)}: a message of {code.name!r} has a multiple of {tile} bytes")
+    return size // tile * TILE
+
+
+def _check_values(name: str, values: torch.Tensor, most: int) -> None:
+    if values.dtype not in VALUES or values.dim() != 1 or not values.is_contiguous():
+        kinds = ", ".join(map(str, VALUES))
+        raise TypeError(f"{name} is {values.dtype} {tuple(values.shape)}: must be one of {kinds}, [n], contiguous")
+    if values.numel() > most:
+        raise ValueError(f"{name} has {values.numel()} elements, the messages have room for {most}")
+
+
+def _check_residual(residual: torch.Tensor | None, n: int, messages: torch.Tensor) -> None:
+    if residual is None:
+        return
+    if residual.dtype != torch.float32 or residual.dim() != 1 or not residual.is_contiguous():
+        shape = tuple(residual.shape)
+        raise TypeError(f"residual is {residual.dtype} {shape}: must be torch.float32 [n], contiguous")
+    if residual.numel() < n or residual.device != messages.device:
+        raise ValueError(
+            f"residual has {residual.numel()} elements on {residual.device}: must have {n} on {messages.device}, as the rest"
+        )
+
+
+def _check_votes(code: Code, ranks: int) -> None:
+    if code.vote is None:
+        raise ValueError(f"code {code.name!r} has no votes: '2bit' and '1bit' have")
+    if ranks < 1:
+        raise ValueError(f"ranks={ranks}: must be 1 or more")
+
+
+def _run(job: Job, engine: str | None) -> None:
+    if job.source.device != job.target.device:
+        raise ValueError(f"tensors are on {job.source.device} and {job.target.device}: must be on one device")
+    which = choose_engine(job.source.device, engine)
+    if which == "triton":
+        from .triton import run
+    elif which == "cpu":
+        from .cpu import run
+    else:
+        from .eager import run
+    run(job)

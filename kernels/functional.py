@@ -1,0 +1,81 @@
+"""`update`: one step of a rule on lists of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .language import Rule, TensorRule
+from .update import Update
+
+__all__ = ["hyper_values", "update"]
+
+
+def update(
+    rule: Rule | TensorRule,
+    weights: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+    states: Sequence[Sequence[torch.Tensor]],
+    hyper: Mapping[str, float] | Sequence[Mapping[str, float]],
+    *,
+    rescale_grad: float = 1.0,
+    engine: str | None = None,
+) -> None:
+    """Apply `rule` once to every weight, in place. For repeated steps build an `Update` and keep it.
+
+    Args:
+        rule: the update rule.
+        weights: floating-point tensors of any shape and layout.
+        gradients: for each weight its gradient, of the same shape and any floating-point type; None leaves it alone.
+        states: for each weight its state tensors in the order of `rule.state`: float64 for a float64 weight, else float32.
+        hyper: values by the names of `rule.hyper`, for all weights or one mapping for each. `one_minus_x` may be left
+            out where `x` is given.
+        rescale_grad: what gradients are multiplied by first.
+        engine: as for `choose_engine`.
+
+    Raises:
+        TypeError, ValueError: something does not fit; nothing is changed then.
+
+    Example:
+        >>> import torch
+        >>> from tristep.kernels import rules, update
+        >>> w = torch.ones(3)
+        >>> update(rules.sgd, [w], [torch.ones(3)], [()], {"lr": 0.5, "wd": 0.0, "clip": float("inf")})
+        >>> w
+        tensor([0.5000, 0.5000, 0.5000])
+    """
+    each = [hyper] * len(weights) if isinstance(hyper, Mapping) else list(hyper)
+    if not len(each) == len(gradients) == len(states) == len(weights):
+        raise ValueError(
+            f"{len(weights)} weights came with {len(gradients)} gradients, {len(states)} states and {len(each)} sets of "
+            "hyper-parameters: there must be as many of each"
+        )
+    run = Update(rule, weights, [tuple(row) for row in states], engine=engine)
+    for i, values in enumerate(each):
+        run.hyper[i] = [rescale_grad, *hyper_values(rule, values)]
+    run.bind(gradients)
+    run()
+
+
+def hyper_values(rule: Rule | TensorRule, values: Mapping[str, float]) -> list[float]:
+    """The rule's hyper-parameters in order; `one_minus_x` is computed from `x`, in float64, where it is not given."""
+    row = []
+    for name in rule.hyper:
+        if name in values:
+            row.append(_number(rule, name, values[name]))
+        elif name.startswith("one_minus_") and name[10:] in values:
+            row.append(1.0 - _number(rule, name[10:], values[name[10:]]))
+        else:
+            raise TypeError(
+                f"rule {rule.name!r} needs the hyper-parameter {name!r}; given were {', '.join(sorted(values)) or 'none'}"
+            )
+    return row
+
+
+def _number(rule: Rule | TensorRule, name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} of rule {rule.name!r} must be a number, got {value!r}") from None

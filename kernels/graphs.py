@@ -1,0 +1,50 @@
+"""What is recorded of steps that are captured in a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from .table import GRADIENT
+
+__all__ = ["RecordedUpdate", "Recording"]
+
+
+class Recording:
+    """What is launched while a CUDA graph is recorded. What changes from step to step is not copied into the graph then.
+
+    Attributes:
+        current: the recording that is going on.
+        general: whether rules must be those that are right at every step, as in a graph and before it is recorded.
+        updates: each `Update` that has been run, with what it is to work on again.
+        owners: for each step that was taken a function that tells whether it can be taken in the same way again, and one
+            that does all of it that the host does.
+    """
+
+    current: ClassVar[Recording | None] = None
+    general: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.updates: list[Any] = []
+        self.owners: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+
+
+class RecordedUpdate:
+    """An update in a CUDA graph: the groups whose kernels are in it, and where their gradients lie."""
+
+    def __init__(self, update: Any) -> None:
+        self.update, self._groups = update, update.groups
+        self._gradients = [group.table.addresses[GRADIENT].copy() for group in self._groups]
+        # Kept alive, since the graph reads and writes there.
+        self._alive = [reference() for reference in update.references], [group.sources for group in self._groups]
+
+    def holds(self) -> bool:
+        """Whether the graph's kernels still work on the weights and states of the update."""
+        return self.update.groups is self._groups and self.update.is_in_place()
+
+    def upload(self) -> None:
+        """Copy what the kernels read to the device; `hyper` has been taken over already."""
+        for group, addresses in zip(self._groups, self._gradients, strict=True):
+            group.table.addresses[GRADIENT] = addresses
+            group.execute.upload()
+        self.update.forget_gradients()  # so that a step without the graph looks for gradients anew

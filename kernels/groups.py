@@ -1,0 +1,278 @@
+"""Tensors that go into one launch: those of one device and of the same types, aligned or not."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from . import storage
+from .backends import engine_for, executor_for
+from .guards import Reference
+from .language import Rule, TensorRule
+from .layouts import dense_strides, same_order
+from .measures import Measurements
+from .states import as_rows
+from .table import GRADIENT, TensorTable, addresses_of
+
+__all__ = ["Group", "GroupArguments", "group_key", "itself"]
+
+_data_ptr = torch.Tensor.data_ptr
+
+
+class GroupArguments(NamedTuple):
+    """What an `Update` was given; see there. States and masters are aliases of those given."""
+
+    rule: Rule | TensorRule
+    weights: list[torch.Tensor]
+    states: list[tuple[torch.Tensor, ...]]
+    masters: list[torch.Tensor | None]
+    engine: str | None
+    seed: int | storage.CodesOnly | None
+    places: np.ndarray
+    control: torch.Tensor | None
+    zero_grads: bool
+    stacked: bool
+
+
+class Group:
+    """Tensors that go into one launch.
+
+    Weights with gaps, and weights that have got other strides than their states since these were made, are updated in a
+    dense copy, which is then written back.
+    """
+
+    @torch.inference_mode(False)  # what is made here outlives the step
+    def __init__(self, owner: GroupArguments, key: Any, indices: list[int]) -> None:
+        device, _, gradient_dtype, types, aligned = key
+        has_masters = types[-1] is not None
+        self.indices = indices
+        counts = list(map(len, owner.weights)) if owner.stacked else [1] * len(owner.weights)
+        self.rows: Any = slice(None)  # of `hyper`
+        if len(indices) < len(owner.weights):
+            every = np.repeat(np.arange(len(counts)), counts)
+            self.rows = np.flatnonzero(np.isin(every, indices))
+        stops = np.cumsum([counts[i] for i in indices]).tolist()
+        self._spans = [slice(stop - counts[i], stop) for i, stop in zip(indices, stops, strict=True)]  # of each in the table
+        self._seed, self._places, self._first = owner.seed, owner.places[self.rows], int(owner.stacked)
+        self.originals = [owner.weights[i] for i in indices]
+        masters = [owner.masters[i] for i in indices] if has_masters else None
+        states = [owner.states[i] for i in indices]
+        n = len(owner.rule.state) if isinstance(owner.rule, Rule) else 0  # whole tensors keep the order they have
+        strides = [_strides(owner.weights[i], [*owner.states[i][:n], owner.masters[i]], owner.stacked) for i in indices]
+        self.copied = [k for k, weight in enumerate(self.originals) if _needs_copy(weight, strides[k], self._first)]
+        weights = list(self.originals)
+        for k in self.copied:
+            weights[k] = torch.empty_strided(weights[k].shape, strides[k], dtype=weights[k].dtype, device=device)
+        make = executor_for(engine_for(owner.rule, device, owner.engine), isinstance(owner.rule, TensorRule))
+        kinds = gradient_dtype, states, masters
+        self.table = TensorTable(owner.rule, weights, *kinds, make.tile, aligned, owner.seed, owner.stacked)  # type: ignore[arg-type]
+        self._control, self.table.zero_grads = owner.control, owner.zero_grads
+        if owner.control is not None:
+            self.table.control = owner.control.to(device)
+        self.execute = make(self.table)
+        self._empty = np.flatnonzero(self.table.sizes == 0).tolist()
+        self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies, and functions giving what to copy
+        self._active: tuple[list[bool], torch.Tensor] | None = None
+        self._rows_on_device: Any = None
+        stages = range(len(owner.rule.reductions))
+        self._kept_rows = [as_rows(kept) if len((kept := self._kept(k))[0]) else None for k in stages]
+
+    def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
+        table, stacked = self.table, bool(self._first)
+        self.sources, table.gradients = [], []
+        for i, weight, span in zip(self.indices, table.weights, self._spans, strict=True):
+            gradient, bound = gradients[i], references[i]
+            if gradient is not None and _needs_copy(gradient, weight.stride(), self._first):
+                with torch.inference_mode(False):
+                    dense = torch.empty_strided(weight.shape, weight.stride(), dtype=gradient.dtype, device=gradient.device)
+                self.sources.append((dense, bound))
+                gradient, bound = dense, partial(itself, dense)
+            table.gradients += [None if gradient is None else bound] * (span.stop - span.start)
+            table.addresses[GRADIENT, span] = 0 if gradient is None else addresses_of([gradient], stacked)
+
+    def rebind(self, pointers: np.ndarray, references: list[Reference]) -> None:
+        """As `bind`, for gradients that differ from the bound ones in their pointers only."""
+        self.table.addresses[GRADIENT] = pointers[self.rows]
+        self.table.gradients = references if isinstance(self.rows, slice) else [references[i] for i in self.indices]  # type: ignore[assignment]
+
+    def run(self, hyper: np.ndarray | list[float], into: Measurements | None = None) -> None:
+        if self.sources or self.copied:
+            with torch.no_grad():
+                self.begin(hyper)
+                self.execute_rule(into)
+                self.end()
+        else:
+            self.take(hyper)
+            self.execute_rule(into)
+
+    def execute_rule(self, into: Measurements | None) -> None:
+        """Update the weights and, where it is asked for, measure meanwhile."""
+        if into is None:
+            self.execute()
+            return
+        active = self.table.addresses[GRADIENT] != 0
+        for k in self._empty:  # these may have no address
+            active[k] = self.table.gradients[k] is not None
+        self.execute.measured(into, self._places)
+        into.mark(self._places[active])
+
+    def take(self, hyper: np.ndarray | list[float]) -> None:
+        """Put the hyper-parameters, or one row of them for all, into the table, and keys where rounding is stochastic."""
+        if isinstance(hyper, list):
+            self.table.fill(hyper)
+        elif self._seed is None:
+            self.table.hyper[:] = hyper[self.rows]
+        else:
+            self._take_with_keys(hyper, self._seed)
+        if self._control is not None:
+            self._take_control(self._control)
+
+    def _take_control(self, control: torch.Tensor) -> None:
+        own: Any = self.table.control
+        if own is not control:  # on another device
+            own.copy_(control, non_blocking=True)
+        if self.execute.multiplies_on_host:
+            self.table.hyper[:, 0] *= own.numpy()[0]
+
+    def _take_with_keys(self, hyper: np.ndarray, seed: int | storage.CodesOnly) -> None:
+        table = self.table
+        values, width = hyper[self.rows], 1 + len(table.rule.hyper)
+        table.hyper[:, :width] = values[:, :width]
+        if table.storage.stochastic:
+            table.hyper[:, width:] = storage.keys(seed, values[:, width], self._places)
+
+    def begin(self, hyper: np.ndarray | list[float]) -> None:
+        """Everything before the first look at the tensors."""
+        table = self.table
+        self.take(hyper)
+        for dense, gradient in self.sources:
+            dense.copy_(gradient())
+        for k in self.copied:
+            table.weights[k].copy_(self.originals[k])
+
+    def end(self) -> None:
+        """Everything after the weights have been updated."""
+        for k in self.copied:
+            if self.table.gradients[self._spans[k].start] is not None:
+                self.originals[k].copy_(self.table.weights[k])
+        if self.table.zero_grads:
+            for _, gradient in self.sources:
+                gradient().zero_()
+
+    def rows_on_device(self) -> slice | torch.Tensor:
+        """Which of the weights it has, to index a tensor that lies where they do."""
+        if self._rows_on_device is None:
+            whole = isinstance(self.rows, slice)
+            self._rows_on_device = self.rows if whole else torch.from_numpy(self.rows).to(self.table.device)
+        return self._rows_on_device
+
+    def active(self) -> torch.Tensor:
+        """Which tensors have a gradient."""
+        found = [gradient is not None for gradient in self.table.gradients]
+        if self._active is None or found != self._active[0]:
+            self._active = found, torch.tensor(found, device="cpu").to(self.table.device, non_blocking=True)
+        return self._active[1]
+
+    def first_active(self) -> int | None:
+        return next((i for i, gradient in enumerate(self.table.gradients) if gradient is not None), None)
+
+    def kept(self, stage: int, rows: slice = slice(None)) -> torch.Tensor:
+        """The numbers that a reduction keeps, [n_tensors, n]."""
+        array = self._kept_rows[stage]
+        return torch.stack([torch.stack(row) for row in self._kept(stage)[rows]]) if array is None else array[rows]
+
+    def finished(self, stage: int, rows: slice) -> torch.Tensor:
+        """What these tensors' sums turn the kept numbers into, [n_rows, n]."""
+        table, reduction, kept = self.table, self.table.rule.reductions[stage], self.kept(stage, rows)
+        assert reduction.finished is not None
+        columns = [1 + table.rule.hyper.index(name) for name in reduction.finish_hyper]
+        hyper = self.execute.hyper[rows]
+        totals, own = self.execute.totals[stage][rows], tuple(hyper[:, column] for column in columns)
+        new = reduction.finished(totals.unbind(1), kept.unbind(1), own)
+        new = [torch.as_tensor(value, dtype=kept.dtype, device=kept.device).expand(len(kept)) for value in new]
+        return torch.stack(new, dim=1)
+
+    def keep(self, stage: int, new: torch.Tensor) -> None:
+        """Make these the kept numbers, and what comes after the reduction gets."""
+        if self.table.rule.skips_nonfinite:
+            before = self.kept(stage)
+            new = torch.where(self.execute.totals[0].isfinite(), new.to(before), before)
+        if self.table.control is not None:
+            before = self.kept(stage)
+            new = torch.where(self.table.control[1] != 0, before, new.to(before))
+        room = self.execute.sums[stage][:, : new.shape[1]]
+        room[:] = new
+        if (array := self._kept_rows[stage]) is not None:
+            array.copy_(room)
+        else:
+            torch._foreach_copy_([number for row in self._kept(stage) for number in row], list(room.flatten().unbind()))
+
+    def recall(self, stage: int) -> None:
+        """Show a reduction the numbers that it has kept, and what is passed on to it."""
+        reduction, execute = self.table.rule.reductions[stage], self.execute
+        execute.sums[stage][:, : len(reduction.kept)] = self.kept(stage)
+        if reduction.passes_on:
+            execute.sums[stage][:, len(reduction.kept) :] = execute.sums[stage - 1]
+
+    def _kept(self, stage: int) -> list[tuple[torch.Tensor, ...]]:
+        rule = self.table.rule
+        start = len(rule.state) + sum(len(earlier.kept) for earlier in rule.reductions[:stage])
+        return [row[start : start + len(rule.reductions[stage].kept)] for row in self.table.states]
+
+    def pass_on(self, stage: int) -> None:
+        """Put the results of the reduction before this one behind its own."""
+        reduction, execute = self.table.rule.reductions[stage], self.execute
+        own = reduction.n_own_results
+        if reduction.finished is None:
+            execute.sums[stage][:, :own] = execute.totals[stage]
+        execute.sums[stage][:, own:] = execute.sums[stage - 1]
+
+
+def _strides(weight: torch.Tensor, companions: Sequence[torch.Tensor | None], stacked: bool = False) -> tuple[int, ...]:
+    """Those in which the weight's elements are walked: its states' and master's, its own if it has neither and no gaps.
+
+    Packed states are in C's order. In a stack there are no gaps in what is stacked, which `check_stack` has seen to.
+    """
+    packed = False
+    for companion in companions:
+        if companion is not None and companion.dtype != torch.uint8:
+            return companion.stride()
+        packed |= companion is not None
+    if stacked:
+        return weight.stride()
+    return torch.empty(weight.shape, device="meta").stride() if packed else dense_strides(weight)
+
+
+def _needs_copy(tensor: torch.Tensor, strides: tuple[int, ...], first: int) -> bool:
+    """Whether what lies in memory is not the tensor in the order of these strides, those of the axes from `first` on."""
+    return tensor.is_neg() or not same_order(tensor.shape[first:], tensor.stride()[first:], strides[first:])
+
+
+def itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def group_key(
+    weight: torch.Tensor,
+    gradient: torch.Tensor | None,
+    states: tuple[torch.Tensor, ...],
+    master: torch.Tensor | None,
+    stacked: bool,
+) -> tuple[Any, ...]:
+    tensors = [weight, *states] + ([] if gradient is None else [gradient]) + ([] if master is None else [master])
+    # Strides other than the weight's mean that a fresh copy is made, and fresh memory is aligned.
+    aligned = not reduce(operator.or_, map(_data_ptr, tensors)) & 15
+    if stacked:
+        aligned &= all(each.stride(0) * each.element_size() % 16 == 0 for each in tensors)
+    return (
+        weight.device,
+        weight.dtype,
+        weight.dtype if gradient is None else gradient.dtype,
+        (*(state.dtype for state in states), None if master is None else master.dtype),
+        aligned,
+    )

@@ -1,0 +1,27 @@
+"""The language of update rules: `rule`, `reduction`, `tensor_rule`, `measure`, `jit` and `tl`.
+
+A rule is a few lines of arithmetic on values, which every backend compiles or runs. The `tl` of this package is the torch
+one, complete in itself, which also makes every rule runnable where triton and numba, which it does not import, are missing.
+"""
+
+from .function import Function, jit
+from .metric import Measure, measure
+from .ops import WORDS, tl
+from .reduction import Reduction, reduction
+from .rule import Rule, rule
+from .tensor_rule import TensorRule, tensor_rule
+
+__all__ = [
+    "WORDS",
+    "Function",
+    "Measure",
+    "Reduction",
+    "Rule",
+    "TensorRule",
+    "jit",
+    "measure",
+    "reduction",
+    "rule",
+    "tensor_rule",
+    "tl",
+]

@@ -1,0 +1,143 @@
+"""Checks of the source text of rules, and what is read from it: unpacked names, changed states."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import types
+
+__all__ = ["check_form", "check_return", "names_read", "parse_function", "unchanged_states", "unpacked_names"]
+
+
+def parse_function(fn: types.FunctionType) -> ast.FunctionDef:
+    try:
+        text = textwrap.dedent(inspect.getsource(fn))
+    except (OSError, TypeError) as error:
+        raise TypeError(
+            f"the source of {fn.__name__!r} cannot be found, and the GPU compiler reads it: "
+            "define it in a file or in a notebook cell, not through exec or python -c"
+        ) from error
+    try:
+        tree = ast.parse(text).body[0]
+    except SyntaxError:  # a line from the middle of something
+        tree = ast.Pass()
+    if not isinstance(tree, ast.FunctionDef):
+        raise TypeError(f"{fn.__name__!r} must be written with def")
+    tree.decorator_list, tree.returns = [], None
+    for argument in tree.args.args:
+        argument.annotation = None
+    return tree
+
+
+# What all engines understand alike. `%` has another sign on a GPU, `x += y` changes the tensors of an eager step where
+# they lie, `and` and `if` would ask a whole block of numbers for one answer, and so on.
+_FORMS = (ast.Return, ast.Name, ast.Constant, ast.Tuple, ast.Attribute)
+_OPERATORS = (
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.USub),
+    *(ast.BitAnd, ast.BitOr, ast.Invert),
+    *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
+)
+
+
+def check_form(tree: ast.FunctionDef) -> None:
+    """An error for whatever some engine would not know, or know otherwise than another."""
+    plain = ast.arguments(posonlyargs=[], args=tree.args.args, kwonlyargs=[], kw_defaults=[], defaults=tree.args.defaults)
+    if ast.dump(tree.args) != ast.dump(plain):
+        raise TypeError(f"{tree.name!r} takes ({ast.unparse(tree.args)}): only plain arguments are possible")
+    if ast.get_docstring(tree) is not None:
+        tree.body = tree.body[1:]
+    if not tree.body or not isinstance(tree.body[-1], ast.Return) or tree.body[-1].value is None:
+        raise TypeError(f"{tree.name!r} must end by returning something")
+    for node in (node for statement in tree.body for node in ast.walk(statement)):
+        if isinstance(node, ast.BinOp | ast.UnaryOp):
+            known = isinstance(node.op, _OPERATORS)
+        elif isinstance(node, ast.Compare):
+            known = len(node.ops) == 1 and isinstance(node.ops[0], _OPERATORS)
+        elif isinstance(node, ast.Assign):  # up to 3.6 Triton takes no tuple in the tuple of names
+            target = node.targets[0]
+            nested = isinstance(target, ast.Tuple) and any(isinstance(each, ast.Tuple) for each in target.elts)
+            known = len(node.targets) == 1 and not nested
+        elif isinstance(node, ast.Call):
+            known = isinstance(node.func, ast.Name) or (isinstance(node.func, ast.Attribute) and not node.keywords)
+        else:
+            known = isinstance(node, _FORMS) or not isinstance(node, ast.stmt | ast.expr)
+        if not known:
+            raise TypeError(
+                f"{tree.name!r} contains {ast.unparse(node).splitlines()[0]!r}, which not all engines understand alike: "
+                "a rule is made of assignments and, last, one return; it may use + - * /, single comparisons, & | ~ on what "
+                "these give, the functions of tl (tl.where for a choice), and functions marked with @jit"
+            )
+    if sum(isinstance(node, ast.Return) for node in tree.body) > 1:
+        raise TypeError(f"{tree.name!r} returns more than once: its last line must be its only return")
+
+
+def unpacked_names(tree: ast.FunctionDef, argument: str, may_return: bool = False) -> tuple[str, ...]:
+    """The names that an argument is unpacked into; none if it is not used, or only returned where that is allowed."""
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name):
+            target = statement.targets[0]
+            if statement.value.id == argument and isinstance(target, ast.Tuple):
+                if all(isinstance(element, ast.Name) for element in target.elts):
+                    return tuple(ast.unparse(element) for element in target.elts)
+    used = any(isinstance(node, ast.Name) and node.id == argument for node in ast.walk(tree))
+    if used and not (may_return and not _uses_beyond_return(tree, argument)):
+        raise TypeError(
+            f"{tree.name!r} must unpack {argument} into names on a line of its own, "
+            f"such as `first, second = {argument}` or `(only,) = {argument}`"
+        )
+    return ()
+
+
+def check_return(tree: ast.FunctionDef, argument: str, states: tuple[str, ...]) -> None:
+    """An error unless the rule returns a weight and its states, as far as that can be seen in the text."""
+    returned = tree.body[-1].value  # type: ignore[attr-defined]
+    if isinstance(returned, ast.Call):
+        return
+    fits = isinstance(returned, ast.Tuple) and len(returned.elts) == 2
+    if fits and not isinstance(second := returned.elts[1], ast.Call):
+        if isinstance(second, ast.Tuple):
+            fits = len(second.elts) == len(states)
+        else:
+            fits = isinstance(second, ast.Name) and second.id == argument
+    if not fits:
+        example = "".join(f"new_{name}, " for name in states).strip()
+        raise TypeError(
+            f"rule {tree.name!r} returns {ast.unparse(returned)!r}: it must return the new weight and a tuple of the "
+            f"{len(states)} new state{'s' * (len(states) != 1)}, as in `return w, {f'({example})' if states else argument}`"
+        )
+
+
+def unchanged_states(tree: ast.FunctionDef, argument: str, states: tuple[str, ...]) -> set[str]:
+    """The states that a rule returns in their places as it unpacked them, as far as that can be seen in the text."""
+    stored = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    returned = tree.body[-1].value  # type: ignore[attr-defined]
+    if not isinstance(returned, ast.Tuple):
+        return set()
+    second = returned.elts[1]
+    if isinstance(second, ast.Name) and second.id == argument and argument not in stored:
+        return set(states)
+    if not isinstance(second, ast.Tuple):
+        return set()
+    places = zip(states, second.elts, strict=True)
+    return {name for name, new in places if isinstance(new, ast.Name) and new.id == name and stored.count(name) == 1}
+
+
+def names_read(tree: ast.FunctionDef, states: tuple[str, ...]) -> set[str]:
+    """The names that a rule reads, other than to return states in their own places."""
+    returned = tree.body[-1].value  # type: ignore[attr-defined]
+    second = returned.elts[1] if isinstance(returned, ast.Tuple) else None
+    places = zip(states, second.elts, strict=True) if isinstance(second, ast.Tuple) else ()
+    passed = {id(new) for name, new in places if isinstance(new, ast.Name) and new.id == name}
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+    return {node.id for node in names if id(node) not in passed}
+
+
+def _uses_beyond_return(tree: ast.FunctionDef, argument: str) -> bool:
+    """Whether `argument` is used other than as the second value of a return."""
+    returned = {
+        id(node.value.elts[1])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2
+    }
+    return any(isinstance(node, ast.Name) and node.id == argument and id(node) not in returned for node in ast.walk(tree))

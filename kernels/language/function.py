@@ -1,0 +1,112 @@
+"""`jit`: functions of values, written once and bound to each backend's `tl`.
+
+What the values are is the backend's affair: blocks of a GPU program (Triton), numbers in a compiled loop (numba) or whole
+tensors (torch). So the same text must be given another `tl` for each backend; that is all that `Function.bind` does.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import difflib
+import hashlib
+import types
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from .checks import check_form, parse_function
+from .ops import TORCH_OPS, WORDS, is_tl
+
+__all__ = ["Function", "jit"]
+
+
+def jit(fn: Callable[..., Any]) -> Function:
+    """Mark a function that rules may call. It is compiled into each rule that uses it, on every engine."""
+    return Function(fn)
+
+
+class Function:
+    """A function of values that can be bound to any engine's language. Immutable; made by `jit`.
+
+    Attributes:
+        name: the function's name.
+        source: its text with that of every function it calls; two functions with equal sources compute the same.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        if not isinstance(fn, types.FunctionType):
+            raise TypeError(f"@jit and @rule take a plain Python function, got {type(fn).__name__}")
+        self.fn = fn
+        self.name = fn.__name__
+        self.__module__ = fn.__module__  # where pickle is to look for it
+        self._bound: dict[str, Any] = {}
+        self.tree = parse_function(fn)
+        check_form(self.tree)
+        self._callees = _called_functions(fn, self.tree)
+
+    @cached_property
+    def source(self) -> str:
+        parts = [ast.unparse(self.tree)]
+        parts += [callee.source for callee in self._callees.values()]
+        return "\n\n".join(parts)
+
+    def bind(self, language: str, namespace: Any, wrap: Callable[[types.FunctionType], Any]) -> Any:
+        """This function with `tl` replaced by `namespace`, it and its callees wrapped by `wrap`; kept under `language`."""
+        if language not in self._bound:
+            names = dict(self.fn.__globals__)
+            names.update({name: callee.bind(language, namespace, wrap) for name, callee in self._callees.items()})
+            names.update({name: namespace for name, value in names.items() if is_tl(value)})
+            copy = types.FunctionType(self.fn.__code__, names, self.name, self.fn.__defaults__)
+            # Triton 3.5 tells functions in a kernel apart by module and name alone: another text needs another name.
+            digest = hashlib.sha256(self.source.encode()).hexdigest()[:16]
+            copy.__module__, copy.__qualname__ = self.fn.__module__, f"{self.fn.__qualname__}_{digest}"
+            self._bound[language] = wrap(copy)
+        return self._bound[language]
+
+    def __call__(self, first: torch.Tensor | tuple[torch.Tensor, ...], *others: Any) -> Any:
+        """Compute on torch tensors, at once, in the first one's type (float32 or float64)."""
+        dtype = (first if isinstance(first, torch.Tensor) else first[0]).dtype
+        if dtype not in TORCH_OPS:
+            raise TypeError(f"{self.name!r} computes in torch.float32 or torch.float64, its first argument is {dtype}")
+        return self.bind(f"torch {dtype}", TORCH_OPS[dtype], lambda fn: fn)(first, *others)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.lower()} {self.name}>"
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return self.fn.__qualname__  # by reference, as functions are: pickle sees to it that this name leads here
+
+
+def _called_functions(fn: types.FunctionType, tree: ast.FunctionDef) -> dict[str, Function]:
+    """The functions that `fn` calls, by the names it knows them by; an error for names that engines cannot know."""
+    local = {argument.arg for argument in tree.args.args}
+    local |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    callees: dict[str, Function] = {}
+    if fn.__code__.co_freevars:
+        raise TypeError(
+            f"{fn.__name__!r} uses {', '.join(fn.__code__.co_freevars)} of an enclosing function: "
+            "define what it needs at the top level of the module or cell, or pass it as a hyper-parameter"
+        )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if not isinstance(node.value, ast.Name) or node.value.id in local:
+                raise TypeError(f"{fn.__name__!r} uses {ast.unparse(node)}: values have no attributes that all engines know")
+            if is_tl(fn.__globals__.get(node.value.id)) and node.attr not in WORDS:
+                close = difflib.get_close_matches(node.attr, WORDS, n=2)
+                hint = f" Did you mean {' or '.join(close)}?" if close else ""
+                raise TypeError(f"{fn.__name__!r} uses tl.{node.attr}; rules know {', '.join(WORDS)}.{hint}")
+        if not isinstance(node, ast.Name) or node.id in local:
+            continue
+        value = fn.__globals__.get(node.id, getattr(builtins, node.id, None))
+        if isinstance(value, Function):
+            callees[node.id] = value
+        elif not is_tl(value):
+            hint = f". Did you mean tl.{node.id}?" if node.id in WORDS else ""
+            raise TypeError(
+                f"{fn.__name__!r} uses the name {node.id!r} ({type(value).__name__}), which engines do not know: "
+                f"a rule may use its arguments, tl, and functions marked with @jit; pass numbers as hyper-parameters{hint}"
+            )
+    return callees

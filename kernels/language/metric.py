@@ -1,0 +1,62 @@
+"""`measure`: what is to be known of each tensor's update."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .function import Function
+
+__all__ = ["Measure", "measure"]
+
+
+def measure(**by: str) -> Callable[[Callable[..., Any]], Measure]:
+    """Make a measure of a function `(w, g, new_w) -> (a, b, ...)`: what is to be known of each tensor's update.
+
+    It is written as a rule is, and changes nothing. It is called for each element with the weight from before the update,
+    the gradient, already multiplied by `rescale_grad`, and the new weight, all three as the rule has them, in the
+    arithmetic's type: what a rule does to the gradient, such as clipping, and what storing does to the weight, comes after.
+
+    Args:
+        **by: the names of the values that the function returns, in order, each with "sum", for its sum over the tensor, or
+            "max", for the largest of values that are 0 or more, NaN if one of them is that.
+
+    Raises:
+        TypeError: the function is not of that form or uses a name that no engine would know.
+        ValueError: neither "sum" nor "max".
+
+    Example:
+        >>> from tristep.kernels import measure, tl
+        >>> @measure(grown="sum", longest_step="max")
+        ... def growth(w, g, new_w):
+        ...     return tl.where(tl.abs(new_w) > tl.abs(w), 1.0, 0.0), tl.abs(new_w - w)
+        >>> growth.names
+        ('grown', 'longest_step')
+    """
+    return lambda fn: Measure(fn, by)
+
+
+class Measure(Function):
+    """What is to be known of each tensor's update, made by `measure`.
+
+    Attributes:
+        names: of its values, in order.
+        by: how each is gathered, "sum" or "max".
+    """
+
+    def __init__(self, fn: Callable[..., Any], by: Mapping[str, str]) -> None:
+        super().__init__(fn)
+        arguments = [argument.arg for argument in self.tree.args.args]
+        if len(arguments) != 3:
+            raise TypeError(f"measure {self.name!r} takes ({', '.join(arguments)}): it must be (w, g, new_w)")
+        returned = self.tree.body[-1].value  # type: ignore[attr-defined]
+        if not isinstance(returned, ast.Tuple) or not returned.elts or len(returned.elts) != len(by):
+            raise TypeError(
+                f"measure {self.name!r} returns {ast.unparse(returned)!r}: it must end by returning a tuple of as many "
+                f'values as @measure({", ".join(by)}) names, as in `return (g * g,)` after @measure(square="sum")'
+            )
+        for name, how in by.items():
+            if how not in ("sum", "max"):
+                raise ValueError(f"{name}={how!r} of measure {self.name!r}: must be 'sum' or 'max'")
+        self.names, self.by = tuple(by), tuple(by.values())

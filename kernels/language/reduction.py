@@ -1,0 +1,203 @@
+"""`reduction`: values that are summed over each tensor, or over all, before a rule runs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from .checks import unpacked_names
+from .function import Function
+
+__all__ = ["ElementwiseFunction", "Reduction", "reduction"]
+
+
+def reduction(
+    fn: Callable[..., Any] | None = None,
+    *,
+    sums: Reduction | None = None,
+    over: str = "tensor",
+    passes_on: bool = False,
+    by: str = "sum",
+) -> Any:
+    """Make a reduction of a function `(w, g, state, hyper) -> (a, b, ...)`, whose values are summed over each tensor.
+
+    It is written as a rule is, and changes nothing. It unpacks those states of the rule that it needs, and hyper-parameters,
+    the rule's or others. A rule made with `@rule(sums=it)` gets the sums, in the arithmetic's type.
+
+    Args:
+        fn: the function. It may have the further arguments `sums` and `index`, as a rule, or `kept` in place of `sums`: the
+            numbers that its `finish` keeps, as the step before has left them.
+        sums: a reduction that runs before this one and gives its `sums`.
+        over: "tensor" sums over each tensor, "all" over all tensors of the update together.
+        passes_on: what comes after it gets its results and, after them, those of `sums`.
+        by: "sum", or "max" for the largest of values that are 0 or more, NaN if one of them is that.
+
+    A second function, `@it.finish`, may turn the sums into numbers that are kept from step to step, one of each for each
+    tensor, zero at first: `(sums, kept, hyper) -> new_kept`. It unpacks `kept` into their names, and its result takes the
+    place of the sums. A tensor without gradient keeps its numbers; those of sums over all tensors are the same for all, made
+    with the hyper-parameters of the first that has a gradient.
+    """
+    if over not in ("tensor", "all"):
+        raise ValueError(f"over={over!r}: must be 'tensor' or 'all'")
+    if by not in ("sum", "max"):
+        raise ValueError(f"by={by!r}: must be 'sum' or 'max'")
+    if fn is None:
+        return lambda fn: Reduction(fn, sums, over, passes_on, by)
+    return Reduction(fn, sums, over, passes_on, by)
+
+
+class ElementwiseFunction(Function):
+    """A function of an element's weight, gradient, states and hyper-parameters.
+
+    Attributes:
+        state: names of the state tensors that it reads, in order.
+        own_hyper: names of the hyper-parameters that it unpacks, in order.
+        extras: which of "sums" (or, a reduction, "kept") and "index" it takes besides.
+        sums: the reduction that runs before it, or None.
+    """
+
+    kind = "rule"
+    _NUMBERS: tuple[str, ...] = ("sums",)
+    _kept_and_sums = False  # whether it may take as `kept` what it keeps and, after that, what comes before it
+
+    def __init__(self, fn: Callable[..., Any], sums: Reduction | None = None) -> None:
+        super().__init__(fn)
+        arguments = [argument.arg for argument in self.tree.args.args]
+        further = [argument for argument in arguments[4:] if argument in self._NUMBERS][:1]
+        if len(arguments) < 4 or arguments[4:] not in (further, [*further, "index"]):
+            raise TypeError(
+                f"{self.kind} {self.name!r} takes ({', '.join(arguments)}): it must have four arguments, "
+                f"(w, g, state, hyper), and may have {' or '.join(self._NUMBERS)} and index after them, in this order"
+            )
+        if sums is not None and not isinstance(sums, Reduction):
+            raise TypeError(f"sums of {self.name!r} must be made with @reduction, got {type(sums).__name__}")
+        self.extras = tuple(arguments[4:])
+        if ("sums" in self.extras) != (sums is not None) and not (self._kept_and_sums and "kept" in self.extras):
+            raise TypeError(
+                f"{self.kind} {self.name!r} must take `sums` as an argument and name its reduction, @{self.kind}(sums=...), "
+                "or neither"
+            )
+        self.sums = sums
+        self.state = unpacked_names(self.tree, arguments[2], may_return=True)
+        self.own_hyper = unpacked_names(self.tree, arguments[3])
+        if sums is not None:
+            if "kept" in sums.extras and sums.finished is None:
+                raise TypeError(f"reduction {sums.name!r} takes kept, but keeps nothing: give it a @{sums.name}.finish")
+            sums._used_by = self.name
+            names = unpacked_names(self.tree, "sums")
+            if names and len(names) != sums.n_results:
+                raise TypeError(
+                    f"{self.kind} {self.name!r} unpacks {len(names)} sums ({', '.join(names)}): "
+                    f"reduction {sums.name!r} gives {sums.n_results}"
+                )
+
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """Those that run before it, the first one first."""
+        return () if self.sums is None else (*self.sums.reductions, self.sums)
+
+    @property
+    def numbers_from(self) -> int | None:
+        """Which of the rule's reductions has the numbers of each tensor that it gets; None if it gets none."""
+        return len(self.reductions) - 1 if self.sums is not None else None
+
+    @property
+    def n_numbers(self) -> int:
+        """How many numbers of each tensor it gets."""
+        return 0 if self.sums is None else self.sums.n_results
+
+
+class Reduction(ElementwiseFunction):
+    """Values summed over each tensor before a rule runs, made by `reduction`.
+
+    Attributes:
+        n_values: how many values it sums.
+        over: "tensor" or "all".
+        by: "sum" or "max".
+        passes_on: whether the results of the reduction before it follow its own.
+        finished: the function given to `finish`, or None.
+        kept: names of the numbers that it keeps for each tensor.
+    """
+
+    kind = "reduction"
+    _NUMBERS = ("sums", "kept")
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        sums: Reduction | None = None,
+        over: str = "tensor",
+        passes_on: bool = False,
+        by: str = "sum",
+    ) -> None:
+        super().__init__(fn, sums)
+        returned = self.tree.body[-1].value  # type: ignore[attr-defined]
+        if not isinstance(returned, ast.Tuple) or not returned.elts:
+            raise TypeError(f"reduction {self.name!r} must end by returning a tuple of values, such as `return (g * g,)`")
+        self.n_values = len(returned.elts)
+        self.over = over
+        self.by = by
+        self.passes_on = passes_on and sums is not None
+        self.finished: Function | None = None
+        self.kept: tuple[str, ...] = ()
+        self.finish_hyper: tuple[str, ...] = ()
+        self._used_by: str | None = None
+
+    def finish(self, fn: Callable[..., Any]) -> Function:
+        """Decorator: what becomes of the sums, `(sums, kept, hyper) -> new_kept`. See `reduction`."""
+        function = Function(fn)
+        arguments = [argument.arg for argument in function.tree.args.args]
+        if len(arguments) != 3:
+            raise TypeError(f"{function.name!r} takes ({', '.join(arguments)}): it must be (sums, kept, hyper)")
+        if self.finished is not None or self._used_by is not None:
+            why = f"{self._used_by!r} uses it already" if self.finished is None else f"it has one, {self.finished.name!r}"
+            raise TypeError(f"reduction {self.name!r} cannot be given {function.name!r} to finish it: {why}")
+        sums, kept, hyper = (unpacked_names(function.tree, argument) for argument in arguments)
+        if sums and len(sums) != self.n_values:
+            raise TypeError(
+                f"{function.name!r} unpacks {len(sums)} sums ({', '.join(sums)}): "
+                f"reduction {self.name!r} gives {self.n_values}"
+            )
+        returned = function.tree.body[-1].value  # type: ignore[attr-defined]
+        read = unpacked_names(self.tree, "kept") if "kept" in self.extras else ()
+        if read and read != kept:
+            raise TypeError(
+                f"{function.name!r} unpacks {arguments[1]} into {', '.join(kept) or 'nothing'}: reduction {self.name!r} has "
+                f"{', '.join(read)}"
+            )
+        if not kept or len(set(kept)) < len(kept) or not isinstance(returned, ast.Tuple) or len(returned.elts) != len(kept):
+            raise TypeError(
+                f"{function.name!r} must unpack {arguments[1]} into the names of one number or more, and end by returning a "
+                f"tuple of as many, as in `return (new_{', new_'.join(kept) or 'number'},)`"
+            )
+        self.finished, self.kept, self.finish_hyper = function, kept, hyper
+        return function
+
+    @property
+    def numbers_from(self) -> int | None:
+        return len(self.reductions) if "kept" in self.extras else super().numbers_from
+
+    @property
+    def n_numbers(self) -> int:
+        if "kept" not in self.extras:
+            return super().n_numbers
+        return len(self.kept) + (self.sums.n_results if self.sums is not None else 0)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Which of "w", "g" and "state" its values are made of."""
+        arguments = [argument.arg for argument in self.tree.args.args]
+        names = {node.id for line in self.tree.body for node in ast.walk(line) if isinstance(node, ast.Name)}
+        return tuple(what for what, name in zip(("w", "g", "state"), arguments, strict=False) if name in names)
+
+    @property
+    def n_own_results(self) -> int:
+        """How many numbers it finds."""
+        return self.n_values if self.finished is None else len(self.kept)
+
+    @property
+    def n_results(self) -> int:
+        """How many numbers the rule gets."""
+        passed_on = self.sums.n_results if self.sums is not None and self.passes_on else 0
+        return self.n_own_results + passed_on

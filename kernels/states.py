@@ -1,0 +1,156 @@
+"""Allocation of the states of rules: types, shapes, and arenas that serve many weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from . import storage
+from .language import Rule, TensorRule
+from .layouts import compute_dtype, dense_strides, is_dense, same_order
+
+__all__ = [
+    "ALIGNMENT",
+    "PACK_FROM",
+    "allocate_states",
+    "as_rows",
+    "goes_with",
+    "kept_numbers",
+    "slot_dtypes",
+    "slot_shapes",
+    "stacked_zeros",
+    "state_type",
+    "states_for",
+]
+
+PACK_FROM = 4096  # elements; in smaller tensors there is little to be saved, and as a rule much to be lost: biases, norms
+ALIGNMENT = 64  # bytes between the starts of two tensors of an arena: one vector register of any CPU, four of a GPU
+
+
+def slot_dtypes(
+    rule: Rule | TensorRule, weight_dtype: torch.dtype, state_dtype: torch.dtype | None = None
+) -> tuple[torch.dtype, ...]:
+    """The types of all that a rule keeps of a weight, whose states are to be stored in `state_dtype` where they may be."""
+    dtype = compute_dtype(weight_dtype)
+    if state_dtype is None or dtype != torch.float32 or not isinstance(rule, Rule):
+        return (dtype,) * len(rule.slots)
+    return tuple(dtype if name in (*rule.exact, *rule.kept) else state_dtype for name in rule.slots)
+
+
+def state_type(weight: torch.Tensor, state_dtype: torch.dtype | None) -> torch.dtype | None:
+    """`state_dtype`, or None for a weight whose states are not packed: one of few elements or not in C's order."""
+    packs = weight.numel() >= PACK_FROM and weight.is_contiguous()
+    return None if state_dtype == torch.uint8 and not packs else state_dtype
+
+
+def slot_shapes(
+    rule: Rule | TensorRule, shape: torch.Size, tensors: Sequence[torch.Tensor | torch.dtype]
+) -> list[torch.Size]:
+    """The shapes of all that a rule keeps of a weight of this shape, in tensors like these or of these types."""
+    return [
+        torch.Size([storage.packed_size(shape.numel())]) if getattr(kind, "dtype", kind) == torch.uint8 else each
+        for kind, each in zip(tensors, rule.shapes(shape), strict=True)
+    ]
+
+
+@torch.inference_mode(False)  # they outlive the step that makes them
+def states_for(
+    rule: Rule | TensorRule, weights: Sequence[torch.Tensor], state_dtype: torch.dtype | None = None
+) -> list[tuple[torch.Tensor, ...]]:
+    """Zeros for all that a rule keeps of each weight, in the order of `rule.slots`; types as those of `slot_dtypes`."""
+    if state_dtype is not None and isinstance(rule, Rule):
+        return _low_precision_states(rule, weights, state_dtype)
+    if isinstance(rule, Rule):
+        states = allocate_states(weights, len(rule.state))
+        return [row + kept for row, kept in zip(states, kept_numbers(weights, len(rule.kept)), strict=True)]
+    shapes = [rule.shapes(weight.shape) for weight in weights]
+    states = []
+    for weight, row in zip(weights, shapes, strict=True):
+        like = iter(*allocate_states([weight], sum(shape == weight.shape for shape in row)))
+        new = partial(torch.zeros, dtype=compute_dtype(weight.dtype), device=weight.device)
+        states.append(tuple(next(like) if shape == weight.shape else new(shape) for shape in row))
+    return states
+
+
+def _low_precision_states(rule: Rule, weights: Sequence[torch.Tensor], dtype: torch.dtype) -> list[tuple[torch.Tensor, ...]]:
+    columns = [allocate_states(weights, 1, None if name in rule.exact else dtype) for name in rule.state]
+    kept = kept_numbers(weights, len(rule.kept))
+    return [tuple(row[0] for row in rows[:-1]) + rows[-1] for rows in zip(*columns, kept, strict=True)]
+
+
+@torch.inference_mode(False)
+def kept_numbers(weights: Sequence[torch.Tensor], n: int) -> list[tuple[torch.Tensor, ...]]:
+    """`n` zeros without dimensions for each weight, in `compute_dtype`: rows of one array for each device and type."""
+    kinds = [(weight.device, compute_dtype(weight.dtype)) for weight in weights]
+    arrays = {
+        (device, dtype): torch.zeros(kinds.count((device, dtype)), n, dtype=dtype, device=device) for device, dtype in kinds
+    }
+    rows = {kind: iter(array.unbind()) for kind, array in arrays.items()}
+    return [next(rows[kind]).unbind() for kind in kinds] if n else [()] * len(weights)
+
+
+@torch.inference_mode(False)
+def allocate_states(
+    weights: Sequence[torch.Tensor], n_states: int, dtype: torch.dtype | None = None
+) -> list[tuple[torch.Tensor, ...]]:
+    """Zeros in the shape of each weight, `n_states` times, in `compute_dtype`, or in `dtype` where that is float32.
+
+    With uint8 they are packed, of one dimension, where `state_type` says so.
+    One arena per device, type and state serves all weights: few allocations, always aligned. A dense weight's state
+    has the weight's strides, so that both can be walked as one stretch of memory.
+    """
+    states: list[list[torch.Tensor]] = [[] for _ in weights]
+    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, weight in enumerate(weights):
+        kind = compute_dtype(weight.dtype)
+        narrow = state_type(weight, dtype) if kind == torch.float32 else None
+        kinds.setdefault((weight.device, narrow or kind), []).append(i)
+    for (device, kind), members in kinds.items():
+        step, packed = ALIGNMENT // kind.itemsize, kind == torch.uint8
+        sizes = [storage.packed_size(weights[i].numel()) if packed else weights[i].numel() for i in members]
+        starts = np.cumsum([0] + [-(-size // step) * step for size in sizes])
+        for _ in range(n_states):
+            arena = torch.zeros(int(starts[-1]), dtype=kind, device=device)
+            for i, start, size in zip(members, starts, sizes, strict=False):
+                weight = weights[i]
+                flat = arena[int(start) : int(start) + size]
+                if packed:
+                    states[i].append(flat)
+                elif weight.is_contiguous() or not is_dense(weight):
+                    states[i].append(flat.view(weight.shape))
+                else:
+                    states[i].append(flat.as_strided(weight.shape, weight.stride()))
+    return [tuple(row) for row in states]
+
+
+def stacked_zeros(n: int, like: torch.Tensor) -> torch.Tensor:
+    """As `allocate_states` of `n` weights that are all like this one, in one tensor."""
+    kind = compute_dtype(like.dtype)
+    step = ALIGNMENT // kind.itemsize
+    room = -(-like.numel() // step) * step
+    arena = torch.zeros(n * room, dtype=kind, device=like.device)
+    return arena.as_strided((n, *like.shape), (room, *dense_strides(like)))
+
+
+def as_rows(numbers: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor | None:
+    """The array whose rows these numbers are, as `states_for` makes them, [n, k]; None if they are of no such array."""
+    first = numbers[0][0]
+    k, size, start = len(numbers[0]), first.element_size(), first.data_ptr()
+    step = numbers[1][0].data_ptr() - start if len(numbers) > 1 else k * size
+    places = [start + i * step + j * size for i in range(len(numbers)) for j in range(k)]
+    flat = [number for row in numbers for number in row]
+    memory = first.untyped_storage().data_ptr()
+    fits = step >= k * size and step % size == 0 and [number.data_ptr() for number in flat] == places
+    if not fits or any(number.untyped_storage().data_ptr() != memory for number in flat):
+        return None
+    return first.as_strided((len(numbers), k), (step // size, 1))
+
+
+def goes_with(tensor: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a state or master has the weight's device and this type, and, if of its shape, its order of elements."""
+    if tensor.device != weight.device or tensor.dtype != dtype:
+        return False
+    return tensor.shape != weight.shape or same_order(weight.shape, tensor.stride(), dense_strides(weight))

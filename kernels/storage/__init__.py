@@ -1,0 +1,41 @@
+"""How weights and states are stored in low precision, in torch's operations.
+
+The types of the tensors say which format it is, so that nothing else has to be handed on. A state may be bfloat16 where the
+arithmetic is float32, or packed, in uint8 (packed.py). What is stored alongside a 16-bit weight: master.py.
+"""
+
+from .kinds import Storage, of_tensors
+from .low_precision import HASH, SALT, CodesOnly, keys, random_bits, rounded_at_random
+from .master import COMPENSATION, FULL, NONE, REMAINDER, beside, combined, kind_of, parted
+from .packed import BLOCK, CUT, LEVELS, copy, decode, encode, packed_size, pieces, scales_at, stretch, unpacked, zero_level
+
+__all__ = [
+    "BLOCK",
+    "COMPENSATION",
+    "CUT",
+    "FULL",
+    "HASH",
+    "LEVELS",
+    "NONE",
+    "REMAINDER",
+    "SALT",
+    "CodesOnly",
+    "Storage",
+    "beside",
+    "combined",
+    "copy",
+    "decode",
+    "encode",
+    "keys",
+    "kind_of",
+    "of_tensors",
+    "packed_size",
+    "parted",
+    "pieces",
+    "random_bits",
+    "rounded_at_random",
+    "scales_at",
+    "stretch",
+    "unpacked",
+    "zero_level",
+]

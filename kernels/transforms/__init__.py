@@ -1,0 +1,21 @@
+"""Functions from rule to rule: clipping, masked steps, decoupled weight decay, averages of weights, skipped steps.
+
+Each takes an elementwise rule and gives another one, which calls it: no equation of a rule is repeated.
+"""
+
+from .apply_if_finite import apply_if_finite
+from .cautious import cautious
+from .clip_by_global_norm import clip_by_global_norm
+from .decoupled_weight_decay import decoupled_weight_decay
+from .ema import ema, moving_average
+from .lookahead import lookahead
+
+__all__ = [
+    "apply_if_finite",
+    "cautious",
+    "clip_by_global_norm",
+    "decoupled_weight_decay",
+    "ema",
+    "lookahead",
+    "moving_average",
+]

@@ -1,0 +1,41 @@
+"""`clip_by_global_norm`: gradients clipped by their norm over all tensors."""
+
+from __future__ import annotations
+
+from ..language import Rule
+from ..language.codegen import RuleSource
+from ..rules.common import clip_coefficient
+from .base import Made, after_total, transformed
+
+__all__ = ["clip_by_global_norm"]
+
+
+def clip_by_global_norm(rule: Rule) -> Rule:
+    """The rule with gradients multiplied by min(1, clip_norm / (norm + 1e-6)), of the norm over all tensors of an update.
+
+    It has one more hyper-parameter, `clip_norm`, and one more reduction, before its own, which see the clipped gradient too.
+    The gradients themselves stay as they are.
+
+    Args:
+        rule: an elementwise rule. Apply this transform first, before others that read the gradient.
+
+    Source: Pascanu et al. (2013), "On the difficulty of training recurrent neural networks", alg. 1; numbers of torch.
+    """
+    return transformed(clip_by_global_norm, _make, rule)
+
+
+def _clip(text: RuleSource, total: str) -> tuple[list[str], str]:
+    """Lines that clip the gradient, and what it is called then."""
+    (clipped,) = text.new("clipped")
+    coefficient = f"{text['clip_coefficient']}({text.tl}.sqrt({total}), clip_norm, 1e-6)"
+    return [f"{clipped} = {text.g} * {coefficient}"], clipped
+
+
+def _make(rule: Rule) -> Made:
+    sums = after_total(rule, "clipped", _clip)
+    text = RuleSource(rule, "clip_norm", clip_coefficient=clip_coefficient)
+    (stepped,) = text.new("stepped")
+    first, total = text.behind(sums, added=("clip_norm",))
+    lines, clipped = _clip(text, total)
+    lines += text.step(stepped, text.call(g=clipped))
+    return Made(text.define("clipped", first, lines, f"{stepped}, {text.returned()}"), sums, knows_total=True)

@@ -1,0 +1,37 @@
+"""`decoupled_weight_decay`: decay of the weight alongside its step."""
+
+from __future__ import annotations
+
+from ..language import Rule
+from ..language.codegen import RuleSource
+from .base import Made, check_rule, transformed
+
+__all__ = ["decoupled_weight_decay"]
+
+
+def decoupled_weight_decay(rule: Rule) -> Rule:
+    """The rule with one more hyper-parameter, `decoupled_decay`: by how much the weight shrinks in addition to its step.
+
+    The hyper-parameter `wd` stays, for the decay in the gradient; it is to be 0.
+
+    Args:
+        rule: an elementwise rule that has a hyper-parameter `wd`.
+
+    Raises:
+        ValueError: the rule has none.
+
+    Source: Loshchilov & Hutter (2019), "Decoupled Weight Decay Regularization", alg. 1 and 2, lines 9 and 12.
+    """
+    check_rule(rule)
+    if "wd" not in rule.hyper:
+        raise ValueError(f"rule {rule.name!r} has no hyper-parameter 'wd': there is no weight decay in it to be decoupled")
+    return transformed(decoupled_weight_decay, _make, rule)
+
+
+def _make(rule: Rule) -> Made:
+    text = RuleSource(rule, "decoupled_decay")
+    (stepped,) = text.new("stepped")
+    first = text.unpacked(rule.extras, rule.state, (*rule.own_hyper, "decoupled_decay"), text.sums)
+    lines = text.step(stepped, text.call())
+    result = f"{stepped} - decoupled_decay * {text.w}, {text.returned()}"
+    return Made(text.define("decoupled", first, lines, result), rule.sums)

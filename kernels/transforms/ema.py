@@ -1,0 +1,40 @@
+"""`ema`: a moving average of the weights."""
+
+from __future__ import annotations
+
+from ..language import Rule, rule
+from ..language.codegen import RuleSource
+from .base import Made, interpolated, transformed
+
+__all__ = ["ema", "moving_average"]
+
+
+def ema(rule: Rule, moves: bool = True) -> Rule:
+    """The rule with a last state `ema`, the moving average of the weight: ema <- ema + (1 - ema_decay) (w - ema).
+
+    It must start as the weight. The hyper-parameter is `one_minus_ema_decay`. `moving_average` shows the average.
+
+    Args:
+        rule: an elementwise rule.
+        moves: if False, a rule of the same states that leaves the average as it is, and has no such hyper-parameter.
+
+    Source: Polyak & Juditsky (1992); as `torch.optim.swa_utils.get_ema_multi_avg_fn`.
+    """
+    return transformed(ema, _make, rule, bool(moves))
+
+
+@rule
+def moving_average(w, g, state, hyper):
+    """w <- ema, whatever the gradient."""
+    (ema,) = state
+    return ema, (ema,)
+
+
+def _make(rule: Rule, moves: bool) -> Made:
+    added = ("one_minus_ema_decay",) if moves else ()
+    text = RuleSource(rule, "ema", *added, interpolated=interpolated)
+    (stepped,) = text.new("stepped")
+    first = text.unpacked(rule.extras, (*rule.state, "ema"), (*rule.own_hyper, *added), text.sums)
+    lines = text.step(stepped, text.call())
+    average = f"{text['interpolated']}(ema, {stepped}, one_minus_ema_decay)" if moves else "ema"
+    return Made(text.define("averaging", first, lines, f"{stepped}, {text.returned(average)}"), rule.sums)

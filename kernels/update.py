@@ -1,0 +1,393 @@
+"""`Update`: one rule on a list of tensors. Groups, tables and kernels are made once and used at every step."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.graph import increment_version
+
+from . import storage
+from .backends import choose_engine, engine_for
+from .checks import (
+    allowed_types,
+    check_gradient,
+    check_memory,
+    check_stack,
+    check_tensors,
+    companions_of,
+    stack_length,
+    tensor_kind,
+)
+from .graphs import RecordedUpdate, Recording
+from .groups import Group, GroupArguments, group_key
+from .guards import GradLayouts, PointerGuard, Reference, gradient_references
+from .language import Rule, TensorRule
+from .measures import Measurements
+from .reductions import run_reductions
+
+__all__ = ["Update"]
+
+
+class Update:
+    """One rule on a fixed list of weights: groups, tables and engines are made once and used at every step.
+
+    Args:
+        rule: the update rule.
+        weights: floating-point tensors of any shape and layout. They are read anew when they have moved.
+        states: for each weight its state tensors, in the order of `rule.state`, each in the arithmetic's type or, where that
+            is float32 and the rule is elementwise, in bfloat16, or packed as `storage` has it, uint8 of one dimension.
+            States and masters that are given other memory through `.data` are not followed: make another `Update` then.
+        masters: for each weight its copy in the arithmetic's type, or None where there is none. Beside a bfloat16 weight it
+            may be int16, the bits that the weight lacks, and beside a 16-bit weight of its type, what rounding took off.
+        engine: as for `choose_engine`.
+        names: what messages call the weights; default "weights[0]" and so on.
+        seed: round what is stored as bfloat16 or packed up or down with the probability of what is cut off, each update of
+            each weight with numbers of its own; `storage.CodesOnly(seed)` so rounds packed states only, None nothing.
+        control: float32 [2], read on the device at every step: a factor for all gradients besides rescale_grad, and whether
+            (not 0) to leave everything as it is; None is 1 and 0.
+        zero_grads: fill the gradients with zeros in the same pass, those of a step that is left out, too.
+        stacked: whether each weight, with what belongs to it, is a stack of as many weights as its first axis is long, of
+            which each has hyper-parameters of its own. It costs no more than one weight to look after. Not for the eager
+            engine, nor for rules that keep numbers.
+
+    Attributes:
+        hyper: float64 [n_weights, 1 + n_hyper], of stacks all that is in them, one after the other; rescale_grad and the
+            rule's hyper-parameters, then, if there is a seed, the update's number. Write here before a step, or give one row
+            for all to `share`.
+        places: int64 [n_weights], by which weights have random numbers of their own; 0, 1, ... Write here before `bind`.
+        launches: native calls or GPU launches of a step, those of the rule's reductions not counted.
+        across: called with what a reduction over all tensors has found, in the widest type that the device has, and "sum" or
+            "max"; to put there, in place, what several processes have found together, without waiting for the device. None
+            where this is the only one.
+        across_each: the same for what a reduction over each tensor has found, [n_weights, n_values], where processes have
+            parts of the tensors.
+        prepares_only: whether a call takes over `hyper` and launches nothing, as the replay of a CUDA graph will do that.
+
+    Raises:
+        TypeError, ValueError: types or shapes that do not fit.
+    """
+
+    def __init__(
+        self,
+        rule: Rule | TensorRule,
+        weights: Sequence[torch.Tensor],
+        states: Sequence[tuple[torch.Tensor, ...]],
+        masters: Sequence[torch.Tensor | None] | None = None,
+        engine: str | None = None,
+        names: Sequence[str] | None = None,
+        seed: int | storage.CodesOnly | None = None,
+        control: torch.Tensor | None = None,
+        zero_grads: bool = False,
+        stacked: bool = False,
+    ) -> None:
+        if not isinstance(rule, (Rule, TensorRule)):
+            raise TypeError(f"rule must be made with @rule or @tensor_rule, got {type(rule).__name__}")
+        if seed is not None and isinstance(rule, TensorRule):
+            raise TypeError(f"seed={seed!r}: rule {rule.name!r} is one of whole tensors, which are rounded to the nearest")
+        self.rule = rule
+        self.weights = list(weights)
+        self.states = list(states)
+        self.masters = [None] * len(self.weights) if masters is None else list(masters)
+        self.engine = engine
+        self.stacked = stacked
+        n_weights = sum(map(stack_length, self.weights)) if stacked else len(self.weights)
+        self.seed, self.places = seed, np.arange(n_weights)
+        self.control, self.zero_grads, self.prepares_only = control, zero_grads, False
+        self.across: Callable[[torch.Tensor, str], None] | None = None
+        self.across_each: Callable[[torch.Tensor, str], None] | None = None
+        self._hyper = np.zeros((n_weights, 1 + len(rule.hyper) + (seed is not None)))
+        self._row: list[float] | None = None  # what is to be in all rows of it, and is not there yet
+        self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
+        self._groups: list[Group] = []
+        self._keys: list[Any] = []  # of the groups, by weight
+        self._shapes: list[torch.Size] = []
+        self._guard: PointerGuard | None = None  # of the weights
+        # The bound gradients: references, pointers and strides of those that are not missing, and the layouts of all.
+        self._references: list[Reference] | None = None
+        self._gradient_guard: PointerGuard | None = None
+        self._layouts: GradLayouts | None = None
+        self._alive: Sequence[Any] | None = None  # the gradients themselves, from `bind` to the step
+        self._own = False
+        self._into: Measurements | None = None  # what has rows enough
+        self._touched: list[torch.Tensor] = []  # weights that have a gradient
+        if control is not None and (control.shape != (2,) or control.dtype != torch.float32):
+            raise ValueError(f"control is {control.dtype} {tuple(control.shape)}: must be torch.float32 (2,)")
+        counts = {"states": len(self.states), "masters": len(self.masters), "names": len(self._names)}
+        for what, count in counts.items():
+            if count != len(self.weights):
+                raise ValueError(f"{count} {what} for {len(self.weights)} weights: there must be as many")
+        known: set[Any] = set()  # many weights are often cut from one array: those alike are looked at once
+        for name, weight, row, master in zip(self._names, self.weights, self.states, self.masters, strict=True):
+            kind = tensor_kind(weight, *row, master)
+            if kind is None or kind not in known or weight.is_inference():
+                if stacked:
+                    check_stack(rule, name, weight, row, master, engine)
+                else:
+                    check_tensors(rule, name, weight, row, master)
+                choose_engine(weight.device, engine)
+                known.add(kind)
+        # Aliases, which stay as they are where somebody gives the tensors other memory. Only all that share a storage can
+        # move then, as by share_memory_(), so that one of each tells.
+        self._states = [tuple(state.detach() for state in row) for row in self.states]
+        self._masters = [None if master is None else master.detach() for master in self.masters]
+        companions = [*itertools.chain.from_iterable(self._states), *_present(self._masters)]
+        self._anchors = list({each.untyped_storage().data_ptr(): each for each in companions if each.numel()}.values())
+        self._anchor_guard: PointerGuard | None = None
+
+    @property
+    def hyper(self) -> np.ndarray:
+        if self._row is not None:
+            self._hyper[:], self._row = self._row, None
+        return self._hyper
+
+    def share(self, row: list[float]) -> None:
+        """As `hyper[:] = row`, and quicker: one row of hyper-parameters for all weights."""
+        self._row = row
+
+    @property
+    def launches(self) -> int:
+        return len(self._groups)
+
+    def engines(self) -> list[str]:
+        """The engines in use, each once."""
+        return sorted({engine_for(self.rule, weight.device, self.engine) for weight in self.weights})
+
+    @property
+    def references(self) -> list[Reference]:
+        """Weak references to the bound gradients; functions that return None for weights that are skipped."""
+        return [] if self._references is None else self._references
+
+    @property
+    def groups(self) -> list[Group]:
+        """One for each launch; another list once they are formed anew."""
+        return self._groups
+
+    def forget_gradients(self) -> None:
+        """A step needs `bind` first then."""
+        self._references = None
+
+    def fits(self, master_dtype: Callable[[torch.Tensor], torch.dtype | None] | None = None) -> bool:
+        """Whether states and masters still match the weights; a model may have been moved, converted or cut.
+
+        Args:
+            master_dtype: the type of the master that a weight is to have, or None; by default those have one that had one.
+        """
+        return self.is_in_place() or all(
+            (master_dtype is None or master_dtype(weight) == (None if master is None else master.dtype))
+            and all(
+                tensor.device == weight.device
+                and tensor.dtype in types
+                and tensor.shape == shape
+                and (tensor.dtype != torch.uint8 or weight.is_contiguous())
+                for (tensor, shape), types in zip(
+                    companions_of(self.rule, weight, row, master), allowed_types(self.rule, weight.dtype), strict=False
+                )
+            )
+            for weight, row, master in zip(self.weights, self.states, self.masters, strict=True)
+        )
+
+    def rebind(self, gradients: Sequence[Any], *, own: bool = False) -> bool:
+        """As `bind`, if that needs no close look: weights and states are where they were, and either these are the bound
+        gradients, or others that differ in nothing but their pointers. Returns False where `bind` has to look.
+
+        Quick: asked at every step.
+        """
+        if not self.is_in_place():
+            return False
+        same = self._is_bound(gradients, own)
+        if not (same and self._gradient_guard is not None and self._gradient_guard.passes(_present(gradients))):
+            pointers = None if self._layouts is None else self._layouts.pointers(gradients, own)
+            if pointers is None or (pointers & 15).any():
+                return False
+            if self.zero_grads:
+                self._check_own_memory(gradients)
+            if not same:
+                self._references, self._own = gradient_references(gradients), own
+            # Gradients that are new now will be new at the next step as a rule, so the guard waits until they are not.
+            self._gradient_guard = PointerGuard(gradients) if same else None
+            self._touched = self.weights
+            for group in self._groups:
+                group.rebind(pointers, self.references)
+        self._alive = gradients
+        return True
+
+    def bind(self, gradients: Sequence[torch.Tensor | None], *, own: bool = False) -> None:
+        """Take these gradients for the coming steps; None skips a weight. Checks everything, changes no weight.
+
+        They are kept alive until the next step only. To step again with other gradients, or with ones that have moved, bind
+        again.
+
+        Args:
+            gradients: one for each weight.
+            own: that each is its weight's `.grad`, whose shape and device torch has checked already.
+        """
+        if len(gradients) != len(self.weights):
+            raise ValueError(f"{len(gradients)} gradients for {len(self.weights)} weights: there must be as many")
+        if self.rebind(gradients, own=own):
+            return
+        if self.zero_grads:
+            self._check_own_memory(gradients)
+        self._layouts = self._references = None
+        self._bind(gradients)
+        self._own, self._alive = own, gradients
+        plain = not self.stacked and all(g.table.aligned and not g.sources and not g.copied for g in self._groups)
+        if plain and all(gradient is not None for gradient in gradients):
+            self._layouts = GradLayouts(gradients, own)  # type: ignore[arg-type]  # all are there
+
+    def _is_bound(self, gradients: Sequence[Any], own: bool) -> bool:
+        """Whether these very tensors are the bound gradients."""
+        if self._references is None or own != self._own or len(gradients) != len(self._references):
+            return False
+        return all(map(operator.is_, [reference() for reference in self._references], gradients))
+
+    def _check_own_memory(self, gradients: Sequence[Any]) -> None:
+        """Gradients that are to become zeros must not be those of another weight, that is yet to be updated."""
+        owners: dict[Any, str] = {}
+        for name, gradient in zip(self._names, gradients, strict=True):
+            if isinstance(gradient, torch.Tensor) and gradient.layout == torch.strided and gradient.numel():
+                first = owners.setdefault((gradient.device, gradient.data_ptr()), name)
+                if first is not name:
+                    raise ValueError(
+                        f"{first} and {name} have one gradient in one place in memory, which zero_grads would clear after "
+                        "the first: give each its own, by .clone(), or leave zero_grads out"
+                    )
+
+    def _bind(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        known: set[Any] = set()
+        for name, weight, gradient, row, master in zip(
+            self._names, self.weights, gradients, self.states, self.masters, strict=True
+        ):
+            check_memory(name, weight)
+            if gradient is not None:
+                check_memory(f"the gradient of {name}", gradient)
+            kind = tensor_kind(weight, gradient, *row, master)
+            if kind is not None and kind in known:
+                continue
+            known.add(kind)
+            if gradient is not None:
+                check_gradient(name, weight, gradient)
+            for tensor, shape in companions_of(self.rule, weight, row, master):
+                if tensor.shape != shape:  # the weight may have been cut to a part of its memory
+                    raise ValueError(
+                        f"{name} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved or "
+                        "converted between steps, but not change its shape"
+                    )
+                if tensor.device != weight.device:
+                    raise ValueError(f"{name} is on {weight.device}, its state on {tensor.device}: must be on one device")
+        shapes = [weight.shape for weight in self.weights]
+        states = [row[: len(self.rule.state)] for row in self.states]
+        keys = [group_key(*each, self.stacked) for each in zip(self.weights, gradients, states, self.masters, strict=True)]
+        if self._keys:  # a skipped weight stays in the group where it was
+            keys = [old if gradient is None else new for old, new, gradient in zip(self._keys, keys, gradients, strict=True)]
+        if keys != self._keys or shapes != self._shapes or not self.is_in_place():
+            members: dict[Any, list[int]] = {}
+            for i, key in enumerate(keys):
+                members.setdefault(key, []).append(i)
+            own = GroupArguments(
+                *(self.rule, self.weights, self._states, self._masters, self.engine, self.seed, self.places),
+                *(self.control, self.zero_grads, self.stacked),
+            )
+            self._groups = [Group(own, key, indices) for key, indices in members.items()]
+            self._guard, self._anchor_guard = PointerGuard(self.weights), PointerGuard(self._anchors)
+            self._keys, self._shapes = keys, shapes
+        self._references, self._gradient_guard = gradient_references(gradients), PointerGuard(_present(gradients))
+        missing = any(gradient is None for gradient in gradients)
+        touched = [w for w, gradient in zip(self.weights, gradients, strict=True) if gradient is not None]
+        self._touched = touched if missing else self.weights
+        for group in self._groups:
+            group.bind(gradients, self._references)
+
+    def is_in_place(self) -> bool:
+        """Whether weights and states are where they were when gradients were bound."""
+        weights, anchors = self._guard, self._anchor_guard
+        return weights is not None and weights.passes(self.weights) and anchors is not None and anchors.passes(self._anchors)
+
+    def __call__(self, into: Measurements | None = None) -> None:
+        """Run one step with the bound gradients and the values in `hyper`.
+
+        Args:
+            into: where to put what its measure finds of each weight, in the row of its `places`; see `Measurements`.
+
+        Raises:
+            RuntimeError: no gradients are bound, or one of them has been deleted since; nothing has been changed.
+            ValueError: weights on several devices, or more than `into` has rows for.
+        """
+        hyper: Any = self.hyper if self._row is None or self.seed is not None else self._row
+        if self.prepares_only:
+            for group in self._groups:
+                group.take(hyper)
+            self.count_change()
+            return
+        if Recording.current is not None:
+            if into is not None:
+                raise RuntimeError("telemetry is written to another place at every step, which a CUDA graph cannot do")
+            Recording.current.updates.append(RecordedUpdate(self))
+        if into is not None and into is not self._into:
+            self._check_rows(into)
+        if self._alive is None and not self._revive():
+            raise RuntimeError("there are no gradients to step with, or some of them have been deleted: bind() them first")
+        if not self.rule.reductions:
+            for group in self._groups:
+                group.run(hyper, into)
+        else:
+            self._run_after_reductions(hyper, into)
+        self.count_change()
+        if self.zero_grads:
+            increment_version(_present(self._alive or ()))
+        self._alive = None
+
+    def _revive(self) -> bool:
+        """Hold the bound gradients for one more step; False if some have been deleted."""
+        if self._references is None:
+            return False
+        self._alive = [reference() for reference in self._references]
+        return len(_present(self._alive)) == len(self._touched)
+
+    def repeat(self, same: bool = False) -> None:
+        """Run the step once more, right after a call, between which nothing but numbers has changed: nothing is checked.
+
+        Whoever repeats steps calls `count_change` after the last one. The rule must have no reductions.
+
+        Args:
+            same: that `hyper` is as it was.
+        """
+        for group in self._groups:
+            if same and not (group.sources or group.copied):
+                group.execute()
+            else:
+                group.run(self.hyper)
+
+    def count_change(self) -> None:
+        """So that autograd notices, if a graph from before the step is still in use."""
+        increment_version(self._touched)
+
+    def total(self) -> torch.Tensor:
+        """What the first of the rule's reductions, one over all tensors, has found: a tensor without dimensions."""
+        return self._groups[0].execute.totals[0][0, 0]
+
+    @torch.no_grad()
+    def _run_after_reductions(self, hyper: Any, into: Measurements | None) -> None:
+        for group in self._groups:
+            group.begin(hyper)
+        run_reductions(self._groups, self.rule.reductions, len(self.weights), self.across, self.across_each)
+        for group in self._groups:
+            group.execute_rule(into)
+            group.end()
+
+    def _check_rows(self, into: Measurements) -> None:
+        if len({group.table.device for group in self._groups}) > 1:
+            raise ValueError("weights on several devices, of which nothing can be measured together: make an Update of each")
+        if self.places.max(initial=-1) >= into.n_rows:
+            raise ValueError(
+                f"the results have {into.n_rows} rows, a weight's place is {self.places.max()}: make them larger"
+            )
+        self._into = into
+
+
+def _present(gradients: Sequence[Any]) -> list[Any]:
+    return [gradient for gradient in gradients if gradient is not None]
