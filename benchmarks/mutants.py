@@ -18,37 +18,35 @@ __all__ = ["GROUPS", "TUNING", "Mutant", "instrumented", "mutants", "record"]
 
 GROUPS = {
     "rules": ("kernels/rules/*.py",),
-    "storage": ("kernels/storage.py", "kernels/packed.py"),
-    "engines": tuple(f"kernels/{name}.py" for name in ("eager", "native", "gpu", "engine", "table")),
+    "storage": ("kernels/storage/*.py",),
+    "engines": (
+        "kernels/backends/**/*.py",
+        *(f"kernels/{name}.py" for name in ("update", "groups", "reductions", "checks", "layouts", "states", "table")),
+    ),
     "optimizers": ("trainer/optimizer/*.py",),
 }
 # What decides how fast something runs, and not what comes out of it: no test is to fail when it changes.
 TUNING = {
-    "kernels/eager.py": {
+    "kernels/backends/eager.py": {
         "TILE": "elements at a time",
         "JOIN_UP_TO": "from where joining small tensors pays",
         "STACKS_ON_CPU": "up to where stacking pays",
         "STACKS_ELSEWHERE": "up to where stacking pays",
     },
-    "kernels/native.py": {
-        "TILE": "elements at a time",
-        "UNPACKED": "elements at a time",
-        "PARALLEL_FROM": "from where threads pay",
-    },
-    "kernels/gpu.py": {
-        "TILE": "elements of a program",
-        "TOTALS": "tiles at a time",
-        "launch_options": "warps of a program",
-        "_Uploader.RING": "how far the host may be ahead",
-    },
-    "kernels/table.py": {"ALIGNMENT": "bytes, for wide accesses"},
+    "kernels/backends/cpu/driver.py": {"TILE": "elements at a time"},
+    "kernels/backends/cpu/loops.py": {"UNPACKED": "elements at a time"},
+    "kernels/backends/cpu/threads.py": {"PARALLEL_FROM": "from where threads pay"},
+    "kernels/backends/triton/compile.py": {"TILE": "elements of a program", "launch_options": "warps of a program"},
+    "kernels/backends/triton/launch.py": {"TOTALS": "tiles at a time"},
+    "kernels/backends/triton/upload.py": {"Uploader.RING": "how far the host may be ahead"},
+    "kernels/states.py": {"ALIGNMENT": "bytes, for wide accesses"},
     "kernels/rules/matrix.py": {"SYMMETRIC_FROM": "from where another product pays"},
 }
 
 # A function with one of these among its decorators is read or compiled, and Python need not execute it.
-COMPILED = ("jit", "rule", "reduction", "measure", "finish", "intrinsic", "overload", "register_jitable", "kept", "entry")
+COMPILED = ("jit", "rule", "reduction", "metric", "finish", "intrinsic", "overload", "register_jitable", "kept", "entry")
 DRIVERS = ("_drive",)  # compiled, too, without a decorator
-ENGINES = ("kernels/engine.py:", "kernels/native.py:", "kernels/gpu.py:")  # who calls what was compiled
+ENGINES = ("kernels/update.py:", "kernels/backends/cpu/", "kernels/backends/triton/")  # who calls what was compiled
 
 _ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
 _BOUNDARY = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}

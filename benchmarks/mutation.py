@@ -57,7 +57,7 @@ FIRST = {
     "optimizers": ("optimizers", "golden_optimizers", "options", "modern"),
 }
 HEAD = 6  # test files that have a process of their own before the others, whose collection alone takes 10 s
-# What native.py builds into its loops from storage.py, besides constants. numba's cache does not notice when it changes.
+# What backends/cpu builds into its loops from storage, besides constants. numba's cache does not notice when it changes.
 BUILT_IN = ("_base", "zero_level", "stretch")
 MEMORY = 16 * 2**30  # bytes that a test process may take: a mutant may ask for any number
 
@@ -297,7 +297,8 @@ def run(suite: Suite, wanted: Sequence[Mutant], at_once: int) -> int:
 
 def _changes_loops(mutant: Mutant) -> bool:
     scope, constant = mutant.scope, not mutant.scope.function
-    return mutant.file == "kernels/native.py" or (mutant.group == "storage" and (constant or scope.name in BUILT_IN))
+    built_in = mutant.group == "storage" and (constant or scope.name in BUILT_IN)
+    return built_in or mutant.file.startswith("kernels/backends/cpu/")
 
 
 def _write(path: Path, source: bytes) -> None:

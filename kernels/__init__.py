@@ -6,16 +6,16 @@ if not __name__.startswith("tristep."):
 from . import compress, rules, transforms
 from .backends import ENGINES, choose_engine
 from .functional import update
-from .language import Function, Measure, Reduction, Rule, TensorRule, jit, measure, reduction, rule, tensor_rule, tl
-from .measures import Measurements
+from .language import Function, Metric, Reduction, Rule, TensorRule, jit, metric, reduction, rule, tensor_rule, tl
+from .metrics import MetricsBuffer
 from .norms import clip_adaptively_, clip_by_global_norm_, clip_by_norm_, clip_by_value_, global_norm
 from .update import Update
 
 __all__ = [
     "ENGINES",
     "Function",
-    "Measure",
-    "Measurements",
+    "Metric",
+    "MetricsBuffer",
     "Reduction",
     "Rule",
     "TensorRule",
@@ -28,7 +28,7 @@ __all__ = [
     "compress",
     "global_norm",
     "jit",
-    "measure",
+    "metric",
     "reduction",
     "rule",
     "rules",

@@ -19,6 +19,7 @@ __all__ = [
     "check_gradient",
     "check_list",
     "check_memory",
+    "check_own_memory",
     "check_stack",
     "check_tensors",
     "companions_of",
@@ -122,11 +123,13 @@ def stack_length(stack: Any) -> int:
 
 
 def allowed_types(rule: Rule | TensorRule, weight: torch.dtype) -> tuple[tuple[torch.dtype, ...], ...]:
-    """The types that a rule's slots, and last the master, may have beside a weight of this type; the usual one first."""
+    """The types that a rule's slots, and last the master, may have for a weight of this type; the usual one first."""
     usual = (compute_dtype(weight),)
     if not isinstance(rule, Rule) or usual[0] == torch.float64:
         return (usual,) * (len(rule.slots) + 1)
-    masters = [kind for kind in (torch.int16, weight) if storage.kind_of(weight, kind) not in (None, storage.FULL)]
+    masters = [
+        kind for kind in (torch.int16, weight) if storage.kind_of(weight, kind) not in (None, storage.MasterKind.FULL)
+    ]
     states = [(*usual, torch.bfloat16, torch.uint8)] * len(rule.state)
     return (*states, *[usual] * len(rule.kept), (*usual, *masters))
 
@@ -170,6 +173,19 @@ def check_gradient(name: str, weight: torch.Tensor, gradient: Any) -> None:
             f"the gradient of {name} is {tuple(gradient.shape)} on {gradient.device}: "
             f"its weight is {tuple(weight.shape)} on {weight.device}"
         )
+
+
+def check_own_memory(names: Sequence[str], gradients: Sequence[Any]) -> None:
+    """Gradients that are to become zeros must not be those of another weight, that is yet to be updated."""
+    owners: dict[Any, str] = {}
+    for name, gradient in zip(names, gradients, strict=True):
+        if isinstance(gradient, torch.Tensor) and gradient.layout == torch.strided and gradient.numel():
+            first = owners.setdefault((gradient.device, gradient.data_ptr()), name)
+            if first is not name:
+                raise ValueError(
+                    f"{first} and {name} have one gradient in one place in memory, which zero_grads would clear after "
+                    "the first: give each its own, by .clone(), or leave zero_grads out"
+                )
 
 
 def check_list(argument: str, tensors: Sequence[Any]) -> None:

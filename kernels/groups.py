@@ -15,7 +15,7 @@ from .backends import engine_for, executor_for
 from .guards import Reference
 from .language import Rule, TensorRule
 from .layouts import dense_strides, same_order
-from .measures import Measurements
+from .metrics import MetricsBuffer
 from .states import as_rows
 from .table import GRADIENT, TensorTable, addresses_of
 
@@ -33,8 +33,8 @@ class GroupArguments(NamedTuple):
     masters: list[torch.Tensor | None]
     engine: str | None
     seed: int | storage.CodesOnly | None
-    places: np.ndarray
-    control: torch.Tensor | None
+    rng_offsets: np.ndarray
+    grad_scale_and_skip: torch.Tensor | None
     zero_grads: bool
     stacked: bool
 
@@ -58,7 +58,7 @@ class Group:
             self.rows = np.flatnonzero(np.isin(every, indices))
         stops = np.cumsum([counts[i] for i in indices]).tolist()
         self._spans = [slice(stop - counts[i], stop) for i, stop in zip(indices, stops, strict=True)]  # of each in the table
-        self._seed, self._places, self._first = owner.seed, owner.places[self.rows], int(owner.stacked)
+        self._seed, self._rng_offsets, self._first = owner.seed, owner.rng_offsets[self.rows], int(owner.stacked)
         self.originals = [owner.weights[i] for i in indices]
         masters = [owner.masters[i] for i in indices] if has_masters else None
         states = [owner.states[i] for i in indices]
@@ -71,9 +71,9 @@ class Group:
         make = executor_for(engine_for(owner.rule, device, owner.engine), isinstance(owner.rule, TensorRule))
         kinds = gradient_dtype, states, masters
         self.table = TensorTable(owner.rule, weights, *kinds, make.tile, aligned, owner.seed, owner.stacked)  # type: ignore[arg-type]
-        self._control, self.table.zero_grads = owner.control, owner.zero_grads
-        if owner.control is not None:
-            self.table.control = owner.control.to(device)
+        self._grad_scale_and_skip, self.table.zero_grads = owner.grad_scale_and_skip, owner.zero_grads
+        if owner.grad_scale_and_skip is not None:
+            self.table.grad_scale_and_skip = owner.grad_scale_and_skip.to(device)
         self.execute = make(self.table)
         self._empty = np.flatnonzero(self.table.sizes == 0).tolist()
         self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies, and functions giving what to copy
@@ -100,56 +100,56 @@ class Group:
         self.table.addresses[GRADIENT] = pointers[self.rows]
         self.table.gradients = references if isinstance(self.rows, slice) else [references[i] for i in self.indices]  # type: ignore[assignment]
 
-    def run(self, hyper: np.ndarray | list[float], into: Measurements | None = None) -> None:
+    def run(self, hyper: np.ndarray | list[float], into: MetricsBuffer | None = None) -> None:
         if self.sources or self.copied:
             with torch.no_grad():
                 self.begin(hyper)
                 self.execute_rule(into)
                 self.end()
         else:
-            self.take(hyper)
+            self.write_hyper(hyper)
             self.execute_rule(into)
 
-    def execute_rule(self, into: Measurements | None) -> None:
-        """Update the weights and, where it is asked for, measure meanwhile."""
+    def execute_rule(self, into: MetricsBuffer | None) -> None:
+        """Update the weights and, where it is asked for, compute the metric in the same pass."""
         if into is None:
             self.execute()
             return
         active = self.table.addresses[GRADIENT] != 0
         for k in self._empty:  # these may have no address
             active[k] = self.table.gradients[k] is not None
-        self.execute.measured(into, self._places)
-        into.mark(self._places[active])
+        self.execute.update_with_metrics(into, self._rng_offsets)
+        into.mark(self._rng_offsets[active])
 
-    def take(self, hyper: np.ndarray | list[float]) -> None:
+    def write_hyper(self, hyper: np.ndarray | list[float]) -> None:
         """Put the hyper-parameters, or one row of them for all, into the table, and keys where rounding is stochastic."""
         if isinstance(hyper, list):
             self.table.fill(hyper)
         elif self._seed is None:
             self.table.hyper[:] = hyper[self.rows]
         else:
-            self._take_with_keys(hyper, self._seed)
-        if self._control is not None:
-            self._take_control(self._control)
+            self._write_hyper_and_keys(hyper, self._seed)
+        if self._grad_scale_and_skip is not None:
+            self._write_grad_scale(self._grad_scale_and_skip)
 
-    def _take_control(self, control: torch.Tensor) -> None:
-        own: Any = self.table.control
-        if own is not control:  # on another device
-            own.copy_(control, non_blocking=True)
+    def _write_grad_scale(self, grad_scale_and_skip: torch.Tensor) -> None:
+        own: Any = self.table.grad_scale_and_skip
+        if own is not grad_scale_and_skip:  # on another device
+            own.copy_(grad_scale_and_skip, non_blocking=True)
         if self.execute.multiplies_on_host:
             self.table.hyper[:, 0] *= own.numpy()[0]
 
-    def _take_with_keys(self, hyper: np.ndarray, seed: int | storage.CodesOnly) -> None:
+    def _write_hyper_and_keys(self, hyper: np.ndarray, seed: int | storage.CodesOnly) -> None:
         table = self.table
         values, width = hyper[self.rows], 1 + len(table.rule.hyper)
         table.hyper[:, :width] = values[:, :width]
         if table.storage.stochastic:
-            table.hyper[:, width:] = storage.keys(seed, values[:, width], self._places)
+            table.hyper[:, width:] = storage.keys(seed, values[:, width], self._rng_offsets)
 
     def begin(self, hyper: np.ndarray | list[float]) -> None:
         """Everything before the first look at the tensors."""
         table = self.table
-        self.take(hyper)
+        self.write_hyper(hyper)
         for dense, gradient in self.sources:
             dense.copy_(gradient())
         for k in self.copied:
@@ -202,9 +202,9 @@ class Group:
         if self.table.rule.skips_nonfinite:
             before = self.kept(stage)
             new = torch.where(self.execute.totals[0].isfinite(), new.to(before), before)
-        if self.table.control is not None:
+        if self.table.grad_scale_and_skip is not None:
             before = self.kept(stage)
-            new = torch.where(self.table.control[1] != 0, before, new.to(before))
+            new = torch.where(self.table.grad_scale_and_skip[1] != 0, before, new.to(before))
         room = self.execute.sums[stage][:, : new.shape[1]]
         room[:] = new
         if (array := self._kept_rows[stage]) is not None:
@@ -216,7 +216,7 @@ class Group:
         """Show a reduction the numbers that it has kept, and what is passed on to it."""
         reduction, execute = self.table.rule.reductions[stage], self.execute
         execute.sums[stage][:, : len(reduction.kept)] = self.kept(stage)
-        if reduction.passes_on:
+        if reduction.feeds_next:
             execute.sums[stage][:, len(reduction.kept) :] = execute.sums[stage - 1]
 
     def _kept(self, stage: int) -> list[tuple[torch.Tensor, ...]]:

@@ -1,4 +1,4 @@
-"""Norms of lists of tensors, and clipping by them: one pass to measure, one to scale, whatever the number of tensors.
+"""Norms of lists of tensors, and clipping by them: one pass to reduce, one to scale, whatever the number of tensors.
 
 Sums are taken in an order that depends on the tensors alone: neither on the number of threads nor on the run. Nothing waits
 for the device. How a list is walked is found out once for lists of the same types, sizes and strides, and found again
@@ -66,7 +66,7 @@ def global_norm(tensors: Iterable[torch.Tensor], ord: float = 2) -> torch.Tensor
 def clip_by_global_norm_(tensors: Iterable[torch.Tensor], max_norm: float, ord: float = 2) -> torch.Tensor:
     """Multiply all tensors by min(1, max_norm / (norm + 1e-6)), in place; returns their norm from before.
 
-    Where the norm is not finite, they become 0 or NaN. One pass measures and one scales.
+    Where the norm is not finite, they become 0 or NaN. One pass reduces and one scales.
 
     Args:
         tensors, ord: as for `global_norm`.
@@ -156,40 +156,40 @@ def scale_to_norm_(
 # array and writes another is not vectorised where the two overlap.
 
 
-@reduction(over="all")
+@reduction(scope="global")
 def total_size(w, g, state, hyper):
     """Sum of absolute values over all tensors."""
     return (tl.abs(g),)
 
 
-@reduction(over="all", by="max")
+@reduction(scope="global", op="max")
 def largest_size(w, g, state, hyper):
     """The largest absolute value of all tensors."""
     return (tl.abs(g),)
 
 
-@rule(sums=total_square)
+@rule(reduction=total_square)
 def _clipped_2(w, g, state, hyper, sums):
     max_norm, epsilon = hyper
     (square,) = sums
     return w * clip_coefficient(tl.sqrt(square), max_norm, epsilon), state
 
 
-@rule(sums=total_size)
+@rule(reduction=total_size)
 def _clipped_1(w, g, state, hyper, sums):
     max_norm, epsilon = hyper
     (size,) = sums
     return w * clip_coefficient(size, max_norm, epsilon), state
 
 
-@rule(sums=largest_size)
+@rule(reduction=largest_size)
 def _clipped_inf(w, g, state, hyper, sums):
     max_norm, epsilon = hyper
     (size,) = sums
     return w * clip_coefficient(size, max_norm, epsilon), state
 
 
-@rule(sums=gradient_square)
+@rule(reduction=gradient_square)
 def _clipped_each(w, g, state, hyper, sums):
     max_norm, epsilon = hyper
     (square,) = sums
@@ -262,8 +262,8 @@ class _Plan:
             execute.replace_weights([])
 
     def norm(self, ord: float) -> torch.Tensor:
-        """Measure: the norm of all."""
-        self._measure()
+        """The norm of all."""
+        self._run_reduction()
         if not self._groups:
             return torch.zeros((), dtype=torch.float32)
         totals = [execute.totals[0][0, 0] for _, _, _, execute in self._groups]
@@ -272,7 +272,7 @@ class _Plan:
         return norm if norm.get_device() == self._devices[0] else norm.to(self._tensors[0].device)
 
     def apply(self, hyper: Sequence[float]) -> None:
-        """Change the tensors, by what has been measured last if the rule needs that."""
+        """Change the tensors, by what the reduction has found last if the rule needs that."""
         for _, _, table, execute in self._groups:
             table.hyper[:, 1:] = hyper
             execute()
@@ -283,17 +283,17 @@ class _Plan:
         else:
             increment_version(self._tensors)
 
-    def apply_measured(self, hyper: Sequence[float]) -> None:
-        """As `apply`, after measuring what the rule needs."""
+    def reduce_and_apply(self, hyper: Sequence[float]) -> None:
+        """As `apply`, after the reduction that the rule needs."""
         if self._rule.reductions:
-            self._measure()
+            self._run_reduction()
         self.apply(hyper)
 
-    def _measure(self) -> None:
+    def _run_reduction(self) -> None:
         for _, _, _, execute in self._groups:
-            execute.measure(0)
-        if len(self._groups) > 1 and self._rule.reductions[0].over == "all":
-            join_totals([execute.totals[0] for _, _, _, execute in self._groups], self._rule.reductions[0].by)
+            execute.run_reduction(0)
+        if len(self._groups) > 1 and self._rule.reductions[0].scope == "global":
+            join_totals([execute.totals[0] for _, _, _, execute in self._groups], self._rule.reductions[0].op)
 
     def _dense(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors, with a copy in place of each that has gaps."""
@@ -324,7 +324,7 @@ def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str = "tensors"
     key: Any = (rule, len(tensors))
     if tensors:
         device = tensors[0].device
-        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None  # two would share what it measured
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None  # two would share its totals
         if Recording.current is not None or (stream is not None and torch.cuda.is_current_stream_capturing()):
             raise RuntimeError(
                 "norms and clipping of lists cannot be captured in a CUDA graph, as their lists may change: use the "
@@ -349,7 +349,7 @@ def _apply(argument: str, rule: Rule, tensors: Iterable[torch.Tensor], hyper: Se
     with _lock:
         plan = _plan(rule, tensors, argument)
         try:
-            plan.apply_measured(hyper)
+            plan.reduce_and_apply(hyper)
         finally:
             plan.release()
 

@@ -16,7 +16,11 @@ Join = Callable[[torch.Tensor, str], None]
 
 
 def run_reductions(
-    groups: Sequence[Group], reductions: Sequence[Reduction], n_weights: int, across: Join | None, across_each: Join | None
+    groups: Sequence[Group],
+    reductions: Sequence[Reduction],
+    n_weights: int,
+    all_reduce_global: Join | None,
+    all_reduce_per_tensor: Join | None,
 ) -> None:
     """Run all reductions, each over all groups, and put what the rule gets of them where the groups' launches read it.
 
@@ -24,38 +28,40 @@ def run_reductions(
         groups: those of an update, in which hyper-parameters and gradients are.
         reductions: those of its rule, in order.
         n_weights: of all groups together.
-        across, across_each: as those of `Update`.
+        all_reduce_global, all_reduce_per_tensor: as those of `Update`.
     """
     for k, reduction in enumerate(reductions):
         for group in groups:
             if "kept" in reduction.extras:
                 group.recall(k)
-            group.execute.measure(k)
-        if reduction.over == "all" and (len(groups) > 1 or across is not None):
-            join_totals([group.execute.totals[k] for group in groups], reduction.by, across)
-        if reduction.over == "tensor" and across_each is not None:
-            _join_each(groups, k, reduction, n_weights, across_each)
+            group.execute.run_reduction(k)
+        if reduction.scope == "global" and (len(groups) > 1 or all_reduce_global is not None):
+            join_totals([group.execute.totals[k] for group in groups], reduction.op, all_reduce_global)
+        if reduction.scope == "tensor" and all_reduce_per_tensor is not None:
+            _all_reduce_each(groups, k, reduction, n_weights, all_reduce_per_tensor)
         if reduction.finished is not None:
             _finish(groups, k, reduction)
-        if reduction.passes_on:
+        if reduction.feeds_next:
             for group in groups:
                 group.pass_on(k)
 
 
-def _join_each(groups: Sequence[Group], stage: int, reduction: Reduction, n_weights: int, across_each: Join) -> None:
+def _all_reduce_each(
+    groups: Sequence[Group], stage: int, reduction: Reduction, n_weights: int, all_reduce_per_tensor: Join
+) -> None:
     """Add up what processes have found of their parts of each tensor, with one tensor for all groups."""
     device = groups[0].table.device
     found = torch.zeros(n_weights, reduction.n_values, dtype=widest(device.type), device=device)
     for group in groups:
         found[group.rows_on_device()] = group.execute.totals[stage].to(found)
-    across_each(found, reduction.by)
+    all_reduce_per_tensor(found, reduction.op)
     for group in groups:
         group.execute.totals[stage].copy_(found[group.rows_on_device()])
 
 
 def _finish(groups: Sequence[Group], stage: int, reduction: Reduction) -> None:
     """Turn the sums of a reduction into the numbers that it keeps."""
-    if reduction.over == "tensor":
+    if reduction.scope == "tensor":
         for group in groups:
             found, before = group.finished(stage, slice(None)), group.kept(stage)
             group.keep(stage, torch.where(group.active()[:, None], found, before))
@@ -68,16 +74,18 @@ def _finish(groups: Sequence[Group], stage: int, reduction: Reduction) -> None:
             return
 
 
-def join_totals(totals: Sequence[torch.Tensor], by: str, across: Callable[[torch.Tensor, str], None] | None = None) -> None:
+def join_totals(
+    totals: Sequence[torch.Tensor], by: str, all_reduce_global: Callable[[torch.Tensor, str], None] | None = None
+) -> None:
     """Put the sum, or maximum, over all groups into each row of each group's totals, whose rows are that of the group.
 
-    `across` then adds up in place what several processes have found.
+    `all_reduce_global` then adds up in place what several processes have found.
     """
     first = totals[0].device
     rows = torch.stack([total[0].to(widest(total.device.type)).to(first) for total in totals])
     together = rows.sum(dim=0) if by == "sum" else rows.amax(dim=0)
-    if across is not None:
-        across(together, by)
+    if all_reduce_global is not None:
+        all_reduce_global(together, by)
     if torch.float32 in {total.dtype for total in totals}:  # what is infinite for one of them is so for all
         narrow = together.float()
         together = torch.where(narrow.isfinite(), together, narrow.to(together))

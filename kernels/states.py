@@ -37,7 +37,7 @@ def slot_dtypes(
     dtype = compute_dtype(weight_dtype)
     if state_dtype is None or dtype != torch.float32 or not isinstance(rule, Rule):
         return (dtype,) * len(rule.slots)
-    return tuple(dtype if name in (*rule.exact, *rule.kept) else state_dtype for name in rule.slots)
+    return tuple(dtype if name in (*rule.full_precision, *rule.kept) else state_dtype for name in rule.slots)
 
 
 def state_type(weight: torch.Tensor, state_dtype: torch.dtype | None) -> torch.dtype | None:
@@ -76,7 +76,7 @@ def states_for(
 
 
 def _low_precision_states(rule: Rule, weights: Sequence[torch.Tensor], dtype: torch.dtype) -> list[tuple[torch.Tensor, ...]]:
-    columns = [allocate_states(weights, 1, None if name in rule.exact else dtype) for name in rule.state]
+    columns = [allocate_states(weights, 1, None if name in rule.full_precision else dtype) for name in rule.state]
     kept = kept_numbers(weights, len(rule.kept))
     return [tuple(row[0] for row in rows[:-1]) + rows[-1] for rows in zip(*columns, kept, strict=True)]
 

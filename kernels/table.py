@@ -30,7 +30,7 @@ class TensorTable:
         gradients_dtype: the type of all gradients.
         states: for each weight the rule's state tensors, with the weight's strides, each slot of one type, `compute_dtype`
             or bfloat16, or packed in uint8; then the numbers that it keeps.
-        masters: for each weight what stands beside it, its copy in `compute_dtype` or another of those of storage.py, of
+        masters: for each weight what is stored alongside, its copy in `compute_dtype` or another of storage/master.py, of
             one type; or None.
         tile: elements per tile.
         aligned: whether every address is a multiple of 16 bytes.
@@ -44,8 +44,8 @@ class TensorTable:
         hyper: float32 or float64 [n_tensors, 1 + n_hyper]: rescale_grad, then the rule's own; after these, where rounding is
             stochastic, the two halves of a key.
         tiles: int32 [n_tiles, 2]: tensor, and which of its tiles.
-        control: float32 [2] on the device, or None: a factor for gradients besides rescale_grad, and whether (not 0)
-            all is to be left as it is. To be set, if at all, before an engine takes the table.
+        grad_scale_and_skip: float32 [2] on the device, or None: a factor for gradients in addition to rescale_grad, and
+            whether (not 0) the step is skipped. To be set, if at all, before a backend takes the table.
         zero_grads: whether gradients become zeros; also to be set before that.
         gradients: for each tensor None where it is skipped, else a function that gives its gradient: the table keeps no
             gradient alive.
@@ -73,7 +73,7 @@ class TensorTable:
         self.dtype = compute_dtype(self.weight_dtype)
         self.tile = tile
         self.aligned = aligned
-        self.control: torch.Tensor | None = None
+        self.grad_scale_and_skip: torch.Tensor | None = None
         self.zero_grads = False
 
         n, n_states = sum(map(len, weights)) if stacked else len(weights), len(rule.state)
@@ -118,7 +118,7 @@ class TensorTable:
 
         totals = [room(reduction.n_values) for reduction in self.rule.reductions]
         sums = [
-            total if reduction.finished is None and not reduction.passes_on else room(reduction.n_results)
+            total if reduction.finished is None and not reduction.feeds_next else room(reduction.n_results)
             for total, reduction in zip(totals, self.rule.reductions, strict=True)
         ]
         return totals, sums

@@ -17,6 +17,7 @@ from .checks import (
     allowed_types,
     check_gradient,
     check_memory,
+    check_own_memory,
     check_stack,
     check_tensors,
     companions_of,
@@ -27,14 +28,14 @@ from .graphs import RecordedUpdate, Recording
 from .groups import Group, GroupArguments, group_key
 from .guards import GradLayouts, PointerGuard, Reference, gradient_references
 from .language import Rule, TensorRule
-from .measures import Measurements
+from .metrics import MetricsBuffer
 from .reductions import run_reductions
 
 __all__ = ["Update"]
 
 
 class Update:
-    """One rule on a fixed list of weights: groups, tables and engines are made once and used at every step.
+    """One rule on a fixed list of weights: groups, tables and kernels are made once and used at every step.
 
     Args:
         rule: the update rule.
@@ -42,31 +43,34 @@ class Update:
         states: for each weight its state tensors, in the order of `rule.state`, each in the arithmetic's type or, where that
             is float32 and the rule is elementwise, in bfloat16, or packed as `storage` has it, uint8 of one dimension.
             States and masters that are given other memory through `.data` are not followed: make another `Update` then.
-        masters: for each weight its copy in the arithmetic's type, or None where there is none. Beside a bfloat16 weight it
-            may be int16, the bits that the weight lacks, and beside a 16-bit weight of its type, what rounding took off.
+        masters: for each weight its copy in the arithmetic's type, or None where there is none. Alongside a bfloat16 weight
+            it may be int16, the bits that the weight lacks (a split master), and alongside a 16-bit weight of the weight's
+            type, what rounding took off (Kahan's compensation).
         engine: as for `choose_engine`.
         names: what messages call the weights; default "weights[0]" and so on.
-        seed: round what is stored as bfloat16 or packed up or down with the probability of what is cut off, each update of
-            each weight with numbers of its own; `storage.CodesOnly(seed)` so rounds packed states only, None nothing.
-        control: float32 [2], read on the device at every step: a factor for all gradients besides rescale_grad, and whether
-            (not 0) to leave everything as it is; None is 1 and 0.
-        zero_grads: fill the gradients with zeros in the same pass, those of a step that is left out, too.
+        seed: round stochastically what is stored as bfloat16 or packed, each update of each weight with random numbers of
+            its own; `storage.CodesOnly(seed)` does so for packed states only, None (the default) for nothing.
+        grad_scale_and_skip: float32 [2], read on the device at every step: a factor for all gradients in addition to
+            rescale_grad, and whether (not 0) to skip the step. Default: None, as 1 and 0.
+        zero_grads: fill the gradients with zeros in the same pass, those of a skipped step, too.
         stacked: whether each weight, with what belongs to it, is a stack of as many weights as its first axis is long, of
-            which each has hyper-parameters of its own. It costs no more than one weight to look after. Not for the eager
-            engine, nor for rules that keep numbers.
+            which each has hyper-parameters of its own. The host does as much for it as for one weight. Not for the eager
+            engine, nor for rules with per-tensor states.
 
     Attributes:
         hyper: float64 [n_weights, 1 + n_hyper], of stacks all that is in them, one after the other; rescale_grad and the
             rule's hyper-parameters, then, if there is a seed, the update's number. Write here before a step, or give one row
-            for all to `share`.
-        places: int64 [n_weights], by which weights have random numbers of their own; 0, 1, ... Write here before `bind`.
+            for all to `broadcast_hyper`.
+        rng_offsets: int64 [n_weights], by which weights have random numbers of their own; 0, 1, ... by default. Write here
+            before `bind`.
         launches: native calls or GPU launches of a step, those of the rule's reductions not counted.
-        across: called with what a reduction over all tensors has found, in the widest type that the device has, and "sum" or
-            "max"; to put there, in place, what several processes have found together, without waiting for the device. None
-            where this is the only one.
-        across_each: the same for what a reduction over each tensor has found, [n_weights, n_values], where processes have
-            parts of the tensors.
-        prepares_only: whether a call takes over `hyper` and launches nothing, as the replay of a CUDA graph will do that.
+        all_reduce_global: called with what a reduction over all tensors has found, in the widest type that the device has,
+            and "sum" or "max"; to put there, in place, what several processes have found together, without waiting for the
+            device. None (the default) in a single process.
+        all_reduce_per_tensor: the same for what a reduction over each tensor has found, [n_weights, n_values], where
+            processes have parts of the tensors.
+        host_only: whether a call only writes `hyper` into the tables and launches nothing, for steps whose kernels are
+            replayed by a CUDA graph.
 
     Raises:
         TypeError, ValueError: types or shapes that do not fit.
@@ -81,7 +85,7 @@ class Update:
         engine: str | None = None,
         names: Sequence[str] | None = None,
         seed: int | storage.CodesOnly | None = None,
-        control: torch.Tensor | None = None,
+        grad_scale_and_skip: torch.Tensor | None = None,
         zero_grads: bool = False,
         stacked: bool = False,
     ) -> None:
@@ -96,10 +100,10 @@ class Update:
         self.engine = engine
         self.stacked = stacked
         n_weights = sum(map(stack_length, self.weights)) if stacked else len(self.weights)
-        self.seed, self.places = seed, np.arange(n_weights)
-        self.control, self.zero_grads, self.prepares_only = control, zero_grads, False
-        self.across: Callable[[torch.Tensor, str], None] | None = None
-        self.across_each: Callable[[torch.Tensor, str], None] | None = None
+        self.seed, self.rng_offsets = seed, np.arange(n_weights)
+        self.grad_scale_and_skip, self.zero_grads, self.host_only = grad_scale_and_skip, zero_grads, False
+        self.all_reduce_global: Callable[[torch.Tensor, str], None] | None = None
+        self.all_reduce_per_tensor: Callable[[torch.Tensor, str], None] | None = None
         self._hyper = np.zeros((n_weights, 1 + len(rule.hyper) + (seed is not None)))
         self._row: list[float] | None = None  # what is to be in all rows of it, and is not there yet
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
@@ -113,10 +117,14 @@ class Update:
         self._layouts: GradLayouts | None = None
         self._alive: Sequence[Any] | None = None  # the gradients themselves, from `bind` to the step
         self._own = False
-        self._into: Measurements | None = None  # what has rows enough
+        self._into: MetricsBuffer | None = None  # what has rows enough
         self._touched: list[torch.Tensor] = []  # weights that have a gradient
-        if control is not None and (control.shape != (2,) or control.dtype != torch.float32):
-            raise ValueError(f"control is {control.dtype} {tuple(control.shape)}: must be torch.float32 (2,)")
+        if grad_scale_and_skip is not None and (
+            grad_scale_and_skip.shape != (2,) or grad_scale_and_skip.dtype != torch.float32
+        ):
+            raise ValueError(
+                f"control is {grad_scale_and_skip.dtype} {tuple(grad_scale_and_skip.shape)}: must be torch.float32 (2,)"
+            )
         counts = {"states": len(self.states), "masters": len(self.masters), "names": len(self._names)}
         for what, count in counts.items():
             if count != len(self.weights):
@@ -145,7 +153,7 @@ class Update:
             self._hyper[:], self._row = self._row, None
         return self._hyper
 
-    def share(self, row: list[float]) -> None:
+    def broadcast_hyper(self, row: list[float]) -> None:
         """As `hyper[:] = row`, and quicker: one row of hyper-parameters for all weights."""
         self._row = row
 
@@ -205,7 +213,7 @@ class Update:
             if pointers is None or (pointers & 15).any():
                 return False
             if self.zero_grads:
-                self._check_own_memory(gradients)
+                check_own_memory(self._names, gradients)
             if not same:
                 self._references, self._own = gradient_references(gradients), own
             # Gradients that are new now will be new at the next step as a rule, so the guard waits until they are not.
@@ -231,7 +239,7 @@ class Update:
         if self.rebind(gradients, own=own):
             return
         if self.zero_grads:
-            self._check_own_memory(gradients)
+            check_own_memory(self._names, gradients)
         self._layouts = self._references = None
         self._bind(gradients)
         self._own, self._alive = own, gradients
@@ -244,18 +252,6 @@ class Update:
         if self._references is None or own != self._own or len(gradients) != len(self._references):
             return False
         return all(map(operator.is_, [reference() for reference in self._references], gradients))
-
-    def _check_own_memory(self, gradients: Sequence[Any]) -> None:
-        """Gradients that are to become zeros must not be those of another weight, that is yet to be updated."""
-        owners: dict[Any, str] = {}
-        for name, gradient in zip(self._names, gradients, strict=True):
-            if isinstance(gradient, torch.Tensor) and gradient.layout == torch.strided and gradient.numel():
-                first = owners.setdefault((gradient.device, gradient.data_ptr()), name)
-                if first is not name:
-                    raise ValueError(
-                        f"{first} and {name} have one gradient in one place in memory, which zero_grads would clear after "
-                        "the first: give each its own, by .clone(), or leave zero_grads out"
-                    )
 
     def _bind(self, gradients: Sequence[torch.Tensor | None]) -> None:
         known: set[Any] = set()
@@ -289,8 +285,8 @@ class Update:
             for i, key in enumerate(keys):
                 members.setdefault(key, []).append(i)
             own = GroupArguments(
-                *(self.rule, self.weights, self._states, self._masters, self.engine, self.seed, self.places),
-                *(self.control, self.zero_grads, self.stacked),
+                *(self.rule, self.weights, self._states, self._masters, self.engine, self.seed, self.rng_offsets),
+                *(self.grad_scale_and_skip, self.zero_grads, self.stacked),
             )
             self._groups = [Group(own, key, indices) for key, indices in members.items()]
             self._guard, self._anchor_guard = PointerGuard(self.weights), PointerGuard(self._anchors)
@@ -307,20 +303,20 @@ class Update:
         weights, anchors = self._guard, self._anchor_guard
         return weights is not None and weights.passes(self.weights) and anchors is not None and anchors.passes(self._anchors)
 
-    def __call__(self, into: Measurements | None = None) -> None:
+    def __call__(self, into: MetricsBuffer | None = None) -> None:
         """Run one step with the bound gradients and the values in `hyper`.
 
         Args:
-            into: where to put what its measure finds of each weight, in the row of its `places`; see `Measurements`.
+            into: where to put the values of its metric, of each weight in the row of its `rng_offsets`; see `MetricsBuffer`.
 
         Raises:
             RuntimeError: no gradients are bound, or one of them has been deleted since; nothing has been changed.
             ValueError: weights on several devices, or more than `into` has rows for.
         """
         hyper: Any = self.hyper if self._row is None or self.seed is not None else self._row
-        if self.prepares_only:
+        if self.host_only:
             for group in self._groups:
-                group.take(hyper)
+                group.write_hyper(hyper)
             self.count_change()
             return
         if Recording.current is not None:
@@ -371,20 +367,22 @@ class Update:
         return self._groups[0].execute.totals[0][0, 0]
 
     @torch.no_grad()
-    def _run_after_reductions(self, hyper: Any, into: Measurements | None) -> None:
+    def _run_after_reductions(self, hyper: Any, into: MetricsBuffer | None) -> None:
         for group in self._groups:
             group.begin(hyper)
-        run_reductions(self._groups, self.rule.reductions, len(self.weights), self.across, self.across_each)
+        run_reductions(
+            self._groups, self.rule.reductions, len(self.weights), self.all_reduce_global, self.all_reduce_per_tensor
+        )
         for group in self._groups:
             group.execute_rule(into)
             group.end()
 
-    def _check_rows(self, into: Measurements) -> None:
+    def _check_rows(self, into: MetricsBuffer) -> None:
         if len({group.table.device for group in self._groups}) > 1:
-            raise ValueError("weights on several devices, of which nothing can be measured together: make an Update of each")
-        if self.places.max(initial=-1) >= into.n_rows:
+            raise ValueError("weights on several devices, whose metrics cannot go into one buffer: make an Update of each")
+        if self.rng_offsets.max(initial=-1) >= into.n_rows:
             raise ValueError(
-                f"the results have {into.n_rows} rows, a weight's place is {self.places.max()}: make them larger"
+                f"the buffer has {into.n_rows} rows, the offset of a weight is {self.rng_offsets.max()}: make them larger"
             )
         self._into = into
 

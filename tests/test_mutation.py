@@ -138,7 +138,11 @@ def test_functions_tell_that_they_are_called_and_mutants_in_which_they_are(modul
 
 def test_a_mutant_meets_the_tests_that_call_its_function(module, tree):
     by_scope = {mutant.scope.name: mutant for mutant in all_of(module, tree)}
-    called = {"first": "kernels/some.py:first", "Plan.step": "kernels/some.py:Plan.step", "decayed": "kernels/native.py:run"}
+    called = {
+        "first": "kernels/some.py:first",
+        "Plan.step": "kernels/some.py:Plan.step",
+        "decayed": "kernels/backends/cpu/launch.py:run",
+    }
     for scope, function in called.items():
         assert by_scope[scope].is_met([function])
         assert not any(by_scope[scope].is_met([other]) for other in called.values() if other != function)

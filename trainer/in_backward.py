@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..kernels.measures import Measurements
+from ..kernels.metrics import MetricsBuffer
 from .optimizer import Optimizer, RuleOptimizer, Updater
 from .optimizer.plan import StepPlan
 
@@ -30,7 +30,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
             f"step_in_backward() needs an optimizer that is a rule, such as tristep's own: {name} updates by hand, and may "
             "depend on the order of parameters; use step()"
         )
-    together = [stage.name for stage in optimizer.composed_rule.reductions if stage.over == "all"]
+    together = [stage.name for stage in optimizer.composed_rule.reductions if stage.scope == "global"]
     if together:
         raise ValueError(
             f"step_in_backward() with {name}: its rule sums over all gradients together ({', '.join(together)}), which are "
@@ -59,7 +59,7 @@ class BackwardStep:
         self._rows: list[list[float]] = []
         self._number = 0
         self._carried: tuple[Any, ...] = ()
-        self._into: Measurements | None = None
+        self._into: MetricsBuffer | None = None
         self._waiting: list[int] = []  # parameters whose gradients are there, but so small that more are waited for
         self._waiting_bytes = 0
         self.updated = [False] * len(params)
@@ -69,7 +69,7 @@ class BackwardStep:
         """Whether it waits for gradients."""
         return bool(self._hooks)
 
-    def begin(self, ignore_stale_grad: bool, into: Measurements | None = None) -> None:
+    def begin(self, ignore_stale_grad: bool, into: MetricsBuffer | None = None) -> None:
         """Ask the optimizer for everything, then wait for gradients. If that fails, no count has moved."""
         optimizer: Any = self._updater.optimizer
         self._into = into

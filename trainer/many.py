@@ -316,7 +316,7 @@ class Many:
             hash(kind)
         except TypeError:  # a setting of one's own, such as a list
             return alone
-        return alone if not isinstance(kind[1], Rule) or any(r.over == "all" for r in kind[1].reductions) else kind
+        return alone if not isinstance(kind[1], Rule) or any(r.scope == "global" for r in kind[1].reductions) else kind
 
 
 # Attributes that are looked at apart from the others, and numbers that must be equal.
@@ -661,7 +661,7 @@ class _Group:
         engine, seed = self._engine, self._first.rounding
         update = Update(rule, self._weights, self._states, self._masters, engine, self._names, seed, stacked=stacked)
         # So that each has the random numbers of a training alone.
-        update.places = np.repeat(self._slots, n) if stacked else np.tile(self._slots, n)
+        update.rng_offsets = np.repeat(self._slots, n) if stacked else np.tile(self._slots, n)
         self._updates[rule] = update
         return update
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..kernels.guards import GradGuard
-from ..kernels.measures import Measurements
+from ..kernels.metrics import MetricsBuffer
 from .optimizer import Optimizer, RuleOptimizer, Updater
 from .optimizer.counts import StepCounts
 from .optimizer.plan import StepPlan
@@ -122,7 +122,7 @@ class Replica:
 
         return restore
 
-    def run(self, into: Measurements | None = None) -> None:
+    def run(self, into: MetricsBuffer | None = None) -> None:
         """Update all weights that have a gradient, after `prepare`."""
         self.plan.run(into)  # type: ignore[union-attr]  # there is one then
 
@@ -144,7 +144,7 @@ def update_together(
     optimizer: Optimizer,
     replicas: Sequence[Replica],
     gradients: Sequence[Sequence[torch.Tensor | None]],
-    into: Measurements | None = None,
+    into: MetricsBuffer | None = None,
 ) -> None:
     """Update all replicas, each as if it were the only one, with counts and host state of its own; after `prepare`.
 

@@ -239,7 +239,7 @@ class _Model:
         total += self.w + 2 * self.s  # gradients, states and masters
         for tensor in self.tensors:
             master = self.optimizer.master_dtype(tensor)
-            through_master = master is not None and storage.kind_of(tensor.dtype, master) == storage.FULL
+            through_master = master is not None and storage.kind_of(tensor.dtype, master) == storage.MasterKind.FULL
             total += tensor.numel() * tensor.itemsize * (1 if through_master else 2)
         return total * share / self.memory
 

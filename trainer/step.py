@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..kernels.measures import Measurements
+from ..kernels.metrics import MetricsBuffer
 from .errors import StaleGradientError, UpdateOnKVStoreError
 from .optimizer import Optimizer
 from .params import check_alike, is_lazy, listed
@@ -89,7 +89,7 @@ class Stepper:
             self.sync.follow_weights()
         return Choice(collected, chosen, reduce)
 
-    def apply(self, choice: Choice, scaler: Any = None, into: Measurements | None = None) -> None:
+    def apply(self, choice: Choice, scaler: Any = None, into: MetricsBuffer | None = None) -> None:
         """Reduce the gradients and update the weights. Where it fails before any weight has changed, so have no states.
 
         Args:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..kernels import Measure, Measurements
-from ..kernels import measures as measures_of
+from ..kernels import Metric, MetricsBuffer, metrics
 from .arguments import choice, did_you_mean, whole
 
 __all__ = ["Telemetry"]
@@ -81,7 +80,7 @@ class Telemetry:
     Args:
         every: record the first step and then each k-th; those between cost nothing.
         size: steps to keep. Each takes up to 8 bytes for each parameter and quantity, 256 for each histogram.
-        measures: names of quantities, and measures of one's own (see `tristep.kernels.measure`), whose values' sums or
+        measures: names of quantities, and measures of one's own (see `tristep.kernels.metric`), whose values' sums or
             maxima are quantities then.
         histograms: which of "weight", "gradient" and "update" to have a histogram of. A step that counts for one takes up to
             several times as long: record only some.
@@ -116,17 +115,17 @@ class Telemetry:
         self,
         every: int = 1,
         size: int = 1024,
-        measures: Iterable[str | Measure] = QUANTITIES,
+        measures: Iterable[str | Metric] = QUANTITIES,
         histograms: Iterable[str] = (),
     ) -> None:
         self.every = whole("every", every, 1)
         self.size = whole("size", size, 1)
         self._wanted = _wanted(measures)
         self._histograms = _histograms(histograms)
-        own = [measure for measure in self._wanted if isinstance(measure, Measure)]
+        own = [measure for measure in self._wanted if isinstance(measure, Metric)]
         basic = [name for wanted in self._wanted if isinstance(wanted, str) for name in _QUANTITIES[wanted][0]]
-        parts = [getattr(measures_of, name) for name in dict.fromkeys(basic)] + own
-        parts += [measures_of.histogram(what) for what in self._histograms]
+        parts = [getattr(metrics, name) for name in dict.fromkeys(basic)] + own
+        parts += [metrics.histogram(what) for what in self._histograms]
         if not parts:
             raise ValueError("measures and histograms are both empty: there is nothing to record")
         named = [wanted if isinstance(wanted, str) else wanted.names for wanted in self._wanted]
@@ -134,11 +133,11 @@ class Telemetry:
         self.quantities += tuple(f"{what}_histogram" for what in self._histograms)
         if twice := sorted({name for name in self.quantities if self.quantities.count(name) > 1}):
             raise ValueError(f"measures: there are two quantities {twice[0]!r}: each needs a name of its own")
-        self._measure = measures_of.joined(*parts)
+        self._measure = metrics.joined(*parts)
         self.names: list[str] = []
-        self.edges = np.array(measures_of.EDGES)
+        self.edges = np.array(metrics.EDGES)
         self._params: list[torch.Tensor] = []
-        self._found: Measurements | None = None
+        self._found: MetricsBuffer | None = None
         self._numbers = np.zeros(self.size + 1, dtype=np.int64)
         self._done = 0  # steps, recorded or not
 
@@ -208,16 +207,16 @@ class Telemetry:
             raise ValueError("telemetry: this Telemetry belongs to another trainer; make one for each")
         self.names, self._params = list(names), list(params)
 
-    def _begin(self) -> Measurements | None:
+    def _begin(self) -> MetricsBuffer | None:
         """Where the coming step is to put what it measures, or None if it is not to be recorded."""
         if self._done % self.every:
             return None
         if self._found is None:
-            self._found = Measurements(self._measure, len(self._params), self.size)
+            self._found = MetricsBuffer(self._measure, len(self._params), self.size)
         self._found.begin_step()
         return self._found
 
-    def _end(self, into: Measurements | None, number: int) -> None:
+    def _end(self, into: MetricsBuffer | None, number: int) -> None:
         """The step is over; `number` is its number."""
         if into is not None:
             place = into.count % len(self._numbers)
@@ -249,7 +248,7 @@ class Telemetry:
                     result |= {name: found[name] for name in wanted.names}
         for what in self._histograms:
             first = names.index(f"{what}_bin_0")
-            result[f"{what}_histogram"] = values[:, :, first : first + measures_of.BINS]
+            result[f"{what}_histogram"] = values[:, :, first : first + metrics.BINS]
         return result
 
 
@@ -257,12 +256,12 @@ def _is(a: Any, b: Any) -> bool:
     return a is b
 
 
-def _wanted(measures: Any) -> tuple[str | Measure, ...]:
-    if isinstance(measures, (str, Measure)) or not isinstance(measures, Iterable):
+def _wanted(measures: Any) -> tuple[str | Metric, ...]:
+    if isinstance(measures, (str, Metric)) or not isinstance(measures, Iterable):
         raise TypeError(f"measures={measures!r}: must be a list of names and measures")
     wanted = tuple(measures)
     for each in wanted:
-        if not isinstance(each, (str, Measure)):
+        if not isinstance(each, (str, Metric)):
             raise TypeError(f"measures has {each!r}: must be a name or made with @measure, not {type(each).__name__}")
         if isinstance(each, str):
             choice("measures", each, _QUANTITIES)

@@ -36,8 +36,8 @@ from tristep.kernels import jit, tl
 # A rule says what becomes of one weight `w` with the gradient `g`. Its first lines name what is kept of each weight,
 # `state`, which starts at zero, and the numbers that it needs, `hyper`. `lr` and `decay` (the rate times `wd`) are there for
 # every optimizer, `one_minus_beta1` is made of `beta1`, and the others are attributes of the class below, or what its method
-# `hyper` returns for the update number `t`. `unsigned` says that `var` is never negative, which 8 bits can make use of. What
-# several rules need can be a function of its own, marked with `jit`.
+# `hyper` returns for the update number `t`. `nonnegative` names `var`, which is never negative: 8 bits can make use of that.
+# What several rules need can be a function of its own, marked with `jit`.
 
 
 # %%
@@ -46,7 +46,7 @@ def sign(x):
     return tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))
 
 
-@tristep.rule(unsigned=("var",))
+@tristep.rule(nonnegative=("var",))
 def grams(w, g, state, hyper):
     mean, var = state
     lr, decay, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2 = hyper

@@ -11,7 +11,7 @@ import torch
 from .. import storage
 from ..language import Rule, TensorRule
 from ..layouts import widest
-from ..measures import Measurements
+from ..metrics import MetricsBuffer
 from ..table import TensorTable
 
 __all__ = ["EagerUpdate", "TensorUpdate"]
@@ -54,13 +54,13 @@ class EagerUpdate:
         """Work on other weights from now on, as large as those before; there are no masters then."""
         self._weights = [_flat(weight.detach()) for weight in weights]
 
-    def measure(self, stage: int) -> None:
+    def run_reduction(self, stage: int) -> None:
         """Run the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values].
 
         Those of one over all tensors are the same in each row.
         """
         reduction = self.table.rule.reductions[stage]
-        largest, totals = reduction.by == "max", self.totals[stage].zero_()
+        largest, totals = reduction.op == "max", self.totals[stage].zero_()
         for i, gradient, part in self._parts():
             values = self._compute(reduction, i, gradient, part)
             spread = [
@@ -70,11 +70,11 @@ class EagerUpdate:
                 totals[i] = torch.maximum(totals[i], torch.stack([value.amax() for value in spread]))
             else:
                 totals[i] += torch.stack([_sum(value) for value in spread])
-        if reduction.over == "all":
+        if reduction.scope == "global":
             totals[:] = totals.amax(dim=0) if largest else totals.sum(dim=0, dtype=widest(totals.device.type))
 
-    def measured(self, into: Measurements, rows: np.ndarray) -> None:
-        """As a call, and put what is measured meanwhile into these rows of the present slot."""
+    def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
+        """As a call, and put the values of the metric into these rows of the present slot."""
         self._found = _Found(into, self.table)
         try:
             self()
@@ -166,7 +166,7 @@ class EagerUpdate:
         """A state's numbers, in the arithmetic's type."""
         state = self._states[i][name]
         if state.dtype == torch.uint8:
-            return storage.decode(*self._packed(state, i, part), name in self._rule.unsigned)
+            return storage.decode(*self._packed(state, i, part), name in self._rule.nonnegative)
         return state[part].to(self.table.dtype)
 
     def _packed(self, state: torch.Tensor, i: int, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,13 +176,13 @@ class EagerUpdate:
         return codes[part], scales[start // storage.BLOCK : -(-stop // storage.BLOCK)]
 
     def _store(self, i: int, part: slice, w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
-        kind, changed = self.table.storage.beside, self._rule.changed
+        kind, changed = self.table.storage.master, self._rule.changed
         new = dict(zip(self._rule.state, states, strict=True))
         places = [self._weights[i], *([] if self._masters is None else [self._masters[i]])]
         values: list[Any] = [w] * len(places)
-        if kind in (storage.REMAINDER, storage.COMPENSATION):
-            values = list(storage.parted(self._spread(w, i, part), self.table.weight_dtype, kind))
-        salts: list[int | None] = [0 if kind == storage.NONE else None, None][: len(places)]
+        if kind in (storage.MasterKind.SPLIT, storage.MasterKind.KAHAN):
+            values = list(storage.split(self._spread(w, i, part), self.table.weight_dtype, kind))
+        salts: list[int | None] = [0 if kind == storage.MasterKind.NONE else None, None][: len(places)]
         for name in changed:
             own = 1 + self._rule.state.index(name)
             if self._states[i][name].dtype == torch.uint8:
@@ -196,14 +196,14 @@ class EagerUpdate:
                 if place.dtype == torch.bfloat16 and salt is not None:
                     value = self._spread(values[k], i, part)
                     values[k] = storage.rounded_at_random(value, self._random_bits(value, i, part, salt))
-        _write([place[part] for place in places], values, self.table.control)
+        _write([place[part] for place in places], values, self.table.grad_scale_and_skip)
 
     def _pack(self, i: int, name: str, part: slice, value: torch.Tensor, salt: int) -> None:
         random = self._random_bits(value, i, part, salt) if self.table.storage.stochastic else None
-        packed = storage.encode(value, name in self._rule.unsigned, random)
+        packed = storage.encode(value, name in self._rule.nonnegative, random)
         for place, each in zip(self._packed(self._states[i][name], i, part), packed, strict=True):
-            control = self.table.control
-            place.copy_(each if control is None else _chosen(control, place, each))
+            scale_and_skip = self.table.grad_scale_and_skip
+            place.copy_(each if scale_and_skip is None else _chosen(scale_and_skip, place, each))
 
     def _spread(self, value: Any, i: int, part: slice) -> torch.Tensor:
         """A value for each element of the part, of a plain number too."""
@@ -231,8 +231,8 @@ class TensorUpdate:
         self._found: _Found | None = None
         self._largest = [max(tensor.numel() for tensor in (weight, *states)) for weight, states in pairs]
 
-    def measured(self, into: Measurements, rows: np.ndarray) -> None:
-        """As a call, and put what is measured meanwhile into these rows of the present slot."""
+    def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
+        """As a call, and put the values of the metric into these rows of the present slot."""
         self._found = _Found(into, self.table)
         try:
             self()
@@ -242,7 +242,7 @@ class TensorUpdate:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        table, control = self.table, self.table.control
+        table, scale_and_skip = self.table, self.table.grad_scale_and_skip
         gradients = [None if bound is None else bound() for bound in table.gradients]
         active = [i for i, gradient in enumerate(gradients) if gradient is not None and table.sizes[i]]
         for members in self._stacks(active) if self._rule.batched else [[i] for i in active]:
@@ -253,27 +253,29 @@ class TensorUpdate:
             one = len(members) == 1
             make = _only if one else torch.stack
             g = make([gradients[i] for i in members]).to(table.dtype)  # type: ignore[misc]  # these are there
-            if control is not None:  # decompositions refuse what is not finite
-                g = torch.where(control[1] != 0, torch.zeros_like(g), g * rescale)
+            if scale_and_skip is not None:  # decompositions refuse what is not finite
+                g = torch.where(scale_and_skip[1] != 0, torch.zeros_like(g), g * rescale)
             elif rescale != 1.0:  # a large new tensor costs more than what is computed in it
                 g = g * rescale
             old = tuple(make(tensors) for tensors in states)
             compute = self._rule if one else self._rule.fn
             before = make(read).to(table.dtype)
             w, new = compute(before, g, old, tuple(hyper))
-            if control is not None:
-                w = _chosen(control, before, w)
+            if scale_and_skip is not None:
+                w = _chosen(scale_and_skip, before, w)
             if self._found is not None:
                 for k, i in enumerate(members):
                     all_three = (each if one else each[k] for each in (before, g, w))
                     self._found.take(i, *map(torch.flatten, all_three))
             written = [weights] if table.masters is None else [weights, read]
             if one:
-                _write([each for (each,) in (*written, *states)], [*[w] * len(written), *new], control)
+                _write([each for (each,) in (*written, *states)], [*[w] * len(written), *new], scale_and_skip)
             else:
                 places, values = [*written, *states], [*[w] * len(written), *new]
-                if control is not None:
-                    values = [_chosen(control, torch.stack(list(place)), v) for place, v in zip(places, values, strict=True)]
+                if scale_and_skip is not None:
+                    values = [
+                        _chosen(scale_and_skip, torch.stack(list(place)), v) for place, v in zip(places, values, strict=True)
+                    ]
                 _write_stacks(places, values, [*[None] * len(written), *old])
         _fill_with_zeros(table)
 
@@ -295,17 +297,17 @@ class TensorUpdate:
 class _Found:
     """What one step finds of the tensors of a table."""
 
-    def __init__(self, into: Measurements, table: TensorTable) -> None:
-        ring, measure = into.ring(table.device), into.measure
-        self._slot, self._measure = ring[into.slot], measure
-        self._totals = torch.zeros(len(table.weights), len(measure.names), dtype=ring.dtype, device=ring.device)
-        self._largest = torch.tensor([by == "max" for by in measure.by], device=ring.device)
+    def __init__(self, into: MetricsBuffer, table: TensorTable) -> None:
+        ring, metric = into.ring(table.device), into.metric
+        self._slot, self._metric = ring[into.slot], metric
+        self._totals = torch.zeros(len(table.weights), len(metric.names), dtype=ring.dtype, device=ring.device)
+        self._largest = torch.tensor([by == "max" for by in metric.by], device=ring.device)
 
     def take(self, i: int, w: torch.Tensor, g: torch.Tensor, new_w: torch.Tensor) -> None:
-        """Measure a stretch of a tensor of this number."""
-        values = [torch.as_tensor(value, dtype=w.dtype, device=w.device) for value in self._measure(w, g, new_w)]
+        """Compute the metric on a stretch of a tensor of this number."""
+        values = [torch.as_tensor(value, dtype=w.dtype, device=w.device) for value in self._metric(w, g, new_w)]
         each = [value.expand(w.shape) for value in values]
-        found = [value.amax() if by == "max" else _sum(value) for value, by in zip(each, self._measure.by, strict=True)]
+        found = [value.amax() if by == "max" else _sum(value) for value, by in zip(each, self._metric.by, strict=True)]
         total, new = self._totals[i], torch.stack(found).to(self._totals.dtype)
         total[:] = torch.where(self._largest, torch.maximum(total, new), total + new)
 
@@ -326,10 +328,10 @@ def _write_stacks(old: list[Any], new: list[torch.Tensor], given: list[torch.Ten
             torch._foreach_copy_(list(tensors), list(stack.unbind()))
 
 
-def _write(old: list[torch.Tensor], new: list[Any], control: torch.Tensor | None = None) -> None:
+def _write(old: list[torch.Tensor], new: list[Any], scale_and_skip: torch.Tensor | None = None) -> None:
     """Copy each new value to its place; one that lies in such a place itself, as an old value does, is saved first."""
-    if control is not None:
-        new = [_chosen(control, place, value) for place, value in zip(old, new, strict=True)]
+    if scale_and_skip is not None:
+        new = [_chosen(scale_and_skip, place, value) for place, value in zip(old, new, strict=True)]
     places = {tensor.untyped_storage().data_ptr() for tensor in old}
     for k, value in enumerate(new):
         if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in places:
@@ -338,15 +340,15 @@ def _write(old: list[torch.Tensor], new: list[Any], control: torch.Tensor | None
         tensor[...] = value
 
 
-def _chosen(control: torch.Tensor, old: torch.Tensor, new: Any) -> torch.Tensor:
-    """The old value where a step is to be left out. Only the device knows whether it is."""
-    return torch.where(control[1] != 0, old, torch.as_tensor(new, device=old.device).to(old.dtype))
+def _chosen(scale_and_skip: torch.Tensor, old: torch.Tensor, new: Any) -> torch.Tensor:
+    """The old value where a step is skipped. Only the device knows whether it is."""
+    return torch.where(scale_and_skip[1] != 0, old, torch.as_tensor(new, device=old.device).to(old.dtype))
 
 
 def _factor(table: TensorTable, i: int) -> Any:
     """What the gradient of tensor `i` is multiplied by."""
     rescale = float(table.hyper[i, 0])
-    return rescale if table.control is None else table.control[0].to(table.dtype) * rescale
+    return rescale if table.grad_scale_and_skip is None else table.grad_scale_and_skip[0].to(table.dtype) * rescale
 
 
 def _fill_with_zeros(table: TensorTable) -> None:

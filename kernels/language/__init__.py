@@ -1,25 +1,25 @@
-"""The language of update rules: `rule`, `reduction`, `tensor_rule`, `measure`, `jit` and `tl`.
+"""The language of update rules: `rule`, `reduction`, `tensor_rule`, `metric`, `jit` and `tl`.
 
 A rule is a few lines of arithmetic on values, which every backend compiles or runs. The `tl` of this package is the torch
 one, complete in itself, which also makes every rule runnable where triton and numba, which it does not import, are missing.
 """
 
 from .function import Function, jit
-from .metric import Measure, measure
-from .ops import WORDS, tl
+from .metric import Metric, metric
+from .ops import OPS, tl
 from .reduction import Reduction, reduction
 from .rule import Rule, rule
 from .tensor_rule import TensorRule, tensor_rule
 
 __all__ = [
-    "WORDS",
+    "OPS",
     "Function",
-    "Measure",
+    "Metric",
     "Reduction",
     "Rule",
     "TensorRule",
     "jit",
-    "measure",
+    "metric",
     "reduction",
     "rule",
     "tensor_rule",

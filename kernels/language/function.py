@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .checks import check_form, parse_function
-from .ops import TORCH_OPS, WORDS, is_tl
+from .ops import OPS, TORCH_OPS, is_tl
 
 __all__ = ["Function", "jit"]
 
@@ -94,17 +94,17 @@ def _called_functions(fn: types.FunctionType, tree: ast.FunctionDef) -> dict[str
         if isinstance(node, ast.Attribute):
             if not isinstance(node.value, ast.Name) or node.value.id in local:
                 raise TypeError(f"{fn.__name__!r} uses {ast.unparse(node)}: values have no attributes that all engines know")
-            if is_tl(fn.__globals__.get(node.value.id)) and node.attr not in WORDS:
-                close = difflib.get_close_matches(node.attr, WORDS, n=2)
+            if is_tl(fn.__globals__.get(node.value.id)) and node.attr not in OPS:
+                close = difflib.get_close_matches(node.attr, OPS, n=2)
                 hint = f" Did you mean {' or '.join(close)}?" if close else ""
-                raise TypeError(f"{fn.__name__!r} uses tl.{node.attr}; rules know {', '.join(WORDS)}.{hint}")
+                raise TypeError(f"{fn.__name__!r} uses tl.{node.attr}; rules know {', '.join(OPS)}.{hint}")
         if not isinstance(node, ast.Name) or node.id in local:
             continue
         value = fn.__globals__.get(node.id, getattr(builtins, node.id, None))
         if isinstance(value, Function):
             callees[node.id] = value
         elif not is_tl(value):
-            hint = f". Did you mean tl.{node.id}?" if node.id in WORDS else ""
+            hint = f". Did you mean tl.{node.id}?" if node.id in OPS else ""
             raise TypeError(
                 f"{fn.__name__!r} uses the name {node.id!r} ({type(value).__name__}), which engines do not know: "
                 f"a rule may use its arguments, tl, and functions marked with @jit; pass numbers as hyper-parameters{hint}"

@@ -1,4 +1,4 @@
-"""`measure`: what is to be known of each tensor's update."""
+"""`metric`: what is to be known of each tensor's update."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from .function import Function
 
-__all__ = ["Measure", "measure"]
+__all__ = ["Metric", "metric"]
 
 
-def measure(**by: str) -> Callable[[Callable[..., Any]], Measure]:
-    """Make a measure of a function `(w, g, new_w) -> (a, b, ...)`: what is to be known of each tensor's update.
+def metric(**by: str) -> Callable[[Callable[..., Any]], Metric]:
+    """Make a metric of a function `(w, g, new_w) -> (a, b, ...)`: what is to be known of each tensor's update.
 
     It is written as a rule is, and changes nothing. It is called for each element with the weight from before the update,
     the gradient, already multiplied by `rescale_grad`, and the new weight, all three as the rule has them, in the
@@ -27,18 +27,18 @@ def measure(**by: str) -> Callable[[Callable[..., Any]], Measure]:
         ValueError: neither "sum" nor "max".
 
     Example:
-        >>> from tristep.kernels import measure, tl
-        >>> @measure(grown="sum", longest_step="max")
+        >>> from tristep.kernels import metric, tl
+        >>> @metric(grown="sum", longest_step="max")
         ... def growth(w, g, new_w):
         ...     return tl.where(tl.abs(new_w) > tl.abs(w), 1.0, 0.0), tl.abs(new_w - w)
         >>> growth.names
         ('grown', 'longest_step')
     """
-    return lambda fn: Measure(fn, by)
+    return lambda fn: Metric(fn, by)
 
 
-class Measure(Function):
-    """What is to be known of each tensor's update, made by `measure`.
+class Metric(Function):
+    """What is to be known of each tensor's update, made by `metric`.
 
     Attributes:
         names: of its values, in order.
@@ -49,14 +49,14 @@ class Measure(Function):
         super().__init__(fn)
         arguments = [argument.arg for argument in self.tree.args.args]
         if len(arguments) != 3:
-            raise TypeError(f"measure {self.name!r} takes ({', '.join(arguments)}): it must be (w, g, new_w)")
+            raise TypeError(f"metric {self.name!r} takes ({', '.join(arguments)}): it must be (w, g, new_w)")
         returned = self.tree.body[-1].value  # type: ignore[attr-defined]
         if not isinstance(returned, ast.Tuple) or not returned.elts or len(returned.elts) != len(by):
             raise TypeError(
-                f"measure {self.name!r} returns {ast.unparse(returned)!r}: it must end by returning a tuple of as many "
-                f'values as @measure({", ".join(by)}) names, as in `return (g * g,)` after @measure(square="sum")'
+                f"metric {self.name!r} returns {ast.unparse(returned)!r}: it must end by returning a tuple of as many "
+                f'values as @metric({", ".join(by)}) names, as in `return (g * g,)` after @metric(square="sum")'
             )
         for name, how in by.items():
             if how not in ("sum", "max"):
-                raise ValueError(f"{name}={how!r} of measure {self.name!r}: must be 'sum' or 'max'")
+                raise ValueError(f"{name}={how!r} of metric {self.name!r}: must be 'sum' or 'max'")
         self.names, self.by = tuple(by), tuple(by.values())

@@ -10,19 +10,19 @@ import torch
 
 from .. import random
 
-__all__ = ["TORCH_OPS", "WORDS", "is_tl", "tl"]
+__all__ = ["OPS", "TORCH_OPS", "TorchOps", "is_tl", "tl"]
 
 
 def _of_one(fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A word of one value, which may be a hyper-parameter: on torch tensors these are plain numbers."""
+    """An op of one value, which may be a hyper-parameter: on torch tensors these are plain numbers."""
 
-    def word(self: _TorchLanguage, x: Any) -> Any:
+    def op(self: TorchOps, x: Any) -> Any:
         return fn(self._tensor(x))
 
-    return word
+    return op
 
 
-class _TorchLanguage:
+class TorchOps:
     """What a rule may call, on torch tensors. Triton's names and meanings; each engine brings all of them.
 
     Args:
@@ -73,9 +73,9 @@ def _device_of(*values: Any) -> torch.device | str:
     return next((value.device for value in values if isinstance(value, torch.Tensor)), "cpu")
 
 
-TORCH_OPS = {dtype: _TorchLanguage(dtype) for dtype in (torch.float32, torch.float64)}
+TORCH_OPS = {dtype: TorchOps(dtype) for dtype in (torch.float32, torch.float64)}
 tl: Any = TORCH_OPS[torch.float32]
-WORDS = tuple(name for name in vars(_TorchLanguage) if not name.startswith("_"))
+OPS = tuple(name for name in vars(TorchOps) if not name.startswith("_"))
 
 
 def is_tl(value: Any) -> bool:

@@ -15,36 +15,36 @@ __all__ = ["ElementwiseFunction", "Reduction", "reduction"]
 def reduction(
     fn: Callable[..., Any] | None = None,
     *,
-    sums: Reduction | None = None,
-    over: str = "tensor",
-    passes_on: bool = False,
-    by: str = "sum",
+    reduction: Reduction | None = None,
+    scope: str = "tensor",
+    feeds_next: bool = False,
+    op: str = "sum",
 ) -> Any:
     """Make a reduction of a function `(w, g, state, hyper) -> (a, b, ...)`, whose values are summed over each tensor.
 
     It is written as a rule is, and changes nothing. It unpacks those states of the rule that it needs, and hyper-parameters,
-    the rule's or others. A rule made with `@rule(sums=it)` gets the sums, in the arithmetic's type.
+    the rule's or others. A rule made with `@rule(reduction=it)` gets the sums, in the arithmetic's type.
 
     Args:
         fn: the function. It may have the further arguments `sums` and `index`, as a rule, or `kept` in place of `sums`: the
             numbers that its `finish` keeps, as the step before has left them.
-        sums: a reduction that runs before this one and gives its `sums`.
-        over: "tensor" sums over each tensor, "all" over all tensors of the update together.
-        passes_on: what comes after it gets its results and, after them, those of `sums`.
-        by: "sum", or "max" for the largest of values that are 0 or more, NaN if one of them is that.
+        reduction: a reduction that runs before this one and gives its `sums`.
+        scope: "tensor" sums over each tensor, "global" over all tensors of the update together.
+        feeds_next: what comes after it gets its results and, after them, those of `reduction`.
+        op: "sum", or "max" for the largest of values that are 0 or more, NaN if one of them is that.
 
     A second function, `@it.finish`, may turn the sums into numbers that are kept from step to step, one of each for each
     tensor, zero at first: `(sums, kept, hyper) -> new_kept`. It unpacks `kept` into their names, and its result takes the
     place of the sums. A tensor without gradient keeps its numbers; those of sums over all tensors are the same for all, made
     with the hyper-parameters of the first that has a gradient.
     """
-    if over not in ("tensor", "all"):
-        raise ValueError(f"over={over!r}: must be 'tensor' or 'all'")
-    if by not in ("sum", "max"):
-        raise ValueError(f"by={by!r}: must be 'sum' or 'max'")
+    if scope not in ("tensor", "global"):
+        raise ValueError(f"scope={scope!r}: must be 'tensor' or 'global'")
+    if op not in ("sum", "max"):
+        raise ValueError(f"op={op!r}: must be 'sum' or 'max'")
     if fn is None:
-        return lambda fn: Reduction(fn, sums, over, passes_on, by)
-    return Reduction(fn, sums, over, passes_on, by)
+        return lambda fn: Reduction(fn, reduction, scope, feeds_next, op)
+    return Reduction(fn, reduction, scope, feeds_next, op)
 
 
 class ElementwiseFunction(Function):
@@ -54,14 +54,14 @@ class ElementwiseFunction(Function):
         state: names of the state tensors that it reads, in order.
         own_hyper: names of the hyper-parameters that it unpacks, in order.
         extras: which of "sums" (or, a reduction, "kept") and "index" it takes besides.
-        sums: the reduction that runs before it, or None.
+        reduction: the reduction that runs before it, or None.
     """
 
     kind = "rule"
     _NUMBERS: tuple[str, ...] = ("sums",)
     _kept_and_sums = False  # whether it may take as `kept` what it keeps and, after that, what comes before it
 
-    def __init__(self, fn: Callable[..., Any], sums: Reduction | None = None) -> None:
+    def __init__(self, fn: Callable[..., Any], reduction: Reduction | None = None) -> None:
         super().__init__(fn)
         arguments = [argument.arg for argument in self.tree.args.args]
         further = [argument for argument in arguments[4:] if argument in self._NUMBERS][:1]
@@ -70,42 +70,44 @@ class ElementwiseFunction(Function):
                 f"{self.kind} {self.name!r} takes ({', '.join(arguments)}): it must have four arguments, "
                 f"(w, g, state, hyper), and may have {' or '.join(self._NUMBERS)} and index after them, in this order"
             )
-        if sums is not None and not isinstance(sums, Reduction):
-            raise TypeError(f"sums of {self.name!r} must be made with @reduction, got {type(sums).__name__}")
+        if reduction is not None and not isinstance(reduction, Reduction):
+            raise TypeError(f"reduction of {self.name!r} must be made with @reduction, got {type(reduction).__name__}")
         self.extras = tuple(arguments[4:])
-        if ("sums" in self.extras) != (sums is not None) and not (self._kept_and_sums and "kept" in self.extras):
+        if ("sums" in self.extras) != (reduction is not None) and not (self._kept_and_sums and "kept" in self.extras):
             raise TypeError(
-                f"{self.kind} {self.name!r} must take `sums` as an argument and name its reduction, @{self.kind}(sums=...), "
-                "or neither"
+                f"{self.kind} {self.name!r} must take `sums` as an argument and name its reduction, "
+                f"@{self.kind}(reduction=...), or neither"
             )
-        self.sums = sums
+        self.reduction = reduction
         self.state = unpacked_names(self.tree, arguments[2], may_return=True)
         self.own_hyper = unpacked_names(self.tree, arguments[3])
-        if sums is not None:
-            if "kept" in sums.extras and sums.finished is None:
-                raise TypeError(f"reduction {sums.name!r} takes kept, but keeps nothing: give it a @{sums.name}.finish")
-            sums._used_by = self.name
+        if reduction is not None:
+            if "kept" in reduction.extras and reduction.finished is None:
+                raise TypeError(
+                    f"reduction {reduction.name!r} takes kept, but keeps nothing: give it a @{reduction.name}.finish"
+                )
+            reduction._used_by = self.name
             names = unpacked_names(self.tree, "sums")
-            if names and len(names) != sums.n_results:
+            if names and len(names) != reduction.n_results:
                 raise TypeError(
                     f"{self.kind} {self.name!r} unpacks {len(names)} sums ({', '.join(names)}): "
-                    f"reduction {sums.name!r} gives {sums.n_results}"
+                    f"reduction {reduction.name!r} gives {reduction.n_results}"
                 )
 
     @property
     def reductions(self) -> tuple[Reduction, ...]:
         """Those that run before it, the first one first."""
-        return () if self.sums is None else (*self.sums.reductions, self.sums)
+        return () if self.reduction is None else (*self.reduction.reductions, self.reduction)
 
     @property
     def numbers_from(self) -> int | None:
         """Which of the rule's reductions has the numbers of each tensor that it gets; None if it gets none."""
-        return len(self.reductions) - 1 if self.sums is not None else None
+        return len(self.reductions) - 1 if self.reduction is not None else None
 
     @property
     def n_numbers(self) -> int:
         """How many numbers of each tensor it gets."""
-        return 0 if self.sums is None else self.sums.n_results
+        return 0 if self.reduction is None else self.reduction.n_results
 
 
 class Reduction(ElementwiseFunction):
@@ -113,9 +115,9 @@ class Reduction(ElementwiseFunction):
 
     Attributes:
         n_values: how many values it sums.
-        over: "tensor" or "all".
-        by: "sum" or "max".
-        passes_on: whether the results of the reduction before it follow its own.
+        scope: "tensor" or "global".
+        op: "sum" or "max".
+        feeds_next: whether the results of the reduction before it follow its own.
         finished: the function given to `finish`, or None.
         kept: names of the numbers that it keeps for each tensor.
     """
@@ -126,26 +128,26 @@ class Reduction(ElementwiseFunction):
     def __init__(
         self,
         fn: Callable[..., Any],
-        sums: Reduction | None = None,
-        over: str = "tensor",
-        passes_on: bool = False,
-        by: str = "sum",
+        reduction: Reduction | None = None,
+        scope: str = "tensor",
+        feeds_next: bool = False,
+        op: str = "sum",
     ) -> None:
-        super().__init__(fn, sums)
+        super().__init__(fn, reduction)
         returned = self.tree.body[-1].value  # type: ignore[attr-defined]
         if not isinstance(returned, ast.Tuple) or not returned.elts:
             raise TypeError(f"reduction {self.name!r} must end by returning a tuple of values, such as `return (g * g,)`")
         self.n_values = len(returned.elts)
-        self.over = over
-        self.by = by
-        self.passes_on = passes_on and sums is not None
+        self.scope = scope
+        self.op = op
+        self.feeds_next = feeds_next and reduction is not None
         self.finished: Function | None = None
         self.kept: tuple[str, ...] = ()
         self.finish_hyper: tuple[str, ...] = ()
         self._used_by: str | None = None
 
     def finish(self, fn: Callable[..., Any]) -> Function:
-        """Decorator: what becomes of the sums, `(sums, kept, hyper) -> new_kept`. See `reduction`."""
+        """Decorator: how kept numbers are computed from the sums, `(sums, kept, hyper) -> new_kept`. See `reduction`."""
         function = Function(fn)
         arguments = [argument.arg for argument in function.tree.args.args]
         if len(arguments) != 3:
@@ -182,7 +184,7 @@ class Reduction(ElementwiseFunction):
     def n_numbers(self) -> int:
         if "kept" not in self.extras:
             return super().n_numbers
-        return len(self.kept) + (self.sums.n_results if self.sums is not None else 0)
+        return len(self.kept) + (self.reduction.n_results if self.reduction is not None else 0)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -199,5 +201,5 @@ class Reduction(ElementwiseFunction):
     @property
     def n_results(self) -> int:
         """How many numbers the rule gets."""
-        passed_on = self.sums.n_results if self.sums is not None and self.passes_on else 0
+        passed_on = self.reduction.n_results if self.reduction is not None and self.feeds_next else 0
         return self.n_own_results + passed_on

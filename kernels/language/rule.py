@@ -16,9 +16,9 @@ __all__ = ["Rule", "rule"]
 def rule(
     fn: Callable[..., Any] | None = None,
     *,
-    sums: Reduction | None = None,
-    exact: Sequence[str] = (),
-    unsigned: Sequence[str] = (),
+    reduction: Reduction | None = None,
+    full_precision: Sequence[str] = (),
+    nonnegative: Sequence[str] = (),
 ) -> Any:
     """Make an update rule of a function `(w, g, state, hyper) -> (new_w, new_state)`.
 
@@ -31,10 +31,10 @@ def rule(
     Args:
         fn: the function. It may have two more arguments, known by their names: `sums`, what the reduction gave for
             this tensor, and `index`, the element's number in its tensor, which random numbers are drawn by.
-        sums: the reduction that runs before the rule, for rules that need norms: `@rule(sums=norms)`.
-        exact: names of states that are never stored in fewer bits: those that are weights, or sums over all steps, to which
-            a single step adds too little, or that nearly cancel each other.
-        unsigned: names of states that are never negative, as averages of squares are: 8 bits can tell more of them apart.
+        reduction: the reduction that runs before the rule, for rules that need norms: `@rule(reduction=norms)`.
+        full_precision: names of states that are never stored in low precision: those that are weights, or sums over all
+            steps, to which a single step adds too little, or that nearly cancel each other.
+        nonnegative: names of states that are never negative, as averages of squares are: 8 bits can tell more of them apart.
 
     Raises:
         TypeError: the function is not of that form or uses a name that no engine would know.
@@ -50,8 +50,8 @@ def rule(
         ((), ('lr',))
     """
     if fn is None:
-        return lambda fn: Rule(fn, sums, exact, unsigned)
-    return Rule(fn, sums, exact, unsigned)
+        return lambda fn: Rule(fn, reduction, full_precision, nonnegative)
+    return Rule(fn, reduction, full_precision, nonnegative)
 
 
 class Rule(ElementwiseFunction):
@@ -61,11 +61,11 @@ class Rule(ElementwiseFunction):
         state: names of the state tensors, in order.
         kept: names of the numbers that are kept for each tensor, in order.
         hyper: names of the hyper-parameters: those that it unpacks, then those that only its reductions need.
-        sums: the reduction that runs before it, or None.
+        reduction: the reduction that runs before it, or None.
         changed: names of the states that it returns otherwise than they came; engines do not write the others.
         used: names of the states that it reads or changes; the others may as well not be there.
-        exact: names of the states that are never stored in fewer bits.
-        unsigned: names of the states that are never negative.
+        full_precision: names of the states that are never stored in low precision.
+        nonnegative: names of the states that are never negative.
         knows_total: whether its first reduction is the sum of squares of the gradient over all tensors, which it gets last.
         skips_nonfinite: whether nothing is to be kept either of a step for which that sum is not finite.
     """
@@ -75,21 +75,21 @@ class Rule(ElementwiseFunction):
     def __init__(
         self,
         fn: Callable[..., Any],
-        sums: Reduction | None = None,
-        exact: Sequence[str] = (),
-        unsigned: Sequence[str] = (),
+        reduction: Reduction | None = None,
+        full_precision: Sequence[str] = (),
+        nonnegative: Sequence[str] = (),
     ) -> None:
-        super().__init__(fn, sums)
-        for argument, names in {"exact": exact, "unsigned": unsigned}.items():
+        super().__init__(fn, reduction)
+        for argument, names in {"full_precision": full_precision, "nonnegative": nonnegative}.items():
             if unknown := [name for name in names if name not in self.state]:
                 raise TypeError(f"{argument}={tuple(names)!r}: rule {self.name!r} has no state {unknown[0]!r}")
-        self.exact, self.unsigned = tuple(exact), tuple(unsigned)
+        self.full_precision, self.nonnegative = tuple(full_precision), tuple(nonnegative)
         argument = self.tree.args.args[2].arg
         check_return(self.tree, argument, self.state)
         as_they_came = unchanged_states(self.tree, argument, self.state)
         read = names_read(self.tree, self.state)
         self.changed = tuple(name for name in self.state if name not in as_they_came)
-        self.made_of_it: dict[Any, Any] = {}  # by compose.py and measures.py
+        self.made_of_it: dict[Any, Any] = {}  # by transforms and metrics.py
         self.used = tuple(name for name in self.state if name in self.changed or name in read)
         self.kept = tuple(name for stage in self.reductions for name in stage.kept)
         needed = (name for stage in self.reductions for name in (*stage.own_hyper, *stage.finish_hyper))

@@ -12,7 +12,7 @@ def delta(g, square, step_square, rho, one_minus_rho, epsilon):
     return step, square, rho * step_square + one_minus_rho * step * step
 
 
-@rule(unsigned=("square", "step_square"))
+@rule(nonnegative=("square", "step_square"))
 def adadelta(w, g, state, hyper):
     """w <- w - (lr delta + decay w). Zeiler (2012), alg. 1, where lr is 1.
 

@@ -6,7 +6,7 @@ from ..language import rule, tensor_rule, tl
 from .common import decayed_after_clip, limited
 
 
-@rule(exact=("history",), unsigned=("history",))
+@rule(full_precision=("history",), nonnegative=("history",))
 def adagrad(w, g, state, hyper):
     """h <- h + g^2;  w <- w - lr g / (sqrt(h + epsilon) + epsilon_outside) - decay w. Duchi et al. (2011).
 

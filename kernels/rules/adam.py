@@ -10,7 +10,7 @@ def moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2):
     return beta1 * mean + one_minus_beta1 * g, beta2 * var + one_minus_beta2 * g * g
 
 
-@rule(unsigned=("var",))
+@rule(nonnegative=("var",))
 def adam(w, g, state, hyper):
     """Kingma & Ba (2015), alg. 1 in the form of its section 2; decay inside the clip as in MXNet 1.9.1.
 
@@ -23,7 +23,7 @@ def adam(w, g, state, hyper):
     return w - lr * mean / (tl.sqrt(var) + epsilon), (mean, var)
 
 
-@rule(unsigned=("var",))
+@rule(nonnegative=("var",))
 def adamw(w, g, state, hyper):
     """Loshchilov & Hutter (2019), alg. 2: decay apart from the gradient.
 
@@ -37,7 +37,7 @@ def adamw(w, g, state, hyper):
     return w - (lr * mean / (tl.sqrt(var) + epsilon) + decay * w), (mean, var)
 
 
-@rule(unsigned=("var", "largest"))
+@rule(nonnegative=("var", "largest"))
 def amsgrad(w, g, state, hyper):
     """Adam divided by the root of the largest average of squares so far. Reddi, Kale & Kumar (2018), alg. 2.
 
@@ -51,7 +51,7 @@ def amsgrad(w, g, state, hyper):
     return w - (lr * mean / (tl.sqrt(largest) + epsilon) + decay * w), (mean, var, largest)
 
 
-@rule(unsigned=("largest",))
+@rule(nonnegative=("largest",))
 def adamax(w, g, state, hyper):
     """w <- w - lr m / u with the decaying maximum u of |g| + epsilon; `lr` arrives with 1 / (1 - beta1^t) in it.
 
@@ -66,7 +66,7 @@ def adamax(w, g, state, hyper):
     return w - lr * mean / tl.where(largest == 0.0, 1.0, largest), (mean, largest)  # where it is 0, so is the mean
 
 
-@rule(unsigned=("var",))
+@rule(nonnegative=("var",))
 def nadam(w, g, state, hyper):
     """Adam with Nesterov's momentum. Dozat (2016), alg. 2; decay inside the clip as in MXNet 1.9.1.
 
@@ -83,7 +83,7 @@ def nadam(w, g, state, hyper):
     return w - (lr * step + decay * w), (mean, var)
 
 
-@rule(unsigned=("var",))
+@rule(nonnegative=("var",))
 def adabelief(w, g, state, hyper):
     """Adam with the variance around the mean under the root. Zhuang et al. (2020), alg. 2; numbers of MXNet 2.0.
 

@@ -26,7 +26,7 @@ def norm_of(square):
     return tl.sqrt(square * tl.where(small, 18446744073709551616.0, 1.0)) * tl.where(small, 2.3283064365386963e-10, 1.0)
 
 
-@reduction(over="all")
+@reduction(scope="global")
 def total_square(w, g, state, hyper):
     """Sum of squares of the gradient over all tensors."""
     return (g * g,)

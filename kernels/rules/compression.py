@@ -6,7 +6,7 @@ Seide et al. (2014), "1-bit stochastic gradient descent", section 3.1; numbers o
 from ..language import rule, tl
 
 
-@rule(exact=("residual",))
+@rule(full_precision=("residual",))
 def two_bit(w, g, state, hyper):
     """A threshold, its negative, or nothing. One threshold at most is sent at a time, the rest later."""
     (residual,) = state
@@ -16,7 +16,7 @@ def two_bit(w, g, state, hyper):
     return sent, (x - sent,)
 
 
-@rule(exact=("residual",))
+@rule(full_precision=("residual",))
 def one_bit(w, g, state, hyper):
     """1 or -1, whatever the threshold."""
     (residual,) = state

@@ -4,7 +4,7 @@ from ..language import rule, tl
 from .common import clipped, decayed_before_clip, sign
 
 
-@rule(exact=("z", "n"), unsigned=("n",))
+@rule(full_precision=("z", "n"), nonnegative=("n",))
 def ftrl(w, g, state, hyper):
     """Follow the regularised leader, with L1 and, through wd, L2. McMahan et al. (2013), alg. 1; numbers of MXNet 1.9.1."""
     z, n = state
@@ -17,7 +17,7 @@ def ftrl(w, g, state, hyper):
     return tl.where(tl.abs(z) <= lamda1, 0.0, w), (z, n)  # NaN stays NaN
 
 
-@rule(exact=("d", "z"), unsigned=("v",))
+@rule(full_precision=("d", "z"), nonnegative=("v",))
 def ftml(w, g, state, hyper):
     """Follow the moving leader. Zheng & Kwok (2017), alg. 1; decay inside the clip as in MXNet 1.9.1.
 

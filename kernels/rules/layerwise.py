@@ -27,7 +27,7 @@ def lars_factor(w2, g2, wd, eta, epsilon, scaled):
     return tl.where((scaled > 0.0) & (w2 > 0.0) & (g2 > 0.0), factor, 1.0)
 
 
-@rule(sums=squares)
+@rule(reduction=squares)
 def lars(w, g, state, hyper, sums):
     """SGD at the rate lr eta |w| / (|g| + wd |w| + epsilon), for each tensor. You, Gitman & Ginsburg (2017), alg. 1."""
     lr, wd, clip, eta, epsilon, scaled = hyper
@@ -36,7 +36,7 @@ def lars(w, g, state, hyper, sums):
     return w, state
 
 
-@rule(sums=squares)
+@rule(reduction=squares)
 def lars_momentum(w, g, state, hyper, sums):
     """As `lars`, with the momentum of `sgd_momentum`."""
     (mom,) = state
@@ -63,7 +63,7 @@ def lamb_squares(w, g, state, hyper):
     return w * w, u * u
 
 
-@rule(sums=lamb_squares, unsigned=("var",))
+@rule(reduction=lamb_squares, nonnegative=("var",))
 def lamb(w, g, state, hyper, sums):
     """w <- w - lr (|w| / |u|) u with Adam's direction u. You et al. (2020), alg. 2; numbers of MXNet 1.9.1.
 
@@ -99,7 +99,7 @@ def lans_directions(
     return correction1 * mean / root + wd * w, g / root + wd * w, mean, var
 
 
-@reduction(sums=gradient_square)
+@reduction(reduction=gradient_square)
 def lans_squares(w, g, state, hyper, sums):
     """Sums of squares of the weight, of both directions, and once more of the gradient."""
     mean, var = state
@@ -111,7 +111,7 @@ def lans_squares(w, g, state, hyper, sums):
     return w * w, a * a, b * b, g * g
 
 
-@rule(sums=lans_squares, unsigned=("var",))
+@rule(reduction=lans_squares, nonnegative=("var",))
 def lans(w, g, state, hyper, sums):
     """LAMB with a normalised gradient and Nesterov's momentum. Zheng et al. (2020), alg. 2.
 

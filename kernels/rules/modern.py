@@ -18,7 +18,7 @@ def lion(w, g, state, hyper):
     return w - (lr * sign(vote) + decay * w), (beta2 * mean + one_minus_beta2 * g,)
 
 
-@rule(unsigned=("square",))
+@rule(nonnegative=("square",))
 def adan(w, g, state, hyper):
     """Adam with averages of the gradient and of its change. Xie et al. (2022), alg. 1, with their proximal decay.
 
@@ -40,7 +40,7 @@ def adan(w, g, state, hyper):
     return (w - lr * step) / (1.0 + decay), (mean, change, square, g)
 
 
-@rule(unsigned=("var",))
+@rule(nonnegative=("var",))
 def ademamix(w, g, state, hyper):
     """AdamW with a second, much slower average of the gradient. Pagliardini, Ablin & Grangier (2024), alg. 1."""
     fast, slow, var = state
@@ -55,7 +55,7 @@ def ademamix(w, g, state, hyper):
     return w - (lr * step + decay * w), (fast, slow, var)
 
 
-@rule(unsigned=("var",))
+@rule(nonnegative=("var",))
 def adopt(w, g, state, hyper):
     """Adam that divides by the average of the squares before this gradient. Taniguchi et al. (2024), alg. 2.
 
@@ -71,7 +71,7 @@ def adopt(w, g, state, hyper):
     return tl.where(seen > 0.0, w - (lr * new_mean + decay * w), w), (mean, var)
 
 
-@rule(unsigned=("curvature",))
+@rule(nonnegative=("curvature",))
 def sophia(w, g, state, hyper):
     """w <- w - lr clamp(m / max(rho h, epsilon), 1) - decay w, with the curvature h. Liu et al. (2023), alg. 3."""
     mean, curvature = state
@@ -80,7 +80,7 @@ def sophia(w, g, state, hyper):
     return w - (lr * clipped(mean / tl.maximum(rho * curvature, epsilon), 1.0) + decay * w), (mean, curvature)
 
 
-@rule(unsigned=("curvature",))
+@rule(nonnegative=("curvature",))
 def sophia_curvature(w, g, state, hyper):
     """h <- beta2 h + (1 - beta2) scale g^2 with the gradient of labels drawn from the model. Liu et al. (2023), alg. 2."""
     mean, curvature = state
@@ -98,7 +98,7 @@ def surprise(w, g, state, hyper):
     return g * g / tl.maximum(var, epsilon * epsilon), 1.0
 
 
-@rule(sums=surprise, unsigned=("var",))
+@rule(reduction=surprise, nonnegative=("var",))
 def stable_adamw(w, g, state, hyper, sums):
     """AdamW at the rate lr / max(1, RMS(g / sqrt(v))), for each tensor. Wortsman et al. (2023), alg. 2.
 
@@ -127,7 +127,7 @@ def corrected_square(w, g, state, hyper):
     return (c * c,)
 
 
-@rule(sums=corrected_square, unsigned=("var",))
+@rule(reduction=corrected_square, nonnegative=("var",))
 def mars(w, g, state, hyper, sums):
     """AdamW on gradients with their variance reduced, of norm 1 at most. Yuan et al. (2024), alg. 2 (MARS-AdamW).
 
@@ -162,7 +162,7 @@ def novograd_average(sums, kept, hyper):
     return (tl.where(seen > 0.0, beta2 * norm2 + one_minus_beta2 * square, square),)
 
 
-@rule(sums=novograd_square)
+@rule(reduction=novograd_square)
 def novograd(w, g, state, hyper, sums):
     """m <- beta1 m + g / (|g| + epsilon) + wd w with the running |g| of the tensor. Ginsburg et al. (2019), alg. 1."""
     (mean,) = state
@@ -172,7 +172,7 @@ def novograd(w, g, state, hyper, sums):
     return w - lr * mean, (mean,)
 
 
-@rule(unsigned=("var",))
+@rule(nonnegative=("var",))
 def radam(w, g, state, hyper):
     """Adam without its denominator, `adaptive` 0, as long as that is too uncertain. Liu et al. (2020), alg. 2.
 
@@ -185,7 +185,7 @@ def radam(w, g, state, hyper):
     return w - (lr * tl.where(adaptive > 0.0, mean / (tl.sqrt(var) + epsilon), mean) + decay * w), (mean, var)
 
 
-@rule(exact=("average",))
+@rule(full_precision=("average",))
 def asgd(w, g, state, hyper):
     """SGD that decays and averages the weights. Polyak & Juditsky (1992), with the rates of Bottou's sgd as in torch.
 
@@ -197,14 +197,14 @@ def asgd(w, g, state, hyper):
     return new_w, (average + share * (new_w - average),)
 
 
-@rule(exact=("average",))
+@rule(full_precision=("average",))
 def averaged(w, g, state, hyper):
     """w <- average, whatever the gradient."""
     (average,) = state
     return average, (average,)
 
 
-@rule(unsigned=("size",))
+@rule(nonnegative=("size",))
 def rprop(w, g, state, hyper):
     """Steps by the gradient's sign, longer while it stays, shorter when it turns. Riedmiller & Braun (1993), as in torch."""
     previous, size = state

@@ -15,7 +15,7 @@ def followed(s, g, lr, d, d0, beta3, safeguard):
     return beta3 * s + d / d0 * tl.where(safeguard > 0.0, d, d * lr) * g
 
 
-@reduction(over="all")
+@reduction(scope="global")
 def prodigy_distances(w, g, state, hyper, kept):
     """How far the weights have come along the gradient, and the size of the running sum, over all tensors."""
     s, start = state
@@ -38,7 +38,7 @@ def prodigy_estimate(sums, kept, hyper):
     return numerator, tl.where(size == 0.0, d, tl.minimum(largest_d, grown)), largest_d, d
 
 
-@rule(sums=prodigy_distances, exact=("s", "start"), unsigned=("var",))
+@rule(reduction=prodigy_distances, full_precision=("s", "start"), nonnegative=("var",))
 def prodigy(w, g, state, hyper, sums):
     """Adam on d times the gradient, at the rate d lr."""
     mean, var, s, start = state

@@ -20,7 +20,7 @@ def over_root(g, variance, epsilon, epsilon_outside):
     return g / (tl.sqrt(variance + epsilon) + epsilon_outside)
 
 
-@rule(unsigned=("n",))
+@rule(nonnegative=("n",))
 def rmsprop(w, g, state, hyper):
     """n <- gamma1 n + (1 - gamma1) g^2;  w <- w - lr g / sqrt(n + epsilon), then limited to +-clip_weights."""
     (n,) = state
@@ -30,7 +30,7 @@ def rmsprop(w, g, state, hyper):
     return clipped(w - lr * over_root(g, n, epsilon, epsilon_outside), clip_weights), (n,)
 
 
-@rule(unsigned=("n",))
+@rule(nonnegative=("n",))
 def rmsprop_momentum(w, g, state, hyper):
     """As `rmsprop`, with momentum gamma2 on the step."""
     n, delta = state
@@ -41,7 +41,7 @@ def rmsprop_momentum(w, g, state, hyper):
     return clipped(w + of_delta * delta, clip_weights), (n, delta)
 
 
-@rule(exact=("n", "mean"), unsigned=("n",))  # their difference may be far smaller than they are
+@rule(full_precision=("n", "mean"), nonnegative=("n",))  # their difference may be far smaller than they are
 def rmsprop_variance(w, g, state, hyper):
     """As `rmsprop`, with the variance n - mean^2 under the root."""
     n, mean = state
@@ -52,7 +52,7 @@ def rmsprop_variance(w, g, state, hyper):
     return clipped(w - lr * over_root(g, n - mean * mean, epsilon, epsilon_outside), clip_weights), (n, mean)
 
 
-@rule(exact=("n", "mean"), unsigned=("n",))
+@rule(full_precision=("n", "mean"), nonnegative=("n",))
 def rmsprop_centered(w, g, state, hyper):
     """With the variance under the root, and with momentum: what MXNet 1.9.1 calls centered."""
     n, mean, delta = state

@@ -7,7 +7,7 @@ from ..language import rule, tl
 from .common import clipped
 
 
-@rule(exact=("z",))
+@rule(full_precision=("z",))
 def schedule_free_sgd(w, g, state, hyper):
     """`share` is c_{t+1}, by which the average moves towards z."""
     (z,) = state
@@ -17,7 +17,7 @@ def schedule_free_sgd(w, g, state, hyper):
     return y, (z - lr * g,)
 
 
-@rule(exact=("z",), unsigned=("var",))
+@rule(full_precision=("z",), nonnegative=("var",))
 def schedule_free_adamw(w, g, state, hyper):
     """The same, with Adam's denominator in place of its average of gradients; `correction2` is 1 / (1 - beta2^t)."""
     z, var = state
@@ -29,7 +29,7 @@ def schedule_free_adamw(w, g, state, hyper):
     return y, (z - lr * step, var)
 
 
-@rule(exact=("z",))
+@rule(full_precision=("z",))
 def toward(w, g, state, hyper):
     """w <- w + share (z - w): the average x from the weight y, with share = 1 - 1 / beta, whatever the gradient."""
     (z,) = state

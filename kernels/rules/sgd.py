@@ -69,7 +69,7 @@ def sign_sgd(w, g, state, hyper):
     return (1.0 - lr * (wd + wd_lh)) * w - lr * sign(g), state
 
 
-@rule(exact=("previous",))
+@rule(full_precision=("previous",))
 def dcasgd(w, g, state, hyper):
     """Delay-compensated SGD: g + wd w + lamda g^2 (w - previous). Zheng et al. (2017), eq. 10; numbers of MXNet 1.9.1."""
     (previous,) = state
@@ -78,7 +78,7 @@ def dcasgd(w, g, state, hyper):
     return w - lr * (g + wd * w + lamda * g * g * (w - previous)), (w,)
 
 
-@rule(exact=("previous",))
+@rule(full_precision=("previous",))
 def dcasgd_momentum(w, g, state, hyper):
     """As `dcasgd`, with the momentum of `sgd_momentum`; MXNet 1.9.1 has it in its arguments, but cannot run it."""
     mom, previous = state
@@ -104,7 +104,7 @@ def large_batch(w, g, total, mom, lr, wd, clip, momentum, one_over_scale, apply)
     return tl.where(apply > 0.0, new_w, w), (tl.where(apply > 0.0, 0.0, total), tl.where(apply > 0.0, new_mom, mom))
 
 
-@rule(exact=("total",))
+@rule(full_precision=("total",))
 def lbsgd(w, g, state, hyper):
     """SGD with momentum on the mean of several gradients, used when `apply` is 1. Numbers of MXNet 1.9.1.
 
@@ -124,7 +124,7 @@ def lbsgd_squares(w, g, state, hyper):
     return w * w, mean * mean
 
 
-@rule(sums=lbsgd_squares, exact=("total",))
+@rule(reduction=lbsgd_squares, full_precision=("total",))
 def lbsgd_lars(w, g, state, hyper, sums):
     """As `lbsgd`, at a rate multiplied by |w| / sqrt(|g|^2 + wd |w|^2), limited to [0.01, 100]."""
     total, mom = state
@@ -134,7 +134,7 @@ def lbsgd_lars(w, g, state, hyper, sums):
     return large_batch(w, g, total, mom, lr * factor, wd, clip, momentum, one_over_scale, apply)
 
 
-@rule(exact=("copy",))
+@rule(full_precision=("copy",))
 def test(w, g, state, hyper):
     """w <- w + g, kept as state: what MXNet 1.9.1 tests its stores with."""
     (copy,) = state  # noqa: RUF059  # names it

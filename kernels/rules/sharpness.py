@@ -9,7 +9,7 @@ def scale(w, adaptive):
     return tl.where(adaptive > 0.0, tl.abs(w), 1.0)
 
 
-@reduction(over="all")
+@reduction(scope="global")
 def ascent_square(w, g, state, hyper):
     """Sum of squares of the gradient, scaled by the weight if adaptive, over all tensors."""
     (adaptive,) = hyper
@@ -17,7 +17,7 @@ def ascent_square(w, g, state, hyper):
     return (scaled * scaled,)
 
 
-@rule(sums=ascent_square)
+@rule(reduction=ascent_square)
 def ascent(w, g, state, hyper, sums):
     """w <- w + rho g / |g|, |g| over all tensors. Foret et al. (2021), eq. 2; adaptive: Kwon et al. (2021), eq. 8."""
     rho, adaptive = hyper

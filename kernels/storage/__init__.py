@@ -6,35 +6,32 @@ arithmetic is float32, or packed, in uint8 (packed.py). What is stored alongside
 
 from .kinds import Storage, of_tensors
 from .low_precision import HASH, SALT, CodesOnly, keys, random_bits, rounded_at_random
-from .master import COMPENSATION, FULL, NONE, REMAINDER, beside, combined, kind_of, parted
+from .master import MasterKind, combined, kind_of, master_for, split
 from .packed import BLOCK, CUT, LEVELS, copy, decode, encode, packed_size, pieces, scales_at, stretch, unpacked, zero_level
 
 __all__ = [
     "BLOCK",
-    "COMPENSATION",
     "CUT",
-    "FULL",
     "HASH",
     "LEVELS",
-    "NONE",
-    "REMAINDER",
     "SALT",
     "CodesOnly",
+    "MasterKind",
     "Storage",
-    "beside",
     "combined",
     "copy",
     "decode",
     "encode",
     "keys",
     "kind_of",
+    "master_for",
     "of_tensors",
     "packed_size",
-    "parted",
     "pieces",
     "random_bits",
     "rounded_at_random",
     "scales_at",
+    "split",
     "stretch",
     "unpacked",
     "zero_level",

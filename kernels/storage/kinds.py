@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .low_precision import CodesOnly
-from .master import NONE, kind_of
+from .master import MasterKind, kind_of
 
 __all__ = ["Storage", "of_tensors"]
 
@@ -17,19 +17,23 @@ class Storage:
 
     Attributes:
         states: the type of each of the rule's states.
-        beside: what stands beside the weights: NONE, FULL, REMAINDER or COMPENSATION.
+        master: what is stored alongside the weights.
         stochastic: whether packed states are rounded at random, and what is stored as bfloat16, but for a weight with
-            something beside it.
+            something alongside.
         codes_only: whether only packed states are.
     """
 
     def __init__(
-        self, states: tuple[torch.dtype, ...], beside: int = NONE, stochastic: bool = False, codes_only: bool = False
+        self,
+        states: tuple[torch.dtype, ...],
+        master: MasterKind = MasterKind.NONE,
+        stochastic: bool = False,
+        codes_only: bool = False,
     ) -> None:
-        self.states, self.beside, self.stochastic, self.codes_only = states, beside, stochastic, codes_only
+        self.states, self.master, self.stochastic, self.codes_only = states, master, stochastic, codes_only
 
     def __repr__(self) -> str:
-        return f"Storage({self.states!r}, {self.beside!r}, {self.stochastic!r}, {self.codes_only!r})"
+        return f"Storage({self.states!r}, {self.master!r}, {self.stochastic!r}, {self.codes_only!r})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Storage) and repr(self) == repr(other)
@@ -38,11 +42,11 @@ class Storage:
         return hash(repr(self))
 
 
-def of_tensors(weight: torch.dtype, states: Any, beside: torch.dtype | None, seed: int | CodesOnly | None) -> Storage:
+def of_tensors(weight: torch.dtype, states: Any, master: torch.dtype | None, seed: int | CodesOnly | None) -> Storage:
     """The storage of tensors of these types."""
-    kind = kind_of(weight, beside)
+    kind = kind_of(weight, master)
     assert kind is not None
     states, codes_only = tuple(states), isinstance(seed, CodesOnly)
-    some = torch.bfloat16 in states or (weight == torch.bfloat16 and kind == NONE)
+    some = torch.bfloat16 in states or (weight == torch.bfloat16 and kind == MasterKind.NONE)
     stochastic = seed is not None and (torch.uint8 in states or (some and not codes_only))
     return Storage(states, kind, stochastic, stochastic and codes_only)

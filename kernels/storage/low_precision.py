@@ -25,14 +25,14 @@ class CodesOnly(NamedTuple):
     seed: int
 
 
-def keys(seed: int | CodesOnly, updates: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """For each tensor, by the number of its update and its place, a key of 32 bits: [n, 2], the low and the high half.
+def keys(seed: int | CodesOnly, updates: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """For each tensor, by the number of its update and its offset, a key of 32 bits: [n, 2], the low and the high half.
 
     Halves, because they travel among hyper-parameters, which may be float32.
     """
     seed = seed.seed if isinstance(seed, CodesOnly) else seed
     x = np.asarray(updates).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    x += np.asarray(places).astype(np.uint64) * np.uint64(0xD1B54A32D192ED03) + np.array(seed % 2**64, dtype=np.uint64)
+    x += np.asarray(offsets).astype(np.uint64) * np.uint64(0xD1B54A32D192ED03) + np.array(seed % 2**64, dtype=np.uint64)
     for multiplier, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):  # as SplitMix64 does
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(multiplier)
     return np.stack([x >> np.uint64(48), (x >> np.uint64(32)) & np.uint64(0xFFFF)], axis=-1).astype(np.float64)

@@ -30,7 +30,7 @@ def is_finite(x):
 
 
 def _make(rule: Rule) -> Made:
-    sums: Any = rule.sums if rule.knows_total else after_total(rule, "behind")
+    sums: Any = rule.reduction if rule.knows_total else after_total(rule, "behind")
     text = RuleSource(rule, is_finite=is_finite)
     stepped, finite = text.new("stepped", "finite")
     first, total = text.behind(sums)

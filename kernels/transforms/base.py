@@ -21,12 +21,12 @@ class Made(NamedTuple):
 
     Attributes:
         fn: the function of the new rule.
-        sums: its reduction.
+        reduction: its reduction.
         knows_total, skips_nonfinite: as those of `Rule`; they stay true in rules made of this one.
     """
 
     fn: types.FunctionType
-    sums: Reduction | None
+    reduction: Reduction | None
     knows_total: bool = False
     skips_nonfinite: bool = False
 
@@ -49,10 +49,10 @@ class _ComposedRule(Rule):
     """A rule made of another one; `how` is the function and its arguments, which make it again."""
 
     def __init__(self, made: Made, of: Rule, how: tuple[Any, ...]) -> None:
-        super().__init__(made.fn, made.sums)
+        super().__init__(made.fn, made.reduction)
         self._how = how
-        self.exact = tuple(name for name in self.state if name in of.exact or name not in of.state)
-        self.unsigned = tuple(name for name in self.state if name in of.unsigned)
+        self.full_precision = tuple(name for name in self.state if name in of.full_precision or name not in of.state)
+        self.nonnegative = tuple(name for name in self.state if name in of.nonnegative)
         self.knows_total = of.knows_total or made.knows_total
         self.skips_nonfinite = of.skips_nonfinite or made.skips_nonfinite
         for place, stage in enumerate(self.reductions):
@@ -69,7 +69,7 @@ class _ReductionAfter(ComposedReduction):
     _kept_and_sums = True
 
     def __init__(self, fn: types.FunctionType, sums: Reduction, of: Reduction) -> None:
-        super().__init__(fn, sums, of.over, passes_on=True, by=of.by)
+        super().__init__(fn, sums, of.scope, feeds_next=True, op=of.op)
         self.finished, self.kept, self.finish_hyper = of.finished, of.kept, of.finish_hyper
 
 

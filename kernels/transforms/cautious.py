@@ -33,7 +33,7 @@ class _Agreement(ComposedReduction):
     """The reduction of a cautious rule."""
 
     def __init__(self, fn: types.FunctionType, sums: Reduction | None) -> None:
-        super().__init__(fn, sums, passes_on=True)
+        super().__init__(fn, sums, feeds_next=True)
 
 
 @jit
@@ -73,4 +73,4 @@ def _make(rule: Rule, decay: tuple[str, ...]) -> Made:
         result += f" + ({full} - {stepped})"
     extras = ("sums", *(("index",) if "index" in rule.extras else ()))
     first = text.unpacked(extras, rule.state, rule.own_hyper, (agreeing, count, *text.sums))
-    return Made(text.define("cautious", first, lines, f"{result}, {text.returned()}"), _Agreement(found, rule.sums))
+    return Made(text.define("cautious", first, lines, f"{result}, {text.returned()}"), _Agreement(found, rule.reduction))

@@ -34,4 +34,4 @@ def _make(rule: Rule) -> Made:
     first = text.unpacked(rule.extras, rule.state, (*rule.own_hyper, "decoupled_decay"), text.sums)
     lines = text.step(stepped, text.call())
     result = f"{stepped} - decoupled_decay * {text.w}, {text.returned()}"
-    return Made(text.define("decoupled", first, lines, result), rule.sums)
+    return Made(text.define("decoupled", first, lines, result), rule.reduction)

@@ -37,4 +37,4 @@ def _make(rule: Rule, moves: bool) -> Made:
     first = text.unpacked(rule.extras, (*rule.state, "ema"), (*rule.own_hyper, *added), text.sums)
     lines = text.step(stepped, text.call())
     average = f"{text['interpolated']}(ema, {stepped}, one_minus_ema_decay)" if moves else "ema"
-    return Made(text.define("averaging", first, lines, f"{stepped}, {text.returned(average)}"), rule.sums)
+    return Made(text.define("averaging", first, lines, f"{stepped}, {text.returned(average)}"), rule.reduction)

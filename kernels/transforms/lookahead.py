@@ -31,8 +31,8 @@ def _make(rule: Rule, sync: bool) -> Made:
     first = text.unpacked(rule.extras, (*rule.state, "slow_weight"), (*rule.own_hyper, *added), text.sums)
     lines = text.step(stepped, text.call())
     if not sync:
-        return Made(text.define("between", first, lines, f"{stepped}, {text.returned('slow_weight')}"), rule.sums)
+        return Made(text.define("between", first, lines, f"{stepped}, {text.returned('slow_weight')}"), rule.reduction)
     lines += [f"{met} = {text['interpolated']}(slow_weight, {stepped}, lookahead_alpha)"]
     slow = f"{text.tl}.where(sync > 0.0, {met}, slow_weight)"
     result = f"{text.tl}.where(sync > 0.0, {met}, {stepped}), {text.returned(slow)}"
-    return Made(text.define("lookahead", first, lines, result), rule.sums)
+    return Made(text.define("lookahead", first, lines, result), rule.reduction)

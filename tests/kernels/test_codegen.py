@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from tristep.kernels import Rule, rules
-from tristep.kernels.language import WORDS
+from tristep.kernels.language import OPS
 
 TILE = pytest.importorskip("tristep.kernels.backends.triton.compile", reason="Triton has builds for Linux only").TILE
 
@@ -222,10 +222,10 @@ def code(compiling):
 
 def _every_word(name):
     """The text of a rule that uses all words of the language, or all but two."""
-    calls = dict.fromkeys(WORDS, "(w)") | {"where": "(w > g, w, 0.5)", "maximum": "(w, 0.5)", "minimum": "(w, 0.5)"}
+    calls = dict.fromkeys(OPS, "(w)") | {"where": "(w > g, w, 0.5)", "maximum": "(w, 0.5)", "minimum": "(w, 0.5)"}
     calls["normal"] = "(w, g, index)"
     left_out = ("sin", "cos") if name == "every_word_but_sin_and_cos" else ()
-    text = " + ".join(f"tl.{word}{calls[word]}" for word in WORDS if word not in left_out)
+    text = " + ".join(f"tl.{word}{calls[word]}" for word in OPS if word not in left_out)
     return (
         f"from tristep.kernels import rule, tl\n\n@rule\ndef {name}(w, g, state, hyper, index):\n    return {text}, state\n"
     )

@@ -110,16 +110,16 @@ OF_TWO = ("maximum", "minimum", "where")
 SPECIAL = [0.0, 1.0, math.inf, -math.inf, math.nan]
 
 
-WORDS = [word for word in language.WORDS if word != "normal"]  # which test_random.py judges
+OPS = [word for word in language.OPS if word != "normal"]  # which test_random.py judges
 
 
 @pytest.fixture
 def word_rules(write_rules):
     """Two rules with a state for each word, to take its result: of the weight, and of the hyper-parameter x."""
     arguments = {"where": "(x > g, x, g)"} | dict.fromkeys(("maximum", "minimum"), "(x, g)")
-    names = ", ".join(f"of_{word}" for word in WORDS)
-    results = ", ".join(f"tl.{word}{arguments.get(word, '(x)')}" for word in WORDS)
-    spread = ", ".join(f"tl.{word}{arguments.get(word, '(x)')} + 0.0 * g" for word in WORDS)
+    names = ", ".join(f"of_{word}" for word in OPS)
+    results = ", ".join(f"tl.{word}{arguments.get(word, '(x)')}" for word in OPS)
+    spread = ", ".join(f"tl.{word}{arguments.get(word, '(x)')} + 0.0 * g" for word in OPS)
     text = f"""
         @rule
         def of_values(x, g, state, hyper):
@@ -136,16 +136,16 @@ def word_rules(write_rules):
 
 
 def test_every_word_has_a_judge():
-    assert sorted(JUDGES) == sorted(WORDS)
+    assert sorted(JUDGES) == sorted(OPS)
 
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 def test_words_mean_what_they_mean_in_numpy(place, word_rules, ulps, dtype):
     rng = np.random.default_rng(2)
     w, g = (place.tensor(rng.uniform(-8, 8, 1030), dtype) for _ in range(2))
-    states = tuple(torch.zeros_like(w) for _ in WORDS)
+    states = tuple(torch.zeros_like(w) for _ in OPS)
     place.run(word_rules.of_values, [w], [g], [states], [[1.0]])
-    for word, got in zip(WORDS, states, strict=True):
+    for word, got in zip(OPS, states, strict=True):
         judge, allowed = JUDGES[word]
         with np.errstate(all="ignore"):
             expected = judge(ulps.numpy_of(w), ulps.numpy_of(g)) if word in OF_TWO else judge(ulps.numpy_of(w))
@@ -157,8 +157,8 @@ def test_words_mean_what_they_mean_in_numpy(place, word_rules, ulps, dtype):
 def test_words_of_a_hyper_parameter(place, word_rules):
     """On some engines that is a number and no tensor."""
     x, g = 0.7, np.array([0.2, 3.0])
-    _, results = run_rule(place, word_rules.of_a_hyper_parameter, [9.0, 9.0], g, (x,), [[9.0, 9.0]] * len(WORDS))
-    for word, got in zip(WORDS, results, strict=True):
+    _, results = run_rule(place, word_rules.of_a_hyper_parameter, [9.0, 9.0], g, (x,), [[9.0, 9.0]] * len(OPS))
+    for word, got in zip(OPS, results, strict=True):
         judge, _ = JUDGES[word]
         expected = judge(np.full(2, x), g) if word in OF_TWO else judge(np.full(2, x))
         np.testing.assert_allclose(got, expected, rtol=2e-6, err_msg=word)
@@ -166,8 +166,8 @@ def test_words_of_a_hyper_parameter(place, word_rules):
 
 def test_words_of_zero_infinity_and_nan(place, word_rules):
     w, g = np.repeat(SPECIAL, len(SPECIAL)), np.tile(SPECIAL, len(SPECIAL))
-    _, results = run_rule(place, word_rules.of_values, w, g, state=[w] * len(WORDS))
-    for word, got in zip(WORDS, results, strict=True):
+    _, results = run_rule(place, word_rules.of_values, w, g, state=[w] * len(OPS))
+    for word, got in zip(OPS, results, strict=True):
         judge, _ = JUDGES[word]
         with np.errstate(all="ignore"):
             expected = judge(w, g) if word in OF_TWO else judge(w)

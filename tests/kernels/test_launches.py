@@ -26,7 +26,7 @@ import fake_driver
 
 driver = fake_driver.install()
 import tristep
-from tristep.kernels import Measurements, Update, measures, rules
+from tristep.kernels import MetricsBuffer, Update, metrics, rules
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
@@ -144,7 +144,7 @@ run()
 result["sums of sums"] = watched(run)
 
 # measured: one launch more, for what its tiles have found of each tensor
-measure = measures.joined(measures.weight_square, measures.gradient_absmax, measures.update_square)
+measure = metrics.joined(metrics.weight_square, metrics.gradient_absmax, metrics.update_square)
 
 
 def measured(run, into):
@@ -154,9 +154,9 @@ def measured(run, into):
 
 
 weights, gradients = tensors(148), tensors(148)
-run, into = prepared(weights, gradients), Measurements(measure, 148, 4)
+run, into = prepared(weights, gradients), MetricsBuffer(measure, 148, 4)
 result["measured"] = [watched(lambda: measured(run, into)) for _ in range(6)]
-slots = [arguments[7] for name, _, arguments in driver.launches if name == "measured_kernel"]
+slots = [arguments[7] for name, _, arguments in driver.launches if name == "metrics_kernel"]
 result["slots"] = slots
 result["then not measured"] = watched(run)
 run.hyper[3, 1] = 0.25
@@ -164,11 +164,11 @@ result["measured, one rate changed"] = watched(lambda: measured(run, into))
 loads = len(driver.loads)
 for n in (1, 2, 3, 16, 17, 160):
     run = prepared(tensors(n), gradients := tensors(n))
-    measured(run, Measurements(measure, n, 4))
+    measured(run, MetricsBuffer(measure, n, 4))
 result["kernels of measures for other numbers"] = len(driver.loads) - loads
-run, into = prepared(tensors(3, 0), gradients := tensors(3, 0)), Measurements(measure, 3, 4)
+run, into = prepared(tensors(3, 0), gradients := tensors(3, 0)), MetricsBuffer(measure, 3, 4)
 result["measured, empty tensors"] = watched(lambda: measured(run, into))
-run, into = prepared(tensors(5), gradients := tensors(5), rules.lars), Measurements(measure, 5, 4)
+run, into = prepared(tensors(5), gradients := tensors(5), rules.lars), MetricsBuffer(measure, 5, 4)
 result["measured, with sums"] = watched(lambda: measured(run, into))
 
 # a trainer: parameter groups, multipliers and schedules are rows of one table
@@ -211,14 +211,14 @@ for name in ("novograd", "prodigy"):
         result[name].append(found["operations"])
 
 # rules and measures of one name, as a cell of a notebook that is changed and run again makes them
-CELL = """from tristep.kernels import measure, rule
+CELL = """from tristep.kernels import metric, rule
 
 @rule
 def mine(w, g, state, hyper):
     (lr,) = hyper
     return w - FACTOR * lr * g, state
 
-@measure(found="sum")
+@metric(found="sum")
 def found(w, g, new_w):
     return (FACTOR * g,)
 """
@@ -229,7 +229,7 @@ for cell, factor in [("<first>", "2.0"), ("<second>", "3.0")]:
     exec(compile(text, cell, "exec"), scope)
     run = prepared(tensors(3), gradients := tensors(3), scope["mine"])
     result["cells"].append(watched(run)["compiled"])
-    run, into = prepared(tensors(3), gradients := tensors(3), rules.sgd), Measurements(scope["found"], 3, 4)
+    run, into = prepared(tensors(3), gradients := tensors(3), rules.sgd), MetricsBuffer(scope["found"], 3, 4)
     result["measures of cells"].append(watched(lambda: measured(run, into))["compiled"])
 
 # votes of one rank, which Triton makes a constant of

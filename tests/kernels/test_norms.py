@@ -217,24 +217,24 @@ def test_repeated_calls_use_one_plan(place, monkeypatch):
     clip_by_global_norm_(tensors(place, seed=1), 1.0)
 
 
-@reduction(over="all", by="max")
+@reduction(scope="global", op="max")
 def largest(w, g, state, hyper):
     return tl.abs(w), tl.abs(g)
 
 
-@rule(sums=largest)
+@rule(reduction=largest)
 def by_largest(w, g, state, hyper, sums):
     a, b = state
     w_max, g_max = sums
     return w, (w * 0.0 + w_max, w * 0.0 + g_max)
 
 
-@reduction(by="max")
+@reduction(op="max")
 def largest_of_each(w, g, state, hyper):
     return (tl.abs(g),)
 
 
-@rule(sums=largest_of_each)
+@rule(reduction=largest_of_each)
 def by_largest_of_each(w, g, state, hyper, sums):
     (a,) = state
     (g_max,) = sums

@@ -19,7 +19,7 @@ from tristep.kernels.backends.triton import compile as gpu
 from tristep.trainer import Telemetry
 
 options = arguments[0]
-options = {name: Telemetry()._measure if name == "measure" else value for name, value in options.items()}
+options = {name: Telemetry()._measure if name == "metric" else value for name, value in options.items()}
 options = {name: getattr(torch, value) if name == "state_dtype" else value for name, value in options.items()}
 result = gpu.compile_for(GPUTarget("cuda", 90, 32), rules.lamb, **options).asm["ttir"]
 """
@@ -53,8 +53,8 @@ result = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
 
 KERNELS = {
     "update": (UPDATES, [{}]),
-    "measured update": (UPDATES, [{"measure": True}]),
-    "packed update": (UPDATES, [{"state_dtype": "uint8", "masters": True, "stochastic": True, "control": True}]),
+    "update with metrics": (UPDATES, [{"metric": True}]),
+    "packed update": (UPDATES, [{"state_dtype": "uint8", "masters": True, "stochastic": True, "grad_scale_and_skip": True}]),
     "sums": (UPDATES, [{"stage": 0}]),
     "totals": (
         OTHERS,
@@ -64,10 +64,10 @@ KERNELS = {
             {"N_VALUES": 3, "LARGEST": False, "TOGETHER": True, "BLOCK": 1024},
         ],
     ),
-    "totals of measures": (
+    "totals of metrics": (
         OTHERS,
         [
-            "measured_kernel",
+            "metrics_kernel",
             {"partials": "*fp32", "firsts": "*i64", "rows": "*i64", "largest": "*i32", "ring": "*fp64"},
             {"BLOCK": 1024},
         ],

@@ -18,27 +18,27 @@ SIZES = [4096, 70_001, 1, 0]  # one is longer than a tile of any engine
 SIGNS = pytest.mark.parametrize("unsigned", [False, True], ids=["signed", "unsigned"])
 
 
-@rule(unsigned=("square",))
+@rule(nonnegative=("square",))
 def take(w, g, state, hyper):
     """All of it is a copy, so that nothing but loads and stores decides what comes out."""
     mean, square = state  # noqa: RUF059  # names them
     return mean, (g, tl.abs(g))
 
 
-@rule(unsigned=("square",))
+@rule(nonnegative=("square",))
 def show(w, g, state, hyper):
     mean, square = state
     return mean + square, (mean, square)
 
 
-@rule(unsigned=("square",))
+@rule(nonnegative=("square",))
 def anew(w, g, state, hyper):
     """The states are written again as they are, but no compiler can know it."""
     mean, square = state
     return w, (mean * g, square * g)
 
 
-@rule(exact=("sum_",))
+@rule(full_precision=("sum_",))
 def mixed(w, g, state, hyper):
     fast, sum_ = state
     return w - fast, (g, sum_ + g)
@@ -299,8 +299,8 @@ def test_a_step_is_that_of_float32_states_rounded(place, name, kinds):
             plain.append(state.clone())
             continue
         values = torch.tensor(rng.uniform(0.1, 1, n), dtype=F32, device=place.device)
-        storage.copy(state, values, values.shape, slot in used.unsigned)
-        plain.append(unpacked(state, weight.shape, slot in used.unsigned))
+        storage.copy(state, values, values.shape, slot in used.nonnegative)
+        plain.append(unpacked(state, weight.shape, slot in used.nonnegative))
     twin = weight.clone()
     masters = None if beside is None else [[torch.zeros(n, dtype=beside, device=place.device)] for _ in range(2)]
     hyper = [[1.0, *np.linspace(0.1, 0.9, len(used.hyper))]]
@@ -309,7 +309,7 @@ def test_a_step_is_that_of_float32_states_rounded(place, name, kinds):
     torch.testing.assert_close(weight.float(), twin.float(), rtol=1e-2 if weight_dtype != F32 else 1e-6, atol=1e-6)
     for slot, state, exact in zip(used.slots, packed, plain, strict=True):
         if state.dtype == U8:
-            unsigned = slot in used.unsigned
+            unsigned = slot in used.nonnegative
             again = storage.decode(*storage.encode(exact.cpu(), unsigned), unsigned)
             got = unpacked(state, weight.shape, unsigned).cpu()
             assert float((got != again).float().mean()) < 0.05  # scales may differ by a rounding error
@@ -363,7 +363,7 @@ def test_every_state_said_to_be_never_negative_is_that():
     torch.manual_seed(0)
     for name in rules.__all__:
         used = getattr(rules, name)
-        if not getattr(used, "unsigned", ()):
+        if not getattr(used, "nonnegative", ()):
             continue
         weight = torch.randn(50)
         state = [torch.zeros(50) for _ in used.state]
@@ -374,7 +374,7 @@ def test_every_state_said_to_be_never_negative_is_that():
             update.bind([gradient])
             update()
         for slot, each in zip(used.state, state, strict=True):
-            if slot in used.unsigned:
+            if slot in used.nonnegative:
                 assert not bool((each < 0).any()), (name, slot)
 
 
@@ -386,5 +386,5 @@ def test_refusals():
         Update(take, [weight.view(32, 128).t()], [(torch.zeros(4224, dtype=U8),) * 2])
     with pytest.raises(ValueError, match=r"torch.uint8 .*must be torch.float64"):
         Update(take, [small.double()], [(torch.zeros(20, dtype=U8),) * 2])
-    with pytest.raises(TypeError, match=r"unsigned=\('other',\): rule 'take' has no state 'other'"):
-        rule(take.fn, unsigned=("other",))
+    with pytest.raises(TypeError, match=r"nonnegative=\('other',\): rule 'take' has no state 'other'"):
+        rule(take.fn, nonnegative=("other",))

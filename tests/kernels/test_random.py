@@ -134,7 +134,7 @@ def squares_of_noise(w, g, state, hyper, index):
     return (x * x,)
 
 
-@rule(sums=squares_of_noise)
+@rule(reduction=squares_of_noise)
 def measured(w, g, state, hyper, sums):
     (seen,) = state
     key0, key1 = hyper

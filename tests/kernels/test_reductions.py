@@ -33,7 +33,7 @@ def plain_sums(w, g, state, hyper):
     return w, g * g, 1.0, tl.where(g > 0.0, 1.0, 0.0)
 
 
-@rule(sums=plain_sums)
+@rule(reduction=plain_sums)
 def shown(w, g, state, hyper, sums):
     """Writes the sums where they can be read."""
     a, b, c, d = state
@@ -197,7 +197,7 @@ def longest_norm(sums, kept, hyper):
     return tl.maximum(fading * norm, tl.sqrt(square)), steps + 1.0
 
 
-@rule(sums=longest)
+@rule(reduction=longest)
 def by_longest(w, g, state, hyper, sums):
     """w <- w - lr g / the largest norm so far."""
     lr, fading = hyper
@@ -254,12 +254,12 @@ def test_a_tensor_without_gradient_adds_nothing(place):
 # Over all tensors.
 
 
-@reduction(over="all")
+@reduction(scope="global")
 def whole_square(w, g, state, hyper):
     return g * g, 1.0
 
 
-@rule(sums=whole_square)
+@rule(reduction=whole_square)
 def globally(w, g, state, hyper, sums):
     seen, count = state
     square, n = sums
@@ -323,14 +323,14 @@ def total(w, g, state, hyper):
     return w, 1.0
 
 
-@reduction(sums=total)
+@reduction(reduction=total)
 def deviation(w, g, state, hyper, sums):
     w_sum, count = sums
     d = w - w_sum / count
     return d * d, count * 0.0 + 1.0
 
 
-@rule(sums=deviation)
+@rule(reduction=deviation)
 def standardised(w, g, state, hyper, sums):
     (variance,) = state
     square, count = sums
@@ -361,7 +361,7 @@ def first_finish(sums, kept, hyper):
     return (0.5 * average + 0.5 * square,)
 
 
-@reduction(sums=kept_first, over="all")
+@reduction(reduction=kept_first, scope="global")
 def kept_second(w, g, state, hyper, sums):
     (average,) = sums
     return (g * g / average,)
@@ -374,7 +374,7 @@ def second_finish(sums, kept, hyper):
     return last, ratio
 
 
-@rule(sums=kept_second)
+@rule(reduction=kept_second)
 def doubly_kept(w, g, state, hyper, sums):
     (seen,) = state
     previous, last = sums
@@ -404,7 +404,7 @@ def test_two_reductions_may_both_keep_numbers(place):
 # What a reduction has kept.
 
 
-@reduction(over="all")
+@reduction(scope="global")
 def since(w, g, state, hyper, kept, index):
     (lr,) = hyper
     level, steps = kept
@@ -419,7 +419,7 @@ def level_since(sums, kept, hyper):
     return fading * level + change, steps_seen + 1.0
 
 
-@rule(sums=since)
+@rule(reduction=since)
 def by_level(w, g, state, hyper, sums):
     (lr,) = hyper
     level, steps = sums
@@ -461,13 +461,13 @@ def first_sum(w, g, state, hyper):
     return g, 1.0
 
 
-@reduction(sums=first_sum, passes_on=True)
+@reduction(reduction=first_sum, feeds_next=True)
 def with_the_first(w, g, state, hyper, sums):
     total, count = sums
     return ((g - total / count) * (g - total / count),)
 
 
-@reduction(sums=with_the_first, passes_on=True)
+@reduction(reduction=with_the_first, feeds_next=True)
 def with_both(w, g, state, hyper, sums):
     square, total, count = sums
     return (w,)
@@ -480,7 +480,7 @@ def weight_sums(sums, kept, hyper):
     return (sum_of_weights + w_sum,)
 
 
-@rule(sums=with_both)
+@rule(reduction=with_both)
 def by_all_of_them(w, g, state, hyper, sums):
     a, b, c, d = state
     w_sum, square, total, count = sums
@@ -513,7 +513,7 @@ def with_constants(sums, kept, hyper):
     return 1.0, square > 5.0, lr
 
 
-@rule(sums=flagged)
+@rule(reduction=flagged)
 def by_flags(w, g, state, hyper, sums):
     (lr,) = hyper
     seen, many, rate = sums
@@ -538,7 +538,7 @@ def some_names(w, g, state, hyper, index):
     return tl.where(index < 3, third * c, 0.0), first * a, tl.where(index == 0, w, 0.0)
 
 
-@rule(sums=some_names)
+@rule(reduction=some_names)
 def all_names(w, g, state, hyper, sums, index):
     first, second, third = state
     a, b, c = hyper
@@ -570,7 +570,7 @@ def scaled_average(sums, kept, hyper):
     return (beta * average + fresh * found,)
 
 
-@rule(sums=scaled_sum)
+@rule(reduction=scaled_sum)
 def by_average(w, g, state, hyper, sums):
     lr, scale = hyper
     (average,) = sums
@@ -604,41 +604,41 @@ def test_a_hyper_parameter_of_a_reduction_alone_is_asked_for_by_name():
 REFUSED = {
     "a state that the rule has not": (
         "@reduction\ndef r(w, g, state, hyper):\n    (n,) = state\n    return (n,)\n"
-        "@rule(sums=r)\ndef u(w, g, state, hyper, sums):\n    (m,) = state\n    return w, (m,)\n",
+        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    (m,) = state\n    return w, (m,)\n",
         "reduction 'r' unpacks 'n' from state: rule 'u' has only m",
     ),
     "sums without a reduction": (
         "@rule\ndef u(w, g, state, hyper, sums):\n    (s,) = sums\n    return w * s, state\n",
-        r"rule 'u' must take `sums` as an argument and name its reduction, @rule\(sums=...\), or neither",
+        r"rule 'u' must take `sums` as an argument and name its reduction, @rule\(reduction=...\), or neither",
     ),
     "a reduction without sums": (
         "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@rule(sums=r)\ndef u(w, g, state, hyper):\n    return w, state\n",
+        "@rule(reduction=r)\ndef u(w, g, state, hyper):\n    return w, state\n",
         "rule 'u' must take `sums` as an argument",
     ),
     "a reduction with sums of none": (
         "@reduction\ndef r(w, g, state, hyper, sums):\n    (s,) = sums\n    return (s * g,)\n",
-        r"reduction 'r' must take `sums` as an argument and name its reduction, @reduction\(sums=...\)",
+        r"reduction 'r' must take `sums` as an argument and name its reduction, @reduction\(reduction=...\)",
     ),
     "sums that are no reduction": (
         "@jit\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@rule(sums=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
-        "sums of 'u' must be made with @reduction, got Function",
+        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
+        "reduction of 'u' must be made with @reduction, got Function",
     ),
     "too few sums unpacked": (
         "@reduction\ndef r(w, g, state, hyper):\n    return g, w\n"
-        "@rule(sums=r)\ndef u(w, g, state, hyper, sums):\n    (s,) = sums\n    return w * s, state\n",
+        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    (s,) = sums\n    return w * s, state\n",
         r"rule 'u' unpacks 1 sums \(s\): reduction 'r' gives 2",
     ),
     "more sums than kept numbers": (
         "@reduction\ndef r(w, g, state, hyper):\n    return g, w\n"
         "@r.finish\ndef f(sums, kept, hyper):\n    a, b = sums\n    (x,) = kept\n    return (a + b + x,)\n"
-        "@rule(sums=r)\ndef u(w, g, state, hyper, sums):\n    s, t = sums\n    return w * s * t, state\n",
+        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    s, t = sums\n    return w * s * t, state\n",
         r"rule 'u' unpacks 2 sums \(s, t\): reduction 'r' gives 1",
     ),
     "sums that are not unpacked": (
         "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@rule(sums=r)\ndef u(w, g, state, hyper, sums):\n    return w * sums, state\n",
+        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    return w * sums, state\n",
         "'u' must unpack sums into names on a line of its own",
     ),
     "a reduction that returns no tuple": (
@@ -664,7 +664,7 @@ REFUSED = {
     ),
     "kept numbers of no finish": (
         "@reduction\ndef r(w, g, state, hyper, kept):\n    (k,) = kept\n    return (g * k,)\n"
-        "@rule(sums=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
+        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
         "reduction 'r' takes kept, but keeps nothing: give it a @r.finish",
     ),
     "kept numbers of other names": (
@@ -700,22 +700,22 @@ REFUSED = {
     ),
     "a finish that comes too late": (
         "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
-        "@rule(sums=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n"
+        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n"
         "@r.finish\ndef f(sums, kept, hyper):\n    (x,) = kept\n    return (x,)\n",
         "reduction 'r' cannot be given 'f' to finish it: 'u' uses it already",
     ),
     "a kept number with a state's name": (
         "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
         "@r.finish\ndef f(sums, kept, hyper):\n    (m,) = kept\n    return (m,)\n"
-        "@rule(sums=r)\ndef u(w, g, state, hyper, sums):\n    (m,) = state\n    return w, (m,)\n",
+        "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    (m,) = state\n    return w, (m,)\n",
         "rule 'u': the names of its states and kept numbers must differ",
     ),
     "two kept numbers of one name": (
         "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
         "@r.finish\ndef f(sums, kept, hyper):\n    (m,) = kept\n    return (m,)\n"
-        "@reduction(sums=r)\ndef q(w, g, state, hyper, sums):\n    return (g,)\n"
+        "@reduction(reduction=r)\ndef q(w, g, state, hyper, sums):\n    return (g,)\n"
         "@q.finish\ndef h(sums, kept, hyper):\n    (m,) = kept\n    return (m,)\n"
-        "@rule(sums=q)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
+        "@rule(reduction=q)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
         "rule 'u': the names of its states and kept numbers must differ",
     ),
 }
@@ -729,8 +729,8 @@ def test_refused_is(write_rules, what):
 
 
 def test_what_a_reduction_sums_over_is_one_of_two():
-    with pytest.raises(ValueError, match="over='rows': must be 'tensor' or 'all'"):
-        reduction(over="rows")
+    with pytest.raises(ValueError, match="scope='rows': must be 'tensor' or 'global'"):
+        reduction(scope="rows")
 
 
 def test_kept_numbers_of_another_shape_or_type_are_refused():
@@ -747,12 +747,12 @@ def test_kept_numbers_of_another_shape_or_type_are_refused():
 
 
 def test_reductions_are_pickled_by_name():
-    squares = rules.lars.sums
+    squares = rules.lars.reduction
     assert isinstance(squares, Reduction)
     assert pickle.loads(pickle.dumps(squares)) is squares
     assert copy.deepcopy(squares) is squares
     assert pickle.loads(pickle.dumps(rules.lars)) is rules.lars
-    assert pickle.loads(pickle.dumps(rules.lars)).sums is squares
+    assert pickle.loads(pickle.dumps(rules.lars)).reduction is squares
 
 
 def test_a_rule_says_what_it_keeps():
@@ -766,7 +766,7 @@ TEXT = """
 def sums_of(w, g, state, hyper):
     return (2.0 * g,)
 
-@rule(sums=sums_of)
+@rule(reduction=sums_of)
 def stepped(w, g, state, hyper, sums):
     (s,) = sums
     return w - s * g, state
@@ -784,7 +784,7 @@ def test_a_reduction_written_anew_takes_effect(place, write_rules):
 
 def test_a_reduction_may_serve_several_rules(place):
     """With states and hyper-parameters in other places: `lars` and `lars_momentum` have one reduction, by one name."""
-    assert rules.lars.sums is rules.lars_momentum.sums
+    assert rules.lars.reduction is rules.lars_momentum.reduction
     for each, rest in [(rules.lars, []), (rules.lars_momentum, [0.0])]:
         w = torch.full((4,), 3.0, device=place.device)
         hyper = [1.0, 0.5, 0.0, math.inf, *rest, 0.25, 0.0, 1.0]

@@ -26,7 +26,7 @@ def take(w, g, state, hyper):
     return g, (w, first)
 
 
-@rule(exact=("slow",))
+@rule(full_precision=("slow",))
 def slowly(w, g, state, hyper):
     fast, slow = state
     return w - fast, (g, slow + g)
@@ -129,8 +129,8 @@ def test_states_that_are_weights_or_sums_stay_exact():
     assert slot_dtypes(slowly, F64, BF16) == (F64, F64)
     assert [state.dtype for state in states_for(slowly, [weight], BF16)[0]] == [BF16, F32]
     assert slot_dtypes(rules.novograd, BF16, BF16) == (BF16, F32)  # the second is one number for each tensor
-    with pytest.raises(TypeError, match=r"exact=\('mean',\): rule 'take' has no state 'mean'"):
-        rule(take.fn, exact=("mean",))
+    with pytest.raises(TypeError, match=r"full_precision=\('mean',\): rule 'take' has no state 'mean'"):
+        rule(take.fn, full_precision=("mean",))
 
 
 def test_each_state_has_its_own_type(place):

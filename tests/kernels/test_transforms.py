@@ -254,7 +254,7 @@ def test_rules_made_alike_are_one():
     assert transforms.cautious(rules.adamw, ()) is not transforms.cautious(rules.adamw)
     assert transforms.cautious(rules.adam, ("decay",)) is transforms.cautious(rules.adam, ())  # it has none
     assert pickle.loads(pickle.dumps(made)) is made
-    assert pickle.loads(pickle.dumps(made.sums)) is made.sums
+    assert pickle.loads(pickle.dumps(made.reduction)) is made.reduction
     assert copy.deepcopy([made])[0] is made
     assert repr(made).startswith("<rule adamw_cautious_lookahead: state (mean, var, slow_weight), hyper (lr, decay,")
 

@@ -73,7 +73,7 @@ def _largest(sums, kept, hyper):
     return (tl.maximum(0.75 * largest, square),)
 
 
-@rule(sums=_squares)
+@rule(reduction=_squares)
 def cautious(w, g, state, hyper, sums):
     """m <- momentum m + g / sqrt(n), n the largest |g|^2 so far, which decays;  w <- w - lr m."""
     (mom,) = state

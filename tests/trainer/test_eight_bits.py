@@ -54,7 +54,7 @@ def packs():
     """The optimizers that have states to be packed."""
     for name, klass in optimizer.registered().items():
         if klass.__module__.startswith("tristep.") and isinstance(rule := optimizer.create(name).rule, Rule):
-            if set(rule.state) - set(rule.exact):
+            if set(rule.state) - set(rule.full_precision):
                 yield name
 
 
@@ -65,7 +65,7 @@ def test_steps_are_near_those_in_full(name, device):
     assert distance(params, expected, parameters(device)) < (0.1 if name != "signum" else 0.3)
     rule = trainer.optimizer.composed_rule
     for slot, state in saved(trainer).items():
-        narrow = slot in rule.state and slot not in rule.exact
+        narrow = slot in rule.state and slot not in rule.full_precision
         assert state.dtype == (U8 if narrow else F32)
         assert narrow == (state.shape == (5120 + 160,))
     for slot, state in saved(trainer, "1").items():

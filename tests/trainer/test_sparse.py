@@ -378,7 +378,7 @@ def _elements(sums, kept, hyper):
     return (total + found,)
 
 
-@rule(sums=_count)
+@rule(reduction=_count)
 def counting(w, g, state, hyper, sums):
     """w <- w - lr g, and how many elements have been updated."""
     (lr,) = hyper

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import tristep
-from tristep.kernels import measure, tl
+from tristep.kernels import metric, tl
 
 
-@measure(gradient_cubes="sum", longest="max")
+@metric(gradient_cubes="sum", longest="max")
 def extra(w, g, new_w):
     return tl.abs(g * g * g), tl.abs(new_w - w)
 

@@ -357,11 +357,17 @@ class _Part:
         self._tensors = [*chain.from_iterable(states), *(master for master in self._masters if master is not None)]
         self._guard = PointerGuard(self._tensors)  # users offload states, say, by giving them other memory
         self._update = Update(
-            rule, self._weights, states, self._masters, names=self._names, seed=self._seed, control=optimizer._control
+            rule,
+            self._weights,
+            states,
+            self._masters,
+            names=self._names,
+            seed=self._seed,
+            grad_scale_and_skip=optimizer._control,
         )
         if self._sharded:
             shards.join_shards(self._update, self.parameters)
-            self._update.places += np.array([shards.own_place(parameter) << 32 for parameter in self.parameters])
+            self._update.rng_offsets += np.array([shards.own_place(parameter) << 32 for parameter in self.parameters])
         self._states = states
         self._active: list[bool] = []
         self._shared: list[tuple[Any, int]] = []  # rows of equal hyper-parameters, and the first of them
@@ -431,7 +437,7 @@ class _Part:
                     new[slot] = usable[slot]
                     continue
                 if slot in usable:
-                    storage.copy(state, usable[slot], weight.shape, slot in getattr(rule, "unsigned", ()))
+                    storage.copy(state, usable[slot], weight.shape, slot in getattr(rule, "nonnegative", ()))
                 if state.numel() or not weight.numel():  # a factored state has no elements where it is not used
                     shown = torch.view_as_complex(state) if parameter.is_complex() and state.dim() else state
                     optimizer.state[parameter][optimizer._keys.get(slot, slot)] = shards.placed_as(parameter, shown)
@@ -585,13 +591,13 @@ class _Part:
 
     def advance(self) -> None:
         """All that a step does on the host, for one that is launched otherwise."""
-        self._update.prepares_only = True
+        self._update.host_only = True
         try:
             self._share()
             self._take_hyper()
             self.run()
         finally:
-            self._update.prepares_only = False
+            self._update.host_only = False
 
 
 def _is_on_host(tensor: torch.Tensor) -> bool:

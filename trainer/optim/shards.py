@@ -115,7 +115,7 @@ def rule_refusal(rule: Rule | TensorRule, packed: bool, parameters: Sequence[tor
         )
     if packed:
         return "state_dtype='8bit' has blocks that do not end where shards do: it must be 'bfloat16' or None here"
-    if len(set(map(cut_among, parameters))) > 1 and any(reduction.over == "all" for reduction in rule.reductions):
+    if len(set(map(cut_among, parameters))) > 1 and any(reduction.scope == "global" for reduction in rule.reductions):
         return (
             f"its rule, {rule.name!r}, needs a sum over all parameters together (as clip_norm does), and not all of "
             "them are cut among the same ranks: clip by tristep.optim.clip_grad_norm_ instead, or give it those that are"
@@ -144,6 +144,6 @@ def join_shards(update: Any, parameters: Sequence[torch.Tensor]) -> None:
             if where is not None:
                 found[where] = part
 
-    update.across_each = across_each
+    update.all_reduce_per_tensor = across_each
     if len(set(cuts)) == 1:
-        update.across = lambda found, by: add_up(found, by, cuts[0])
+        update.all_reduce_global = lambda found, by: add_up(found, by, cuts[0])

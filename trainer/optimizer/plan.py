@@ -12,7 +12,7 @@ import torch
 
 from ...kernels import Rule, Update, storage
 from ...kernels.guards import Reference
-from ...kernels.measures import Measurements
+from ...kernels.metrics import MetricsBuffer
 from ...kernels.states import allocate_states, goes_with, slot_shapes
 from .base import Optimizer
 from .counts import Index
@@ -37,8 +37,8 @@ class StepPlan:
         names: what messages call them; default their names or indices in the optimizer.
         own: gradients will be the weights' own, `weight.grad`.
         zero_grads: fill them with zeros in the same pass.
-        places: as that of `Update`; default the indices, so that random numbers do not depend on what is updated together.
-        across: as that of `Update`.
+        rng_offsets: as that of `Update`; default the indices, so that random numbers do not depend on what is updated together.
+        all_reduce_global: as that of `Update`.
 
     Attributes:
         update: the `Update` of the last step; None where the optimizer updates by hand.
@@ -52,11 +52,11 @@ class StepPlan:
         names: Sequence[str] | None = None,
         own: bool = False,
         zero_grads: bool = False,
-        places: np.ndarray | None = None,
-        across: Callable[[torch.Tensor, str], None] | None = None,
+        rng_offsets: np.ndarray | None = None,
+        all_reduce_global: Callable[[torch.Tensor, str], None] | None = None,
     ) -> None:
         self.updater = updater
-        self._places, self._across = places, across
+        self._rng_offsets, self._all_reduce_global = rng_offsets, all_reduce_global
         self._gradients_own, self._zero_grads = own, zero_grads
         idx2name = updater.optimizer.idx2name
         self._names = [str(idx2name.get(index, index)) for index in indices] if names is None else list(names)
@@ -91,7 +91,7 @@ class StepPlan:
         """Weak references to the gradients of the last step; None if only some of them are known."""
         return None if self.update is None or self._met_sparse else self.update.references
 
-    def step(self, grads: Sequence[torch.Tensor | None], into: Measurements | None = None) -> None:
+    def step(self, grads: Sequence[torch.Tensor | None], into: MetricsBuffer | None = None) -> None:
         """`prepare` and `run`."""
         self.prepare(grads)
         self.run(into)
@@ -106,7 +106,7 @@ class StepPlan:
         else:
             self._grads = grads
 
-    def run(self, into: Measurements | None = None) -> None:
+    def run(self, into: MetricsBuffer | None = None) -> None:
         """Update all weights that have a gradient, after `prepare`.
 
         Args:
@@ -118,7 +118,7 @@ class StepPlan:
             grads, self._grads = self._grads, ()
             self._step_by_hand(self.updater.optimizer, grads)
 
-    def _step_prepared(self, optimizer: Any, update: Update, into: Measurements | None = None) -> None:
+    def _step_prepared(self, optimizer: Any, update: Update, into: MetricsBuffer | None = None) -> None:
         """A step with the gradients that are bound to the update."""
         multipliers = self._read_multipliers(optimizer)
         if multipliers != self._multipliers:
@@ -133,7 +133,7 @@ class StepPlan:
             rows = optimizer.rows_of_step(times, self._shared, update.rule)
             for (where, *_), row in zip(self._shared, rows, strict=True):
                 if where is None:
-                    update.share(row)
+                    update.broadcast_hyper(row)
                 else:
                     update.hyper[where] = row
             self._run(update, into)
@@ -149,7 +149,7 @@ class StepPlan:
         return update.total() if update is not None and update.rule.skips_nonfinite else None
 
     def step_with(
-        self, grads: Sequence[torch.Tensor | None], rows: Sequence[Sequence[float]], into: Measurements | None = None
+        self, grads: Sequence[torch.Tensor | None], rows: Sequence[Sequence[float]], into: MetricsBuffer | None = None
     ) -> None:
         """Update all weights whose gradient is not None, each with a row of hyper-parameters. No count moves."""
         optimizer: Any = self.updater.optimizer
@@ -161,11 +161,11 @@ class StepPlan:
         """The host half of a step with this update, whose kernels are replayed by a CUDA graph."""
         if self.update is not update or self._active != active:
             self.update, self._active, self._multipliers = update, active, _UNKNOWN
-        update.prepares_only = True
+        update.host_only = True
         try:
             self._step_prepared(self.updater.optimizer, update)
         finally:
-            update.prepares_only = False
+            update.host_only = False
 
     @property
     def active(self) -> list[bool]:
@@ -176,7 +176,7 @@ class StepPlan:
         """Whether it works on the states and masters that the updater has now."""
         return self.update is not None and self.is_of_states(self.update)
 
-    def _run(self, update: Update, into: Measurements | None) -> None:
+    def _run(self, update: Update, into: MetricsBuffer | None) -> None:
         if self._by_row is None:
             update(into)
         else:
@@ -219,32 +219,32 @@ class StepPlan:
                     raise
                 self._met_sparse = True
         names, updater = list(map(repr, self._names)), self.updater
-        whole, places = split(optimizer, self.indices, names, self.weights, grads)
+        whole, rows = split(optimizer, self.indices, names, self.weights, grads)
         update.bind(whole)
         by_row = RowUpdate(
             update.rule,
-            [self.weights[i] for i in places],
-            [grads[i] for i in places],  # type: ignore[misc]  # these are there
-            [updater.states[self.indices[i]] for i in places],
-            [updater.masters.get(self.indices[i]) for i in places],
+            [self.weights[i] for i in rows],
+            [grads[i] for i in rows],  # type: ignore[misc]  # these are there
+            [updater.states[self.indices[i]] for i in rows],
+            [updater.masters.get(self.indices[i]) for i in rows],
             updater.engine,
-            [names[i] for i in places],
+            [names[i] for i in rows],
             optimizer.rounding,
             updater.control,
         )
-        self._by_row = by_row, places, whole, [grad for grad in grads if grad is not None and is_sparse(grad)]
+        self._by_row = by_row, rows, whole, [grad for grad in grads if grad is not None and is_sparse(grad)]
 
     def _step_by_row(
         self,
         update: Update,
         by_row: RowUpdate,
-        places: list[int],
+        rows: list[int],
         whole: list[Any],
         sparse: list[torch.Tensor],
-        into: Measurements | None,
+        into: MetricsBuffer | None,
     ) -> None:
         """Update rows and whole weights. `whole`, the gradients of these, has been kept alive until here."""
-        by_row.hyper[:] = update.hyper[places]
+        by_row.hyper[:] = update.hyper[rows]
         by_row.compute()
         update(into)
         by_row.write_back()
@@ -310,10 +310,10 @@ class StepPlan:
             updater.control,
             self._zero_grads,
         )
-        if self._places is None:
+        if self._rng_offsets is None:
             pairs = zip(self.indices, self._slots, strict=True)
-            self._places = np.array([index if isinstance(index, int) else slot for index, slot in pairs])
-        self.update.places, self.update.across = self._places, self._across
+            self._rng_offsets = np.array([index if isinstance(index, int) else slot for index, slot in pairs])
+        self.update.rng_offsets, self.update.all_reduce_global = self._rng_offsets, self._all_reduce_global
         self._updates[rule] = self.update
         self._multipliers = _UNKNOWN
         return self.update
@@ -386,10 +386,10 @@ def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtyp
         old = None
     ((master,),) = allocate_states([weight], 1, dtype)
     whole = storage.combined(weight, None if old is None else old.to(weight.device))
-    if storage.kind_of(weight.dtype, dtype) == storage.FULL:
+    if storage.kind_of(weight.dtype, dtype) == storage.MasterKind.FULL:
         return master.copy_(whole)
-    return master.copy_(storage.beside(weight, whole, dtype))
+    return master.copy_(storage.master_for(weight, whole, dtype))
 
 
 def _unsigned(rule: Rule, slot: str) -> bool:
-    return slot in getattr(rule, "unsigned", ())  # there are none in rules of whole tensors
+    return slot in getattr(rule, "nonnegative", ())  # there are none in rules of whole tensors

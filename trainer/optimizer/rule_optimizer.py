@@ -286,7 +286,7 @@ class RuleOptimizer(Optimizer):
             plain = {name: torch.zeros_like(weight, dtype=torch.float32) for name in packed}
             self.init_state(weight, tuple((slots | plain)[name] for name in self.rule.slots))
             for name, values in plain.items():
-                storage.copy(slots[name], values, weight.shape, name in rule.unsigned)
+                storage.copy(slots[name], values, weight.shape, name in rule.nonnegative)
         else:
             self.init_state(weight, tuple(slots[name] for name in self.rule.slots))
         if self.lookahead is not None:

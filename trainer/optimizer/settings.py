@@ -58,7 +58,7 @@ def check_options(optimizer: RuleOptimizer) -> None:
         known = {"wd", "decay", *optimizer.decoupled_weight_decay} & set(rule.hyper)
         why = "decays the weights apart from the gradient already" if known else "has no weight decay"
         raise ValueError(f"decoupled_wd=True: {name} {why}, so it must be False")
-    if optimizer.narrow is not None and not set(rule.state) - set(rule.exact):
+    if optimizer.narrow is not None and not set(rule.state) - set(rule.full_precision):
         why = "all its states are weights or sums over all steps" if rule.state else "it has no states"
         raise ValueError(f"state_dtype={optimizer.state_dtype!r}: must be None for {name}, as {why}")
     if optimizer.kahan and optimizer.multi_precision:

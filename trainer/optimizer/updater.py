@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...kernels import Rule, Update
-from ...kernels.measures import Measurements
+from ...kernels.metrics import MetricsBuffer
 from ..interrupts import uninterrupted
 from .base import Optimizer
 from .counts import Index
@@ -53,7 +53,7 @@ class Updater:
         self.states: dict[Index, Any] = {}
         self.masters: dict[Index, torch.Tensor] = {}
         self.control: torch.Tensor | None = None
-        self.into: Measurements | None = None
+        self.into: MetricsBuffer | None = None
         self._plan: StepPlan | None = None
         if isinstance(optimizer, RuleOptimizer):
             optimizer._updater = weakref.ref(self)

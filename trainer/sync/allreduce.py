@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...kernels.measures import Measurements
+from ...kernels.metrics import MetricsBuffer
 from .. import scale
 from ..kvstore import collectives
 from ..kvstore.collective import check_alike, check_same
@@ -306,7 +306,7 @@ class AllReduceSync(CollectiveSync):
         params: Any = self._replica.params
         self._buckets = GradientBuckets(params, self._names, self._group, reducer=reducer)
 
-    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
+    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
         raise NotImplementedError  # `updates` is false
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...kernels.measures import Measurements
+from ...kernels.metrics import MetricsBuffer
 
 __all__ = ["GradientSync", "Residuals"]
 
@@ -80,7 +80,7 @@ class GradientSync(abc.ABC):
         """Make the gradients of the chosen parameters the sums of all fresh ones, in every replica."""
 
     @abc.abstractmethod
-    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
+    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
         """Update the chosen parameters in every replica with the sums of all fresh gradients, which stay as they are.
 
         Where it fails, no weight has changed, if it is in its power. `into` is where the updates are to put what they

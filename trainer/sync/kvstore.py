@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...kernels.measures import Measurements
+from ...kernels.metrics import MetricsBuffer
 from .. import checkpoint
 from ..kvstore.base import KVStore
 from ..optimizer import Optimizer, Updater
@@ -122,7 +122,7 @@ class KVStoreSync(GradientSync):
                 if not _is_that(replica.params[i].grad, out):
                     replica.params[i].grad = out
 
-    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
+    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
         keys = _places(chosen)
         pushed = [self._values(i, fresh) for i in keys]
         inside = self._live._inside()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...kernels.measures import Measurements
+from ...kernels.metrics import MetricsBuffer
 from .base import GradientSync
 
 __all__ = ["NoSync"]
@@ -27,5 +27,5 @@ class NoSync(GradientSync):
     def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
         pass
 
-    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
+    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
         raise NotImplementedError

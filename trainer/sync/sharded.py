@@ -40,7 +40,7 @@ def can_cut(optimizer: Optimizer) -> bool:
     if not isinstance(optimizer, RuleOptimizer) or not isinstance(optimizer.composed_rule, Rule):
         return False
     rule = optimizer.composed_rule
-    return not any(stage.over == "tensor" or "index" in stage.extras for stage in rule.reductions) and (
+    return not any(stage.scope == "tensor" or "index" in stage.extras for stage in rule.reductions) and (
         "index" not in rule.extras
     )
 
@@ -285,8 +285,10 @@ class ShardedUpdate:
             weights = [self._weight(piece) for piece in self.pieces]
             names = [self.names[i] for i in indices]
             # Random numbers of pieces of a parameter must not be the same.
-            places = np.array([piece.param + (piece.start // storage.BLOCK << 32) for piece in self.pieces], dtype=np.int64)
-            self._plan = StepPlan(self.updater, indices, weights, names, places=places, across=self._across)
+            offsets = np.array([piece.param + (piece.start // storage.BLOCK << 32) for piece in self.pieces], dtype=np.int64)
+            self._plan = StepPlan(
+                self.updater, indices, weights, names, rng_offsets=offsets, all_reduce_global=self._all_reduce_global
+            )
         return self._plan
 
     def _follow_weights(self) -> None:
@@ -353,11 +355,13 @@ class ShardedUpdate:
             self._planned().step_with(gradients, [rows.get(piece.param, [0.0] * width) for piece in self.pieces])
             return
         for reduction in rule.reductions:  # the other ranks wait for this one's share
-            if reduction.over == "all":
+            if reduction.scope == "global":
                 device = self._device
-                self._across(torch.zeros(reduction.n_values, dtype=widest(device.type), device=device), reduction.by)
+                self._all_reduce_global(
+                    torch.zeros(reduction.n_values, dtype=widest(device.type), device=device), reduction.op
+                )
 
-    def _across(self, totals: torch.Tensor, by: str) -> None:
+    def _all_reduce_global(self, totals: torch.Tensor, by: str) -> None:
         collectives.all_reduce(totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, self.buckets.group)
         if self._total is None:
             self._total = totals[0]
@@ -398,9 +402,9 @@ class ShardedUpdate:
             whole.states = dict(enumerate(optimizer.states_for(room)))
         for k, slot in enumerate(rule.state):
             found = {i: state[k] for i, state in states.items()}
-            for i, values in self._whole_tensors(found, slot in rule.unsigned):
+            for i, values in self._whole_tensors(found, slot in rule.nonnegative):
                 if keep:
-                    storage.copy(whole.states[i][k], values, values.shape, slot in rule.unsigned)
+                    storage.copy(whole.states[i][k], values, values.shape, slot in rule.nonnegative)
         self._collect_numbers(optimizer, states, whole)
         present = torch.tensor([float(i in self.updater.masters) for i in range(len(self.params))], device=self._device)
         collectives.all_reduce(present, dist.ReduceOp.MAX, self.buckets.group)
@@ -497,7 +501,7 @@ class ShardedUpdate:
         size = torch.Size([piece.stop - piece.start])
         (state,) = optimizer.states_for([weight])
         for k, (slot, tensor) in enumerate(zip(rule.slots, whole.states[piece.param], strict=True)):
-            unsigned = slot in rule.unsigned
+            unsigned = slot in rule.nonnegative
             if k >= len(rule.state):
                 state[k].copy_(tensor)
                 continue

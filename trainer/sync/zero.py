@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...kernels import Rule
-from ...kernels.measures import Measurements
+from ...kernels.metrics import MetricsBuffer
 from ..optimizer import RuleOptimizer
 from .allreduce import CollectiveSync
 from .sharded import ShardedUpdate
@@ -38,7 +38,7 @@ class ZeroSync(CollectiveSync):
     def _finish(self, fresh: Sequence[bool]) -> torch.Tensor:
         return self._whole.reduce(fresh)
 
-    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: Measurements | None) -> None:
+    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
         self._whole.update(chosen)
         self.end_step()
 

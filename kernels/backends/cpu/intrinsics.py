@@ -32,7 +32,7 @@ __all__ = [
 # A loop over six arrays needs more run-time checks against overlap than LLVM's default of 8 before it is vectorised.
 llvmlite.binding.set_option("tristep", "-runtime-memory-check-threshold=64")
 # Rules are computed as they are written, without fused multiply-add: of two products in a sum LLVM would fuse this or that
-# one, depending on the loop around it, and a step that is measured would differ from one that is not. No speed is lost by
+# one, depending on the loop around it, and a step with a metric would differ from one without. No speed is lost by
 # it. It must be said, or a function is compiled with the options of its caller. Inlining is not left to LLVM, which shies
 # away from large rules: a loop with a call in it is not vectorised (random numbers: 14 times slower).
 jit = numba.njit(fastmath=False, error_model="numpy", nogil=True, forceinline=True)

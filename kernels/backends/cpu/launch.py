@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...language import Measure, Reduction, Rule
-from ...measures import Measured, Measurements, measured
+from ...language import Metric, Reduction, Rule
+from ...metrics import MetricsBuffer, RuleWithMetric, with_metric
 from ...table import GRADIENT, TensorTable
 from .driver import TICKET, TILE, add_up, driver
 from .loops import block_size, compiled_loop
@@ -23,7 +23,7 @@ class CpuUpdate:
 
     tile = TILE
     looks_at_tensors = False  # but at memory
-    multiplies_on_host = True  # gradients by the factor in the table's control, which is on the host anyway
+    multiplies_on_host = True  # gradients by the factor in the table's grad_scale_and_skip, which is on the host anyway
 
     def __init__(self, table: TensorTable) -> None:
         self.table = table
@@ -32,32 +32,32 @@ class CpuUpdate:
         self.totals, self.sums = table.room_for_sums()
         self._partials = [np.zeros((self._n_tiles, total.shape[1])) for total in self.totals]
         assert isinstance(table.rule, Rule)
-        self._measure = [self._prepare(*each) for each in zip(table.rule.reductions, self._partials, strict=True)]
+        self._reductions = [self._prepare(*each) for each in zip(table.rule.reductions, self._partials, strict=True)]
         self._run = self._prepare(table.rule)
-        self._measured: tuple[Measure, Callable[[], None], np.ndarray, np.ndarray] | None = None
+        self._with_metric: tuple[Metric, Callable[[], None], np.ndarray, np.ndarray] | None = None
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
         """Work on other weights from now on, those at the table's addresses; the loop reads these anew every time."""
 
-    def measure(self, stage: int) -> None:
+    def run_reduction(self, stage: int) -> None:
         """Run the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values].
 
         Those of one over all tensors are the same in each row.
         """
-        self._measure[stage]()
+        self._reductions[stage]()
         table, reduction = self.table, self.table.rule.reductions[stage]
-        how = np.full(reduction.n_values, reduction.by == "max"), reduction.over == "all"
+        how = np.full(reduction.n_values, reduction.op == "max"), reduction.scope == "global"
         add_up(self._partials[stage], table.tiles, table.addresses[GRADIENT], self.totals[stage].numpy(), *how)
 
     def __call__(self) -> None:
-        if self.table.control is None:
+        if self.table.grad_scale_and_skip is None:
             self._run()
         else:
             self._run_unless_left_out(self._run)
 
     def _run_unless_left_out(self, run: Callable[[], None]) -> None:
-        control = self.table.control
-        if control is None or control[1] == 0:
+        grad_scale_and_skip = self.table.grad_scale_and_skip
+        if grad_scale_and_skip is None or grad_scale_and_skip[1] == 0:
             run()
         elif self.table.zero_grads:
             for bound in self.table.gradients:
@@ -69,21 +69,23 @@ class CpuUpdate:
         """The hyper-parameters, [n_tensors, n]."""
         return torch.from_numpy(self.table.hyper)
 
-    def measured(self, into: Measurements, rows: np.ndarray) -> None:
-        """As a call, and put what is measured meanwhile into these rows of the present slot."""
-        table, measure, ring = self.table, into.measure, into.ring(self.table.device)
-        if self._measured is None or self._measured[0] is not measure:
-            partials = np.zeros((self._n_tiles, len(measure.names)))
-            run = self._prepare(measured(table.rule, measure), partials)  # type: ignore[arg-type]  # a Rule
-            self._measured = measure, run, partials, np.array([by == "max" for by in measure.by])
-        _, run, partials, largest = self._measured
+    def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
+        """As a call, and put the values of the metric into these rows of the present slot."""
+        table, metric, ring = self.table, into.metric, into.ring(self.table.device)
+        if self._with_metric is None or self._with_metric[0] is not metric:
+            partials = np.zeros((self._n_tiles, len(metric.names)))
+            run = self._prepare(with_metric(table.rule, metric), partials)  # type: ignore[arg-type]  # a Rule
+            self._with_metric = metric, run, partials, np.array([by == "max" for by in metric.by])
+        _, run, partials, largest = self._with_metric
         partials[:] = 0.0  # which is what is found of a step that is left out
         self._run_unless_left_out(run)
         totals = np.zeros((len(rows), len(largest)))
         add_up(partials, table.tiles, table.addresses[GRADIENT], totals, largest, False)
         ring.numpy()[into.slot, rows] = totals
 
-    def _prepare(self, function: Rule | Reduction | Measured, partials: np.ndarray | None = None) -> Callable[[], None]:
+    def _prepare(
+        self, function: Rule | Reduction | RuleWithMetric, partials: np.ndarray | None = None
+    ) -> Callable[[], None]:
         """A function without arguments that runs this one over the table."""
         table = self.table
         compute = compiled_loop(table, function)

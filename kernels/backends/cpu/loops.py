@@ -15,8 +15,8 @@ import torch
 
 from ... import storage
 from ...language import Reduction, Rule
-from ...measures import Measured
-from ...storage import COMPENSATION, FULL, REMAINDER, Storage
+from ...metrics import RuleWithMetric
+from ...storage import MasterKind, Storage
 from ...table import FIRST_STATE, GRADIENT, WEIGHT, TensorTable
 from .disk_cache import engine_text, entry, import_generated
 from .driver import (
@@ -60,8 +60,8 @@ loops: dict[tuple[Any, ...], Any] = {}
 compile_lock = threading.Lock()
 
 
-def compiled_loop(table: TensorTable, function: Rule | Reduction | Measured) -> Any:
-    """What computes this function on a piece of a tile: the table's rule, also measured, or a reduction before it."""
+def compiled_loop(table: TensorTable, function: Rule | Reduction | RuleWithMetric) -> Any:
+    """What computes this function on a piece of a tile: its rule, with a metric or without, or a reduction before it."""
     zero_grads = table.zero_grads and not isinstance(function, Reduction)
     key: Any = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.storage, zero_grads)
     with compile_lock:
@@ -71,7 +71,7 @@ def compiled_loop(table: TensorTable, function: Rule | Reduction | Measured) -> 
 
 
 def _compile(
-    function: Rule | Reduction | Measured,
+    function: Rule | Reduction | RuleWithMetric,
     rule: Rule,
     weight_dtype: torch.dtype,
     gradient_dtype: torch.dtype,
@@ -83,7 +83,7 @@ def _compile(
     source = _loop_source(function, rule, weight_dtype, stored, zero_grads)
     names = {
         "function": bind(function, scalar),
-        "load_weight": same if stored.beside == FULL else LOAD.get(weight_dtype, same),
+        "load_weight": same if stored.master == MasterKind.FULL else LOAD.get(weight_dtype, same),
         "store_weight": STORE.get(weight_dtype, same),
         "load_gradient": LOAD.get(gradient_dtype, TO[scalar]),
         "load_bfloat16": load_bfloat16,
@@ -134,11 +134,11 @@ def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list
     def at_random(value: str, salt: int) -> str:
         return f"store_at_random({value}, key_of(key0, key1, {salt * storage.SALT & 0xFFFFFFFF}), start + i)"
 
-    if stored.beside == REMAINDER:
+    if stored.master == MasterKind.SPLIT:
         lines = ["w[i] = high_bits(value)", "m[i] = low_bits(value)"]
-    elif stored.beside == COMPENSATION:
+    elif stored.master == MasterKind.KAHAN:
         lines = ["rounded = store_weight(value)", "w[i] = rounded", "m[i] = lost(value, rounded)"]
-    elif stored.stochastic and not stored.codes_only and weight_dtype == torch.bfloat16 and not stored.beside:
+    elif stored.stochastic and not stored.codes_only and weight_dtype == torch.bfloat16 and not stored.master:
         lines = [f"w[i] = {at_random('value', 0)}"]
     else:
         lines = ["w[i] = store_weight(value)"]
@@ -149,7 +149,7 @@ def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list
                 stochastic = stored.stochastic and not stored.codes_only
                 new = at_random(new, 1 + k) if stochastic else f"store_bfloat16({new})"
             lines.append(f"{states[k]}[i] = {new}")
-    return [*lines, "m[i] = value"] if stored.beside == FULL else lines
+    return [*lines, "m[i] = value"] if stored.master == MasterKind.FULL else lines
 
 
 def _address(row: int) -> str:
@@ -173,7 +173,7 @@ def _unpack_lines(rule: Rule, names: dict[str, str], packed: list[str], row: dic
     for s in packed:
         room += f"\n    {s} = empty(n, float32)"
         codes, scales = _where_packed(row[s])
-        kind = "_unsigned" * (names[s] in rule.unsigned)
+        kind = "_unsigned" * (names[s] in rule.nonnegative)
         unpack += f"\n    unpack{kind}({codes}, {scales}, {s})"
     return room, unpack
 
@@ -184,26 +184,26 @@ def _pack_lines(rule: Rule, states: list[str], packed: list[str], row: dict[str,
     for k, name in enumerate(rule.state):
         if states[k] in packed and name in rule.changed:
             codes, scales = _where_packed(row[states[k]])
-            kind = "_at_random" * (key is not None) + "_unsigned" * (name in rule.unsigned)
+            kind = "_at_random" * (key is not None) + "_unsigned" * (name in rule.nonnegative)
             salt = (1 + k) * storage.SALT & 0xFFFFFFFF
             given = "0" if key is None else f"key_of(hyper[{key}], hyper[{key + 1}], {salt})"
             lines += f"\n    pack{kind}({states[k]}, {codes}, {scales}, {given}, start)"
     return lines
 
 
-def block_size(function: Rule | Reduction | Measured, stored: Storage) -> int:
+def block_size(function: Rule | Reduction | RuleWithMetric, stored: Storage) -> int:
     """How many elements the inner loop takes at a time."""
     if torch.uint8 in stored.states and not isinstance(function, Reduction):
         return UNPACKED
     return TILE if isinstance(function, Rule) else BLOCK
 
 
-def _gathered_by(function: Reduction | Measured) -> tuple[str, ...]:
-    return function.measure.by if isinstance(function, Measured) else (function.by,) * function.n_values
+def _gathered_by(function: Reduction | RuleWithMetric) -> tuple[str, ...]:
+    return function.metric.by if isinstance(function, RuleWithMetric) else (function.op,) * function.n_values
 
 
 def _loop_source(
-    function: Rule | Reduction | Measured,
+    function: Rule | Reduction | RuleWithMetric,
     rule: Rule,
     weight_dtype: torch.dtype,
     stored: Storage,
@@ -211,12 +211,12 @@ def _loop_source(
 ) -> str:
     """The text of what computes a piece of a tile: `n` elements from `start` on of tensor `t`, whose tile is the `j`-th."""
     states = [f"s{k}" for k in range(len(function.state))]
-    arrays = ["w", "g", *states] + (["m"] if stored.beside else [])
+    arrays = ["w", "g", *states] + (["m"] if stored.master else [])
     kinds = {s: _stored_as(stored, rule, name) for s, name in zip(states, function.state, strict=True)}
     halves = [s for s in states if kinds[s] == torch.bfloat16]
     packed = [s for s in states if kinds[s] == torch.uint8]
     like = {"w": "WEIGHT", "g": "GRADIENT", **dict.fromkeys(halves, "HALF")}
-    if stored.beside in (REMAINDER, COMPENSATION):
+    if stored.master in (MasterKind.SPLIT, MasterKind.KAHAN):
         like["m"] = "HALF"
     row = {"w": WEIGHT, "g": GRADIENT, "m": FIRST_STATE + len(rule.state)}
     row |= {s: FIRST_STATE + rule.state.index(name) for s, name in zip(states, function.state, strict=True)}
@@ -232,10 +232,10 @@ def _loop_source(
         given += "".join(f"\n    sum{k} = sums[{k}]" for k in range(function.n_numbers))
     sums = "".join(f"sum{k}, " for k in range(function.n_numbers))
     weight = {
-        FULL: "load_weight(m[i])",
-        REMAINDER: "joined(w[i], m[i])",
-        COMPENSATION: "load_weight(w[i]) + load_weight(m[i])",
-    }.get(stored.beside, "load_weight(w[i])")
+        MasterKind.FULL: "load_weight(m[i])",
+        MasterKind.SPLIT: "joined(w[i], m[i])",
+        MasterKind.KAHAN: "load_weight(w[i]) + load_weight(m[i])",
+    }.get(stored.master, "load_weight(w[i])")
     read = "".join(f"load_bfloat16({s}[i]), " if s in halves else f"{s}[i], " for s in states)
     values = (
         f"{weight}, load_gradient(g[i]) * rescale, ({read}), ({hyper})"

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from ... import storage
-from ...language import Measure, Reduction, Rule
-from ...measures import Measured, measured
+from ...language import Metric, Reduction, Rule
+from ...metrics import RuleWithMetric, with_metric
 from ...states import slot_dtypes
 from ...storage import Storage
 from .kernels import sums_kernel, update_kernel
@@ -34,21 +34,21 @@ def launch_options(
     Mixed widths get 4, or layouts would be exchanged through shared memory; and so do rules of more than two states, or
     sums, those that they get or that are found of them, which with 8 need 72 registers a thread instead of 48.
 
-    Nothing is fused, as on the CPU: of two products in a sum the compiler would fuse this or that one, and a step that is
-    measured would differ in its last bits from one that is not. Memory, not arithmetic, is what a step waits for.
+    Nothing is fused, as on the CPU: of two products in a sum the compiler would fuse this or that one, and a step with
+    a metric would differ in its last bits from one without. Memory, not arithmetic, is what a step waits for.
     """
     kinds = weight_dtype, gradient_dtype, dtype, *(() if stored is None else stored.states)
     mixed = len({kind.itemsize for kind in kinds}) > 1
     return {"num_warps": 8 if mixed or max(n_states, n_sums) > 2 else 4, "enable_fp_fusion": False}
 
 
-def _gathered_by(function: Rule | Measured, how: str) -> tuple[int, ...]:
-    """Which values of its measure, if it has one, are gathered in this way."""
-    return tuple(k for k, by in enumerate(function.measure.by) if by == how) if isinstance(function, Measured) else ()
+def _gathered_by(function: Rule | RuleWithMetric, how: str) -> tuple[int, ...]:
+    """Which values of its metric, if it has one, are gathered in this way."""
+    return tuple(k for k, by in enumerate(function.metric.by) if by == how) if isinstance(function, RuleWithMetric) else ()
 
 
 def kernel_constants(
-    function: Rule | Reduction | Measured,
+    function: Rule | Reduction | RuleWithMetric,
     rule: Rule,
     types: tuple[torch.dtype, torch.dtype, torch.dtype],
     stored: Storage,
@@ -69,27 +69,27 @@ def kernel_constants(
         "GRADIENT_TYPE": TYPES[gradient_dtype],
         "COMPUTE": TYPES[dtype],
         "STATE_TYPES": tuple(
-            (tl.uint8 if name in rule.unsigned else tl.int8) if kind == torch.uint8 else TYPES[kind]
+            (tl.uint8 if name in rule.nonnegative else tl.int8) if kind == torch.uint8 else TYPES[kind]
             for name, kind in zip(rule.state, stored.states, strict=True)
         ),
-        "BESIDE": stored.beside,
+        "MASTER": int(stored.master),
         "STOCHASTIC": stored.stochastic + stored.codes_only,  # 1: all that is stored in fewer bits, 2: packed states only
         "ALIGNED": aligned,
         "TILE": TILE,
     }
     if isinstance(function, Reduction):
-        return constants | {"N_VALUES": function.n_values, "LARGEST": function.by == "max"}
+        return constants | {"N_VALUES": function.n_values, "LARGEST": function.op == "max"}
     changed = tuple(name in rule.changed for name in rule.state)
     gathered = {"SUMMED": _gathered_by(function, "sum"), "MAXIMA": _gathered_by(function, "max")}
     return constants | {"CHANGED": changed} | gathered | {"ZERO": zero_grads}
 
 
 def options_for(
-    function: Rule | Reduction | Measured, types: tuple[torch.dtype, torch.dtype, torch.dtype], stored: Storage
+    function: Rule | Reduction | RuleWithMetric, types: tuple[torch.dtype, torch.dtype, torch.dtype], stored: Storage
 ) -> dict[str, Any]:
     """The options to compile a kernel of this function with."""
     n_states = len(function.used if isinstance(function, Rule) else function.state)
-    n_sums = max(function.n_numbers, len(function.measure.names) if isinstance(function, Measured) else 0)
+    n_sums = max(function.n_numbers, len(function.metric.names) if isinstance(function, RuleWithMetric) else 0)
     return launch_options(*types, n_states, n_sums, stored)
 
 
@@ -103,30 +103,30 @@ def compile_for(
     stage: int | None = None,
     state_dtype: torch.dtype | None = None,
     stochastic: bool = False,
-    measure: Measure | None = None,
-    control: bool = False,
+    metric: Metric | None = None,
+    grad_scale_and_skip: bool = False,
     zero_grads: bool = False,
 ) -> Any:
     """The compiled kernel of a rule for a `triton.backends.compiler.GPUTarget`; needs no GPU. For looking at its code.
 
-    With `stage` it is that of the rule's reduction of this number, with `measure` one that measures. `masters` may be the
-    type of what stands beside weights.
+    With `stage` it is that of the rule's reduction of this number, with `metric` one that also computes that. `masters` may
+    be the type of what is stored alongside weights.
     """
     from triton.compiler import ASTSource
 
     dtype = torch.float64 if weight_dtype == torch.float64 else torch.float32
     real = {torch.float32: "*fp32", torch.float64: "*fp64"}[dtype]
     function: Any = rule if stage is None else rule.reductions[stage]
-    function = function if measure is None else measured(rule, measure)
-    beside = (dtype if masters else None) if isinstance(masters, bool) else masters
+    function = function if metric is None else with_metric(rule, metric)
+    master = (dtype if masters else None) if isinstance(masters, bool) else masters
     states = slot_dtypes(rule, weight_dtype, state_dtype)[: len(rule.state)]
-    stored = storage.of_tensors(weight_dtype, states, beside, 0 if stochastic else None)
+    stored = storage.of_tensors(weight_dtype, states, master, 0 if stochastic else None)
     types = weight_dtype, gradient_dtype, dtype
     constants = kernel_constants(function, rule, types, stored, aligned, zero_grads)
     signature = {"addresses": "*i64", "gradients": "*i64", "hyper": real, "sizes": "*i64", "tiles": "*i32", "sums": real}
     signature["partials"] = real
     signature |= {"n_tensors": "i32", "control": "*fp32"}
-    constants |= {} if control else {"control": None}
+    constants |= {} if grad_scale_and_skip else {"control": None}
     signature |= dict.fromkeys(constants, "constexpr")
     kernel = update_kernel if stage is None else sums_kernel
     source = ASTSource(kernel, signature=signature, constexprs=constants)

@@ -23,9 +23,9 @@ def update_kernel(
     sizes,  # int64 [n_tensors]
     tiles,  # int32 [n_programs, 2]
     sums,  # compute type [n_tensors, len(SUMS)]
-    partials,  # compute type [n_values, n_programs]: what each program measured
+    partials,  # compute type [n_values, n_programs]: the metric's values of each program
     n_tensors,
-    control,  # float32 [2], see TensorTable; or None
+    control,  # float32 [2], `grad_scale_and_skip` of TensorTable; or None
     FUNCTION: tl.constexpr,
     EXTRAS: tl.constexpr,
     STATES: tl.constexpr,
@@ -37,12 +37,12 @@ def update_kernel(
     GRADIENT_TYPE: tl.constexpr,
     COMPUTE: tl.constexpr,
     STATE_TYPES: tl.constexpr,
-    BESIDE: tl.constexpr,
+    MASTER: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
     CHANGED: tl.constexpr,
-    SUMMED: tl.constexpr,  # which values of the measure, if there is one, are added up
+    SUMMED: tl.constexpr,  # which values of the metric, if there is one, are added up
     MAXIMA: tl.constexpr,  # and of which the maximum is taken
     ZERO: tl.constexpr,
 ):
@@ -59,22 +59,22 @@ def update_kernel(
         if start + TILE <= n:
             new = compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
-                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
+                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, MASTER, True, ALIGNED,
             )  # fmt: skip
             store_tile(
                 addresses, hyper, tensor, n_tensors, start, offsets, n, new[0], new[1], N_STATES, N_HYPER, CHANGED,
-                WEIGHT_TYPE, COMPUTE, STATE_TYPES, BESIDE, STOCHASTIC, True, ALIGNED,
+                WEIGHT_TYPE, COMPUTE, STATE_TYPES, MASTER, STOCHASTIC, True, ALIGNED,
             )  # fmt: skip
             if len(SUMMED) + len(MAXIMA) > 0:
                 store_partials(partials, new[2], offsets, n, COMPUTE, SUMMED, MAXIMA, True)
         else:
             new = compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
-                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
+                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, MASTER, False, ALIGNED,
             )  # fmt: skip
             store_tile(
                 addresses, hyper, tensor, n_tensors, start, offsets, n, new[0], new[1], N_STATES, N_HYPER, CHANGED,
-                WEIGHT_TYPE, COMPUTE, STATE_TYPES, BESIDE, STOCHASTIC, False, ALIGNED,
+                WEIGHT_TYPE, COMPUTE, STATE_TYPES, MASTER, STOCHASTIC, False, ALIGNED,
             )  # fmt: skip
             if len(SUMMED) + len(MAXIMA) > 0:
                 store_partials(partials, new[2], offsets, n, COMPUTE, SUMMED, MAXIMA, False)
@@ -113,7 +113,7 @@ def sums_kernel(
     GRADIENT_TYPE: tl.constexpr,
     COMPUTE: tl.constexpr,
     STATE_TYPES: tl.constexpr,
-    BESIDE: tl.constexpr,
+    MASTER: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     ALIGNED: tl.constexpr,
     TILE: tl.constexpr,
@@ -134,7 +134,7 @@ def sums_kernel(
         if start + TILE <= n:
             values = compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
-                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, True, ALIGNED,
+                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, MASTER, True, ALIGNED,
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
                 value = spread(values[k], offsets, COMPUTE)
@@ -142,7 +142,7 @@ def sums_kernel(
         else:
             values = compute_tile(
                 addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
-                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, BESIDE, False, ALIGNED,
+                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, MASTER, False, ALIGNED,
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
                 value = tl.where(offsets < n, spread(values[k], offsets, COMPUTE), 0.0)

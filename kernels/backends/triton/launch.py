@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from triton.compiler import CompiledKernel
 
-from ...language import Measure, Reduction, Rule
-from ...measures import Measured, Measurements, measured
+from ...language import Metric, Reduction, Rule
+from ...metrics import MetricsBuffer, RuleWithMetric, with_metric
 from ...table import TensorTable
 from .compile import TILE, kernel_constants, options_for
 from .kernels import sums_kernel, update_kernel
-from .reduce import measured_kernel, totals_kernel
+from .reduce import metrics_kernel, totals_kernel
 from .upload import Uploader
 
 __all__ = ["Launch", "TritonUpdate"]
 
-TOTALS = 4096  # tiles whose measurements are added up at a time
+TOTALS = 4096  # tiles whose metrics are added up at a time
 
 
 class TritonUpdate:
@@ -42,8 +42,8 @@ class TritonUpdate:
         self._elsewhere = table.device.type == "cuda" and torch.cuda.device_count() > 1
         self._n_tiles = len(table.tiles)
         self._update = self._launcher(update_kernel, self._rule)
-        self._measured: tuple[torch.Tensor, Launch, Launch] | None = None
-        self._measure = [self._sums_launcher(stage) for stage in range(len(self._rule.reductions))]
+        self._with_metric: tuple[torch.Tensor, Launch, Launch] | None = None
+        self._reductions = [self._sums_launcher(stage) for stage in range(len(self._rule.reductions))]
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
         """Work on other weights from now on, those at the table's addresses."""
@@ -52,7 +52,7 @@ class TritonUpdate:
             self._addresses.copy_(torch.from_numpy(self.table.addresses), non_blocking=True)
             self._sent = now
 
-    def measure(self, stage: int) -> None:
+    def run_reduction(self, stage: int) -> None:
         """Launch the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values].
 
         Those of one over all tensors are the same in each row.
@@ -62,7 +62,7 @@ class TritonUpdate:
             if not self._n_tiles:
                 self.totals[stage].zero_()  # they may have been added to those of other tensors
                 return
-            for launch in self._measure[stage]:
+            for launch in self._reductions[stage]:
                 launch()
 
     def upload(self) -> None:
@@ -82,13 +82,13 @@ class TritonUpdate:
             self._upload()
             self._update()
 
-    def measured(self, into: Measurements, rows: np.ndarray) -> None:
-        """As a call, and put what is measured meanwhile into these rows of the present slot: one more launch."""
+    def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
+        """As a call, and put the values of the metric into these rows of the present slot: one more launch."""
         with self._device():
             ring = into.ring(self.table.device)
-            if self._measured is None or self._measured[0] is not ring:
-                self._measured = ring, *self._measured_launchers(into.measure, ring, rows)
-            _, update, totals = self._measured
+            if self._with_metric is None or self._with_metric[0] is not ring:
+                self._with_metric = ring, *self._metric_launchers(into.metric, ring, rows)
+            _, update, totals = self._with_metric
             if self._n_tiles:
                 self._upload()
                 update()
@@ -106,7 +106,7 @@ class TritonUpdate:
         return torch.from_numpy(array).to(self.table.device, copy=True)
 
     def _launcher(
-        self, kernel: Any, function: Rule | Reduction | Measured, partials: tuple[torch.Tensor, ...] = ()
+        self, kernel: Any, function: Rule | Reduction | RuleWithMetric, partials: tuple[torch.Tensor, ...] = ()
     ) -> Launch:
         table = self.table
         sums = self._upload.hyper if function.numbers_from is None else self.sums[function.numbers_from]
@@ -115,13 +115,13 @@ class TritonUpdate:
         types = table.weight_dtype, table.gradient_dtype, table.dtype
         constants = kernel_constants(function, self._rule, types, table.storage, table.aligned, table.zero_grads)
         options = options_for(function, types, table.storage)
-        return Launch(kernel, self._n_tiles, (*arguments, len(table.sizes), table.control), constants, options)
+        return Launch(kernel, self._n_tiles, (*arguments, len(table.sizes), table.grad_scale_and_skip), constants, options)
 
     def _sums_launcher(self, stage: int) -> tuple[Launch, Launch]:
         table, reduction = self.table, self._rule.reductions[stage]
         n_tensors, n_values = self.totals[stage].shape
         partials = torch.zeros(n_values, self._n_tiles, dtype=table.dtype, device=table.device)
-        together = reduction.over == "all"
+        together = reduction.scope == "global"
         bounds = [0, n_tensors] if together else np.arange(n_tensors + 1)
         firsts = self._to_device(np.searchsorted(table.tiles[:, 0], bounds).astype(np.int64))
         return (
@@ -130,23 +130,23 @@ class TritonUpdate:
                 totals_kernel,
                 1 if together else n_tensors,
                 (partials, firsts, self.totals[stage], self._n_tiles, n_tensors),
-                {"N_VALUES": n_values, "LARGEST": reduction.by == "max", "TOGETHER": together, "BLOCK": 1024},
+                {"N_VALUES": n_values, "LARGEST": reduction.op == "max", "TOGETHER": together, "BLOCK": 1024},
                 {"enable_fp_fusion": False},
             ),
         )
 
-    def _measured_launchers(self, measure: Measure, ring: torch.Tensor, rows: np.ndarray) -> tuple[Launch, Launch]:
+    def _metric_launchers(self, metric: Metric, ring: torch.Tensor, rows: np.ndarray) -> tuple[Launch, Launch]:
         table = self.table
-        function, (_, n_rows, n_values) = measured(self._rule, measure), ring.shape
+        function, (_, n_rows, n_values) = with_metric(self._rule, metric), ring.shape
         partials = torch.zeros(n_values, max(self._n_tiles, 1), dtype=table.dtype, device=table.device)
         firsts = np.searchsorted(table.tiles[:, 0], np.arange(len(rows) + 1)).astype(np.int64)
-        largest = np.array([by == "max" for by in measure.by], dtype=np.int32)
+        largest = np.array([by == "max" for by in metric.by], dtype=np.int32)
         arrays = (self._to_device(array) for array in (firsts, rows.astype(np.int64), largest))
         arguments = (partials, *arrays, ring, partials.shape[1], n_rows)
         return (
             self._launcher(update_kernel, function, (partials,)),
             Launch(
-                measured_kernel,
+                metrics_kernel,
                 (len(rows), n_values),
                 arguments,
                 {"BLOCK": TOTALS},

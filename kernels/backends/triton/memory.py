@@ -15,7 +15,7 @@ __all__ = ["is_packed", "load", "load_key", "pack", "put", "round_to", "store", 
 
 _H0, _H1, _H2 = map(tl.constexpr, storage.HASH)
 _BLOCK, _CUT, _HALF = map(tl.constexpr, (storage.BLOCK, storage.CUT, 1 << (storage.CUT - 1)))
-# Of packed states, which go by tl.int8, or by tl.uint8 where they are never negative; see storage.py.
+# Of packed states, which go by tl.int8, or by tl.uint8 where they are never negative; see storage/packed.py.
 _LEVELS, _UNSIGNED_LEVELS = map(tl.constexpr, storage.LEVELS)
 _ZERO, _UNSIGNED_ZERO = (tl.constexpr(storage.zero_level(unsigned)) for unsigned in (False, True))
 _STRETCH, _UNSIGNED_STRETCH = (tl.constexpr(float(storage.stretch(unsigned))) for unsigned in (False, True))

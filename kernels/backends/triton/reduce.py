@@ -7,7 +7,7 @@ import triton.language as tl
 
 from .ops import maximum
 
-__all__ = ["gathered", "measured_kernel", "spread", "store_partials", "totals_kernel"]
+__all__ = ["gathered", "metrics_kernel", "spread", "store_partials", "totals_kernel"]
 
 
 @triton.jit
@@ -128,7 +128,7 @@ def totals_kernel(
     do_not_specialize=["n_tiles", "n_rows", "slot"],
     do_not_specialize_on_alignment=["partials", "firsts", "rows", "largest", "ring"],
 )
-def measured_kernel(
+def metrics_kernel(
     partials,  # [n_values, n_tiles]
     firsts,  # int64 [n_tensors + 1]: where each tensor's tiles begin
     rows,  # int64 [n_tensors]: each tensor's row in a slot of the ring

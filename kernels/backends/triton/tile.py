@@ -10,7 +10,9 @@ from .memory import is_packed, load, load_key, pack, put, round_to, store, unpac
 
 __all__ = ["compute_tile", "fill_with_zeros", "store_tile"]
 
-_FULL, _REMAINDER, _COMPENSATION = map(tl.constexpr, (storage.FULL, storage.REMAINDER, storage.COMPENSATION))
+_FULL, _SPLIT, _KAHAN = (
+    tl.constexpr(int(kind)) for kind in (storage.MasterKind.FULL, storage.MasterKind.SPLIT, storage.MasterKind.KAHAN)
+)
 _SALT = tl.constexpr(storage.SALT)
 
 
@@ -82,23 +84,23 @@ def compute_tile(
     GRADIENT_TYPE: tl.constexpr,
     COMPUTE: tl.constexpr,
     STATE_TYPES: tl.constexpr,
-    BESIDE: tl.constexpr,
+    MASTER: tl.constexpr,
     FULL: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     hyper += tensor * (1 + N_HYPER)
-    if BESIDE == _FULL:
+    if MASTER == _FULL:
         master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
         w = load(master, offsets, n, COMPUTE, COMPUTE, FULL, ALIGNED)
     else:
         w = load(tl.load(addresses + tensor), offsets, n, WEIGHT_TYPE, COMPUTE, FULL, ALIGNED)
-        if BESIDE == _REMAINDER:
-            beside = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
-            low = load(beside, offsets, n, tl.int16, tl.int32, FULL, ALIGNED)
+        if MASTER == _SPLIT:
+            master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
+            low = load(master, offsets, n, tl.int16, tl.int32, FULL, ALIGNED)
             w = (w.to(tl.int32, bitcast=True) + low).to(COMPUTE, bitcast=True)
-        elif BESIDE == _COMPENSATION:
-            beside = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
-            w += load(beside, offsets, n, WEIGHT_TYPE, COMPUTE, FULL, ALIGNED)
+        elif MASTER == _KAHAN:
+            master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
+            w += load(master, offsets, n, WEIGHT_TYPE, COMPUTE, FULL, ALIGNED)
     g = load(gradient, offsets, n, GRADIENT_TYPE, COMPUTE, FULL, ALIGNED)
     rescale = tl.load(hyper)
     if control is not None:
@@ -112,29 +114,29 @@ def compute_tile(
 @triton.jit
 def _store_weight(
     address,
-    beside,
+    master,
     w,
     offsets,
     n,
     WEIGHT_TYPE: tl.constexpr,
-    BESIDE: tl.constexpr,
+    MASTER: tl.constexpr,
     FULL: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    # The weight, rounded, and beside it what that took off; see storage.py.
-    if BESIDE == _REMAINDER:
+    # The weight, rounded, and alongside what that took off; see storage/master.py.
+    if MASTER == _SPLIT:
         bits = w.to(tl.uint32, bitcast=True)
         nan = (bits & 0x7FFFFFFF) > 0x7F800000
         high = tl.where(nan, (bits >> 16) | 0x40, (bits + 0x8000) >> 16).to(tl.uint16)
         low = tl.where(nan, 0, bits & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True)
         put(address, high.to(tl.bfloat16, bitcast=True), offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
-        put(beside, low, offsets, n, tl.int16, FULL, ALIGNED)
+        put(master, low, offsets, n, tl.int16, FULL, ALIGNED)
     else:
         rounded = round_to(w, WEIGHT_TYPE)
         lost = w - rounded.to(w.dtype)
         lost = tl.where(tl.abs(lost) < float("inf"), lost, 0.0)
         put(address, rounded, offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
-        put(beside, round_to(lost, WEIGHT_TYPE), offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
+        put(master, round_to(lost, WEIGHT_TYPE), offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
 
 
 @triton.jit
@@ -154,7 +156,7 @@ def store_tile(
     WEIGHT_TYPE: tl.constexpr,
     COMPUTE: tl.constexpr,
     STATE_TYPES: tl.constexpr,
-    BESIDE: tl.constexpr,
+    MASTER: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     FULL: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -162,14 +164,14 @@ def store_tile(
     key = 0
     if STOCHASTIC:
         key = load_key(hyper + tensor * (1 + N_HYPER), N_HYPER)
-    if BESIDE == _FULL:
+    if MASTER == _FULL:
         master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
         store(master, w, offsets, n, COMPUTE, FULL, ALIGNED)
-    if BESIDE == _REMAINDER or BESIDE == _COMPENSATION:  # noqa: SIM109  # the compiler knows no `in` of tuples
-        beside = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
-        _store_weight(tl.load(addresses + tensor), beside, w, offsets, n, WEIGHT_TYPE, BESIDE, FULL, ALIGNED)
+    if MASTER == _SPLIT or MASTER == _KAHAN:  # noqa: SIM109  # the compiler knows no `in` of tuples
+        master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
+        _store_weight(tl.load(addresses + tensor), master, w, offsets, n, WEIGHT_TYPE, MASTER, FULL, ALIGNED)
     else:
-        AT_RANDOM: tl.constexpr = STOCHASTIC == 1 and BESIDE != _FULL and tl.bfloat16 == WEIGHT_TYPE
+        AT_RANDOM: tl.constexpr = STOCHASTIC == 1 and MASTER != _FULL and tl.bfloat16 == WEIGHT_TYPE
         store(tl.load(addresses + tensor), w, offsets, n, WEIGHT_TYPE, FULL, ALIGNED, AT_RANDOM, key)
     for k in tl.static_range(N_STATES):
         if CHANGED[k] and is_packed(STATE_TYPES[k]):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import Measurements, Update, measure, measures, rules, tl, transforms
+from tristep.kernels import MetricsBuffer, Update, metric, metrics, rules, tl, transforms
 from tristep.kernels.states import states_for
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
@@ -17,10 +17,10 @@ NAMES = [
     *("weight_square", "gradient_square", "update_square", "gradient_times_update"),
     *("weight_absmax", "gradient_absmax", "update_absmax", "gradient_zeros", "gradient_nonfinite"),
 ]
-ALL = measures.joined(*(getattr(measures, name) for name in NAMES))
+ALL = metrics.joined(*(getattr(metrics, name) for name in NAMES))
 
 
-@measure(largest="max", cubes="sum", ones="sum", moved="max")
+@metric(largest="max", cubes="sum", ones="sum", moved="max")
 def of_my_own(w, g, new_w):
     """Maxima and sums in turns, and one that is the same for all elements."""
     cube = g * g * g
@@ -97,7 +97,7 @@ def test_tensors_of_many_sizes(place, dtype):
         skipped = (7, 8)
         given = [None if i in skipped else gradient for i, gradient in enumerate(gradients)]
         before = [array(weight) for weight in weights]
-        into = Measurements(ALL, len(weights))
+        into = MetricsBuffer(ALL, len(weights))
         step(place, rules.adamw, weights, given, into, rescale=0.3)
         (found,) = values(into)
         for i, (w, g, new_w) in enumerate(zip(before, gradients, weights, strict=True)):
@@ -114,7 +114,7 @@ def test_more_tiles_than_are_added_up_at_a_time(monkeypatch):
     place = Triton()
     weights, gradients = tensors(place, [(5 * launch.TILE + 1,), (2,)], F32)
     before = [array(weight) for weight in weights]
-    into = Measurements(ALL, 2)
+    into = MetricsBuffer(ALL, 2)
     step(place, rules.sgd, weights, gradients, into)
     for row, w, g, new_w in zip(values(into)[0], before, gradients, weights, strict=True):
         check(row, w, array(g), array(new_w))
@@ -128,7 +128,7 @@ class Triton:
 
 
 @pytest.mark.parametrize("beside", [None, F32, torch.int16, BF16], ids=str)
-def test_fewer_bits_are_measured_as_the_rule_computes_them(place, beside):
+def test_low_precision_updates_are_measured_as_the_rule_computes_them(place, beside):
     """Not as they are stored: the judge has the same weights and gradients in float32, and eager torch's update."""
     rng = np.random.default_rng(1)
     exact = [rng.normal(size=shape).astype(np.float32) for shape in [(1500,), (3, 4)]]
@@ -138,23 +138,23 @@ def test_fewer_bits_are_measured_as_the_rule_computes_them(place, beside):
     if beside is not None:
         wide = [place.tensor(each, F32) for each in exact]
         beside_weights = [
-            each if beside == F32 else measures_storage().beside(weight, each, beside)
+            each if beside == F32 else low_precision_storage().master_for(weight, each, beside)
             for weight, each in zip(weights, wide, strict=True)
         ]
         masters = beside_weights
-        known = [measures_storage().combined(weight, b) for weight, b in zip(weights, masters, strict=True)]
+        known = [low_precision_storage().combined(weight, b) for weight, b in zip(weights, masters, strict=True)]
     else:
         known = [weight.float() for weight in weights]
     known = [each.clone() for each in known]
     before = [array(each) for each in known]
-    into = Measurements(ALL, 2)
+    into = MetricsBuffer(ALL, 2)
     step(place, rules.adamw, weights, gradients, into, masters)
     step(place._replace(engine="eager"), rules.adamw, known, gradients)
     for row, w, g, new_w in zip(values(into)[0], before, gradients, known, strict=True):
         check(row, w, array(g), array(new_w), 1e-5)
 
 
-def measures_storage():
+def low_precision_storage():
     from tristep.kernels import storage
 
     return storage
@@ -168,7 +168,7 @@ def test_groups_of_several_types_put_their_results_into_one_slot(place):
         weights.append(w)
         gradients.append(g)
     before = [array(weight) for weight in weights]
-    into = Measurements(ALL, len(weights))
+    into = MetricsBuffer(ALL, len(weights))
     step(place, rules.sgd, weights, gradients, into)
     (found,) = values(into)
     assert into.count == 1
@@ -187,7 +187,7 @@ def test_any_layout(place, layout):
     (weight,), (gradient,) = tensors(place, [(40, 50)], F32)
     buffer = torch.full((5000,), math.nan, device=place.device)
     strange = buffer.as_strided((40, 50), {"transposed": (1, 40), "with gaps": (60, 1)}[layout], 3).copy_(weight)
-    into = Measurements(ALL, 1)
+    into = MetricsBuffer(ALL, 1)
     step(place, rules.sgd, [strange], [gradient], into)
     check(values(into)[0, 0], array(weight), array(gradient), array(strange))
 
@@ -196,7 +196,7 @@ def test_nan_and_infinity(place):
     (w, w2), (g, g2) = tensors(place, [(3000,), (3000,)], F32)
     g[5], g[7], g[2999] = math.nan, math.inf, -math.inf
     g2[1] = -math.inf
-    into = Measurements(ALL, 2)
+    into = MetricsBuffer(ALL, 2)
     step(place, rules.sgd, [w, w2], [g, g2], into)
     found = dict(zip(NAMES, values(into)[0].T, strict=True))
     assert found["gradient_nonfinite"].tolist() == [3, 1]
@@ -207,10 +207,10 @@ def test_nan_and_infinity(place):
     assert found["gradient_square"][1] == found["gradient_absmax"][1] == math.inf
 
 
-def test_a_measure_of_ones_own(place):
+def test_a_metric_of_ones_own(place):
     (w,), (g,) = tensors(place, [(2 * 1024 + 5,)], F32)
     before, gradient = array(w), array(g)
-    into = Measurements(of_my_own, 1)
+    into = MetricsBuffer(of_my_own, 1)
     step(place, rules.sgd, [w], [g], into)
     largest, cubes, ones, moved = values(into)[0, 0]
     update = array(w) - before
@@ -229,11 +229,11 @@ def test_histograms_count_between_powers_of_two(place, what):
     g[:3] = torch.tensor([0.0, math.nan, math.inf])
     g[3:6] = torch.tensor([2.0**-28, 4.0, np.nextafter(np.float32(4), np.float32(0))])
     before = w.clone()
-    into = Measurements(measures.histogram(what), 1)
+    into = MetricsBuffer(metrics.histogram(what), 1)
     step(place, rules.sgd, [w], [g], into)
     x = {"weight": before, "gradient": g, "update": w - before}[what].abs().cpu().numpy()
     x = x[~np.isnan(x)]
-    expected, _ = np.histogram(np.minimum(x, 1e30), bins=[-1, *measures.EDGES, math.inf])
+    expected, _ = np.histogram(np.minimum(x, 1e30), bins=[-1, *metrics.EDGES, math.inf])
     found = values(into)[0, 0]
     if what == "update":  # it is rounded in one more step here
         assert np.abs(found - expected).max() <= 2
@@ -248,12 +248,12 @@ def test_what_is_not_finite_never_counts_as_small(place, what):
     (w,), (g,) = tensors(place, [(300,)], F32)
     w[2::5], g[::5], g[1::5] = math.inf, math.nan, -math.inf
     before, gradient = array(w), array(g)
-    into = Measurements(measures.histogram(what), 1)
+    into = MetricsBuffer(metrics.histogram(what), 1)
     step(place, rules.sgd, [w], [g], into)
     with np.errstate(invalid="ignore"):
         x = np.abs({"weight": before, "gradient": gradient, "update": array(w) - before}[what])
     x = x[~np.isnan(x)]
-    expected = np.bincount(np.searchsorted(measures.EDGES, x, side="right"), minlength=measures.BINS)
+    expected = np.bincount(np.searchsorted(metrics.EDGES, x, side="right"), minlength=metrics.BINS)
     (found,) = values(into)[0]
     assert found.sum() == x.size == {"weight": 300, "gradient": 240, "update": 180}[what]
     assert found[0] == expected[0] == 0
@@ -277,7 +277,7 @@ FEW = ("novograd", "group_adagrad")
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_an_update_that_is_measured_is_the_same_to_the_bit(place, name):
+def test_an_update_with_a_metric_is_the_same_to_the_bit(place, name):
     if place.engine == "triton" and name not in FEW:
         pytest.skip("NumPy computes there; test_codegen.py looks at the compiled code")
     rule = RULES[name]
@@ -285,7 +285,7 @@ def test_an_update_that_is_measured_is_the_same_to_the_bit(place, name):
     outcomes = []
     for measured in (False, True):
         weights, gradients = tensors(place, shapes, F32)
-        into = Measurements(ALL, 4) if measured else None
+        into = MetricsBuffer(ALL, 4) if measured else None
         before = [array(weight) for weight in weights]
         states = step(place, rule, weights, gradients, into, steps=3)
         outcomes.append([*weights, *(tensor for row in states for tensor in row)])
@@ -312,7 +312,7 @@ def test_random_rounding_is_the_same_to_the_bit(compiled_place, dtype):
     for measured in (False, True):
         weights, gradients = tensors(compiled_place, [(1200,)], dtype)
         states = states_for(rules.adamw, weights, BF16)
-        into = Measurements(ALL, 1) if measured else None
+        into = MetricsBuffer(ALL, 1) if measured else None
         step(compiled_place, rules.adamw, weights, gradients, into, states=states, steps=2, seed=3)
         outcomes.append([*weights, *states[0]])
     assert all(map(torch.equal, *outcomes))
@@ -325,7 +325,7 @@ def test_results_are_bit_for_bit_the_same_every_time_on_any_number_of_threads(pl
         for n in (1, 1, 2):
             torch.set_num_threads(n)
             weights, gradients = tensors(place, shapes, F32)
-            into = Measurements(of_my_own, len(shapes))
+            into = MetricsBuffer(of_my_own, len(shapes))
             step(place, rules.sgd, weights, gradients, into)
             results.append(values(into))
     finally:
@@ -336,11 +336,11 @@ def test_results_are_bit_for_bit_the_same_every_time_on_any_number_of_threads(pl
 
 def test_rows_are_those_of_the_places(place):
     weights, gradients = tensors(place, [(3,), (4,)], F32)
-    into = Measurements(measures.weight_square, 5)
+    into = MetricsBuffer(metrics.weight_square, 5)
     into.begin_step()
     for row, weight, gradient in zip((3, 1), weights, gradients, strict=True):
         run = Update(rules.sgd, [weight], [()], engine=place.engine)
-        run.places[:] = row
+        run.rng_offsets[:] = row
         run.bind([gradient])
         run(into)
     assert into.end_step()
@@ -353,8 +353,8 @@ def test_rows_are_those_of_the_places(place):
 def test_too_few_rows_are_refused_before_anything_changes(place):
     weights, gradients = tensors(place, [(3,), (4,)], F32)
     before = [weight.clone() for weight in weights]
-    with pytest.raises(ValueError, match=r"results have 1 rows, a weight's place is 1"):
-        step(place, rules.sgd, weights, gradients, Measurements(ALL, 1))
+    with pytest.raises(ValueError, match=r"buffer has 1 rows, the offset of a weight is 1"):
+        step(place, rules.sgd, weights, gradients, MetricsBuffer(ALL, 1))
     assert all(map(torch.equal, weights, before))
 
 
@@ -383,17 +383,17 @@ class Event:
 @pytest.fixture
 def gpu_like(monkeypatch):
     """Rings of 4 slots apart from the host's memory, copied to it by copies that are over when the test says so."""
-    monkeypatch.setattr(measures, "_is_apart", lambda device: True)
-    monkeypatch.setattr(measures, "_event", Event)
-    monkeypatch.setattr(measures, "SLOTS", 4)
+    monkeypatch.setattr(metrics, "_is_apart", lambda device: True)
+    monkeypatch.setattr(metrics, "_event", Event)
+    monkeypatch.setattr(metrics, "SLOTS", 4)
     monkeypatch.setattr(Event, "pending", ())
-    move = Measurements._move
+    move = MetricsBuffer._move
 
     def moved(self, device):
         move(self, device)
         self._pinned = True
 
-    monkeypatch.setattr(Measurements, "_move", moved)
+    monkeypatch.setattr(MetricsBuffer, "_move", moved)
 
 
 def write(into, number):
@@ -404,7 +404,7 @@ def write(into, number):
 
 
 def test_the_ring_keeps_the_last_steps():
-    into = Measurements(measures.weight_square, 2, size=3)
+    into = MetricsBuffer(metrics.weight_square, 2, size=3)
     assert values(into).shape == (0, 2, 1)
     for k in range(8):
         write(into, k)
@@ -415,7 +415,7 @@ def test_the_ring_keeps_the_last_steps():
 
 
 def test_a_step_that_writes_nothing_or_breaks_off_takes_no_slot():
-    into = Measurements(measures.weight_square, 1, size=3)
+    into = MetricsBuffer(metrics.weight_square, 1, size=3)
     into.begin_step()
     assert not into.end_step()
     into.ring(torch.device("cpu"))
@@ -426,7 +426,7 @@ def test_a_step_that_writes_nothing_or_breaks_off_takes_no_slot():
 
 
 def test_while_a_step_is_written_those_before_can_be_read():
-    into = Measurements(measures.weight_square, 1, size=3)
+    into = MetricsBuffer(metrics.weight_square, 1, size=3)
     for k in range(5):
         write(into, k)
     into.begin_step()
@@ -436,7 +436,7 @@ def test_while_a_step_is_written_those_before_can_be_read():
 
 
 def test_reading_gives_what_has_arrived_and_never_waits(gpu_like):
-    into = Measurements(measures.weight_square, 1, size=10)
+    into = MetricsBuffer(metrics.weight_square, 1, size=10)
     for k in range(4):
         write(into, k)
     assert len(Event.pending) == 2  # a copy for every two steps
@@ -453,7 +453,7 @@ def test_reading_gives_what_has_arrived_and_never_waits(gpu_like):
 
 def test_copies_go_round(gpu_like):
     """Of 4 slots and of 6 places, in every phase; while the copy that takes an old place is under way, it is not read."""
-    into = Measurements(measures.weight_square, 1, size=5)
+    into = MetricsBuffer(metrics.weight_square, 1, size=5)
     for k in range(40):
         write(into, k)
         steps = into.arrived(wait=k % 3 == 0)
@@ -468,14 +468,14 @@ def test_copies_go_round(gpu_like):
 
 
 def test_weights_may_move_between_steps(gpu_like):
-    into = Measurements(measures.weight_square, 1, size=5)
+    into = MetricsBuffer(metrics.weight_square, 1, size=5)
     for k in range(3):
         write(into, k)
     into._move(torch.device("cpu"))
     write(into, 3)
     assert values(into)[:, 0, 0].tolist() == [0, 1, 2, 3]
     into.mark(np.array([0]))
-    with pytest.raises(ValueError, match=r"measured together with others on another device"):
+    with pytest.raises(ValueError, match=r"share a metrics buffer with others on another device"):
         into.ring(torch.device("meta"))
 
 
@@ -485,18 +485,18 @@ def test_weights_may_move_between_steps(gpu_like):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("@measure(a='sum')\ndef bad(w, g): return (g,)", r"measure 'bad' takes \(w, g\): it must be \(w, g, new_w\)"),
-        ("@measure(a='sum')\ndef bad(w, g, new_w): return g", r"must end by returning a tuple of as many values"),
-        ("@measure(a='sum')\ndef bad(w, g, new_w): return g, w", r"as many values as @measure\(a\) names"),
-        ("@measure(a='mean')\ndef bad(w, g, new_w): return (g,)", r"a='mean' of measure 'bad': must be 'sum' or 'max'"),
-        ("@measure(a='sum')\ndef bad(w, g, new_w): return (g.sum(),)", r"values have no attributes"),
+        ("@metric(a='sum')\ndef bad(w, g): return (g,)", r"metric 'bad' takes \(w, g\): it must be \(w, g, new_w\)"),
+        ("@metric(a='sum')\ndef bad(w, g, new_w): return g", r"must end by returning a tuple of as many values"),
+        ("@metric(a='sum')\ndef bad(w, g, new_w): return g, w", r"as many values as @metric\(a\) names"),
+        ("@metric(a='mean')\ndef bad(w, g, new_w): return (g,)", r"a='mean' of metric 'bad': must be 'sum' or 'max'"),
+        ("@metric(a='sum')\ndef bad(w, g, new_w): return (g.sum(),)", r"values have no attributes"),
     ],
 )
-def test_measures_of_another_form_are_refused(write_rules, text, message):
+def test_metrics_of_another_form_are_refused(write_rules, text, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        write_rules(f"from tristep.kernels import measure\n\n\n{text}\n")
+        write_rules(f"from tristep.kernels import metric\n\n\n{text}\n")
 
 
 def test_values_of_one_name_are_refused():
     with pytest.raises(ValueError, match=r"several of them give a value 'weight_square'"):
-        measures.joined(measures.weight_square, measures.weight_square)
+        metrics.joined(metrics.weight_square, metrics.weight_square)

@@ -1,8 +1,8 @@
-"""What each update did, found out while it is computed: measures, their composition with rules, and the ring of results.
+"""What each update did, computed by the update itself: metrics, their composition with rules, and the buffer of results.
 
-A measure sees an element's weight, gradient and new weight in the registers in which the rule had them, so that it costs
-arithmetic and no memory traffic to speak of. `measured` puts a measure behind a rule, in the same text; engines run that as
-they run the rule, and gather the values over each tensor. `Measurements` is where they put them.
+A metric sees an element's weight, gradient and new weight in the registers in which the rule had them, so that it costs
+arithmetic and next to no memory traffic. `with_metric` computes a metric after a rule, in the same text; backends run that
+as they run the rule, and reduce the values over each tensor. `MetricsBuffer` is where they put them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .language import Measure, Rule, measure, tl
+from .language import Metric, Rule, metric, tl
 from .language.codegen import RuleSource, function_of_text
 from .language.reduction import ElementwiseFunction
 from .layouts import widest
@@ -22,8 +22,8 @@ from .layouts import widest
 __all__ = [
     "BINS",
     "EDGES",
-    "Measured",
-    "Measurements",
+    "MetricsBuffer",
+    "RuleWithMetric",
     "gradient_absmax",
     "gradient_nonfinite",
     "gradient_square",
@@ -31,11 +31,11 @@ __all__ = [
     "gradient_zeros",
     "histogram",
     "joined",
-    "measured",
     "update_absmax",
     "update_square",
     "weight_absmax",
     "weight_square",
+    "with_metric",
 ]
 
 EDGES = tuple(2.0**k for k in range(-28, 3))  # between the bins of a histogram
@@ -43,56 +43,56 @@ BINS = len(EDGES) + 1
 SLOTS = 64  # of a ring on a GPU: steps recorded there; half of them are copied to the host at a time
 
 
-@measure(weight_square="sum")
+@metric(weight_square="sum")
 def weight_square(w, g, new_w):
     """Square of the weight's norm before the update."""
     return (w * w,)
 
 
-@measure(gradient_square="sum")
+@metric(gradient_square="sum")
 def gradient_square(w, g, new_w):
     """Square of the gradient's norm."""
     return (g * g,)
 
 
-@measure(update_square="sum")
+@metric(update_square="sum")
 def update_square(w, g, new_w):
     """Square of the norm of what the update added."""
     step = new_w - w
     return (step * step,)
 
 
-@measure(gradient_times_update="sum")
+@metric(gradient_times_update="sum")
 def gradient_times_update(w, g, new_w):
     """Scalar product of the gradient and what the update added."""
     return (g * (new_w - w),)
 
 
-@measure(weight_absmax="max")
+@metric(weight_absmax="max")
 def weight_absmax(w, g, new_w):
     """Largest absolute value of the weight before the update."""
     return (tl.abs(w),)
 
 
-@measure(gradient_absmax="max")
+@metric(gradient_absmax="max")
 def gradient_absmax(w, g, new_w):
     """Largest absolute value of the gradient."""
     return (tl.abs(g),)
 
 
-@measure(update_absmax="max")
+@metric(update_absmax="max")
 def update_absmax(w, g, new_w):
     """Largest absolute value of what the update added."""
     return (tl.abs(new_w - w),)
 
 
-@measure(gradient_zeros="sum")
+@metric(gradient_zeros="sum")
 def gradient_zeros(w, g, new_w):
     """How many of the gradient's elements are 0."""
     return (tl.where(g == 0.0, 1.0, 0.0),)
 
 
-@measure(gradient_nonfinite="sum")
+@metric(gradient_nonfinite="sum")
 def gradient_nonfinite(w, g, new_w):
     """How many of the gradient's elements are infinite or NaN: else their difference from themselves is 0."""
     return (tl.where(g - g == 0.0, 0.0, 1.0),)
@@ -102,8 +102,8 @@ _VALUES = {"weight": "w", "gradient": "g", "update": "new_w - w"}
 
 
 @lru_cache(maxsize=len(_VALUES))
-def histogram(what: str) -> Measure:
-    """A measure that counts the absolute values of "weight", "gradient" or "update" between `EDGES`, the powers of 2.
+def histogram(what: str) -> Metric:
+    """A metric that counts the absolute values of "weight", "gradient" or "update" between `EDGES`, the powers of 2.
 
     Its values are called gradient_bin_0 and so on. Bin 0 has what is below the first edge, zeros too, the last bin what is
     at the last edge or above it, infinities too. NaN is in none; `gradient_nonfinite` counts both.
@@ -114,73 +114,73 @@ def histogram(what: str) -> Measure:
     name = f"{what}_histogram"
     text = f"def {name}(w, g, new_w):\n    x = tl.abs({_VALUES[what]})\n    return {', '.join(bins)}\n"
     fn = function_of_text(name, text, {"tl": tl, "__name__": __name__})
-    return Measure(fn, dict.fromkeys((f"{what}_bin_{k}" for k in range(BINS)), "sum"))
+    return Metric(fn, dict.fromkeys((f"{what}_bin_{k}" for k in range(BINS)), "sum"))
 
 
 @lru_cache(maxsize=64)
-def joined(*measures: Measure) -> Measure:
-    """One measure that gives the values of several, one after the other."""
-    if len(measures) == 1:
-        return measures[0]
+def joined(*metrics: Metric) -> Metric:
+    """One metric that gives the values of several, one after the other."""
+    if len(metrics) == 1:
+        return metrics[0]
     lines, values = [], []
-    for k, each in enumerate(measures):
+    for k, each in enumerate(metrics):
         found = [f"value_{k}_{j}" for j in range(len(each.names))]
-        lines.append(f"    ({', '.join(found)},) = measure_{k}(w, g, new_w)\n")
+        lines.append(f"    ({', '.join(found)},) = metric_{k}(w, g, new_w)\n")
         values += found
     text = f"def joined(w, g, new_w):\n{''.join(lines)}    return {', '.join(values)},\n"
-    names = {f"measure_{k}": each for k, each in enumerate(measures)} | {"__name__": __name__}
-    by = {name: how for each in measures for name, how in zip(each.names, each.by, strict=True)}
+    names = {f"metric_{k}": each for k, each in enumerate(metrics)} | {"__name__": __name__}
+    by = {name: how for each in metrics for name, how in zip(each.names, each.by, strict=True)}
     if len(by) < len(values):
-        twice = sorted({name for each in measures for name in each.names if sum(name in m.names for m in measures) > 1})
+        twice = sorted({name for each in metrics for name in each.names if sum(name in m.names for m in metrics) > 1})
         raise ValueError(f"measures: several of them give a value {twice[0]!r}: each needs a name of its own")
-    return Measure(function_of_text("joined", text, names), by)
+    return Metric(function_of_text("joined", text, names), by)
 
 
-class Measured(ElementwiseFunction):
-    """A rule with a measure behind it: it returns the new weight, the new states and the measure's values.
+class RuleWithMetric(ElementwiseFunction):
+    """A rule with a metric computed after it: it returns the new weight, the new states and the metric's values.
 
     Attributes:
         rule: the rule.
-        measure: the measure.
+        metric: the metric.
     """
 
-    kind = "measured rule"
+    kind = "rule with a metric"
 
-    def __init__(self, fn: Any, rule: Rule, measure: Measure) -> None:
-        super().__init__(fn, rule.sums)
-        self.rule, self.measure = rule, measure
+    def __init__(self, fn: Any, rule: Rule, metric: Metric) -> None:
+        super().__init__(fn, rule.reduction)
+        self.rule, self.metric = rule, metric
 
 
-def measured(rule: Rule, measure: Measure) -> Measured:
-    """The rule with this measure behind it; the same object every time."""
-    key = measured, measure
+def with_metric(rule: Rule, metric: Metric) -> RuleWithMetric:
+    """The rule with this metric computed after it; the same object every time."""
+    key = with_metric, metric
     if key not in rule.made_of_it:
-        text = RuleSource(rule, measure=measure)
+        text = RuleSource(rule, metric=metric)
         (stepped,) = text.new("stepped")
         first = text.unpacked(rule.extras, rule.state, rule.own_hyper, text.sums)
         lines = text.step(stepped, text.call())
-        result = f"{stepped}, {text.returned()}, {text['measure']}({text.w}, {text.g}, {stepped})"
-        rule.made_of_it[key] = Measured(text.define("measured", first, lines, result), rule, measure)
+        result = f"{stepped}, {text.returned()}, {text['metric']}({text.w}, {text.g}, {stepped})"
+        rule.made_of_it[key] = RuleWithMetric(text.define("with_metric", first, lines, result), rule, metric)
     return rule.made_of_it[key]
 
 
-class Measurements:
-    """What a measure has found in the last steps: engines write it, on the device; the host reads what has been copied.
+class MetricsBuffer:
+    """The values of a metric in the last steps: backends write them, on the device; the host reads what has been copied.
 
     For each step there is `begin_step`, the step of an `Update` or several, and `end_step`. On a GPU the device has a ring
     of a few slots, half of which are copied to the host at a time, asynchronously, so that a step never waits.
 
     Args:
-        measure: the measure.
-        n_rows: how many tensors there are. An `Update` puts what it finds of each weight into the row of its `places`.
+        metric: the metric.
+        n_rows: how many tensors there are. An `Update` puts what it finds of each weight into the row of its `rng_offsets`.
         size: steps to keep. Each takes 8 bytes for each tensor and value.
 
     Attributes:
         count: how many steps there have been.
     """
 
-    def __init__(self, measure: Measure, n_rows: int, size: int = 1024) -> None:
-        self.measure, self.n_rows, self.size = measure, n_rows, size
+    def __init__(self, metric: Metric, n_rows: int, size: int = 1024) -> None:
+        self.metric, self.n_rows, self.size = metric, n_rows, size
         self._places = size + 1  # so that there are `size` of them to read while one is written
         self.count = 0
         self._sent = self._arrived = 0  # of these, the copy to the host has been started, and is over
@@ -240,7 +240,7 @@ class Measurements:
         It is NaN for a tensor that was not updated.
         """
         if not steps:
-            return np.empty((0, self.n_rows, len(self.measure.names)))
+            return np.empty((0, self.n_rows, len(self.metric.names)))
         assert self._host is not None
         places = np.arange(steps.start, steps.stop) % self._places
         found = self._host.numpy()[places].astype(np.float64)
@@ -249,10 +249,12 @@ class Measurements:
 
     def _move(self, device: torch.device) -> None:
         if self._written[self.count % self._places].any():
-            raise ValueError(f"weights on {device} are measured together with others on another device: they must be on one")
+            raise ValueError(
+                f"weights on {device} cannot share a metrics buffer with others on another device: all must be on one"
+            )
         if self._ring is not None:
             self.arrived(wait=True)
-        shape, before = (self.n_rows, len(self.measure.names)), self._host
+        shape, before = (self.n_rows, len(self.metric.names)), self._host
         self._pinned = device.type == "cuda" and torch.cuda.is_available()
         self._host = torch.empty(self._places, *shape, dtype=widest(device.type), device="cpu", pin_memory=self._pinned)
         if before is not None:

@@ -37,7 +37,7 @@ def run(place, rule, factor=1.0, control=None, zero_grads=False, **kinds):
     weights, states, gradients, masters = case(place, rule, factor, **kinds)
     given = None if control is None else torch.tensor(control, device=place.device)
     engine = place.engine if isinstance(rule, Rule) else None
-    update = Update(rule, weights, states, masters, engine, control=given, zero_grads=zero_grads)
+    update = Update(rule, weights, states, masters, engine, grad_scale_and_skip=given, zero_grads=zero_grads)
     update.hyper[:] = [0.5, *(0.001 if "eps" in name else 0.05 for name in rule.hyper)]
     update.bind(gradients)
     update()
@@ -89,7 +89,7 @@ def test_the_factor_in_numpy(place):
     rule = rules.sgd_momentum
     weight, momentum = torch.linspace(-1, 1, 5).to(place.device), torch.zeros(5, device=place.device)
     control = torch.zeros(2, device=place.device)
-    update = Update(rule, [weight], [(momentum,)], engine=place.engine, control=control)
+    update = Update(rule, [weight], [(momentum,)], engine=place.engine, grad_scale_and_skip=control)
     update.hyper[0] = [0.5, *({"lr": 0.1, "momentum": 0.9, "clip": np.inf}.get(name, 0.0) for name in rule.hyper)]
     w, m = np.linspace(-1, 1, 5), np.zeros(5)
     for t in range(5):
@@ -132,7 +132,7 @@ def test_the_norm_is_that_of_the_unscaled_gradient(place):
 def test_gradients_with_gaps(place):
     weight, control = torch.ones(4, 3, device=place.device), torch.tensor([0.25, 0.0], device=place.device)
     gradient = torch.full((4, 6), 2.0, device=place.device)
-    update = Update(rules.sgd, [weight], [()], engine=place.engine, control=control, zero_grads=True)
+    update = Update(rules.sgd, [weight], [()], engine=place.engine, grad_scale_and_skip=control, zero_grads=True)
     update.hyper[0] = [1.0, *({"lr": 0.5, "clip": np.inf}.get(name, 0.0) for name in rules.sgd.hyper)]
     for left_out in (1.0, 0.0):
         control[1] = left_out
@@ -147,7 +147,7 @@ def test_gradients_with_gaps(place):
 def test_several_types_and_missing_gradients(place):
     weights = [torch.ones(3, dtype=kind, device=place.device) for kind in (F32, F64, BF16, F32)]
     control = torch.tensor([0.5, 0.0], device=place.device)
-    update = Update(rules.sgd, weights, [()] * 4, engine=place.engine, control=control, zero_grads=True)
+    update = Update(rules.sgd, weights, [()] * 4, engine=place.engine, grad_scale_and_skip=control, zero_grads=True)
     update.hyper[:] = [1.0, *({"lr": 0.5, "clip": np.inf}.get(name, 0.0) for name in rules.sgd.hyper)]
     gradients = [*(torch.ones_like(weight) for weight in weights[:3]), None]
     versions = [gradient._version for gradient in gradients[:3]]
@@ -160,7 +160,7 @@ def test_several_types_and_missing_gradients(place):
 @pytest.mark.parametrize("control", [torch.zeros(3), torch.zeros(2, dtype=F64)])
 def test_a_control_of_another_form_is_refused(control):
     with pytest.raises(ValueError, match=r"must be torch.float32 \(2,\)"):
-        Update(rules.sgd, [torch.ones(1)], [()], control=control)
+        Update(rules.sgd, [torch.ones(1)], [()], grad_scale_and_skip=control)
 
 
 COMPILE = """
@@ -170,7 +170,7 @@ from tristep.kernels import rules
 from tristep.kernels.backends.triton import compile as gpu
 
 found = {}
-for name, options in {"plain": {}, "control": {"control": True}, "zeros": {"zero_grads": True}}.items():
+for name, options in {"plain": {}, "control": {"grad_scale_and_skip": True}, "zeros": {"zero_grads": True}}.items():
     for rule, stage in (("adamw", None), ("lamb", 0)):
         if stage is None or name != "zeros":
             sass = gpu.compile_for(GPUTarget("cuda", 90, 32), getattr(rules, rule), stage=stage, **options).asm["sass"]
