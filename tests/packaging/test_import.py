@@ -33,11 +33,8 @@ IMPORT_EVERYTHING_BUT_VIZ = """
                 importlib.import_module(module.name)
                 imported.append(module.name)
             except ModuleNotFoundError as error:
-                last = error.__traceback__
-                while last.tb_next:
-                    last = last.tb_next
-                asker = last.tb_frame.f_globals["__name__"]
-                if error.name.split(".")[0] not in missing or asker != module.name:
+                of_backend = module.name.startswith(("tristep.kernels.backends.", "tristep.kernels.compress."))
+                if error.name.split(".")[0] not in missing or not of_backend:
                     raise
     assert "tristep.trainer.lr_scheduler" in imported, imported
     assert "tristep.kernels.rules" in imported, imported

@@ -37,8 +37,8 @@ class StepPlan:
         names: what messages call them; default their names or indices in the optimizer.
         own: gradients will be the weights' own, `weight.grad`.
         zero_grads: fill them with zeros in the same pass.
-        rng_offsets: as that of `Update`; default the indices, so that random numbers do not depend on what is updated together.
-        all_reduce_global: as that of `Update`.
+        rng_offsets, all_reduce_global: as those of `Update`. The offsets' default is the indices, so that random numbers do
+            not depend on what is updated together.
 
     Attributes:
         update: the `Update` of the last step; None where the optimizer updates by hand.
