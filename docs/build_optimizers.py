@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from tristep.kernels import Rule
-from tristep.trainer.optim import classic, of_rules
+from tristep.trainer.optim import adapters, ports
 from tristep.trainer.optimizer import Optimizer, RuleOptimizer, create, registered
 
 OPTIONS = [name for name in inspect.signature(RuleOptimizer.__init__).parameters if name not in ("self", "kwargs")]
@@ -73,7 +73,7 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 
 def page() -> str:
     """The whole page."""
-    lists = {"classic": ", ".join(classic.__all__), "own": ", ".join(n for n in of_rules.__all__ if n[0].isupper())}
+    lists = {"classic": ", ".join(ports.__all__), "own": ", ".join(n for n in adapters.__all__ if n[0].isupper())}
     return HEAD.format(**lists, quality=_quality()) + "".join(
         _row(name, cls) for name, cls in registered().items() if cls.__module__.startswith("tristep.")
     )

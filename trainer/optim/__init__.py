@@ -3,25 +3,7 @@
 from tristep.optim import AdamW  # instead of torch.optim
 """
 
-from .base import FusedOptimizer
-from .classic import (
-    ASGD,
-    SGD,
-    Adadelta,
-    Adafactor,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    Muon,
-    NAdam,
-    RAdam,
-    RMSprop,
-    Rprop,
-    SparseAdam,
-)
-from .clip_grad import clip_grad_norm_
-from .of_rules import (
+from .adapters import (
     ADOPT,
     CAME,
     DCASGD,
@@ -46,6 +28,24 @@ from .of_rules import (
     Sophia,
     StableAdamW,
     as_torch,
+)
+from .base import FusedOptimizer
+from .clip_grad import clip_grad_norm_
+from .ports import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adafactor,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Muon,
+    NAdam,
+    RAdam,
+    RMSprop,
+    Rprop,
+    SparseAdam,
 )
 
 __all__ = [

@@ -14,7 +14,8 @@ from ...kernels import Rule, TensorRule, Update, storage
 from .. import optimizer as gluon
 from ..arguments import did_you_mean, real
 from . import shards
-from .base import FusedOptimizer, Group, Numbers, as_real, name_of
+from .base import FusedOptimizer
+from .plan import Group, Numbers, as_real, name_of
 
 __all__ = [
     "ADOPT",
