@@ -36,7 +36,7 @@ import numpy as np
 from run import machine, write
 
 from tristep.viz.canvas import page
-from tristep.viz.scene import Axis, Control, Image, Line, Panel, Scene
+from tristep.viz.scene import Axis, Control, Heatmap, Line, Panel, Scene
 
 RESULTS = Path(__file__).parent / "results" / "notebook_browser_cpu.json"
 RIGHT = "\ue014"
@@ -183,7 +183,7 @@ def picture() -> Scene:
     numbers: dict[str, Any] = {}
     exec(NUMBERS, numbers)
     rate = Control("rate", "learning rate", [float(rate) for rate in numbers["rates"]], 20)
-    plane = [Image(numbers["height"], [-2, 2], [-1.5, 1.5], scale="log", label="height")]
+    plane = [Heatmap(numbers["height"], [-2, 2], [-1.5, 1.5], scale="log", label="height")]
     plane += [Line(x, y, by=("rate",), style=k, name=f"path {k}") for k, (x, y) in enumerate(numbers["paths"])]
     steps = np.arange(201)
     curves = [Line(steps, loss, by=("rate",), style=k, name=f"path {k}") for k, loss in enumerate(numbers["losses"])]

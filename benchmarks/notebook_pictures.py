@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from tristep.viz.picture import Picture
-from tristep.viz.scene import Axis, Band, Control, Image, Line, Panel, Scene
+from tristep.viz.scene import Axis, Band, Control, Heatmap, Line, Panel, Scene
 
 
 def rows(repeats: int = 40) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ def _sweep() -> Any:
     losses = [np.log10(1.1 + (1 - px) ** 2 + 100 * (py - px**2) ** 2) for px, py in paths]
     land = np.log10(1.1 + (1 - x) ** 2 + 100 * (y - x**2) ** 2)
     layers = [Line(px, py, by=("lr",), style=i, name=f"optimizer {i}", head=True) for i, (px, py) in enumerate(paths)]
-    first = Panel(Axis("x", -2, 2), Axis("y", -2, 2), [Image(land, [-2, 2], [-2, 2]), *layers])
+    first = Panel(Axis("x", -2, 2), Axis("y", -2, 2), [Heatmap(land, [-2, 2], [-2, 2]), *layers])
     curves = [Line(np.arange(201), loss, by=("lr",), style=i) for i, loss in enumerate(losses)]
     second = Panel(Axis("step", 0, 200), Axis.over("log loss", *losses), curves, column=1)
     scene = Scene([first, second], controls=[rates], width=9, height=4.5)

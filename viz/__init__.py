@@ -26,7 +26,7 @@ from .picture import draw
 from .playground import BasinMap, Playground, SensitivityView, TrajectoryView
 from .recorder import Recorder
 from .runs import Curve, Run, RunSet, Series
-from .scene import Arrows, Axis, Band, Button, Click, Control, Image, Layer, Line, Mark, Panel, Points, Scene, Words
+from .scene import Arrows, Axis, Band, Button, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, Text
 from .schedule_view import ScheduleView
 from .simulate import (
     Basins,
@@ -62,7 +62,7 @@ __all__ = [
     "Figure",
     "FrameBudget",
     "Function",
-    "Image",
+    "Heatmap",
     "InnerSteps",
     "LRFinderView",
     "Layer",
@@ -72,13 +72,13 @@ __all__ = [
     "LossPlane",
     "LossPlaneView",
     "LossView",
-    "Mark",
     "Minimum",
     "Panel",
     "Playground",
     "Points",
     "Race",
     "Recorder",
+    "RefLine",
     "Run",
     "RunSet",
     "Scene",
@@ -90,12 +90,12 @@ __all__ = [
     "Snapshot",
     "SweepView",
     "TensorHeatmap",
+    "Text",
     "TrajectoryView",
     "UpdateRatioView",
     "View",
     "WeightPath",
     "WeightsView",
-    "Words",
     "basin_map",
     "best_rates",
     "capabilities",

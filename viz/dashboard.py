@@ -11,7 +11,7 @@ from .heatmap import QUANTITIES, heat_panels, histogram_panel
 from .notes import smoothed
 from .recorder import Recorder
 from .runs import Run, Series
-from .scene import Axis, Band, Click, Control, Layer, Line, Mark, Panel, Scene, Words
+from .scene import Axis, Band, Click, Control, Layer, Line, Panel, RefLine, Scene, Text
 from .training_views import (
     OneRunView,
     Rows,
@@ -71,8 +71,8 @@ class Dashboard(OneRunView):
             panels[1].append(ratios)
         chosen = bool(panels[1] or panels[2])
         panels = [row for row in panels if row]
-        mark = Mark(steps[:, None], by=("step",), style="quiet", width=0.9)
-        readout = Words(self._readouts(steps, scalars), 0.0, 0.5, by=("step",), size=9.5, style="ink")
+        mark = RefLine(steps[:, None], by=("step",), style="quiet", width=0.9)
+        readout = Text(self._readouts(steps, scalars), 0.0, 0.5, by=("step",), size=9.5, style="ink")
         placed = [Panel(Axis("", 0, 1), Axis("", 0, 1), [readout], columns=2, frame=False)]
         for i, row in enumerate(panels):
             for k, panel in enumerate(row):

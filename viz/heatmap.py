@@ -12,7 +12,7 @@ from ..trainer.arguments import choice
 from .notes import nonfinite_gradients
 from .recorder import Recorder
 from .runs import Curve, Run
-from .scene import Axis, Click, Control, Image, Layer, Panel, Points, Scene, Words
+from .scene import Axis, Click, Control, Heatmap, Layer, Panel, Points, Scene, Text
 from .training_views import OneRunView, Rows, _drawable, _empty, norm_panel
 
 __all__ = ["TensorHeatmap", "heat_panels", "histogram_panel"]
@@ -71,7 +71,7 @@ class TensorHeatmap(OneRunView):
         lower = 2.4 if detail is not None else 0.0
         if bar is not None:
             panels.insert(1, bar)
-            if detail is not None and isinstance(image := detail.layers[0], Image):
+            if detail is not None and isinstance(image := detail.layers[0], Heatmap):
                 # Its bar is made like the one above, which would else be as far away as this one's words are wide.
                 panels[2] = replace(panels[2], layers=[replace(image, label="")])
                 panels.append(replace(_bar([["0.0001", "0.01", "1"]], [image.label], lower), row=1))
@@ -107,9 +107,9 @@ def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Pan
         (low, high), scale = limits[0], "log" if logarithmic else "linear"
         values = _value(images[0], low, high, logarithmic)
         ends = _value(0.0, low, high, logarithmic), _value(1.0, low, high, logarithmic)
-        image, bar = Image(values, *reach, limits=ends, scale=scale, label=label), None
+        image, bar = Heatmap(values, *reach, limits=ends, scale=scale, label=label), None
     else:
-        image = Image(np.array(images), *reach, limits=(0.0, 1.0), by=("quantity",))
+        image = Heatmap(np.array(images), *reach, limits=(0.0, 1.0), by=("quantity",))
         values = [
             [f"{_value(share, *ends, QUANTITIES[name][0]):.2g}" for share in (0.0, 0.5, 1.0)]
             for name, ends in zip(quantities, limits, strict=True)
@@ -135,11 +135,11 @@ def _bar(values: list[list[str]], labels: list[str], height: float, by: tuple[st
     """The colours from the first to the last, with a label and three values for each of what is chosen."""
     inch = 1 / (height - 0.7)  # as a share of the panel, without the words below
     steps, top = np.linspace(0.0, 1.0, 256)[:, None], 1 - 0.4 * inch
-    layers: list[Layer] = [Image(steps, [0.0, 0.12], [0.0, top], limits=(0.0, 1.0))]
+    layers: list[Layer] = [Heatmap(steps, [0.0, 0.12], [0.0, top], limits=(0.0, 1.0))]
     for k, place in enumerate((0.05 * inch, top / 2, top - 0.05 * inch)):
         texts = [row[k] for row in values]
-        layers.append(Words(texts if by else texts[0], 0.2, place, by=by, size=8, style="quiet"))
-    layers.append(Words(labels if by else labels[0], 0.0, 1 - 0.17 * inch, by=by, size=8, style="ink"))
+        layers.append(Text(texts if by else texts[0], 0.2, place, by=by, size=8, style="quiet"))
+    layers.append(Text(labels if by else labels[0], 0.0, 1 - 0.17 * inch, by=by, size=8, style="ink"))
     return Panel(Axis("", 0, 1), Axis("", 0, 1), layers, column=1, frame=False)
 
 
@@ -158,7 +158,7 @@ def histogram_panel(run: Run, rows: Rows) -> Panel | None:
     powers = np.log10(run.edges)  # cells are of equal height on these
     low, high = float(2 * powers[0] - powers[1]), float(2 * powers[-1] - powers[-2])
     reach, label = (edges[[0, -1]], [low, high]), "share of elements"
-    image = Image(_drawable(cells), *reach, limits=(1e-4, 1.0), scale="log", label=label, by=("layer",))
+    image = Heatmap(_drawable(cells), *reach, limits=(1e-4, 1.0), scale="log", label=label, by=("layer",))
     ticks = [(power, f"{10.0**power:g}".replace("e-0", "e-")) for power in range(math.ceil(low), math.floor(high) + 1, 2)]
     down = Axis(f"absolute value in the {what}", low, high, ticks=ticks)
     return Panel(Axis("step", *edges[[0, -1]].tolist()), down, [image])

@@ -28,7 +28,7 @@ from ..trainer.snapshot import Snapshot as TrainerSnapshot
 from ..trainer.snapshot import random_state, set_random_state
 from .recorder import Recorder
 from .runs import Run, RunSet, Series
-from .scene import Axis, Button, Control, Layer, Panel, Scene, Words
+from .scene import Axis, Button, Control, Layer, Panel, Scene, Text
 from .training_views import LossView
 from .view import FrameBudget, View, _running_loop, _shell
 
@@ -836,7 +836,7 @@ class LiveView(LossView):
             self.loop._flush()
             self.runs = list(self.loop.runs)
             scene = super().scene()
-        status = Panel(Axis("", 0, 1), Axis("", 0, 1), [Words(self.status(), 0.0, 0.5)], frame=False, columns=scene.grid[1])
+        status = Panel(Axis("", 0, 1), Axis("", 0, 1), [Text(self.status(), 0.0, 0.5)], frame=False, columns=scene.grid[1])
         # Averages are as wide as fits, without a slider: as the run gets longer its values would change under one's hand.
         scene = _fixed(scene)
         controls = [*scene.controls]

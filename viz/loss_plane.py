@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .scene import Axis, Control, Layer, Line, Panel, Points, Scene
-from .surface import surface_layers
+from .scene import Axis, Control, Layer, Line, Panel, Points, Scene, surface_layers
 from .view import View
 
 __all__ = ["LossPlane", "LossPlaneView", "WeightPath", "loss_plane"]

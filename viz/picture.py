@@ -25,11 +25,11 @@ from matplotlib.path import Path
 from matplotlib.patheffects import Normal, Stroke
 from matplotlib.quiver import Quiver
 from matplotlib.spines import Spine
-from matplotlib.text import Text
+from matplotlib.text import Text as TextArtist
 from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
-from .scene import Arrows, Axis, Band, Image, Layer, Line, Mark, Panel, Points, Scene, State, Words
+from .scene import Arrows, Axis, Band, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, State, Text
 from .style import LOCK, THEMES, Figure, line_style, quieten
 
 __all__ = ["Picture", "draw"]
@@ -145,7 +145,7 @@ class Picture:
             marks_moved = False
             for j, (layer, kept) in enumerate(zip(panel.layers, drawn.layers, strict=True)):
                 if kept.show(self._scene, layer, self._state, (i, j) in self._moving):
-                    marks_moved |= isinstance(layer, Mark)
+                    marks_moved |= isinstance(layer, RefLine)
                     if (i, j) not in self._moving:
                         self._moving.add((i, j))
                         self._background = None
@@ -275,7 +275,7 @@ class Picture:
         met = {(name, style) for name, style, _ in entries}
         for panel in self._scene.panels:
             for layer in panel.layers:
-                if isinstance(layer, Image) and layer.palette == "categories":
+                if isinstance(layer, Heatmap) and layer.palette == "categories":
                     for i, word in enumerate(layer.words):
                         if (word, i) not in met:
                             met.add((word, i))
@@ -301,11 +301,11 @@ class Picture:
         words = [f"{control.label}: {control.words(self._state[control.name])}" for control in settable]
         return self._wrapped("   ".join(words), 8.5)
 
-    def _text(self, x: float, y: float, words: str, **look: Any) -> Text:
+    def _text(self, x: float, y: float, words: str, **look: Any) -> TextArtist:
         look = {"va": "top", "parse_math": False, **look}
         return self.figure.text(x, y, words, transform=self.figure.dpi_scale_trans, **look)
 
-    def _height(self, text: Text) -> float:
+    def _height(self, text: TextArtist) -> float:
         return text.get_window_extent(_renderer(self.figure)).height / self.figure.dpi
 
     def _width(self, words: str, size: float, weight: str = "normal") -> float:
@@ -342,7 +342,7 @@ class _DrawnPanel:
         for spec, set_scale in ((panel.x, axes.set_xscale), (panel.y, axes.set_yscale)):
             if spec.scale == "log":
                 set_scale("log", nonpositive="mask")
-        pictured = any(isinstance(layer, Image) for layer in panel.layers)
+        pictured = any(isinstance(layer, Heatmap) for layer in panel.layers)
         if not pictured:
             axes.grid(axis="y", color=colours.grid, linewidth=0.8)
         if panel.equal:
@@ -354,7 +354,7 @@ class _DrawnPanel:
 
     def add_bars(self) -> None:
         for layer in self.panel.layers:
-            if isinstance(layer, Image) and layer.label and layer.palette != "categories":
+            if isinstance(layer, Heatmap) and layer.label and layer.palette != "categories":
                 bar = self.figure.add_axes((0.9, 0.1, 0.02, 0.8))
                 quieten(bar, size=8, theme=self.theme)
                 bar.set_yscale(layer.scale)
@@ -427,8 +427,8 @@ class _DrawnPanel:
             artists = [artist for artist in artists if not isinstance(artist, (Spine, AxesAxis))]
         return sorted(artists, key=lambda artist: artist.get_zorder())
 
-    def _with_bars(self) -> list[Image]:
-        images = [layer for layer in self.panel.layers if isinstance(layer, Image)]
+    def _with_bars(self) -> list[Heatmap]:
+        images = [layer for layer in self.panel.layers if isinstance(layer, Heatmap)]
         return [layer for layer in images if layer.label and layer.palette != "categories"]
 
     def _sizes(self, axes: Axes) -> tuple[float, float, float, float]:
@@ -566,7 +566,7 @@ class _DrawnBand(_Drawn):
 class _DrawnImage(_Drawn):
     cheap = False
 
-    def make(self, layer: Image) -> None:
+    def make(self, layer: Heatmap) -> None:
         self.image = AxesImage(self.axes, origin="lower", interpolation="nearest", zorder=self.zorder)
         self.image.set_data(np.zeros((1, 1, 4), np.uint8))
         self.image.set_clip_path(self.axes.patch)
@@ -576,10 +576,10 @@ class _DrawnImage(_Drawn):
         self.colours = layer.colours("dark" if self.theme is THEMES["dark"] else "light")
         self.artists.append(self.image)
 
-    def data(self, scene: Scene, layer: Image, state: State) -> tuple[Any, ...]:
+    def data(self, scene: Scene, layer: Heatmap, state: State) -> tuple[Any, ...]:
         return *super().data(scene, layer, state), layer.limits
 
-    def set(self, layer: Image, *data: Any) -> None:
+    def set(self, layer: Heatmap, *data: Any) -> None:
         values, x, y, _ = data
         self.image.set_data(_coloured(values, layer, self.colours))
         (left, bottom), (right, top) = self.axes.transScale.transform(np.stack([x, y], axis=1))
@@ -639,7 +639,7 @@ class _DrawnArrows(_Drawn):
 class _DrawnMark(_Drawn):
     cheap = False
 
-    def make(self, layer: Mark) -> None:
+    def make(self, layer: RefLine) -> None:
         self.along, self.label = layer.axis, None
         transform = self.axes.get_xaxis_transform() if layer.axis == "x" else self.axes.get_yaxis_transform()
         look = {"linestyle": self.dashes, "linewidth": layer.width, "path_effects": self.outline(layer.width)}
@@ -649,7 +649,7 @@ class _DrawnMark(_Drawn):
             self.label = _words(self.axes, layer.label, size=8.5, color=colour, zorder=4, backed=self.theme.background)
             self.artists.append(self.label)
 
-    def set(self, layer: Mark, *data: Any) -> None:
+    def set(self, layer: RefLine, *data: Any) -> None:
         at = np.asarray(data[0], dtype=np.float64)
         across, along = np.repeat(at, 3), np.tile([0, 1, np.nan], len(at))
         self.line.set_data(*((across, along) if self.along == "x" else (along, across)))
@@ -693,7 +693,7 @@ class _DrawnMark(_Drawn):
 class _DrawnWords(_Drawn):
     cheap = False
 
-    def make(self, layer: Words) -> None:
+    def make(self, layer: Text) -> None:
         self.layer = layer
         backed = self.theme.background if self.axes.axison else None
         self.words = _words(self.axes, "", size=layer.size, color=self.colour, zorder=4, backed=backed)
@@ -701,7 +701,7 @@ class _DrawnWords(_Drawn):
         self.artists.append(self.words)
         self.text = ""
 
-    def set(self, layer: Words, *data: Any) -> None:
+    def set(self, layer: Text, *data: Any) -> None:
         self.layer, self.text = layer, str(data[0])
         self.words.set_position((float(data[1]), float(data[2])))
         self.fit()
@@ -724,11 +724,11 @@ class _DrawnWords(_Drawn):
 ARTISTS: dict[type, type[_Drawn]] = {
     Arrows: _DrawnArrows,
     Band: _DrawnBand,
-    Image: _DrawnImage,
+    Heatmap: _DrawnImage,
     Line: _DrawnLine,
-    Mark: _DrawnMark,
+    RefLine: _DrawnMark,
     Points: _DrawnPoints,
-    Words: _DrawnWords,
+    Text: _DrawnWords,
 }
 
 
@@ -744,8 +744,8 @@ def _samples(layer: Layer, style: int | str, theme: str, x: float, y: float) -> 
     """What stands before a name in the legend, with its left end at a place in inches."""
     colour, dashes = _look(style, theme)
     line = Line2D([x, x + SAMPLE], [y, y], color=colour, linestyle=dashes, linewidth=1.8)
-    if isinstance(layer, (Band, Image)):
-        alpha = layer.alpha if isinstance(layer, Image) else min(2 * layer.alpha, 1)
+    if isinstance(layer, (Band, Heatmap)):
+        alpha = layer.alpha if isinstance(layer, Heatmap) else min(2 * layer.alpha, 1)
         return [Rectangle((x, y - 0.05), SAMPLE, 0.1, facecolor=colour, alpha=alpha, linewidth=0)]
     if isinstance(layer, Points):
         markers = {"dot": "o", "ring": "o", "cross": "x", "star": "*"}
@@ -760,12 +760,12 @@ def _samples(layer: Layer, style: int | str, theme: str, x: float, y: float) -> 
         return [line, Line2D([x + SAMPLE - 0.06], [y], color=colour, marker=">", markersize=6, linestyle="")]
     elif isinstance(layer, Line):
         line.set(linewidth=max(layer.width, 1), alpha=layer.alpha, marker="o" if layer.marker else "", markersize=4)
-    elif isinstance(layer, Mark):
+    elif isinstance(layer, RefLine):
         line.set(linewidth=max(layer.width, 1))
     return [line]
 
 
-def _coloured(values: np.ndarray, layer: Image, colours: np.ndarray) -> np.ndarray:
+def _coloured(values: np.ndarray, layer: Heatmap, colours: np.ndarray) -> np.ndarray:
     """uint8 RGBA [n_rows, n_columns, 4]; what has no colour is clear."""
     there = np.isfinite(values)
     if layer.palette == "categories":
@@ -784,7 +784,7 @@ def _coloured(values: np.ndarray, layer: Image, colours: np.ndarray) -> np.ndarr
     return pixels
 
 
-def _limits(layer: Image) -> tuple[float, float]:
+def _limits(layer: Heatmap) -> tuple[float, float]:
     assert layer.limits is not None  # the scene has found them
     return layer.limits
 
@@ -863,7 +863,7 @@ class _Numbers(Formatter):
         return [word.replace("-", "−") for word in words]
 
 
-def _words(axes: Axes, text: str, backed: str | None, **look: Any) -> Text:
+def _words(axes: Axes, text: str, backed: str | None, **look: Any) -> TextArtist:
     """Words in axes, in shares of them, before a veil of this colour that sets them off from what is drawn."""
     back = {"facecolor": backed, "edgecolor": "none", "alpha": 0.75, "pad": 1.0} if backed else None
     return axes.text(0, 0, text, transform=axes.transAxes, parse_math=False, bbox=back, **look)
@@ -954,5 +954,5 @@ def _bounds(scene: Scene) -> Any:
     """What the axes and the colours reach from and to."""
     axes = [axis for panel in scene.panels for axis in (panel.x, panel.y)]
     ticks = [None if axis.ticks is None else [tuple(tick) for tick in axis.ticks] for axis in axes]
-    limits = [layer.limits for panel in scene.panels for layer in panel.layers if isinstance(layer, Image)]
+    limits = [layer.limits for panel in scene.panels for layer in panel.layers if isinstance(layer, Heatmap)]
     return [(axis.low, axis.high) for axis in axes], ticks, limits

@@ -15,7 +15,23 @@ import torch
 from ..trainer.arguments import whole
 from ..trainer.optimizer import Optimizer, create, registered
 from .functions import FUNCTIONS, Function, function
-from .scene import Arrows, Axis, Band, Button, Click, Control, Image, Layer, Line, Mark, Panel, Points, Scene, Words
+from .scene import (
+    Arrows,
+    Axis,
+    Band,
+    Button,
+    Click,
+    Control,
+    Heatmap,
+    Layer,
+    Line,
+    Panel,
+    Points,
+    RefLine,
+    Scene,
+    Text,
+    surface_layers,
+)
 from .simulate import (
     RATES,
     Basins,
@@ -30,7 +46,6 @@ from .simulate import (
     rule_source,
     settings_of,
 )
-from .surface import surface_layers
 from .view import View
 
 __all__ = ["BasinMap", "Playground", "SensitivityView", "TrajectoryView"]
@@ -345,11 +360,11 @@ class BasinMap(View):
         by = ("optimizer", "rate")
         x, y = _edges(first.x), _edges(first.y)
         words = [f"({minimum.x:.3g}, {minimum.y:.3g})" for minimum in minima]
-        found = Image(reached, x, y, palette="categories", words=words, label="minimum reached", by=by)
-        duration = Image(steps, x, y, limits=(1.0, float(self._steps)), scale="log", label="steps until near it", by=by)
+        found = Heatmap(reached, x, y, palette="categories", words=words, label="minimum reached", by=by)
+        duration = Heatmap(steps, x, y, limits=(1.0, float(self._steps)), scale="log", label="steps until near it", by=by)
         stars = Points([m.x for m in minima], [m.y for m in minima], style="ink", marker="star", size=10, words=words)
         shares = [[self._share(basin) for basin in self.basins[name]] for name in names]
-        notes = Words(
+        notes = Text(
             [
                 [f"{name}, rate {self.learning_rates[name][k]:.3g}: {shares[i][k]:.0%} of the starts end at a minimum"
                  for k in range(n_rates)]
@@ -451,12 +466,12 @@ class Playground(TrajectoryView):
             curves.append(Line(number, losses, name=name, style=i, upto="step"))
         surface += self._arrows(inner, moments)
         surface.append(self._start_point())
-        curves.append(Mark(np.array(moments)[:, None], by=("step",), style="quiet"))
+        curves.append(RefLine(np.array(moments)[:, None], by=("step",), style="quiet"))
         blank = Axis("", 0, 1)
-        numbers = Words(
+        numbers = Text(
             [_numbers(inner, min(moment, race.steps - 1)) for moment in moments], 0.02, 0.5, by=("step",), fixed=True
         )
-        source = Words(_source(self._klass), 0.0, 0.5, fixed=True, size=7.5)
+        source = Text(_source(self._klass), 0.0, 0.5, fixed=True, size=7.5)
         panels = [
             _plane(self.function, surface, click=Click(event="start"), rows=2),
             Panel(Axis("step", 0, race.steps), _loss_axis(race, race.losses[:, 0, 0]), curves, column=1),

@@ -17,7 +17,7 @@ from ..trainer.arguments import choice, real, whole
 from ..trainer.lr_scheduler import InterpolatedScheduler, LRScheduler
 from .recorder import Recorder
 from .runs import POINTS, Run
-from .scene import Axis, Button, Layer, Line, Mark, Panel, Points, Scene
+from .scene import Axis, Button, Layer, Line, Panel, Points, RefLine, Scene
 from .style import COLOURS, DASHES
 from .training_views import SOLID_GREY, _drawable, _from_zero, _middle, _percentiles, take_in
 from .view import View
@@ -188,7 +188,7 @@ class ScheduleView(View):
             layers.append(Points(x, y, size=9, style=i, drag="knot", words=words))
             values += [rates, y, np.array([1.25 * self._top])]  # room to drag into
         if now is not None and 0 < now < n:
-            layers.append(Mark([float(now)], style="quiet", label="now"))
+            layers.append(RefLine([float(now)], style="quiet", label="now"))
         across = Axis("update", 0.0, float(n)) if self.knots is None else Axis("update", -0.02 * n, 1.02 * n)
         if self.scale == "log" and any((each > 0).any() for each in values):
             vertical = Axis.over("learning rate", *values, scale="log", margin=0.15 if self.knots else 0.05)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..trainer.sweep import Sweep
-from .scene import Axis, Band, Click, Control, Image, Layer, Line, Mark, Panel, Points, Scene
+from .scene import Axis, Band, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene
 from .view import View
 
 __all__ = ["SweepView"]
@@ -150,8 +150,8 @@ class SweepView(View):
         (nx, ny), by = map(len, sides), tuple(self._others)
         scale = self._scale(values)
         shown = self._shown(values)
-        limits = Image(shown.reshape(-1, nx), [0, 1], [0, 1], scale=scale).limits
-        image = Image(values, [-0.5, nx - 0.5], [-0.5, ny - 0.5], scale=scale, limits=limits, label=self._measure(), by=by)
+        limits = Heatmap(shown.reshape(-1, nx), [0, 1], [0, 1], scale=scale).limits
+        image = Heatmap(values, [-0.5, nx - 0.5], [-0.5, ny - 0.5], scale=scale, limits=limits, label=self._measure(), by=by)
         star = Points(
             [sides[0].index(best[self._across])],
             [sides[1].index(best[self._up])],
@@ -191,7 +191,7 @@ class SweepView(View):
         layers.append(Line(x, middle, marker=True, name=self._measure()))
         k = values.index(best[self._across])
         layers.append(Points([k], [middle[k]], style="ink", marker="star", size=12, words=["best"]))
-        layers.append(Mark(x[:, None], by=(self._across,), style="quiet"))
+        layers.append(RefLine(x[:, None], by=(self._across,), style="quiet"))
         scale = self._scale(table)
         click = Click(control=self._across, along="x")
         return Panel(

@@ -15,7 +15,7 @@ from ..trainer.arguments import choice
 from .notes import notes, quantiles, smoothed
 from .recorder import Recorder
 from .runs import POINTS, Curve, Run, RunSet, Series
-from .scene import Axis, Band, Control, Layer, Line, Mark, Panel, Points, Scene, Words
+from .scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene, Text
 from .view import View
 
 __all__ = ["LossView", "RunView", "UpdateRatioView", "WeightsView"]
@@ -199,7 +199,7 @@ class LossView(RunView):
             layers.append(Points(x, np.full(len(x), bottom), marker="cross", size=5, style=i, name=name))
         epochs = self._epoch_marks()
         if epochs is not None:
-            layers.append(Mark(epochs, style="grid", name="epochs"))
+            layers.append(RefLine(epochs, style="grid", name="epochs"))
         rates = self._rates()
         panels = [Panel(reach if not rates else replace(reach, label=""), vertical, layers)]
         if rates:
@@ -324,7 +324,7 @@ class WeightsView(OneRunView):
             line = Line(x, _drawable(rows.of("cosine", means).T), by=("layer",))
             across = Axis.over("step", x, margin=0.01)
             vertical = Axis("cosine of gradient and update", -1.05, 1.05)
-            panels.append(Panel(across, vertical, [Mark([0.0], "y", style="grid"), line]))
+            panels.append(Panel(across, vertical, [RefLine([0.0], "y", style="grid"), line]))
         if followed:
             panels.append(self._followed(followed, rows))
         if not panels:
@@ -546,7 +546,7 @@ def _from_zero(label: str, *values: np.ndarray) -> Axis:
 
 def _empty(words: str, description: str) -> Scene:
     """A scene that says why there is nothing in it."""
-    layer = Words(words, 0.5, 0.5, align="center", size=11, style="quiet")
+    layer = Text(words, 0.5, 0.5, align="center", size=11, style="quiet")
     return Scene([Panel(Axis("", 0, 1), Axis("", 0, 1), [layer], frame=False)], height=2.0, description=description)
 
 

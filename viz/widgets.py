@@ -17,7 +17,7 @@ import numpy as np
 import traitlets
 
 from .picture import Picture
-from .scene import Axis, Control, Image, Layer, Scene
+from .scene import Axis, Control, Heatmap, Layer, Scene
 
 __all__ = ["SceneBox"]
 
@@ -249,7 +249,7 @@ def _held(axis: Axis, old: Axis) -> Axis:
 
 def _recoloured(layer: Layer, old: Layer) -> Layer:
     if not (
-        isinstance(layer, Image) and isinstance(old, Image) and layer.limits and old.limits and layer.scale == old.scale
+        isinstance(layer, Heatmap) and isinstance(old, Heatmap) and layer.limits and old.limits and layer.scale == old.scale
     ):
         return layer
     new, before = _on_scale(layer.scale, layer.limits, old.limits)

@@ -17,21 +17,7 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize  # noq
 from matplotlib.ticker import LogLocator, MaxNLocator  # noqa: E402
 
 from tristep.viz.canvas import page  # noqa: E402
-from tristep.viz.scene import (  # noqa: E402
-    Arrows,
-    Axis,
-    Band,
-    Button,
-    Click,
-    Control,
-    Image,
-    Line,
-    Mark,
-    Panel,
-    Points,
-    Scene,
-    Words,
-)
+from tristep.viz.scene import Arrows, Axis, Band, Button, Click, Control, Heatmap, Line, Panel, Points, RefLine, Scene, Text  # noqa: E402
 from tristep.viz.style import THEMES  # noqa: E402
 
 LEFT, RIGHT, UP, DOWN, ENTER, ESCAPE = "\ue012", "\ue014", "\ue013", "\ue015", "\ue007", "\ue00c"
@@ -51,7 +37,7 @@ def test_decoded_arrays_are_those_of_the_scene_for_every_state(stage):
     rng = np.random.default_rng(0)
     a, b = Control("a", "a", [1, 2, 3]), Control("b", "b", ["u", "v"])
     values = {dtype: rng.integers(0, 100, (3, 2, 4, 5)).astype(dtype) for dtype in ("uint8", "int16", "int32", "float32")}
-    layers = [Image(each, [0, 1], [0, 1], by=("a", "b")) for each in values.values()]
+    layers = [Heatmap(each, [0, 1], [0, 1], by=("a", "b")) for each in values.values()]
     line = Line(np.arange(7.0), rng.standard_normal((2, 7)), by=("b",))
     scene = one(*layers, line, controls=[a, b])
     for state in (scene.state(), scene.state(a=2, b=1), scene.state(a=1)):
@@ -234,7 +220,7 @@ def test_cells_of_an_image_have_matplotlibs_colours(stage, palette, scale, color
     values = 10 ** rng.uniform(-3, 1, (4, 6)) if scale == "log" else rng.uniform(norm.vmin, norm.vmax, (4, 6))
     values[1, 2] = np.nan
     scene = one(
-        Image(values, [0, 6], [0, 4], palette=palette, scale=scale, limits=(norm.vmin, norm.vmax), label="loss"),
+        Heatmap(values, [0, 6], [0, 4], palette=palette, scale=scale, limits=(norm.vmin, norm.vmax), label="loss"),
         x=Axis("x", 0, 7),
         y=Axis("y", 0, 4, upwards=upwards),
         width=7.0,
@@ -265,7 +251,7 @@ def test_cells_of_an_image_have_matplotlibs_colours(stage, palette, scale, color
 def test_categories_have_the_colours_of_lines(stage, theme):
     values = np.array([[-1, 0, 1], [2, 3, 7]], dtype=np.int16)
     scene = one(
-        Image(values, [0, 10], [0, 10], palette="categories", words=["left", "right"], label="ends at", style="ink"),
+        Heatmap(values, [0, 10], [0, 10], palette="categories", words=["left", "right"], label="ends at", style="ink"),
     )
     stage.show(scene, theme=theme)
     left, top, right, bottom = stage.frame(quiet=THEMES[theme].quiet)
@@ -280,7 +266,7 @@ def test_an_image_follows_its_control_and_is_not_smeared(stage):
     c = Control("c", "c", ["a", "b"])
     cells = np.zeros((2, 2, 2), np.uint8)
     cells[1, 0, 1] = 1
-    scene = one(Image(cells, [0, 10], [0, 10], palette="categories", by=("c",)), controls=[c])
+    scene = one(Heatmap(cells, [0, 10], [0, 10], palette="categories", by=("c",)), controls=[c])
     stage.show(scene)
     inside, outside = (9.9, 4.8), (4.9, 4.8)
     assert _colour(stage.browser.pixels(), stage.place(scene, *inside)) == LIGHT.colours[0]
@@ -323,7 +309,7 @@ def test_arrows_end_where_their_amounts_lead(stage):
 
 @pytest.mark.parametrize("axis", ["x", "y"])
 def test_marks_cross_the_panel_and_have_their_label_beside_them(stage, axis):
-    scene = one(Mark([6.1], axis=axis, label="here", style=0, width=1.5), Mark([20], axis=axis, style=0))
+    scene = one(RefLine([6.1], axis=axis, label="here", style=0, width=1.5), RefLine([20], axis=axis, style=0))
     stage.show(scene)
     pixels = stage.browser.pixels()
     ink = (pixels == _rgb(LIGHT.colours[0])).all(axis=2)
@@ -341,7 +327,7 @@ def test_marks_cross_the_panel_and_have_their_label_beside_them(stage, axis):
 
 
 def test_words_stand_where_they_are_to_stand(stage):
-    scene = one(Words("first\nsecond", 0.5, 0.75, style="ink", align="center", size=14), frame=False)
+    scene = one(Text("first\nsecond", 0.5, 0.75, style="ink", align="center", size=14), frame=False)
     stage.show(scene)
     ink = (stage.browser.pixels() == _rgb(LIGHT.ink)).all(axis=2)
     rows, columns = np.nonzero(ink)
@@ -353,7 +339,7 @@ def test_words_stand_where_they_are_to_stand(stage):
 
 def test_words_follow_their_control(stage):
     c = Control("c", "c", [1, 2])
-    scene = one(Words(["M", "Many long words"], 0.1, 0.5, by=("c",), style="ink", size=16), controls=[c], frame=False)
+    scene = one(Text(["M", "Many long words"], 0.1, 0.5, by=("c",), style="ink", size=16), controls=[c], frame=False)
     stage.show(scene)
     before = np.nonzero((stage.browser.pixels() < 160).all(axis=2))[1]
     stage.browser.keys(stage.browser.find("input[type=range]"), RIGHT)
@@ -371,7 +357,7 @@ def test_units_of_equal_length(stage):
 
 def test_frames_of_a_grid_are_aligned(stage):
     panels = [
-        Panel(Axis("x", 0, 1), Axis(f"y{row}", 0, 10.0 ** (3 * row)), [Mark([0.5], style=0)], row=row, column=column)
+        Panel(Axis("x", 0, 1), Axis(f"y{row}", 0, 10.0 ** (3 * row)), [RefLine([0.5], style=0)], row=row, column=column)
         for row in (0, 1)
         for column in (0, 1)
     ]
@@ -551,7 +537,7 @@ def test_a_click_sets_the_control_that_is_nearest(stage):
     rates = [1e-3, 1e-2, 1e-1]
     c = Control("rate", "rate", rates)
     scene = one(
-        Mark([[rate] for rate in rates], by=("rate",), style=0, width=2),
+        RefLine([[rate] for rate in rates], by=("rate",), style=0, width=2),
         x=Axis("rate", 1e-4, 1, "log"),
         controls=[c],
         click=Click(control="rate"),
@@ -666,7 +652,7 @@ def test_the_order_of_the_tab_key(stage):
 
 def test_the_readout_names_the_nearest_line_the_cell_and_the_point(stage):
     scene = one(
-        Image(np.array([[1.0, 2.0], [3.0, 1234.5]]), [0, 10], [0, 10], label="loss"),
+        Heatmap(np.array([[1.0, 2.0], [3.0, 1234.5]]), [0, 10], [0, 10], label="loss"),
         Line([0, 5, 10], [1, 1, 2], name="Adam", style=2),
         Points([8], [8], words=["the minimum"], style=1),
         x=Axis("rate", 0, 10),
@@ -826,7 +812,7 @@ def test_a_page_holds_the_numbers_of_the_scene(browser, tmp_path):
     scene = one(
         Line(exact, close),
         Line(np.linspace(0, 1, 300), free, by=("rate",)),
-        Image(cells, [0, 1], [0, 1]),
+        Heatmap(cells, [0, 1], [0, 1]),
         controls=[rate],
     )
     text = page(scene.to_bytes(), "t", "d")

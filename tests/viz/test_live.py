@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 
 from tristep.viz import LiveLoop, Recorder
 from tristep.viz.live import MULTIPLIERS
-from tristep.viz.scene import Axis, Line, Panel, Scene, Words
+from tristep.viz.scene import Axis, Line, Panel, Scene, Text
 from tristep.viz.view import FrameBudget, View
 
 KINDS = ("trainer", "trainer with schedule", "torch", "torch with scheduler", "tristep.optim")
@@ -961,7 +961,7 @@ def test_a_view_that_cannot_be_drawn_does_not_end_training():
 
 
 def _texts(scene):
-    return [str(layer.texts) for panel in scene.panels for layer in panel.layers if isinstance(layer, Words)]
+    return [str(layer.texts) for panel in scene.panels for layer in panel.layers if isinstance(layer, Text)]
 
 
 def test_the_live_view_shows_losses_rates_and_how_far_it_is():

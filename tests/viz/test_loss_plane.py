@@ -7,8 +7,7 @@ from torch import nn
 
 import tristep
 from tristep.viz import LossPlaneView, WeightPath, loss_plane
-from tristep.viz.scene import Image, Line
-from tristep.viz.surface import level_lines, surface_layers
+from tristep.viz.scene import Heatmap, Line, level_lines, surface_layers
 
 
 @pytest.fixture
@@ -174,7 +173,7 @@ def test_the_picture_shows_ways_and_heights(regression, paths):
     view = LossPlaneView(plane)
     scene = view.scene()
     surface, curves = scene.panels
-    (image,) = [layer for layer in surface.layers if isinstance(layer, Image)]
+    (image,) = [layer for layer in surface.layers if isinstance(layer, Heatmap)]
     np.testing.assert_allclose(image.values, np.maximum(plane.values - plane.values.min(), image.limits[0]), rtol=1e-6)
     ways = {layer.name: layer for layer in surface.layers if isinstance(layer, Line) and layer.name}
     assert list(ways) == ["sgd", "adam"] == [line.name for line in curves.layers]

@@ -16,19 +16,7 @@ from matplotlib.quiver import Quiver  # noqa: E402
 from PIL import Image as Pixels  # noqa: E402
 
 from tristep.viz.picture import Picture, draw  # noqa: E402
-from tristep.viz.scene import (  # noqa: E402
-    Arrows,
-    Axis,
-    Band,
-    Control,
-    Image,
-    Line,
-    Mark,
-    Panel,
-    Points,
-    Scene,
-    Words,
-)
+from tristep.viz.scene import Arrows, Axis, Band, Control, Heatmap, Line, Panel, Points, RefLine, Scene, Text  # noqa: E402
 from tristep.viz.style import THEMES, line_style  # noqa: E402
 
 NAN = np.nan
@@ -54,11 +42,11 @@ def _everything(seed=0, high=2.0):
         Axis("x", 0, 1),
         Axis("y", 0, 1),
         [
-            Image(rng.random((3, 12, 16)), [0, 1], [0, 1], by=("rate",), label="loss", limits=(0, 1)),
+            Heatmap(rng.random((3, 12, 16)), [0, 1], [0, 1], by=("rate",), label="loss", limits=(0, 1)),
             *paths,
             Points([0.5], [0.5], marker="star", style="ink", name="minimum"),
             Arrows([[0.2], [0.3], [0.4]], [0.2], [0.3], [0.1], by=("rate",), style=5, name="gradient"),
-            Words(["rate 0.01", "rate 0.1", "rate 1"], 0.02, 0.95, by=("rate",)),
+            Text(["rate 0.01", "rate 0.1", "rate 1"], 0.02, 0.95, by=("rate",)),
         ],
         title="Paths",
     )
@@ -68,8 +56,8 @@ def _everything(seed=0, high=2.0):
         [
             Band(t, 0.5 * named.y, 2 * named.y, style=4),
             named,
-            Mark([[0.1], [0.5], [0.9]], by=("rate",), label="here", style="quiet"),
-            Mark([0.1], "y", label="target"),
+            RefLine([[0.1], [0.5], [0.9]], by=("rate",), label="here", style="quiet"),
+            RefLine([0.1], "y", label="target"),
         ],
         column=1,
     )
@@ -82,7 +70,7 @@ def _crowded():
         Axis("optimizer", 0, 6, ticks=[(i + 0.5, f"optimizer {i}") for i in range(6)]),
         Axis("", 0, 60, ticks=[(i + 0.5, name) for i, name in enumerate(LAYERS)], upwards=False),
         [
-            Image(
+            Heatmap(
                 np.arange(360.0).reshape(60, 6) + 1, [0, 6], [0, 60], scale="log", label="a long label for a bar of colours"
             )
         ],
@@ -93,7 +81,7 @@ def _crowded():
         Axis("learning rate", 1e-6, 10, "log"),
         Axis("a loss with a label that is far too long for so low a panel", -1e-5, 3e-5),
         [
-            Mark([10.0 ** (-2 + 0.05 * i)], label=f"suggested by rule {i}", name=f"rule number {i} of several", style=i)
+            RefLine([10.0 ** (-2 + 0.05 * i)], label=f"suggested by rule {i}", name=f"rule number {i} of several", style=i)
             for i in range(6)
         ],
         column=1,
@@ -160,7 +148,7 @@ def test_ticks_say_few_round_numbers_or_what_they_are_told(axis, words):
 
 def test_pixels_of_an_image_have_the_palette_s_colours():
     values = np.array([[1, 10, 100], [1000, NAN, 0]])
-    image = Image(values, [1e-2, 10], [0, 2], scale="log", limits=(1, 1000))
+    image = Heatmap(values, [1e-2, 10], [0, 2], scale="log", limits=(1, 1000))
     figure = draw(_one(image, x=Axis("x", 1e-2, 10, "log"), y=Axis("y", 0, 2)))
     for row, line in enumerate(values):
         for column, value in enumerate(line):
@@ -171,7 +159,7 @@ def test_pixels_of_an_image_have_the_palette_s_colours():
 
 
 def test_categories_have_the_colours_of_lines_and_their_words_the_legend():
-    image = Image(np.array([[0, 1, -1]], np.int16), [0, 3], [0, 1], palette="categories", words=["sgd", "adam"])
+    image = Heatmap(np.array([[0, 1, -1]], np.int16), [0, 3], [0, 1], palette="categories", words=["sgd", "adam"])
     for theme, colours in THEMES.items():
         figure = draw(_one(Line([-1], [-1], name="sgd"), image, x=Axis("x", 0, 3)), theme=theme)
         expected = [colours.colours[0], colours.colours[1], colours.background]
@@ -182,14 +170,14 @@ def test_categories_have_the_colours_of_lines_and_their_words_the_legend():
 
 
 def test_colours_have_a_bar_with_their_limits_and_label():
-    image = Image([[0.01, 1.0]], [0, 1], [0, 1], scale="log", label="update / weight")
+    image = Heatmap([[0.01, 1.0]], [0, 1], [0, 1], scale="log", label="update / weight")
     axes, bar = draw(_one(image)).axes
     assert (bar.get_ylabel(), bar.get_yscale()) == ("update / weight", "log")
     assert bar.get_ylim() == pytest.approx((0.01, 1))
     assert bar.get_position().height == pytest.approx(axes.get_position().height)
     top = _pixel(bar.figure, 0.5, 0.97, bar)
     np.testing.assert_allclose(top, 255 * np.array(mpl.colormaps["viridis"](0.97)[:3]), atol=8)
-    assert len(draw(_one(Image([[0.01, 1.0]], [0, 1], [0, 1]))).axes) == 1
+    assert len(draw(_one(Heatmap([[0.01, 1.0]], [0, 1], [0, 1]))).axes) == 1
 
 
 def test_a_band_leaves_gaps():
@@ -231,9 +219,9 @@ def test_arrows_reach_from_their_places_by_their_amounts_on_any_axis():
 
 def test_marks_cross_the_panel_and_labels_avoid_each_other():
     places = [0.5, 0.501, 0.502, 0.97]
-    layers = [Mark([place], label=f"at {place}") for place in places] + [
-        Mark([0.4], "y", label="low"),
-        Mark([NAN, 7], label="out"),
+    layers = [RefLine([place], label=f"at {place}") for place in places] + [
+        RefLine([0.4], "y", label="low"),
+        RefLine([NAN, 7], label="out"),
     ]
     figure = draw(_one(*layers))
     axes = figure.axes[0]
@@ -251,8 +239,8 @@ def test_marks_cross_the_panel_and_labels_avoid_each_other():
 
 def test_words_stand_where_they_are_told_and_a_dollar_is_a_dollar():
     words, code = (
-        Words("costs $1 or $2", 0.5, 0.25, align="center", size=12),
-        Words("w -= lr * g", 0, 1, fixed=True, style=3),
+        Text("costs $1 or $2", 0.5, 0.25, align="center", size=12),
+        Text("w -= lr * g", 0, 1, fixed=True, style=3),
     )
     first, second = draw(_one(words, code, panel={"frame": False})).axes[0].texts
     assert (first.get_text(), first.get_ha(), first.get_size()) == ("costs $1 or $2", "center", 12)
@@ -265,7 +253,7 @@ def test_words_stand_where_they_are_told_and_a_dollar_is_a_dollar():
 def test_long_words_are_broken_and_long_code_is_made_smaller():
     long = "many words that do not fit into so narrow a panel at all, and so are broken"
     scene = _one(
-        Words(long, 0, 0.7), Words(f"{long}\n  indented", 0, 0.2, fixed=True), width=3, height=3, panel={"frame": False}
+        Text(long, 0, 0.7), Text(f"{long}\n  indented", 0, 0.2, fixed=True), width=3, height=3, panel={"frame": False}
     )
     words, code = draw(scene).axes[0].texts
     assert words.get_text().replace("\n", " ") == long
@@ -275,7 +263,7 @@ def test_long_words_are_broken_and_long_code_is_made_smaller():
 
 
 def test_a_panel_without_frame_has_no_axes():
-    axes = draw(_one(Words("words", 0, 0.5), panel={"frame": False})).axes[0]
+    axes = draw(_one(Text("words", 0, 0.5), panel={"frame": False})).axes[0]
     assert not axes.axison
 
 

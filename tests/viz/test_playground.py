@@ -6,7 +6,7 @@ import torch
 
 import tristep
 from tristep.viz import BasinMap, Function, Playground, SensitivityView, TrajectoryView, basin_map, best_rates, function
-from tristep.viz.scene import Arrows, Image, Line, Points, Words
+from tristep.viz.scene import Arrows, Heatmap, Line, Points, Text
 
 BOWL = Function("bowl", "(x**2 + 10 * y**2) / 2", (-2, 2), (-2, 2), start=(1.5, 1.0), minima=((0.0, 0.0, 0.0),))
 RACERS = {"sgd": {"learning_rate": 0.05}, "adam": {"learning_rate": 0.1}}
@@ -92,7 +92,7 @@ def test_factors_must_increase_and_have_one(factors):
 def test_every_named_function_has_its_picture():
     for name in ("saddle", "styblinski_tang", "noisy_ravine"):
         view = TrajectoryView(name, RACERS, steps=10, factors=(1.0,))
-        (surface,) = (layer for layer in view.scene().panels[0].layers if isinstance(layer, Image))
+        (surface,) = (layer for layer in view.scene().panels[0].layers if isinstance(layer, Heatmap))
         where = function(name)
         with torch.no_grad():
             corners = where(
@@ -124,7 +124,7 @@ def test_basins_are_shown_by_optimizer_and_rate():
     where, soon, _ = scene.panels
     image = where.layers[0]
     words = scene.panels[2].layers[0]
-    assert isinstance(words, Words)
+    assert isinstance(words, Text)
     for i, name in enumerate(("sgd", "adam")):
         for k, rate in enumerate((0.001, 0.01)):
             expected = basin_map("himmelblau", {"optimizer": name, "learning_rate": rate}, 12, 120)

@@ -8,21 +8,7 @@ import pytest
 
 mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
 
-from tristep.viz.scene import (  # noqa: E402
-    Arrows,
-    Axis,
-    Band,
-    Button,
-    Click,
-    Control,
-    Image,
-    Line,
-    Mark,
-    Panel,
-    Points,
-    Scene,
-    Words,
-)
+from tristep.viz.scene import Arrows, Axis, Band, Button, Click, Control, Heatmap, Line, Panel, Points, RefLine, Scene, Text  # noqa: E402
 from tristep.viz.style import THEMES  # noqa: E402
 
 RATE = Control("rate", "learning rate", [0.1, 0.2, 0.3], index=1)
@@ -43,7 +29,7 @@ def test_controls_choose_among_arrays_in_the_order_in_which_they_are_named():
 
 
 def test_a_mark_is_chosen_like_any_other_layer():
-    mark = Mark([[0.1], [0.2], [0.3]], by=("rate",))
+    mark = RefLine([[0.1], [0.2], [0.3]], by=("rate",))
     assert mark.chosen("at", _scene(mark).state(rate=2)) == np.float32(0.3)
 
 
@@ -65,8 +51,8 @@ def test_a_line_is_drawn_up_to_the_point_whose_number_is_the_value_of_the_contro
         (lambda: Control("c", "c", [1], kind="dial"), "kind='dial' of control 'c'"),
         (lambda: Line([0], [0], style="red"), "style='red'"),
         (lambda: Line([[0]], [0]), r"Line.x has shape \(1, 1\)"),
-        (lambda: Image(np.zeros(3), [0, 1], [0, 1]), "Image.values has shape"),
-        (lambda: Image(np.zeros((2, 2)), [0, 1], [0, 1], palette="jet"), "palette='jet'"),
+        (lambda: Heatmap(np.zeros(3), [0, 1], [0, 1]), "Heatmap.values has shape"),
+        (lambda: Heatmap(np.zeros((2, 2)), [0, 1], [0, 1], palette="jet"), "palette='jet'"),
         (lambda: Points([0], [0], marker="heart"), "marker='heart'"),
         (lambda: Scene([]), "panels is empty"),
         (lambda: _scene(controls=(RATE, RATE)), "two controls or buttons of the name 'rate'"),
@@ -97,24 +83,24 @@ def test_an_axis_has_room_for_all_finite_values():
 
 
 def test_limits_of_colours_are_found():
-    assert Image([[1.0, np.nan, 4.0]], [0, 1], [0, 1]).limits == (1.0, 4.0)
-    assert Image([[-1.0, 4.0]], [0, 1], [0, 1], palette="diverging").limits == (-4.0, 4.0)
-    low, high = Image([[0.0, 0.01, 10.0]], [0, 1], [0, 1], scale="log").limits
+    assert Heatmap([[1.0, np.nan, 4.0]], [0, 1], [0, 1]).limits == (1.0, 4.0)
+    assert Heatmap([[-1.0, 4.0]], [0, 1], [0, 1], palette="diverging").limits == (-4.0, 4.0)
+    low, high = Heatmap([[0.0, 0.01, 10.0]], [0, 1], [0, 1], scale="log").limits
     assert (low, high) == pytest.approx((0.01, 10.0))
-    low, high = Image([[2.0, 2.0]], [0, 1], [0, 1]).limits
+    low, high = Heatmap([[2.0, 2.0]], [0, 1], [0, 1]).limits
     assert low < 2.0 < high
 
 
 def test_palettes_are_those_of_matplotlib_and_of_the_lines():
-    image = Image([[0.0, 1.0]], [0, 1], [0, 1])
+    image = Heatmap([[0.0, 1.0]], [0, 1], [0, 1])
     np.testing.assert_allclose(image.colours(), 255 * np.array(mpl.colormaps["viridis"].colors), atol=0.5)
-    categories = Image([[0, 1]], [0, 1], [0, 1], palette="categories")
+    categories = Heatmap([[0, 1]], [0, 1], [0, 1], palette="categories")
     assert ["#" + bytes(colour).hex() for colour in categories.colours("dark")] == list(THEMES["dark"].colours)
 
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_the_quiet_palette_begins_with_the_background_and_stays_near_it(theme):
-    colours = Image([[0.0, 1.0]], [0, 1], [0, 1], palette="quiet").colours(theme).astype(int)
+    colours = Heatmap([[0.0, 1.0]], [0, 1], [0, 1], palette="quiet").colours(theme).astype(int)
     assert "#" + bytes(colours[0].astype(np.uint8)).hex() == THEMES[theme].background
     assert 20 < abs(colours[-1] - colours[0]).max() < 90
     assert (abs(np.diff(colours, axis=0)) <= 1).all()
@@ -131,9 +117,9 @@ def test_the_legend_has_each_name_and_style_once():
         Line([0], [0], name="sgd"),
         Band([0], [0], [1], name="sgd"),
         Line([0], [0], name="sgd", style=1),
-        Mark([0], name="now"),
+        RefLine([0], name="now"),
     ]
-    scene = _scene(*layers, Line([0], [0]), Words("words", 0, 0, name="not this"))
+    scene = _scene(*layers, Line([0], [0]), Text("words", 0, 0, name="not this"))
     assert [(name, style) for name, style, _ in scene.legend()] == [("sgd", 0), ("sgd", 1), ("now", 0)]
 
 
@@ -142,9 +128,9 @@ def test_a_browser_gets_all_of_it():
     x = np.arange(5)
     line = Line(x, y, by=("rate",), name="sgd", style=2)
     shared = Line(line.x, y[0], style="ink")
-    image = Image(np.array([[0, 3]], dtype=np.uint8), [0, 1], [0, 1], palette="categories", words=["a", "b"])
+    image = Heatmap(np.array([[0, 3]], dtype=np.uint8), [0, 1], [0, 1], palette="categories", words=["a", "b"])
     scene = _scene(
-        line, shared, image, Words(["p", "q", "ü"], 0, 0, by=("rate",)), click=Click("rate"), description="A picture."
+        line, shared, image, Text(["p", "q", "ü"], 0, 0, by=("rate",)), click=Click("rate"), description="A picture."
     )
     payload = scene.to_bytes()
     (length,) = struct.unpack_from("<I", payload)
@@ -180,4 +166,4 @@ def test_a_browser_gets_all_of_it():
 def test_every_array_of_a_layer_is_kept_as_numbers_of_four_bytes_or_fewer():
     arrows = Arrows([0], [0], np.array([1], np.int64), np.array([2.0]))
     assert {arrows.x.dtype, arrows.dx.dtype, arrows.dy.dtype} == {np.dtype(np.float32)}
-    assert Image(np.zeros((1, 1), np.int16), [0, 1], [0, 1]).values.dtype == np.int16
+    assert Heatmap(np.zeros((1, 1), np.int16), [0, 1], [0, 1]).values.dtype == np.int16

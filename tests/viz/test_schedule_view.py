@@ -14,7 +14,7 @@ from tristep import lr_scheduler
 
 pytest.importorskip("matplotlib")
 
-from tristep.viz import Line, Mark, Points, Recorder, ScheduleView
+from tristep.viz import Line, Points, Recorder, RefLine, ScheduleView
 from tristep.viz.style import line_style
 
 
@@ -109,7 +109,7 @@ def test_a_live_trainer_has_a_past_and_a_future():
     solid, dashed = line_style(past.style), line_style(future.style)
     assert solid["color"] == dashed["color"]
     assert (solid["linestyle"], dashed["linestyle"] != "-") == ("-", True)
-    (mark,) = (layer for layer in scene.panels[0].layers if isinstance(layer, Mark))
+    (mark,) = (layer for layer in scene.panels[0].layers if isinstance(layer, RefLine))
     assert (mark.at.tolist(), mark.label) == ([20], "now")
     assert scene.panels[1].y.label == "loss"
     assert isinstance(scene.panels[1].layers[0], Line)

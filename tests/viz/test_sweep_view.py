@@ -5,7 +5,7 @@ import pytest
 
 from tristep.trainer import Sweep
 from tristep.viz import SweepView
-from tristep.viz.scene import Image, Line, Points
+from tristep.viz.scene import Heatmap, Line, Points
 
 
 def _sweep(steps=6, seeds=(0, 1, 2), **axes):
@@ -23,7 +23,7 @@ def _layers(panel, kind):
 def test_the_map_has_the_medians_and_marks_the_least():
     sweep = _sweep(wd=(0.0, 0.01), learning_rate=(0.001, 0.01, 0.1))
     scene = SweepView(sweep).scene()
-    (image,) = _layers(scene.panels[0], Image)
+    (image,) = _layers(scene.panels[0], Heatmap)
     expected = np.median(sweep.losses[..., -2:].mean(axis=-1), axis=-1)
     np.testing.assert_allclose(image.values, expected, rtol=1e-6)
     up, across = np.unravel_index(expected.argmin(), expected.shape)
@@ -54,7 +54,7 @@ def test_curves_are_those_of_the_training_chosen():
     for i in range(3):
         found = lines[f"seed {i}"].chosen("y", state)
         np.testing.assert_allclose(found, sweep.losses[1, 2, 0, i], rtol=1e-6)
-    (image,) = _layers(scene.panels[0], Image)
+    (image,) = _layers(scene.panels[0], Heatmap)
     expected = np.median(sweep.losses[:, 2, :, :, -2:].mean(axis=-1), axis=-1).T
     np.testing.assert_allclose(image.chosen("values", state), expected, rtol=1e-6)
     ring = next(points for points in _layers(scene.panels[0], Points) if points.marker == "ring")
@@ -78,7 +78,7 @@ def test_trainings_that_failed_are_holes_and_counted():
     sweep = _sweep(seeds=(0,), wd=(0.0, 0.01), learning_rate=(0.1, 10.0))
     sweep.losses[:, 1, 0, 3:] = np.nan
     view = SweepView(sweep)
-    (image,) = _layers(view.scene().panels[0], Image)
+    (image,) = _layers(view.scene().panels[0], Heatmap)
     assert np.isfinite(image.values).tolist() == [[True, False], [True, False]]
     assert "2 of 4 trainings have ended without a finite number" in view.describe()
     assert view.figure()
@@ -99,7 +99,7 @@ def test_trainings_that_diverge_leave_room_for_the_others(settings):
     assert 2.3 < drawn[0].y.high < 4
     assert drawn[0].y.low < sweep.losses[..., 1, :, :].min()
     if settings:
-        (image,) = _layers(scene.panels[0], Image)
+        (image,) = _layers(scene.panels[0], Heatmap)
         final = sweep.losses[..., -2:].mean(axis=-1)[..., 0]
         np.testing.assert_allclose(image.limits, [final[0, 1], final[0, 0]], rtol=1e-5)
         assert image.values[0, 2] > 1e6  # which has the last colour

@@ -13,19 +13,19 @@ pytest.importorskip("matplotlib")
 from tristep.viz import (
     Band,
     Dashboard,
-    Image,
+    Heatmap,
     Line,
     LossView,
-    Mark,
     Points,
     Recorder,
+    RefLine,
     Run,
     RunSet,
     Series,
     TensorHeatmap,
+    Text,
     UpdateRatioView,
     WeightsView,
-    Words,
     dashboard,
     heatmap,
     training_views,
@@ -199,16 +199,16 @@ def test_a_heat_map_shows_each_tensor_in_its_row_and_its_values_at_the_bar():
     heat, bar, _, below = scene.panels
     quantity = scene.controls[0]
     assert quantity.values[quantity.index] == "norm of the weight"
-    (image,) = _layers(scene, Image, 0)
+    (image,) = _layers(scene, Heatmap, 0)
     gradient = scene.state(quantity=quantity.values.index("norm of the gradient"))
     values = image.chosen("values", gradient)
     assert values.shape == (3, 100)
     np.testing.assert_allclose(values, np.array([1.0, 0.5, 0.0])[:, None] * np.ones(100), atol=1e-6)  # 1, 0.1 and 0.01
     for chosen, label in ((gradient, "norm of the gradient"), (scene.state(), "norm of the weight")):
-        assert [words.chosen("texts", chosen) for words in bar.layers if isinstance(words, Words)][-1] == label
-    texts = [words.chosen("texts", gradient) for words in bar.layers if isinstance(words, Words)]
+        assert [words.chosen("texts", chosen) for words in bar.layers if isinstance(words, Text)][-1] == label
+    texts = [words.chosen("texts", gradient) for words in bar.layers if isinstance(words, Text)]
     assert texts == ["0.01", "0.1", "1", "norm of the gradient"]
-    texts = [str(words.texts) for words in below.layers if isinstance(words, Words)]
+    texts = [str(words.texts) for words in below.layers if isinstance(words, Text)]
     assert texts == ["0.0001", "0.01", "1", "share of elements"]
     # The bars stand right beside what they explain, and what stands at them ends within the picture.
     axes = view.figure().axes
@@ -221,7 +221,7 @@ def test_a_heat_map_shows_each_tensor_in_its_row_and_its_values_at_the_bar():
     assert not heat.y.upwards
     # A click on the middle of a row is a click on its number, and its histograms are shown.
     assert (heat.click.control, heat.click.along) == ("layer", "y")
-    (histogram,) = _layers(scene, Image, 2)
+    (histogram,) = _layers(scene, Heatmap, 2)
     for layer in range(3):
         shares = histogram.chosen("values", scene.state(layer=layer))
         assert shares.shape == (32, 10)
@@ -247,7 +247,7 @@ def test_gradients_that_are_not_finite_are_crosses_on_empty_cells():
     scene = TensorHeatmap(run).scene()
     crosses = _named(scene, "not finite")
     np.testing.assert_allclose([crosses.x, crosses.y], [[8], [1]])
-    (image,) = _layers(scene, Image, 0)
+    (image,) = _layers(scene, Heatmap, 0)
     assert np.argwhere(np.isnan(image.values)).tolist() == [[1, 7]]
     assert len(scene.panels) == 1 + 1  # of one quantity the renderer's own bar, and no histograms but norms
 
@@ -280,7 +280,7 @@ def test_the_peak_of_steps_that_share_a_cell_is_seen():
     norms[5_000:5_100:3] = 100.0
     run.add_tensors(range(1, 10_001), {"gradient_norm": norms})
     scene = TensorHeatmap(run).scene()
-    (image,) = _layers(scene, Image, 0)
+    (image,) = _layers(scene, Heatmap, 0)
     assert image.values.shape == (1, 256)
     np.testing.assert_allclose(np.flatnonzero(image.values[0] > 50) / 256, 0.505, atol=0.008)
 
@@ -352,16 +352,16 @@ def test_one_slider_moves_a_line_through_all_panels_of_a_dashboard():
     assert step.values[-1] == 500
     for panel in scene.panels:
         if panel.frame:
-            marks = [layer for layer in panel.layers if isinstance(layer, Mark) and layer.by == ("step",)]
+            marks = [layer for layer in panel.layers if isinstance(layer, RefLine) and layer.by == ("step",)]
             assert [mark.chosen("at", scene.state(step=30)).tolist() for mark in marks] == [[step.values[30]]]
     labels = [panel.y.label for panel in scene.panels if panel.frame]
     assert labels == ["loss", "learning rate", "", "update norm / weight norm", "absolute value in the gradient", "norm"]
-    (readout,) = _layers(scene, Words)
+    (readout,) = _layers(scene, Text)
     at = int(step.values[30])
     assert readout.chosen("texts", scene.state(step=30)) == f"step {at}   loss {1 / at:.4g}   learning rate {at / 5e3:.4g}"
     clicks = [(panel.click.control, panel.click.along) for panel in scene.panels if panel.frame]
     assert clicks == [("step", "x"), ("step", "x"), ("layer", "y"), ("step", "x"), ("step", "x"), ("step", "x")]
-    (heat,) = (image for image in _layers(scene, Image) if image.label == "norm of the gradient")
+    (heat,) = (image for image in _layers(scene, Heatmap) if image.label == "norm of the gradient")
     np.testing.assert_allclose(heat.values[:, 17], [1, 0.1, 0.01, 0.001], rtol=0.1)  # which colours end at percentiles
 
 
@@ -381,7 +381,7 @@ def test_a_view_of_a_recorder_takes_what_is_new():
     trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})
     recorder = Recorder(trainer)
     views = [kind(recorder) for kind in VIEWS]
-    assert all(_layers(view.scene(), Words) for view in views)  # which say that there is nothing yet
+    assert all(_layers(view.scene(), Text) for view in views)  # which say that there is nothing yet
     for _ in range(30):
         trainer.zero_grad()
         loss = net(torch.ones(4, 2)).square().mean()
@@ -391,7 +391,7 @@ def test_a_view_of_a_recorder_takes_what_is_new():
     for view in views:
         view.refresh()
     np.testing.assert_array_equal(_named(views[0].scene(), "loss").x, np.arange(1, 31))
-    (image,) = _layers(views[1].scene(), Image, 0)
+    (image,) = _layers(views[1].scene(), Heatmap, 0)
     assert image.values.shape[-2:] == (2, 30)
     assert views[4].scene().controls[0].values[-1] == 30
     # Histograms are kept from frame to frame until there are more.

@@ -21,7 +21,7 @@ from PIL import Image as Pixels  # noqa: E402
 
 from tristep.viz import view as module  # noqa: E402
 from tristep.viz.picture import Picture  # noqa: E402
-from tristep.viz.scene import Axis, Button, Click, Control, Image, Line, Panel, Scene  # noqa: E402
+from tristep.viz.scene import Axis, Button, Click, Control, Heatmap, Line, Panel, Scene  # noqa: E402
 from tristep.viz.style import Figure  # noqa: E402
 from tristep.viz.view import WIDGET, FrameBudget, View, capabilities, use  # noqa: E402
 from tristep.viz.widgets import SceneBox  # noqa: E402
@@ -420,7 +420,7 @@ def test_another_scene_keeps_what_is_set():
 def _after(steps, low=1.0, limits=(1.0, 10.0)):
     """A training so far: a line that gets longer, and an image of it."""
     line = Line(np.arange(1, steps + 1), np.geomspace(10.0, low, steps))
-    image = Image(np.linspace(limits[0], limits[1], 4)[None], [0.5, steps + 0.5], [0, 1], limits=limits, label="norm")
+    image = Heatmap(np.linspace(limits[0], limits[1], 4)[None], [0.5, steps + 0.5], [0, 1], limits=limits, label="norm")
     return Scene(
         [
             Panel(Axis.over("step", [1, steps], margin=0.01), Axis("loss", low, 10.0, "log"), [line]),

@@ -62,7 +62,7 @@ export function unpack(packed) {
 /** What the controls choose of a layer's array: a view of [own dimensions], never a copy. */
 export function part(layer, name, state) {
   const { data, shape } = layer[name];
-  const own = layer.kind === "words" ? 0 : layer.kind === "image" && name === "values" ? 2 : 1;
+  const own = layer.kind === "text" ? 0 : layer.kind === "heatmap" && name === "values" ? 2 : 1;
   if (shape.length === own) return data;
   const size = product(shape.slice(layer.by.length));
   const number = layer.by.reduce((sum, control, k) => sum * shape[k] + state[control], 0);
@@ -312,7 +312,7 @@ function margins(panel, { width, height }, pen) {
 function bars(panel, frame, pen) {
   let x = frame.x + frame.width + 14;
   return panel.layers
-    .filter((layer) => layer.kind === "image" && layer.label)
+    .filter((layer) => layer.kind === "heatmap" && layer.label)
     .map((layer) => {
       const [low, high] = layer.limits;
       const axis = { low, high, scale: layer.scale, ticks: null, upwards: true, label: layer.label };
@@ -384,7 +384,7 @@ function drawAxes(pen, { panel, frame, edge, x, y, xTicks, yTicks }) {
   context.lineWidth = 1;
   context.setLineDash([]);
   context.strokeStyle = pen.grid;
-  if (!panel.layers.some(({ kind }) => kind === "image")) {
+  if (!panel.layers.some(({ kind }) => kind === "heatmap")) {
     context.beginPath();
     for (const { value } of xTicks.major) {
       const at = pen.crisp(x.at(value));
@@ -650,7 +650,7 @@ const draw = {
     }
   },
 
-  image(pen, layer, place, { state }) {
+  heatmap(pen, layer, place, { state }) {
     const { context } = pen;
     const [rows, columns] = layer.values.shape.slice(-2);
     const [x, y] = [part(layer, "x", state), part(layer, "y", state)];
@@ -690,7 +690,7 @@ const draw = {
     context.setLineDash([]);
   },
 
-  mark(pen, layer, place, { state, taken }) {
+  refline(pen, layer, place, { state, taken }) {
     const { context } = pen;
     const { x: left, y: top, width, height } = place.frame;
     const upright = layer.axis === "x";
@@ -723,7 +723,7 @@ const draw = {
     outlined(pen, layer.label, x, y + 11 * pen.scale, pen.colour(layer.style));
   },
 
-  words(pen, layer, place, { state }) {
+  text(pen, layer, place, { state }) {
     const { context } = pen;
     const { x: left, y: top, width, height } = place.frame;
     const size = layer.size * PIXELS_PER_POINT;
@@ -887,7 +887,7 @@ function lookAt(place, x, y, { scene, state, hidden, moved }) {
   }
   if (best) return best;
   for (const layer of shown) {
-    if (layer.kind !== "image") continue;
+    if (layer.kind !== "heatmap") continue;
     const [rows, columns] = layer.values.shape.slice(-2);
     const [ends, heights] = [part(layer, "x", state), part(layer, "y", state)];
     const [x0, x1, y0, y1] = [place.x.at(ends[0]), place.x.at(ends[1]), place.y.at(heights[0]), place.y.at(heights[1])];
@@ -1050,7 +1050,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       pen.context.fillStyle = pen.background;
       pen.context.fillRect(0, 0, width + 1, height + 1);
       for (const place of places) {
-        place.cased = place.panel.layers.some(({ kind, palette }) => kind === "image" && palette !== "quiet");
+        place.cased = place.panel.layers.some(({ kind, palette }) => kind === "heatmap" && palette !== "quiet");
         const { layers } = place.panel;
         const moving = layers.findIndex((layer) => layer.by.length || layer.upto || layer.drag);
         place.still = moving < 0 ? layers.length : moving;
@@ -1085,7 +1085,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     for (const layer of layers) {
       if (hidden.has(layer.name)) continue;
       context.save();
-      if (layer.kind !== "points" && layer.kind !== "words") { // these are whole also where they lie on the edge
+      if (layer.kind !== "points" && layer.kind !== "text") { // these are whole also where they lie on the edge
         context.beginPath();
         context.rect(x, y - 1, wide + 1, high + 2);
         context.clip();
@@ -1183,7 +1183,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     const entries = new Map();
     for (const panel of scene.panels) {
       for (const layer of panel.layers) {
-        const named = layer.name && layer.kind !== "image" && layer.kind !== "words";
+        const named = layer.name && layer.kind !== "heatmap" && layer.kind !== "text";
         const key = JSON.stringify([layer.name, layer.style]);
         if (named && !entries.has(key)) entries.set(key, layer);
       }
@@ -1683,7 +1683,7 @@ function swatch(layer, style, theme) {
   } else if (layer.kind === "arrows") {
     parts.push(svg("path", { d: "M1 6h17", stroke: colour, "stroke-width": 2.4 }), svg("path", { d: "M17 1.5l8 4.5-8 4.5z", fill: colour }));
   } else {
-    const width = layer.kind === "mark" ? 1.4 : 2.4;
+    const width = layer.kind === "refline" ? 1.4 : 2.4;
     const dashes = (numbered ? style.dashes[layer.style % style.dashes.length] : []).map((length) => length * width).join(" ");
     parts.push(svg("path", { d: "M1 6h24", stroke: colour, "stroke-width": width, "stroke-dasharray": dashes }));
     if (layer.marker || layer.head) parts.push(svg("circle", { cx: layer.head && !layer.marker ? 23 : 13, cy: 6, r: 3, fill: colour }));

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from contourpy import contour_generator
 
-from .scene import Image, Layer, Line
+from .layers import Heatmap, Layer, Line
 
 __all__ = ["level_lines", "surface_layers"]
 
@@ -25,7 +25,7 @@ def level_lines(x: Any, y: Any, values: Any, levels: Any) -> tuple[np.ndarray, n
 
     Example:
         >>> import numpy as np
-        >>> from tristep.viz.surface import level_lines
+        >>> from tristep.viz.scene import level_lines
         >>> side = np.linspace(-2, 2, 81)
         >>> x, y = level_lines(side, side, side[:, None] ** 2 + side**2, [1.0])
         >>> bool(np.allclose(np.hypot(x, y)[np.isfinite(x)], 1, atol=1e-3))
@@ -60,7 +60,7 @@ def surface_layers(
     low = max(float(np.quantile(above, 0.002)), 1e-12) if above.size else 1.0
     high = float(above.max()) if above.size and above.max() > low else 10 * low
     dx, dy = (x[1] - x[0]) / 2, (y[1] - y[0]) / 2
-    colours = Image(
+    colours = Heatmap(
         np.maximum(height, low),
         [x[0] - dx, x[-1] + dx],
         [y[0] - dy, y[-1] + dy],

@@ -1,0 +1,26 @@
+"""Scenes: pictures as plain data, which renderers draw."""
+
+from .controls import Axis, Button, Click, Control
+from .layers import Arrows, Band, Heatmap, Layer, Line, Points, RefLine, State, Text
+from .scene import Panel, Scene
+from .surface import level_lines, surface_layers
+
+__all__ = [
+    "Arrows",
+    "Axis",
+    "Band",
+    "Button",
+    "Click",
+    "Control",
+    "Heatmap",
+    "Layer",
+    "Line",
+    "Panel",
+    "Points",
+    "RefLine",
+    "Scene",
+    "State",
+    "Text",
+    "level_lines",
+    "surface_layers",
+]

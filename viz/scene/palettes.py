@@ -1,0 +1,43 @@
+"""The colours of heatmaps."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import matplotlib as mpl
+import numpy as np
+
+from ..style import THEMES
+
+__all__ = ["palette_colours", "palette_in_hex"]
+
+
+# matplotlib's colormaps; None: made of the theme's colours
+PALETTES = {"sequential": "viridis", "diverging": "RdBu_r", "quiet": None, "categories": None}
+
+
+QUIETEST = 0.35  # how far "quiet" goes from the background to the quiet colour, so that lines stand out from all of it
+
+
+@cache
+def palette_in_hex(palette: str, theme: str) -> str:
+    return palette_colours(palette, theme).tobytes().hex()
+
+
+@cache
+def palette_colours(palette: str, theme: str) -> np.ndarray:
+    """A palette's colours, uint8 [n, 3]; the same array every time."""
+    own, colormap = THEMES[theme], PALETTES[palette]
+    if palette == "categories":
+        return np.array([_channels(colour) for colour in own.colours], dtype=np.uint8)
+    if colormap is None:
+        share = np.linspace(0, QUIETEST, 256)[:, None]
+        mixed = (1 - share) * _channels(own.background) + share * _channels(own.quiet)
+    else:
+        mixed = 255 * mpl.colormaps[colormap](np.linspace(0, 1, 256))[:, :3]
+    return np.asarray(mixed + 0.5, dtype=np.uint8)
+
+
+def _channels(colour: str) -> np.ndarray:
+    """Red, green and blue of "#rrggbb", [3], from 0 to 255."""
+    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], dtype=np.float64)
