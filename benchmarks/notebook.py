@@ -12,10 +12,11 @@ The parts:
     basins      256 x 256 starts, 300 steps of Adam
     sweep       64 copies of a network beside single runs of `Trainer`, and beside `torch.func.vmap` with one
                 `torch.optim` optimizer for all, which gives all of them the same rate
-    pictures    redrawing by `viz.picture.Picture` beside matplotlib as notebooks commonly use it, see notebook_pictures.py
+    pictures    redrawing by `viz.render.matplotlib.Picture` beside matplotlib as notebooks commonly use it, see
+                notebook_pictures.py
     dashboard   a frame of a live dashboard, from a new step to the bytes that a browser gets
     live        training that is recorded, in stretches with and without a dashboard of it, which `LiveLoop` draws anew 4
-                times a second at most, on both tiers of widgets; no page is open, but all that one would get is made
+                times a second at most, by both renderers of widgets; no page is open, but all that one would get is made
     curves      100,000 recorded steps as a picture
     recorder    training steps of a small GPT-2 in its 148 tensors, recorded at the default interval and not, in turns
 
@@ -194,8 +195,8 @@ def live() -> list[Row]:
     """Two long trainings; each shows its dashboard in every second stretch of it, and so is its own comparison."""
     rows = []
     for name, make, steps in (("the demo's network", demo_steps, 150), ("GPT-2's 148 tensors", gpt2_steps, 4)):
-        for tier, words in (("canvas", "as data for a canvas"), ("widgets", "as PNG for ipywidgets")):
-            watched = Watched(*make(), steps, tier)
+        for renderer, words in (("canvas", "as data for a canvas"), ("ipywidgets", "as PNG for ipywidgets")):
+            watched = Watched(*make(), steps, renderer)
             more, error = watched.run(48)
             rows.append(row(f"{steps} training steps, {name}, recorded", watched.plain, "ms"))
             rows.append(row(f"what a live dashboard adds, {name}, {words}", more, "of it", goal=0.05))
@@ -290,23 +291,23 @@ def add(run: Run, steps: np.ndarray) -> None:
 
 
 class Watched:
-    """A recorded training with a live dashboard on a tier of widgets, which in some of its stretches is not drawn.
+    """A recorded training with a live dashboard by a renderer of widgets, which in some of its stretches is not drawn.
 
     Attributes:
         plain: the mean time of a stretch without the dashboard.
         rate: how many frames its widget gets in a second of the others.
     """
 
-    def __init__(self, step: Callable[[], torch.Tensor], trainer: Trainer, steps: int, tier: str) -> None:
+    def __init__(self, step: Callable[[], torch.Tensor], trainer: Trainer, steps: int, renderer: str) -> None:
         self._step, self._trainer, self._steps = step, trainer, steps
         self._recorder = Recorder(trainer)
         self._frames, self._hidden = 0, 0.0
-        viz.use(tier)
+        viz.set_renderer(renderer)
         # Its budget does not see the time in which it is not drawn.
         budget = FrameBudget(most=4, clock=lambda: time.perf_counter() - self._hidden)
         self._view = Dashboard(self._recorder, budget=budget)
         widget = self._view.widget()
-        shown, trait = (widget, "payload") if tier == "canvas" else (widget.children[0], "value")
+        shown, trait = (widget, "payload") if renderer == "canvas" else (widget.children[0], "value")
         shown.observe(self._count, trait)
         self._loop = LiveLoop(self._losses, trainer=trainer, recorder=self._recorder, view=self._view, mode="block")
         self.plain = self.rate = Time(0.0, 0.0)

@@ -1,4 +1,4 @@
-"""From a key on a slider to the new picture, in a real browser: a scene on both tiers beside `interact` and matplotlib.
+"""From a key on a slider to the new picture, in a real browser: a scene by both renderers beside `interact` and matplotlib.
 
     python benchmarks/notebook_browser.py               all of it, about three minutes; an idle machine, please
     python benchmarks/notebook_browser.py --keys 5      fewer keys
@@ -7,9 +7,9 @@
 The picture is the same for all, 9 x 4.5 inches: a function of two variables as colours with 8 paths of 201 points on it, and
 8 curves beside. A slider chooses one of 41 rates. It is shown
 
-- by `SceneWidget` in JupyterLab, which has all 41 in the browser, as `viz.use("canvas")` shows it;
-- by `SceneBox` in JupyterLab, as `viz.use("widgets")` shows it, in nothing but ipywidgets: with 41 pictures in the browser
-  (frames), and with one that the kernel draws again for each value (image), as where there are too many for that;
+- by `SceneWidget` in JupyterLab, which has all 41 in the browser, as `viz.set_renderer("canvas")` shows it;
+- by `SceneBox` in JupyterLab, as `viz.set_renderer("ipywidgets")` shows it, in ipywidgets alone: with 41 pictures in the
+  browser (frames), and with one that the kernel draws again for each value (image), as where there are too many for that;
 - by a slider and an image of ipywidgets alone, with pictures that were drawn beforehand in the kernel (floor): what of
   "image" is the way to the kernel and back, and what the browser does with a picture;
 - by `ipywidgets.interact` with matplotlib's inline figures in the same JupyterLab, drawn anew for each value, which is how
@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from run import machine, write
 
-from tristep.viz.canvas import page
+from tristep.viz.render.canvas import page
 from tristep.viz.scene import Axis, Control, Heatmap, Line, Panel, Scene
 
 RESULTS = Path(__file__).parent / "results" / "notebook_browser_cpu.json"
@@ -76,16 +76,16 @@ ipywidgets.interact(show, k=ipywidgets.IntSlider(20, 0, 40))
 """
 
 CANVAS = """
-from tristep.viz.canvas import SceneWidget
+from tristep.viz.render.canvas import SceneWidget
 SceneWidget(notebook_browser.picture().to_bytes())
 """
 FRAMES = """
-from tristep.viz.widgets import SceneBox
+from tristep.viz.render.ipywidgets import SceneBox
 SceneBox(notebook_browser.picture())
 """
 # After another scene, pictures are no longer made beforehand.
 IMAGE = """
-from tristep.viz.widgets import SceneBox
+from tristep.viz.render.ipywidgets import SceneBox
 box = SceneBox(notebook_browser.picture())
 box.show(notebook_browser.picture())
 box
@@ -93,7 +93,7 @@ box
 # The same, drawn beforehand in the kernel, which does nothing but send one: what is left is the way there and back.
 FLOOR = """
 import ipywidgets
-from tristep.viz.picture import Picture
+from tristep.viz.render.matplotlib import Picture
 picture = Picture(notebook_browser.picture(), values=False)
 pngs = []
 for k in range(41):

@@ -1,4 +1,4 @@
-"""What a picture costs the kernel: drawn anew as notebooks commonly do it, and drawn again by `viz.picture.Picture`.
+"""What a picture costs the kernel: drawn anew as notebooks commonly do it, and redrawn by `viz.render.matplotlib.Picture`.
 
 Both draw the same curves in figures of the same size and write a PNG file, in this process, turn by turn.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from tristep.viz.picture import Picture
+from tristep.viz.render.matplotlib import Picture
 from tristep.viz.scene import Axis, Band, Control, Heatmap, Line, Panel, Scene
 
 

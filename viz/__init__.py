@@ -22,9 +22,10 @@ from .live import LiveLoop, LiveView, Snapshot
 from .loss_plane import LossPlane, LossPlaneView, WeightPath, loss_plane
 from .lr_finder import LRFinderView
 from .notes import notes
-from .picture import draw
 from .playground import BasinMap, Playground, SensitivityView, TrajectoryView
 from .recorder import Recorder
+from .render.matplotlib import draw
+from .render.renderers import Capabilities, capabilities, set_renderer
 from .runs import Curve, Run, RunSet, Series
 from .scene import Arrows, Axis, Band, Button, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, Text
 from .schedule_view import ScheduleView
@@ -44,7 +45,7 @@ from .simulate import (
 from .style import Figure
 from .sweep_view import SweepView
 from .training_views import LossView, UpdateRatioView, WeightsView
-from .view import Capabilities, FrameBudget, View, capabilities, use
+from .view import FrameBudget, View
 
 __all__ = [
     "FUNCTIONS",
@@ -109,7 +110,7 @@ __all__ = [
     "plot_schedules",
     "plot_training",
     "rule_source",
+    "set_renderer",
     "settings_of",
     "simulate",
-    "use",
 ]

@@ -21,8 +21,9 @@ from .. import viz
 from ..trainer import LRFinder, Trainer, lr_find, lr_scheduler
 from ..trainer.optimizer import Optimizer
 from . import displays
-from .live import MODES, LiveLoop, has_front_end, in_notebook, request, stop_loops
+from .live import MODES, LiveLoop, stop_loops
 from .recorder import Recorder
+from .render.notebook import has_front_end, in_notebook, request
 from .runs import Run
 from .view import View
 
@@ -228,13 +229,13 @@ class TristepMagics(Magics):
             view.figure().savefig(path)
 
     @magic_arguments()
-    @argument("tier", help="auto, canvas, widgets, static or text")
+    @argument("renderer", help="auto, canvas, ipywidgets, matplotlib or text")
     @line_magic
-    def viz_use(self, line: str) -> None:
+    def viz_renderer(self, line: str) -> None:
         """Choose how views are shown from now on."""
-        args = parse_argstring(self.viz_use, line)
+        args = parse_argstring(self.viz_renderer, line)
         try:
-            viz.use(args.tier)
+            viz.set_renderer(args.renderer)
         except ValueError as error:
             raise UsageError(str(error)) from error
 

@@ -7,7 +7,6 @@ import contextvars
 import copy
 import inspect
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -27,12 +26,13 @@ from ..trainer.fit import _place, _unpack
 from ..trainer.snapshot import Snapshot as TrainerSnapshot
 from ..trainer.snapshot import random_state, set_random_state
 from .recorder import Recorder
+from .render.notebook import has_front_end, in_notebook, request, running_event_loop
 from .runs import Run, RunSet, Series
 from .scene import Axis, Button, Control, Layer, Panel, Scene, Text
 from .training_views import LossView
-from .view import FrameBudget, View, _running_loop, _shell
+from .view import FrameBudget, View
 
-__all__ = ["LiveLoop", "LiveView", "Snapshot"]
+__all__ = ["LiveLoop", "LiveView", "Snapshot", "stop_loops"]
 
 MODES = ("auto", "task", "thread", "block")
 ENDED = ("stopped", "finished", "failed")
@@ -174,7 +174,7 @@ class LiveLoop:
         self._stepping: int | None = None  # the thread of the step at hand
         self._turn = 0  # how often it has been set going; what ran before a pause must not run on after it
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        self._event_loop = _running_loop()  # of the task; what asks for steps may run in another one
+        self._event_loop = running_event_loop()  # of the task; what asks for steps may run in another one
         self._breakable = False  # whether a second interrupt breaks off what runs
         self._task: asyncio.Task[None] | None = None
         self._since = (0, 0.0)  # step and time when it began to run
@@ -234,7 +234,7 @@ class LiveLoop:
         if self.status != "ready":
             raise RuntimeError(f"start() of a loop that is {self.status} already: resume() goes on with a paused one")
         if self.mode == "auto":
-            self.mode = "task" if _running_loop() is not None and has_front_end() else "block"
+            self.mode = "task" if running_event_loop() is not None and has_front_end() else "block"
         if self.mode == "task":
             self._find_event_loop()
         self._refuse_two()
@@ -476,7 +476,7 @@ class LiveLoop:
             # With a copy of the context, or what a step prints finds no cell.
             run = contextvars.copy_context().run
             threading.Thread(target=run, args=(self._run_here,), name=f"LiveLoop {self.run.name}", daemon=True).start()
-        elif self._event_loop is _running_loop():
+        elif self._event_loop is running_event_loop():
             self._make_task(turn)
         else:
             assert self._event_loop is not None
@@ -485,7 +485,7 @@ class LiveLoop:
     def _find_event_loop(self) -> None:
         """The one it was made in runs the task, as long as it runs itself; else the one that runs here."""
         if self._event_loop is None or not self._event_loop.is_running():
-            self._event_loop = _running_loop() or self._event_loop
+            self._event_loop = running_event_loop() or self._event_loop
         if self._event_loop is None or self._event_loop.is_closed():
             raise RuntimeError("mode='task' needs a running event loop, as a notebook has: use 'thread' or 'block'")
 
@@ -729,7 +729,7 @@ class LiveLoop:
         return True
 
     def _is_here(self) -> bool:
-        here = _running_loop()
+        here = running_event_loop()
         return self.mode == "block" or (here is not None and here is self._event_loop)
 
     def _raise(self) -> None:
@@ -915,7 +915,7 @@ class LiveView(LossView):
             "snapshot": lambda: f"snapshot {self.loop.snapshot().name!r}",
             "branch": lambda: f"now in {self.loop.branch().name!r}",
         }
-        if self.loop.mode in ("auto", "block") and _running_loop() is not None:
+        if self.loop.mode in ("auto", "block") and running_event_loop() is not None:
             self.loop.mode = "task"  # here there is no cell to be blocked, and pressing a button must not last
         try:
             said = act[name]()
@@ -993,29 +993,6 @@ def stop_loops(cell: str) -> None:
     for loop in list(_loops):
         if loop.cell == cell and loop.status in ("running", "paused"):
             loop.stop()
-
-
-def in_notebook() -> bool:
-    """Whether a kernel of Jupyter runs this."""
-    return _kernel() is not None
-
-
-def has_front_end() -> bool:
-    """Whether a person's notebook asked for what runs now, one that can send back what is done to widgets.
-
-    JupyterLab, Notebook and VS Code send the cell's id with it; nbclient and papermill do not.
-    """
-    return bool(request().get("metadata", {}).get("cellId")) or (in_notebook() and "google.colab" in sys.modules)
-
-
-def request() -> Mapping[str, Any]:
-    """The message that made the kernel run this; empty where there is no kernel."""
-    kernel = _kernel()
-    return {} if kernel is None else kernel.get_parent("shell") or {}
-
-
-def _kernel() -> Any:
-    return getattr(_shell(), "kernel", None)
 
 
 def _gets_signals() -> bool:

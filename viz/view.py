@@ -1,8 +1,7 @@
 """View: what all views have in common. It shows a scene by the best means there is, and hands on what a person does with it.
 
-There are four tiers: "canvas" draws in the browser (anywidget), "widgets" has the pictures of matplotlib in ipywidgets,
-"static" is a PNG, and "text" says it in words. An output always has the poorer ones too, so that a page without a kernel,
-such as a code host's, still shows the picture.
+An output of a widget always has a PNG and the text too, so that a page without a kernel, such as a code host's, still shows
+the picture.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import sys
 import threading
 import time
 import uuid
@@ -25,17 +23,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..trainer import files
-from .picture import draw
+from .render.matplotlib import draw
+from .render.notebook import JUPYTER, UNKNOWN, current_shell, running_event_loop
+from .render.renderers import Capabilities, capabilities, installed_version
 from .scene import Scene
 from .style import THEMES, Figure
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Capabilities", "FrameBudget", "View", "capabilities", "use"]
+__all__ = ["FrameBudget", "View"]
 
-TIERS = ("auto", "canvas", "widgets", "static", "text")
-VARIABLE = "TRISTEP_VIZ"  # of the environment: the tier where `use` has not said one
 WIDGET = "application/vnd.jupyter.widget-view+json"
 ANSWER = object()  # a frame that shows what a person has done
 
@@ -75,7 +73,7 @@ class View(ABC):
         self._budget = budget if budget is not None else FrameBudget()
         self._handling = threading.RLock()  # held by an event's method, which may wait for a step that draws
         self._lock = threading.RLock()  # held to make and send a frame; whoever has it waits for no other thread
-        self._home_loop = _running_loop()
+        self._home_loop = running_event_loop()
         self._open: list[_Open] = []
         self._outputs: deque[str] = deque(maxlen=MOST_PICTURES)  # the names of those with a picture
         self._pictured: Scene | None = None  # what is to be seen there
@@ -109,7 +107,7 @@ class View(ABC):
         return draw(self._now(), state, self.theme)
 
     def widget(self) -> Any:
-        """A widget that shows the view, of the best tier that there is.
+        """A widget that shows the view, by the best renderer that there is.
 
         Without a canvas, a place is chosen by two numbers and a button, and points are not dragged.
 
@@ -117,12 +115,13 @@ class View(ABC):
             ModuleNotFoundError: ipywidgets is not installed.
         """
         found = capabilities()
-        tier = found.tier if found.tier in ("canvas", "widgets") else found.richest
-        if tier is None:
+        renderer = found.renderer if found.renderer in ("canvas", "ipywidgets") else found.widget_renderer
+        if renderer is None:
             raise ModuleNotFoundError("a widget needs ipywidgets: pip install 'tristep[notebook]'", name="ipywidgets")
         with self._drawing():
             self._given = scene = self._now()
-            opened = _open_canvas(scene, self._receive) if tier == "canvas" else _open_box(scene, self._receive, self.theme)
+            show = _open_canvas if renderer == "canvas" else _open_box
+            opened = show(scene, self._receive, self.theme)
             self._open.append(opened)
             return opened.widget
 
@@ -212,13 +211,13 @@ class View(ABC):
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple[dict[str, Any], dict[str, Any]]:
         # No HTML: it would be preferred to the picture where there are no widgets.
-        tier = capabilities().tier
-        with_widget = tier in ("canvas", "widgets")
+        renderer = capabilities().renderer
+        with_widget = renderer in ("canvas", "ipywidgets")
         data: dict[str, Any] = {}
         about: dict[str, Any] = {}
         with self._sharing():
             data["text/plain"] = self.describe() or f"<{type(self).__name__}>"
-            if tier != "text":
+            if renderer != "text":
                 # Behind a widget the picture is kept in the file of the notebook, where half as many bytes are better.
                 png, about["image/png"] = self.figure()._repr_png_(1.0 if with_widget else 1.5)
                 data["image/png"] = base64.b64encode(png).decode("ascii")
@@ -323,7 +322,7 @@ class View(ABC):
 
     def _put_off(self) -> None:
         self._late = late = object()
-        here, home = _running_loop(), self._home()
+        here, home = running_event_loop(), self._home()
         if here is None:
             return
         self_or_none = weakref.ref(self)
@@ -429,87 +428,9 @@ class FrameBudget:
         return min(spent / passed, 1.0) if passed > 0 else 0.0
 
 
-@dataclass(frozen=True)
-class Capabilities:
-    """What there is to show views with.
-
-    Args:
-        front_end: where this runs, as far as can be seen from inside.
-        kernel: whether a Jupyter kernel runs it.
-        ipywidgets, anywidget: their versions; None where they are missing.
-        tier: how views are shown.
-        reason: why.
-    """
-
-    front_end: str
-    kernel: bool
-    ipywidgets: str | None
-    anywidget: str | None
-    tier: str
-    reason: str
-
-    @property
-    def richest(self) -> str | None:
-        """The best tier of widgets that is installed; None if none is."""
-        if self.ipywidgets is None:
-            return None
-        return "widgets" if self.anywidget is None or self.front_end == COLAB else "canvas"
-
-    def __str__(self) -> str:
-        versions = f"ipywidgets {self.ipywidgets or 'missing'}, anywidget {self.anywidget or 'missing'}"
-        return f"{self.tier}: {self.reason} ({self.front_end}, {versions})"
-
-
-def use(tier: str) -> None:
-    """Choose how views are shown from now on.
-
-    Args:
-        tier: "canvas", "widgets", "static", "text", or "auto" for the best one that is likely to work here. As long as
-            nothing is chosen, the environment variable TRISTEP_VIZ says it.
-
-    Raises:
-        ValueError: there is no such tier.
-        ModuleNotFoundError: what it needs is not installed.
-    """
-    _check("tier", tier)
-    global _chosen
-    _chosen = tier
-
-
-def capabilities() -> Capabilities:
-    """What was found to show views with, and the tier that follows from it.
-
-    Raises:
-        ValueError: TRISTEP_VIZ is set to something that is no tier.
-        ModuleNotFoundError: what the tier of TRISTEP_VIZ needs is not installed.
-    """
-    front_end, kernel = _front_end()
-    ipywidgets, anywidget = _version("ipywidgets"), _version("anywidget")
-    chosen, reason = _chosen, "chosen by use()"
-    if chosen is None:
-        chosen, reason = os.environ.get(VARIABLE, "auto"), f"chosen by {VARIABLE}"
-        _check(VARIABLE, chosen)
-    if chosen == "auto":
-        if not kernel:
-            chosen, reason = ("text", "a terminal shows words only") if front_end == TERMINAL else ("static", "no kernel")
-        elif ipywidgets is None:
-            chosen, reason = "static", "ipywidgets is missing"
-        elif anywidget is None:
-            chosen, reason = "widgets", "anywidget is missing"
-        elif front_end == COLAB:
-            chosen, reason = "widgets", "Colab shows other widgets only where it is told to"
-        else:
-            chosen, reason = "canvas", "everything is there"
-    return Capabilities(front_end, kernel, ipywidgets, anywidget, chosen, reason)
-
-
-_chosen: str | None = None
 _NAMED: weakref.WeakValueDictionary[str, View] = weakref.WeakValueDictionary()
 _IN_CELLS: dict[str, tuple[str, list[tuple[weakref.ref[View], weakref.ref[Any]]]]] = {}
-
 _DISPLAYED: weakref.WeakSet[View] = weakref.WeakSet()
-
-COLAB, TERMINAL, JUPYTER, UNKNOWN = "Colab", "a terminal", "Jupyter", "a kernel without a known front end"
 MOST_PICTURES = 8  # outputs of a view that are kept up to date
 
 
@@ -523,74 +444,23 @@ class _Open:
     pictured: Callable[[], object]  # an output with a picture follows, which is not to be seen as long as the widget is
 
 
-def _open_canvas(scene: Scene, receive: Callable[[dict[str, Any]], None]) -> _Open:
+def _open_canvas(scene: Scene, receive: Callable[[dict[str, Any]], None], _theme: str) -> _Open:
     widget = _canvas_module().SceneWidget(scene.to_bytes(), receive)
     show = lambda scene, live: setattr(widget, "payload", scene.to_bytes())  # noqa: E731
     return _Open(widget, show, True, lambda: setattr(widget, "pictured", True))
 
 
 def _open_box(scene: Scene, receive: Callable[[dict[str, Any]], None], theme: str) -> _Open:
-    from .widgets import SceneBox
+    from .render.ipywidgets import SceneBox
 
     widget = SceneBox(scene, receive, theme)
     return _Open(widget, widget.show, False, widget.hide_picture)
 
 
 def _canvas_module() -> Any:
-    if _version("anywidget") is None:
+    if installed_version("anywidget") is None:
         raise ModuleNotFoundError("drawing in a browser needs anywidget: pip install 'tristep[notebook]'", name="anywidget")
-    return import_module(".canvas", __package__)
-
-
-def _check(argument: str, tier: str) -> None:
-    if tier not in TIERS:
-        raise ValueError(f"{argument}={tier!r}: must be one of {', '.join(map(repr, TIERS))}")
-    for needed in {"canvas": ("anywidget", "ipywidgets"), "widgets": ("ipywidgets",)}.get(tier, ()):
-        if _version(needed) is None:
-            raise ModuleNotFoundError(f"{argument}={tier!r} needs {needed}: pip install 'tristep[notebook]'", name=needed)
-
-
-def _version(name: str) -> str | None:
-    """Of a library; None if it cannot be imported."""
-    try:
-        return str(import_module(name).__version__)
-    except ImportError:
-        return None
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop that runs in this thread."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-def _shell() -> Any:
-    """IPython's, if it runs this. It is not imported for that."""
-    ipython = sys.modules.get("IPython")
-    return None if ipython is None else ipython.get_ipython()
-
-
-def _front_end() -> tuple[str, bool]:
-    """A guess at what shows the output, and whether there is a kernel."""
-    shell = _shell()
-    kernel = getattr(shell, "kernel", None) is not None
-    if shell is None:
-        return "no notebook", False
-    if not kernel:
-        return TERMINAL, False
-    if "google.colab" in sys.modules:
-        return COLAB, True
-    if sys.platform == "emscripten":
-        return "JupyterLite", True
-    if "__vsc_ipynb_file__" in shell.user_ns or "VSCODE_PID" in os.environ:
-        return "VS Code", True
-    if "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
-        return "Kaggle", True
-    if "JPY_SESSION_NAME" in os.environ:
-        return JUPYTER, True
-    return UNKNOWN, True
+    return import_module(".render.canvas", __package__)
 
 
 def _keeps_outputs_apart(found: Capabilities) -> bool:
@@ -601,7 +471,7 @@ def _keeps_outputs_apart(found: Capabilities) -> bool:
 def _watch_cells(view: View) -> None:
     """Renew the view's pictures whenever a cell has been run."""
     if not _DISPLAYED:
-        events = getattr(_shell(), "events", None)
+        events = getattr(current_shell(), "events", None)
         if events is not None:
             events.register("post_run_cell", _after_cell)
     _DISPLAYED.add(view)
@@ -614,7 +484,7 @@ def _after_cell(*_: object) -> None:
 
 def _replace_in_cell(view: View, widget: Any) -> None:
     """Close the widgets that the same cell showed when it ran before, and remember this one."""
-    shell = _shell()
+    shell = current_shell()
     get_parent = getattr(getattr(shell, "kernel", None), "get_parent", dict)
     parent: dict[str, Any] = get_parent() or {}
     cell = parent.get("metadata", {}).get("cellId")

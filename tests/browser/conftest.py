@@ -29,7 +29,7 @@ import pytest
 GET_IT = "no chromium for tests in a browser; on Debian: apt-get install chromium chromium-driver"
 KERNEL = os.environ.get("TRISTEP_KERNEL", "python3")
 KERNEL_6 = next(iter(sorted(Path(sys.prefix).glob("ipykernel-6.*"))), None)  # a folder that `make test` fills
-MODULE = Path(__file__).parents[2] / "viz" / "static" / "scene.js"
+MODULE = Path(__file__).parents[2] / "viz" / "render" / "static" / "scene.js"
 _FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --hide-scrollbars "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --force-device-scale-factor=1 --window-size=1400,1100"

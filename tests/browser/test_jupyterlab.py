@@ -10,7 +10,7 @@ LEFT, RIGHT = "\ue012", "\ue014"
 
 SCENE = """
 import numpy as np
-from tristep.viz.canvas import SceneWidget
+from tristep.viz.render.canvas import SceneWidget
 from tristep.viz.scene import Axis, Button, Click, Control, Line, Panel, Points, Scene
 
 rate = Control("rate", "learning rate", [0.01, 0.1, 1.0], 1)

@@ -1,4 +1,4 @@
-"""Training that is watched and steered in JupyterLab by keys and clicks, with both kernels and on both tiers of widgets."""
+"""Training that is watched and steered in JupyterLab by keys and clicks, with both kernels and both renderers of widgets."""
 
 import json
 import re
@@ -14,7 +14,7 @@ LEFT, RIGHT = "\ue012", "\ue014"
 BEGIN = """
 import json, ipykernel, torch, tristep
 from tristep import viz
-viz.use({tier!r})
+viz.set_renderer({renderer!r})
 if "loop" in globals():  # of another test, which may have failed
     loop.stop()
 print(ipykernel.__version__)
@@ -50,17 +50,17 @@ failing = viz.LiveLoop(fail).start()
 """
 
 
-@pytest.fixture(params=["canvas", "widgets"])
-def tier(request):
+@pytest.fixture(params=["canvas", "ipywidgets"])
+def renderer(request):
     return request.param
 
 
 class Seen:
     """What a person sees of a loop, and does to it."""
 
-    def __init__(self, browser, tier, cell):
+    def __init__(self, browser, renderer, cell):
         self.browser, self.cell = browser, f"[data-cell={cell}]"
-        self.canvas = tier == "canvas"
+        self.canvas = renderer == "canvas"
 
     def picture(self):
         if self.canvas:
@@ -90,14 +90,14 @@ class Seen:
         return self.browser.find(f"{self.cell} " + ("output" if self.canvas else ".widget-readout")).text
 
 
-@pytest.mark.sample(0, "widgets")
+@pytest.mark.sample(0, "ipywidgets")
 @pytest.mark.sample(1)
-def test_a_loop_is_watched_and_steered(shared, browser, kernel, tier):
+def test_a_loop_is_watched_and_steered(shared, browser, kernel, renderer):
     book = shared(kernel)
-    version = book.run(BEGIN.format(tier=tier)).strip()
+    version = book.run(BEGIN.format(renderer=renderer)).strip()
     assert version.split(".")[0] == ("6" if "6" in kernel else "7")
     book.run(TRAINING, "loop")
-    seen = Seen(browser, tier, "loop")
+    seen = Seen(browser, renderer, "loop")
 
     # It goes on while cells run, and the curve with it.
     steps = [int(book.run("print(loop.n_steps)")) for _ in range(3)]
@@ -132,7 +132,7 @@ def test_a_loop_is_watched_and_steered(shared, browser, kernel, tier):
     browser.until(lambda: json.loads(book.run(used))[0] == pytest.approx(0.01 / 2**0.5), "a lower rate")
     assert json.loads(book.run(used))[-1] == 0.02
     browser.run("arguments[0].scrollIntoView()", browser.find(f"{seen.cell} .jp-Cell-outputWrapper"))
-    browser.keep(f"live-{tier}-{version}")
+    browser.keep(f"live-{renderer}-{version}")
 
     seen.press("Stop")
     browser.until(lambda: ": stopped" in seen.words(), "the end")
@@ -145,14 +145,14 @@ def test_a_loop_is_watched_and_steered(shared, browser, kernel, tier):
     assert int(book.run("print(loop.n_steps)")) == _step(seen.words())
     assert seen.picture() == last
     browser.run("arguments[0].scrollIntoView()", browser.find(f"{seen.cell} .jp-Cell-outputWrapper"))
-    browser.keep(f"live-{tier}-{version}-stopped")
+    browser.keep(f"live-{renderer}-{version}-stopped")
 
     # What a step raises stands in the picture.
     book.run(FAILING, "failing")
-    failing = Seen(browser, tier, "failing")
+    failing = Seen(browser, renderer, "failing")
     browser.until(lambda: "failed after step 2\nValueError: no batch of that size" in failing.words(), "the exception")
     browser.run("arguments[0].scrollIntoView()", browser.find(failing.cell))
-    browser.keep(f"live-{tier}-{version}-failed")
+    browser.keep(f"live-{renderer}-{version}-failed")
     book.run("loop.view.close(); failing.view.close()")
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("anywidget")
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize  # noqa: E402
 from matplotlib.ticker import LogLocator, MaxNLocator  # noqa: E402
 
-from tristep.viz.canvas import page  # noqa: E402
+from tristep.viz.render.canvas import page  # noqa: E402
 from tristep.viz.scene import Arrows, Axis, Band, Button, Click, Control, Heatmap, Line, Panel, Points, RefLine, Scene, Text  # noqa: E402
 from tristep.viz.style import THEMES  # noqa: E402
 

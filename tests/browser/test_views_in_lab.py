@@ -1,4 +1,4 @@
-"""Views in JupyterLab, played with as a person does: keys, clicks, the way to Python and back, on both tiers of widgets."""
+"""Views in JupyterLab under keys and clicks, to Python and back, by both renderers of widgets."""
 
 import json
 
@@ -18,7 +18,7 @@ BEGIN = """
 import json
 from tristep import viz
 %load_ext tristep
-viz.use({tier!r})
+viz.set_renderer({renderer!r})
 """
 RACE = """
 race = viz.TrajectoryView("rosenbrock", {"sgd": {}, "adam": {}}, steps=20, factors=(0.5, 1.0, 2.0))
@@ -32,7 +32,7 @@ def book(shared):
 
 
 def test_a_race_on_a_canvas(book, browser):
-    book.run(BEGIN.format(tier="canvas"))
+    book.run(BEGIN.format(renderer="canvas"))
     book.run(RACE, "race")
     canvas = "[data-cell=race] .tristep-picture canvas"
     rate = browser.find("[data-cell=race] input[data-control=rate]")
@@ -64,12 +64,12 @@ def test_a_race_on_a_canvas(book, browser):
 
 
 @pytest.mark.sample(0)
-@pytest.mark.parametrize("tier", ["canvas", "widgets"])
-def test_a_saved_notebook_shows_the_last_picture(notebook, browser, lab, tier):
+@pytest.mark.parametrize("renderer", ["canvas", "ipywidgets"])
+def test_a_saved_notebook_shows_the_last_picture(notebook, browser, lab, renderer):
     """Without its kernel, in JupyterLab and in nbconvert's HTML without a network; a widget is an error message there."""
     nbconvert, nbformat = pytest.importorskip("nbconvert"), pytest.importorskip("nbformat")
     book = notebook(
-        BEGIN.format(tier=tier),
+        BEGIN.format(renderer=renderer),
         "run = viz.Run('adam')\nfor step in range(1, 9):\n    run.add_scalars(step, {'loss': 1 / step})\n"
         "view = viz.LossView(run)\nview",
         "run.add_scalars(9, {'loss': 7.0}); view.refresh(); view.catch_up()",
@@ -95,7 +95,7 @@ def test_a_saved_notebook_shows_the_last_picture(notebook, browser, lab, tier):
 
 
 def test_a_playground(book, browser):
-    book.run(BEGIN.format(tier="canvas"))
+    book.run(BEGIN.format(renderer="canvas"))
     book.run('own = viz.Playground("rosenbrock", "adam", against=["sgd"], steps=20)\nown', "own")
     canvas = "[data-cell=own] .tristep-picture canvas"
     step = browser.find("[data-cell=own] input[data-control=step]")
@@ -124,7 +124,7 @@ def test_a_playground(book, browser):
 
 @pytest.mark.sample(0)
 def test_a_race_in_core_widgets(book, browser):
-    book.run(BEGIN.format(tier="widgets"))
+    book.run(BEGIN.format(renderer="ipywidgets"))
     book.run(RACE, "race")
     image = "[data-cell=race] img.widget-image"
     before = browser.until(lambda: browser.image(image), "a picture")
@@ -144,10 +144,10 @@ def test_a_race_in_core_widgets(book, browser):
 
 @pytest.mark.sample(0)
 def test_frames_are_chosen_while_python_is_busy(book, browser, tmp_path):
-    book.run(BEGIN.format(tier="widgets"))
+    book.run(BEGIN.format(renderer="ipywidgets"))
     code = """
     import hashlib, pathlib
-    from tristep.viz.widgets import SceneBox
+    from tristep.viz.render.ipywidgets import SceneBox
     line = viz.Line([0, 1], [[1, end] for end in (0, 0.3, 0.6)], by=("rate",))
     panel = viz.Panel(viz.Axis("step", 0, 1), viz.Axis("loss", 0, 1), [line])
     box = SceneBox(viz.Scene([panel], controls=[viz.Control("rate", "rate", [1, 2, 3])]))
@@ -173,18 +173,18 @@ def test_frames_are_chosen_while_python_is_busy(book, browser, tmp_path):
 
 @pytest.mark.sample(0)
 def test_the_doctor_hears_from_the_page(book, browser):
-    book.run(BEGIN.format(tier="canvas"))
+    book.run(BEGIN.format(renderer="canvas"))
     said = book.run("%viz_doctor", "doctor")
     assert "front end        a notebook that can answer" in said
     assert "training runs    in the background" in said
-    assert "canvas: chosen by use()" in said
+    assert "canvas: chosen by set_renderer()" in said
     book.says(r"The front end reached Python and got an answer after \d+ ms")
     browser.keep("doctor")
 
 
 @pytest.mark.sample(0)
 def test_optimizers_compared_by_a_magic(book, browser):
-    book.run(BEGIN.format(tier="canvas"))
+    book.run(BEGIN.format(renderer="canvas"))
     book.run("%opt_compare adam lion sgd --on rosenbrock", "compared")
     canvas = "[data-cell=compared] .tristep-picture canvas"
     browser.find(canvas)

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
 pytest.importorskip("anywidget")
 
-from tristep.viz.canvas import SceneWidget, page
+from tristep.viz.render.canvas import SceneWidget, page
 from tristep.viz.scene import Axis, Control, Line, Panel, Scene
 
 SCENE = Scene([Panel(Axis("step", 0, 2), Axis("loss", 0, 1), [Line([0, 1, 2], [1, 0.5, 0.2], name="loss")])])

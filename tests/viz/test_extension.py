@@ -18,10 +18,10 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from tristep.viz import Line, LiveLoop, LossView, Run, capabilities, use
+from tristep.viz import Line, LiveLoop, LossView, Run, capabilities, set_renderer
 from tristep.viz.extension import cut, report
 
-MAGICS = {"opt_compare", "lr_schedule", "lr_find", "viz_dashboard", "viz_export", "viz_use", "viz_doctor"}
+MAGICS = {"opt_compare", "lr_schedule", "lr_find", "viz_dashboard", "viz_export", "viz_renderer", "viz_doctor"}
 
 
 @pytest.fixture(scope="module")
@@ -384,12 +384,12 @@ def test_a_view_is_written_to_a_file(shell, tmp_path):
 
 def test_the_tier_is_chosen(shell):
     try:
-        run(shell, "%viz_use static")
-        assert capabilities().tier == "static"
-        assert isinstance(shell.run_cell("%viz_use hologram").error_in_exec, UsageError)
-        assert capabilities().tier == "static"
+        run(shell, "%viz_renderer matplotlib")
+        assert capabilities().renderer == "matplotlib"
+        assert isinstance(shell.run_cell("%viz_renderer hologram").error_in_exec, UsageError)
+        assert capabilities().renderer == "matplotlib"
     finally:
-        use("auto")
+        set_renderer("auto")
 
 
 def _short_run():

@@ -15,10 +15,18 @@ import tristep
 
 pytest.importorskip("matplotlib")
 
+from tristep import viz
 from tristep.viz import LiveLoop, Recorder
 from tristep.viz.live import MULTIPLIERS
 from tristep.viz.scene import Axis, Line, Panel, Scene, Text
 from tristep.viz.view import FrameBudget, View
+
+
+@pytest.fixture(autouse=True)
+def _no_renderer_is_left():
+    yield
+    viz.set_renderer(None)
+
 
 KINDS = ("trainer", "trainer with schedule", "torch", "torch with scheduler", "tristep.optim")
 
@@ -934,7 +942,7 @@ def test_a_page_that_has_been_closed_is_noticed(when_unseen, monkeypatch):
     loop = LiveLoop(steps, mode="block", when_unseen=when_unseen)
     loop._clock = lambda: next(ticks)  # every step is a slice
     loop.view._clock = loop.view._budget._clock = lambda: now[0]
-    monkeypatch.setattr("tristep.viz.view._chosen", "canvas")
+    viz.set_renderer("canvas")
     widget = loop.view.widget()
     loop.start()
     assert loop.status == ("paused" if when_unseen == "pause" else "finished")
@@ -1057,7 +1065,7 @@ def test_a_button_resumes_in_the_background():
 def shown(loop, monkeypatch):
     """A canvas that shows the loop, and its frames to come: what they say, and the thread that sent them."""
     pytest.importorskip("anywidget")
-    monkeypatch.setattr("tristep.viz.view._chosen", "canvas")
+    viz.set_renderer("canvas")
     monkeypatch.setattr(loop.view, "_budget", FrameBudget(most=100.0, clock=lambda: 0.0))  # due once; others are put off
     canvas, frames = loop.view.widget(), []
 
@@ -1165,7 +1173,7 @@ def test_what_another_thread_puts_off_is_drawn_by_the_event_loop_of_the_steps(mo
 
 def test_the_last_picture_has_no_room_for_what_comes_next(monkeypatch):
     pytest.importorskip("ipywidgets")
-    monkeypatch.setattr("tristep.viz.view._chosen", "widgets")
+    viz.set_renderer("ipywidgets")
     training = Training()
     loop = training.loop(view="live")
     box = loop.view.widget()
@@ -1175,10 +1183,10 @@ def test_the_last_picture_has_no_room_for_what_comes_next(monkeypatch):
 
     for n_steps in (5, 12):
         loop.step(n_steps)
-        assert ends(box._scene) == ends(loop.view.scene())
+        assert ends(box.scene) == ends(loop.view.scene())
     loop.resume()
     assert loop.status == "finished"
-    assert ends(box._scene) == ends(loop.view.scene())
+    assert ends(box.scene) == ends(loop.view.scene())
     loop.view.close()
 
 

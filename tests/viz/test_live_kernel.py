@@ -16,7 +16,7 @@ SECONDS = 120  # until it is taken for hung
 SETUP = """
     import torch, tristep
     from tristep import viz
-    viz.use("widgets")
+    viz.set_renderer("ipywidgets")
     def made():
         torch.manual_seed(0)
         net = torch.nn.Linear(2, 1)

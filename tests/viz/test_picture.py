@@ -15,7 +15,7 @@ from matplotlib.colors import LogNorm, to_rgb  # noqa: E402
 from matplotlib.quiver import Quiver  # noqa: E402
 from PIL import Image as Pixels  # noqa: E402
 
-from tristep.viz.picture import Picture, draw  # noqa: E402
+from tristep.viz.render.matplotlib import Picture, draw  # noqa: E402
 from tristep.viz.scene import Arrows, Axis, Band, Control, Heatmap, Line, Panel, Points, RefLine, Scene, Text  # noqa: E402
 from tristep.viz.style import THEMES, line_style  # noqa: E402
 

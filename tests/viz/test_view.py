@@ -17,14 +17,16 @@ import pytest
 pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
 ipywidgets = pytest.importorskip("ipywidgets")
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
 from PIL import Image as Pixels  # noqa: E402
 
 from tristep.viz import view as module  # noqa: E402
-from tristep.viz.picture import Picture  # noqa: E402
+from tristep.viz.render.ipywidgets import SceneBox  # noqa: E402
+from tristep.viz.render.matplotlib import Picture  # noqa: E402
+from tristep.viz.render.renderers import capabilities, set_renderer  # noqa: E402
 from tristep.viz.scene import Axis, Button, Click, Control, Heatmap, Line, Panel, Scene  # noqa: E402
 from tristep.viz.style import Figure  # noqa: E402
-from tristep.viz.view import WIDGET, FrameBudget, View, capabilities, use  # noqa: E402
-from tristep.viz.widgets import SceneBox  # noqa: E402
+from tristep.viz.view import WIDGET, FrameBudget, View  # noqa: E402
 
 RATE = Control("rate", "learning rate", [0.1, 0.2, 0.3], index=1)
 STEP = Control("step", "step", [0, 1, 2, 3], kind="play", seconds=2.0)
@@ -67,9 +69,9 @@ class StandIn(ipywidgets.DOMWidget):
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch):
-    monkeypatch.setattr(module, "_chosen", None)
     monkeypatch.delenv("TRISTEP_VIZ", raising=False)
     yield
+    set_renderer(None)
     ipywidgets.Widget.close_all()
 
 
@@ -106,50 +108,51 @@ def test_figure_description_and_state():
 
 
 @pytest.mark.parametrize(
-    ("tier", "kinds"),
+    ("renderer", "kinds"),
     [
         ("text", {"text/plain"}),
-        ("static", {"text/plain", "image/png"}),
-        ("widgets", {"text/plain", "image/png", WIDGET}),
+        ("matplotlib", {"text/plain", "image/png"}),
+        ("ipywidgets", {"text/plain", "image/png", WIDGET}),
         ("canvas", {"text/plain", "image/png", WIDGET}),
     ],
 )
-def test_an_output_has_its_tier_and_all_below_and_no_html(tier, kinds, canvas):
+def test_an_output_has_its_renderers_data_and_all_below_and_no_html(renderer, kinds, canvas):
     view = Curve([RATE])
-    use(tier)
+    set_renderer(renderer)
     data, about = view._repr_mimebundle_()
     assert set(data) == kinds
     assert data["text/plain"] == "It rises to 1.0."
     assert view.n_scenes == 1
-    if tier != "text":
+    if renderer != "text":
         picture = Pixels.open(io.BytesIO(base64.b64decode(data["image/png"])))
         assert picture.format == "PNG"
-        assert picture.size == ((450, 300) if tier == "static" else (300, 200))
+        assert picture.size == ((450, 300) if renderer == "matplotlib" else (300, 200))
         assert about["image/png"] == {"width": 300, "height": 200}
     if WIDGET in kinds:
         (opened,) = view._open
-        assert isinstance(opened.widget, StandIn if tier == "canvas" else SceneBox)
+        assert isinstance(opened.widget, StandIn if renderer == "canvas" else SceneBox)
         assert data[WIDGET]["model_id"] == opened.widget.model_id
 
 
 @pytest.mark.packaging
-def test_what_is_missing_lowers_the_tier(tmp_path):
+def test_missing_packages_lower_the_renderer(tmp_path):
     code = f"""
         import sys, types
+        import IPython
         sys.modules.update(anywidget=None, ipywidgets=None)
-        from tristep.viz import Axis, Line, Panel, Scene, View, capabilities, use, view
+        from tristep.viz import Axis, Line, Panel, Scene, View, capabilities, set_renderer
 
         class Curve(View):
             def scene(self):
                 return Scene([Panel(Axis("x", 0, 1), Axis("y", 0, 1), [Line([0, 1], [0, 1])])])
 
-        view._shell = lambda: types.SimpleNamespace(kernel=types.SimpleNamespace(), user_ns={{}})
+        IPython.get_ipython = lambda: types.SimpleNamespace(kernel=types.SimpleNamespace(), user_ns={{}})
         picture = {{"image/png", "text/plain"}}
-        for tier, kinds in [("static", picture), ("widgets", picture | {{{WIDGET!r}}})]:
-            assert capabilities().tier == tier, capabilities()
+        for renderer, kinds in [("matplotlib", picture), ("ipywidgets", picture | {{{WIDGET!r}}})]:
+            assert capabilities().renderer == renderer, capabilities()
             data, _ = Curve()._repr_mimebundle_()
             assert set(data) == kinds, set(data)
-            for attempt in (lambda: use("canvas"), lambda: Curve().html("page.html")):
+            for attempt in (lambda: set_renderer("canvas"), lambda: Curve().html("page.html")):
                 try:
                     attempt()
                 except ModuleNotFoundError as error:
@@ -164,17 +167,17 @@ def test_what_is_missing_lowers_the_tier(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shell", "modules", "environment", "front_end", "tier"),
+    ("shell", "modules", "environment", "front_end", "renderer"),
     [
-        (None, [], {}, "no notebook", "static"),
+        (None, [], {}, "no notebook", "matplotlib"),
         ({}, [], {}, "a terminal", "text"),
         ({"kernel": True}, [], {}, "a kernel without a known front end", "canvas"),
         ({"kernel": True}, [], {"JPY_SESSION_NAME": "a.ipynb"}, "Jupyter", "canvas"),
         ({"kernel": True}, [], {"VSCODE_PID": "1"}, "VS Code", "canvas"),
-        ({"kernel": True}, ["google.colab"], {}, "Colab", "widgets"),
+        ({"kernel": True}, ["google.colab"], {}, "Colab", "ipywidgets"),
     ],
 )
-def test_the_tier_is_chosen_by_what_is_found(shell, modules, environment, front_end, tier, monkeypatch):
+def test_the_renderer_is_chosen_by_what_is_found(shell, modules, environment, front_end, renderer, monkeypatch):
     pytest.importorskip("anywidget")
     for name in ("JPY_SESSION_NAME", "VSCODE_PID", "KAGGLE_KERNEL_RUN_TYPE"):
         monkeypatch.delenv(name, raising=False)
@@ -183,23 +186,23 @@ def test_the_tier_is_chosen_by_what_is_found(shell, modules, environment, front_
     for name in modules:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     found = None if shell is None else types.SimpleNamespace(kernel=shell.get("kernel"), user_ns={})
-    monkeypatch.setattr(module, "_shell", lambda: found)
+    monkeypatch.setattr("IPython.get_ipython", lambda: found)
     seen = capabilities()
-    assert (seen.front_end, seen.tier) == (front_end, tier)
+    assert (seen.front_end, seen.renderer) == (front_end, renderer)
     assert seen.ipywidgets == ipywidgets.__version__
-    assert str(seen).startswith(f"{tier}: ")
+    assert str(seen).startswith(f"{renderer}: ")
 
 
-def test_the_environment_chooses_until_use_does(monkeypatch):
+def test_the_environment_chooses_until_set_renderer_does(monkeypatch):
     monkeypatch.setenv("TRISTEP_VIZ", "text")
-    assert (capabilities().tier, capabilities().reason) == ("text", "chosen by TRISTEP_VIZ")
-    use("static")
-    assert (capabilities().tier, capabilities().reason) == ("static", "chosen by use()")
-    use("auto")
-    assert capabilities().tier == "static"  # nothing shows anything here
-    with pytest.raises(ValueError, match="tier='svg': must be one of 'auto', 'canvas', 'widgets', 'static', 'text'"):
-        use("svg")
-    monkeypatch.setattr(module, "_chosen", None)
+    assert (capabilities().renderer, capabilities().reason) == ("text", "chosen by TRISTEP_VIZ")
+    set_renderer("matplotlib")
+    assert (capabilities().renderer, capabilities().reason) == ("matplotlib", "chosen by set_renderer()")
+    set_renderer("auto")
+    assert capabilities().renderer == "matplotlib"  # nothing shows anything here
+    with pytest.raises(ValueError, match="renderer='svg': must be one of 'auto', 'canvas', 'ipywidgets', 'matplot"):
+        set_renderer("svg")
+    set_renderer(None)
     monkeypatch.setenv("TRISTEP_VIZ", "svg")
     with pytest.raises(ValueError, match="TRISTEP_VIZ='svg'"):
         capabilities()
@@ -227,7 +230,7 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, canvas):
 
 
 def test_events_reach_the_methods_for_them(canvas):
-    use("canvas")
+    set_renderer("canvas")
     view = Curve([PACE])
     widget = view.widget()
     for event in (
@@ -243,7 +246,7 @@ def test_events_reach_the_methods_for_them(canvas):
 
 
 def test_what_a_person_does_is_shown_at_once(canvas):
-    use("canvas")
+    set_renderer("canvas")
     now = [0.0]
     view = Curve([PACE], budget=FrameBudget(clock=lambda: now[0]))
     widget = view.widget()
@@ -253,7 +256,7 @@ def test_what_a_person_does_is_shown_at_once(canvas):
 
 
 def test_refresh_keeps_to_the_budget_and_the_last_state_is_drawn(canvas):
-    use("canvas")
+    set_renderer("canvas")
     now = [0.0]
 
     class Slow(Curve):
@@ -283,7 +286,7 @@ def test_refresh_keeps_to_the_budget_and_the_last_state_is_drawn(canvas):
 
 
 def test_what_was_put_off_is_drawn_when_the_event_loop_is_free(canvas):
-    use("canvas")
+    set_renderer("canvas")
     view = Curve(budget=FrameBudget(most=1000.0))
 
     async def cell():
@@ -307,7 +310,7 @@ def test_a_budget_must_be_possible(argument, value):
 
 
 def test_closing_lets_go_of_widgets_and_the_view_can_be_shown_again(canvas):
-    use("canvas")
+    set_renderer("canvas")
     with Curve() as view:
         first, second = view.widget(), view.widget()
         first.close()
@@ -319,7 +322,7 @@ def test_closing_lets_go_of_widgets_and_the_view_can_be_shown_again(canvas):
 
 
 def test_a_view_takes_the_place_of_another_of_its_name(canvas):
-    use("canvas")
+    set_renderer("canvas")
     first = Curve(name="loss")
     other, widget = Curve(name="rate").widget(), first.widget()
     Curve(name="loss")
@@ -328,26 +331,25 @@ def test_a_view_takes_the_place_of_another_of_its_name(canvas):
 
 
 def test_running_a_cell_again_closes_what_it_showed(canvas, monkeypatch):
-    parent = {"metadata": {"cellId": "a"}, "header": {"msg_id": "1"}}
+    parent = {"metadata": {"cellId": "one cell"}, "header": {"msg_id": "1"}}
     kernel = types.SimpleNamespace(get_parent=lambda: parent)
-    monkeypatch.setattr(module, "_shell", lambda: types.SimpleNamespace(kernel=kernel, user_ns={}))
-    monkeypatch.setattr(module, "_IN_CELLS", {})
-    use("canvas")
+    monkeypatch.setattr("IPython.get_ipython", lambda: types.SimpleNamespace(kernel=kernel, user_ns={}))
+    set_renderer("canvas")
     first, second = Curve(), Curve()
     for view in (first, second):
         view._repr_mimebundle_()
     shown = [view._open[0].widget for view in (first, second)]
-    parent = {"metadata": {"cellId": "b"}, "header": {"msg_id": "2"}}
+    parent = {"metadata": {"cellId": "another cell"}, "header": {"msg_id": "2"}}
     first._repr_mimebundle_()
     assert all(widget.comm is not None for widget in shown)  # two in one run, and one of them elsewhere too
-    parent = {"metadata": {"cellId": "a"}, "header": {"msg_id": "3"}}
+    parent = {"metadata": {"cellId": "one cell"}, "header": {"msg_id": "3"}}
     Curve()._repr_mimebundle_()
     assert all(widget.comm is None for widget in shown)
     assert len(first._open) == 1
 
 
 def test_views_that_nothing_refers_to_leave_nothing_behind():
-    use("static")
+    set_renderer("matplotlib")
     gc.collect()
     before = sum(type(each) is Figure for each in gc.get_objects())
     views = []
@@ -363,7 +365,7 @@ def test_views_that_nothing_refers_to_leave_nothing_behind():
 
 
 def test_closed_boxes_leave_nothing_behind():
-    use("widgets")
+    set_renderer("ipywidgets")
     gc.collect()
     before = sum(type(each) is Figure for each in gc.get_objects())
     for _ in range(5):
@@ -383,7 +385,7 @@ def test_one_control_is_a_stack_of_frames_that_the_browser_chooses_from():
     assert stack.selected_index == slider.index == 1
     for index, frame in enumerate(stack.children):
         assert frame.value == Picture(scene, {"rate": index}, values=False).png()
-    (link,) = box._links
+    (link,) = box.links
     assert (link.source, link.target) == ((slider, "index"), (stack, "selected_index"))
     assert [label for label, _ in slider.options] == ["0.1", "0.2", "0.3"]
     assert (slider.description, slider.tooltip) == ("learning rate", "learning rate")
@@ -396,7 +398,7 @@ def test_several_controls_are_answered_by_one_picture():
     play, steps = row.children
     assert isinstance(picture, ipywidgets.Image)
     assert (play.max, play.interval) == (3, 500)
-    assert box._links[0].source == (play, "value")
+    assert box.links[0].source == (play, "value")
     slider.index, steps.index = 2, 3
     assert picture.value == Picture(scene, {"rate": 2, "step": 3}, "dark", values=False).png()
 
@@ -430,11 +432,11 @@ def _after(steps, low=1.0, limits=(1.0, 10.0)):
 
 
 def _ends(box):
-    panels = box._picture.figure.axes[:2]
+    panels = box.picture.figure.axes[:2]
     return [np.round([*each.get_xlim(), *each.get_ylim()], 4).tolist() for each in panels]
 
 
-def test_axes_of_a_training_are_as_they_were_until_it_leaves_them():
+def test_axes_of_a_training_are_as_they_were_until_it_leaves_them(monkeypatch):
     box = SceneBox(_after(100))
     assert _ends(box) == [[0.01, 100.99, 1, 10], [0.5, 100.5, 0, 1]]
     box.show(_after(110), live=True)  # beyond its axes, which get 15 % more
@@ -442,16 +444,17 @@ def test_axes_of_a_training_are_as_they_were_until_it_leaves_them():
     assert first == [0.01, pytest.approx(111.09 + 0.15 * 111.18), 1, 10]
     assert second == [0.5, pytest.approx(110.5 + 0.15 * 110), 0, 1]
     box.show(_after(125, limits=(1.1, 10.2)), live=True)
-    background = box._picture._background
+    drawn, full = [], FigureCanvasAgg.draw
+    monkeypatch.setattr(FigureCanvasAgg, "draw", lambda canvas: (drawn.append(canvas), full(canvas)))
     box.show(_after(126, limits=(1.1, 10.2)), live=True)
     assert _ends(box) == [first, second]
-    assert box._picture._background is background  # pixels of what has not changed
-    assert box._picture._scene.panels[1].layers[0].limits == (1.0, 10.0)  # nearly the colours that it had
-    line = box._picture.figure.axes[0].lines[0]
+    assert not drawn  # pixels of what has not changed are kept
+    assert box.picture.scene.panels[1].layers[0].limits == (1.0, 10.0)  # nearly the colours that it had
+    line = box.picture.figure.axes[0].lines[0]
     assert len(line.get_xdata()) == 126
     box.show(_after(126, low=0.5, limits=(1.0, 20.0)), live=True)
     assert _ends(box)[0][2:] == pytest.approx([0.5 * 20.0 ** -(np.log10(20) - 1), 10.0], rel=1e-3)
-    assert box._picture._scene.panels[1].layers[0].limits == (1.0, 20.0)
+    assert box.picture.scene.panels[1].layers[0].limits == (1.0, 20.0)
     box.show(_after(1000, low=0.5), live=True)  # long after: half of the axis at most
     assert _ends(box)[1][:2] == [0.5, 1500.5]
     box.show(_after(20), live=True)  # another training
@@ -499,19 +502,19 @@ def test_of_what_is_wanted_while_a_picture_is_drawn_the_last_is_drawn(monkeypatc
     full = Picture.png
 
     def slow(picture):
-        drawn.append(dict(picture._state))
+        drawn.append(dict(picture.state))
         busy.set()
         assert go.wait(60)
         return full(picture)
 
     monkeypatch.setattr(Picture, "png", slow)
-    picture, slider, _ = box.children
+    picture, slider, row = box.children
+    _, steps = row.children
     thread = threading.Thread(target=setattr, args=(slider, "index", 0))
     thread.start()
     assert busy.wait(60)
-    box._set("step", 1)
-    box._set("step", 2)
-    box._set("step", 3)
+    for index in (1, 2, 3):
+        steps.index = index
     go.set()
     thread.join()
     assert drawn == [{"rate": 0, "step": 0}, {"rate": 0, "step": 3}]
@@ -523,7 +526,7 @@ def test_a_notebook_keeps_widget_picture_and_words(tmp_path):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     code = textwrap.dedent("""
-        from tristep.viz import Axis, Control, Line, Panel, Scene, View, use
+        from tristep.viz import Axis, Control, Line, Panel, Scene, View, set_renderer
 
         class Curve(View):
             def scene(self):
@@ -532,7 +535,7 @@ def test_a_notebook_keeps_widget_picture_and_words(tmp_path):
                 panel = Panel(Axis("x", 0, 2), Axis("y", 0, 4), [line])
                 return Scene([panel], controls=[power], description="Powers of x.")
 
-        use("widgets")
+        set_renderer("ipywidgets")
         view = Curve()
         view
     """)

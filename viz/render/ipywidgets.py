@@ -16,10 +16,10 @@ import ipywidgets
 import numpy as np
 import traitlets
 
-from .picture import Picture
-from .scene import Axis, Control, Heatmap, Layer, Scene
+from ..scene import Axis, Control, Heatmap, Layer, Scene
+from .matplotlib import Picture
 
-__all__ = ["SceneBox"]
+__all__ = ["Event", "SceneBox"]
 
 MOST_FRAMES = 64  # sent beforehand, some 40 kB each
 ROOM, MOST_ROOM, MARGIN = 0.15, 0.5, 0.01  # shares of an axis: what it has more where it grows, and what may be cut off
@@ -39,10 +39,10 @@ class SceneBox(ipywidgets.VBox):
 
     def __init__(self, scene: Scene, on_event: Callable[[Event], object] | None = None, theme: str = "light") -> None:
         super().__init__()
-        self._scene, self._theme = scene, theme
+        self.scene, self._theme = scene, theme
         self._on_event = on_event or (lambda event: None)
         self._state = scene.state()
-        self._picture: Picture | None = None
+        self.picture: Picture | None = None
         self._drawing = threading.Lock()
         self._stale = False
         self._hiding: list[Any] = []
@@ -61,14 +61,14 @@ class SceneBox(ipywidgets.VBox):
             live: whether it shows the same as the one before, some steps later. Then axes that grow get room for what may
                 come next, so that most pictures have the axes of the one before: these take a sixth of the time.
         """
-        before = {control.name: control for control in self._scene.controls}
+        before = {control.name: control for control in self.scene.controls}
         self._state = scene.state() | {
             control.name: self._state[control.name]
             for control in scene.controls
             if control.name in before and len(before[control.name].values) == len(control.values)
         }
-        same = _controls(scene) == _controls(self._scene)
-        self._scene = _with_room(scene, self._scene) if live else scene
+        same = _controls(scene) == _controls(self.scene)
+        self.scene = _with_room(scene, self.scene) if live else scene
         if not same:
             for row in self._rows:
                 _close(row)
@@ -89,39 +89,39 @@ class SceneBox(ipywidgets.VBox):
 
     def close(self) -> None:
         """Close it and all in it."""
-        for link in self._links:
+        for link in self.links:
             link.close()
         for child in self.children:
             _close(child)
-        self._picture = None
+        self.picture = None
         super().close()
 
     def _local(self) -> list[Control]:
-        return [control for control in self._scene.controls if not control.remote and len(control.values) > 1]
+        return [control for control in self.scene.controls if not control.remote and len(control.values) > 1]
 
     def _frames(self, control: Control) -> ipywidgets.Stack:
         """All pictures that one control chooses from, chosen in the browser."""
-        frames, picture = [], Picture(self._scene, self._state, self._theme, values=False)
+        frames, picture = [], Picture(self.scene, self._state, self._theme, values=False)
         for index in range(len(control.values)):
             picture.show(state=self._state | {control.name: index})
             frames.append(self._framed(picture.png()))
         stack = ipywidgets.Stack(frames, selected_index=self._state[control.name])
-        self._links.append(ipywidgets.jslink((self._selectors[control.name], "index"), (stack, "selected_index")))
+        self.links.append(ipywidgets.jslink((self._selectors[control.name], "index"), (stack, "selected_index")))
         return stack
 
     def _image(self) -> ipywidgets.Image:
-        if self._picture is None:
-            self._picture = Picture(self._scene, self._state, self._theme, values=False)
-        return self._framed(self._picture.png())
+        if self.picture is None:
+            self.picture = Picture(self.scene, self._state, self._theme, values=False)
+        return self._framed(self.picture.png())
 
     def _framed(self, png: bytes) -> ipywidgets.Image:
-        width = f"{100 * self._scene.width:.0f}px"
+        width = f"{100 * self.scene.width:.0f}px"
         image = _Image(value=png, format="png", tooltip=self._in_words())
         image.layout = ipywidgets.Layout(width=width, max_width="100%", height="auto", object_fit="contain")
         return image
 
     def _in_words(self) -> str | None:
-        return self._scene.description or self._scene.title or None
+        return self.scene.description or self.scene.title or None
 
     def _draw(self) -> None:
         """Draw what is wanted now. What other threads want meanwhile is drawn by the one that is at it, the last only."""
@@ -129,32 +129,32 @@ class SceneBox(ipywidgets.VBox):
         while self._stale and self._drawing.acquire(blocking=False):
             try:
                 self._stale = False
-                if self._picture is None or not isinstance(self._shown, ipywidgets.Image):
+                if self.picture is None or not isinstance(self._shown, ipywidgets.Image):
                     return
-                self._picture.show(self._scene, self._state)
+                self.picture.show(self.scene, self._state)
                 with self._shown.hold_sync():  # the browser reads the picture at each message again
-                    self._shown.value = self._picture.png()
+                    self._shown.value = self.picture.png()
                     self._shown.tooltip = self._in_words()
             finally:
                 self._drawing.release()
 
     def _add_controls(self) -> None:
-        self._links: list[Any] = []
+        self.links: list[Any] = []
         self._selectors: dict[str, Any] = {}
         self._rows: list[Any] = []
-        for control in self._scene.controls:
+        for control in self.scene.controls:
             if len(control.values) > 1:
                 self._rows.append(self._row(control))
-        if self._scene.buttons:
+        if self.scene.buttons:
             buttons = []
-            for button in self._scene.buttons:
+            for button in self.scene.buttons:
                 pressed = ipywidgets.Button(
                     description=button.label, tooltip=button.label, layout=ipywidgets.Layout(width="auto")
                 )
                 pressed.on_click(lambda _, name=button.name: self._on_event({"kind": "button", "name": name}))
                 buttons.append(pressed)
             self._rows.append(ipywidgets.HBox(buttons, layout=ipywidgets.Layout(flex_flow="row wrap")))
-        for panel in self._scene.panels:
+        for panel in self.scene.panels:
             if panel.click is not None and panel.click.event is not None:
                 self._rows.append(self._place(panel.click.event, panel.x.label, panel.y.label))
 
@@ -183,7 +183,7 @@ class SceneBox(ipywidgets.VBox):
         play = ipywidgets.Play(
             min=0, max=n - 1, value=self._state[control.name], step=step, interval=round(each * step), tooltip=control.label
         )
-        self._links.append(ipywidgets.jslink((play, "value"), (selector, "index")))
+        self.links.append(ipywidgets.jslink((play, "value"), (selector, "index")))
         return ipywidgets.HBox([play, selector], layout=ipywidgets.Layout(flex_flow="row wrap"))
 
     def _place(self, event: str, x_label: str, y_label: str) -> Any:
@@ -201,7 +201,7 @@ class SceneBox(ipywidgets.VBox):
         if index is None or name not in self._state:
             return
         self._state = self._state | {name: index}
-        control = next(control for control in self._scene.controls if control.name == name)
+        control = next(control for control in self.scene.controls if control.name == name)
         if control.remote:
             self._on_event({"kind": "control", "name": name, "index": index})
         else:

@@ -19,13 +19,12 @@ import anywidget
 import numpy as np
 import traitlets
 
-from .style import THEMES
+from ..style import THEMES
 
-__all__ = ["SceneWidget", "page"]
+__all__ = ["Event", "SceneWidget", "checked", "page"]
 
 MODULE = Path(__file__).parent / "static" / "scene.js"
 Event = dict[str, Any]
-
 # What a browser may tell, and which fields it then has.
 EVENTS: dict[str, dict[str, type]] = {
     "control": {"name": str, "index": int},  # a control was set to its value of this number
@@ -48,7 +47,7 @@ class SceneWidget(anywidget.AnyWidget):
             None: nobody is told.
 
     Example:
-        >>> from tristep.viz.canvas import SceneWidget
+        >>> from tristep.viz.render.canvas import SceneWidget
         >>> from tristep.viz.scene import Axis, Line, Panel, Scene
         >>> scene = Scene([Panel(Axis("step", 0, 2), Axis("loss", 0, 1), [Line([0, 1, 2], [1, 0.5, 0.2])])])
         >>> widget = SceneWidget(scene.to_bytes(), print)

@@ -1,0 +1,139 @@
+"""The axes of a panel with its ticks, labels and colour bars."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis as AxesAxis
+from matplotlib.image import AxesImage
+from matplotlib.spines import Spine
+from matplotlib.transforms import Bbox
+
+from ...scene import Axis, Heatmap, Panel
+from ...style import THEMES, Figure, quieten
+from .artists import ARTISTS, RefLineArtist, TextArtist, limits_of
+from .text import agg_renderer, wrapped
+from .ticks import set_ticks
+
+__all__ = ["PanelAxes"]
+
+BAR = 0.12  # the width of a bar of colours
+
+
+class PanelAxes:
+    """A panel's axes, with the artists of its layers and the bars that say what its colours mean."""
+
+    def __init__(self, figure: Figure, panel: Panel, theme: str) -> None:
+        self.figure, self.panel, self.theme = figure, panel, theme
+        self.axes = axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
+        quieten(axes, theme=theme)
+        colours = THEMES[theme]
+        # Below everything that can change, so that it need not be drawn again.
+        self.title = axes.set_title("", loc="left", y=1, pad=5, color=colours.ink, fontsize=10.5, zorder=0.4)
+        self.title.set_parse_math(False)
+        axes.xaxis.label.set_parse_math(False)
+        axes.yaxis.label.set_parse_math(False)
+        for spec, set_scale in ((panel.x, axes.set_xscale), (panel.y, axes.set_yscale)):
+            if spec.scale == "log":
+                set_scale("log", nonpositive="mask")
+        pictured = any(isinstance(layer, Heatmap) for layer in panel.layers)
+        if not pictured:
+            axes.grid(axis="y", color=colours.grid, linewidth=0.8)
+        if panel.equal:
+            axes.set_aspect("equal", adjustable="box")
+        if not panel.frame:
+            axes.set_axis_off()
+        self.layers = [ARTISTS[type(layer)](axes, layer, theme, i, pictured) for i, layer in enumerate(panel.layers)]
+        self.bars: list[Axes] = []
+
+    def add_bars(self) -> None:
+        for layer in self.panel.layers:
+            if isinstance(layer, Heatmap) and layer.label and layer.palette != "categories":
+                bar = self.figure.add_axes((0.9, 0.1, 0.02, 0.8))
+                quieten(bar, size=8, theme=self.theme)
+                bar.set_yscale(layer.scale)
+                ramp = AxesImage(bar, extent=(0, 1, 0, 1), origin="lower", interpolation="nearest", zorder=1)
+                ramp.set_data(layer.colours(self.theme)[:, None])
+                ramp.set_transform(bar.transAxes)
+                bar.add_image(ramp)
+                bar.set(xlim=(0, 1), xticks=[])
+                bar.yaxis.tick_right()
+                bar.yaxis.set_label_position("right")
+                bar.yaxis.label.set_parse_math(False)
+                for spine in bar.spines.values():
+                    spine.set_visible(False)
+                self.bars.append(bar)
+
+    def set_limits(self, panel: Panel) -> None:
+        self.panel = panel
+        for kept in self.layers:
+            kept.forget()
+        for spec, set_limits in ((panel.x, self.axes.set_xlim), (panel.y, self.axes.set_ylim)):
+            set_limits(*((spec.low, spec.high) if spec.upwards else (spec.high, spec.low)))
+        for bar, layer in zip(self.bars, self._with_bars(), strict=True):
+            bar.set_ylim(*limits_of(layer))
+
+    def place(self, left: float, bottom: float, right: float, top: float) -> None:
+        """Put the axes between these edges, in inches, and give them ticks and words for which there is room."""
+        width, height = self.figure.get_size_inches()
+        self.axes.set_position((left / width, bottom / height, (right - left) / width, (top - bottom) / height))
+        self.axes.apply_aspect()
+        box = self.axes.get_position()
+        across, upwards = box.width * width, box.height * height
+        self.title.set_text(wrapped(self.figure, self.panel.title, across, 10.5))
+        set_ticks(self.axes.xaxis, self.panel.x, across)
+        set_ticks(self.axes.yaxis, self.panel.y, upwards)
+        self.axes.set_xlabel(wrapped(self.figure, self.panel.x.label, across, 10))
+        self.axes.set_ylabel(wrapped(self.figure, self.panel.y.label, upwards, 10))
+        x = box.x1 * width + 0.1
+        for bar, layer in zip(self.bars, self._with_bars(), strict=True):
+            bar.set_position((x / width, box.y0, BAR / width, box.height))
+            set_ticks(bar.yaxis, Axis(layer.label, *limits_of(layer), layer.scale), upwards)
+            bar.set_ylabel(wrapped(self.figure, layer.label, upwards, 9), fontsize=9)
+            x += BAR + self._sizes(bar)[2] + 0.1
+
+    def measure(self) -> tuple[float, float, float, float]:
+        """How far, in inches, the words reach to the left, below, to the right and above the room given to the axes."""
+        left, bottom, right, top = self._sizes(self.axes)
+        if self.bars:
+            right = max(right, 0.1 + sum(BAR + self._sizes(bar)[2] for bar in self.bars) + 0.1 * (len(self.bars) - 1))
+        # Axes of equal units are smaller than that room, and their words may stand in what they leave.
+        width, height = self.figure.get_size_inches()
+        given, taken = self.axes.get_position(original=True), self.axes.get_position()
+        across, upwards = (given.width - taken.width) * width / 2, (given.height - taken.height) * height / 2
+        return max(left - across, 0.0), max(bottom - upwards, 0.0), max(right - across, 0.0), max(top - upwards, 0.0)
+
+    def place_labels(self) -> None:
+        """Put the labels of marks where they cover neither each other nor the edge."""
+        renderer = agg_renderer(self.figure)
+        box = self.axes.get_window_extent(renderer)
+        taken: list[Bbox] = []
+        for kept in self.layers:
+            if isinstance(kept, RefLineArtist) and kept.label is not None:
+                kept.place_label(renderer, box, taken)
+            elif isinstance(kept, TextArtist):
+                kept.fit()
+
+    def in_order(self) -> list[Artist]:
+        """The artists in the order in which matplotlib draws them."""
+        artists = [artist for artist in self.axes.get_children() if artist is not self.axes.patch]
+        if not self.axes.axison:
+            artists = [artist for artist in artists if not isinstance(artist, (Spine, AxesAxis))]
+        return sorted(artists, key=lambda artist: artist.get_zorder())
+
+    def _with_bars(self) -> list[Heatmap]:
+        images = [layer for layer in self.panel.layers if isinstance(layer, Heatmap)]
+        return [layer for layer in images if layer.label and layer.palette != "categories"]
+
+    def _sizes(self, axes: Axes) -> tuple[float, float, float, float]:
+        renderer = agg_renderer(self.figure)
+        parts = [axis.get_tightbbox(renderer) for axis in (axes.xaxis, axes.yaxis) if axes.axison]
+        if axes is self.axes and self.title.get_text():
+            parts.append(self.title.get_window_extent(renderer))
+        box = axes.get_window_extent(renderer)
+        # Where there are none, the box itself; also half of what is drawn on its edge.
+        whole = Bbox.union([box.padded(0.03 * self.figure.dpi), *(part for part in parts if part is not None)])
+        sizes: Any = (box.x0 - whole.x0, box.y0 - whole.y0, whole.x1 - box.x1, whole.y1 - box.y1)
+        return tuple(size / self.figure.dpi for size in sizes)

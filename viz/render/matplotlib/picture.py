@@ -1,0 +1,324 @@
+"""Figures of scenes: one to keep, and one that is redrawn quickly whenever something changes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text as MatplotlibText
+
+from ...scene import Arrows, Band, Heatmap, Layer, Line, Points, RefLine, Scene, State
+from ...style import LOCK, THEMES, Figure
+from .artists import colour_and_dashes
+from .panel import PanelAxes
+from .png import encode_png
+from .text import agg_canvas, agg_renderer, shortened, text_width, wrapped
+
+__all__ = ["Picture", "draw"]
+
+
+def draw(scene: Scene, state: State | None = None, theme: str = "light") -> Figure:
+    """A scene as a matplotlib figure; its axes are in the order of the panels, and after them the bars of colours.
+
+    Args:
+        scene: what is to be seen.
+        state: by the name of a control the index of its value; those left out are as at first.
+        theme: "light" or "dark".
+
+    Raises:
+        ValueError: there is no such theme, control or value.
+
+    Example:
+        >>> from tristep.viz import Axis, Line, Panel, Scene, draw
+        >>> line = Line([0, 1, 2], [4, 2, 1], name="sgd")
+        >>> figure = draw(Scene([Panel(Axis("update", 0, 2), Axis("loss", 1, 4, "log"), [line])]))
+        >>> figure.axes[0].get_ylabel()
+        'loss'
+    """
+    return Picture(scene, state, theme).figure
+
+
+class Picture:
+    """A scene's figure that follows the controls and the data.
+
+    What does not change is drawn once and kept as pixels; what does is drawn on top of it. Axes that come to reach from or
+    to other values are drawn anew, and so is everything if the scene is another one in more than its numbers.
+
+    Args:
+        scene, state, theme: as for `draw`.
+        dpi: pixels per inch.
+        values: whether the values of the controls stand below.
+
+    Attributes:
+        figure: the matplotlib figure as it is now.
+
+    Example:
+        >>> from tristep.viz.render.matplotlib import Picture
+        >>> from tristep.viz.scene import Axis, Control, Line, Panel, Scene
+        >>> power = Control("power", "power", [1, 2, 3])
+        >>> line = Line([0, 1, 2], [[0, 1, 2], [0, 1, 4], [0, 1, 8]], by=("power",))
+        >>> picture = Picture(Scene([Panel(Axis("x", 0, 2), Axis("y", 0, 8), [line])], controls=[power]))
+        >>> pngs = []
+        >>> for index in range(3):
+        ...     picture.show(state={"power": index})
+        ...     pngs.append(picture.png())
+    """
+
+    figure: Figure
+    scene: Scene
+    _background: np.ndarray | None  # the pixels of what does not change; None: they have to be drawn
+
+    def __init__(
+        self, scene: Scene, state: State | None = None, theme: str = "light", dpi: float = 100.0, values: bool = True
+    ) -> None:
+        if theme not in THEMES:
+            raise ValueError(f"theme={theme!r}: must be one of {', '.join(map(repr, THEMES))}")
+        self._theme, self._dpi, self._with_values = theme, dpi, values
+        with LOCK:
+            self._begin(scene, scene.state(**(state or {})))
+
+    def show(self, scene: Scene | None = None, state: State | None = None) -> None:
+        """Take what another state or another scene has; `figure` has it at once, and `png` draws it.
+
+        Args:
+            scene: None for the one there is.
+            state: by the name of a control the index of its value; those left out are as at first.
+        """
+        with LOCK:
+            scene = self.scene if scene is None else scene
+            wanted = scene.state(**(state or {}))
+            if scene is not self.scene and _structure(scene) != _structure(self.scene):
+                self._begin(scene, wanted)
+                return
+            moved = scene is not self.scene and _bounds(scene) != _bounds(self.scene)
+            self.scene, self.state = scene, wanted
+            if moved:
+                self._arrange()
+            self._update(labels=moved)
+
+    def png(self) -> bytes:
+        """The picture as a PNG file, packed quickly rather than well."""
+        with LOCK:
+            return encode_png(self._pixels())
+
+    def _begin(self, scene: Scene, state: dict[str, int]) -> None:
+        self.scene, self.state = scene, state
+        self.figure = Figure(scene.width, scene.height, THEMES[self._theme].background)
+        self.figure.set_dpi(self._dpi)
+        self._panels = [PanelAxes(self.figure, panel, self._theme) for panel in scene.panels]
+        for drawn in self._panels:
+            drawn.add_bars()
+        self._words: list[Artist] = []  # title and legend
+        self._values = self._text(0, 0, "", size=8.5, va="bottom", color=THEMES[self._theme].quiet)
+        # What has ever changed is expected to change again, and so is what depends on a control.
+        self._moving = {
+            (i, j)
+            for i, panel in enumerate(scene.panels)
+            for j, layer in enumerate(panel.layers)
+            if layer.by or (isinstance(layer, Line) and layer.upto is not None)
+        }
+        self._arrange()
+        self._update(labels=True)
+
+    def _update(self, labels: bool) -> None:
+        """Hand the data to the artists. Labels that stand at marks are put in their places where a mark has moved."""
+        for i, (panel, drawn) in enumerate(zip(self.scene.panels, self._panels, strict=True)):
+            marks_moved = False
+            for j, (layer, kept) in enumerate(zip(panel.layers, drawn.layers, strict=True)):
+                if kept.show(self.scene, layer, self.state, (i, j) in self._moving):
+                    marks_moved |= isinstance(layer, RefLine)
+                    if (i, j) not in self._moving:
+                        self._moving.add((i, j))
+                        self._background = None
+            if labels or marks_moved:
+                drawn.place_labels()
+        self._values.set_text(self._said())
+
+    def _pixels(self) -> np.ndarray:
+        """uint8 [height, width, 4]; valid until the next drawing."""
+        canvas = agg_canvas(self.figure)
+        moving = self._moving_artists()
+        if self._background is None:
+            for artist in moving:
+                artist.set_animated(True)  # which leaves it out
+            canvas.draw()
+            for artist in moving:
+                artist.set_animated(False)
+            pixels = np.asarray(canvas.buffer_rgba())
+            self._background = pixels.copy()
+        else:
+            pixels = np.asarray(canvas.buffer_rgba())
+            pixels[:] = self._background
+        renderer = agg_renderer(self.figure)
+        for artist in moving:
+            artist.draw(renderer)
+        return pixels
+
+    def _moving_artists(self) -> list[Artist]:
+        """What is drawn above the background, in matplotlib's order: in each axes all from the first that changes on."""
+        found: list[Artist] = []
+        for i, drawn in enumerate(self._panels):
+            moving = {artist for j, kept in enumerate(drawn.layers) if (i, j) in self._moving for artist in kept.artists}
+            if moving:
+                order = drawn.in_order()
+                found += order[min(order.index(artist) for artist in moving) :]
+        if self._values.get_text():
+            found.append(self._values)
+        return found
+
+    def _arrange(self) -> None:
+        """Put words and axes where all of them have room. Lengths are in inches."""
+        self._background = None
+        scene, theme = self.scene, THEMES[self._theme]
+        for panel, drawn in zip(scene.panels, self._panels, strict=True):
+            drawn.set_limits(panel)
+        for artist in self._words:
+            artist.remove()
+        self._words = []
+        top = scene.height - MARGIN
+        if scene.title:
+            title = self._text(MARGIN, top, self._wrapped(scene.title, 13, "bold"), size=13, weight="bold", color=theme.ink)
+            self._words.append(title)
+            top -= self._height(title) + 0.08
+        top = self._add_legend(top)
+        self._values.set(text=self._said(), position=(MARGIN, 0.06))
+        bottom = 0.06 + self._height(self._values) + 0.06 if self._values.get_text() else MARGIN
+
+        n_rows, n_columns = scene.grid
+        widths = np.array(scene.widths or [1.0] * n_columns) / sum(scene.widths or [1.0] * n_columns)
+        heights = np.array(scene.heights or [1.0] * n_rows) / sum(scene.heights or [1.0] * n_rows)
+        around = [(0.6, 0.45, 0.2, 0.3)] * len(scene.panels)  # left, bottom, right and top of each: a first guess
+        for turn in range(3):  # how much room words take depends on how much they are given
+            before, after = np.zeros(n_columns), np.zeros(n_columns)
+            above, below = np.zeros(n_rows), np.zeros(n_rows)
+            for panel, room in zip(scene.panels, around, strict=True):
+                last_column, last_row = panel.column + panel.columns - 1, panel.row + panel.rows - 1
+                before[panel.column] = max(before[panel.column], room[0])
+                below[last_row] = max(below[last_row], room[1])
+                after[last_column] = max(after[last_column], room[2])
+                above[panel.row] = max(above[panel.row], room[3])
+            free = scene.width - 2 * MARGIN - before.sum() - after.sum() - GAP * (n_columns - 1)
+            x = widths * max(free, 0.3 * n_columns)
+            free = top - bottom - above.sum() - below.sum() - GAP * (n_rows - 1)
+            y = heights * max(free, 0.3 * n_rows)
+            left = MARGIN + np.cumsum(before + x + after + GAP) - GAP - after - x
+            high = top - np.cumsum(above + y + below + GAP) + GAP + below + y
+            for panel, drawn in zip(scene.panels, self._panels, strict=True):
+                last_column, last_row = panel.column + panel.columns - 1, panel.row + panel.rows - 1
+                right, low = left[last_column] + x[last_column], high[last_row] - y[last_row]
+                drawn.place(left[panel.column], low, right, high[panel.row])
+            if turn < 2:
+                given, around = around, [drawn.measure() for drawn in self._panels]
+                if np.allclose(given, around, rtol=0, atol=0.5 / self.figure.dpi):  # half a pixel
+                    break
+
+    def _add_legend(self, top: float) -> float:
+        """Rows of names with samples of what they name, below `top`; returns where the rows end."""
+        x, y, size = MARGIN, top - 0.1, 9.5
+        theme = THEMES[self._theme]
+        entries: list[tuple[str, int | str, Layer]] = list(self.scene.legend())
+        met = {(name, style) for name, style, _ in entries}
+        for panel in self.scene.panels:
+            for layer in panel.layers:
+                if isinstance(layer, Heatmap) and layer.palette == "categories":
+                    for i, word in enumerate(layer.words):
+                        if (word, i) not in met:
+                            met.add((word, i))
+                            entries.append((word, i, layer))
+        for name, style, layer in entries:
+            shown = self._shortened(name, size, self.scene.width - 2 * MARGIN - SAMPLE - 0.08)
+            width = SAMPLE + 0.08 + self._width(shown, size)
+            if x > MARGIN and x + width > self.scene.width - MARGIN:
+                x, y = MARGIN, y - 0.21
+            for artist in _samples(layer, style, self._theme, x, y):
+                artist.set_transform(self.figure.dpi_scale_trans)
+                self._words.append(self.figure.add_artist(artist))
+            text = self._text(x + SAMPLE + 0.08, y, shown, size=size, color=theme.ink, va="center_baseline")
+            self._words.append(text)
+            x += width + 0.22
+        return y - 0.18 if entries else top
+
+    def _said(self) -> str:
+        """The values of the controls in words."""
+        if not self._with_values:
+            return ""
+        settable = [control for control in self.scene.controls if not control.remote and len(control.values) > 1]
+        words = [f"{control.label}: {control.words(self.state[control.name])}" for control in settable]
+        return self._wrapped("   ".join(words), 8.5)
+
+    def _text(self, x: float, y: float, words: str, **look: Any) -> MatplotlibText:
+        look = {"va": "top", "parse_math": False, **look}
+        return self.figure.text(x, y, words, transform=self.figure.dpi_scale_trans, **look)
+
+    def _height(self, text: MatplotlibText) -> float:
+        return text.get_window_extent(agg_renderer(self.figure)).height / self.figure.dpi
+
+    def _width(self, words: str, size: float, weight: str = "normal") -> float:
+        return text_width(self.figure, words, size, weight)
+
+    def _wrapped(self, words: str, size: float, weight: str = "normal") -> str:
+        return wrapped(self.figure, words, self.scene.width - 2 * MARGIN, size, weight)
+
+    def _shortened(self, words: str, size: float, width: float) -> str:
+        return shortened(self.figure, words, width, size)
+
+
+# Lengths in inches.
+MARGIN = 0.12  # around all
+GAP = 0.16  # between panels with their words
+SAMPLE = 0.3  # a piece of line in the legend
+
+
+def _samples(layer: Layer, style: int | str, theme: str, x: float, y: float) -> list[Artist]:
+    """What stands before a name in the legend, with its left end at a place in inches."""
+    colour, dashes = colour_and_dashes(style, theme)
+    line = Line2D([x, x + SAMPLE], [y, y], color=colour, linestyle=dashes, linewidth=1.8)
+    if isinstance(layer, (Band, Heatmap)):
+        alpha = layer.alpha if isinstance(layer, Heatmap) else min(2 * layer.alpha, 1)
+        return [Rectangle((x, y - 0.05), SAMPLE, 0.1, facecolor=colour, alpha=alpha, linewidth=0)]
+    if isinstance(layer, Points):
+        markers = {"dot": "o", "ring": "o", "cross": "x", "star": "*"}
+        line.set(
+            xdata=[x + SAMPLE / 2], ydata=[y], marker=markers[layer.marker], markersize=9 if layer.marker == "star" else 6.5
+        )
+        line.set(markeredgewidth=1.8 if layer.marker in ("ring", "cross") else 0)
+        if layer.marker == "ring":
+            line.set_markerfacecolor(THEMES[theme].background)
+    elif isinstance(layer, Arrows):
+        line.set(xdata=[x, x + SAMPLE - 0.06], linestyle="-")
+        return [line, Line2D([x + SAMPLE - 0.06], [y], color=colour, marker=">", markersize=6, linestyle="")]
+    elif isinstance(layer, Line):
+        line.set(linewidth=max(layer.width, 1), alpha=layer.alpha, marker="o" if layer.marker else "", markersize=4)
+    elif isinstance(layer, RefLine):
+        line.set(linewidth=max(layer.width, 1))
+    return [line]
+
+
+def _structure(scene: Scene) -> Any:
+    """All of a scene but its numbers: with another structure the figure is another one."""
+    panels = []
+    for panel in scene.panels:
+        layers = [
+            (
+                type(layer),
+                [getattr(layer, each.name) for each in fields(layer) if each.name not in (*layer.arrays, "limits")],
+            )
+            for layer in panel.layers
+        ]
+        axes = [(axis.label, axis.scale, axis.upwards) for axis in (panel.x, panel.y)]
+        places = (panel.row, panel.column, panel.rows, panel.columns, panel.equal, panel.frame)
+        panels.append((axes, layers, panel.title, places))
+    controls = [(control.name, control.label, control.unit, control.remote) for control in scene.controls]
+    return panels, controls, scene.title, scene.width, scene.height, list(scene.widths), list(scene.heights)
+
+
+def _bounds(scene: Scene) -> Any:
+    """What the axes and the colours reach from and to."""
+    axes = [axis for panel in scene.panels for axis in (panel.x, panel.y)]
+    ticks = [None if axis.ticks is None else [tuple(tick) for tick in axis.ticks] for axis in axes]
+    limits = [layer.limits for panel in scene.panels for layer in panel.layers if isinstance(layer, Heatmap)]
+    return [(axis.low, axis.high) for axis in axes], ticks, limits

@@ -1,0 +1,26 @@
+"""PNG files, written fast."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+
+__all__ = ["encode_png"]
+
+
+def encode_png(pixels: np.ndarray) -> bytes:
+    """A PNG file (ISO/IEC 15948) of uint8 [height, width, 4] without its opacity.
+
+    Pillow tries five filters on every row to make the file smaller, which takes longer than all the rest.
+    """
+    height, width, _ = pixels.shape
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # each begins with its filter's number, 0 for none
+    for k in range(3):  # all at once would take five times as long
+        rows[:, 1 + k :: 3] = pixels[..., k]
+    header = struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)  # 8 bits of each of red, green and blue
+    file = b"\x89PNG\r\n\x1a\n"
+    for name, content in ((b"IHDR", header), (b"IDAT", zlib.compress(rows.data, 1)), (b"IEND", b"")):
+        file += struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return file

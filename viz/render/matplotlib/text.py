@@ -1,0 +1,52 @@
+"""The size of text, and text that fits into a given width."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.font_manager import FontProperties
+
+from ...style import Figure
+
+__all__ = ["agg_canvas", "agg_renderer", "shortened", "text_width", "wrapped"]
+
+
+def agg_canvas(figure: Figure) -> FigureCanvasAgg:
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    return canvas
+
+
+def agg_renderer(figure: Figure) -> Any:
+    return agg_canvas(figure).get_renderer()
+
+
+def text_width(figure: Figure, words: str, size: float, weight: str = "normal", fixed: bool = False) -> float:
+    """In inches."""
+    font = FontProperties(family="DejaVu Sans Mono" if fixed else None, size=size, weight=weight)
+    return agg_renderer(figure).get_text_width_height_descent(words, font, ismath=False)[0] / figure.dpi
+
+
+def wrapped(figure: Figure, words: str, width: float, size: float, weight: str = "normal") -> str:
+    """The words in lines that are no longer than this, in inches, unless a word is."""
+    if text_width(figure, words, size, weight) <= width:
+        return words
+    lines = [""]
+    for word in words.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if lines[-1] and text_width(figure, longer, size, weight) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def shortened(figure: Figure, words: str, width: float, size: float) -> str:
+    """The words, or both ends of them if they are longer than this, in inches."""
+    kept = len(words)
+    shown = words
+    while text_width(figure, shown, size) > width and kept > 2:
+        kept -= 1
+        shown = words[: (kept + 1) // 2] + "…" + words[len(words) - kept // 2 :]
+    return shown
