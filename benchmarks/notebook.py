@@ -51,7 +51,7 @@ import tristep
 from tristep import Trainer, viz
 from tristep.demo import load, make_batches, network
 from tristep.viz import Dashboard, FrameBudget, LiveLoop, LossView, Recorder, Run, TrajectoryView, basin_map, simulate
-from tristep.viz.recorder import QUANTITIES
+from tristep.viz.record.probes import QUANTITIES
 from tristep.viz.simulate import RATES, Simulation
 
 Row = dict[str, Any]

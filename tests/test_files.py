@@ -48,7 +48,7 @@ def _plain(loaded):
     """What was loaded, to be compared."""
     if isinstance(loaded, RunSet):
         runs = [(run.name, run.parameters, run.notes, run.edges, run._kinds()) for run in loaded]
-        return repr([(*own, [(k, n, s._state()) for k in kinds for n, s in kinds[k].items()]) for *own, kinds in runs])
+        return repr([(*own, [(k, n, s.to_arrays()) for k in kinds for n, s in kinds[k].items()]) for *own, kinds in runs])
     return repr(vars(loaded) if isinstance(loaded, Sweep) else loaded)
 
 
@@ -340,7 +340,7 @@ def test_files_of_earlier_versions_are_loaded(tmp_path):
     for kind, members in run._kinds().items():
         names[kind] = list(members)
         for k, series in enumerate(members.values()):
-            arrays |= {f"0/{kind}/{k}/{part}": array for part, array in series._state().items()}
+            arrays |= {f"0/{kind}/{k}/{part}": array for part, array in series.to_arrays().items()}
     own = {"name": "adam", "parameters": ["w"], "edges": [0.0, 1.0], "notes": {"optimizer": "Adam"}, "series": names}
     header = json.dumps({"tristep runs": 1, "runs": [own]}).encode()
     np.savez_compressed(tmp_path / "b", header=np.frombuffer(header, dtype=np.uint8), **arrays)

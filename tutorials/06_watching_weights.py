@@ -149,7 +149,7 @@ runs = viz.RunSet(
         fit(wrong, "root", skip_nonfinite=True),
     ]
 )
-found = {run.name: viz.notes(run) for run in runs}
+found = {run.name: viz.diagnose(run) for run in runs}
 for name, sentences in found.items():
     print(f"{name}:", *(sentences or ["nothing looks wrong"]), sep="\n  ")
 
@@ -223,6 +223,6 @@ assert (measured("spike", "gradient_norm")[99] > 5 * measured("spike", "gradient
 assert found["root"][0].startswith("gradients: not finite in 'first.weight' and 5 other tensors at each of 168 steps")
 assert (measured("root", "gradient_nonfinite") > 0).all(axis=0).tolist() == 6 * [True] + 2 * [False]
 assert [run.name for run in loaded] == [run.name for run in runs]
-assert all(viz.notes(loaded[name]) == sentences for name, sentences in found.items())
+assert all(viz.diagnose(loaded[name]) == sentences for name, sentences in found.items())
 assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 folder.cleanup()

@@ -21,12 +21,10 @@ from .heatmap import TensorHeatmap
 from .live import LiveLoop, LiveView, Snapshot
 from .loss_plane import LossPlane, LossPlaneView, WeightPath, loss_plane
 from .lr_finder import LRFinderView
-from .notes import notes
 from .playground import BasinMap, Playground, SensitivityView, TrajectoryView
-from .recorder import Recorder
+from .record import Curve, Recorder, Run, RunSet, Series, diagnose
 from .render.matplotlib import draw
 from .render.renderers import Capabilities, capabilities, set_renderer
-from .runs import Curve, Run, RunSet, Series
 from .scene import Arrows, Axis, Band, Button, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, Text
 from .schedule_view import ScheduleView
 from .simulate import (
@@ -100,13 +98,13 @@ __all__ = [
     "basin_map",
     "best_rates",
     "capabilities",
+    "diagnose",
     "draw",
     "function",
     "ill_conditioned_bowl",
     "inner_steps",
     "loss_plane",
     "noisy_ravine",
-    "notes",
     "plot_schedules",
     "plot_training",
     "rule_source",

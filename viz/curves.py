@@ -13,7 +13,7 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from .notes import LARGEST, smoothed
+from .record.statistics import LARGEST, smoothed
 from .style import GRID, INK, QUIET, Figure, line_style, quieten
 
 __all__ = ["plot_schedules", "plot_training"]

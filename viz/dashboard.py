@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from .heatmap import QUANTITIES, heat_panels, histogram_panel
-from .notes import smoothed
-from .recorder import Recorder
-from .runs import Run, Series
+from .record import Recorder, Run, Series
+from .record.statistics import smoothed
 from .scene import Axis, Band, Click, Control, Layer, Line, Panel, RefLine, Scene, Text
 from .training_views import (
     OneRunView,

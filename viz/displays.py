@@ -18,7 +18,7 @@ import torch
 
 from ..trainer import Trainer, lr_scheduler
 from ..trainer.optimizer import Optimizer
-from .runs import Run
+from .record import Run
 from .style import COLOURS, Figure
 
 __all__ = ["TYPES", "to_html"]

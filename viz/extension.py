@@ -22,9 +22,8 @@ from ..trainer import LRFinder, Trainer, lr_find, lr_scheduler
 from ..trainer.optimizer import Optimizer
 from . import displays
 from .live import MODES, LiveLoop, stop_loops
-from .recorder import Recorder
+from .record import Recorder, Run
 from .render.notebook import has_front_end, in_notebook, request
-from .runs import Run
 from .view import View
 
 __all__ = ["load", "unload"]

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..trainer.arguments import choice
-from .notes import nonfinite_gradients
-from .recorder import Recorder
-from .runs import Curve, Run
+from .record import Curve, Recorder, Run
+from .record.diagnosis import nonfinite_gradients
 from .scene import Axis, Click, Control, Heatmap, Layer, Panel, Points, Scene, Text
 from .training_views import OneRunView, Rows, _drawable, _empty, norm_panel
 

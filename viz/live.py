@@ -25,9 +25,8 @@ from ..trainer.arguments import choice, real, whole
 from ..trainer.fit import _place, _unpack
 from ..trainer.snapshot import Snapshot as TrainerSnapshot
 from ..trainer.snapshot import random_state, set_random_state
-from .recorder import Recorder
+from .record import Recorder, Run, RunSet, Series
 from .render.notebook import has_front_end, in_notebook, request, running_event_loop
-from .runs import Run, RunSet, Series
 from .scene import Axis, Button, Control, Layer, Panel, Scene, Text
 from .training_views import LossView
 from .view import FrameBudget, View

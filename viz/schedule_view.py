@@ -15,8 +15,8 @@ import torch
 from ..trainer import Trainer
 from ..trainer.arguments import choice, real, whole
 from ..trainer.lr_scheduler import InterpolatedScheduler, LRScheduler
-from .recorder import Recorder
-from .runs import POINTS, Run
+from .record import Recorder, Run
+from .record.series import POINTS
 from .scene import Axis, Button, Layer, Line, Panel, Points, RefLine, Scene
 from .style import COLOURS, DASHES
 from .training_views import SOLID_GREY, _drawable, _from_zero, _middle, _percentiles, take_in

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..trainer.arguments import choice
-from .notes import notes, quantiles, smoothed
-from .recorder import Recorder
-from .runs import POINTS, Curve, Run, RunSet, Series
+from .record import Curve, Recorder, Run, RunSet, Series, diagnose
+from .record.series import POINTS
+from .record.statistics import quantiles, smoothed
 from .scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene, Text
 from .view import View
 
@@ -63,7 +63,7 @@ class RunView(View):
         lines = []
         for run in self.runs:
             lines.append(f"{run.name}: {_described(run)}")
-            lines += [f"- {note}" for note in notes(run)]
+            lines += [f"- {note}" for note in diagnose(run)]
         return "\n".join(lines)
 
     def description(self) -> str:

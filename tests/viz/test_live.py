@@ -916,7 +916,7 @@ def test_a_recorder_is_not_looked_at_between_its_own_looks(monkeypatch):
             looks.append(loop.n_steps)
             super().look()
 
-    monkeypatch.setattr("tristep.viz.recorder.SECONDS", float("inf"))
+    monkeypatch.setattr("tristep.viz.record.recorder.SECONDS", float("inf"))
     training = Training()
     loop = training.loop(training.step, recorder=Watched(training.trainer), mode="block")
     now = iter(range(10**6))

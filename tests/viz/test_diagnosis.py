@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib")
 
 import sys
 
-from tristep.viz import Recorder, Run, Series, notes
+from tristep.viz import Recorder, Run, Series, diagnose
 
 NAMES = [f"layer{i}.weight" for i in range(10)]
 
@@ -52,7 +52,7 @@ def _noted(change=None, loss=None, steps=400):
         run.scalars["loss"] = Series()
         run.scalars["loss"].extend(number, loss(number, np.random.default_rng(5)))
     run.add_tensors(number, found)
-    return notes(run)
+    return diagnose(run)
 
 
 @pytest.mark.parametrize("steps", [1, 5, 12, 60, 400, 6000])
@@ -61,7 +61,7 @@ def test_a_healthy_run_gets_no_notes(steps):
 
 
 def test_nothing_recorded_nothing_noted():
-    assert notes(Run()) == []
+    assert diagnose(Run()) == []
 
 
 def test_an_update_ratio_far_above_the_others():
@@ -214,10 +214,10 @@ def _layers(bend=torch.nn.Tanh):
 
 
 def test_a_real_net_with_a_layer_whose_rate_is_too_high():
-    assert notes(_train(_layers())) == []
+    assert diagnose(_train(_layers())) == []
     net = _layers()
     net[2][0].weight.lr_mult = 300.0
-    assert notes(_train(net))[0].startswith("2.0.weight: update ratio ")
+    assert diagnose(_train(net))[0].startswith("2.0.weight: update ratio ")
 
 
 def test_a_real_net_with_a_weight_that_blows_up_until_its_updates_look_small():
@@ -228,7 +228,7 @@ def test_a_real_net_with_a_weight_that_blows_up_until_its_updates_look_small():
     run = _train(net, steps=200, before=lambda: norms.append(float(sick.detach().norm())))
     ratios = run.tensors["update_ratio"].recent()[1][:, run.parameters.index("2.0.weight")]
     assert np.median(ratios[:5]) > 0.1 > 0.03 > np.median(ratios[100:])
-    said = next(note for note in notes(run) if "blows up" in note)
+    said = next(note for note in diagnose(run) if "blows up" in note)
     start, end = f"{norms[0]:.2g} at step 1", f"{max(norms):.3g} at step {np.argmax(norms) + 1:,}"
     assert said.startswith(f"2.0.weight: its norm grows from {start} to {end}, while half of all tensors grow ")
 
@@ -239,7 +239,7 @@ def test_a_real_net_with_a_layer_that_lets_nothing_through():
     last = {}
     run = _train(net, before=lambda: last.update({name: float(p.grad.abs().max()) for name, p in net.named_parameters()}))
     assert [name for name, largest in last.items() if largest == 0] == list(last)[:5]
-    assert notes(run)[0] == (
+    assert diagnose(run)[0] == (
         "0.0.weight to 2.0.weight, 5 tensors: their gradients are 0 from step 1 to 60: nothing reaches them; the first "
         "behind that gets one is 2.0.bias"
     )
@@ -255,7 +255,7 @@ def test_a_real_net_of_which_all_steps_are_skipped():
     before = [param.detach().clone() for param in net.parameters()]
     run = _train(net, settings={"learning_rate": 1e-3, "skip_nonfinite": True})
     assert all(map(torch.equal, before, net.parameters()))
-    (note,) = notes(run)
+    (note,) = diagnose(run)
     assert note == (
         "gradients: not finite in '0.0.weight' and 3 other tensors at each of 60 steps, which were all skipped: no weight "
         "has changed"
@@ -304,8 +304,8 @@ def test_a_healthy_transformer_gets_no_notes(name, settings):
             trainer.step(1)
             recorder.step(loss=loss)
     assert recorder.run.scalars["loss"].curve().mean[-1] < 1.0
-    assert notes(recorder.run) == []
+    assert diagnose(recorder.run) == []
 
 
 def test_docstring_examples():
-    assert doctest.testmod(sys.modules["tristep.viz.notes"]).failed == 0
+    assert doctest.testmod(sys.modules["tristep.viz.record.diagnosis"]).failed == 0

@@ -1,20 +1,16 @@
-"""What was recorded of training runs, as plain arrays of bounded size, in memory and in files."""
+"""Values over the steps of a run, as plain arrays of bounded size."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..trainer import files
-
-__all__ = ["Curve", "Run", "RunSet", "Series"]
+__all__ = ["Curve", "Series"]
 
 POINTS = 2048  # of a curve at most; more than there are pixels across
-FORMAT = 1
-_PARTS = ("first", "last", "low", "mean", "high", "nonfinite", "recent_steps", "recent", "counts")  # of a series in a file
+PARTS = ("first", "last", "low", "mean", "high", "nonfinite", "recent_steps", "recent", "counts")  # of a series in a file
 
 
 class Curve(NamedTuple):
@@ -243,7 +239,8 @@ class Series:
         self._nonfinite[:half] = np.add(*_pairs(self._nonfinite))
         self._blocks, self._each = half, 2 * self._each
 
-    def _state(self) -> dict[str, np.ndarray]:
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """All of it as arrays by name, for a file."""
         n = self._blocks + bool(self._in_open_block())
         names = ("first", "last", "low", "mean", "high", "nonfinite")
         steps, values = self.recent()
@@ -251,7 +248,12 @@ class Series:
         return blocks | {"recent_steps": steps, "recent": values, "counts": np.array([self._count, self._each])}
 
     @classmethod
-    def _of_state(cls, state: Mapping[str, np.ndarray]) -> Series:
+    def from_arrays(cls, state: Mapping[str, np.ndarray]) -> Series:
+        """The series of which `to_arrays` gave these.
+
+        Raises:
+            ValueError: they contradict each other.
+        """
         recent, steps, counts = state["recent"], state["recent_steps"], state["counts"]
         if counts.shape != (2,) or counts.dtype.kind != "i" or recent.ndim < 1 or recent.dtype.kind != "f":
             raise ValueError(f"its values are {recent.dtype} {recent.shape}, with counts {counts.dtype} {counts.shape}")
@@ -279,209 +281,6 @@ class Series:
             turn = series._count % POINTS
             series._recent_steps, series._recent = np.roll(steps, turn), np.roll(recent, turn, axis=0)
         return series
-
-
-class Run:
-    """What was recorded of one run.
-
-    Attributes:
-        name: what pictures call it.
-        scalars: numbers over steps by name, such as "loss" and "learning_rate".
-        tensors: by quantity, such as "gradient_norm", a number for each parameter, [n_parameters].
-        histograms: by what, such as "gradient", counts for each parameter, [n_parameters, n_bins].
-        weights: by the parameter's name, the values of elements of it that are followed.
-        parameters: names of the parameters, in the order of the tensors' columns.
-        edges: float64 [n_bins - 1], between the histograms' bins.
-        notes: of the run, as words by name: which optimizer, and so on.
-        version: a number that grows with each change, for whoever draws it.
-    """
-
-    def __init__(
-        self,
-        name: str = "run",
-        parameters: Iterable[str] = (),
-        edges: Iterable[float] = (),
-        notes: Mapping[str, str] | None = None,
-    ) -> None:
-        self.name, self.parameters, self.edges = str(name), list(parameters), np.array(list(edges), dtype=np.float64)
-        self.notes = {str(key): str(value) for key, value in (notes or {}).items()}
-        self.scalars: dict[str, Series] = {}
-        self.tensors: dict[str, Series] = {}
-        self.histograms: dict[str, Series] = {}
-        self.weights: dict[str, Series] = {}
-        self.version = 0
-
-    def add_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Add numbers of one step, by name.
-
-        Raises:
-            ValueError: the step is not later than the last one of a name; nothing has been changed.
-        """
-        for name in values:
-            last = self.scalars[name].last_step if name in self.scalars else None
-            if last is not None and step <= last:
-                raise ValueError(f"step={step}: {name!r} has a value of step {last} already; steps must increase")
-        for name, value in values.items():
-            self.scalars.setdefault(name, Series()).append(step, value)
-        self.version += 1
-
-    def add_tensors(self, steps: Sequence[int] | np.ndarray, values: Mapping[str, np.ndarray]) -> None:
-        """Add what was measured of all parameters: [n_steps, n_parameters], and for histograms their bins."""
-        for name, array in values.items():
-            kind = self.tensors if array.ndim == 2 else self.histograms
-            kind.setdefault(name, Series(array.shape[1:], np.float32)).extend(steps, array)
-        self.version += 1
-
-    def add_weights(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        """Add the values of followed elements at one step, by the parameter's name."""
-        for name, array in values.items():
-            self.weights.setdefault(name, Series(array.shape, np.float32)).append(step, array)
-        self.version += 1
-
-    @property
-    def last_step(self) -> int | None:
-        """The last step of which anything is known; None before the first."""
-        lasts = [each.last_step for kind in self._kinds().values() for each in kind.values()]
-        return max((last for last in lasts if last is not None), default=None)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file, as a set of one run."""
-        RunSet([self]).save(path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Run:
-        """The run in a file that `save` wrote.
-
-        Raises:
-            ValueError: the file has not exactly one run, or is none.
-        """
-        runs = RunSet.load(path)
-        if len(runs) != 1:
-            raise ValueError(f"path={str(path)!r} has {len(runs)} runs: use RunSet.load")
-        return next(iter(runs))
-
-    def to_pandas(self) -> Any:
-        """A `pandas.DataFrame`: a row for each step that is still there as it was, a column for each scalar.
-
-        Raises:
-            ModuleNotFoundError: pandas is not installed.
-        """
-        import pandas as pd
-
-        columns = {}
-        for name, series in self.scalars.items():
-            steps, values = series.recent()
-            columns[name] = pd.Series(values, index=steps)
-        return pd.DataFrame(columns).rename_axis("step")
-
-    def _kinds(self) -> dict[str, dict[str, Series]]:
-        return {"scalars": self.scalars, "tensors": self.tensors, "histograms": self.histograms, "weights": self.weights}
-
-    def __repr__(self) -> str:
-        known = ", ".join([*self.scalars, *self.tensors, *(f"{what} histogram" for what in self.histograms)])
-        return (
-            f"Run({self.name!r}, {self.last_step or 0} steps, {len(self.parameters)} parameters, {known or 'nothing yet'})"
-        )
-
-
-class RunSet:
-    """Several runs, by name, to be compared.
-
-    Args:
-        runs: runs of different names.
-
-    Example:
-        >>> from tristep.viz import Run, RunSet
-        >>> run = Run("adam")
-        >>> run.add_scalars(1, {"loss": 2.3})
-        >>> RunSet([run])["adam"].scalars["loss"].curve().mean
-        array([2.3])
-    """
-
-    def __init__(self, runs: Iterable[Run] = ()) -> None:
-        self._runs: dict[str, Run] = {}
-        for run in runs:
-            self.add(run)
-
-    def add(self, run: Run) -> None:
-        """Add a run.
-
-        Raises:
-            TypeError, ValueError: it is none, or there is one of its name.
-        """
-        if not isinstance(run, Run):
-            raise TypeError(f"run must be a Run, got {type(run).__name__}; a Recorder has one as its attribute `run`")
-        if run.name in self._runs:
-            raise ValueError(f"there is a run {run.name!r} already: give this one another name")
-        self._runs[run.name] = run
-
-    def __getitem__(self, name: str) -> Run:
-        if name not in self._runs:
-            raise KeyError(f"there is no run {name!r}; there are {', '.join(map(repr, self._runs)) or 'none'}")
-        return self._runs[name]
-
-    def __iter__(self) -> Iterator[Run]:
-        return iter(self._runs.values())
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def __repr__(self) -> str:
-        return f"RunSet({', '.join(map(repr, self._runs))})"
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all runs to one file (NumPy's npz, without pickles): whole, or not at all.
-
-        Raises:
-            FileNotFoundError: there is no such folder.
-        """
-        arrays: dict[str, np.ndarray] = {}
-        described = []
-        for i, run in enumerate(self):
-            kinds = run._kinds()
-            for kind, members in kinds.items():
-                for k, series in enumerate(members.values()):
-                    arrays |= {f"{i}/{kind}/{k}/{part}": array for part, array in series._state().items()}
-            names = {kind: list(members) for kind, members in kinds.items()}
-            own = {"name": run.name, "parameters": run.parameters, "edges": run.edges.tolist(), "notes": run.notes}
-            described.append(own | {"series": names})
-        files.write_npz("path", path, "runs", {"tristep runs": FORMAT, "runs": described}, arrays)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> RunSet:
-        """Read what `save` wrote.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is not such a file, or damaged.
-        """
-        with files.contents("path", path, "a file of runs"):
-            about, arrays = files.read_npz(path, "runs")
-            if about is None:  # as earlier versions have written them
-                about = files.parse_array(arrays.pop("header"))
-            if about["tristep runs"] != FORMAT:
-                raise ValueError(f"it has format {about['tristep runs']}, this version knows {FORMAT}")
-            runs = cls(_run(i, own, arrays) for i, own in enumerate(about["runs"]))
-            if arrays:
-                raise ValueError(f"{next(iter(arrays))!r} is of no run")
-            return runs
-
-
-def _run(i: int, own: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Run:
-    """The run of this description; its arrays are taken out of those of the file."""
-    texts = [own["name"], *own["parameters"], *own["notes"].values()]
-    if not all(isinstance(text, str) for text in texts) or not isinstance(own["parameters"], list):
-        raise ValueError(f"names and notes of run {i} must be strings")
-    run = Run(own["name"], own["parameters"], own["edges"], own["notes"])
-    if run.edges.ndim != 1 or set(own["series"]) != set(run._kinds()):
-        raise ValueError(f"run {i} has edges {own['edges']!r:.80} and series of {', '.join(own['series'])}")
-    for kind, names in own["series"].items():
-        for k, name in enumerate(names):
-            state = {part: arrays.pop(f"{i}/{kind}/{k}/{part}") for part in _PARTS}
-            if not isinstance(name, str) or name in run._kinds()[kind]:
-                raise ValueError(f"a name of {kind} of run {i} is {name!r}")
-            run._kinds()[kind][name] = Series._of_state(state)
-    return run
 
 
 def _longer(array: np.ndarray, room: int) -> np.ndarray:

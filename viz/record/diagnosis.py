@@ -1,15 +1,17 @@
-"""notes: what a look at a recorded run tells about its health, in sentences with the numbers that they rest on."""
+"""What looks wrong in a recorded run, in sentences with the numbers that they rest on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from .runs import Curve, Run
+from .runs import Run
+from .series import Curve
+from .statistics import LARGEST, quantiles
 
-__all__ = ["nonfinite_gradients", "notes", "quantiles", "smoothed"]
+__all__ = ["diagnose", "nonfinite_gradients"]
 
 # From when on something is worth a sentence. Healthy runs stay below; the tests have some.
 HIGH_RATIO, TIMES_MEDIAN = 0.03, 30.0  # of a tensor's update to its weight, and of that to the median of all tensors
@@ -17,13 +19,11 @@ TOO_HIGH, TOO_LOW = 0.1, 1e-7  # of the median of all tensors
 GROWN, FASTER = 15.0, 5.0  # of a weight's norm to its first, and of that growth to the median of all tensors
 SPIKE, RARE = 10.0, 4.0  # times the median of the gradient norms nearby, and what 95 % of these are below
 NEARBY = 50  # points
-LARGEST = 1e38  # what is beyond counts as not finite
-REACH = 7  # widths; what is older weighs less than a thousandth
 FEWEST, FEWEST_TENSORS = 10, 4  # points, and tensors, for whatever is compared
 MOST = 5  # sentences of one kind
 
 
-def notes(run: Run) -> list[str]:
+def diagnose(run: Run) -> list[str]:
     """Sentences on what looks wrong in a run, the worst first; none for one that looks well.
 
     They tell of gradients and losses that are not finite, of tensors with a gradient of 0, of updates far larger than their
@@ -34,11 +34,11 @@ def notes(run: Run) -> list[str]:
         run: with what has been recorded of it so far; what it lacks is not judged.
 
     Example:
-        >>> from tristep.viz import Run, notes
+        >>> from tristep.viz import Run, diagnose
         >>> run = Run()
         >>> for step in range(1, 60):
         ...     run.add_scalars(step, {"loss": 1 / step if step < 50 else float("nan")})
-        >>> notes(run)
+        >>> diagnose(run)
         ['loss: not finite first at step 50, 10 steps in all']
     """
     said = [*_not_finite(run), *_bad_losses(run)]
@@ -68,52 +68,6 @@ def nonfinite_gradients(run: Run) -> tuple[Curve, np.ndarray] | None:
             bad = curve.nonfinite > 0
             return curve, bad & ~bad.all(axis=0)  # a tensor without a gradient has no norm either
     return None
-
-
-def smoothed(values: np.ndarray, widths: Sequence[float], scale: str = "linear") -> np.ndarray:
-    """Exponentially weighted averages of each value and those before it; nothing that comes later changes them.
-
-    What is not finite becomes NaN, and counts for nothing.
-
-    Args:
-        values: [n].
-        widths: how many values back the weight is 1 / e, each >= 0; 0 leaves the values as they are.
-        scale: of the axis that they are drawn on: "linear", or "log" for geometric means, which a spike of one step does not
-            turn into a hill; what is not above 0 then counts as not finite.
-
-    Returns:
-        float64 [n_widths, n].
-    """
-    values = np.asarray(values, dtype=np.float64)
-    there = np.abs(values) < LARGEST
-    if scale == "log":
-        there &= values > 0
-        values = np.log(values, out=np.zeros(len(values)), where=there)
-    filled, result = np.where(there, values, 0.0), np.where(there, values, np.nan)[None].repeat(len(widths), axis=0)
-    for i, width in enumerate(widths):
-        # Not by way of frequencies: a loss of 1e30 would reach all others by its rounding.
-        reach = min(math.ceil(REACH * width), len(values))
-        if reach > 0:
-            weights = np.exp(-np.arange(reach) / width)
-            total, weight = (np.convolve(each, weights)[: len(values)] for each in (filled, there.astype(float)))
-            result[i] = np.divide(total, weight, out=np.full(len(values), np.nan), where=there)
-    return np.exp(result) if scale == "log" else result
-
-
-def quantiles(values: np.ndarray, shares: Sequence[float]) -> np.ndarray:
-    """Of each row's values that are not NaN the one that this share of them is below; NaN where there is none.
-
-    Args:
-        values: [n, m].
-        shares: in [0, 1].
-
-    Returns:
-        [n_shares, n].
-    """
-    ordered = np.sort(values, axis=1)  # NaN comes last
-    number = (~np.isnan(values)).sum(axis=1)
-    places = np.rint(np.multiply.outer(np.asarray(shares), np.maximum(number - 1, 0))).astype(np.int64)
-    return ordered[np.arange(len(values)), places] if values.shape[1] else np.full((len(shares), len(values)), np.nan)
 
 
 def _not_finite(run: Run) -> Iterator[str]:

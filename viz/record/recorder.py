@@ -1,0 +1,235 @@
+"""Recorder: records a training loop step by step, without making the device wait."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...trainer import Trainer
+from .probes import OptimizerProbe, TrainerProbe, copy_to_host
+from .runs import Run
+from .series import Series
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Recorder"]
+
+SECONDS = 0.1  # between two looks at what has arrived
+
+
+class Recorder:
+    """Records a training run into a `Run`: numbers that it is told, and what each step does to each parameter.
+
+    With a `Trainer` the update itself measures (see `tristep.Telemetry`); the recorder becomes its telemetry. With an
+    optimizer of torch's interface norms are taken before and after some of its steps, which reads all weights and gradients
+    again.
+
+    Args:
+        source: a `Trainer` or a `torch.optim.Optimizer`, which has not been recorded by another one.
+        name: of the run.
+        every: record the parameters at the first step and then at each k-th; None is 1 with a trainer, else 16.
+        histograms: which of "weight", "gradient" and "update" to count by size, with a trainer whose engine can.
+        histogram_every: at the first step and then at each k-th; such a step costs several times as much.
+        weights: of which parameters, by name, to follow single elements: their places in the flattened parameter.
+        notes: words about the run, by name.
+
+    Example:
+        >>> import torch, tristep
+        >>> from tristep.viz import Recorder
+        >>> net = torch.nn.Linear(2, 1)
+        >>> trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.5})
+        >>> recorder = Recorder(trainer)
+        >>> for _ in range(3):
+        ...     trainer.zero_grad()
+        ...     loss = net(torch.ones(4, 2)).sum()
+        ...     loss.backward()
+        ...     trainer.step(batch_size=4)
+        ...     recorder.step(loss=loss / 4)
+        >>> recorder.run.tensors["gradient_norm"].curve().mean
+        array([[1.4142135, 1.       ],
+               [1.4142135, 1.       ],
+               [1.4142135, 1.       ]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        source: Trainer | torch.optim.Optimizer,
+        name: str = "run",
+        *,
+        every: int | None = None,
+        histograms: Iterable[str] = (),
+        histogram_every: int = 100,
+        weights: Mapping[str, Any] | None = None,
+        notes: Mapping[str, str] | None = None,
+    ) -> None:
+        if not isinstance(source, (Trainer, torch.optim.Optimizer)):
+            raise TypeError(f"source must be a Trainer or a torch.optim.Optimizer, got {type(source).__name__}")
+        self._measuring: TrainerProbe | OptimizerProbe
+        if isinstance(source, Trainer):
+            self._measuring = TrainerProbe(source, 1 if every is None else every, tuple(histograms), histogram_every)
+        else:
+            if tuple(histograms):
+                raise ValueError(
+                    f"histograms={tuple(histograms)!r} need a Trainer, whose update counts them: leave them out"
+                )
+            self._measuring = OptimizerProbe(source, 16 if every is None else every)
+        measuring = self._measuring
+        own = {"optimizer": measuring.described()} | dict(notes or {})
+        self._run = Run(name, measuring.names, measuring.edges, own)
+        try:
+            self._watched = _watched(measuring, weights)
+        except BaseException:
+            measuring.close()
+            raise
+        self._last = 0
+        self._here: dict[str, tuple[list[int], list[float]]] = {}  # numbers that are not in the run yet
+        self._later: deque[tuple[int, str, torch.Tensor, Any]] = deque()
+        self._looked = time.monotonic()
+
+    def step(self, **scalars: float | torch.Tensor) -> None:
+        """Note that a step has been taken, and numbers of it, such as the loss. The learning rate is noted by itself.
+
+        Args:
+            **scalars: numbers by name, or tensors of one element, which may still be in the making on a device.
+
+        Raises:
+            TypeError, ValueError: a value that is no single number, or no step has been taken since the last call; nothing
+                has been recorded then.
+        """
+        number = self._measuring.number
+        if number <= self._last:
+            raise ValueError(f"step() after update {number}, which has been recorded: call it once after each step")
+        here: dict[str, float] = {"learning_rate": self._measuring.learning_rate}
+        there: dict[str, torch.Tensor] = {}
+        for name, value in scalars.items():
+            if isinstance(value, torch.Tensor):
+                if value.numel() != 1:
+                    raise ValueError(f"{name} has shape {tuple(value.shape)}: must be a single number")
+                if value.device.type == "cpu":
+                    here[name] = float(value.detach())
+                else:
+                    there[name] = value.detach().reshape(())
+            else:
+                try:
+                    here[name] = float(value)
+                except (TypeError, ValueError):
+                    raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})") from None
+        self._last = number
+        for name, value in here.items():
+            steps, values = self._here.setdefault(name, ([], []))
+            steps.append(number)
+            values.append(value)
+        for name, value in there.items():
+            self._later.append((number, name, *copy_to_host(value)))
+        for name, (parameter, places) in self._watched.items():
+            self._later.append((number, name, *copy_to_host(parameter.detach().reshape(-1)[places])))
+        self._measuring.after_step()
+        if time.monotonic() - self._looked > SECONDS or self._measuring.is_pressed():
+            self.look()
+
+    @property
+    def run(self) -> Run:
+        """What has been recorded so far, all of it: as `flush`, this waits for what is still in the making on a device."""
+        self.flush()
+        return self._run
+
+    @property
+    def last_step(self) -> int:
+        """The number of the last update that `step` has noted, 0 before the first."""
+        return self._last
+
+    @property
+    def due(self) -> bool:
+        """Whether there has been an update that `step` has not noted yet."""
+        return self._measuring.number > self._last
+
+    @property
+    def pending(self) -> bool:
+        """Whether something that has been recorded has not arrived in the run yet; `flush` waits for it."""
+        return bool(self._here or self._later) or self._measuring.pending
+
+    def record_into(self, run: Run, last_step: int) -> None:
+        """Go on in another run, after trainer or optimizer have been put back to where they were after `last_step`.
+
+        Args:
+            run: of the same parameters; it has nothing that comes later.
+            last_step: the number of the last update, as `last_step` was then.
+
+        Raises:
+            ValueError: the run does not fit; nothing has been changed.
+        """
+        if run.parameters != self._measuring.names:
+            raise ValueError(f"run {run.name!r} has other parameters than the one being recorded")
+        if run.last_step is not None and run.last_step > last_step:
+            raise ValueError(f"run {run.name!r} reaches to step {run.last_step}: it cannot go on after step {last_step}")
+        self.flush()
+        self._measuring.go_back(last_step)
+        self._run, self._last = run, last_step
+
+    def look(self) -> None:
+        """Take what has arrived from the device into the run. `step` does so now and then. Never waits."""
+        self._looked = time.monotonic()
+        self._put_numbers()
+        while self._later and (self._later[0][3] is None or self._later[0][3].query()):
+            self._take(*self._later.popleft()[:3])
+        self._measuring.read_into(self._run)
+
+    def flush(self) -> None:
+        """Wait for all that has been recorded, and take it into the run."""
+        self._put_numbers()
+        while self._later:
+            number, name, value, event = self._later.popleft()
+            if event is not None:
+                event.synchronize()
+            self._take(number, name, value)
+        self._measuring.flush()
+        self._measuring.read_into(self._run)
+
+    def close(self) -> None:
+        """`flush`, and leave trainer or optimizer as they were. Also at the end of a `with` block."""
+        self.flush()
+        self._measuring.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Recorder({self._run!r})"
+
+    def _put_numbers(self) -> None:
+        for name, (steps, values) in self._here.items():
+            self._run.scalars.setdefault(name, Series()).extend(steps, values)
+        if self._here:
+            self._run.version += 1
+        self._here = {}
+
+    def _take(self, number: int, name: str, value: torch.Tensor) -> None:
+        if value.ndim == 0:
+            self._run.add_scalars(number, {name: float(value)})
+        else:
+            self._run.add_weights(number, {name: value.float().numpy()})
+
+
+def _watched(
+    measuring: TrainerProbe | OptimizerProbe, weights: Mapping[str, Any] | None
+) -> dict[str, tuple[Any, torch.Tensor]]:
+    found = {}
+    known = dict(zip(measuring.names, measuring.params, strict=True))
+    for name, places in (weights or {}).items():
+        if name not in known:
+            raise ValueError(f"weights has {name!r}: must be one of {', '.join(map(repr, list(known)[:8]))}")
+        numbers = np.atleast_1d(np.asarray(places))
+        size = known[name].numel()
+        if numbers.dtype.kind not in "iu" or numbers.ndim != 1 or ((numbers < 0) | (numbers >= size)).any():
+            raise ValueError(f"weights[{name!r}]={places!r}: must be integers from 0 to {size - 1}")
+        found[name] = known[name], torch.as_tensor(numbers, dtype=torch.int64, device=known[name].device)
+    return found
