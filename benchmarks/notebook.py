@@ -107,7 +107,7 @@ def row(what: str, time: Time, unit: str, by: Time | None = None, goal: float | 
     return own if goal is None else own | {"goal": goal}
 
 
-def race() -> list[Row]:
+def trajectories() -> list[Row]:
     what = f"{len(RATES)} rates x {len(RACERS)} optimizers x 200 steps on Rosenbrock's function"
     simulation = Simulation("rosenbrock", RACERS, 200, learning_rates=RATES)
     view = TrajectoryView("rosenbrock", RACERS)
@@ -468,7 +468,7 @@ def share(plain: np.ndarray, more: np.ndarray) -> tuple[Time, Time]:
 
 
 PARTS: dict[str, Callable[[], list[Row]]] = {
-    "race": race,
+    "race": trajectories,
     "basins": basins,
     "sweep": sweep,
     "pictures": pictures,

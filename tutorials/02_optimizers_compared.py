@@ -114,7 +114,7 @@ playground
 # after one step $m$ and $\sqrt{v}$, both corrected, are the gradient and its absolute value.
 
 # %%
-inner = viz.inner_steps("ill_conditioned_bowl", {"optimizer": "adam", "learning_rate": 0.1}, steps=1)
+inner = viz.trace_updates("ill_conditioned_bowl", {"optimizer": "adam", "learning_rate": 0.1}, steps=1)
 print("gradient", inner.gradients[0])
 print("update  ", inner.updates[0])
 print()
@@ -221,7 +221,9 @@ for name, score in scores.items():
 
 # %%
 assert rates_of["sgd"] == rates_of["momentum"] < rates_of["lion"] < rates_of["adam"]
-assert len({tuple(path[-1].round().tolist()) for path in himmelblau.race.paths[:, 0, 0]}) == 2  # minima that were reached
+assert (
+    len({tuple(path[-1].round().tolist()) for path in himmelblau.trajectories.paths[:, 0, 0]}) == 2
+)  # minima that were reached
 shares = [(found.reached >= 0).mean() for found in basins.basins["sgd"]]
 assert shares[6] > 0.99  # at the best rate
 assert shares[-1] < 0.01  # at thirty times that

@@ -280,11 +280,11 @@ assert grams_accuracy > 0.9
 assert min(optioned_accuracy, averaged_accuracy) > 0.9
 assert states["mean"].dtype == states["var"].dtype == torch.uint8
 assert states["mean"].nbytes == 64 * 128 * (1 + 4 / 128)
-assert rates.found.names == playground.race.names == ("grams", "adam")
+assert rates.found.names == playground.trajectories.names == ("grams", "adam")
 median = rates.found.quartiles[:, :, 1]
 assert (median.min(axis=1) < 0.02).all()  # both come near the minimum, which is 0
 assert (median < 0.1).sum(axis=1)[1] > (median < 0.1).sum(axis=1)[0]
-assert (playground.inner.updates * playground.inner.gradients <= 0).all()
+assert (playground.trace.updates * playground.trace.gradients <= 0).all()
 assert traffic is None or [line[:2] for line in traffic] == 8 * ["ld"] + 6 * ["st"]
 assert all(refused)
 assert "tl.where" in refused[0]

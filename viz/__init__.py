@@ -16,10 +16,9 @@ except ModuleNotFoundError as error:
 
 from .curves import plot_schedules, plot_training
 from .dashboard import Dashboard
-from .functions import FUNCTIONS, Function, Minimum, function, ill_conditioned_bowl, noisy_ravine
 from .heatmap import TensorHeatmap
 from .live import LiveLoop, LiveView, Snapshot
-from .loss_plane import LossPlane, LossPlaneView, WeightPath, loss_plane
+from .loss_plane import LossPlaneView
 from .lr_finder import LRFinderView
 from .playground import BasinMap, Playground, SensitivityView, TrajectoryView
 from .record import Curve, Recorder, Run, RunSet, Series, diagnose
@@ -28,17 +27,26 @@ from .render.renderers import Capabilities, capabilities, set_renderer
 from .scene import Arrows, Axis, Band, Button, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, Text
 from .schedule_view import ScheduleView
 from .simulate import (
+    FUNCTIONS,
     Basins,
-    InnerSteps,
-    Race,
+    Function,
+    LossPlane,
+    Minimum,
+    SearchRange,
     Sensitivity,
-    Setting,
+    Trajectories,
+    UpdateTrace,
+    WeightPath,
     basin_map,
-    best_rates,
-    inner_steps,
+    function,
+    ill_conditioned_bowl,
+    loss_plane,
+    noisy_ravine,
     rule_source,
-    settings_of,
+    search_ranges,
     simulate,
+    trace_updates,
+    tune_learning_rates,
 )
 from .style import Figure
 from .sweep_view import SweepView
@@ -62,7 +70,6 @@ __all__ = [
     "FrameBudget",
     "Function",
     "Heatmap",
-    "InnerSteps",
     "LRFinderView",
     "Layer",
     "Line",
@@ -75,40 +82,41 @@ __all__ = [
     "Panel",
     "Playground",
     "Points",
-    "Race",
     "Recorder",
     "RefLine",
     "Run",
     "RunSet",
     "Scene",
     "ScheduleView",
+    "SearchRange",
     "Sensitivity",
     "SensitivityView",
     "Series",
-    "Setting",
     "Snapshot",
     "SweepView",
     "TensorHeatmap",
     "Text",
+    "Trajectories",
     "TrajectoryView",
     "UpdateRatioView",
+    "UpdateTrace",
     "View",
     "WeightPath",
     "WeightsView",
     "basin_map",
-    "best_rates",
     "capabilities",
     "diagnose",
     "draw",
     "function",
     "ill_conditioned_bowl",
-    "inner_steps",
     "loss_plane",
     "noisy_ravine",
     "plot_schedules",
     "plot_training",
     "rule_source",
+    "search_ranges",
     "set_renderer",
-    "settings_of",
     "simulate",
+    "trace_updates",
+    "tune_learning_rates",
 ]

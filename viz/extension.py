@@ -85,13 +85,13 @@ class TristepMagics(Magics):
     @argument("--start", nargs=2, type=float, metavar=("X", "Y"), help="where all begin; left out: the function's own start")
     @line_magic
     def opt_compare(self, line: str) -> Any:
-        """Let optimizers race on a function of two variables, and show their paths.
+        """Compare optimizers on a function of two variables, and show their paths.
 
         Example: %opt_compare adam lion sgd --on rosenbrock
         """
         args = parse_argstring(self.opt_compare, line)
-        racers = {name: self._racer(name) for name in args.optimizers}
-        return viz.TrajectoryView(args.on, racers, start=args.start, steps=args.steps)
+        candidates = {name: self._candidate(name) for name in args.optimizers}
+        return viz.TrajectoryView(args.on, candidates, start=args.start, steps=args.steps)
 
     @magic_arguments()
     @argument("name", help="of a schedule, such as cosine, poly, factor or onecycle")
@@ -207,7 +207,7 @@ class TristepMagics(Magics):
     def viz_export(self, line: str) -> None:
         """Write a view to a file.
 
-        Example: %viz_export race.html
+        Example: %viz_export losses.html
         """
         args = parse_argstring(self.viz_export, line)
         path = Path(args.file)
@@ -253,8 +253,8 @@ class TristepMagics(Magics):
         except Exception as error:
             raise UsageError(f"{name!r} is nothing that the notebook knows ({error!r})") from error
 
-    def _racer(self, name: str) -> Any:
-        """What the notebook calls so, if it can race, or else the settings, none, of the optimizer of that name."""
+    def _candidate(self, name: str) -> Any:
+        """What the notebook calls so, if it can run, or else the arguments, none, of the optimizer of that name."""
         own = self.shell.user_ns.get(name)
         return own if isinstance(own, (type, Optimizer)) or (callable(own)) else {}
 

@@ -384,7 +384,7 @@ class LiveLoop:
             KeyError: there is no such snapshot.
             ValueError: a run of that name exists, or there is no trainer; nothing has been changed.
 
-        Example, a race of two rates:
+        Example, a comparison of two rates:
 
             loop.snapshot("fork")
             for rate in (0.1, 0.3):

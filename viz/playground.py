@@ -1,4 +1,4 @@
-"""Optimizers on functions of two variables, to be played with: races, rates, basins, and the inside of single updates.
+"""Interactive views of optimizers on functions of two variables: trajectories, learning rates, basins, single updates.
 
 All numbers are made by `simulate` and its neighbours, with the library's own optimizers; here they become pictures.
 """
@@ -14,7 +14,6 @@ import torch
 
 from ..trainer.arguments import whole
 from ..trainer.optimizer import Optimizer, create, registered
-from .functions import FUNCTIONS, Function, function
 from .scene import (
     Arrows,
     Axis,
@@ -33,18 +32,21 @@ from .scene import (
     surface_layers,
 )
 from .simulate import (
+    FUNCTIONS,
     RATES,
     Basins,
-    InnerSteps,
-    Race,
+    Function,
+    SearchRange,
     Sensitivity,
-    Setting,
     Simulation,
+    Trajectories,
+    UpdateTrace,
     basin_map,
-    best_rates,
-    inner_steps,
+    function,
     rule_source,
-    settings_of,
+    search_ranges,
+    trace_updates,
+    tune_learning_rates,
 )
 from .view import View
 
@@ -83,7 +85,7 @@ class TrajectoryView(View):
         seed: of the function's noise.
 
     Attributes:
-        race: the paths, as `simulate` found them.
+        trajectories: the paths, as `simulate` found them.
         best: by name, the rate that the factor 1 stands for.
     """
 
@@ -102,7 +104,7 @@ class TrajectoryView(View):
         self._factors = tuple(FACTORS if factors is None else factors)
         if 1.0 not in [round(factor, 9) for factor in self._factors] or (np.diff(self._factors) <= 0).any():
             raise ValueError(f"factors={self._factors!r}: must be increasing, with 1 among them")
-        self._entrants = _named(optimizers)
+        self._optimizers = _named(optimizers)
         self._start = tuple(map(float, self.function.start if start is None else start))
         self._rates: dict[str, float] = {}
         self._made: tuple[Any, Simulation] | None = None  # of what, and the simulation
@@ -116,27 +118,27 @@ class TrajectoryView(View):
         return dict(self._rates)
 
     def scene(self) -> Scene:
-        race = self.race
+        trajectories = self.trajectories
         one = [round(factor, 9) for factor in self._factors].index(1.0)
         rate = Control("rate", "learning rates, times each one's best", [_rounded(f) for f in self._factors], one)
-        moments = _moments(race.steps)
+        moments = _moments(trajectories.steps)
         step = Control("step", "step", moments, len(moments) - 1, kind="play")
         surface = self._surface()
         curves: list[Layer] = []
-        for i, name in enumerate(race.names):
-            paths = race.paths[i, :, 0]
+        for i, name in enumerate(trajectories.names):
+            paths = trajectories.paths[i, :, 0]
             surface.append(Line(paths[..., 0], paths[..., 1], name=name, style=i, by=("rate",), upto="step", head=True))
-            losses = _above(race.losses[i, :, 0], race)
-            number = np.arange(race.steps + 1)
+            losses = _above(trajectories.losses[i, :, 0], trajectories)
+            number = np.arange(trajectories.steps + 1)
             curves.append(Line(number, losses, name=name, style=i, by=("rate",), upto="step"))
         surface.append(
             Points([self._start[0]], [self._start[1]], style="ink", marker="ring", size=9, drag="start", words=["start"])
         )
-        finite = race.losses[:, one, 0]
-        axis = _loss_axis(race, finite)
+        finite = trajectories.losses[:, one, 0]
+        axis = _loss_axis(trajectories, finite)
         panels = [
             _plane(self.function, surface, click=Click(event="start")),
-            Panel(Axis("step", 0, race.steps), axis, curves, title="loss on the way", column=1),
+            Panel(Axis("step", 0, trajectories.steps), axis, curves, title="loss on the way", column=1),
         ]
         return Scene(
             panels,
@@ -150,19 +152,20 @@ class TrajectoryView(View):
         )
 
     def describe(self) -> str:
-        race = self.race
+        trajectories = self.trajectories
         one = [round(factor, 9) for factor in self._factors].index(1.0)
         x, y = self._start
-        parts = [f"{len(race.names)} optimizers on {self.function.name}, {race.steps} steps from ({x:.3g}, {y:.3g})."]
-        order = np.argsort(np.where(race.diverged[:, one, 0], np.inf, race.losses[:, one, 0, -1]))
+        number, steps = len(trajectories.names), trajectories.steps
+        parts = [f"{number} optimizers on {self.function.name}, {steps} steps from ({x:.3g}, {y:.3g})."]
+        order = np.argsort(np.where(trajectories.diverged[:, one, 0], np.inf, trajectories.losses[:, one, 0, -1]))
         for i in order:
-            end = race.paths[i, one, 0, -1]
+            end = trajectories.paths[i, one, 0, -1]
             what = (
                 "diverged"
-                if race.diverged[i, one, 0]
-                else f"loss {race.losses[i, one, 0, -1]:.4g} at ({end[0]:.3g}, {end[1]:.3g})"
+                if trajectories.diverged[i, one, 0]
+                else f"loss {trajectories.losses[i, one, 0, -1]:.4g} at ({end[0]:.3g}, {end[1]:.3g})"
             )
-            parts.append(f"{race.names[i]} at rate {self._rates[race.names[i]]:.3g}: {what}.")
+            parts.append(f"{trajectories.names[i]} at rate {self._rates[trajectories.names[i]]:.3g}: {what}.")
         return " ".join(parts)
 
     def on_click(self, event: str, x: float, y: float) -> None:
@@ -190,26 +193,26 @@ class TrajectoryView(View):
 
     def _find_rates(self) -> None:
         """The best rate of each optimizer that has none of its own."""
-        open_ones = {name: given for name, given in self._entrants.items() if not _has_rate(given)}
+        open_ones = {name: given for name, given in self._optimizers.items() if not _has_rate(given)}
         if open_ones:
             # From some starts around this one, so that no rate wins by a stroke of luck.
             starts = _starts_around(self.function, 9, self._seed, self._start)
-            found = best_rates(self.function, open_ones, starts, self._steps, seed=self._seed)
+            found = tune_learning_rates(self.function, open_ones, starts, self._steps, seed=self._seed)
             best = dict(zip(found.names, found.best.tolist(), strict=True))
         else:
             best = {}
-        for name, given in self._entrants.items():
+        for name, given in self._optimizers.items():
             if name in best:
                 self._rates[name] = best[name] if np.isfinite(best[name]) else RATES[0]
             else:
                 self._rates[name] = float(given["learning_rate"])
 
     def _run(self) -> None:
-        at_best = {name: _with_rate(given, self._rates[name]) for name, given in self._entrants.items()}
+        at_best = {name: _with_rate(given, self._rates[name]) for name, given in self._optimizers.items()}
         if self._made is None or self._made[0] != (self.function, at_best):
             settings: dict[str, Any] = {"learning_rates": self._factors, "relative": True, "seed": self._seed}
             self._made = (self.function, at_best), Simulation(self.function, at_best, self._steps, **settings)
-        self.race: Race = self._made[1].run(self._start)
+        self.trajectories: Trajectories = self._made[1].run(self._start)
 
     def _surface(self) -> list[Layer]:
         """The function's own layers, which stay as they are where only the start has moved."""
@@ -222,20 +225,22 @@ class SensitivityView(View):
     """What becomes of the loss at each learning rate: a curve for each optimizer, and its best rate.
 
     Args:
-        on: as for `simulate`, or what `best_rates` gave.
+        on: as for `simulate`, or what `tune_learning_rates` gave.
         optimizers: as for `simulate`.
         starts: how many starts, spread at random around the function's own, each curve is the median of; the band holds the
             middle half of them.
-        **arguments: those of `best_rates`: steps, learning_rates, judged_by, repeats, seed.
+        **arguments: those of `tune_learning_rates`: steps, learning_rates, judged_by, repeats, seed.
 
     Attributes:
-        found: what `best_rates` gave.
+        found: what `tune_learning_rates` gave.
     """
 
     def __init__(
         self, on: On | Sensitivity = "rosenbrock", optimizers: Any = DEFAULT, starts: int = 16, **arguments: Any
     ) -> None:
-        ours = {name: value for name, value in arguments.items() if name in inspect.signature(best_rates).parameters}
+        ours = {
+            name: value for name, value in arguments.items() if name in inspect.signature(tune_learning_rates).parameters
+        }
         if isinstance(on, Sensitivity):
             if ours:
                 raise ValueError(f"{', '.join(ours)}: `on` has been found already; leave them out")
@@ -244,11 +249,11 @@ class SensitivityView(View):
             where = function(on)
             if "start" not in ours:
                 ours["start"] = _starts_around(where, whole("starts", starts, low=1), int(ours.get("seed", 0)))
-            self.found = best_rates(where, optimizers, **ours)
+            self.found = tune_learning_rates(where, optimizers, **ours)
         super().__init__(**{name: value for name, value in arguments.items() if name not in ours})
 
     def scene(self) -> Scene:
-        found, where = self.found, self.found.race.function
+        found, where = self.found, self.found.trajectories.function
         least = _least(where, found.losses)
         quartiles = np.maximum(found.quartiles.astype(np.float64) - least, LEAST)
         top = (
@@ -272,21 +277,21 @@ class SensitivityView(View):
         rates = found.learning_rates
         panel = Panel(
             Axis("learning rate", float(rates.min()), float(rates.max()), scale="log"),
-            Axis.over(_loss_label(where) + f", after {found.race.steps} steps", shown, scale="log"),
+            Axis.over(_loss_label(where) + f", after {found.trajectories.steps} steps", shown, scale="log"),
             layers,
         )
         return Scene([panel], f"Which rates work on {where.name}", width=8.5, height=4.8, description=self.describe())
 
     def describe(self) -> str:
         found = self.found
-        parts = [f"Loss after {found.race.steps} steps on {found.race.function.name}, by learning rate."]
+        parts = [f"Loss after {found.trajectories.steps} steps on {found.trajectories.function.name}, by learning rate."]
         for i, name in enumerate(found.names):
             median = found.quartiles[i, :, 1]
             if not np.isfinite(found.best[i]):
                 parts.append(f"{name}: diverged at every rate.")
                 continue
             # Rates at which it is at most ten times as far from the least as at its best: how easy it is to choose one.
-            least = _least(found.race.function, found.losses)
+            least = _least(found.trajectories.function, found.losses)
             k = int(np.nanargmin(np.where(np.isfinite(median), median, np.nan)))
             good = found.learning_rates[(median - least) <= 10 * max(float(median[k] - least), LEAST)]
             parts.append(
@@ -326,7 +331,7 @@ class BasinMap(View):
         given = _named(optimizers)
         if learning_rates is None:
             starts = _starts_around(self.function, 16, 0)
-            best = best_rates(self.function, given, starts, steps).best
+            best = tune_learning_rates(self.function, given, starts, steps).best
             factors = 10 ** np.linspace(-1.5, 1.5, 13)
             rates = [np.nan_to_num(rate, nan=RATES[0]) * factors for rate in best]
             self._relative = True
@@ -415,7 +420,7 @@ class Playground(TrajectoryView):
     """One optimizer opened up, beside others: its hyper-parameters as sliders, what is inside each update, and its rule.
 
     Where Python is at hand, function, optimizer and hyper-parameters can be changed and the start moved; the step's slider
-    and the race work without.
+    and the trajectories work without.
 
     Args:
         on, start, steps, seed: as for `TrajectoryView`.
@@ -424,7 +429,7 @@ class Playground(TrajectoryView):
         settings: hyper-parameters of `optimizer`; without a "learning_rate" the best one is found.
 
     Attributes:
-        inner: what `inner_steps` found.
+        trace: what `trace_updates` found.
         settings: the hyper-parameters in use.
     """
 
@@ -447,34 +452,36 @@ class Playground(TrajectoryView):
         super().__init__(on, self._all(), start, steps, factors=(1.0,), seed=seed, **others)
 
     @property
-    def sliders(self) -> list[Setting]:
-        """The hyper-parameters that can be set, as `settings_of` finds them."""
-        return [setting for setting in settings_of(self._klass) if setting.scale != "flag"]
+    def sliders(self) -> list[SearchRange]:
+        """The hyper-parameters that can be set, as `search_ranges` finds them."""
+        return [setting for setting in search_ranges(self._klass) if setting.scale != "flag"]
 
     def scene(self) -> Scene:
-        race, inner = self.race, self.inner
-        moments = _moments(race.steps)
+        trajectories, trace = self.trajectories, self.trace
+        moments = _moments(trajectories.steps)
         step = Control("step", "step", moments, min(len(moments) - 1, 12), kind="play", seconds=8)
         surface = self._surface()
         curves: list[Layer] = []
-        number = np.arange(race.steps + 1)
-        for i, name in enumerate(race.names):
-            path = race.paths[i, 0, 0]
+        number = np.arange(trajectories.steps + 1)
+        for i, name in enumerate(trajectories.names):
+            path = trajectories.paths[i, 0, 0]
             surface.append(Line(path[:, 0], path[:, 1], name=name, style=i, upto="step", head=True))
-            losses = _above(race.losses[i, 0, 0], race)
+            losses = _above(trajectories.losses[i, 0, 0], trajectories)
             curves.append(Line(number, losses, style=i, width=1, alpha=0.3))
             curves.append(Line(number, losses, name=name, style=i, upto="step"))
-        surface += self._arrows(inner, moments)
+        surface += self._arrows(trace, moments)
         surface.append(self._start_point())
         curves.append(RefLine(np.array(moments)[:, None], by=("step",), style="quiet"))
         blank = Axis("", 0, 1)
         numbers = Text(
-            [_numbers(inner, min(moment, race.steps - 1)) for moment in moments], 0.02, 0.5, by=("step",), fixed=True
+            [_numbers(trace, min(moment, trajectories.steps - 1)) for moment in moments], 0.02, 0.5, by=("step",), fixed=True
         )
         source = Text(_source(self._klass), 0.0, 0.5, fixed=True, size=7.5)
         panels = [
             _plane(self.function, surface, click=Click(event="start"), rows=2),
-            Panel(Axis("step", 0, race.steps), _loss_axis(race, race.losses[:, 0, 0]), curves, column=1),
+            Panel(
+                Axis("step", 0, trajectories.steps), _loss_axis(trajectories, trajectories.losses[:, 0, 0]), curves, column=1
+            ),
             Panel(blank, blank, [numbers], title=f"inside this update of {self._chosen}", row=1, column=1, frame=False),
             Panel(blank, blank, [source], title="its rule, as it is compiled", row=2, columns=2, frame=False),
         ]
@@ -501,14 +508,14 @@ class Playground(TrajectoryView):
             self._find_rates()
         elif name == "optimizer":
             self._klass, self._chosen, self.settings = registered()[value], value, {}
-            self._entrants, self._rates = self._all(), {}
+            self._optimizers, self._rates = self._all(), {}
             self._find_rates()
         elif name.startswith("setting "):
             setting = next((each for each in self.sliders if each.name == name[8:]), None)
             if setting is None:  # of the optimizer before
                 return
             self.settings[setting.name] = setting.values[index]
-            self._entrants = self._all()
+            self._optimizers = self._all()
             if setting.name == "learning_rate":
                 self._rates[self._chosen] = float(setting.values[index])
         else:
@@ -519,13 +526,13 @@ class Playground(TrajectoryView):
     def on_button(self, name: str) -> None:
         if name == "best":
             self.settings.pop("learning_rate", None)
-            self._entrants = self._all()
+            self._optimizers = self._all()
         super().on_button(name)
 
     def _run(self) -> None:
         super()._run()
         own = self.settings | {"optimizer": self._klass, "learning_rate": self._rates[self._chosen]}
-        self.inner: InnerSteps = inner_steps(self.function, own, self._start, self._steps, seed=self._seed)
+        self.trace: UpdateTrace = trace_updates(self.function, own, self._start, self._steps, seed=self._seed)
 
     def _all(self) -> dict[str, Any]:
         others = {name: given for name, given in self._against.items() if name != self._chosen}
@@ -551,17 +558,17 @@ class Playground(TrajectoryView):
             controls.append(Control(f"setting {setting.name}", setting.name, values, index, remote=True))
         return controls
 
-    def _arrows(self, inner: InnerSteps, moments: Sequence[int]) -> list[Layer]:
+    def _arrows(self, trace: UpdateTrace, moments: Sequence[int]) -> list[Layer]:
         """Down the gradient, down its average, and the update; each as long at its longest as a fifth of the picture."""
-        last = len(inner.updates) - 1
+        last = len(trace.updates) - 1
         at = np.minimum(moments, last)
-        places = inner.points[at]
+        places = trace.points[at]
         width, height = (high - low for low, high in (self.function.xlim, self.function.ylim))
-        quantities = {"down the gradient": -inner.gradients[at]}
-        for name, state in inner.states.items():
+        quantities = {"down the gradient": -trace.gradients[at]}
+        for name, state in trace.states.items():
             if name in ("mean", "momentum", "m", "velocity") and state.ndim == 2:
                 quantities[f"down its average, {name}"] = -state[at + 1]
-        quantities["update"] = inner.updates[at]
+        quantities["update"] = trace.updates[at]
         layers: list[Layer] = []
         for k, (name, vectors) in enumerate(quantities.items()):
             # Lengths differ by many orders of magnitude on the way, so that only the direction is shown.
@@ -571,7 +578,7 @@ class Playground(TrajectoryView):
             layers.append(
                 Arrows(
                     places[:, :1], places[:, 1:], shown[:, :1], shown[:, 1:],
-                    by=("step",), style=len(self.race.names) + k, name=f"{name} (direction)",
+                    by=("step",), style=len(self.trajectories.names) + k, name=f"{name} (direction)",
                 )
             )  # fmt: skip
         return layers
@@ -605,17 +612,17 @@ def _least(where: Function, losses: np.ndarray) -> float:
     return float(finite.min()) if finite.size else 0.0
 
 
-def _above(losses: np.ndarray, race: Race) -> np.ndarray:
-    """Some of the losses of a race, above the least there is."""
-    height = losses.astype(np.float64) - _least(race.function, race.losses)
+def _above(losses: np.ndarray, trajectories: Trajectories) -> np.ndarray:
+    """Some of the losses of trajectories, above the least there is."""
+    height = losses.astype(np.float64) - _least(trajectories.function, trajectories.losses)
     return np.where(np.isfinite(height), np.maximum(height, LEAST), np.nan)
 
 
-def _loss_axis(race: Race, losses: np.ndarray) -> Axis:
+def _loss_axis(trajectories: Trajectories, losses: np.ndarray) -> Axis:
     """With room for all of these, but for what is far above the losses at the start or hardly above the least."""
-    height = _above(losses, race)
+    height = _above(losses, trajectories)
     highest = 100 * np.nanmax(height[..., 0])
-    return Axis.over(_loss_label(race.function), np.clip(height, 1e-9, max(highest, 1e-8)), scale="log")
+    return Axis.over(_loss_label(trajectories.function), np.clip(height, 1e-9, max(highest, 1e-8)), scale="log")
 
 
 def _loss_label(where: Function) -> str:
@@ -685,13 +692,13 @@ def _starts_around(where: Function, n: int, seed: int, start: Sequence[float] | 
     return (np.asarray(where.start if start is None else start) + drawn).astype(np.float32)
 
 
-def _numbers(inner: InnerSteps, t: int) -> str:
+def _numbers(trace: UpdateTrace, t: int) -> str:
     """What went into update number t, from 0, as a table."""
-    rows = [("point", inner.points[t]), ("gradient", inner.gradients[t])]
-    rows += [(name, state[t + 1]) for name, state in inner.states.items()]
-    if inner.preconditioners is not None:
-        rows.append(("scaled by", inner.preconditioners[t]))
-    rows.append(("update", inner.updates[t]))
+    rows = [("point", trace.points[t]), ("gradient", trace.gradients[t])]
+    rows += [(name, state[t + 1]) for name, state in trace.states.items()]
+    if trace.preconditioners is not None:
+        rows.append(("scaled by", trace.preconditioners[t]))
+    rows.append(("update", trace.updates[t]))
     lines = [f"update {t + 1:<10}{'x':>12}{'y':>12}"]
     for name, values in rows:
         each = [values] if np.ndim(values) == 0 else values

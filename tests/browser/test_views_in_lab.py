@@ -20,9 +20,9 @@ from tristep import viz
 %load_ext tristep
 viz.set_renderer({renderer!r})
 """
-RACE = """
-race = viz.TrajectoryView("rosenbrock", {"sgd": {}, "adam": {}}, steps=20, factors=(0.5, 1.0, 2.0))
-race
+TRAJECTORIES = """
+view = viz.TrajectoryView("rosenbrock", {"sgd": {}, "adam": {}}, steps=20, factors=(0.5, 1.0, 2.0))
+view
 """
 
 
@@ -33,34 +33,34 @@ def book(shared):
 
 def test_a_race_on_a_canvas(book, browser):
     book.run(BEGIN.format(renderer="canvas"))
-    book.run(RACE, "race")
-    canvas = "[data-cell=race] .tristep-picture canvas"
-    rate = browser.find("[data-cell=race] input[data-control=rate]")
+    book.run(TRAJECTORIES, "view")
+    canvas = "[data-cell=view] .tristep-picture canvas"
+    rate = browser.find("[data-cell=view] input[data-control=rate]")
     before = browser.digest(canvas)
     browser.keys(rate, RIGHT)
     assert browser.digest(canvas) != before
     assert rate.get_attribute("aria-valuetext") == "2"
     browser.keys(rate, LEFT)
     assert browser.digest(canvas) == before
-    browser.keep("race-canvas")
+    browser.keep("view-canvas")
 
     # All start where the click was, in the units of the axes, and the ring is there.
     left, top, right, bottom = browser.frame(canvas)
     column, row = left + (right - left) // 4, top + (bottom - top) // 5
     browser.click(column, row, selector=canvas)
     browser.until(lambda: browser.digest(canvas) != before, "another picture")
-    start = json.loads(book.run("print(json.dumps(race._start))"))
-    (x_low, x_high), (y_low, y_high) = json.loads(book.run("print(json.dumps([race.function.xlim, race.function.ylim]))"))
+    start = json.loads(book.run("print(json.dumps(view.trajectories.starts[0].tolist()))"))
+    (x_low, x_high), (y_low, y_high) = json.loads(book.run("print(json.dumps([view.function.xlim, view.function.ylim]))"))
     x_pixel, y_pixel = (x_high - x_low) / (right - left), (y_high - y_low) / (bottom - top)
     assert start[0] == pytest.approx(x_low + (column - left) * x_pixel, abs=x_pixel)
     assert start[1] == pytest.approx(y_high - (row - top) * y_pixel, abs=y_pixel)
-    starts = json.loads(book.run("print(json.dumps(race.race.paths[:, :, 0, 0].tolist()))"))
+    starts = json.loads(book.run("print(json.dumps(view.trajectories.paths[:, :, 0, 0].tolist()))"))
     np.testing.assert_allclose(starts, np.broadcast_to(np.float32(start), (2, 3, 2)))
     pixels = browser.pixels(canvas)
     old = round(left + (-1.2 - x_low) / x_pixel), round(bottom - (1.0 - y_low) / y_pixel)
     assert [_ink_at(pixels, *place) > 10 for place in ((column, row), old)] == [True, False]
-    browser.keep("race-canvas-moved")
-    book.run("race.close()")
+    browser.keep("view-canvas-moved")
+    book.run("view.close()")
 
 
 @pytest.mark.sample(0)
@@ -125,21 +125,21 @@ def test_a_playground(book, browser):
 @pytest.mark.sample(0)
 def test_a_race_in_core_widgets(book, browser):
     book.run(BEGIN.format(renderer="ipywidgets"))
-    book.run(RACE, "race")
-    image = "[data-cell=race] img.widget-image"
+    book.run(TRAJECTORIES, "view")
+    image = "[data-cell=view] img.widget-image"
     before = browser.until(lambda: browser.image(image), "a picture")
-    handle = browser.find("[data-cell=race] .noUi-handle")  # that of the rates
+    handle = browser.find("[data-cell=view] .noUi-handle")  # that of the rates
     browser.keys(handle, RIGHT)
     browser.until(lambda: browser.image(image) not in ("", before), "another picture")
-    assert browser.find("[data-cell=race] .widget-readout").text == "2"
+    assert browser.find("[data-cell=view] .widget-readout").text == "2"
     browser.keys(handle, LEFT)
     browser.until(lambda: browser.image(image) == before, "the picture of before")
-    assert browser.find(image).get_attribute("title") == book.run("print(race.describe())").strip()
+    assert browser.find(image).get_attribute("title") == book.run("print(view.describe())").strip()
     # It is the picture that Python has drawn.
-    png = book.run("box = race._open[-1].widget\nimport hashlib\nprint(hashlib.sha256(box.children[0].value).hexdigest())")
+    png = book.run("box = view._open[-1].widget\nimport hashlib\nprint(hashlib.sha256(box.children[0].value).hexdigest())")
     assert png.strip() == before
-    browser.keep("race-widgets")
-    book.run("race.close()")
+    browser.keep("view-widgets")
+    book.run("view.close()")
 
 
 @pytest.mark.sample(0)

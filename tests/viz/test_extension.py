@@ -278,8 +278,8 @@ def test_a_cell_run_again_stops_its_loop(shell):
 
 def test_optimizers_compared(shell):
     view = run(shell, "%opt_compare adam lion sgd --on rosenbrock --steps 60 --start 0 2")
-    assert list(view.race.names) == ["adam", "lion", "sgd"]
-    assert (view.race.function.name, view.race.steps) == ("Rosenbrock", 60)
+    assert list(view.trajectories.names) == ["adam", "lion", "sgd"]
+    assert (view.trajectories.function.name, view.trajectories.steps) == ("Rosenbrock", 60)
     one = view._factors.index(1.0)
     for name, torchs in {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}.items():
         point = torch.tensor([0.0, 2.0], requires_grad=True)
@@ -290,7 +290,7 @@ def test_optimizers_compared(shell):
             ((1 - point[0]) ** 2 + 100 * (point[1] - point[0] ** 2) ** 2).backward()
             optimizer.step()
             path.append(point.detach().clone())
-        found = view.race.paths[view.race.names.index(name), one, 0, :11]
+        found = view.trajectories.paths[view.trajectories.names.index(name), one, 0, :11]
         np.testing.assert_allclose(found, torch.stack(path), rtol=1e-3, atol=1e-4)
     lines = [layer for layer in view.scene().panels[0].layers if isinstance(layer, Line) and layer.head]
     assert [line.name for line in lines] == ["adam", "lion", "sgd"]

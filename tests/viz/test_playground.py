@@ -5,7 +5,16 @@ import pytest
 import torch
 
 import tristep
-from tristep.viz import BasinMap, Function, Playground, SensitivityView, TrajectoryView, basin_map, best_rates, function
+from tristep.viz import (
+    BasinMap,
+    Function,
+    Playground,
+    SensitivityView,
+    TrajectoryView,
+    basin_map,
+    function,
+    tune_learning_rates,
+)
 from tristep.viz.scene import Arrows, Heatmap, Line, Points, Text
 
 BOWL = Function("bowl", "(x**2 + 10 * y**2) / 2", (-2, 2), (-2, 2), start=(1.5, 1.0), minima=((0.0, 0.0, 0.0),))
@@ -58,23 +67,23 @@ def test_without_a_rate_each_has_its_own_best():
     # Gradient descent on this bowl converges fastest at 2 / (1 + 10) and not at all from 2 / 10 on.
     assert view.best["sgd"] == pytest.approx(2 / 11, rel=0.2)
     starts = np.asarray(BOWL.start) + np.zeros((1, 2))
-    assert best_rates(BOWL, ["sgd"], starts, 40).best[0] < 0.2
+    assert tune_learning_rates(BOWL, ["sgd"], starts, 40).best[0] < 0.2
     words = view.describe()
     assert f"sgd at rate {view.best['sgd']:.3g}" in words
-    assert f"{view.race.losses[0, 0, 0, -1]:.4g}" in words
+    assert f"{view.trajectories.losses[0, 0, 0, -1]:.4g}" in words
 
 
 def test_a_click_and_a_drag_move_the_start():
     view = TrajectoryView(BOWL, RACERS, steps=20, factors=(1.0,))
-    before = view.race.paths.copy()
+    before = view.trajectories.paths.copy()
     view.on_click("start", -1.0, 0.5)
     (start,) = (layer for layer in view.scene().panels[0].layers if isinstance(layer, Points) and layer.drag)
     assert (start.x.tolist(), start.y.tolist()) == ([-1.0], [0.5])
-    assert view.race.paths[:, 0, 0, 0].tolist() == [[-1.0, 0.5]] * 2
+    assert view.trajectories.paths[:, 0, 0, 0].tolist() == [[-1.0, 0.5]] * 2
     view.on_click("other", 0.0, 0.0)
-    assert view.race.paths[0, 0, 0, 0].tolist() == [-1.0, 0.5]
+    assert view.trajectories.paths[0, 0, 0, 0].tolist() == [-1.0, 0.5]
     view.on_drag("start", 0, *BOWL.start)
-    assert view.race.paths.tobytes() == before.tobytes()
+    assert view.trajectories.paths.tobytes() == before.tobytes()
 
 
 def test_who_diverged_is_said():
@@ -144,9 +153,9 @@ def test_arrows_point_where_the_quantities_do():
     moments = next(control for control in scene.controls if control.name == "step").values
     for k in (0, 3, 20):
         state = scene.state(step=k)
-        at = view.inner.points[moments[k]]
+        at = view.trace.points[moments[k]]
         expected = {"down the gradient (direction)": -np.array([at[0], 10 * at[1]])}
-        expected["update (direction)"] = view.inner.points[moments[k] + 1] - at
+        expected["update (direction)"] = view.trace.points[moments[k] + 1] - at
         for name, vector in expected.items():
             layer = arrows[name]
             assert [layer.chosen("x", state)[0], layer.chosen("y", state)[0]] == pytest.approx(at, abs=1e-6)
@@ -155,7 +164,7 @@ def test_arrows_point_where_the_quantities_do():
     # The average of gradients, by hand.
     mean = np.zeros(2)
     for t in range(4):
-        mean = 0.8 * mean + 0.2 * np.array([1.0, 10.0]) * view.inner.points[t]
+        mean = 0.8 * mean + 0.2 * np.array([1.0, 10.0]) * view.trace.points[t]
     layer = next(layer for name, layer in arrows.items() if "mean" in name)
     shown = np.array([layer.chosen("dx", scene.state(step=3))[0], layer.chosen("dy", scene.state(step=3))[0]])
     np.testing.assert_allclose(shown / np.linalg.norm(shown), -mean / np.linalg.norm(mean), atol=1e-3)
@@ -167,7 +176,7 @@ def test_numbers_and_rule_are_there_to_read():
     numbers, source = (panel.layers[0] for panel in scene.panels[2:])
     text = str(numbers.chosen("texts", scene.state(step=2)))
     row = next(line for line in text.split("\n") if line.startswith("gradient")).split()[1:]
-    assert [float(each) for each in row] == pytest.approx(view.inner.points[2] * [1, 10], rel=1e-3)
+    assert [float(each) for each in row] == pytest.approx(view.trace.points[2] * [1, 10], rel=1e-3)
     assert text.split()[:2] == ["update", "3"]
     assert "def adam(w, g, state, hyper):" in str(source.texts)
     assert list(_lines(scene.panels[0])) == ["adam", "sgd"]
@@ -180,12 +189,12 @@ def test_sliders_act_on_the_optimizer():
     beta1 = controls["setting beta1"]
     assert beta1.values[beta1.index] == 0.9
     assert beta1.remote
-    before = view.race.paths.copy()
+    before = view.trajectories.paths.copy()
     index = beta1.values.index(0.5)
     view.on_control("setting beta1", 0.5, index)
     assert view.settings == {"beta1": 0.5}
-    assert not np.array_equal(view.race.paths[0], before[0])
-    assert np.array_equal(view.race.paths[1], before[1])
+    assert not np.array_equal(view.trajectories.paths[0], before[0])
+    assert np.array_equal(view.trajectories.paths[1], before[1])
     now = {control.name: control for control in view.scene().controls}["setting beta1"]
     assert now.values[now.index] == 0.5
     rate = controls["setting learning_rate"]
@@ -200,12 +209,12 @@ def test_function_and_optimizer_are_chosen():
     names = {control.name: control for control in view.scene().controls}
     view.on_control("function", "beale", names["function"].values.index("beale"))
     assert view.function is function("beale")
-    assert view.race.paths[0, 0, 0, 0] == pytest.approx(function("beale").start)
+    assert view.trajectories.paths[0, 0, 0, 0] == pytest.approx(function("beale").start)
     view.on_control("optimizer", "lion", names["optimizer"].values.index("lion"))
-    assert view.race.names == ("lion", "sgd")
+    assert view.trajectories.names == ("lion", "sgd")
     assert "def lion" in str(view.scene().panels[3].layers[0].texts)
     view.on_control("setting gone", 1.0, 0)  # of an optimizer that has been left
-    assert view.race.names == ("lion", "sgd")
+    assert view.trajectories.names == ("lion", "sgd")
 
 
 def test_a_rule_of_ones_own_joins():
@@ -219,7 +228,7 @@ def test_a_rule_of_ones_own_joins():
 
     view = Playground(BOWL, PlainStep, against=("sgd",), steps=10, settings={"learning_rate": 0.05})
     expected = _torch_path(torch.optim.SGD, 0.05, BOWL.start, 10)
-    np.testing.assert_allclose(view.race.paths[0, 0, 0], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(view.trajectories.paths[0, 0, 0], expected, rtol=1e-4, atol=1e-6)
     assert "def plain_step" in str(view.scene().panels[3].layers[0].texts)
     with pytest.raises(ValueError, match="no optimizer is registered"):
         Playground(BOWL, "adamm")
@@ -231,10 +240,10 @@ def test_a_plain_function_joins_at_its_best_rate_or_at_a_given_one():
 
     view = TrajectoryView(BOWL, {"ours": plain_step, "sgd": {}}, steps=20, factors=(0.5, 1.0))
     assert view.best["ours"] == view.best["sgd"]
-    np.testing.assert_allclose(view.race.paths[0], view.race.paths[1], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(view.trajectories.paths[0], view.trajectories.paths[1], rtol=1e-4, atol=1e-6)
     at_rate = {"ours": {"optimizer": plain_step, "learning_rate": 0.05}, "torch": torch.optim.SGD}
     view = TrajectoryView(BOWL, at_rate, steps=20, factors=(0.5, 1.0))
-    for factor, paths in zip((0.5, 1.0), view.race.paths[0, :, 0], strict=True):
+    for factor, paths in zip((0.5, 1.0), view.trajectories.paths[0, :, 0], strict=True):
         np.testing.assert_allclose(paths, _torch_path(torch.optim.SGD, 0.05 * factor, BOWL.start, 20), rtol=1e-4, atol=1e-6)
     with pytest.raises(TypeError, match="ours: momentum is for names and classes of optimizers"):
         TrajectoryView(BOWL, {"ours": {"optimizer": plain_step, "learning_rate": 0.05, "momentum": 0.9}})
@@ -243,7 +252,7 @@ def test_a_plain_function_joins_at_its_best_rate_or_at_a_given_one():
 def test_where_no_minimum_is_known_losses_are_above_the_least_of_all():
     unknown = Function("bowl", BOWL.expression, BOWL.xlim, BOWL.ylim, BOWL.start)
     view = TrajectoryView(unknown, RACERS, steps=30, factors=(1.0,))
-    scene, losses = view.scene(), view.race.losses[:, 0, 0].astype(np.float64)
+    scene, losses = view.scene(), view.trajectories.losses[:, 0, 0].astype(np.float64)
     for name, expected in zip(RACERS, losses - losses.min(), strict=True):
         shown = scene.drawn(_lines(scene.panels[1])[name], scene.state())[1]
         np.testing.assert_allclose(shown, np.maximum(expected, 1e-12), rtol=1e-5)

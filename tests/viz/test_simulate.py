@@ -1,4 +1,4 @@
-"""Races, rates, basins and inner steps: what a Trainer does on one point, and what is known of functions, judge them."""
+"""Trajectories, learning rates, basins and traced updates against a Trainer on one point, and known functions."""
 
 import functools
 import math
@@ -16,16 +16,15 @@ from tristep.viz import (
     FUNCTIONS,
     Function,
     basin_map,
-    best_rates,
     function,
-    inner_steps,
     noisy_ravine,
     rule_source,
-    settings_of,
+    search_ranges,
     simulate,
+    trace_updates,
+    tune_learning_rates,
 )
-from tristep.viz.functions import ill_conditioned_bowl
-from tristep.viz.simulate import Simulation
+from tristep.viz.simulate import Simulation, ill_conditioned_bowl
 
 NAMES = [name for name in optimizer.registered() if optimizer.registered()[name].__module__.startswith("tristep")]
 
@@ -54,49 +53,51 @@ def assert_same_path(ours, theirs):
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "groupadagrad"])
 def test_every_optimizer_as_a_trainer_steps_it(name):
     on, starts = FUNCTIONS["himmelblau"], [(1.0, -2.0), (-3.0, 0.5), (0.25, 4.0)]
-    race = simulate(on, {name: {"wd": 0.01} if "wd" in {s.name for s in settings_of(name)} else {}}, starts, steps=6)
+    trajectories = simulate(
+        on, {name: {"wd": 0.01} if "wd" in {s.name for s in search_ranges(name)} else {}}, starts, steps=6
+    )
     for s, start in enumerate(starts):
-        arguments = {"wd": 0.01} if "wd" in {s.name for s in settings_of(name)} else {}
+        arguments = {"wd": 0.01} if "wd" in {s.name for s in search_ranges(name)} else {}
         path, losses = by_trainer(on, name, arguments, start, 6)
-        assert_same_path(race.paths[0, 0, s], path)
-        np.testing.assert_allclose(race.losses[0, 0, s], losses, rtol=1e-6)
+        assert_same_path(trajectories.paths[0, 0, s], path)
+        np.testing.assert_allclose(trajectories.losses[0, 0, s], losses, rtol=1e-6)
 
 
 def test_all_values_together_as_one_by_one():
     """Rates, a sweep, schedules, options that look at whole tensors, and labels: each path is that of its own Trainer."""
     on, starts, rates = FUNCTIONS["rosenbrock"], [(-1.2, 1.0), (0.5, -0.5)], [1e-4, 1e-3, 3e-3]
-    entrants = {
+    candidates = {
         "sgd": {},
         "with momentum": {"optimizer": "sgd", "momentum": 0.9},
         "adam": {"lr_scheduler": CosineScheduler(max_update=20, base_lr=1.0)},
         "clipped": {"optimizer": "sgd", "clip_norm": 1.0},
         "lamb": {},
     }
-    race = simulate(on, entrants, starts, 20, learning_rates=rates, sweep={"wd": [0.0, 0.1]})
-    assert race.names == tuple(entrants)
-    assert race.paths.shape == (5, 6, 2, 21, 2)
-    assert race.losses.shape == (5, 6, 2, 21)
-    assert race.paths.dtype == race.losses.dtype == race.starts.dtype == np.float32
-    assert [value["wd"] for value in race.values] == [0.0] * 3 + [0.1] * 3
-    for o, (label, given) in enumerate(entrants.items()):
-        for v, value in enumerate(race.values):
+    trajectories = simulate(on, candidates, starts, 20, learning_rates=rates, sweep={"wd": [0.0, 0.1]})
+    assert trajectories.names == tuple(candidates)
+    assert trajectories.paths.shape == (5, 6, 2, 21, 2)
+    assert trajectories.losses.shape == (5, 6, 2, 21)
+    assert trajectories.paths.dtype == trajectories.losses.dtype == trajectories.starts.dtype == np.float32
+    assert [value["wd"] for value in trajectories.values] == [0.0] * 3 + [0.1] * 3
+    for o, (label, given) in enumerate(candidates.items()):
+        for v, value in enumerate(trajectories.values):
             arguments = {k: each for k, each in given.items() if k != "optimizer"} | {"wd": value["wd"]}
             if label == "adam":
                 arguments["lr_scheduler"] = CosineScheduler(max_update=20, base_lr=value["learning_rate"])
             else:
                 arguments["learning_rate"] = value["learning_rate"]
-                assert race.learning_rates[o, v] == value["learning_rate"]
+                assert trajectories.learning_rates[o, v] == value["learning_rate"]
             for s, start in enumerate(starts):
                 path, _ = by_trainer(on, given.get("optimizer", label), arguments, start, 20)
-                assert_same_path(race.paths[o, v, s], path)
+                assert_same_path(trajectories.paths[o, v, s], path)
 
 
 def test_gradient_descent_on_a_bowl_is_known_in_closed_form():
     """Each coordinate shrinks by 1 - rate * curvature at every step; beyond 2 / curvature it grows."""
     rates = [0.002, 0.01, 0.019, 0.021]
-    race = simulate(ill_conditioned_bowl(100), ["sgd"], (1.0, 1.0), 60, learning_rates=rates)
+    trajectories = simulate(ill_conditioned_bowl(100), ["sgd"], (1.0, 1.0), 60, learning_rates=rates)
     t = np.arange(61)
-    for path, rate in zip(race.paths[0, :, 0], rates, strict=True):
+    for path, rate in zip(trajectories.paths[0, :, 0], rates, strict=True):
         np.testing.assert_allclose(path[:, 0], (1 - rate) ** t, rtol=1e-5)
         np.testing.assert_allclose(path[:, 1], (1 - 100 * rate) ** t, rtol=1e-3, atol=1e-6)
     assert simulate(ill_conditioned_bowl(100), ["sgd"], (1.0, 1.0), 60, learning_rates=[0.019, 0.03]).diverged.tolist() == [
@@ -105,11 +106,13 @@ def test_gradient_descent_on_a_bowl_is_known_in_closed_form():
 
 
 def test_relative_rates():
-    race = simulate("beale", {"adam": {"learning_rate": 0.1}, "sgd": {}}, learning_rates=[0.5, 2.0], relative=True, steps=3)
-    np.testing.assert_allclose(race.learning_rates, [[0.05, 0.2], [0.005, 0.02]])
+    trajectories = simulate(
+        "beale", {"adam": {"learning_rate": 0.1}, "sgd": {}}, learning_rates=[0.5, 2.0], relative=True, steps=3
+    )
+    np.testing.assert_allclose(trajectories.learning_rates, [[0.05, 0.2], [0.005, 0.02]])
     schedule = FactorScheduler(step=100, base_lr=0.4)
-    race = simulate("beale", {"sgd": {"lr_scheduler": schedule}}, learning_rates=[0.5], relative=True, steps=3)
-    np.testing.assert_allclose(race.learning_rates, [[0.2]])
+    trajectories = simulate("beale", {"sgd": {"lr_scheduler": schedule}}, learning_rates=[0.5], relative=True, steps=3)
+    np.testing.assert_allclose(trajectories.learning_rates, [[0.2]])
 
 
 class Own(optimizer.RuleOptimizer):
@@ -127,7 +130,7 @@ def signs(point, gradient, state, lr):
 def test_others_join_the_race():
     """torch's optimizers, plain callables, instances and classes, beside ours."""
     on = FUNCTIONS["beale"]
-    entrants = {
+    candidates = {
         "ours": {"optimizer": "adam", "learning_rate": 0.01},
         "torch": functools.partial(torch.optim.Adam, lr=0.01),
         "class": torch.optim.SGD,
@@ -137,29 +140,29 @@ def test_others_join_the_race():
         "sgd": {},
     }
     starts = [(1.0, 1.5), (2.0, -1.0)]
-    race = simulate(on, entrants, starts, 15, learning_rates=[0.01, 0.001])
-    np.testing.assert_allclose(race.paths[0], race.paths[1], rtol=1e-4)
-    np.testing.assert_allclose(race.paths[2], race.paths[6], rtol=1e-4)
-    np.testing.assert_array_equal(race.paths[5], race.paths[6])
-    np.testing.assert_allclose(race.learning_rates, [[0.01, 0.001]] * 7)
+    trajectories = simulate(on, candidates, starts, 15, learning_rates=[0.01, 0.001])
+    np.testing.assert_allclose(trajectories.paths[0], trajectories.paths[1], rtol=1e-4)
+    np.testing.assert_allclose(trajectories.paths[2], trajectories.paths[6], rtol=1e-4)
+    np.testing.assert_array_equal(trajectories.paths[5], trajectories.paths[6])
+    np.testing.assert_allclose(trajectories.learning_rates, [[0.01, 0.001]] * 7)
     path = np.array(starts[0], np.float32)
     for n in range(1, 16):
         _, gradient = on.value_and_gradient(torch.from_numpy(path))
         path = path - np.float32(0.001) * np.sign(gradient.numpy()) / n
-    np.testing.assert_allclose(race.paths[3, 1, 0, -1], path, rtol=1e-5)
-    given = entrants["instance"]
+    np.testing.assert_allclose(trajectories.paths[3, 1, 0, -1], path, rtol=1e-5)
+    given = candidates["instance"]
     assert (given.lr, given.num_update) == (0.001, 0)
 
 
 def test_noise_is_the_same_for_all_and_for_each_seed():
     on = noisy_ravine(0.5, seed=4)
-    race = simulate(on, {"a": {"optimizer": "sgd"}, "b": {"optimizer": "lamb"}, "c": torch.optim.SGD}, steps=10)
+    trajectories = simulate(on, {"a": {"optimizer": "sgd"}, "b": {"optimizer": "lamb"}, "c": torch.optim.SGD}, steps=10)
     again = simulate(on, {"a": {"optimizer": "sgd"}}, steps=10)
-    np.testing.assert_array_equal(race.paths[0], again.paths[0])
-    assert not np.array_equal(simulate(on, ["sgd"], steps=10, seed=1).paths[0], race.paths[0])
+    np.testing.assert_array_equal(trajectories.paths[0], again.paths[0])
+    assert not np.array_equal(simulate(on, ["sgd"], steps=10, seed=1).paths[0], trajectories.paths[0])
     # What a step of plain gradient descent took besides the gradient.
-    steps = np.diff(race.paths[0, 0, 0], axis=0) / -race.learning_rates[0, 0]
-    _, gradient = on.value_and_gradient(torch.from_numpy(race.paths[0, 0, 0, :-1]))
+    steps = np.diff(trajectories.paths[0, 0, 0], axis=0) / -trajectories.learning_rates[0, 0]
+    _, gradient = on.value_and_gradient(torch.from_numpy(trajectories.paths[0, 0, 0, :-1]))
     many = simulate(on, ["sgd"], np.tile(on.start, (4000, 1)), steps=2).paths[0, 0]
     noise = np.diff(many[:, :2], axis=1)[:, 0] / -0.01 - gradient[0].numpy()
     assert noise.std() == pytest.approx(0.5, rel=0.05)
@@ -171,48 +174,48 @@ def test_noise_is_the_same_for_all_and_for_each_seed():
 
 def test_divergence():
     steep = Function("steep", "exp(x) + y**2", xlim=(-1, 1), ylim=(-1, 1))
-    race = simulate(steep, {"sgd": {}}, [(5.0, 0.0), (0.0, 1.0)], 50, learning_rates=[1.0, 0.01])
-    assert race.diverged[0].tolist() == [[True, False], [False, False]]
+    trajectories = simulate(steep, {"sgd": {}}, [(5.0, 0.0), (0.0, 1.0)], 50, learning_rates=[1.0, 0.01])
+    assert trajectories.diverged[0].tolist() == [[True, False], [False, False]]
 
 
-def test_best_rates():
-    found = best_rates(ill_conditioned_bowl(10), {"sgd": {}, "adam": {}}, (1.0, 1.0), 100)
+def test_tuned_learning_rates():
+    found = tune_learning_rates(ill_conditioned_bowl(10), {"sgd": {}, "adam": {}}, (1.0, 1.0), 100)
     # The best constant rate of gradient descent is 2 / (1 + 10), if one looks from afar enough.
     assert found.best[0] == pytest.approx(2 / 11, rel=0.2)
     assert found.learning_rates.shape == (41,)
     assert found.losses.shape == (2, 41, 1)
     assert np.isinf(found.losses[0, found.learning_rates > 0.25, 0]).all()
     assert found.losses[1].min() == found.losses[1][found.learning_rates == found.best[1]]
-    final = found.race.losses[0, :, 0, -1]
-    good = ~found.race.diverged[0, :, 0]
+    final = found.trajectories.losses[0, :, 0, -1]
+    good = ~found.trajectories.diverged[0, :, 0]
     np.testing.assert_array_equal(found.losses[0, good, 0], final[good])
-    least = best_rates(ill_conditioned_bowl(10), ["sgd"], (1.0, 1.0), 100, judged_by="best")
-    np.testing.assert_array_equal(least.losses[0, good, 0], found.race.losses[0, good, 0].min(axis=-1))
+    least = tune_learning_rates(ill_conditioned_bowl(10), ["sgd"], (1.0, 1.0), 100, judged_by="best")
+    np.testing.assert_array_equal(least.losses[0, good, 0], found.trajectories.losses[0, good, 0].min(axis=-1))
 
 
 def test_a_leap_out_of_the_map_and_back_is_no_good_rate():
     """RMSProp's first step is of sqrt(10) rates; far outside, gradients are so large that it comes back in small ones."""
-    found = best_rates("himmelblau", ["rmsprop"], np.random.default_rng(0).uniform(-5, 5, (9, 2)))
-    away = np.abs(found.race.paths[0]).max(axis=(2, 3)) / 5  # half of the map
-    there = ~found.race.diverged[0]
+    found = tune_learning_rates("himmelblau", ["rmsprop"], np.random.default_rng(0).uniform(-5, 5, (9, 2)))
+    away = np.abs(found.trajectories.paths[0]).max(axis=(2, 3)) / 5  # half of the map
+    there = ~found.trajectories.diverged[0]
     np.testing.assert_array_equal(np.isinf(found.losses[0]), (away > 2) | ~there)
-    final = np.median(np.where(there, found.race.losses[0, :, :, -1], np.inf), axis=-1)
+    final = np.median(np.where(there, found.trajectories.losses[0, :, :, -1], np.inf), axis=-1)
     assert found.learning_rates[final.argmin()] > 1  # it would have won
     assert found.best[0] < 0.1
-    beyond = best_rates("himmelblau", ["sgd"], (20.0, 0.0), learning_rates=[1e-6])
+    beyond = tune_learning_rates("himmelblau", ["sgd"], (20.0, 0.0), learning_rates=[1e-6])
     assert np.isfinite(beyond.losses).all()
 
 
 def test_quartiles_over_noise():
-    found = best_rates(noisy_ravine(2.0), ["sgd"], steps=50, learning_rates=[0.01, 0.1], repeats=8)
+    found = tune_learning_rates(noisy_ravine(2.0), ["sgd"], steps=50, learning_rates=[0.01, 0.1], repeats=8)
     assert found.losses.shape == (1, 2, 8)
     assert len(set(found.losses[0, 0].tolist())) == 8
     expected = np.quantile(found.losses, [0.25, 0.5, 0.75], axis=-1, method="inverted_cdf").transpose(1, 2, 0)
     np.testing.assert_array_equal(found.quartiles, expected)
 
 
-def test_best_rates_where_all_diverge():
-    found = best_rates(ill_conditioned_bowl(100), ["sgd"], learning_rates=[5.0, 9.0])
+def test_tuned_learning_rates_where_all_diverge():
+    found = tune_learning_rates(ill_conditioned_bowl(100), ["sgd"], learning_rates=[5.0, 9.0])
     assert np.isnan(found.best[0])
 
 
@@ -259,9 +262,9 @@ def test_basins_where_all_diverge():
     assert (found.steps == -1).all()
 
 
-def test_inner_steps_of_adam_are_those_of_the_paper():
+def test_traced_updates_of_adam_are_those_of_the_paper():
     """Kingma & Ba (2015), algorithm 1, in float64."""
-    found = inner_steps("beale", {"optimizer": "adam", "learning_rate": 0.1}, (1.0, 1.5), 5)
+    found = trace_updates("beale", {"optimizer": "adam", "learning_rate": 0.1}, (1.0, 1.5), 5)
     mean, var = np.zeros(2), np.zeros(2)
     for t in range(5):
         value, gradient = FUNCTIONS["beale"].value_and_gradient(torch.from_numpy(found.points[t]))
@@ -276,18 +279,18 @@ def test_inner_steps_of_adam_are_those_of_the_paper():
         np.testing.assert_allclose(found.preconditioners[t], rate / (np.sqrt(var) + 1e-8), rtol=1e-4)
 
 
-def test_inner_steps_of_others():
-    found = inner_steps("beale", {"optimizer": "sgd", "momentum": 0.5}, steps=3)
+def test_traced_updates_of_others():
+    found = trace_updates("beale", {"optimizer": "sgd", "momentum": 0.5}, steps=3)
     assert found.preconditioners is None
     assert found.points.shape == (4, 2)
     np.testing.assert_allclose(found.states["mom"][1:], found.updates, rtol=1e-4)
-    assert inner_steps("beale", "prodigy").states["d"].shape == (2,)
-    found = inner_steps("beale", "adagrad")
+    assert trace_updates("beale", "prodigy").states["d"].shape == (2,)
+    found = trace_updates("beale", "adagrad")
     np.testing.assert_allclose(found.preconditioners[0], 0.01 / np.abs(found.gradients[0]), rtol=1e-3)
     with pytest.raises(TypeError, match="no optimizer by a rule"):
-        inner_steps("beale", torch.optim.SGD)
+        trace_updates("beale", torch.optim.SGD)
     with pytest.raises(ValueError, match="2 points"):
-        inner_steps("beale", "sgd", [(0, 0), (1, 1)])
+        trace_updates("beale", "sgd", [(0, 0), (1, 1)])
 
 
 def test_sources():
@@ -311,7 +314,7 @@ def test_sources():
 def test_sliders_move_within_what_the_constructor_takes(name):
     """All positions are accepted, the default is one of them, and what is just outside of hard limits is not a position."""
     klass = optimizer.registered()[name]
-    for setting in settings_of(name):
+    for setting in search_ranges(name):
         assert setting.default in setting.values
         assert list(setting.values) == sorted(set(setting.values))
         assert (setting.low, setting.high) == (setting.values[0], setting.values[-1])
@@ -326,16 +329,16 @@ def test_sliders_move_within_what_the_constructor_takes(name):
 
 
 def test_sliders_of_adam():
-    found = {setting.name: setting for setting in settings_of("adam")}
+    found = {setting.name: setting for setting in search_ranges("adam")}
     assert list(found) == ["learning_rate", "beta1", "beta2", "epsilon", "lazy_update", "wd"]
     rate = found["learning_rate"]
     assert (rate.default, rate.scale) == (0.001, "log")
     np.testing.assert_allclose(np.diff(np.log10(rate.values)), 1 / 8, atol=1e-3)
     assert (found["beta2"].default, found["beta2"].low, found["beta2"].scale) == (0.999, 0.0, "below one")
     assert (found["wd"].low, found["wd"].scale) == (0.0, "zero and log")
-    assert [s.name for s in settings_of("adadelta")] == ["rho", "epsilon", "wd"]
-    assert "wd" not in {s.name for s in settings_of("rprop")}
-    assert {s.name: s for s in settings_of("soap")}["precondition_frequency"].scale == "whole"
+    assert [s.name for s in search_ranges("adadelta")] == ["rho", "epsilon", "wd"]
+    assert "wd" not in {s.name for s in search_ranges("rprop")}
+    assert {s.name: s for s in search_ranges("soap")}["precondition_frequency"].scale == "whole"
 
 
 @pytest.mark.parametrize(
@@ -367,12 +370,12 @@ def test_bad_input(arguments, error, message):
 
 
 def test_repr_and_user_functions():
-    race = simulate("x**2 + y**2 / 2", ["sgd", "adam"], steps=2)
-    assert repr(race) == "<race on x**2 + y**2 / 2: sgd, adam; 1 values, 1 starts, 2 steps>"
+    trajectories = simulate("x**2 + y**2 / 2", ["sgd", "adam"], steps=2)
+    assert repr(trajectories) == "<trajectories on x**2 + y**2 / 2: sgd, adam; 1 values, 1 starts, 2 steps>"
     ring = simulate(lambda p: (p.square().sum(dim=-1) - 1).square(), ["sgd"], (0.5, 0.0), 300, learning_rates=[0.1])
     assert ring.paths[0, 0, 0, -1].tolist() == pytest.approx([1.0, 0.0], abs=1e-3)
     with pytest.raises(ValueError, match="judged_by='last'"):
-        best_rates(function("beale"), ["sgd"], judged_by="last")
+        tune_learning_rates(function("beale"), ["sgd"], judged_by="last")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,200 @@
+"""The well-known test functions of optimization, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ...trainer.arguments import did_you_mean, real
+from .functions import Function, Minimum
+
+__all__ = ["function", "ill_conditioned_bowl", "noisy_ravine"]
+
+
+def function(given: str | Function | Callable[[torch.Tensor], torch.Tensor]) -> Function:
+    """A function by its name, or made of an expression or of a callable.
+
+    In an expression may stand `x`, `y`, numbers, `pi` and `e`, `+ - * / **`, parentheses, the functions `sin cos tan exp log
+    sqrt abs tanh` of one value, and `min max` of two. An exponent is a number from -20 to 20.
+
+    Args:
+        given: a name of `FUNCTIONS`, such as "rosenbrock"; an expression, at most 1,000 characters; a callable from a tensor
+            [..., 2] to [...], through which torch can go backwards; or a `Function`, which is returned as it is.
+
+    Raises:
+        ValueError: something is not allowed in an expression; the message says what and where. Or a callable does not give
+            one number for each point.
+        TypeError: `given` is none of these.
+
+    Example:
+        >>> from tristep.viz import function
+        >>> function("rosenbrock").minima
+        (Minimum(x=1.0, y=1.0, value=0.0),)
+        >>> function("x**2 + sin(3 * y)").name
+        'x**2 + sin(3 * y)'
+        >>> function("x**2 + open('file')")
+        Traceback (most recent call last):
+        ...
+        ValueError: there is no function 'open'; there are abs, cos, exp, log, max, min, sin, sqrt, tan, tanh
+          x**2 + open('file')
+                 ^
+    """
+    if isinstance(given, Function):
+        return given
+    if callable(given):
+        return Function(getattr(given, "__name__", type(given).__name__), given)
+    if not isinstance(given, str):
+        raise TypeError(f"a function is a name, an expression in x and y, or a callable, not {type(given).__name__}")
+    key = given.strip().lower().replace(" ", "_").replace("-", "_").replace("–", "_")
+    if key in FUNCTIONS:
+        return FUNCTIONS[key]
+    if given.strip().isidentifier() and key not in ("x", "y", "e", "pi"):
+        raise ValueError(
+            f"{given!r}: no function of that name; there are {', '.join(FUNCTIONS)}.{did_you_mean(key, FUNCTIONS)}"
+        )
+    return Function(given.strip(), given)
+
+
+def ill_conditioned_bowl(condition: float = 100.0) -> Function:
+    """(x^2 + condition y^2) / 2, a bowl that is `condition` times as steep in one direction as in the other, >= 1."""
+    condition = real("condition", condition, low=1)
+    return Function(
+        f"bowl of condition {condition:g}",
+        f"(x**2 + {condition!r} * y**2) / 2",
+        xlim=(-2.0, 2.0),
+        ylim=(-1.0, 1.0),
+        start=(-1.8, 0.8),
+        minima=(Minimum(0.0, 0.0, 0.0),),
+        about="The steep direction limits the rate, and the flat one then takes long: what momentum and scaling are for.",
+        source="Nocedal & Wright (2006), Numerical Optimization, section 3.3",
+    )
+
+
+def noisy_ravine(noise: float = 1.0, seed: int = 0) -> Function:
+    """A long ravine, (x^2 + 50 y^2) / 20, whose gradients come with Gaussian noise, as those of small batches do.
+
+    Args:
+        noise: standard deviation of what is added to each element of a gradient, >= 0.
+        seed: the same seed gives the same noise, >= 0.
+    """
+    return Function(
+        "noisy ravine",
+        "(x**2 + 50 * y**2) / 20",
+        xlim=(-6.0, 6.0),
+        ylim=(-2.0, 2.0),
+        start=(-5.0, 1.5),
+        minima=(Minimum(0.0, 0.0, 0.0),),
+        about="Averages of gradients damp the noise; at a constant rate no optimizer comes to rest.",
+        source="d2l.ai, chapter 12.4, with other slopes",
+        noise=noise,
+        seed=seed,
+    )
+
+
+def _catalog() -> dict[str, Function]:
+    return {
+        "rosenbrock": Function(
+            "Rosenbrock",
+            "(1 - x)**2 + 100 * (y - x**2)**2",
+            xlim=(-2.0, 2.0),
+            ylim=(-1.0, 3.0),
+            start=(-1.2, 1.0),
+            minima=(Minimum(1.0, 1.0, 0.0),),
+            about="A bent valley: its floor is found at once, and then followed slowly.",
+            source="Rosenbrock (1960), An automatic method for finding the greatest or least value of a function",
+        ),
+        "beale": Function(
+            "Beale",
+            "(1.5 - x + x*y)**2 + (2.25 - x + x*y**2)**2 + (2.625 - x + x*y**3)**2",
+            xlim=(-4.5, 4.5),
+            ylim=(-4.5, 4.5),
+            start=(1.0, 1.5),
+            minima=(Minimum(3.0, 0.5, 0.0),),
+            about="Steep walls and a flat plain: one rate does not fit both.",
+            source="Beale (1958), On an iterative method for finding a local minimum; Moré et al. (1981), no. 5",
+        ),
+        "himmelblau": Function(
+            "Himmelblau",
+            "(x**2 + y - 11)**2 + (x + y**2 - 7)**2",
+            xlim=(-5.0, 5.0),
+            ylim=(-5.0, 5.0),
+            start=(-0.5, -1.0),
+            minima=(
+                Minimum(3.0, 2.0, 0.0),
+                Minimum(-2.805118086952745, 3.131312518250573, 0.0),
+                Minimum(-3.779310253377747, -3.283185991286170, 0.0),
+                Minimum(3.584428340330492, -1.848126526964404, 0.0),
+            ),
+            about="Four minima of equal depth: which one is found depends on start, rate and momentum.",
+            source="Himmelblau (1972), Applied Nonlinear Programming",
+        ),
+        "saddle": Function(
+            "saddle",
+            "x**2 - y**2 + y**4 / 4",
+            xlim=(-2.0, 2.0),
+            ylim=(-2.2, 2.2),
+            start=(1.5, 0.01),
+            minima=(Minimum(0.0, math.sqrt(2.0), -1.0), Minimum(0.0, -math.sqrt(2.0), -1.0)),
+            about="At the saddle the gradient vanishes; who scales gradients leaves it soonest.",
+            source="the saddle x^2 - y^2, closed by a fourth power",
+        ),
+        "rastrigin": Function(
+            "Rastrigin",
+            "20 + x**2 - 10 * cos(2 * pi * x) + y**2 - 10 * cos(2 * pi * y)",
+            xlim=(-5.12, 5.12),
+            ylim=(-5.12, 5.12),
+            start=(3.3, -2.7),
+            minima=(Minimum(0.0, 0.0, 0.0),),
+            about="A bowl full of dents: small steps end in the next one, large ones or momentum may pass it.",
+            source="Rastrigin (1974), Systems of extremal control",
+        ),
+        "ill_conditioned_bowl": ill_conditioned_bowl(),
+        "noisy_ravine": noisy_ravine(),
+        "six_hump_camel": Function(
+            "six-hump camel",
+            "(4 - 2.1 * x**2 + x**4 / 3) * x**2 + x * y + (-4 + 4 * y**2) * y**2",
+            xlim=(-2.0, 2.0),
+            ylim=(-1.2, 1.2),
+            start=(-1.8, -1.0),
+            minima=(
+                Minimum(0.08984201368301331, -0.7126564032704135, -1.031628453489877),
+                Minimum(-0.08984201368301331, 0.7126564032704135, -1.031628453489877),
+                Minimum(1.7036067132900241, -0.7960835748654206, -0.2154638243837212),
+                Minimum(-1.7036067132900241, 0.7960835748654206, -0.2154638243837212),
+                Minimum(1.6071047579160346, 0.5686514549884259, 2.1042503103111073),
+                Minimum(-1.6071047579160346, -0.5686514549884259, 2.1042503103111073),
+            ),
+            about="Two best minima and four others: a lower loss here may still be the wrong basin.",
+            source="Dixon & Szegö (1978), Towards Global Optimisation 2",
+        ),
+        "ackley": Function(
+            "Ackley",
+            "-20 * exp(-0.2 * sqrt((x**2 + y**2) / 2)) - exp((cos(2 * pi * x) + cos(2 * pi * y)) / 2) + e + 20",
+            xlim=(-5.0, 5.0),
+            ylim=(-5.0, 5.0),
+            start=(-3.6, 2.4),
+            minima=(Minimum(0.0, 0.0, 0.0),),
+            about="A funnel with dents whose tip is sharp: the gradient is as long at the minimum as beside it.",
+            source="Ackley (1987), A Connectionist Machine for Genetic Hillclimbing",
+        ),
+        "styblinski_tang": Function(
+            "Styblinski–Tang",
+            "(x**4 - 16 * x**2 + 5 * x + y**4 - 16 * y**2 + 5 * y) / 2",
+            xlim=(-5.0, 5.0),
+            ylim=(-5.0, 5.0),
+            start=(0.2, 3.9),
+            minima=(
+                Minimum(-2.903534027771177, -2.903534027771177, -78.33233140754282),
+                Minimum(2.746802770990837, -2.903534027771177, -64.19561235905536),
+                Minimum(-2.903534027771177, 2.746802770990837, -64.19561235905536),
+                Minimum(2.746802770990837, 2.746802770990837, -50.05889331056789),
+            ),
+            about="Four basins, one of them the best: plain gradients end in the nearest.",
+            source="Styblinski & Tang (1990), Experiments in nonconvex optimization",
+        ),
+    }
+
+
+FUNCTIONS: dict[str, Function] = _catalog()

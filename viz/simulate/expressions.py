@@ -1,0 +1,274 @@
+"""Expressions in x and y that a user has typed, with their gradients.
+
+An expression is read by a grammar of its own and never run as Python. It becomes a list of NumPy calls, of which the
+gradient is another such list, made by going through the first one backwards.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+__all__ = ["Expression"]
+
+LONGEST = 1000  # characters of an expression
+DEEPEST = 50  # operations within operations
+LARGEST_POWER = 20
+# Expressions. A tape is a list of operations; the first two values are x and y, and each operation adds one.
+_ARITHMETIC = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
+_OF_ONE = {name: name for name in ("sin", "cos", "tan", "exp", "log", "sqrt", "tanh")} | {"abs": "absolute"}
+_OF_TWO = {"min": "minimum", "max": "maximum"}
+_CONSTANTS = {"pi": math.pi, "e": math.e}
+_TORCH: Mapping[str, Callable[..., torch.Tensor]] = {
+    "power": torch.pow,
+    **{name: getattr(torch, name) for name in ("add", "subtract", "multiply", "divide", "absolute", "square", "negative")},
+    **{name: getattr(torch, name) for name in ("sin", "cos", "tan", "exp", "log", "sqrt", "tanh", "minimum", "maximum")},
+}
+
+
+class _Number(NamedTuple):
+    """A constant among operands, which are otherwise numbers of values."""
+
+    value: float
+
+
+class Expression:
+    """An expression as a list of operations, (name, operands), and its two derivatives as more of them."""
+
+    def __init__(self, text: str) -> None:
+        self._steps: list[tuple[str, tuple[Any, ...]]] = []
+        self._known: dict[Any, int] = {}
+        self.value = self._read(text)
+        self._n_forward = len(self._steps)
+        self.gradient = self._backward()
+
+    def on_tensors(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        values = [x, y]
+        for name, operands in self._steps[: self._n_forward]:
+            tensors = [values[each] if isinstance(each, int) else x.new_tensor(each.value) for each in operands]
+            if name == "power":
+                tensors[1] = operands[1].value
+            values.append(_TORCH[name](*tensors))
+        return values[self.value] if isinstance(self.value, int) else torch.full_like(x, self.value.value)
+
+    def evaluator(self, shape: tuple[int, ...], dtype: np.dtype) -> Callable[..., Any]:
+        """A function from x and y to value and gradient. It reuses one array for what is not needed at the same time."""
+        results = (self.value, *self.gradient)
+        kept = {i for i in results if isinstance(i, int)}
+        needed = set(kept)
+        for k in range(len(self._steps) - 1, -1, -1):
+            if k + 2 in needed:
+                needed |= {i for i in self._steps[k][1] if isinstance(i, int)}
+        used = [(k, name, operands) for k, (name, operands) in enumerate(self._steps) if k + 2 in needed]
+        last = {i: k for k, _, operands in used for i in operands if isinstance(i, int)}
+        free: list[np.ndarray] = []
+        room: dict[int, Any] = {0: None, 1: None}  # by value
+        calls: list[Any] = []
+        for k, name, operands in used:
+            out = free.pop() if free else np.empty(shape, dtype)
+            room[k + 2] = out
+            calls.append((_NUMPY.get(name) or getattr(np, name), operands, out))
+            done = {i for i in operands if isinstance(i, int) and last[i] == k and i > 1 and i not in kept}
+            free += [room[i] for i in done]
+
+        def find(operand: Any, x: np.ndarray, y: np.ndarray) -> Any:
+            if not isinstance(operand, int):
+                return dtype.type(operand.value)
+            return (x, y)[operand] if operand < 2 else room[operand]
+
+        bound: list[Any] = []
+        own: list[np.ndarray | None] = [None, None]
+
+        def evaluate(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            if x is not own[0] or y is not own[1]:  # mostly they are the same arrays with other numbers in them
+                own[:] = x, y
+                bound[:] = [(call, tuple(find(each, x, y) for each in operands), out) for call, operands, out in calls]
+            with np.errstate(all="ignore"):
+                for call, arrays, out in bound:
+                    call(*arrays, out=out)
+            found = [find(each, x, y) for each in results]
+            return tuple(each if isinstance(each, np.ndarray) else np.full(shape, each, dtype) for each in found)  # type: ignore[return-value]
+
+        return evaluate
+
+    def _add(self, name: str, *operands: Any) -> Any:
+        """The value of an operation: a constant where all operands are, and one that is there already if it is."""
+        if all(isinstance(each, _Number) for each in operands):
+            with np.errstate(all="ignore"):
+                call: Any = _NUMPY.get(name) or getattr(np, name)
+                return _Number(float(call(*(np.float64(each.value) for each in operands))))
+        simple = _simplified(name, operands)
+        if simple is not None:
+            return simple
+        if name == "multiply" and operands[0] == operands[1]:
+            name, operands = "square", operands[:1]
+        if name == "power" and operands[1].value.is_integer():
+            return self._product(operands[0], int(operands[1].value))
+        key = (name, operands)
+        if key not in self._known:
+            self._steps.append(key)
+            self._known[key] = len(self._steps) + 1
+        return self._known[key]
+
+    def _product(self, factor: Any, n: int) -> Any:
+        """A power with a whole exponent, by squares: much quicker than NumPy's own."""
+        if n == 1:
+            return factor
+        if n < 0:
+            return self._add("divide", _Number(1.0), self._product(factor, -n))
+        half = self._product(factor, n // 2)
+        square = self._add("multiply", half, half)
+        return self._add("multiply", square, factor) if n % 2 else square
+
+    def _backward(self) -> tuple[Any, Any]:
+        """df/dx and df/dy, by going through the operations from the last to the first."""
+        slopes: dict[int, Any] = {self.value: _Number(1.0)} if isinstance(self.value, int) else {}
+        for k in range(self._n_forward - 1, -1, -1):
+            if (slope := slopes.get(k + 2)) is None:
+                continue
+            name, operands = self._steps[k]
+            for operand, factor in zip(operands, self._factors(name, operands, k + 2, slope), strict=False):
+                if isinstance(operand, int) and factor is not None:
+                    slopes[operand] = self._add("add", slopes[operand], factor) if operand in slopes else factor
+        return slopes.get(0, _Number(0.0)), slopes.get(1, _Number(0.0))
+
+    def _factors(self, name: str, operands: tuple[Any, ...], result: int, slope: Any) -> tuple[Any, ...]:
+        """For each operand what it contributes to the slope: `slope` times the derivative by it."""
+        add, a, b = self._add, operands[0], operands[-1]
+        if name == "add":
+            return slope, slope
+        if name == "subtract":
+            return slope, add("negative", slope)
+        if name == "multiply":
+            return add("multiply", slope, b), add("multiply", slope, a)
+        if name == "divide":
+            over = add("divide", slope, b)
+            return over, add("negative", add("multiply", over, result)) if isinstance(b, int) else None
+        if name == "square":
+            return (add("multiply", slope, add("multiply", _Number(2.0), a)),)
+        if name == "power":
+            return add("multiply", slope, add("multiply", b, add("power", a, _Number(b.value - 1.0)))), None
+        if name in ("minimum", "maximum"):
+            chosen = add("less_equal" if name == "minimum" else "greater_equal", a, b)
+            return add("multiply", slope, chosen), add("multiply", slope, add("subtract", _Number(1.0), chosen))
+        if name == "negative":
+            return (add("negative", slope),)
+        if name == "sqrt":
+            return (add("divide_or_zero", slope, add("multiply", _Number(2.0), result)),)
+        if name == "exp":
+            return (add("multiply", slope, result),)
+        if name == "log":
+            return (add("divide", slope, a),)
+        if name == "sin":
+            return (add("multiply", slope, add("cos", a)),)
+        if name == "cos":
+            return (add("negative", add("multiply", slope, add("sin", a))),)
+        if name == "tan":
+            return (add("multiply", slope, add("add", _Number(1.0), add("square", result))),)
+        if name == "tanh":
+            return (add("multiply", slope, add("subtract", _Number(1.0), add("square", result))),)
+        return (add("multiply", slope, add("sign", a)),)  # absolute
+
+    def _read(self, text: str) -> Any:
+        if len(text) > LONGEST:
+            raise ValueError(f"an expression of {len(text)} characters: at most {LONGEST} are allowed")
+        text = text.strip()
+        if "\n" in text or "\r" in text:
+            raise ValueError(f"an expression of several lines, {text!r}: it must be one")
+        try:
+            tree = ast.parse(text, mode="eval")  # which reads and runs nothing
+        except SyntaxError as error:
+            raise _refusal(text, (error.offset or 1) - 1, "this cannot be read") from None
+        except (ValueError, RecursionError, MemoryError) as error:
+            raise ValueError(f"{text[:50]!r}: this cannot be read: {error}") from None
+        return self._node(text, tree.body, 0)
+
+    def _node(self, text: str, node: ast.expr, depth: int) -> Any:
+        at = len(text.encode()[: node.col_offset].decode())
+        if depth > DEEPEST:
+            raise _refusal(text, at, f"operations lie more than {DEEPEST} deep in each other")
+        if isinstance(node, ast.Constant):
+            if isinstance(node.value, bool) or not isinstance(node.value, (int, float)):
+                raise _refusal(text, at, f"{node.value!r} is no number")
+            try:
+                value = float(node.value)
+            except OverflowError:
+                value = math.inf
+            if not math.isfinite(value):
+                raise _refusal(text, at, "this number is too large")
+            return _Number(value)
+        if isinstance(node, ast.Name):
+            if node.id in ("x", "y"):
+                return ("x", "y").index(node.id)
+            if node.id in _CONSTANTS:
+                return _Number(_CONSTANTS[node.id])
+            raise _refusal(text, at, f"there is no {node.id!r}; there are x, y, pi and e")
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+            inner = self._node(text, node.operand, depth + 1)
+            return self._add("negative", inner) if isinstance(node.op, ast.USub) else inner
+        if isinstance(node, ast.BinOp):
+            return self._binary(text, node, depth, at)
+        if isinstance(node, ast.Call):
+            return self._call(text, node, depth, at)
+        raise _refusal(text, at, "this is not allowed; there are numbers, x, y, + - * / **, parentheses and functions")
+
+    def _binary(self, text: str, node: ast.BinOp, depth: int, at: int) -> Any:
+        left, right = (self._node(text, each, depth + 1) for each in (node.left, node.right))
+        if isinstance(node.op, ast.Pow):
+            place = len(text.encode()[: node.right.col_offset].decode())
+            if not isinstance(right, _Number):
+                raise _refusal(text, place, "an exponent must be a number; exp(... * log(...)) does the same for others")
+            if not abs(right.value) <= LARGEST_POWER:
+                raise _refusal(text, place, f"an exponent must be from -{LARGEST_POWER} to {LARGEST_POWER}")
+            return self._add("power", left, right)
+        name = _ARITHMETIC.get(type(node.op))
+        if name is None:
+            raise _refusal(text, at, "this operation is not allowed; there are + - * / and **")
+        return self._add(name, left, right)
+
+    def _call(self, text: str, node: ast.Call, depth: int, at: int) -> Any:
+        if not isinstance(node.func, ast.Name) or node.func.id not in {*_OF_ONE, *_OF_TWO}:
+            what = f"there is no function {node.func.id!r}" if isinstance(node.func, ast.Name) else "this cannot be called"
+            raise _refusal(text, at, f"{what}; there are {', '.join(sorted({*_OF_ONE, *_OF_TWO}))}")
+        name, needed = node.func.id, 1 if node.func.id in _OF_ONE else 2
+        if node.keywords or len(node.args) != needed or any(isinstance(each, ast.Starred) for each in node.args):
+            raise _refusal(text, at, f"{name} takes {'one value' if needed == 1 else 'two values'}")
+        operands = [self._node(text, each, depth + 1) for each in node.args]
+        return self._add((_OF_ONE | _OF_TWO)[name], *operands)
+
+
+def _refusal(text: str, at: int, why: str) -> ValueError:
+    start = max(0, at - 60)
+    return ValueError(f"{why}\n  {text[start : at + 40]}\n  {' ' * (at - start)}^")
+
+
+def _simplified(name: str, operands: tuple[Any, ...]) -> Any:
+    """An operand, or a constant, to which an operation comes down; None where it must be computed."""
+    a, b = operands[0], operands[-1]
+    zero, one = _Number(0.0), _Number(1.0)
+    if name == "multiply":
+        return zero if zero in operands else b if a == one else a if b == one else None
+    if name == "add":
+        return b if a == zero else a if b == zero else None
+    if name in ("subtract", "divide", "power"):
+        if name == "power" and b == zero:
+            return one
+        return a if b == (zero if name == "subtract" else one) else None
+    return None
+
+
+def _divide_or_zero(a: Any, b: Any, out: Any = None) -> Any:
+    """a / b, and 0 where b is 0: the slope of a root at its tip, which is none, must not become NaN."""
+    quotient = np.divide(a, b, out=out) if out is not None else np.divide(a, b)
+    if out is None:
+        return np.where(b == 0, 0.0, quotient)
+    out[b == 0] = 0
+    return out
+
+
+_NUMPY: dict[str, Callable[..., Any]] = {"divide_or_zero": _divide_or_zero}

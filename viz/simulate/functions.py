@@ -1,0 +1,141 @@
+"""Functions of two variables to run optimizers on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...trainer.arguments import real, whole
+from .expressions import Expression
+
+__all__ = ["Function", "Minimum"]
+
+
+class Minimum(NamedTuple):
+    """A known minimum: where it is, and the function's value there."""
+
+    x: float
+    y: float
+    value: float
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A function of two variables with what is needed to draw it and to run optimizers on it.
+
+    Args:
+        name: in words.
+        expression: in `x` and `y`, see `function`; or a callable from a tensor [..., 2] to [...], through which torch can
+            go backwards.
+        xlim, ylim: the part of the plane to draw, each (lowest, highest).
+        start: a point from which it is worth starting, (x, y).
+        minima: the known minima that have the smallest value, and others where optimizers end; () if none is known.
+        about: one line on what it teaches.
+        source: where it comes from.
+        noise: standard deviation of what is added to each element of every gradient, >= 0.
+        seed: of the noise, >= 0.
+
+    Raises:
+        TypeError, ValueError: what does not fit, or an expression with something in it that is not allowed.
+
+    Example:
+        >>> import torch
+        >>> from tristep.viz import Function
+        >>> bowl = Function("bowl", "x**2 + 3 * y**2", xlim=(-2, 2), ylim=(-2, 2), start=(1.5, 1.0))
+        >>> bowl(torch.tensor([[1.0, 1.0], [0.0, 2.0]]))
+        tensor([ 4., 12.])
+        >>> values, gradients = bowl.value_and_gradient(torch.tensor([1.0, 1.0]))
+        >>> gradients
+        tensor([2., 6.])
+    """
+
+    name: str
+    expression: str | Callable[[torch.Tensor], torch.Tensor]
+    xlim: tuple[float, float] = (-2.0, 2.0)
+    ylim: tuple[float, float] = (-2.0, 2.0)
+    start: tuple[float, float] = (1.0, 1.0)
+    minima: tuple[Minimum, ...] = ()
+    about: str = ""
+    source: str = ""
+    noise: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("xlim", "ylim", "start"):
+            try:
+                first, second = getattr(self, name)
+            except (TypeError, ValueError):
+                raise TypeError(f"{name}={getattr(self, name)!r}: must be a pair of numbers") from None
+            pair = real(f"{name}[0]", first), real(f"{name}[1]", second)
+            if name != "start" and not pair[0] < pair[1]:
+                raise ValueError(f"{name}={pair}: the first must be less than the second")
+            object.__setattr__(self, name, pair)
+        object.__setattr__(self, "noise", real("noise", self.noise, low=0))
+        object.__setattr__(self, "seed", whole("seed", self.seed, low=0))
+        object.__setattr__(self, "minima", tuple(Minimum(*each) for each in self.minima))
+        tape = Expression(self.expression) if isinstance(self.expression, str) else None
+        if tape is None:
+            if not callable(self.expression):
+                raise TypeError(
+                    f"expression must be a string in x and y, or a callable on tensors, got {type(self.expression).__name__}"
+                )
+            _try(self.expression, self.start)
+        object.__setattr__(self, "_tape", tape)
+
+    def __call__(self, points: torch.Tensor) -> torch.Tensor:
+        """Values [...] at points [..., 2]; torch can go backwards through it."""
+        _check_points(points)
+        if isinstance(self.expression, str):
+            return self._tape.on_tensors(points[..., 0], points[..., 1])  # type: ignore[attr-defined]
+        return self.expression(points)
+
+    def value_and_gradient(self, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values [...] and gradients [..., 2] at points [..., 2], without noise."""
+        _check_points(points)
+        evaluate = self.evaluator(points.shape[:-1], points.detach().numpy().dtype)
+        where = points.detach().numpy()
+        value, dx, dy = evaluate(where[..., 0], where[..., 1])
+        return torch.from_numpy(value.copy()), torch.from_numpy(np.stack([dx, dy], axis=-1))
+
+    def evaluator(
+        self, shape: Sequence[int], dtype: Any = np.float32
+    ) -> Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """What finds values and gradients at as many points, again and again, with room that is made once.
+
+        Args:
+            shape: of the arrays of coordinates.
+            dtype: of these, float32 or float64.
+
+        Returns:
+            A function from arrays x and y to the arrays value, df/dx and df/dy, which the next call overwrites.
+        """
+        if self._tape is not None:  # type: ignore[attr-defined]
+            return self._tape.evaluator(tuple(shape), np.dtype(dtype))  # type: ignore[attr-defined]
+        return self._by_torch
+
+    def _by_torch(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        points = torch.from_numpy(np.stack([x, y], axis=-1)).requires_grad_()
+        value = self(points)
+        (gradient,) = torch.autograd.grad(value.sum(), points)
+        return value.detach().numpy(), gradient[..., 0].numpy(), gradient[..., 1].numpy()
+
+
+def _try(call: Callable[[torch.Tensor], torch.Tensor], start: tuple[float, float]) -> None:
+    """Refuse a callable that does not work on batches of points, or not backwards."""
+    points = torch.tensor([start, (start[0] + 0.5, start[1] + 0.25), (start[0] - 0.25, start[1])], requires_grad=True)
+    value = call(points)
+    what = f"the function gave {tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__}"
+    if not isinstance(value, torch.Tensor) or value.shape != (3,):
+        raise ValueError(f"{what} for points of shape (3, 2): it must give a tensor of one number for each, shape (3,)")
+    if not value.requires_grad:
+        raise ValueError(f"{what} that torch cannot go backwards through: it must compute with tensors, without .detach()")
+
+
+def _check_points(points: Any) -> None:
+    if not isinstance(points, torch.Tensor) or points.shape[-1:] != (2,) or not points.is_floating_point():
+        what = f"{points.dtype} {tuple(points.shape)}" if isinstance(points, torch.Tensor) else type(points).__name__
+        raise TypeError(f"points must be a tensor of floating-point numbers of shape [..., 2], got {what}")

@@ -1,0 +1,112 @@
+"""The hyper-parameters of an optimizer, and the ranges worth searching."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ...trainer.optimizer import Optimizer, RuleOptimizer, create
+
+__all__ = ["SearchRange", "search_ranges"]
+
+
+class SearchRange(NamedTuple):
+    """A hyper-parameter, for a slider.
+
+    Attributes:
+        name: of the argument.
+        default: its default.
+        low, high: the slider's ends.
+        scale: "log", for positive numbers; "zero and log", the same with 0 before it; "below one", for decays of averages,
+            whose distance from 1 is what counts; "above one", the same on the other side; "linear"; "whole"; or "flag".
+        values: the slider's positions, increasing, the default among them.
+    """
+
+    name: str
+    default: Any
+    low: Any
+    high: Any
+    scale: str
+    values: tuple[Any, ...]
+
+
+def search_ranges(optimizer: str | type[Optimizer]) -> list[SearchRange]:
+    """The hyper-parameters of an optimizer that a slider can move, found by asking its constructor.
+
+    Arguments come in the constructor's order, then `wd` where it may be other than 0. Names of strategies, and numbers that
+    may be missing, are left out.
+
+    Args:
+        optimizer: a registered name, or a class.
+
+    Raises:
+        ValueError: no optimizer is registered by that name.
+
+    Example:
+        >>> from tristep.viz import search_ranges
+        >>> [(setting.name, setting.default, setting.scale) for setting in search_ranges("adam")]
+        ... # doctest: +NORMALIZE_WHITESPACE
+        [('learning_rate', 0.001, 'log'), ('beta1', 0.9, 'below one'), ('beta2', 0.999, 'below one'),
+         ('epsilon', 1e-08, 'log'), ('lazy_update', True, 'flag'), ('wd', 0.0, 'zero and log')]
+    """
+    plain = create(optimizer) if isinstance(optimizer, str) else optimizer()
+    klass = type(plain)
+    used = set(plain.rule.hyper) if isinstance(plain, RuleOptimizer) else {"lr", "wd"}
+    own = klass.__init__ not in (RuleOptimizer.__init__, Optimizer.__init__)
+    parameters = inspect.signature(klass.__init__).parameters.items() if own else ()
+    defaults = {argument: parameter.default for argument, parameter in parameters}
+    if "learning_rate" in defaults or (not own and "lr" in used):
+        defaults["learning_rate"] = plain.lr
+    if used & {"wd", "decay"}:
+        defaults["wd"] = plain.wd
+    found = [_setting(klass, argument, each) for argument, each in defaults.items() if isinstance(each, (bool, int, float))]
+    return [setting for setting in found if len(setting.values) > 1]
+
+
+# Sliders.
+_BELOW_ONE = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.95, 0.965, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999)
+
+
+def _setting(klass: type[Optimizer], name: str, default: Any) -> SearchRange:
+    takes = functools.partial(_takes, klass, name)
+    if isinstance(default, bool):
+        return SearchRange(name, default, False, True, "flag", (False, True))
+    if isinstance(default, int) and not takes(0.5):
+        counts = [each for each in (0, 1, 2, 3, 4, 5, 6, 8, 10, 16, 20, 32, 50, 64, 100, 1000, 10_000) if takes(each)]
+        high = max(20, 4 * default)
+        return _positions(name, default, [each for each in counts if each <= high], "whole")
+    if not takes(1.0) and takes(0.5) and not takes(-0.5):
+        return _positions(name, default, [each for each in _BELOW_ONE if takes(each)], "below one")
+    if default < 0 or (takes(-0.5) and not takes(0.5)):
+        return _positions(
+            name, default, [each for each in (-1.0, -0.9, -0.7, -0.6, -0.5, -0.3, -0.1) if takes(each)], "linear"
+        )
+    if default == 0:
+        values = [0.0, *(m * 10.0**k for k in range(-5, 0) for m in (1, 2, 5)), 1.0]
+        return _positions(name, default, [each for each in values if takes(each)], "zero and log")
+    if not takes(1.0) and takes(2.0):
+        return _positions(
+            name, default, [float(f"{1 + (default - 1) * 10 ** (k / 4):.4g}") for k in range(-4, 5)], "above one"
+        )
+    each_decade = 8 if name == "learning_rate" else 4
+    wide = (3 if name == "learning_rate" or default < 0.1 else 1) * each_decade
+    grid = [default * 10 ** (k / each_decade) for k in range(-wide, wide + 1)]
+    return _positions(
+        name, default, [default if each == default else float(f"{each:.4g}") for each in grid if takes(each)], "log"
+    )
+
+
+def _positions(name: str, default: Any, values: Sequence[Any], scale: str) -> SearchRange:
+    ordered = tuple(sorted({*values, default}))
+    return SearchRange(name, default, ordered[0], ordered[-1], scale, ordered)
+
+
+def _takes(klass: type[Optimizer], name: str, value: Any) -> bool:
+    """Whether the constructor accepts this."""
+    try:
+        klass(**{name: value})
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,112 @@
+"""What updates the points of a simulation: all at once, or one after the other."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...trainer.many import Many
+from ...trainer.optimizer import Optimizer
+from .candidates import PlainUpdate, TorchFactory
+
+__all__ = ["BatchedRunner", "Runner", "SequentialRunner"]
+
+
+class BatchedRunner:
+    """Points as the weights of trainings, which `Many` steps. Each has all starts in one weight, or one for each.
+
+    Attributes:
+        size: how many points there are.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], starts: np.ndarray, together: bool, engine: str | None) -> None:
+        if not together:
+            optimizers = [copy.deepcopy(each) for each in optimizers for _ in range(len(starts))]
+        n, count = len(optimizers), len(starts)
+        self.size = n * count if together else n
+        # Rows that begin at multiples of 16 bytes, so that all go into one launch.
+        width = count + count % 2 if together else 2
+        weights, gradients = np.zeros((2, n, 2, width), np.float32)
+        if together:
+            self._points, self._slopes = weights[:, :, :count], gradients[:, :, :count]
+        else:
+            weights, gradients = weights[:, 0], gradients[:, 0]
+            self._points, self._slopes = weights[:, :, None], gradients[:, :, None]
+        self._set(starts)
+        self._many = Many(optimizers, [torch.from_numpy(weights)], engine, stacked=True)
+        self._given = [torch.from_numpy(gradients)]
+        self._steps: Iterator[None] | None = None  # those after the first
+
+    def restart(self, starts: np.ndarray) -> bool:
+        """Begin anew at as many starts; False where it cannot be done."""
+        self._set(starts)
+        return self._many.restart()
+
+    def _set(self, starts: np.ndarray) -> None:
+        count, n = len(starts), len(self._points)
+        if self._points.shape[-1] == count:
+            self._points[:] = starts.T
+        else:
+            self._points[:, :, 0] = np.tile(starts, (n // count, 1))
+
+    def read(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Put where the points are into these arrays [size]."""
+        n = len(self._points)
+        x.reshape(n, -1)[:], y.reshape(n, -1)[:] = self._points[:, 0], self._points[:, 1]
+
+    def step(self, dx: np.ndarray, dy: np.ndarray) -> None:
+        n = len(self._points)
+        self._slopes[:, 0], self._slopes[:, 1] = dx.reshape(n, -1), dy.reshape(n, -1)
+        if self._steps is None:
+            self._many.step(self._given)
+            self._steps = self._many.steps()
+        else:
+            next(self._steps)
+
+    def states(self, training: int) -> tuple[torch.Tensor, ...]:
+        return self._many.updaters[training].states[0]
+
+
+class SequentialRunner:
+    """Points that are updated each by itself, by torch's optimizers or plain callables."""
+
+    def __init__(self, made: Sequence[Any], starts: np.ndarray) -> None:
+        self.size = len(made) * len(starts)
+        self._points = [torch.from_numpy(start.copy()) for _ in made for start in starts]
+        self._steps: list[Callable[[], object]] = []
+        for i, point in enumerate(self._points):
+            own = made[i // len(starts)]
+            if isinstance(own, TorchFactory):
+                point.requires_grad_()
+                self._steps.append(own.make([point]).step)
+            else:
+                self._steps.append(functools.partial(_move, own, point, {}))
+
+    def restart(self, starts: np.ndarray) -> bool:
+        return False  # what they carry on is theirs
+
+    def read(self, x: np.ndarray, y: np.ndarray) -> None:
+        x[:], y[:] = torch.stack(self._points).detach().numpy().T
+
+    def step(self, dx: np.ndarray, dy: np.ndarray) -> None:
+        gradients = torch.from_numpy(np.stack([dx, dy], axis=-1))
+        for point, gradient, step in zip(self._points, gradients, self._steps, strict=True):
+            point.grad = gradient
+            step()
+
+
+Runner = BatchedRunner | SequentialRunner
+
+
+@torch.no_grad()
+def _move(own: PlainUpdate, point: torch.Tensor, state: dict[str, Any]) -> None:
+    new = own.update(point.clone(), point.grad, state, own.rate)
+    if not isinstance(new, torch.Tensor) or new.shape != (2,):
+        what = f"shape {tuple(new.shape)}" if isinstance(new, torch.Tensor) else type(new).__name__
+        raise ValueError(f"the callable gave {what}: it must return the new point, a tensor of shape (2,)")
+    point.copy_(new)

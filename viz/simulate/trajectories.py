@@ -1,0 +1,232 @@
+"""Trajectories of optimizers on functions of two variables, with the library's own rules.
+
+All is plain arrays; the views draw them. The points are the weights of many small trainings, which are updated as any other
+weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...trainer.arguments import whole
+from ...trainer.interrupts import interrupts_wait
+from .candidates import Candidate, named_optimizers, settings_to_try
+from .catalog import function
+from .functions import Function
+from .runners import BatchedRunner, Runner, SequentialRunner
+
+__all__ = ["Simulation", "Trajectories", "checked_starts", "farthest", "gradient_noise", "simulate"]
+
+FAR = 100.0  # times half the drawn width from its middle: who gets there has diverged
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """What `simulate` found. The axes of its arrays are optimizers, values, starts, and steps from 0, the start itself.
+
+    Attributes:
+        function: what was raced on.
+        names: of the optimizers.
+        values: for each value what was varied, such as {"learning_rate": 0.1}; one empty dict if nothing was.
+        learning_rates: float64 [n_optimizers, n_values], those in use at the first step; NaN of a callable without one.
+        starts: float32 [n_starts, 2].
+        paths: float32 [n_optimizers, n_values, n_starts, steps + 1, 2].
+        losses: float32 [n_optimizers, n_values, n_starts, steps + 1], without noise.
+        diverged: bool [n_optimizers, n_values, n_starts]: whether a path or loss became infinite or NaN, or a path got
+            farther from the middle of what is drawn than 100 times half its size.
+    """
+
+    function: Function
+    names: tuple[str, ...]
+    values: tuple[dict[str, Any], ...]
+    learning_rates: np.ndarray
+    starts: np.ndarray
+    paths: np.ndarray
+    losses: np.ndarray
+    diverged: np.ndarray
+
+    @property
+    def steps(self) -> int:
+        return self.losses.shape[-1] - 1
+
+    def __repr__(self) -> str:
+        _, v, s, _ = self.losses.shape
+        return f"<trajectories on {self.function.name}: {', '.join(self.names)}; {v} values, {s} starts, {self.steps} steps>"
+
+
+def simulate(
+    on: str | Function | Callable[[torch.Tensor], torch.Tensor],
+    optimizers: Any,
+    start: Any = None,
+    steps: int = 200,
+    *,
+    learning_rates: Sequence[float] | None = None,
+    relative: bool = False,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    seed: int = 0,
+    engine: str | None = None,
+) -> Trajectories:
+    """Let optimizers run on a function of two variables, each with all values of what is varied, from all starts.
+
+    Args:
+        on: as for `function`.
+        optimizers: names, such as ["sgd", "adam"]; or a mapping from labels to what is to run: a dict of arguments, with the
+            optimizer's name under "optimizer" unless that is the label; an `Optimizer` or its class; a class of torch's, or
+            a functools.partial of one; or a callable `(point, gradient, state, lr) -> new point` of tensors [2], with
+            a dict of its own as `state`. Instances, torch's and callables can be "optimizer" of a dict, too, with only a
+            "learning_rate" beside it. The last two kinds are run one by one, which is slow.
+        start: (x, y), or [n_starts, 2]; the function's own if left out.
+        steps: >= 1.
+        learning_rates: those to try, each with every optimizer; None for each one's own.
+        relative: whether `learning_rates` are factors of each one's own.
+        sweep: other arguments to try, as {"beta1": [0.5, 0.9]}; combined with each other and with the rates, the first
+            named varying slowest and rates fastest.
+        seed: of the function's noise, if it has any. At the same step from the same start all get the same noise.
+        engine: as for `tristep.kernels.choose_engine`, on the CPU.
+
+    Raises:
+        TypeError, ValueError: what does not fit.
+
+    Example:
+        >>> from tristep.viz import simulate
+        >>> found = simulate("ill_conditioned_bowl", ["sgd", "adam"], steps=100, learning_rates=[0.001, 0.01, 0.1])
+        >>> found.paths.shape
+        (2, 3, 1, 101, 2)
+        >>> found.diverged[:, :, 0].tolist()
+        [[False, False, True], [False, False, False]]
+    """
+    return Simulation(
+        on, optimizers, steps, learning_rates=learning_rates, relative=relative, sweep=sweep, seed=seed, engine=engine
+    ).run(start)
+
+
+class Simulation:
+    """What `simulate` does, prepared once for runs from many starts one after the other, as when a start is dragged.
+
+    Args:
+        on, optimizers, steps, learning_rates, relative, sweep, seed, engine: as for `simulate`.
+
+    Raises:
+        TypeError, ValueError: what does not fit.
+
+    Example:
+        >>> from tristep.viz.simulate import Simulation
+        >>> simulation = Simulation("ill_conditioned_bowl", ["sgd", "adam"], steps=100, learning_rates=[0.001, 0.01])
+        >>> simulation.run((1.0, 1.0)).paths.shape, simulation.run((2.0, 1.0)).starts.tolist()
+        ((2, 2, 1, 101, 2), [[2.0, 1.0]])
+    """
+
+    def __init__(
+        self,
+        on: str | Function | Callable[[torch.Tensor], torch.Tensor],
+        optimizers: Any,
+        steps: int = 200,
+        *,
+        learning_rates: Sequence[float] | None = None,
+        relative: bool = False,
+        sweep: Mapping[str, Sequence[Any]] | None = None,
+        seed: int = 0,
+        engine: str | None = None,
+    ) -> None:
+        self.function = function(on)
+        self.steps, self._seed, self._engine = whole("steps", steps, low=1), whole("seed", seed, low=0), engine
+        self._values, self._relative = settings_to_try(learning_rates, sweep), relative
+        self._given = named_optimizers(optimizers)
+        self._candidates: list[Candidate] | None = self._make_candidates()
+        self._runners: list[Runner] = []
+        self._n_starts = 0
+
+    def run(self, start: Any = None) -> Trajectories:
+        """The trajectories from (x, y), or from [n_starts, 2]; from the function's own start if left out."""
+        where, steps, starts = self.function, self.steps, checked_starts(self.function, start)
+        candidates = self._make_ready(starts)
+        runners = self._runners
+        n, v, s = len(candidates), len(self._values), len(starts)
+        noise = gradient_noise(where, self._seed, steps, s)
+        points = np.empty((steps + 1, 2, n * v * s), np.float32)
+        losses = np.empty((steps + 1, n * v * s), np.float32)
+        evaluate = where.evaluator((n * v * s,))
+        x, y = np.empty(n * v * s, np.float32), np.empty(n * v * s, np.float32)
+        stops = np.cumsum([runner.size for runner in runners])
+        parts = [slice(stop - runner.size, stop) for runner, stop in zip(runners, stops, strict=True)]
+        for t in range(steps + 1):
+            for runner, part in zip(runners, parts, strict=True):
+                runner.read(x[part], y[part])
+            points[t, 0], points[t, 1] = x, y
+            losses[t], *slopes = evaluate(x, y)
+            if t == steps:
+                break
+            if noise is not None:
+                for slope, each in zip(slopes, noise[t], strict=True):
+                    slope.reshape(-1, s)[:] += each
+            with interrupts_wait():  # once for all runners, each of which would do it
+                for runner, part in zip(runners, parts, strict=True):
+                    runner.step(slopes[0][part], slopes[1][part])
+
+        order = [candidate for kind in (True, False, None) for candidate in candidates if candidate.together is kind]
+        back = [order.index(candidate) for candidate in candidates]  # no two are equal
+        paths = np.ascontiguousarray(points.reshape(steps + 1, 2, n, v, s).transpose(2, 3, 4, 0, 1)[back])
+        found = np.ascontiguousarray(losses.reshape(steps + 1, n, v, s).transpose(1, 2, 3, 0)[back])
+        rates = np.array([candidate.rates for candidate in candidates])
+        names = tuple(candidate.name for candidate in candidates)
+        values = tuple(map(dict, self._values))
+        return Trajectories(where, names, values, rates, starts, paths, found, _diverged(where, paths, found))
+
+    def _make_candidates(self) -> list[Candidate]:
+        return [Candidate(name, given, self._values, self._relative) for name, given in self._given.items()]
+
+    def _make_ready(self, starts: np.ndarray) -> list[Candidate]:
+        """Put all runners at their starts: those of the run before where that can be done, else new ones."""
+        candidates = self._candidates
+        if self._runners:
+            if candidates is not None and len(starts) == self._n_starts and all(r.restart(starts) for r in self._runners):
+                return candidates
+            candidates = None  # they have run
+        self._candidates = candidates = self._make_candidates() if candidates is None else candidates
+        self._runners, self._n_starts = [], len(starts)
+        for together in (True, False):
+            trainings = [each for candidate in candidates if candidate.together is together for each in candidate.trainings]
+            if trainings:
+                self._runners.append(BatchedRunner(trainings, starts, together, self._engine))
+        self._runners += [
+            SequentialRunner(candidate.trainings, starts) for candidate in candidates if candidate.together is None
+        ]
+        return candidates
+
+
+def checked_starts(where: Function, start: Any) -> np.ndarray:
+    try:
+        starts = np.array(where.start if start is None else start, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise TypeError(f"start={start!r}: must be (x, y) or an array [n_starts, 2]") from None
+    starts = starts[None] if starts.ndim == 1 else starts
+    if starts.ndim != 2 or starts.shape[1] != 2 or not len(starts) or not np.isfinite(starts).all():
+        raise ValueError(f"start has shape {np.shape(start)}: must be (x, y) or [n_starts, 2], finite")
+    return starts
+
+
+def gradient_noise(where: Function, seed: int, steps: int, n_starts: int) -> np.ndarray | None:
+    """What is added to gradients, [steps, 2, n_starts]."""
+    if not where.noise:
+        return None
+    draw = np.random.default_rng([where.seed, seed]).standard_normal((n_starts, steps, 2), dtype=np.float32)
+    return np.ascontiguousarray(draw.transpose(1, 2, 0)) * np.float32(where.noise)
+
+
+def _diverged(where: Function, paths: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    return ~(farthest(where, paths) <= FAR) | ~np.isfinite(losses.max(axis=-1))
+
+
+def farthest(where: Function, paths: np.ndarray) -> np.ndarray:
+    """How far paths [..., steps, 2] get from the middle of what is drawn, in halves of its width or height."""
+    found = np.float32(0.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for k, (low, high) in enumerate((where.xlim, where.ylim)):
+            away = np.abs(paths[..., k] - np.float32((low + high) / 2)).max(axis=-1)
+            found = np.maximum(found, away / np.float32((high - low) / 2))
+    return found
