@@ -142,7 +142,7 @@ def test_wrong_arguments_are_refused_before_anything_is_trained(arguments, messa
 
 @pytest.mark.parametrize("library", ["sklearn", "matplotlib"])
 def test_without_the_notebook_extra_the_demo_says_so(library, tmp_path, capsys, monkeypatch):
-    for module in ("tristep.demo", "tristep.viz", "tristep.viz.curves", "tristep.viz.style", "sklearn.datasets"):
+    for module in ("tristep.demo", "tristep.viz", "tristep.viz.views.curves", "tristep.viz.style", "sklearn.datasets"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     assert main(["demo", "--epochs", "1", "--out", str(tmp_path / "x.png")]) == 1

@@ -14,18 +14,11 @@ except ModuleNotFoundError as error:
         "tristep.viz draws with matplotlib, which is missing: pip install 'tristep[notebook]'", name=error.name
     ) from error
 
-from .curves import plot_schedules, plot_training
-from .dashboard import Dashboard
-from .heatmap import TensorHeatmap
 from .live import LiveLoop, LiveView, Snapshot
-from .loss_plane import LossPlaneView
-from .lr_finder import LRFinderView
-from .playground import BasinMap, Playground, SensitivityView, TrajectoryView
 from .record import Curve, Recorder, Run, RunSet, Series, diagnose
 from .render.matplotlib import draw
 from .render.renderers import Capabilities, capabilities, set_renderer
 from .scene import Arrows, Axis, Band, Button, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, Text
-from .schedule_view import ScheduleView
 from .simulate import (
     FUNCTIONS,
     Basins,
@@ -49,9 +42,25 @@ from .simulate import (
     tune_learning_rates,
 )
 from .style import Figure
-from .sweep_view import SweepView
-from .training_views import LossView, UpdateRatioView, WeightsView
-from .view import FrameBudget, View
+from .views import (
+    BasinMap,
+    Dashboard,
+    FrameBudget,
+    LossPlaneView,
+    LossView,
+    LRFinderView,
+    Playground,
+    ScheduleView,
+    SensitivityView,
+    SweepView,
+    TensorHeatmap,
+    TrajectoryView,
+    UpdateRatioView,
+    View,
+    WeightsView,
+    plot_schedules,
+    plot_training,
+)
 
 __all__ = [
     "FUNCTIONS",

@@ -20,11 +20,10 @@ from IPython.display import display
 from .. import viz
 from ..trainer import LRFinder, Trainer, lr_find, lr_scheduler
 from ..trainer.optimizer import Optimizer
-from . import displays
 from .live import MODES, LiveLoop, stop_loops
 from .record import Recorder, Run
 from .render.notebook import has_front_end, in_notebook, request
-from .view import View
+from .views import View, reprs
 
 __all__ = ["load", "unload"]
 
@@ -38,9 +37,9 @@ def load(shell: Any) -> None:
     magics = TristepMagics(shell)
     shell.register_magics(magics)
     formatter = shell.display_formatter.mimebundle_formatter
-    magics.replaced = {kind: formatter.type_printers.get(kind) for kind in displays.TYPES}
-    for kind in displays.TYPES:
-        formatter.for_type(kind, displays.bundle)
+    magics.replaced = {kind: formatter.type_printers.get(kind) for kind in reprs.TYPES}
+    for kind in reprs.TYPES:
+        formatter.for_type(kind, reprs.mimebundle)
     shell.events.register("pre_run_cell", magics.before_cell)
 
 
@@ -54,7 +53,7 @@ def unload(shell: Any) -> None:
     for kind, before in magics.replaced.items():
         if before is not None:
             formatter.for_type(kind, before)
-        elif formatter.type_printers.get(kind) is displays.bundle:
+        elif formatter.type_printers.get(kind) is reprs.mimebundle:
             formatter.pop(kind)
     manager = shell.magics_manager
     del manager.registry[TristepMagics.__name__]

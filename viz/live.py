@@ -13,7 +13,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,8 +28,7 @@ from ..trainer.snapshot import random_state, set_random_state
 from .record import Recorder, Run, RunSet, Series
 from .render.notebook import has_front_end, in_notebook, request, running_event_loop
 from .scene import Axis, Button, Control, Layer, Panel, Scene, Text
-from .training_views import LossView
-from .view import FrameBudget, View
+from .views import FrameBudget, LossView, View
 
 __all__ = ["LiveLoop", "LiveView", "Snapshot", "stop_loops"]
 
@@ -767,9 +766,9 @@ class LiveLoop:
             return
         try:
             if turn is None:
-                view._refresh_at_once()
+                view.display.refresh_at_once()
                 return
-            with view._drawing():
+            with view.display.drawing():
                 if self._is_on(turn):
                     view.refresh()
         except Exception as error:  # a picture must not end hours of training
@@ -856,16 +855,16 @@ class LiveView(LossView):
             heights=[height / scene.height * sum(shares), *shares],
         )
 
-    @contextmanager
-    def _drawing(self) -> Iterator[None]:
-        """As of any view, between two steps: a step may draw, too, so nobody may have the view and wait for its end."""
-        with self.loop._at_rest(), super()._drawing():
-            yield
+    def at_rest(self) -> AbstractContextManager[None]:
+        """Between two steps: a step may draw, too, so nobody may have the view and wait for its end."""
+        return self.loop._at_rest()
 
-    def _goes_on(self) -> bool:
+    def is_live(self) -> bool:
+        """Whether the loop is running."""
         return self.loop.status == "running"
 
-    def _home(self) -> asyncio.AbstractEventLoop | None:
+    def event_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The one that runs the steps."""
         return self.loop._event_loop
 
     def status(self) -> str:

@@ -136,7 +136,9 @@ def test_a_race_in_core_widgets(book, browser):
     browser.until(lambda: browser.image(image) == before, "the picture of before")
     assert browser.find(image).get_attribute("title") == book.run("print(view.describe())").strip()
     # It is the picture that Python has drawn.
-    png = book.run("box = view._open[-1].widget\nimport hashlib\nprint(hashlib.sha256(box.children[0].value).hexdigest())")
+    png = book.run(
+        "box = view.display.widgets[-1]\nimport hashlib\nprint(hashlib.sha256(box.children[0].value).hexdigest())"
+    )
     assert png.strip() == before
     browser.keep("view-widgets")
     book.run("view.close()")

@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("IPython")
 
 from tristep.viz import Run
-from tristep.viz.displays import simulate_torch, to_html
+from tristep.viz.views.reprs import simulate_torch, to_html
 
 VOID = ("img", "br")
 

@@ -5,7 +5,6 @@ import itertools
 import os
 import signal
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from tristep import viz
 from tristep.viz import LiveLoop, Recorder
 from tristep.viz.live import MULTIPLIERS
 from tristep.viz.scene import Axis, Line, Panel, Scene, Text
-from tristep.viz.view import FrameBudget, View
+from tristep.viz.views import FrameBudget, View
 
 
 @pytest.fixture(autouse=True)
@@ -941,7 +940,7 @@ def test_a_page_that_has_been_closed_is_noticed(when_unseen, monkeypatch):
 
     loop = LiveLoop(steps, mode="block", when_unseen=when_unseen)
     loop._clock = lambda: next(ticks)  # every step is a slice
-    loop.view._clock = loop.view._budget._clock = lambda: now[0]
+    loop.view.display.clock = loop.view.display.budget.clock = lambda: now[0]
     viz.set_renderer("canvas")
     widget = loop.view.widget()
     loop.start()
@@ -1066,13 +1065,15 @@ def shown(loop, monkeypatch):
     """A canvas that shows the loop, and its frames to come: what they say, and the thread that sent them."""
     pytest.importorskip("anywidget")
     viz.set_renderer("canvas")
-    monkeypatch.setattr(loop.view, "_budget", FrameBudget(most=100.0, clock=lambda: 0.0))  # due once; others are put off
+    monkeypatch.setattr(
+        loop.view.display, "budget", FrameBudget(most=100.0, clock=lambda: 0.0)
+    )  # due once; others are put off
     canvas, frames = loop.view.widget(), []
 
-    def note(scene, live):
-        frames.append((_texts(scene)[0], threading.get_ident()))
+    def note(_):
+        frames.append((_texts(loop.view.display.shown)[0], threading.get_ident()))
 
-    loop.view._open = [replace(opened, show=note) for opened in loop.view._open]
+    canvas.observe(note, "payload")
     return canvas, frames
 
 

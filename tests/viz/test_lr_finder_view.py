@@ -78,4 +78,4 @@ def test_what_is_no_result_is_refused():
 
 
 def test_docstring_examples():
-    assert doctest.testmod(sys.modules["tristep.viz.lr_finder"]).failed == 0
+    assert doctest.testmod(sys.modules["tristep.viz.views.lr_finder"]).failed == 0

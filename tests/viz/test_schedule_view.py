@@ -219,4 +219,4 @@ def test_it_can_be_drawn():
 
 
 def test_docstring_examples():
-    assert doctest.testmod(sys.modules["tristep.viz.schedule_view"]).failed == 0
+    assert doctest.testmod(sys.modules["tristep.viz.views.schedule"]).failed == 0

@@ -20,13 +20,13 @@ ipywidgets = pytest.importorskip("ipywidgets")
 from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
 from PIL import Image as Pixels  # noqa: E402
 
-from tristep.viz import view as module  # noqa: E402
 from tristep.viz.render.ipywidgets import SceneBox  # noqa: E402
 from tristep.viz.render.matplotlib import Picture  # noqa: E402
 from tristep.viz.render.renderers import capabilities, set_renderer  # noqa: E402
 from tristep.viz.scene import Axis, Button, Click, Control, Heatmap, Line, Panel, Scene  # noqa: E402
 from tristep.viz.style import Figure  # noqa: E402
-from tristep.viz.view import WIDGET, FrameBudget, View  # noqa: E402
+from tristep.viz.views import FrameBudget, View  # noqa: E402
+from tristep.viz.views.view import WIDGET  # noqa: E402
 
 RATE = Control("rate", "learning rate", [0.1, 0.2, 0.3], index=1)
 STEP = Control("step", "step", [0, 1, 2, 3], kind="play", seconds=2.0)
@@ -80,7 +80,7 @@ def canvas(monkeypatch):
     pages = types.SimpleNamespace(
         SceneWidget=StandIn, page=lambda payload, title, description: f"{title}: {description} {len(payload)}"
     )
-    monkeypatch.setattr(module, "_canvas_module", lambda: pages)
+    monkeypatch.setitem(sys.modules, "tristep.viz.render.canvas", pages)
     return pages
 
 
@@ -129,9 +129,9 @@ def test_an_output_has_its_renderers_data_and_all_below_and_no_html(renderer, ki
         assert picture.size == ((450, 300) if renderer == "matplotlib" else (300, 200))
         assert about["image/png"] == {"width": 300, "height": 200}
     if WIDGET in kinds:
-        (opened,) = view._open
-        assert isinstance(opened.widget, StandIn if renderer == "canvas" else SceneBox)
-        assert data[WIDGET]["model_id"] == opened.widget.model_id
+        (widget,) = view.display.widgets
+        assert isinstance(widget, StandIn if renderer == "canvas" else SceneBox)
+        assert data[WIDGET]["model_id"] == widget.model_id
 
 
 @pytest.mark.packaging
@@ -292,7 +292,7 @@ def test_what_was_put_off_is_drawn_when_the_event_loop_is_free(canvas):
     async def cell():
         widget = view.widget()
         view.refresh()
-        view._budget._next = asyncio.get_running_loop().time() * 0 + view._budget._clock() + 0.01
+        view.display.budget._next = asyncio.get_running_loop().time() * 0 + view.display.budget._clock() + 0.01
         view.height = 0.25
         view.refresh()
         before = widget.payload
@@ -332,20 +332,20 @@ def test_a_view_takes_the_place_of_another_of_its_name(canvas):
 
 def test_running_a_cell_again_closes_what_it_showed(canvas, monkeypatch):
     parent = {"metadata": {"cellId": "one cell"}, "header": {"msg_id": "1"}}
-    kernel = types.SimpleNamespace(get_parent=lambda: parent)
+    kernel = types.SimpleNamespace(get_parent=lambda _: parent)
     monkeypatch.setattr("IPython.get_ipython", lambda: types.SimpleNamespace(kernel=kernel, user_ns={}))
     set_renderer("canvas")
     first, second = Curve(), Curve()
     for view in (first, second):
         view._repr_mimebundle_()
-    shown = [view._open[0].widget for view in (first, second)]
+    shown = [view.display.widgets[0] for view in (first, second)]
     parent = {"metadata": {"cellId": "another cell"}, "header": {"msg_id": "2"}}
     first._repr_mimebundle_()
     assert all(widget.comm is not None for widget in shown)  # two in one run, and one of them elsewhere too
     parent = {"metadata": {"cellId": "one cell"}, "header": {"msg_id": "3"}}
     Curve()._repr_mimebundle_()
     assert all(widget.comm is None for widget in shown)
-    assert len(first._open) == 1
+    assert len(first.display.widgets) == 1
 
 
 def test_views_that_nothing_refers_to_leave_nothing_behind():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +10,9 @@ import numpy as np
 import torch
 
 from ...trainer import Trainer
-from .probes import OptimizerProbe, TrainerProbe, copy_to_host
+from .probes import OptimizerProbe, TrainerProbe
 from .runs import Run
-from .series import Series
+from .scalars import ScalarBuffer, checked_scalars
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -88,8 +87,7 @@ class Recorder:
             measuring.close()
             raise
         self._last = 0
-        self._here: dict[str, tuple[list[int], list[float]]] = {}  # numbers that are not in the run yet
-        self._later: deque[tuple[int, str, torch.Tensor, Any]] = deque()
+        self._scalars = ScalarBuffer()
         self._looked = time.monotonic()
 
     def step(self, **scalars: float | torch.Tensor) -> None:
@@ -105,30 +103,11 @@ class Recorder:
         number = self._measuring.number
         if number <= self._last:
             raise ValueError(f"step() after update {number}, which has been recorded: call it once after each step")
-        here: dict[str, float] = {"learning_rate": self._measuring.learning_rate}
-        there: dict[str, torch.Tensor] = {}
-        for name, value in scalars.items():
-            if isinstance(value, torch.Tensor):
-                if value.numel() != 1:
-                    raise ValueError(f"{name} has shape {tuple(value.shape)}: must be a single number")
-                if value.device.type == "cpu":
-                    here[name] = float(value.detach())
-                else:
-                    there[name] = value.detach().reshape(())
-            else:
-                try:
-                    here[name] = float(value)
-                except (TypeError, ValueError):
-                    raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})") from None
+        values = checked_scalars({"learning_rate": self._measuring.learning_rate} | scalars)
         self._last = number
-        for name, value in here.items():
-            steps, values = self._here.setdefault(name, ([], []))
-            steps.append(number)
-            values.append(value)
-        for name, value in there.items():
-            self._later.append((number, name, *copy_to_host(value)))
-        for name, (parameter, places) in self._watched.items():
-            self._later.append((number, name, *copy_to_host(parameter.detach().reshape(-1)[places])))
+        self._scalars.add(number, values)
+        watched = self._watched.items()
+        self._scalars.add(number, {name: param.detach().reshape(-1)[places] for name, (param, places) in watched})
         self._measuring.after_step()
         if time.monotonic() - self._looked > SECONDS or self._measuring.is_pressed():
             self.look()
@@ -152,7 +131,7 @@ class Recorder:
     @property
     def pending(self) -> bool:
         """Whether something that has been recorded has not arrived in the run yet; `flush` waits for it."""
-        return bool(self._here or self._later) or self._measuring.pending
+        return self._scalars.pending or self._measuring.pending
 
     def record_into(self, run: Run, last_step: int) -> None:
         """Go on in another run, after trainer or optimizer have been put back to where they were after `last_step`.
@@ -175,19 +154,12 @@ class Recorder:
     def look(self) -> None:
         """Take what has arrived from the device into the run. `step` does so now and then. Never waits."""
         self._looked = time.monotonic()
-        self._put_numbers()
-        while self._later and (self._later[0][3] is None or self._later[0][3].query()):
-            self._take(*self._later.popleft()[:3])
+        self._scalars.look(self._run)
         self._measuring.read_into(self._run)
 
     def flush(self) -> None:
         """Wait for all that has been recorded, and take it into the run."""
-        self._put_numbers()
-        while self._later:
-            number, name, value, event = self._later.popleft()
-            if event is not None:
-                event.synchronize()
-            self._take(number, name, value)
+        self._scalars.flush(self._run)
         self._measuring.flush()
         self._measuring.read_into(self._run)
 
@@ -204,19 +176,6 @@ class Recorder:
 
     def __repr__(self) -> str:
         return f"Recorder({self._run!r})"
-
-    def _put_numbers(self) -> None:
-        for name, (steps, values) in self._here.items():
-            self._run.scalars.setdefault(name, Series()).extend(steps, values)
-        if self._here:
-            self._run.version += 1
-        self._here = {}
-
-    def _take(self, number: int, name: str, value: torch.Tensor) -> None:
-        if value.ndim == 0:
-            self._run.add_scalars(number, {name: float(value)})
-        else:
-            self._run.add_weights(number, {name: value.float().numpy()})
 
 
 def _watched(

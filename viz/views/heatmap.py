@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ..trainer.arguments import choice
-from .record import Curve, Recorder, Run
-from .record.diagnosis import nonfinite_gradients
-from .scene import Axis, Click, Control, Heatmap, Layer, Panel, Points, Scene, Text
-from .training_views import OneRunView, Rows, _drawable, _empty, norm_panel
+from ...trainer.arguments import choice
+from ..record import Curve, Recorder, Run
+from ..record.diagnosis import nonfinite_gradients
+from ..scene import Axis, Click, Control, Heatmap, Layer, Panel, Points, Scene, Text
+from .rows import Rows
+from .run_view import OneRunView
+from .series import drawable, empty_scene
+from .weights import norm_panel
 
 __all__ = ["TensorHeatmap", "heat_panels", "histogram_panel"]
 
@@ -58,7 +61,7 @@ class TensorHeatmap(OneRunView):
         rows = Rows(self.run)
         quantities = [name for name in QUANTITIES if len(self.run.tensors.get(name, ()))]
         if not quantities:
-            return _empty("no tensors recorded yet", self.description())
+            return empty_scene("no tensors recorded yet", self.description())
         first = quantities.index(self.quantity) if self.quantity in quantities else 0
         heat, bar = heat_panels(self.run, rows, quantities)
         words = [QUANTITIES[name][1] for name in quantities]
@@ -157,7 +160,7 @@ def histogram_panel(run: Run, rows: Rows) -> Panel | None:
     powers = np.log10(run.edges)  # cells are of equal height on these
     low, high = float(2 * powers[0] - powers[1]), float(2 * powers[-1] - powers[-2])
     reach, label = (edges[[0, -1]], [low, high]), "share of elements"
-    image = Heatmap(_drawable(cells), *reach, limits=(1e-4, 1.0), scale="log", label=label, by=("layer",))
+    image = Heatmap(drawable(cells), *reach, limits=(1e-4, 1.0), scale="log", label=label, by=("layer",))
     ticks = [(power, f"{10.0**power:g}".replace("e-0", "e-")) for power in range(math.ceil(low), math.floor(high) + 1, 2)]
     down = Axis(f"absolute value in the {what}", low, high, ticks=ticks)
     return Panel(Axis("step", *edges[[0, -1]].tolist()), down, [image])

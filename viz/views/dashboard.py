@@ -7,22 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from ..record import Recorder, Run, Series
+from ..record.statistics import smoothed
+from ..scene import Axis, Band, Click, Control, Layer, Line, Panel, RefLine, Scene, Text
 from .heatmap import QUANTITIES, heat_panels, histogram_panel
-from .record import Recorder, Run, Series
-from .record.statistics import smoothed
-from .scene import Axis, Band, Click, Control, Layer, Line, Panel, RefLine, Scene, Text
-from .training_views import (
-    OneRunView,
-    Rows,
-    _drawable,
-    _empty,
-    _from_zero,
-    _middle,
-    _percentiles,
-    held,
-    norm_panel,
-    ratio_panel,
-)
+from .rows import Rows
+from .run_view import OneRunView
+from .series import axis_from_zero, drawable, empty_scene, held, middle_steps, percentiles
+from .weights import norm_panel, ratio_panel
 
 __all__ = ["Dashboard"]
 
@@ -54,7 +46,7 @@ class Dashboard(OneRunView):
         """The picture as data."""
         run = self.run
         if not run.last_step:
-            return _empty("nothing recorded yet", self.description())
+            return empty_scene("nothing recorded yet", self.description())
         rows = Rows(run)
         scalars = [name for name in ("loss", "learning_rate") if len(run.scalars.get(name, ()))]
         steps = _stops(run)
@@ -102,23 +94,23 @@ class Dashboard(OneRunView):
 
 def _loss_panel(series: Series) -> Panel:
     curve = series.curve()
-    x = _middle(curve)
+    x = middle_steps(curve)
     scale = "log" if (curve.mean > 0).any() else "linear"
     (mean,) = smoothed(curve.mean, [max(len(x) / 50, 1.0) if len(x) > 20 else 0.0], scale)
     layers: list[Layer] = [
-        Band(x, _drawable(curve.low), _drawable(curve.high), alpha=0.12),
-        Line(x, _drawable(curve.mean), width=0.6, alpha=0.35),
-        Line(x, _drawable(mean), marker=len(x) == 1),
+        Band(x, drawable(curve.low), drawable(curve.high), alpha=0.12),
+        Line(x, drawable(curve.mean), width=0.6, alpha=0.35),
+        Line(x, drawable(mean), marker=len(x) == 1),
     ]
-    vertical = Axis.over("loss", mean, _percentiles(curve.mean), scale=scale)
+    vertical = Axis.over("loss", mean, percentiles(curve.mean), scale=scale)
     return Panel(Axis.over("step", curve.first[:1], curve.last[-1:], margin=0.01), vertical, layers)
 
 
 def _rate_panel(series: Series) -> Panel:
     curve = series.curve()
-    line = Line(*held(_middle(curve), _drawable(curve.mean)), marker=len(curve.first) == 1)
+    line = Line(*held(middle_steps(curve), drawable(curve.mean)), marker=len(curve.first) == 1)
     across = Axis.over("step", curve.first[:1], curve.last[-1:], margin=0.01)
-    return Panel(across, _from_zero("learning rate", curve.mean), [line])
+    return Panel(across, axis_from_zero("learning rate", curve.mean), [line])
 
 
 def _stops(run: Run) -> np.ndarray:

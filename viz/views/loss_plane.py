@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .scene import Axis, Control, Layer, Line, Panel, Points, Scene, surface_layers
-from .simulate import LossPlane
+from ..scene import Axis, Control, Layer, Line, Panel, Points, Scene, surface_layers
+from ..simulate import LossPlane
 from .view import View
 
 __all__ = ["LossPlaneView"]

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..trainer import Trainer, lr_scheduler
-from ..trainer.optimizer import Optimizer
-from .record import Run
-from .style import COLOURS, Figure
+from ...trainer import Trainer, lr_scheduler
+from ...trainer.optimizer import Optimizer
+from ..record import Run
+from ..style import COLOURS, Figure
 
-__all__ = ["TYPES", "to_html"]
+__all__ = ["mimebundle", "simulate_torch", "to_html"]
 
 UPDATES = 2000  # of a schedule that are asked for a picture, at most
 TYPES = (
@@ -40,7 +40,7 @@ def to_html(thing: Any) -> str:
 
     Example:
         >>> import torch
-        >>> from tristep.viz.displays import to_html
+        >>> from tristep.viz.views.reprs import to_html
         >>> "<caption" in to_html(torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.1))
         True
     """
@@ -52,8 +52,8 @@ def to_html(thing: Any) -> str:
     raise TypeError(f"thing is a {type(thing).__name__}: must be one of {', '.join(kind.__name__ for kind in TYPES)}")
 
 
-def bundle(thing: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:
-    """What IPython's mimebundle formatter asks for; its other formatters add the plain text."""
+def mimebundle(thing: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    """What IPython's mimemimebundle formatter asks for; its other formatters add the plain text."""
     return {"text/html": to_html(thing)}
 
 

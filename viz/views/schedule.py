@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..trainer import Trainer
-from ..trainer.arguments import choice, real, whole
-from ..trainer.lr_scheduler import InterpolatedScheduler, LRScheduler
-from .record import Recorder, Run
-from .record.series import POINTS
-from .scene import Axis, Button, Layer, Line, Panel, Points, RefLine, Scene
-from .style import COLOURS, DASHES
-from .training_views import SOLID_GREY, _drawable, _from_zero, _middle, _percentiles, take_in
+from ...trainer import Trainer
+from ...trainer.arguments import choice, real, whole
+from ...trainer.lr_scheduler import InterpolatedScheduler, LRScheduler
+from ..record import Recorder, Run
+from ..record.series import POINTS
+from ..scene import Axis, Button, Layer, Line, Panel, Points, RefLine, Scene
+from ..style import COLOURS, DASHES
+from .run_view import take_in
+from .series import SOLID_GREY, axis_from_zero, drawable, middle_steps, percentiles
 from .view import View
 
-__all__ = ["ScheduleView"]
+__all__ = ["Schedule", "ScheduleView", "TorchSchedule"]
 
 TorchSchedule = torch.optim.lr_scheduler.LRScheduler
 Schedule = Callable[[int], float] | Trainer | TorchSchedule
@@ -149,7 +150,7 @@ class ScheduleView(View):
             self.apply(self._trainer)
             super().refresh()
 
-    def _take_in(self, wait: bool) -> bool:
+    def take_in(self, wait: bool) -> bool:
         return take_in(self._recorders, wait)
 
     def scene(self) -> Scene:
@@ -165,19 +166,19 @@ class ScheduleView(View):
                 past, before = self._past(schedule, numbers)
                 values.append(before)
                 if len(past):
-                    layers.append(Line(past, _drawable(before), name=name, style=i, marker=len(past) == 1))
+                    layers.append(Line(past, drawable(before), name=name, style=i, marker=len(past) == 1))
                 to_come = numbers[numbers > now]
                 if len(past) and len(to_come):
                     to_come = np.concatenate([past[-1:], to_come])
                 rates = np.array([schedule.optimizer.rate_at(int(k)) for k in to_come])
                 dashed = f"{name}, to come" if len(past) else name
-                layers.append(Line(to_come, _drawable(rates), name=dashed, style=_dashed(i), marker=len(to_come) == 1))
+                layers.append(Line(to_come, drawable(rates), name=dashed, style=_dashed(i), marker=len(to_come) == 1))
             elif isinstance(schedule, TorchSchedule):
                 x, rates = _torch_rates(schedule, n)
-                layers.append(Line(x, _drawable(rates), name=name, style=i, marker=len(x) == 1))
+                layers.append(Line(x, drawable(rates), name=name, style=i, marker=len(x) == 1))
             else:
                 rates = _rates(schedule, numbers)
-                layers.append(Line(numbers, _drawable(rates), name=name, style=i, marker=len(numbers) == 1))
+                layers.append(Line(numbers, drawable(rates), name=name, style=i, marker=len(numbers) == 1))
             values.append(rates)
         if self.knots is not None:
             i = len(self.schedules)
@@ -193,7 +194,7 @@ class ScheduleView(View):
         if self.scale == "log" and any((each > 0).any() for each in values):
             vertical = Axis.over("learning rate", *values, scale="log", margin=0.15 if self.knots else 0.05)
         else:
-            vertical = _from_zero("learning rate", *values)
+            vertical = axis_from_zero("learning rate", *values)
         loss = self._loss_panel(across)
         panels = [Panel(across if loss is None else replace(across, label=""), vertical, layers)]
         panels += [] if loss is None else [loss]
@@ -222,7 +223,7 @@ class ScheduleView(View):
         recorded = None if self._run is None else self._run.scalars.get("learning_rate")
         if recorded is not None and len(recorded):
             curve = recorded.curve()
-            return _middle(curve), curve.mean
+            return middle_steps(curve), curve.mean
         past = numbers[numbers <= trainer.optimizer.num_update]
         return past, np.array([trainer.optimizer.rate_at(int(k)) for k in past])
 
@@ -232,8 +233,8 @@ class ScheduleView(View):
             return None
         curve = series.curve()
         scale = "log" if (curve.mean > 0).any() else "linear"
-        line = Line(_middle(curve), _drawable(curve.mean), style=SOLID_GREY, width=1.0, marker=len(curve.first) == 1)
-        return Panel(across, Axis.over("loss", _percentiles(curve.mean), scale=scale), [line], row=1)
+        line = Line(middle_steps(curve), drawable(curve.mean), style=SOLID_GREY, width=1.0, marker=len(curve.first) == 1)
+        return Panel(across, Axis.over("loss", percentiles(curve.mean), scale=scale), [line], row=1)
 
     def _n_updates(self) -> int:
         if self._wanted is not None:

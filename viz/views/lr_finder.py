@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..trainer import LRFinder
-from ..trainer.lr_finder import SUGGESTERS
-from .scene import Axis, Control, Layer, Line, Panel, Points, Scene
+from ...trainer import LRFinder
+from ...trainer.lr_finder import SUGGESTERS
+from ..scene import Axis, Control, Layer, Line, Panel, Points, Scene
 from .view import View
 
 __all__ = ["LRFinderView"]

@@ -13,8 +13,8 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from .record.statistics import LARGEST, smoothed
-from .style import GRID, INK, QUIET, Figure, line_style, quieten
+from ..record.statistics import LARGEST, smoothed
+from ..style import GRID, INK, QUIET, Figure, line_style, quieten
 
 __all__ = ["plot_schedules", "plot_training"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..trainer.sweep import Sweep
-from .scene import Axis, Band, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene
+from ...trainer.sweep import Sweep
+from ..scene import Axis, Band, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene
 from .view import View
 
 __all__ = ["SweepView"]

@@ -1,0 +1,37 @@
+"""Views: what is shown of runs, optimizers, schedules and sweeps."""
+
+from .basins import BasinMap
+from .budget import FrameBudget
+from .curves import plot_schedules, plot_training
+from .dashboard import Dashboard
+from .heatmap import TensorHeatmap
+from .loss import LossView
+from .loss_plane import LossPlaneView
+from .lr_finder import LRFinderView
+from .playground import Playground
+from .schedule import ScheduleView
+from .sensitivity import SensitivityView
+from .sweep import SweepView
+from .trajectories import TrajectoryView
+from .view import View
+from .weights import UpdateRatioView, WeightsView
+
+__all__ = [
+    "BasinMap",
+    "Dashboard",
+    "FrameBudget",
+    "LRFinderView",
+    "LossPlaneView",
+    "LossView",
+    "Playground",
+    "ScheduleView",
+    "SensitivityView",
+    "SweepView",
+    "TensorHeatmap",
+    "TrajectoryView",
+    "UpdateRatioView",
+    "View",
+    "WeightsView",
+    "plot_schedules",
+    "plot_training",
+]

@@ -1,0 +1,135 @@
+"""BasinMap: which minimum an optimizer reaches from where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..scene import Axis, Control, Heatmap, Panel, Points, Scene, Text
+from ..simulate import RATES, Basins, basin_map, function, tune_learning_rates
+from .functions import On, function_panel, labelled, rounded, starts_around, with_rate
+from .view import View
+
+__all__ = ["BasinMap"]
+
+
+class BasinMap(View):
+    """Which minimum an optimizer reaches from every point of the plane, at rates that a slider moves.
+
+    Args:
+        on: as for `simulate`.
+        optimizers: names, or as for `simulate`; a choice shows one of them.
+        learning_rates: those of the slider; None is 13 from a thirtieth of each one's best to thirty times it.
+        n: points along each side, >= 2.
+        steps: >= 1.
+        tolerance: as for `basin_map`.
+
+    Attributes:
+        basins: by optimizer and rate, what `basin_map` found.
+    """
+
+    def __init__(
+        self,
+        on: On = "himmelblau",
+        optimizers: Any = ("sgd", "adam"),
+        *,
+        learning_rates: Sequence[float] | None = None,
+        n: int = 64,
+        steps: int = 300,
+        tolerance: float | None = None,
+        **others: Any,
+    ) -> None:
+        self.function, self._steps = function(on), steps
+        given = labelled(optimizers)
+        if learning_rates is None:
+            starts = starts_around(self.function, 16, 0)
+            best = tune_learning_rates(self.function, given, starts, steps).best
+            factors = 10 ** np.linspace(-1.5, 1.5, 13)
+            rates = [np.nan_to_num(rate, nan=RATES[0]) * factors for rate in best]
+            self._relative = True
+        else:
+            rates = [np.asarray(learning_rates, dtype=np.float64)] * len(given)
+            self._relative = False
+        self.learning_rates = dict(zip(given, rates, strict=True))
+        self.basins: dict[str, list[Basins]] = {
+            name: [
+                basin_map(self.function, with_rate(arguments, rate, name), n, steps, tolerance=tolerance)
+                for rate in self.learning_rates[name].tolist()
+            ]
+            for name, arguments in given.items()
+        }
+        super().__init__(**others)
+
+    def scene(self) -> Scene:
+        names = list(self.basins)
+        n_rates = len(self.learning_rates[names[0]])
+        choice = Control("optimizer", "optimizer", names, kind="choice")
+        if self._relative:
+            values = [rounded(factor) for factor in (10 ** np.linspace(-1.5, 1.5, n_rates)).tolist()]
+            rate = Control("rate", "learning rate, times the best", values, n_rates // 2)
+        else:
+            rate = Control("rate", "learning rate", [rounded(each) for each in self.learning_rates[names[0]].tolist()])
+        first = self.basins[names[0]][0]
+        minima = first.minima
+        reached = np.array([[basin.reached for basin in self.basins[name]] for name in names], dtype=np.int16)
+        steps = np.array([[basin.steps for basin in self.basins[name]] for name in names], dtype=np.float32)
+        steps = np.where(steps < 0, np.nan, np.maximum(steps, 1))
+        by = ("optimizer", "rate")
+        x, y = _edges(first.x), _edges(first.y)
+        words = [f"({minimum.x:.3g}, {minimum.y:.3g})" for minimum in minima]
+        found = Heatmap(reached, x, y, palette="categories", words=words, label="minimum reached", by=by)
+        duration = Heatmap(steps, x, y, limits=(1.0, float(self._steps)), scale="log", label="steps until near it", by=by)
+        stars = Points([m.x for m in minima], [m.y for m in minima], style="ink", marker="star", size=10, words=words)
+        shares = [[self._share(basin) for basin in self.basins[name]] for name in names]
+        notes = Text(
+            [
+                [f"{name}, rate {self.learning_rates[name][k]:.3g}: {shares[i][k]:.0%} of the starts end at a minimum"
+                 for k in range(n_rates)]
+                for i, name in enumerate(names)
+            ],
+            0.5,
+            0.5,
+            by=by,
+            align="center",
+            size=10,
+            style="ink",
+        )  # fmt: skip
+        blank = Axis("", 0, 1)
+        panels = [
+            function_panel(self.function, [found, stars], title="which minimum is reached", row=0),
+            function_panel(self.function, [duration, stars], title="how soon", row=0, column=1),
+            Panel(blank, blank, [notes], row=1, columns=2, frame=False),
+        ]
+        return Scene(
+            panels,
+            f"Where optimizers end on {self.function.name}",
+            [choice, rate],
+            width=11,
+            height=5.4,
+            heights=(12, 1),
+            description=self.describe(),
+        )
+
+    def describe(self) -> str:
+        parts = [f"Starts all over {self.function.name}, {self._steps} steps."]
+        for name, basins in self.basins.items():
+            shares = [self._share(basin) for basin in basins]
+            k = int(np.argmax(shares))
+            counts = np.bincount(basins[k].reached[basins[k].reached >= 0], minlength=len(basins[k].minima))
+            split = ", ".join(
+                f"{count / basins[k].reached.size:.0%} at ({minimum.x:.3g}, {minimum.y:.3g})"
+                for count, minimum in zip(counts.tolist(), basins[k].minima, strict=True)
+            )
+            parts.append(f"{name} at rate {self.learning_rates[name][k]:.3g}: {shares[k]:.0%} end at a minimum: {split}.")
+        return " ".join(parts)
+
+    @staticmethod
+    def _share(basin: Basins) -> float:
+        return float((basin.reached >= 0).mean())
+
+
+def _edges(centres: np.ndarray) -> list[float]:
+    half = float(centres[1] - centres[0]) / 2
+    return [float(centres[0]) - half, float(centres[-1]) + half]

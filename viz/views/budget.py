@@ -1,0 +1,65 @@
+"""When to draw."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["FrameBudget"]
+
+
+class FrameBudget:
+    """When to draw: so many times a second at most, and never for more than a share of the time.
+
+    Args:
+        share: the most of the time that drawing may take, in (0, 1).
+        most: frames per second, > 0.
+        clock: what tells the time, in seconds.
+
+    Example:
+        >>> now = 0.0
+        >>> budget = FrameBudget(share=0.05, clock=lambda: now)
+        >>> with budget.frame():
+        ...     now += 0.02  # drawing
+        >>> round(budget.wait(), 6)  # 0.02 s are a twentieth of 0.4 s
+        0.38
+    """
+
+    def __init__(self, share: float = 0.05, most: float = 10.0, clock: Callable[[], float] = time.perf_counter) -> None:
+        if not 0 < share < 1:
+            raise ValueError(f"share={share!r}: must be above 0 and below 1")
+        if not most > 0:
+            raise ValueError(f"most={most!r}: must be above 0 frames per second")
+        self.share, self.most, self.clock = share, most, clock
+        self._next = float("-inf")
+        self._frames: deque[tuple[float, float]] = deque(maxlen=32)  # when they began, and how long they took
+
+    def due(self) -> bool:
+        """Whether a frame may be drawn now."""
+        return self.clock() >= self._next
+
+    def wait(self) -> float:
+        """How many seconds to wait until then."""
+        return max(self._next - self.clock(), 0.0)
+
+    @contextmanager
+    def frame(self) -> Iterator[None]:
+        """Around the drawing of a frame, whose time is taken."""
+        begun = self.clock()
+        try:
+            yield
+        finally:
+            ended = self.clock()
+            self._frames.append((begun, ended - begun))
+            self._next = max(begun + 1 / self.most, begun + (ended - begun) / self.share)
+
+    @property
+    def cost(self) -> float:
+        """The share of the time since the first of the last 32 frames that they have taken, from 0 to 1."""
+        frames = tuple(self._frames)  # another thread may add one
+        if not frames:
+            return 0.0
+        spent, passed = sum(took for _, took in frames), self.clock() - frames[0][0]
+        return min(spent / passed, 1.0) if passed > 0 else 0.0

@@ -1,0 +1,199 @@
+"""Display: the widgets that show a view, and when they are drawn anew."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from ..render.notebook import running_event_loop
+from ..scene import Scene
+from .budget import FrameBudget
+from .cells import CellPictures
+from .widgets import OpenWidget, open_widget
+
+if TYPE_CHECKING:
+    from .view import View
+
+__all__ = ["Display"]
+
+ANSWER = object()  # a frame that shows what a person has done
+
+
+class Display:
+    """The widgets that are open of a view, and the frames that they get.
+
+    Args:
+        view: what is shown.
+        budget: how often and for how long it is drawn anew.
+        clock: what tells the time, in seconds.
+
+    Attributes:
+        shown: the scene that the widgets show; None before the first.
+        pictures: those below the widgets.
+    """
+
+    def __init__(self, view: View, budget: FrameBudget, clock: Callable[[], float] = time.monotonic) -> None:
+        self.view, self.budget, self.clock = view, budget, clock
+        self.shown: Scene | None = None
+        self.pictures = CellPictures(view.theme)
+        self._open: list[OpenWidget] = []
+        self._handling = threading.RLock()  # held by an event's method, which may wait for a step that draws
+        self._lock = threading.RLock()  # held to make and send a frame; whoever has it waits for no other thread
+        self._event_loop = running_event_loop()
+        self._answering = False  # whether an event's method is at it; the frame that follows it is for all who ask meanwhile
+        self._at_once = False  # whether what is asked for now is drawn now, and is to stay
+        self._unseen_since: float | None = None
+        self._late: object | None = None  # the frame that is put off: ANSWER, or one that a timer knows
+
+    @property
+    def widgets(self) -> list[Any]:
+        """The widgets that are open."""
+        return [opened.widget for opened in self._open if opened.widget.comm is not None]
+
+    @property
+    def latest(self) -> OpenWidget:
+        """The widget that was opened last."""
+        return self._open[-1]
+
+    @property
+    def unseen(self) -> float:
+        """For how many seconds no page has told that it got what was drawn; 0 while one does, and where none can tell."""
+        return 0.0 if self._unseen_since is None else self.clock() - self._unseen_since
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """A context in which no other thread makes or sends a frame. What a scene has to wait for is waited for before."""
+        with self.view.at_rest(), self._lock:
+            yield
+
+    def open(self, renderer: str, scene: Scene) -> OpenWidget:
+        """A widget that shows the view from now on; to be called in `drawing`."""
+        self.shown = scene
+        opened = open_widget(renderer, scene, self._receive, self.view.theme)
+        self._open.append(opened)
+        return opened
+
+    def refresh(self) -> None:
+        """Draw now, or as soon as the budget allows."""
+        with self.drawing():
+            self._forget_closed()
+            if not self._open:
+                if self.budget.due():
+                    self.view.take_in(wait=False)
+                return
+            if self._answering:
+                self._late = ANSWER
+            elif self._at_once or self.budget.due():
+                self._draw(wait=self._at_once)
+            elif self._late is None:
+                self._put_off()
+
+    def catch_up(self) -> None:
+        """Draw now what has been put off, if it has."""
+        with self.drawing():
+            if self._late is None:
+                return
+            if self._answering:
+                self._late = ANSWER
+            else:
+                self._draw(wait=True)
+
+    def refresh_at_once(self) -> None:
+        """Draw now what is to be seen now, and as what is to stay: no frame need follow."""
+        with self.drawing():
+            before, self._at_once = self._at_once, True
+            try:
+                self.view.refresh()
+                self.view.catch_up()
+            finally:
+                self._at_once = before
+
+    def renew_pictures(self) -> None:
+        """Let the pictures below the widgets show what these show."""
+        with self._lock:
+            self.pictures.renew(self.shown)
+
+    def close_widget(self, widget: Any) -> None:
+        """Close one of them."""
+        with self._lock:
+            widget.close()
+            self._forget_closed()
+
+    def close(self) -> None:
+        """Close all of them."""
+        with self._lock:
+            self._late = None
+            for opened in self._open:
+                opened.widget.close()
+            self._open.clear()
+            self.shown = self._unseen_since = None
+
+    def _draw(self, wait: bool) -> None:
+        live = not self._at_once and self._late is not ANSWER and self.view.is_live()
+        self._late = None
+        with self.budget.frame():
+            is_all = self.view.take_in(wait)
+            self.shown = scene = self.view.scene()
+            for opened in self._open:
+                opened.show(scene, live)
+                if opened.tells and self._unseen_since is None:
+                    self._unseen_since = self.clock()
+        if not is_all:
+            self._put_off()
+        if not self.view.is_live():
+            self.renew_pictures()
+
+    def _put_off(self) -> None:
+        self._late = late = object()
+        here, home = running_event_loop(), self.view.event_loop() or self._event_loop
+        if here is None:
+            return
+        self_or_none = weakref.ref(self)
+
+        def catch_up() -> None:
+            display = self_or_none()
+            if display is not None and display._late is late:
+                display.view.catch_up()
+
+        if home is None or home is here or not home.is_running():
+            here.call_later(self.budget.wait(), catch_up)
+        else:  # a button's thread comes and goes
+            with suppress(RuntimeError):  # it has just been closed
+                home.call_soon_threadsafe(home.call_later, self.budget.wait(), catch_up)
+
+    def _forget_closed(self) -> None:
+        self._open = [opened for opened in self._open if opened.widget.comm is not None]
+
+    def _receive(self, event: dict[str, Any]) -> None:
+        """Hand an event of a widget to the method that is for it."""
+        self._unseen_since = None
+        if event["kind"] == "seen":
+            return
+        with self._handling:
+            with self._lock:  # which waits for a frame that is being drawn
+                before, self._answering = self._answering, True
+            try:
+                self._hand_on(event)
+            finally:
+                with self._lock:
+                    self._answering = before
+                if self._late is ANSWER:
+                    self.view.catch_up()
+
+    def _hand_on(self, event: dict[str, Any]) -> None:
+        view, kind, name = self.view, event["kind"], event["name"]
+        if kind == "button":
+            view.on_button(name)
+        elif kind == "click":
+            view.on_click(name, event["x"], event["y"])
+        elif kind == "drag":
+            view.on_drag(name, event["number"], event["x"], event["y"])
+        elif kind == "control":
+            controls = self.shown.controls if self.shown is not None else ()
+            control = next((control for control in controls if control.name == name), None)
+            if control is not None and event["index"] < len(control.values):
+                view.on_control(control.name, control.values[event["index"]], event["index"])

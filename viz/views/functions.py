@@ -1,0 +1,125 @@
+"""Functions of two variables in views, and the optimizers that run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..scene import Axis, Layer, Panel, Points, surface_layers
+from ..simulate import Function, Trajectories
+
+__all__ = [
+    "On",
+    "function_layers",
+    "function_panel",
+    "has_rate",
+    "label_of",
+    "labelled",
+    "least_loss",
+    "loss_above",
+    "loss_axis",
+    "loss_label",
+    "rounded",
+    "starts_around",
+    "with_rate",
+]
+
+GRID = 161  # points of a surface along each side
+LEAST = 1e-12  # of losses on a log scale
+DEFAULT: Mapping[str, Mapping[str, Any]] = {
+    "sgd": {},
+    "momentum": {"optimizer": "sgd", "momentum": 0.9},
+    "nag": {"momentum": 0.9},
+    "adagrad": {},
+    "rmsprop": {},
+    "adam": {},
+    "lion": {},
+    "adabelief": {},
+}
+On = str | Function | Callable[[torch.Tensor], torch.Tensor]
+
+
+def function_layers(where: Function, xlim: tuple[float, float], ylim: tuple[float, float]) -> list[Layer]:
+    x, y = np.linspace(*xlim, GRID), np.linspace(*ylim, GRID)
+    points = torch.from_numpy(np.stack(np.meshgrid(x, y), axis=-1))
+    with torch.no_grad():
+        height = where(points).numpy()
+    stars: list[Layer] = []
+    if where.minima:
+        words = [f"minimum {minimum.value:.4g}" for minimum in where.minima]
+        stars.append(
+            Points(
+                [m.x for m in where.minima], [m.y for m in where.minima], style="ink", marker="star", size=10, words=words
+            )
+        )
+    return [*surface_layers(x, y, height), *stars]
+
+
+def function_panel(where: Function, layers: Sequence[Layer], **others: Any) -> Panel:
+    return Panel(Axis("x", *where.xlim), Axis("y", *where.ylim), layers, **others)
+
+
+def least_loss(where: Function, losses: np.ndarray) -> float:
+    """What losses are measured from, so that they can be on a log scale."""
+    if where.minima:
+        return min(minimum.value for minimum in where.minima)
+    finite = losses[np.isfinite(losses)]
+    return float(finite.min()) if finite.size else 0.0
+
+
+def loss_above(losses: np.ndarray, trajectories: Trajectories) -> np.ndarray:
+    """Some of the losses of trajectories, above the least there is."""
+    height = losses.astype(np.float64) - least_loss(trajectories.function, trajectories.losses)
+    return np.where(np.isfinite(height), np.maximum(height, LEAST), np.nan)
+
+
+def loss_axis(trajectories: Trajectories, losses: np.ndarray) -> Axis:
+    """With room for all of these, but for what is far above the losses at the start or hardly above the least."""
+    height = loss_above(losses, trajectories)
+    highest = 100 * np.nanmax(height[..., 0])
+    return Axis.over(loss_label(trajectories.function), np.clip(height, 1e-9, max(highest, 1e-8)), scale="log")
+
+
+def loss_label(where: Function) -> str:
+    return "f(x, y) above its minimum" if where.minima else "f(x, y) above the least seen"
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def labelled(optimizers: Any) -> dict[str, Any]:
+    if isinstance(optimizers, str):
+        return {optimizers: {}}
+    if isinstance(optimizers, Mapping):
+        return dict(optimizers)
+    return {label_of(each): {} if isinstance(each, str) else each for each in optimizers}
+
+
+def label_of(optimizer: Any) -> str:
+    if isinstance(optimizer, str):
+        return optimizer
+    return (optimizer if isinstance(optimizer, type) else type(optimizer)).__name__.lower()
+
+
+def has_rate(given: Any) -> bool:
+    return isinstance(given, Mapping) and "learning_rate" in given
+
+
+def with_rate(given: Any, rate: float, label: str | None = None) -> Any:
+    """What is to run, at this rate."""
+    own: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"optimizer": given}
+    if label is not None and "optimizer" not in own:
+        own["optimizer"] = label
+    return own | {"learning_rate": rate}
+
+
+def starts_around(where: Function, n: int, seed: int, start: Sequence[float] | None = None) -> np.ndarray:
+    """A start, by default the function's, and others within a sixth of the drawn part around it: [n, 2]."""
+    spread = [(high - low) / 12 for low, high in (where.xlim, where.ylim)]
+    drawn = np.random.default_rng(seed).uniform(-1, 1, (n, 2)) * spread
+    drawn[0] = 0
+    return (np.asarray(where.start if start is None else start) + drawn).astype(np.float32)

@@ -1,0 +1,216 @@
+"""Playground: one optimizer in detail, with its hyper-parameters, the inside of each update, and its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...kernels import Rule
+from ...trainer.optimizer import Optimizer, RuleOptimizer, create, registered
+from ..scene import Arrows, Axis, Button, Click, Control, Layer, Line, Panel, RefLine, Scene, Text
+from ..simulate import FUNCTIONS, SearchRange, UpdateTrace, rule_source, search_ranges, trace_updates
+from .functions import On, function_panel, label_of, labelled, loss_above, loss_axis
+from .trajectories import TrajectoryView, moments_of
+
+__all__ = ["Playground"]
+
+
+class Playground(TrajectoryView):
+    """One optimizer opened up, beside others: its hyper-parameters as sliders, what is inside each update, and its rule.
+
+    Where Python is at hand, function, optimizer and hyper-parameters can be changed and the start moved; the step's slider
+    and the trajectories work without.
+
+    Args:
+        on, start, steps, seed: as for `TrajectoryView`.
+        optimizer: the one to look into: a name, or a class or instance of your own.
+        against: optimizers that run beside it, each at its own best rate.
+        settings: hyper-parameters of `optimizer`; without a "learning_rate" the best one is found.
+
+    Attributes:
+        trace: what `trace_updates` found.
+        settings: the hyper-parameters in use.
+    """
+
+    def __init__(
+        self,
+        on: On = "rosenbrock",
+        optimizer: Any = "adam",
+        against: Any = ("sgd",),
+        start: Sequence[float] | None = None,
+        steps: int = 200,
+        *,
+        seed: int = 0,
+        settings: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        self._klass = _class_of(optimizer)
+        self.settings = dict(settings or {})
+        self._against = labelled(against)
+        self._chosen = label_of(optimizer)
+        super().__init__(on, self._all(), start, steps, factors=(1.0,), seed=seed, **others)
+
+    @property
+    def sliders(self) -> list[SearchRange]:
+        """The hyper-parameters that can be set, as `search_ranges` finds them."""
+        return [setting for setting in search_ranges(self._klass) if setting.scale != "flag"]
+
+    def scene(self) -> Scene:
+        trajectories, trace = self.trajectories, self.trace
+        moments = moments_of(trajectories.steps)
+        step = Control("step", "step", moments, min(len(moments) - 1, 12), kind="play", seconds=8)
+        surface = self._surface()
+        curves: list[Layer] = []
+        number = np.arange(trajectories.steps + 1)
+        for i, name in enumerate(trajectories.names):
+            path = trajectories.paths[i, 0, 0]
+            surface.append(Line(path[:, 0], path[:, 1], name=name, style=i, upto="step", head=True))
+            losses = loss_above(trajectories.losses[i, 0, 0], trajectories)
+            curves.append(Line(number, losses, style=i, width=1, alpha=0.3))
+            curves.append(Line(number, losses, name=name, style=i, upto="step"))
+        surface += self._arrows(trace, moments)
+        surface.append(self._start_point())
+        curves.append(RefLine(np.array(moments)[:, None], by=("step",), style="quiet"))
+        blank = Axis("", 0, 1)
+        numbers = Text(
+            [_numbers(trace, min(moment, trajectories.steps - 1)) for moment in moments], 0.02, 0.5, by=("step",), fixed=True
+        )
+        source = Text(_source(self._klass), 0.0, 0.5, fixed=True, size=7.5)
+        panels = [
+            function_panel(self.function, surface, click=Click(event="start"), rows=2),
+            Panel(
+                Axis("step", 0, trajectories.steps), loss_axis(trajectories, trajectories.losses[:, 0, 0]), curves, column=1
+            ),
+            Panel(blank, blank, [numbers], title=f"inside this update of {self._chosen}", row=1, column=1, frame=False),
+            Panel(blank, blank, [source], title="its rule, as it is compiled", row=2, columns=2, frame=False),
+        ]
+        controls = [step, *self._remote_controls()]
+        lines = _source(self._klass).count("\n") + 1
+        below = 0.145 * lines + 0.5
+        return Scene(
+            panels,
+            f"{self._chosen} on {self.function.name}",
+            controls,
+            [Button("best", "find the best rates from here")],
+            width=11,
+            height=5.4 + below,
+            widths=(1.2, 1),
+            heights=(2.9, 2.5, below),
+            description=self.describe(),
+        )
+
+    def on_control(self, name: str, value: Any, index: int) -> None:
+        """Set the function, the optimizer, or one of its hyper-parameters."""
+        if name == "function":
+            self.function = FUNCTIONS[value]
+            self._start = self.function.start
+            self._find_rates()
+        elif name == "optimizer":
+            self._klass, self._chosen, self.settings = registered()[value], value, {}
+            self._optimizers, self._rates = self._all(), {}
+            self._find_rates()
+        elif name.startswith("setting "):
+            setting = next((each for each in self.sliders if each.name == name[8:]), None)
+            if setting is None:  # of the optimizer before
+                return
+            self.settings[setting.name] = setting.values[index]
+            self._optimizers = self._all()
+            if setting.name == "learning_rate":
+                self._rates[self._chosen] = float(setting.values[index])
+        else:
+            return
+        self._run()
+        self.refresh()
+
+    def on_button(self, name: str) -> None:
+        if name == "best":
+            self.settings.pop("learning_rate", None)
+            self._optimizers = self._all()
+        super().on_button(name)
+
+    def _run(self) -> None:
+        super()._run()
+        own = self.settings | {"optimizer": self._klass, "learning_rate": self._rates[self._chosen]}
+        self.trace: UpdateTrace = trace_updates(self.function, own, self._start, self._steps, seed=self._seed)
+
+    def _all(self) -> dict[str, Any]:
+        others = {name: given for name, given in self._against.items() if name != self._chosen}
+        return {self._chosen: {"optimizer": self._klass} | self.settings} | others
+
+    def _remote_controls(self) -> list[Control]:
+        names = list(FUNCTIONS)
+        known = [name for name, klass in registered().items() if _can_be_opened(klass)]
+        controls = []
+        if self.function in FUNCTIONS.values():
+            here = next(name for name, each in FUNCTIONS.items() if each is self.function)
+            controls.append(Control("function", "function", names, names.index(here), kind="choice", remote=True))
+        if self._chosen in known:
+            controls.append(Control("optimizer", "optimizer", known, known.index(self._chosen), kind="choice", remote=True))
+        for setting in self.sliders:
+            value = (
+                self._rates[self._chosen]
+                if setting.name == "learning_rate"
+                else self.settings.get(setting.name, setting.default)
+            )
+            index = int(np.argmin([abs(float(each) - float(value)) for each in setting.values]))
+            values = [float(each) for each in setting.values]
+            controls.append(Control(f"setting {setting.name}", setting.name, values, index, remote=True))
+        return controls
+
+    def _arrows(self, trace: UpdateTrace, moments: Sequence[int]) -> list[Layer]:
+        """Down the gradient, down its average, and the update; each as long at its longest as a fifth of the picture."""
+        last = len(trace.updates) - 1
+        at = np.minimum(moments, last)
+        places = trace.points[at]
+        width, height = (high - low for low, high in (self.function.xlim, self.function.ylim))
+        quantities = {"down the gradient": -trace.gradients[at]}
+        for name, state in trace.states.items():
+            if name in ("mean", "momentum", "m", "velocity") and state.ndim == 2:
+                quantities[f"down its average, {name}"] = -state[at + 1]
+        quantities["update"] = trace.updates[at]
+        layers: list[Layer] = []
+        for k, (name, vectors) in enumerate(quantities.items()):
+            # Lengths differ by many orders of magnitude on the way, so that only the direction is shown.
+            size = np.hypot(vectors[:, 0] / width, vectors[:, 1] / height)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                shown = vectors / size[:, None] * (0.16 - 0.02 * k)
+            layers.append(
+                Arrows(
+                    places[:, :1], places[:, 1:], shown[:, :1], shown[:, 1:],
+                    by=("step",), style=len(self.trajectories.names) + k, name=f"{name} (direction)",
+                )
+            )  # fmt: skip
+        return layers
+
+
+def _class_of(optimizer: Any) -> type[Optimizer]:
+    if isinstance(optimizer, str):
+        return type(create(optimizer))
+    if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
+        return optimizer
+    raise TypeError(f"optimizer must be a name or a subclass of Optimizer, got {optimizer!r}")
+
+
+def _can_be_opened(klass: type[Optimizer]) -> bool:
+    return issubclass(klass, RuleOptimizer) and isinstance(getattr(klass, "rule", None), Rule)
+
+
+def _numbers(trace: UpdateTrace, t: int) -> str:
+    """What went into update number t, from 0, as a table."""
+    rows = [("point", trace.points[t]), ("gradient", trace.gradients[t])]
+    rows += [(name, state[t + 1]) for name, state in trace.states.items()]
+    if trace.preconditioners is not None:
+        rows.append(("scaled by", trace.preconditioners[t]))
+    rows.append(("update", trace.updates[t]))
+    lines = [f"update {t + 1:<10}{'x':>12}{'y':>12}"]
+    for name, values in rows:
+        each = [values] if np.ndim(values) == 0 else values
+        lines.append(f"{name[:16]:<17}" + "".join(f"{value:>12.4g}" for value in each))
+    return "\n".join(lines)
+
+
+def _source(klass: type[Optimizer]) -> str:
+    lines = rule_source(klass).rstrip().split("\n")
+    return "\n".join(line for line in lines if not line.lstrip().startswith("@"))

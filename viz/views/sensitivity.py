@@ -1,0 +1,96 @@
+"""SensitivityView: the loss at each learning rate."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+
+from ...trainer.arguments import whole
+from ..scene import Axis, Band, Layer, Line, Panel, Points, Scene
+from ..simulate import Sensitivity, function, tune_learning_rates
+from .functions import DEFAULT, LEAST, On, least_loss, loss_label, starts_around
+from .view import View
+
+__all__ = ["SensitivityView"]
+
+
+class SensitivityView(View):
+    """What becomes of the loss at each learning rate: a curve for each optimizer, and its best rate.
+
+    Args:
+        on: as for `simulate`, or what `tune_learning_rates` gave.
+        optimizers: as for `simulate`.
+        starts: how many starts, spread at random around the function's own, each curve is the median of; the band holds the
+            middle half of them.
+        **arguments: those of `tune_learning_rates`: steps, learning_rates, judged_by, repeats, seed.
+
+    Attributes:
+        found: what `tune_learning_rates` gave.
+    """
+
+    def __init__(
+        self, on: On | Sensitivity = "rosenbrock", optimizers: Any = DEFAULT, starts: int = 16, **arguments: Any
+    ) -> None:
+        ours = {
+            name: value for name, value in arguments.items() if name in inspect.signature(tune_learning_rates).parameters
+        }
+        if isinstance(on, Sensitivity):
+            if ours:
+                raise ValueError(f"{', '.join(ours)}: `on` has been found already; leave them out")
+            self.found = on
+        else:
+            where = function(on)
+            if "start" not in ours:
+                ours["start"] = starts_around(where, whole("starts", starts, low=1), int(ours.get("seed", 0)))
+            self.found = tune_learning_rates(where, optimizers, **ours)
+        super().__init__(**{name: value for name, value in arguments.items() if name not in ours})
+
+    def scene(self) -> Scene:
+        found, where = self.found, self.found.trajectories.function
+        least = least_loss(where, found.losses)
+        quartiles = np.maximum(found.quartiles.astype(np.float64) - least, LEAST)
+        top = (
+            max(float(np.quantile(quartiles[np.isfinite(quartiles)], 0.98)), 10 * LEAST)
+            if np.isfinite(quartiles).any()
+            else 1.0
+        )
+        shown = np.where(np.isfinite(quartiles), np.minimum(quartiles, 30 * top), np.nan)
+        layers: list[Layer] = []
+        best_x, best_y, words = [], [], []
+        for i, name in enumerate(found.names):
+            low, middle, high = shown[i].T
+            layers.append(Band(found.learning_rates, low, high, style=i))
+            layers.append(Line(found.learning_rates, middle, name=name, style=i))
+            if np.isfinite(found.best[i]):
+                k = int(np.argmin(np.abs(found.learning_rates - found.best[i])))
+                best_x.append(found.best[i])
+                best_y.append(middle[k])
+                words.append(f"{name}: best rate {found.best[i]:.3g}")
+        layers.append(Points(best_x, best_y, style="ink", marker="star", size=9, words=words))
+        rates = found.learning_rates
+        panel = Panel(
+            Axis("learning rate", float(rates.min()), float(rates.max()), scale="log"),
+            Axis.over(loss_label(where) + f", after {found.trajectories.steps} steps", shown, scale="log"),
+            layers,
+        )
+        return Scene([panel], f"Which rates work on {where.name}", width=8.5, height=4.8, description=self.describe())
+
+    def describe(self) -> str:
+        found = self.found
+        parts = [f"Loss after {found.trajectories.steps} steps on {found.trajectories.function.name}, by learning rate."]
+        for i, name in enumerate(found.names):
+            median = found.quartiles[i, :, 1]
+            if not np.isfinite(found.best[i]):
+                parts.append(f"{name}: diverged at every rate.")
+                continue
+            # Rates at which it is at most ten times as far from the least as at its best: how easy it is to choose one.
+            least = least_loss(found.trajectories.function, found.losses)
+            k = int(np.nanargmin(np.where(np.isfinite(median), median, np.nan)))
+            good = found.learning_rates[(median - least) <= 10 * max(float(median[k] - least), LEAST)]
+            parts.append(
+                f"{name}: best {median[k]:.4g} at {found.best[i]:.3g}; within ten times of it from {good.min():.3g} to "
+                f"{good.max():.3g}."
+            )
+        return " ".join(parts)

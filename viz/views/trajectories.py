@@ -1,0 +1,186 @@
+"""TrajectoryView: the trajectories of several optimizers across a function, and the losses along them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..scene import Axis, Button, Click, Control, Layer, Line, Panel, Points, Scene
+from ..simulate import RATES, Function, Simulation, Trajectories, function, tune_learning_rates
+from .functions import (
+    DEFAULT,
+    On,
+    function_layers,
+    function_panel,
+    has_rate,
+    labelled,
+    loss_above,
+    loss_axis,
+    rounded,
+    starts_around,
+    with_rate,
+)
+from .view import View
+
+__all__ = ["TrajectoryView", "moments_of"]
+
+FACTORS = tuple((10 ** np.linspace(-1, 1, 41)).tolist())  # of the best rates; twenty in a decade
+MOMENTS = 200  # positions of the step's slider at most
+
+
+class TrajectoryView(View):
+    """The ways of several optimizers across a function, at rates that a slider moves, and the losses along them.
+
+    Every optimizer starts at its own best rate, found by trying 41, or at the one it is given; the slider multiplies all of
+    them. A click on the surface, or a drag of the start, lets them run from there, where Python is at hand.
+
+    Args:
+        on: as for `simulate`: a function's name, an expression, a `Function` or a callable.
+        optimizers: as for `simulate`. The rate of those given as a name, or without "learning_rate", is the best one found.
+        start: (x, y); the function's own if left out.
+        steps: >= 1.
+        factors: what the slider multiplies all rates by, increasing, with 1 among them; None is 41 from 0.1 to 10.
+        seed: of the function's noise.
+
+    Attributes:
+        trajectories: the paths, as `simulate` found them.
+        best: by name, the rate that the factor 1 stands for.
+    """
+
+    def __init__(
+        self,
+        on: On = "rosenbrock",
+        optimizers: Any = DEFAULT,
+        start: Sequence[float] | None = None,
+        steps: int = 200,
+        *,
+        factors: Sequence[float] | None = None,
+        seed: int = 0,
+        **others: Any,
+    ) -> None:
+        self.function, self._seed, self._steps = function(on), seed, steps
+        self._factors = tuple(FACTORS if factors is None else factors)
+        if 1.0 not in [round(factor, 9) for factor in self._factors] or (np.diff(self._factors) <= 0).any():
+            raise ValueError(f"factors={self._factors!r}: must be increasing, with 1 among them")
+        self._optimizers = labelled(optimizers)
+        self._start = tuple(map(float, self.function.start if start is None else start))
+        self._rates: dict[str, float] = {}
+        self._made: tuple[Any, Simulation] | None = None  # of what, and the simulation
+        self._drawn: tuple[Function, list[Layer]] | None = None  # whose surface, and its layers
+        self._find_rates()
+        self._run()
+        super().__init__(**others)
+
+    @property
+    def best(self) -> dict[str, float]:
+        return dict(self._rates)
+
+    def scene(self) -> Scene:
+        trajectories = self.trajectories
+        one = [round(factor, 9) for factor in self._factors].index(1.0)
+        rate = Control("rate", "learning rates, times each one's best", [rounded(f) for f in self._factors], one)
+        moments = moments_of(trajectories.steps)
+        step = Control("step", "step", moments, len(moments) - 1, kind="play")
+        surface = self._surface()
+        curves: list[Layer] = []
+        for i, name in enumerate(trajectories.names):
+            paths = trajectories.paths[i, :, 0]
+            surface.append(Line(paths[..., 0], paths[..., 1], name=name, style=i, by=("rate",), upto="step", head=True))
+            losses = loss_above(trajectories.losses[i, :, 0], trajectories)
+            number = np.arange(trajectories.steps + 1)
+            curves.append(Line(number, losses, name=name, style=i, by=("rate",), upto="step"))
+        surface.append(
+            Points([self._start[0]], [self._start[1]], style="ink", marker="ring", size=9, drag="start", words=["start"])
+        )
+        finite = trajectories.losses[:, one, 0]
+        axis = loss_axis(trajectories, finite)
+        panels = [
+            function_panel(self.function, surface, click=Click(event="start")),
+            Panel(Axis("step", 0, trajectories.steps), axis, curves, title="loss on the way", column=1),
+        ]
+        return Scene(
+            panels,
+            self.function.name,
+            [rate, step],
+            [Button("best", "find the best rates from here")],
+            width=11,
+            height=5,
+            widths=(1.2, 1),
+            description=self.describe(),
+        )
+
+    def describe(self) -> str:
+        trajectories = self.trajectories
+        one = [round(factor, 9) for factor in self._factors].index(1.0)
+        x, y = self._start
+        number, steps = len(trajectories.names), trajectories.steps
+        parts = [f"{number} optimizers on {self.function.name}, {steps} steps from ({x:.3g}, {y:.3g})."]
+        order = np.argsort(np.where(trajectories.diverged[:, one, 0], np.inf, trajectories.losses[:, one, 0, -1]))
+        for i in order:
+            end = trajectories.paths[i, one, 0, -1]
+            what = (
+                "diverged"
+                if trajectories.diverged[i, one, 0]
+                else f"loss {trajectories.losses[i, one, 0, -1]:.4g} at ({end[0]:.3g}, {end[1]:.3g})"
+            )
+            parts.append(f"{trajectories.names[i]} at rate {self._rates[trajectories.names[i]]:.3g}: {what}.")
+        return " ".join(parts)
+
+    def on_click(self, event: str, x: float, y: float) -> None:
+        if event == "start":
+            self._move(x, y)
+
+    def on_drag(self, event: str, number: int, x: float, y: float) -> None:
+        if event == "start":
+            self._move(x, y)
+
+    def on_button(self, name: str) -> None:
+        if name == "best":
+            self._find_rates()
+            self._run()
+            self.refresh()
+
+    def _start_point(self) -> Points:
+        x, y = self._start
+        return Points([x], [y], style="ink", marker="ring", size=9, drag="start", words=["start"])
+
+    def _move(self, x: float, y: float) -> None:
+        self._start = float(x), float(y)
+        self._run()
+        self.refresh()
+
+    def _find_rates(self) -> None:
+        """The best rate of each optimizer that has none of its own."""
+        open_ones = {name: given for name, given in self._optimizers.items() if not has_rate(given)}
+        if open_ones:
+            # From some starts around this one, so that no rate wins by a stroke of luck.
+            starts = starts_around(self.function, 9, self._seed, self._start)
+            found = tune_learning_rates(self.function, open_ones, starts, self._steps, seed=self._seed)
+            best = dict(zip(found.names, found.best.tolist(), strict=True))
+        else:
+            best = {}
+        for name, given in self._optimizers.items():
+            if name in best:
+                self._rates[name] = best[name] if np.isfinite(best[name]) else RATES[0]
+            else:
+                self._rates[name] = float(given["learning_rate"])
+
+    def _run(self) -> None:
+        at_best = {name: with_rate(given, self._rates[name]) for name, given in self._optimizers.items()}
+        if self._made is None or self._made[0] != (self.function, at_best):
+            settings: dict[str, Any] = {"learning_rates": self._factors, "relative": True, "seed": self._seed}
+            self._made = (self.function, at_best), Simulation(self.function, at_best, self._steps, **settings)
+        self.trajectories: Trajectories = self._made[1].run(self._start)
+
+    def _surface(self) -> list[Layer]:
+        """The function's own layers, which stay as they are where only the start has moved."""
+        if self._drawn is None or self._drawn[0] is not self.function:
+            self._drawn = self.function, function_layers(self.function, self.function.xlim, self.function.ylim)
+        return list(self._drawn[1])
+
+
+def moments_of(steps: int) -> list[int]:
+    n = min(steps + 1, MOMENTS)
+    return sorted({round(steps * k / (n - 1)) for k in range(n)})

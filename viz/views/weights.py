@@ -1,0 +1,164 @@
+"""Updates against weights, norms, and what single weights do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ..record import Run, Series
+from ..record.series import POINTS
+from ..record.statistics import quantiles
+from ..scene import Axis, Band, Control, Layer, Line, Panel, RefLine, Scene
+from .rows import Rows
+from .run_view import OneRunView
+from .series import SOLID_GREY, drawable, empty_scene, middle_steps
+
+__all__ = ["UpdateRatioView", "WeightsView", "farthest_ratios", "norm_panel", "ratio_panel"]
+
+TARGET = (3e-4, 1e-3, 3e-3)  # of the update ratio: the usual advice is 1e-3, within half a decade
+MOST_NAMED = 8  # lines that can be told apart by their colours
+
+
+class UpdateRatioView(OneRunView):
+    """How much each step changes each tensor: the norm of the update over that of the weight.
+
+    About 1e-3 is what training that goes well usually has; a band shows half a decade around it. Up to 8 tensors are drawn
+    each by itself. Of more the middle 80 % are a band, and those farthest from 1e-3 over the later half are named.
+
+    Args:
+        run: a `Recorder` or a `Run`.
+        **settings: as for `View`.
+
+    Raises:
+        TypeError: it is neither.
+    """
+
+    def scene(self) -> Scene:
+        """The picture as data."""
+        panel = ratio_panel(self.run)
+        if panel is None:
+            return empty_scene("no update ratios recorded yet", self.description())
+        return Scene([panel], self.title("How far each update moves its tensor"), description=self.description())
+
+    def _words(self) -> str:
+        """What there is to be seen, and what looks wrong, in sentences."""
+        worst = [f"{name} {ratio:.1g}" for name, ratio in farthest_ratios(self.run)[:5]]
+        return super()._words() + (f"\nfarthest from 1e-3: {', '.join(worst)}" if worst else "")
+
+
+class WeightsView(OneRunView):
+    """Norms of a tensor, of its gradient and of its update over the steps, the angle between these two, and single weights.
+
+    A choice says which tensor; above 64 tensors they are put together by module. Single weights are there of tensors
+    of which the recorder followed some (see `Recorder`'s `weights`).
+
+    Args:
+        run: a `Recorder` or a `Run`.
+        **settings: as for `View`.
+
+    Raises:
+        TypeError: it is neither.
+    """
+
+    def scene(self) -> Scene:
+        """The picture as data."""
+        rows = Rows(self.run)
+        followed = {name: series for name, series in self.run.weights.items() if len(series)}
+        panels: list[Panel] = []
+        norms = norm_panel(self.run, rows)
+        if norms is not None:
+            panels.append(norms)
+        cosine = self.run.tensors.get("cosine")
+        if cosine is not None and len(cosine):
+            x, means = cosine.means()
+            line = Line(x, drawable(rows.of("cosine", means).T), by=("layer",))
+            across = Axis.over("step", x, margin=0.01)
+            vertical = Axis("cosine of gradient and update", -1.05, 1.05)
+            panels.append(Panel(across, vertical, [RefLine([0.0], "y", style="grid"), line]))
+        if followed:
+            panels.append(self._followed(followed, rows))
+        if not panels:
+            return empty_scene("no weights recorded yet", self.description())
+        placed = [replace(panel, column=i) for i, panel in enumerate(panels)]
+        first = next((rows.row_of(name) for name in followed), 0)
+        layer = Control("layer", "tensor", rows.names, first, "choice")
+        title = self.title("Weights, gradients and updates")
+        return Scene(placed, title, [layer], width=4.2 * len(placed), height=3.9, description=self.description())
+
+    def _followed(self, followed: Mapping[str, Series], rows: Rows) -> Panel:
+        layers: list[Layer] = []
+        ends, values = [], []
+        most = 0
+        for name, series in followed.items():
+            curve, row = series.curve(), rows.row_of(name)
+            ends += [curve.first[:1], curve.last[-1:]]
+            values.append(curve.mean)
+            for k in range(min(series.shape[0], MOST_NAMED)):
+                y = np.full((len(rows.names), len(curve.first)), np.nan)
+                y[row] = drawable(curve.mean[:, k])
+                label = "" if k < most else f"followed weight {k + 1}"
+                layers.append(Line(middle_steps(curve), y, by=("layer",), style=k, name=label))
+            most = max(most, min(series.shape[0], MOST_NAMED))
+        return Panel(Axis.over("step", *ends, margin=0.01), Axis.over("single weights", *values), layers)
+
+
+def norm_panel(run: Run, rows: Rows) -> Panel | None:
+    """Norms of a row's weights, gradients and updates; None where there is none."""
+    layers: list[Layer] = []
+    ends, values = [], []
+    for i, what in enumerate(("weight", "gradient", "update")):
+        series = run.tensors.get(f"{what}_norm")
+        if series is None or not len(series):
+            continue
+        x, means = series.means()
+        y = drawable(rows.of(f"{what}_norm", means).T)
+        layers.append(Line(x, y, by=("layer",), style=i, name=f"norm of the {what}", marker=len(x) == 1))
+        ends.append(x[[0, -1]])
+        values.append(y)
+    if not layers:
+        return None
+    scale = "log" if any((each > 0).any() for each in values) else "linear"
+    return Panel(Axis.over("step", *ends, margin=0.01), Axis.over("norm", *values, scale=scale), layers)
+
+
+def ratio_panel(run: Run) -> Panel | None:
+    """Update ratios of the tensors; None where there is none."""
+    series = run.tensors.get("update_ratio")
+    if series is None or not len(series):
+        return None
+    x, ratios = series.means(512 if series.shape[0] > MOST_NAMED else POINTS)
+    across = Axis.over("step", x[[0, -1]], margin=0.01)
+    layers: list[Layer] = [
+        Band([across.low, across.high], [TARGET[0]] * 2, [TARGET[2]] * 2, style="quiet", alpha=0.13, name="usual"),
+    ]
+    positive = np.where((ratios > 0) & np.isfinite(ratios), ratios, np.nan)
+    shown = dict(farthest_ratios(run))
+    marker = len(x) == 1
+    if ratios.shape[1] > MOST_NAMED:
+        low, middle, high = quantiles(positive, (0.1, 0.5, 0.9))
+        layers.append(Band(x, low, high, style=SOLID_GREY, name="80 % of tensors"))
+        layers.append(Line(x, middle, style=SOLID_GREY, width=1.2, name="median", marker=marker))
+        names = list(shown)[:5]
+    else:
+        names = run.parameters
+    for i, name in enumerate(names):
+        layers.append(
+            Line(x, drawable(positive[:, run.parameters.index(name)]), style=i, width=1.2, name=name, marker=marker)
+        )
+    vertical = Axis.over("update norm / weight norm", positive, np.array([1e-4, 1e-2]), scale="log")
+    return Panel(across, vertical, layers)
+
+
+def farthest_ratios(run: Run) -> list[tuple[str, float]]:
+    """Tensors by how far their median ratio over the later half is from 1e-3, the farthest first."""
+    series = run.tensors.get("update_ratio")
+    if series is None or not len(series):
+        return []
+    _, ratios = series.means()
+    late = ratios[len(ratios) // 2 :]
+    late = np.where(late > 0, late, np.nan)
+    (typical,) = quantiles(late.T, (0.5,))
+    order = sorted(np.flatnonzero(np.isfinite(typical)), key=lambda i: -abs(np.log10(typical[i] / TARGET[1])))
+    return [(run.parameters[i], float(typical[i])) for i in order]
