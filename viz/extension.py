@@ -20,7 +20,8 @@ from IPython.display import display
 from .. import viz
 from ..trainer import LRFinder, Trainer, lr_find, lr_scheduler
 from ..trainer.optimizer import Optimizer
-from .live import MODES, LiveLoop, stop_loops
+from .live import LiveLoop, stop_loops
+from .live.loop import MODES
 from .record import Recorder, Run
 from .render.notebook import has_front_end, in_notebook, request
 from .views import View, reprs

@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 
 from tristep import viz
 from tristep.viz import LiveLoop, Recorder
-from tristep.viz.live import MULTIPLIERS
+from tristep.viz.live.view import MULTIPLIERS
 from tristep.viz.scene import Axis, Line, Panel, Scene, Text
 from tristep.viz.views import FrameBudget, View
 
@@ -163,7 +163,7 @@ def test_a_task_lets_others_run_every_20_milliseconds_and_not_more_often():
 
     async def main():
         loop = training.loop(steps, mode="task")
-        loop._clock = lambda: now[0]
+        loop.runner.clock = lambda: now[0]
         loop.start()
         while loop.status == "running":
             seen.append(loop.n_steps)
@@ -178,7 +178,7 @@ def test_a_task_is_paused_by_the_end_of_its_event_loop_and_goes_on_in_another():
     expected, _ = plain("trainer")
     training, now = Training(), iter(range(10**6))  # a clock on which each step takes more than a slice
     loop = training.loop(mode="task")
-    loop._clock = lambda: next(now)
+    loop.runner.clock = lambda: next(now)
 
     async def begin():
         loop.start()
@@ -219,7 +219,7 @@ def test_wait_ends_with_the_time_or_a_pause():
 
     async def main():
         loop = training.loop(steps, mode="task")
-        loop._clock = lambda: now[0]
+        loop.runner.clock = lambda: now[0]
         loop.start()
         assert not loop.wait(timeout=5.0)
         assert (loop.status, loop.n_steps) == ("running", 5)
@@ -253,8 +253,8 @@ def test_a_thread_pauses_when_asked_and_not_in_a_step():
     assert loop.status == "paused"
     assert loop.n_steps == len(done) >= 1
     loop.step(2)
-    with loop._rest:
-        assert loop._rest.wait_for(lambda: loop.status == "paused", 60)
+    assert not loop.wait(60)
+    assert loop.status == "paused"
     loop.stop()
     assert loop.status == "stopped"
     assert loop.n_steps == len(done)
@@ -423,7 +423,7 @@ async def ended(loop):
 def sliced(loop):
     """The loop, each step of which is a slice."""
     now = iter(range(10**6))
-    loop._clock = lambda: next(now)
+    loop.runner.clock = lambda: next(now)
     return loop
 
 
@@ -480,7 +480,7 @@ def test_an_interrupt_between_two_slices_pauses_after_a_cell_has_had_its_own(idl
 
 @pytest.mark.parametrize("notebook", [False, True])
 def test_an_interrupt_in_a_step_is_for_a_cell_that_awaits_as_well(notebook, idle, monkeypatch):
-    monkeypatch.setattr("tristep.viz.live.in_notebook", lambda: notebook)
+    monkeypatch.setattr("tristep.viz.live.interrupts.in_notebook", lambda: notebook)
     training, cells = Training(), []
 
     def steps():
@@ -611,15 +611,14 @@ def test_another_thread_pauses_and_steers_between_two_steps():
         loop.snapshot("fork")
         loop.branch("again", "fork")
         loop.step(2)  # does not wait
-        with loop._rest:
-            assert loop._rest.wait_for(lambda: loop.status == "paused", 60)
+        assert not loop.wait(60)
         seen.append(loop.n_steps - seen[0][1])
         loop.stop()
 
     loop = training.loop(step, mode="task")
 
     async def main():
-        loop._clock = lambda: next(now)
+        loop.runner.clock = lambda: next(now)
         loop.start()
         task = asyncio.create_task(asyncio.to_thread(steer))
         while not task.done():
@@ -894,7 +893,7 @@ def test_a_view_may_draw_every_20_milliseconds_and_at_each_pause(mode):
 
     async def main():
         loop = training.loop(steps, view=view, mode=mode)
-        loop._clock = lambda: now[0] / 1000
+        loop.runner.clock = lambda: now[0] / 1000
         loop.step(50)
         while loop.status == "running":
             await asyncio.sleep(0)
@@ -919,7 +918,7 @@ def test_a_recorder_is_not_looked_at_between_its_own_looks(monkeypatch):
     training = Training()
     loop = training.loop(training.step, recorder=Watched(training.trainer), mode="block")
     now = iter(range(10**6))
-    loop._clock = lambda: next(now)  # every step is a slice
+    loop.runner.clock = lambda: next(now)  # every step is a slice
     loop.step(20)
     assert looks == [20]
     assert loop.run.scalars["loss"].last_step == 20
@@ -939,7 +938,7 @@ def test_a_page_that_has_been_closed_is_noticed(when_unseen, monkeypatch):
             yield 0.5
 
     loop = LiveLoop(steps, mode="block", when_unseen=when_unseen)
-    loop._clock = lambda: next(ticks)  # every step is a slice
+    loop.runner.clock = lambda: next(ticks)  # every step is a slice
     loop.view.display.clock = loop.view.display.budget.clock = lambda: now[0]
     viz.set_renderer("canvas")
     widget = loop.view.widget()
@@ -1126,14 +1125,14 @@ def test_a_step_may_draw_while_a_button_waits_for_its_end(mode, monkeypatch):
 
     loop = training.loop(steps, mode=mode, view="live")
     canvas, frames = shown(loop, monkeypatch)
-    rest = loop._at_rest
+    rest = loop.runner.gate.at_rest
 
     def at_rest():
         if threading.current_thread() is pressing:
             pressed.set()
         return rest()
 
-    monkeypatch.setattr(loop, "_at_rest", at_rest)
+    monkeypatch.setattr(loop.runner.gate, "at_rest", at_rest)
     pressing = threading.Thread(target=press, args=(canvas, "stop"), daemon=True)
 
     async def main():
@@ -1157,7 +1156,7 @@ def test_what_another_thread_puts_off_is_drawn_by_the_event_loop_of_the_steps(mo
         _, frames = shown(loop, monkeypatch)
 
         async def refresh():
-            for loop.view._told in ("first", "second"):
+            for loop.view.message in ("first", "second"):
                 loop.view.refresh()
 
         async def drawn():

@@ -54,7 +54,7 @@ def notebook(kernel):
     kernel.widgets.clear()
     kernel.subshell = None
     yield kernel
-    kernel.run("from tristep.viz import live; [loop.stop() for loop in list(live._loops)]; loop = None", "z")
+    kernel.run("from tristep.viz.live import stop_loops; stop_loops(); loop = None", "z")
 
 
 class Notebook:

@@ -1,0 +1,493 @@
+"""LiveLoop: a training loop that runs while the notebook stays usable, and can be paused, steered and branched."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ...trainer import Trainer
+from ...trainer.arguments import choice, real, whole
+from ..record import Recorder, Run, RunSet
+from ..render.notebook import has_front_end, request, running_event_loop
+from ..views import FrameBudget, View
+from .branches import Branches, Snapshot
+from .epochs import Epochs
+from .learning_rates import LearningRate
+from .recording import StepRecording
+from .runner import ENDED, StepRunner
+from .screen import Screen
+from .steps import StepSource, is_stateful
+from .training import TrainingSteps, say_paused
+from .view import LiveView
+
+__all__ = ["MODES", "LiveLoop", "stop_loops"]
+
+MODES = ("auto", "task", "thread", "block")
+_loops: weakref.WeakSet[LiveLoop] = weakref.WeakSet()  # all that have been started
+
+
+class LiveLoop:
+    """Runs training steps, one after the other, and lets a person watch and steer them.
+
+    What runs them is the `mode`:
+
+    - "task": a task of asyncio in the background. The cell returns at once, and the notebook's widgets work, because the
+      task lets go of the thread every 20 ms. Other cells run between the steps. Whatever thread asks for them, steps are
+      taken in the event loop in which the loop was made, or first started.
+    - "thread": a thread in the background, for steps that take longer than a person waits for a button.
+    - "block": the cell itself, until the last step. "Run all" stays in order, and only the interrupt button steers.
+    - "auto": "task" in a notebook that a person has open, else "block", as in nbclient, papermill and plain Python.
+
+    However it runs, weights come out the same to the bit, paused or not. The interrupt button, or Ctrl-C, pauses after the
+    step at hand; a second one breaks it off. A cell that runs meanwhile is interrupted as ever.
+
+    Args:
+        steps: a generator function or an iterator that takes one training step for each `next`, or a callable that takes
+            one, until it returns False or raises StopIteration. It may yield or return the loss, or numbers by name.
+        trainer: the `Trainer` or `torch.optim.Optimizer` in use; None: there are no rates to set and no snapshots.
+        recorder: a `Recorder` of it. Its `step` is called with what the steps yield, unless they do so themselves. None: the
+            numbers that they yield are kept, and the rate.
+        stateful: what else training depends on, for snapshots: objects with `state_dict` and `load_state_dict`, such as a
+            model with buffers, a scheduler of torch, a GradScaler. `steps` itself may have them, too. A generator has no
+            such thing: after going back to a snapshot it goes on with the batches that come next.
+        view: what is redrawn as it goes: a `View`, which has its own `FrameBudget`; "live" makes a `LiveView`, None draws
+            nothing.
+        mode: as above.
+        frames_per_second: how often a "live" view is redrawn at most, > 0; less often where that would take over 5 % of the
+            time.
+        name: of the run, where there is no recorder.
+        when_unseen: "go on", or "pause" once no page has shown the view for a minute, as after its tab has been closed. Its
+            words say so in either case, when it is seen again. Widgets without a canvas cannot tell.
+
+    Attributes:
+        status: "ready", "running", "paused", "stopped", "finished" or "failed".
+        n_steps: how many steps led to where it is.
+        run: the `Run` being recorded.
+        runs: all of them, a `RunSet`: a branch is a run of its own.
+        snapshots: by name.
+        exception: what ended it, if "failed".
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit; the message says which and what is allowed.
+
+    Example:
+        >>> import torch, tristep
+        >>> from tristep.viz import LiveLoop
+        >>> net = torch.nn.Linear(2, 1)
+        >>> trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})
+        >>> def train():
+        ...     for _ in range(20):
+        ...         trainer.zero_grad()
+        ...         loss = net(torch.ones(4, 2)).square().mean()
+        ...         loss.backward()
+        ...         trainer.step(1)
+        ...         yield loss
+        >>> loop = LiveLoop(train, trainer=trainer, view=None).start()
+        >>> loop.wait(), loop.status, loop.n_steps
+        (True, 'finished', 20)
+    """
+
+    def __init__(
+        self,
+        steps: Callable[[], Any] | Iterable[Any],
+        *,
+        trainer: Trainer | torch.optim.Optimizer | None = None,
+        recorder: Recorder | None = None,
+        stateful: Sequence[Any] = (),
+        view: View | str | None = "live",
+        mode: str = "auto",
+        frames_per_second: float = 4.0,
+        name: str = "run",
+        when_unseen: str = "go on",
+    ) -> None:
+        _check_arguments(steps, trainer, recorder, stateful, view)
+        budget = FrameBudget(most=real("frames_per_second", frames_per_second, above=0))
+        mode = choice("mode", mode, MODES)
+        pauses_unseen = choice("when_unseen", when_unseen, ("go on", "pause")) == "pause"
+        self.cell: str | None = None
+        self._trainer = trainer
+        self.rate = LearningRate(trainer)
+        self.recording = StepRecording(recorder, name)
+        self._source = StepSource(steps)
+        training = TrainingSteps(self._source, self.rate, self.recording)
+        self.runner = StepRunner(training, mode, self.run.name)
+        own = [steps] if is_stateful(steps) else []
+        self.branches = Branches(self.runner, self.rate, self.recording, [*stateful, *own])
+        self.screen = Screen(self.runner, pauses_unseen)
+        training.attach(self.runner, self.screen)
+        self.view = LiveView(self, budget=budget) if isinstance(view, str) else view
+
+    @classmethod
+    def fit(
+        cls,
+        net: torch.nn.Module,
+        loss: Callable[[Any, Any], torch.Tensor],
+        data: Iterable[Any],
+        trainer: Trainer | torch.optim.Optimizer,
+        *,
+        num_epoch: int = 1,
+        **options: Any,
+    ) -> LiveLoop:
+        """A loop that trains `net` for some epochs, as `tristep.fit` does; not started yet.
+
+        Its snapshots have the model's buffers and the place in the data in them, as long as `data` depends on nothing but
+        the random numbers of torch, NumPy and Python, and a generator of the loader's own.
+
+        Args:
+            net: the model, called with the inputs of a batch.
+            loss: from outputs and labels to one number for each sample, or to their mean.
+            data: batches (inputs, labels), iterated anew in every epoch.
+            trainer: of the model's parameters.
+            num_epoch: >= 1.
+            **options: the other arguments of `LiveLoop`.
+
+        Example:
+            >>> import torch, tristep
+            >>> from tristep.viz import LiveLoop
+            >>> net = torch.nn.Linear(2, 1)
+            >>> trainer = tristep.Trainer(net, "adam")
+            >>> data = [(torch.ones(4, 2), torch.zeros(4, 1))]
+            >>> loop = LiveLoop.fit(net, torch.nn.MSELoss(), data, trainer, num_epoch=3, view=None)
+            >>> loop.start().n_steps
+            3
+        """
+        if not isinstance(trainer, (Trainer, torch.optim.Optimizer)):
+            raise TypeError(f"trainer must be a Trainer or a torch.optim.Optimizer, got {type(trainer).__name__}")
+        steps = Epochs(net, loss, data, trainer, whole("num_epoch", num_epoch, low=1))
+        stateful = [net, *options.pop("stateful", ())]
+        return cls(steps, trainer=trainer, stateful=stateful, **options)
+
+    @property
+    def status(self) -> str:
+        """As in the attributes above."""
+        return self.runner.status
+
+    @property
+    def mode(self) -> str:
+        """What runs it; "auto" until it has been started."""
+        return self.runner.mode
+
+    @mode.setter
+    def mode(self, mode: str) -> None:
+        self.runner.mode = choice("mode", mode, MODES)
+
+    @property
+    def n_steps(self) -> int:
+        """How many steps led to where it is."""
+        return self.runner.n_steps
+
+    @property
+    def exception(self) -> BaseException | None:
+        """What ended it, if "failed"."""
+        return self.runner.exception
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The `Recorder` in use."""
+        return self.recording.recorder
+
+    @property
+    def run(self) -> Run:
+        """The `Run` being recorded."""
+        return self.recording.run
+
+    @property
+    def runs(self) -> RunSet:
+        """All runs."""
+        return self.branches.runs
+
+    @property
+    def snapshots(self) -> dict[str, Snapshot]:
+        """By name."""
+        return self.branches.snapshots
+
+    @property
+    def view(self) -> View | None:
+        """What is redrawn as it goes."""
+        return self.screen.view
+
+    @view.setter
+    def view(self, view: View | None) -> None:
+        self.screen.view = view
+
+    def start(self) -> LiveLoop:
+        """Begin, and show the view where there is a notebook.
+
+        Returns:
+            The loop itself.
+
+        Raises:
+            RuntimeError: it has been started; or another loop trains with this trainer at this moment; or mode="task" where
+                no event loop runs.
+            Exception: with mode="block", what a step raised.
+        """
+        if self.status != "ready":
+            raise RuntimeError(f"start() of a loop that is {self.status} already: resume() goes on with a paused one")
+        if self.mode == "auto":
+            self.mode = "task" if running_event_loop() is not None and has_front_end() else "block"
+        if self.mode == "task":
+            self.runner.find_event_loop()
+        self._refuse_two()
+        self.cell = request().get("metadata", {}).get("cellId")
+        _loops.add(self)
+        later = self.mode == "block" and not has_front_end()  # a picture for the file: that of the end
+        if not later:
+            self.screen.show()
+        self._go()
+        if later:
+            self.screen.show()
+        self._raise_here()
+        return self
+
+    def pause(self) -> None:
+        """Pause. When this returns the step at hand has ended; called in a step, it pauses after it."""
+        self.runner.ask("paused")
+
+    def resume(self) -> None:
+        """Go on after a pause.
+
+        Raises:
+            RuntimeError: there is nothing to go on with.
+        """
+        self._go_on(None)
+
+    def step(self, n: int = 1) -> None:
+        """Take some steps and pause again.
+
+        Args:
+            n: how many, >= 1.
+        """
+        self._go_on(whole("n", n, low=1))
+
+    def stop(self) -> None:
+        """End it. When this returns the step at hand has ended; a generator has been closed."""
+        self.runner.ask("stopped")
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end. Of a task, the rest is run right here, since a cell that waits keeps the notebook busy.
+
+        Args:
+            timeout: in seconds; None: as long as it takes.
+
+        Returns:
+            Whether it has ended; False: the time is over, or it is paused.
+
+        Raises:
+            Exception: what a step raised.
+            RuntimeError: called in a step.
+        """
+        if self.runner.gate.in_step:
+            raise RuntimeError("wait() in a step, which it would wait for")
+        if self.status == "ready":
+            self.start()
+        if self.status == "running":
+            try:
+                self.runner.wait(timeout)
+            except KeyboardInterrupt:
+                self.pause()
+                say_paused(self.n_steps)
+        self._raise()
+        return self.status in ENDED
+
+    def __await__(self) -> Generator[Any, None, LiveLoop]:
+        """Wait for the end, while the notebook stays usable. Raises what a step raised. Gives the loop."""
+        return self._wait_for_end().__await__()
+
+    @property
+    def learning_rate(self) -> float | None:
+        """That of the last step, or before the first the one to come; None without a trainer."""
+        return self.rate.last
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the rate for the coming steps, of the first group where there are several, which keep their proportions.
+
+        Where a schedule decides it, this sets the multiplier that makes it this rate now.
+
+        Args:
+            lr: >= 0.
+
+        Raises:
+            ValueError: it is negative or no number, or a schedule is at 0, or there is no trainer.
+        """
+        lr = real("lr", lr, low=0)
+        self.rate.needed("set_learning_rate")
+        with self.runner.gate.at_rest():
+            self.rate.set(lr)
+
+    @property
+    def multiplier(self) -> float:
+        """What the rate of each step is multiplied by. It may be set at any time; 1 is as if it had never been.
+
+        It acts while a step is taken and leaves neither schedule nor optimizer changed behind.
+        """
+        return self.rate.multiplier
+
+    @multiplier.setter
+    def multiplier(self, value: float) -> None:
+        value = real("multiplier", value, low=0)
+        self.rate.needed("multiplier")
+        self.rate.multiplier = value
+
+    def snapshot(self, name: str | None = None) -> Snapshot:
+        """Keep all that training depends on: weights, gradients, the optimizer's state, `stateful`, random numbers.
+
+        It is a copy, on the devices where these are.
+
+        Args:
+            name: under which it is kept; None is "step 12", say. One of the same name is replaced.
+
+        Raises:
+            ValueError: there is no trainer.
+        """
+        self.rate.needed("snapshot")
+        with self.runner.gate.at_rest():
+            return self.branches.keep(name)
+
+    def branch(
+        self,
+        name: str | None = None,
+        at: str | Snapshot | None = None,
+        *,
+        learning_rate: float | None = None,
+        multiplier: float | None = None,
+    ) -> Run:
+        """Go back to a snapshot and on from there as another run, whose settings may differ.
+
+        Where the present run stands is kept, so that `pick` can go on with it. A loop that has ended is paused then.
+
+        Args:
+            name: of the new run; None is "branch 1", and so on.
+            at: a snapshot or its name; None is here and now.
+            learning_rate: as for `set_learning_rate`.
+            multiplier: of the rate; None leaves it as it is.
+
+        Returns:
+            The new run.
+
+        Raises:
+            KeyError: there is no such snapshot.
+            ValueError: a run of that name exists, or there is no trainer; nothing has been changed.
+
+        Example, a comparison of two rates:
+
+            loop.snapshot("fork")
+            for rate in (0.1, 0.3):
+                loop.branch(f"rate {rate}", "fork", learning_rate=rate)
+                loop.step(100)
+            loop.pick("rate 0.1")
+            loop.resume()
+        """
+        self.rate.needed("branch")
+        name, snapshot = self.branches.new_name(name), self.branches.find(at)
+        if learning_rate is not None:
+            real("learning_rate", learning_rate, low=0)
+        if multiplier is not None:
+            real("multiplier", multiplier, low=0)
+        with self.runner.gate.at_rest():
+            run = self.branches.begin(name, snapshot)
+            self._open_again()
+            if multiplier is not None:
+                self.rate.multiplier = float(multiplier)
+            if learning_rate is not None:
+                self.rate.set(float(learning_rate))
+        self.screen.refresh()
+        return run
+
+    def pick(self, name: str) -> Run:
+        """Go on with a run that was left by `branch`, or by this, where it was left.
+
+        Raises:
+            KeyError: there is no such run.
+        """
+        run = self.runs[name]
+        if run is not self.run:
+            with self.runner.gate.at_rest():
+                self.branches.pick(run)
+                self._open_again()
+            self.screen.refresh()
+        return run
+
+    @property
+    def steps_per_second(self) -> float:
+        """Since it began to run, or was resumed."""
+        return self.runner.steps_per_second
+
+    def __repr__(self) -> str:
+        return f"LiveLoop({self.run.name!r}, {self.status}, {self.n_steps} steps, mode={self.mode!r})"
+
+    def _go_on(self, limit: int | None) -> None:
+        if self.status == "running":
+            return
+        if self.status == "ready":
+            self.runner.limit = limit
+            self.start()
+            return
+        if self.status not in ("paused", "failed") or not self._source.renew():
+            why = "its generator has been ended by the exception" if self.status in ("paused", "failed") else "it has ended"
+            raise RuntimeError(f"there is nothing to go on with: {why}. branch() goes back to a snapshot where there is one")
+        self._refuse_two()
+        self._go(limit)
+        self._raise_here()
+
+    def _go(self, limit: int | None = None) -> None:
+        self.screen.unseen_from = None
+        self.runner.go(limit)
+
+    def _open_again(self) -> None:
+        """A loop that has ended is paused where it has been put back to a moment from which there are steps to come."""
+        if self.status in ENDED and self._source.renew():
+            self.runner.status, self.runner.exception = "paused", None
+
+    async def _wait_for_end(self) -> LiveLoop:
+        if self.status == "ready":
+            self.start()
+        try:
+            await self.runner.wait_for_end()
+        except asyncio.CancelledError:  # Ctrl-C in a cell that awaits
+            if self.status == "running":
+                self.pause()
+                say_paused(self.n_steps)
+            raise
+        self._raise()
+        return self
+
+    def _raise(self) -> None:
+        if self.status == "failed" and self.exception is not None:
+            raise self.exception
+
+    def _raise_here(self) -> None:
+        if self.mode == "block":
+            self._raise()
+
+    def _refuse_two(self) -> None:
+        for loop in list(_loops):
+            same = self._trainer is not None and loop._trainer is self._trainer
+            if same and loop is not self and loop.status == "running":
+                raise RuntimeError(f"{loop!r} trains with this trainer at this moment: pause or stop it first")
+
+
+def stop_loops(cell: str | None = None) -> None:
+    """Stop the loops that this cell has started; None: all."""
+    for loop in list(_loops):
+        if cell in (None, loop.cell) and loop.status in ("running", "paused"):
+            loop.stop()
+
+
+def _check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence[Any], view: Any) -> None:
+    if not callable(steps) and not isinstance(steps, Iterable):
+        raise TypeError(
+            f"steps is a {type(steps).__name__}: must be a generator function, an iterator or a callable that takes one"
+        )
+    if trainer is not None and not isinstance(trainer, (Trainer, torch.optim.Optimizer)):
+        raise TypeError(f"trainer must be a Trainer, a torch.optim.Optimizer or None, got {type(trainer).__name__}")
+    if recorder is not None and not isinstance(recorder, Recorder):
+        raise TypeError(f"recorder must be a Recorder or None, got {type(recorder).__name__}")
+    for i, each in enumerate(stateful):
+        if not is_stateful(each):
+            raise TypeError(f"stateful[{i}] is a {type(each).__name__}: it needs state_dict and load_state_dict")
+    if not (view is None or view == "live" or isinstance(view, View)):
+        raise TypeError(f"view={view!r}: must be 'live', None or a View")

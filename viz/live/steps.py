@@ -1,0 +1,57 @@
+"""StepSource: where training steps come from, a generator, an iterator or a callable."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+__all__ = ["StepSource", "is_stateful"]
+
+
+class StepSource:
+    """Training steps, one for each `take`.
+
+    Args:
+        steps: a generator function or an iterator, or a callable that takes a step, until it returns False.
+    """
+
+    def __init__(self, steps: Callable[[], Any] | Iterable[Any]) -> None:
+        self._steps, self._iterator = steps, _iterator(steps)
+
+    def take(self) -> Any:
+        """Take one step.
+
+        Raises:
+            StopIteration: there are no more.
+        """
+        if self._iterator is not None:
+            return next(self._iterator)
+        value = self._steps()  # type: ignore[operator]
+        if value is False:
+            raise StopIteration
+        return value
+
+    def renew(self) -> bool:
+        """Whether there are steps to come; a generator that an exception has ended is made anew by its function."""
+        if isinstance(self._iterator, Generator) and inspect.getgeneratorstate(self._iterator) == inspect.GEN_CLOSED:
+            if not inspect.isgeneratorfunction(self._steps):
+                return False
+            self._iterator = _iterator(self._steps)
+        return True
+
+    def close(self) -> None:
+        """Close a generator, which may have something to clean up."""
+        if isinstance(self._iterator, Generator):
+            self._iterator.close()
+
+
+def is_stateful(thing: Any) -> bool:
+    """Whether it has `state_dict` and `load_state_dict`."""
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+def _iterator(steps: Any) -> Iterator[Any] | None:
+    if inspect.isgeneratorfunction(steps):
+        return steps()
+    return iter(steps) if isinstance(steps, Iterable) else None

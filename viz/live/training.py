@@ -1,0 +1,70 @@
+"""TrainingSteps: takes the steps of a loop, records what they yield, and lets the view follow."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from .interrupts import gets_signals
+from .learning_rates import LearningRate
+from .recording import StepRecording
+from .runner import StepRunner
+from .screen import Screen
+from .steps import StepSource
+
+__all__ = ["TrainingSteps", "say_paused"]
+
+
+class TrainingSteps:
+    """What a `StepRunner` listens to, made of the parts of a loop."""
+
+    def __init__(self, source: StepSource, rate: LearningRate, recording: StepRecording) -> None:
+        self._source, self._rate, self._recording = source, rate, recording
+
+    def attach(self, runner: StepRunner, screen: Screen) -> None:
+        """Work for this runner, and show what it does."""
+        self._runner, self._screen = runner, screen
+
+    def take_step(self) -> Any:
+        """Take one step at the multiplied learning rate. StopIteration: there are no more."""
+        return self._rate.take(self._source.take)
+
+    def record(self, value: Any) -> None:
+        """Note what the step has yielded."""
+        self._recording.note(self._runner.n_steps, value, self._rate.last)
+
+    def after_slice(self, turn: int) -> None:
+        """Let the view follow."""
+        if self._recording.recorder is None:
+            with self._runner.gate.at_rest():
+                self._recording.look()
+        self._screen.refresh(turn)
+        self._screen.look_around()
+
+    def on_end(self, status: str) -> None:
+        """Wait for what has been recorded, and close a generator that is not at its end."""
+        self._recording.finish()
+        if status == "stopped":
+            self._source.close()
+
+    def on_status(self, interrupted: bool) -> None:
+        """Show the status."""
+        runner = self._runner
+        with runner.gate.at_rest():
+            self._recording.flush()
+        self._screen.refresh()
+        if interrupted and runner.status == "paused":  # it may have been the last step
+            say_paused(runner.n_steps)
+        if (
+            runner.status == "failed"
+            and runner.mode == "task"
+            and self._screen.view is None
+            and runner.exception is not None
+        ):
+            traceback.print_exception(runner.exception)
+
+
+def say_paused(step: int) -> None:
+    """Print that an interrupt has paused the loop, where the person is who has interrupted it."""
+    if gets_signals():
+        print(f"paused after step {step}; loop.resume() goes on")

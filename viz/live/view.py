@@ -1,0 +1,144 @@
+"""LiveView: losses and learning rates of a live loop, and what steers it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..render.notebook import running_event_loop
+from ..scene import Axis, Button, Control, Layer, Panel, Scene, Text
+from ..views import LossView
+
+__all__ = ["LiveView"]
+
+MULTIPLIERS = [2.0 ** (k / 2) for k in range(-12, 13)]  # that the view's slider has; 1 is among them
+
+
+class LiveView(LossView):
+    """Losses and learning rates of a live loop while it trains, and what steers it.
+
+    Above them stands how far it is, how fast, and which share of the time drawing takes; if a step has raised an error,
+    that. Buttons pause, resume, take one step, stop, keep a snapshot, and branch here; a slider sets the multiplier of the
+    rate.
+
+    Args:
+        loop: a `LiveLoop`; one that is made with view="live" has this as its `view`.
+        **settings: those of `LossView`.
+
+    Attributes:
+        message: what the last button has to say; empty for nothing.
+    """
+
+    def __init__(self, loop: Any, **settings: Any) -> None:
+        self.loop = loop
+        self.message = ""
+        super().__init__(loop.runs, **settings)
+
+    def scene(self) -> Scene:
+        """The picture as data."""
+        with self.loop.runner.gate.at_rest():  # nothing is recorded meanwhile
+            self.loop.recording.flush()
+            self.runs = list(self.loop.runs)
+            scene = super().scene()
+        status = Panel(Axis("", 0, 1), Axis("", 0, 1), [Text(self.status(), 0.0, 0.5)], frame=False, columns=scene.grid[1])
+        # Averages are as wide as fits, without a slider: as the run gets longer its values would change under one's hand.
+        scene = _fixed(scene)
+        controls = [*scene.controls]
+        if self.loop.rate.known:
+            nearest = int(np.argmin([abs(value - self.loop.multiplier) for value in MULTIPLIERS]))
+            controls.append(Control("multiplier", "learning rate ×", MULTIPLIERS, nearest, remote=True))
+        named = [("pause", "Pause"), ("resume", "Resume"), ("step", "Step"), ("stop", "Stop")]
+        if self.loop.rate.known:
+            named += [("snapshot", "Snapshot"), ("branch", "Branch here")]
+        height = 0.45
+        shares = scene.heights or [1.0] * scene.grid[0]
+        return replace(
+            scene,
+            panels=[status, *(replace(panel, row=panel.row + 1) for panel in scene.panels)],
+            controls=controls,
+            buttons=[Button(name, label) for name, label in named],
+            height=scene.height + height,
+            heights=[height / scene.height * sum(shares), *shares],
+        )
+
+    def at_rest(self) -> AbstractContextManager[None]:
+        """Between two steps: a step may draw, too, so nobody may have the view and wait for its end."""
+        return self.loop.runner.gate.at_rest()
+
+    def is_live(self) -> bool:
+        """Whether the loop is running."""
+        return self.loop.status == "running"
+
+    def event_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The one that runs the steps."""
+        return self.loop.runner.event_loop
+
+    def status(self) -> str:
+        """How far the loop is, in words."""
+        loop = self.loop
+        words = [f"{loop.run.name}: {loop.status}", f"step {loop.n_steps:,}"]
+        if loop.exception is not None:
+            return f"{loop.run.name}: failed after step {loop.n_steps:,}\n{type(loop.exception).__name__}: {loop.exception}"
+        if loop.status == "running":
+            speed = loop.steps_per_second
+            words.append(f"{speed:,.0f} steps/s" if speed >= 100 else f"{speed:.3g} steps/s")
+        rate = loop.rate.coming if loop.status in ("ready", "paused") else loop.rate.last
+        if rate is not None:
+            multiplied = "" if loop.multiplier == 1 else f" (× {loop.multiplier:.3g})"
+            words.append(f"learning rate {rate:.4g}{multiplied}")
+        words.append(f"drawing {100 * self.cost:.1f} % of the time")
+        if loop.screen.unseen_from is not None:
+            words.append(f"no page showed it after step {loop.screen.unseen_from:,}")
+        return ", ".join(words) + (f"\n{self.message}" if self.message else "")
+
+    def describe(self) -> str:
+        """How far the loop is, and what there is to be seen, in sentences."""
+        return f"{self.status()}\n{super().describe()}"
+
+    def description(self) -> str:
+        """How far the loop is."""
+        return self.status()
+
+    def on_control(self, name: str, value: Any, index: int) -> None:
+        """The multiplier of the rate."""
+        if name == "multiplier":
+            self.loop.multiplier = float(value)
+            self.refresh()  # no step does it for a loop that is paused
+        else:
+            super().on_control(name, value, index)
+
+    def on_button(self, name: str) -> None:
+        """What the buttons do; what cannot be done is said in the picture."""
+        act: dict[str, Callable[[], Any]] = {
+            "pause": self.loop.pause,
+            "resume": self.loop.resume,
+            "step": self.loop.step,
+            "stop": self.loop.stop,
+            "snapshot": lambda: f"snapshot {self.loop.snapshot().name!r}",
+            "branch": lambda: f"now in {self.loop.branch().name!r}",
+        }
+        if self.loop.mode in ("auto", "block") and running_event_loop() is not None:
+            self.loop.mode = "task"  # here there is no cell to be blocked, and pressing a button must not last
+        try:
+            said = act[name]()
+            self.message = said if isinstance(said, str) else ""
+        except RuntimeError as error:
+            self.message = str(error)
+        self.refresh()
+
+
+def _fixed(scene: Scene) -> Scene:
+    """The scene with those controls only of which Python is told, the others as they are at first."""
+    state = scene.state()
+
+    def fixed(layer: Layer) -> Layer:
+        arrays: dict[str, Any] = {name: layer.chosen(name, state) for name in layer.arrays}
+        return replace(layer, by=(), **arrays) if layer.by else layer
+
+    panels = [replace(panel, layers=[fixed(layer) for layer in panel.layers]) for panel in scene.panels]
+    return replace(scene, panels=panels, controls=[control for control in scene.controls if control.remote])
