@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Optimizers compared: which one, and at what rate?
 #
-# Several optimizers race on functions of two variables, each at its own best learning rate, and curves and maps show what
+# Several optimizers run on functions of two variables, each at its own best learning rate, and curves and maps show what
 # becomes of them at other rates and from other starts. One of them is then opened up, update by update, beside the rule that
 # it follows. At the end three of them train a real network on handwritten digits, and their ways are drawn across its loss.
 #
@@ -29,7 +29,7 @@ from tristep import viz
 torch.set_num_threads(1)  # layers this small gain nothing from more
 
 # %% [markdown]
-# ## A fair race
+# ## A fair comparison
 #
 # What an optimizer does at one rate says little about it: each has its own scale. So 41 rates are tried for each of these
 # four, from 0.0001 to 10 and from nine starts near the ring, and each runs at the one that gave the least loss after 200
@@ -41,13 +41,13 @@ torch.set_num_threads(1)  # layers this small gain nothing from more
 # the ring lets all of them run from another place.
 
 # %%
-entrants = {
+candidates = {
     "sgd": {},
     "momentum": {"optimizer": "sgd", "momentum": 0.9},
     "adam": {},
     "lion": {},
 }
-rosenbrock = viz.TrajectoryView("rosenbrock", entrants, steps=200)
+rosenbrock = viz.TrajectoryView("rosenbrock", candidates, steps=200)
 rosenbrock
 
 # %% [markdown]
@@ -55,7 +55,7 @@ rosenbrock
 # arrive at the same. Every view says in words what it shows; here are the words alone.
 
 # %%
-himmelblau = viz.TrajectoryView("himmelblau", entrants, start=(-0.3, 0.3), steps=100, factors=(1.0,))
+himmelblau = viz.TrajectoryView("himmelblau", candidates, start=(-0.3, 0.3), steps=100, factors=(1.0,))
 print(himmelblau.describe().replace(". ", ".\n"))
 
 # %% [markdown]
@@ -64,7 +64,7 @@ print(himmelblau.describe().replace(". ", ".\n"))
 # gradients are averaged.
 
 # %%
-ravine = viz.TrajectoryView("noisy_ravine", {name: entrants[name] for name in ("sgd", "momentum", "adam")}, steps=120)
+ravine = viz.TrajectoryView("noisy_ravine", {name: candidates[name] for name in ("sgd", "momentum", "adam")}, steps=120)
 ravine
 
 # %% [markdown]
@@ -76,7 +76,7 @@ ravine
 # because a guess is good enough there.
 
 # %%
-sensitivity = viz.SensitivityView("rosenbrock", entrants, steps=200)
+sensitivity = viz.SensitivityView("rosenbrock", candidates, steps=200)
 print(sensitivity.describe().replace(". ", ".\n"))
 rates_of = dict(zip(sensitivity.found.names, sensitivity.found.best.tolist(), strict=True))
 sensitivity
@@ -100,7 +100,7 @@ basins
 # $$m = \beta_1 m + (1 - \beta_1)\,g \qquad v = \beta_2 v + (1 - \beta_2)\,g^2 \qquad
 # w = w - \eta\,\frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t}\,\frac{m}{\sqrt{v} + \epsilon}$$
 #
-# The text of the rule is shown below; it is what the engines compile, and what ran in the races above. The bowl is a
+# The text of the rule is shown below; it is what the engines compile, and what ran in the comparisons above. The bowl is a
 # hundred times as steep along y as along x. The slider goes through the updates, and arrows show the directions of the
 # gradient, of its average, and of the update itself, in which Adam has evened out the steepness. In JupyterLab every
 # hyper-parameter has a slider, and function and optimizer can be changed.
@@ -114,9 +114,9 @@ playground
 # after one step $m$ and $\sqrt{v}$, both corrected, are the gradient and its absolute value.
 
 # %%
-inner = viz.trace_updates("ill_conditioned_bowl", {"optimizer": "adam", "learning_rate": 0.1}, steps=1)
-print("gradient", inner.gradients[0])
-print("update  ", inner.updates[0])
+trace = viz.trace_updates("ill_conditioned_bowl", {"optimizer": "adam", "learning_rate": 0.1}, steps=1)
+print("gradient", trace.gradients[0])
+print("update  ", trace.updates[0])
 print()
 for name in ("sgd", "lion"):
     print(viz.rule_source(name))
@@ -221,13 +221,12 @@ for name, score in scores.items():
 
 # %%
 assert rates_of["sgd"] == rates_of["momentum"] < rates_of["lion"] < rates_of["adam"]
-assert (
-    len({tuple(path[-1].round().tolist()) for path in himmelblau.trajectories.paths[:, 0, 0]}) == 2
-)  # minima that were reached
+reached = {tuple(path[-1].round().tolist()) for path in himmelblau.trajectories.paths[:, 0, 0]}
+assert len(reached) == 2  # minima
 shares = [(found.reached >= 0).mean() for found in basins.basins["sgd"]]
 assert shares[6] > 0.99  # at the best rate
 assert shares[-1] < 0.01  # at thirty times that
-assert abs(inner.updates[0] + 0.1 * torch.tensor(inner.gradients[0]).sign().numpy()).max() < 1e-6
+assert abs(trace.updates[0] + 0.1 * torch.tensor(trace.gradients[0]).sign().numpy()).max() < 1e-6
 assert set(own.best) == {"sgd", "adam", "short steps"}
 assert all(losses[-1] < losses[0] / 10 for losses in plane.losses.values())
 assert min(scores.values()) > 0.9

@@ -13,7 +13,7 @@
 #
 # An update rule that you type in a cell becomes one fused kernel for whole models: a native loop on the CPU, a Triton
 # kernel on a GPU. This notebook takes a formula from a paper that the library does not have, checks its first steps in
-# NumPy, trains with it, and races it against Adam. It also looks at what was compiled, and shows which rules are refused
+# NumPy, trains with it, and compares it with Adam. It also looks at what was compiled, and shows which rules are refused
 # and why; it runs in less than a minute and needs no GPU.
 
 # %%
@@ -170,12 +170,12 @@ for name, state in states.items():
     print(f"{name:<4} in {state.dtype}: {state.nbytes / (64 * 128):.2f} bytes for each weight")
 
 # %% [markdown]
-# ## A race
+# ## A comparison
 #
-# The views of tutorial 2 take a class as they take a name. A race is fair if each optimizer has its own best rate. So here
-# both run at 41 rates from 16 starts on Rosenbrock's function, and the curves show how far from the minimum they are after
-# 200 steps: the line is the median, the band the middle half. At their best the two are close; Adam is content with more
-# rates.
+# The views of tutorial 2 take a class as they take a name. A comparison is fair if each optimizer has its own best rate. So
+# here both run at 41 rates from 16 starts on Rosenbrock's function, and the curves show how far from the minimum they are
+# after 200 steps: the line is the median, the band the middle half. At their best the two are close; Adam is content with
+# more rates.
 
 # %%
 rates = viz.SensitivityView("rosenbrock", {"grams": Grams, "adam": {}})

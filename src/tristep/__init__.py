@@ -84,13 +84,13 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What `%load_ext tristep` calls: magics, and tables for trainers and optimizers. See `tristep.viz.extension`."""
-    import_module(f"{__name__}.viz.extension").load(shell)
+    """What `%load_ext tristep` calls: magics, and tables for trainers and optimizers. See `tristep.viz.live.extension`."""
+    import_module(f"{__name__}.viz.live.extension").load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """What `%unload_ext tristep` calls; it leaves nothing behind."""
-    import_module(f"{__name__}.viz.extension").unload(shell)
+    import_module(f"{__name__}.viz.live.extension").unload(shell)
 
 
 def __dir__() -> list[str]:

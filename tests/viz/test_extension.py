@@ -19,7 +19,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from tristep.viz import Line, LiveLoop, LossView, Run, capabilities, set_renderer
-from tristep.viz.extension import cut, report
+from tristep.viz.live.cell_loops import split_at_loop
+from tristep.viz.live.doctor import doctor_report
 
 MAGICS = {"opt_compare", "lr_schedule", "lr_find", "viz_dashboard", "viz_export", "viz_renderer", "viz_doctor"}
 
@@ -228,7 +229,7 @@ def test_errors_point_at_the_lines_of_the_cell(shell, capsys):
 )
 def test_cells_that_cannot_be_stepped_through(cell, message):
     with pytest.raises(UsageError, match=message):
-        cut(ast.parse(cell), "cell")
+        split_at_loop(ast.parse(cell), "cell")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_cells_that_cannot_be_stepped_through(cell, message):
     ],
 )
 def test_which_loop_is_stepped_through(cell, line):
-    before, steps = cut(ast.parse(cell), "cell")
+    before, steps = split_at_loop(ast.parse(cell), "cell")
     loops = [node for node in ast.walk(steps) if isinstance(node, (ast.For, ast.While))]
     found = [loop.lineno for loop in loops if isinstance(getattr(loop.body[0], "value", None), ast.Yield)]
     assert found == [line]
@@ -303,7 +304,7 @@ def test_unknown_arguments(shell):
 
 
 def test_the_doctor(shell):
-    lines = report()
+    lines = doctor_report()
     import matplotlib as mpl
 
     assert f"{'matplotlib':16} {mpl.__version__}" in lines
@@ -320,7 +321,7 @@ def test_the_doctor_names_what_is_missing(monkeypatch):
         return "1.0"
 
     monkeypatch.setattr(metadata, "version", version)
-    lines = report()
+    lines = doctor_report()
     assert f"{'ipywidgets':16} missing" in lines
     assert any("pip install 'tristep[notebook]'" in line for line in lines)
 

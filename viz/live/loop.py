@@ -11,7 +11,7 @@ import torch
 
 from ...trainer import Trainer
 from ...trainer.arguments import choice, real, whole
-from ..record import Recorder, Run, RunSet
+from ..record import Recorder, Run
 from ..render.notebook import has_front_end, request, running_event_loop
 from ..views import FrameBudget, View
 from .branches import Branches, Snapshot
@@ -117,6 +117,7 @@ class LiveLoop:
         self.runner = StepRunner(training, mode, self.run.name)
         own = [steps] if is_stateful(steps) else []
         self.branches = Branches(self.runner, self.rate, self.recording, [*stateful, *own])
+        self.runs, self.snapshots, self.recorder = self.branches.runs, self.branches.snapshots, recorder
         self.screen = Screen(self.runner, pauses_unseen)
         training.attach(self.runner, self.screen)
         self.view = LiveView(self, budget=budget) if isinstance(view, str) else view
@@ -186,24 +187,9 @@ class LiveLoop:
         return self.runner.exception
 
     @property
-    def recorder(self) -> Recorder | None:
-        """The `Recorder` in use."""
-        return self.recording.recorder
-
-    @property
     def run(self) -> Run:
         """The `Run` being recorded."""
         return self.recording.run
-
-    @property
-    def runs(self) -> RunSet:
-        """All runs."""
-        return self.branches.runs
-
-    @property
-    def snapshots(self) -> dict[str, Snapshot]:
-        """By name."""
-        return self.branches.snapshots
 
     @property
     def view(self) -> View | None:

@@ -55,8 +55,8 @@ def has_front_end() -> bool:
 
 def request() -> Mapping[str, Any]:
     """The message that made the kernel run this; empty where there is no kernel."""
-    kernel = current_kernel()
-    return {} if kernel is None else kernel.get_parent("shell") or {}
+    get_parent = getattr(current_kernel(), "get_parent", None)
+    return {} if get_parent is None else get_parent("shell") or {}
 
 
 def guess_front_end() -> tuple[str, bool]:

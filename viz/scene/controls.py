@@ -11,7 +11,6 @@ import numpy as np
 
 __all__ = ["Axis", "Button", "Click", "Control"]
 
-
 KINDS = ("slider", "choice", "play")
 
 

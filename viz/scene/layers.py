@@ -12,10 +12,7 @@ from .palettes import PALETTES, palette_colours
 
 __all__ = ["Arrows", "Band", "Heatmap", "Layer", "Line", "Points", "RefLine", "State", "Text"]
 
-
 ROLES = ("ink", "quiet", "grid")  # colours that a theme has besides those of the lines
-
-
 State = Mapping[str, int]
 
 

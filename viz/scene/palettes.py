@@ -11,11 +11,8 @@ from ..style import THEMES
 
 __all__ = ["palette_colours", "palette_in_hex"]
 
-
 # matplotlib's colormaps; None: made of the theme's colours
 PALETTES = {"sequential": "viridis", "diverging": "RdBu_r", "quiet": None, "categories": None}
-
-
 QUIETEST = 0.35  # how far "quiet" goes from the background to the quiet colour, so that lines stand out from all of it
 
 

@@ -22,7 +22,6 @@ from .palettes import palette_in_hex
 
 __all__ = ["Panel", "Scene"]
 
-
 FORMAT = 1
 
 

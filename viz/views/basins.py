@@ -9,7 +9,8 @@ import numpy as np
 
 from ..scene import Axis, Control, Heatmap, Panel, Points, Scene, Text
 from ..simulate import RATES, Basins, basin_map, function, tune_learning_rates
-from .functions import On, function_panel, labelled, rounded, starts_around, with_rate
+from ..simulate.candidates import named_optimizers
+from .functions import On, function_panel, rounded, starts_around, with_rate
 from .view import View
 
 __all__ = ["BasinMap"]
@@ -42,7 +43,7 @@ class BasinMap(View):
         **others: Any,
     ) -> None:
         self.function, self._steps = function(on), steps
-        given = labelled(optimizers)
+        given = named_optimizers(optimizers)
         if learning_rates is None:
             starts = starts_around(self.function, 16, 0)
             best = tune_learning_rates(self.function, given, starts, steps).best

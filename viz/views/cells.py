@@ -6,20 +6,18 @@ import base64
 import uuid
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..render.matplotlib import draw
 from ..render.notebook import current_shell, request
 from ..scene import Scene
 
-if TYPE_CHECKING:
-    from .display import Display
-
 __all__ = ["CellPictures", "replace_in_cell"]
 
 MOST_PICTURES = 8  # outputs of a view that are kept up to date
-_in_cells: dict[str, tuple[str, list[tuple[weakref.ref[Display], weakref.ref[Any]]]]] = {}  # by cell its run and widgets
-_pictured: weakref.WeakSet[Display] = weakref.WeakSet()
+# By cell: its run, and the displays with the widgets that it shows.
+_in_cells: dict[str, tuple[str, list[tuple[weakref.ref[Any], weakref.ref[Any]]]]] = {}
+_pictured: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class CellPictures:
@@ -37,8 +35,8 @@ class CellPictures:
         self._outputs: deque[str] = deque(maxlen=MOST_PICTURES)
         self._shown: Scene | None = None
 
-    def add(self, display: Display, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        """Show a picture of the display's scene, which is renewed whenever a cell has been run."""
+    def add(self, display: Any, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """Show a picture of the scene of a `Display`, which is renewed whenever a cell has been run."""
         from IPython.display import display as show
 
         self._outputs.append(uuid.uuid4().hex)
@@ -63,8 +61,8 @@ class CellPictures:
             update_display(data, metadata={"image/png": about}, raw=True, display_id=output)
 
 
-def replace_in_cell(display: Display, widget: Any) -> None:
-    """Close the widgets that the same cell showed when it ran before, and remember this one."""
+def replace_in_cell(display: Any, widget: Any) -> None:
+    """Close the widgets that the same cell showed when it ran before, and remember this one, of a `Display`."""
     parent = request()
     cell = parent.get("metadata", {}).get("cellId")
     if cell is None:

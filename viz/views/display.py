@@ -7,16 +7,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..render.notebook import running_event_loop
 from ..scene import Scene
 from .budget import FrameBudget
 from .cells import CellPictures
 from .widgets import OpenWidget, open_widget
-
-if TYPE_CHECKING:
-    from .view import View
 
 __all__ = ["Display"]
 
@@ -27,7 +24,7 @@ class Display:
     """The widgets that are open of a view, and the frames that they get.
 
     Args:
-        view: what is shown.
+        view: the `View` that is shown.
         budget: how often and for how long it is drawn anew.
         clock: what tells the time, in seconds.
 
@@ -36,7 +33,7 @@ class Display:
         pictures: those below the widgets.
     """
 
-    def __init__(self, view: View, budget: FrameBudget, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, view: Any, budget: FrameBudget, clock: Callable[[], float] = time.monotonic) -> None:
         self.view, self.budget, self.clock = view, budget, clock
         self.shown: Scene | None = None
         self.pictures = CellPictures(view.theme)

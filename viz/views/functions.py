@@ -16,8 +16,6 @@ __all__ = [
     "function_layers",
     "function_panel",
     "has_rate",
-    "label_of",
-    "labelled",
     "least_loss",
     "loss_above",
     "loss_axis",
@@ -89,20 +87,6 @@ def loss_label(where: Function) -> str:
 
 def rounded(value: float) -> float:
     return float(f"{value:.3g}")
-
-
-def labelled(optimizers: Any) -> dict[str, Any]:
-    if isinstance(optimizers, str):
-        return {optimizers: {}}
-    if isinstance(optimizers, Mapping):
-        return dict(optimizers)
-    return {label_of(each): {} if isinstance(each, str) else each for each in optimizers}
-
-
-def label_of(optimizer: Any) -> str:
-    if isinstance(optimizer, str):
-        return optimizer
-    return (optimizer if isinstance(optimizer, type) else type(optimizer)).__name__.lower()
 
 
 def has_rate(given: Any) -> bool:

@@ -11,7 +11,8 @@ from ...kernels import Rule
 from ...trainer.optimizer import Optimizer, RuleOptimizer, create, registered
 from ..scene import Arrows, Axis, Button, Click, Control, Layer, Line, Panel, RefLine, Scene, Text
 from ..simulate import FUNCTIONS, SearchRange, UpdateTrace, rule_source, search_ranges, trace_updates
-from .functions import On, function_panel, label_of, labelled, loss_above, loss_axis
+from ..simulate.candidates import named_optimizers
+from .functions import On, function_panel, loss_above, loss_axis
 from .trajectories import TrajectoryView, moments_of
 
 __all__ = ["Playground"]
@@ -48,8 +49,8 @@ class Playground(TrajectoryView):
     ) -> None:
         self._klass = _class_of(optimizer)
         self.settings = dict(settings or {})
-        self._against = labelled(against)
-        self._chosen = label_of(optimizer)
+        self._against = named_optimizers(against) if against else {}
+        self._chosen = _label_of(optimizer)
         super().__init__(on, self._all(), start, steps, factors=(1.0,), seed=seed, **others)
 
     @property
@@ -183,6 +184,12 @@ class Playground(TrajectoryView):
                 )
             )  # fmt: skip
         return layers
+
+
+def _label_of(optimizer: Any) -> str:
+    if isinstance(optimizer, str):
+        return optimizer
+    return (optimizer if isinstance(optimizer, type) else type(optimizer)).__name__.lower()
 
 
 def _class_of(optimizer: Any) -> type[Optimizer]:

@@ -6,10 +6,8 @@ The classes themselves know nothing of it: IPython's formatters are told how to 
 from __future__ import annotations
 
 import base64
-import copy
 import html
 import io
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,9 +17,10 @@ import torch
 from ...trainer import Trainer, lr_scheduler
 from ...trainer.optimizer import Optimizer
 from ..record import Run
+from ..simulate.schedules import simulate_scheduler
 from ..style import COLOURS, Figure
 
-__all__ = ["mimebundle", "simulate_torch", "to_html"]
+__all__ = ["mimebundle", "to_html"]
 
 UPDATES = 2000  # of a schedule that are asked for a picture, at most
 TYPES = (
@@ -164,29 +163,9 @@ def _torch_schedule(scheduler: torch.optim.lr_scheduler.LRScheduler) -> str:
         ends = [getattr(scheduler, key, None) for key in ("total_steps", "T_max", "total_iters")]
         end = next((each for each in ends if isinstance(each, int)), None)
         n = max(100, scheduler.last_epoch) if end is None else max(end - scheduler.last_epoch, 0)
-        rates = simulate_torch(scheduler, min(n, UPDATES))
+        rates = simulate_scheduler(scheduler, min(n, UPDATES))
         picture = _picture(np.arange(len(rates)) + scheduler.last_epoch, rates, scheduler.last_epoch)
     return _page(type(scheduler).__name__, _table("settings", (), facts.items()), picture)
-
-
-def simulate_torch(scheduler: torch.optim.lr_scheduler.LRScheduler, n: int) -> list[float]:
-    """The first group's rates of a scheduler of torch from here on, [n + 1]. A copy is stepped."""
-    groups = [
-        {key: copy.deepcopy(value) for key, value in group.items() if key not in ("params", "param_names")}
-        for group in scheduler.optimizer.param_groups
-    ]
-    dummy = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))]} for _ in groups], lr=0.1)
-    for group, own in zip(dummy.param_groups, groups, strict=True):
-        group.update(own)
-    dummy.defaults = dict(scheduler.optimizer.defaults)
-    clone = copy.deepcopy(scheduler, {id(scheduler.optimizer): dummy})
-    rates = [float(dummy.param_groups[0]["lr"])]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that no step of the optimizer came before
-        for _ in range(n):
-            clone.step()
-            rates.append(float(dummy.param_groups[0]["lr"]))
-    return rates
 
 
 def _sparkline(schedule: Callable[[int], float] | None, now: int) -> str:

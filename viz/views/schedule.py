@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +16,7 @@ from ...trainer.lr_scheduler import InterpolatedScheduler, LRScheduler
 from ..record import Recorder, Run
 from ..record.series import POINTS
 from ..scene import Axis, Button, Layer, Line, Panel, Points, RefLine, Scene
+from ..simulate.schedules import simulate_scheduler
 from ..style import COLOURS, DASHES
 from .run_view import take_in
 from .series import SOLID_GREY, axis_from_zero, drawable, middle_steps, percentiles
@@ -303,25 +302,9 @@ def _rates(schedule: Callable[[int], float], numbers: np.ndarray) -> np.ndarray:
 
 def _torch_rates(schedule: TorchSchedule, n: int) -> tuple[np.ndarray, np.ndarray]:
     """From the next update on, of the first group: their numbers, and the rates that a copy of the schedule gives."""
-    optimizer = schedule.optimizer
-    dummy = torch.optim.SGD([torch.zeros(1) for _ in optimizer.param_groups], lr=0.0)
-    dummy.defaults = dict(optimizer.defaults)
-    dummy.param_groups = [
-        {name: copy.deepcopy(value) for name, value in group.items() if name != "params"} | {"params": [torch.zeros(1)]}
-        for group in optimizer.param_groups
-    ]
-    twin = copy.deepcopy(schedule, {id(optimizer): dummy})
     parts: Any = getattr(schedule, "_schedulers", ())  # a ChainedScheduler does not count itself
     first = max(int(getattr(each, "last_epoch", 0)) for each in (schedule, *parts)) + 1
-    rates = [float(dummy.param_groups[0]["lr"])]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch misses optimizer.step(), of which there is nothing to do
-        for _ in range(first, n):
-            try:
-                twin.step()
-            except ValueError:  # it has come to its end
-                break
-            rates.append(float(dummy.param_groups[0]["lr"]))
+    rates = simulate_scheduler(schedule, n - first)
     numbers = np.arange(first, first + len(rates))
     keep = np.unique(np.linspace(0, len(rates) - 1, min(len(rates), POINTS)).round().astype(np.int64))
     return numbers[keep], np.array(rates)[keep]

@@ -9,13 +9,13 @@ import numpy as np
 
 from ..scene import Axis, Button, Click, Control, Layer, Line, Panel, Points, Scene
 from ..simulate import RATES, Function, Simulation, Trajectories, function, tune_learning_rates
+from ..simulate.candidates import named_optimizers
 from .functions import (
     DEFAULT,
     On,
     function_layers,
     function_panel,
     has_rate,
-    labelled,
     loss_above,
     loss_axis,
     rounded,
@@ -64,7 +64,7 @@ class TrajectoryView(View):
         self._factors = tuple(FACTORS if factors is None else factors)
         if 1.0 not in [round(factor, 9) for factor in self._factors] or (np.diff(self._factors) <= 0).any():
             raise ValueError(f"factors={self._factors!r}: must be increasing, with 1 among them")
-        self._optimizers = labelled(optimizers)
+        self._optimizers = named_optimizers(optimizers)
         self._start = tuple(map(float, self.function.start if start is None else start))
         self._rates: dict[str, float] = {}
         self._made: tuple[Any, Simulation] | None = None  # of what, and the simulation
@@ -91,9 +91,7 @@ class TrajectoryView(View):
             losses = loss_above(trajectories.losses[i, :, 0], trajectories)
             number = np.arange(trajectories.steps + 1)
             curves.append(Line(number, losses, name=name, style=i, by=("rate",), upto="step"))
-        surface.append(
-            Points([self._start[0]], [self._start[1]], style="ink", marker="ring", size=9, drag="start", words=["start"])
-        )
+        surface.append(self._start_point())
         finite = trajectories.losses[:, one, 0]
         axis = loss_axis(trajectories, finite)
         panels = [

@@ -15,7 +15,8 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("IPython")
 
 from tristep.viz import Run
-from tristep.viz.views.reprs import simulate_torch, to_html
+from tristep.viz.simulate.schedules import simulate_scheduler
+from tristep.viz.views.reprs import to_html
 
 VOID = ("img", "br")
 
@@ -200,7 +201,7 @@ def test_a_scheduler_of_torch_is_simulated_and_left_alone(make):
         return optimizer, scheduler
 
     optimizer, scheduler = made()
-    found = simulate_torch(scheduler, 20)
+    found = simulate_scheduler(scheduler, 20)
     page = Page(to_html(scheduler))
     other, same = made()
     rates = [other.param_groups[0]["lr"]]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
-import symtable
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +14,19 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
-from .. import viz
-from ..trainer import LRFinder, Trainer, lr_find, lr_scheduler
-from ..trainer.optimizer import Optimizer
-from .live import LiveLoop, stop_loops
-from .live.loop import MODES
-from .record import Recorder, Run
-from .render.notebook import has_front_end, in_notebook, request
-from .views import View, reprs
+from ...trainer import LRFinder, Trainer, lr_find, lr_scheduler
+from ...trainer.optimizer import Optimizer
+from ..record import Recorder, Run
+from ..render.notebook import has_front_end
+from ..render.renderers import set_renderer
+from ..views import Dashboard, LRFinderView, ScheduleView, TrajectoryView, View, reprs
+from . import LiveLoop, stop_loops
+from .cell_loops import FUNCTION, numbers_of, split_at_loop, turns
+from .doctor import doctor_report, show_ping
+from .loop import MODES
 
-__all__ = ["load", "unload"]
+__all__ = ["TristepMagics", "load", "unload"]
 
-PACKAGES = ("tristep", "torch", "matplotlib", "IPython", "ipykernel", "ipywidgets", "anywidget", "jupyter_client")
 REPORTED = (Recorder, Run, LiveLoop)  # what there is a dashboard of
 
 
@@ -91,7 +89,7 @@ class TristepMagics(Magics):
         """
         args = parse_argstring(self.opt_compare, line)
         candidates = {name: self._candidate(name) for name in args.optimizers}
-        return viz.TrajectoryView(args.on, candidates, start=args.start, steps=args.steps)
+        return TrajectoryView(args.on, candidates, start=args.start, steps=args.steps)
 
     @magic_arguments()
     @argument("name", help="of a schedule, such as cosine, poly, factor or onecycle")
@@ -114,7 +112,7 @@ class TristepMagics(Magics):
         except (TypeError, ValueError) as error:
             raise UsageError(str(error)) from error
         print(f"tristep.lr_scheduler.{schedule!r}")
-        return viz.ScheduleView(schedule, args.steps)
+        return ScheduleView(schedule, args.steps)
 
     @magic_arguments()
     @argument("trainer", help="a Trainer or an optimizer, by its name in the notebook")
@@ -136,7 +134,7 @@ class TristepMagics(Magics):
         if not callable(data) and not isinstance(data, Iterator):
             step = self._value(args.net), self._value(args.loss), data
         found: LRFinder = lr_find(source, step, low=args.low, high=args.high, n=args.n)
-        display(viz.LRFinderView(found))
+        display(LRFinderView(found))
         return found.value
 
     @magic_arguments()
@@ -169,7 +167,7 @@ class TristepMagics(Magics):
         shell, namespace = self.shell, self.shell.user_ns
         source = "\n" + shell.transform_cell(cell)  # an empty line where the magic stands, so that lines have their numbers
         filename = shell.compile.cache(source, shell.execution_count, raw_code=f"%%train {line}\n{cell}")
-        before, steps = cut(shell.transform_ast(ast.parse(source, filename)), filename)
+        before, steps = split_at_loop(shell.transform_ast(ast.parse(source, filename)), filename)
         exec(shell.compile(before, filename, "exec"), namespace)
         made: dict[str, Any] = {}
         exec(shell.compile(steps, filename, "exec"), namespace, made)
@@ -179,7 +177,7 @@ class TristepMagics(Magics):
         recorder = _first(named, Recorder)
         others = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
         loop = LiveLoop(
-            _turns(made[FUNCTION], lambda: _numbers(namespace, args.show)),
+            turns(made[FUNCTION], lambda: numbers_of(namespace, args.show)),
             trainer=trainer,
             recorder=recorder,
             stateful=[each for each in named if isinstance(each, others) and each is not trainer],
@@ -198,7 +196,7 @@ class TristepMagics(Magics):
         source = self._value(args.source) if args.source else self._last(REPORTED, "Recorder, Run or LiveLoop")
         if isinstance(source, LiveLoop):
             source = source.recorder or source.run
-        return viz.Dashboard(source)
+        return Dashboard(source)
 
     @magic_arguments()
     @argument("file", help="where to: .html is a page that works by itself, .png, .svg and .pdf are pictures")
@@ -234,7 +232,7 @@ class TristepMagics(Magics):
         """Choose how views are shown from now on."""
         args = parse_argstring(self.viz_renderer, line)
         try:
-            viz.set_renderer(args.renderer)
+            set_renderer(args.renderer)
         except ValueError as error:
             raise UsageError(str(error)) from error
 
@@ -243,9 +241,9 @@ class TristepMagics(Magics):
     def viz_doctor(self, line: str) -> None:
         """Say what there is, what is missing, and the command that mends it."""
         parse_argstring(self.viz_doctor, line)
-        print("\n".join(report()))
+        print("\n".join(doctor_report()))
         if has_front_end():
-            _show_ping()
+            show_ping()
 
     def _value(self, name: str) -> Any:
         try:
@@ -263,71 +261,6 @@ class TristepMagics(Magics):
             if isinstance(value, kinds) and not name.startswith("_"):
                 return value
         raise UsageError(f"there is no {words} in the notebook: give its name")
-
-
-FUNCTION = "training_loop"
-
-
-def cut(tree: ast.Module, filename: str) -> tuple[ast.Module, ast.Module]:
-    """A cell in two parts: what comes before its first loop, and a generator function of the rest.
-
-    The generator yields before each turn of the loop that is stepped through.
-
-    Raises:
-        UsageError: there is no loop, or one that cannot be made a generator.
-    """
-    at = next((i for i, statement in enumerate(tree.body) if any(_loops(statement))), None)
-    if at is None:
-        raise UsageError("%%train: the cell has no for or while loop to step through")
-    rest = tree.body[at:]
-    for statement in rest:
-        for node in _own(statement):
-            if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)):
-                words = {"Await": "await", "AsyncFor": "async for", "AsyncWith": "async with"}
-                word = words.get(type(node).__name__, "yield")
-                raise UsageError(f"%%train: line {node.lineno} has {word}, which cannot be stepped through")
-    names = _names(rest, filename)
-    loop = _stepped(rest)
-    loop.body.insert(0, ast.copy_location(ast.Expr(ast.Yield(None)), loop.body[0]))
-    rest = [_WithoutAnnotations().visit(statement) for statement in rest]
-    function = ast.parse(f"def {FUNCTION}():\n    global {', '.join(names)}").body[0]
-    assert isinstance(function, ast.FunctionDef)
-    function.body += rest
-    module = ast.Module([function], [])
-    ast.copy_location(function, rest[0])
-    return ast.Module(tree.body[:at], []), ast.fix_missing_locations(module)
-
-
-def report() -> list[str]:
-    """What `%viz_doctor` prints, line by line."""
-    lines, missing = [], []
-    for package in PACKAGES:
-        version = _version(package)
-        lines.append(f"{package:16} {version or 'missing'}")
-        if version is None:
-            missing.append(package)
-    kernel = in_notebook()
-    lines.append(f"{'python':16} {sys.version.split()[0]}")
-    lines.append(f"{'kernel':16} {'of Jupyter' if kernel else 'none: this is no notebook'}")
-    if kernel:
-        subshell = request().get("header", {}).get("subshell_id")
-        lines.append(f"{'subshell':16} {subshell or 'none: this cell came by the main shell'}")
-        front_end = "a notebook that can answer" if has_front_end() else "none that marks its cells: views are pictures"
-        lines.append(f"{'front end':16} {front_end}")
-    lines.append(f"{'training runs':16} {'in the background' if has_front_end() else 'in the cell'} with mode='auto'")
-    lines.append(f"{'views':16} {viz.capabilities()}")
-    if {"ipywidgets", "anywidget"} & set(missing):
-        lines.append("To have widgets: pip install 'tristep[notebook]', then restart the kernel and reload the page.")
-    elif "ipykernel" not in missing and str(_version("ipykernel")).startswith("7.0."):
-        lines.append("ipykernel 7.0 loses what threads print: pip install -U ipykernel")
-    return lines
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _setting(given: str) -> tuple[str, Any]:
@@ -350,111 +283,5 @@ def _schedule(name: str, steps: int, given: Mapping[str, Any]) -> lr_scheduler.L
         return lr_scheduler.create(name, **given)
 
 
-def _turns(function: Callable[[], Iterator[None]], values: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Turns of a loop whose generator yields before each: one for each `next`, and the numbers after it."""
-    generator = function()
-    try:
-        if next(generator, generator) is generator:
-            return
-        while next(generator, generator) is not generator:
-            yield values()
-        yield values()
-    finally:
-        generator.close()  # type: ignore[attr-defined]
-
-
-def _numbers(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in names:
-        value = namespace.get(name)
-        if isinstance(value, torch.Tensor) and value.numel() and not value.is_complex():
-            found[name] = value.detach().double().mean()  # of samples, where it is not a mean already
-        elif isinstance(value, (int, float)):
-            found[name] = value
-    return found
-
-
 def _first(things: Sequence[Any], kinds: Any) -> Any:
     return next((each for each in things if isinstance(each, kinds)), None)
-
-
-def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and what is in it, but for what belongs to functions and classes inside."""
-    yield node
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _own(child)
-
-
-def _loops(statement: ast.AST) -> Iterator[ast.For | ast.While]:
-    return (node for node in _own(statement) if isinstance(node, (ast.For, ast.While)))
-
-
-def _stepped(statements: Sequence[ast.stmt]) -> ast.For | ast.While:
-    """The innermost loop that calls a method `step` in its own body, else the first one."""
-    loops = [loop for statement in statements for loop in _loops(statement)]
-    found = None
-    for loop in loops:  # outer ones come before those in them
-        if any(map(_calls_step, loop.body)) and (found is None or loop in _own(found)):
-            found = loop
-    return loops[0] if found is None else found
-
-
-def _calls_step(node: ast.AST) -> bool:
-    if isinstance(node, (ast.For, ast.While, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-        return False
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
-        return True
-    return any(map(_calls_step, ast.iter_child_nodes(node)))
-
-
-def _names(statements: Sequence[ast.stmt], filename: str) -> list[str]:
-    """All names that these statements use or set themselves, not in functions inside."""
-    table = symtable.symtable(ast.unparse(ast.Module(list(statements), [])), filename, "exec")
-    return [symbol.get_name() for symbol in table.get_symbols()]
-
-
-class _WithoutAnnotations(ast.NodeTransformer):
-    """Assignments without the types that global names cannot have."""
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
-        if not isinstance(node.target, ast.Name):
-            return node
-        plain = ast.Pass() if node.value is None else ast.Assign([node.target], node.value)
-        return ast.copy_location(plain, node)
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        return node
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
-        return node
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        return node
-
-
-PING = """
-export default {
-  render({ model, el }) {
-    const begun = performance.now();
-    el.textContent = "The front end is here; Python has not answered yet.";
-    model.on("msg:custom", () => {
-      const spent = (performance.now() - begun).toFixed(0);
-      el.textContent = `The front end reached Python and got an answer after ${spent} ms.`;
-    });
-    model.send({ kind: "ping" });
-  },
-};
-"""
-
-
-def _show_ping() -> None:
-    """Show a widget that asks Python something and says how long the answer took; nothing without anywidget."""
-    try:
-        import anywidget
-    except ModuleNotFoundError:
-        return
-    widget = anywidget.AnyWidget(_esm=PING)
-    widget.on_msg(lambda _, content, buffers: widget.send({"kind": "pong"}))
-    display(widget)
