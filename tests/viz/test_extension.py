@@ -281,7 +281,7 @@ def test_optimizers_compared(shell):
     view = run(shell, "%opt_compare adam lion sgd --on rosenbrock --steps 60 --start 0 2")
     assert list(view.trajectories.names) == ["adam", "lion", "sgd"]
     assert (view.trajectories.function.name, view.trajectories.steps) == ("Rosenbrock", 60)
-    one = view._factors.index(1.0)
+    one = [value["learning_rate"] for value in view.trajectories.values].index(1.0)
     for name, torchs in {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}.items():
         point = torch.tensor([0.0, 2.0], requires_grad=True)
         optimizer = torchs([point], lr=view.best[name])

@@ -46,7 +46,7 @@ class SceneBox(ipywidgets.VBox):
         self._drawing = threading.Lock()
         self._stale = False
         self._hiding: list[Any] = []
-        local = self._local()
+        local = [control for control in scene.controls if not control.remote and len(control.values) > 1]
         self._add_controls()
         if len(local) == 1 and len(local[0].values) <= MOST_FRAMES:
             self._shown = self._frames(local[0])
@@ -96,9 +96,6 @@ class SceneBox(ipywidgets.VBox):
         self.picture = None
         super().close()
 
-    def _local(self) -> list[Control]:
-        return [control for control in self.scene.controls if not control.remote and len(control.values) > 1]
-
     def _frames(self, control: Control) -> ipywidgets.Stack:
         """All pictures that one control chooses from, chosen in the browser."""
         frames, picture = [], Picture(self.scene, self._state, self._theme, values=False)
@@ -116,12 +113,9 @@ class SceneBox(ipywidgets.VBox):
 
     def _framed(self, png: bytes) -> ipywidgets.Image:
         width = f"{100 * self.scene.width:.0f}px"
-        image = _Image(value=png, format="png", tooltip=self._in_words())
+        image = _Image(value=png, format="png", tooltip=_in_words(self.scene))
         image.layout = ipywidgets.Layout(width=width, max_width="100%", height="auto", object_fit="contain")
         return image
-
-    def _in_words(self) -> str | None:
-        return self.scene.description or self.scene.title or None
 
     def _draw(self) -> None:
         """Draw what is wanted now. What other threads want meanwhile is drawn by the one that is at it, the last only."""
@@ -134,7 +128,7 @@ class SceneBox(ipywidgets.VBox):
                 self.picture.show(self.scene, self._state)
                 with self._shown.hold_sync():  # the browser reads the picture at each message again
                     self._shown.value = self.picture.png()
-                    self._shown.tooltip = self._in_words()
+                    self._shown.tooltip = _in_words(self.scene)
             finally:
                 self._drawing.release()
 
@@ -215,6 +209,10 @@ class _Image(ipywidgets.Image):
     """
 
     description = traitlets.Unicode("").tag(sync=True)
+
+
+def _in_words(scene: Scene) -> str | None:
+    return scene.description or scene.title or None
 
 
 def _with_room(scene: Scene, before: Scene) -> Scene:

@@ -16,7 +16,7 @@ from ...style import LOCK, THEMES, Figure
 from .artists import colour_and_dashes
 from .panel import PanelAxes
 from .png import encode_png
-from .text import agg_canvas, agg_renderer, shortened, text_width, wrapped
+from .text import agg_canvas, agg_renderer, shortened, text_height, text_width, wrapped
 
 __all__ = ["Picture", "draw"]
 
@@ -181,12 +181,13 @@ class Picture:
         self._words = []
         top = scene.height - MARGIN
         if scene.title:
-            title = self._text(MARGIN, top, self._wrapped(scene.title, 13, "bold"), size=13, weight="bold", color=theme.ink)
+            words = wrapped(self.figure, scene.title, scene.width - 2 * MARGIN, 13, "bold")
+            title = self._text(MARGIN, top, words, size=13, weight="bold", color=theme.ink)
             self._words.append(title)
-            top -= self._height(title) + 0.08
+            top -= text_height(title) + 0.08
         top = self._add_legend(top)
         self._values.set(text=self._said(), position=(MARGIN, 0.06))
-        bottom = 0.06 + self._height(self._values) + 0.06 if self._values.get_text() else MARGIN
+        bottom = 0.06 + text_height(self._values) + 0.06 if self._values.get_text() else MARGIN
 
         n_rows, n_columns = scene.grid
         widths = np.array(scene.widths or [1.0] * n_columns) / sum(scene.widths or [1.0] * n_columns)
@@ -230,8 +231,8 @@ class Picture:
                             met.add((word, i))
                             entries.append((word, i, layer))
         for name, style, layer in entries:
-            shown = self._shortened(name, size, self.scene.width - 2 * MARGIN - SAMPLE - 0.08)
-            width = SAMPLE + 0.08 + self._width(shown, size)
+            shown = shortened(self.figure, name, self.scene.width - 2 * MARGIN - SAMPLE - 0.08, size)
+            width = SAMPLE + 0.08 + text_width(self.figure, shown, size)
             if x > MARGIN and x + width > self.scene.width - MARGIN:
                 x, y = MARGIN, y - 0.21
             for artist in _samples(layer, style, self._theme, x, y):
@@ -248,23 +249,11 @@ class Picture:
             return ""
         settable = [control for control in self.scene.controls if not control.remote and len(control.values) > 1]
         words = [f"{control.label}: {control.words(self.state[control.name])}" for control in settable]
-        return self._wrapped("   ".join(words), 8.5)
+        return wrapped(self.figure, "   ".join(words), self.scene.width - 2 * MARGIN, 8.5)
 
     def _text(self, x: float, y: float, words: str, **look: Any) -> MatplotlibText:
         look = {"va": "top", "parse_math": False, **look}
         return self.figure.text(x, y, words, transform=self.figure.dpi_scale_trans, **look)
-
-    def _height(self, text: MatplotlibText) -> float:
-        return text.get_window_extent(agg_renderer(self.figure)).height / self.figure.dpi
-
-    def _width(self, words: str, size: float, weight: str = "normal") -> float:
-        return text_width(self.figure, words, size, weight)
-
-    def _wrapped(self, words: str, size: float, weight: str = "normal") -> str:
-        return wrapped(self.figure, words, self.scene.width - 2 * MARGIN, size, weight)
-
-    def _shortened(self, words: str, size: float, width: float) -> str:
-        return shortened(self.figure, words, width, size)
 
 
 # Lengths in inches.

@@ -6,10 +6,11 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.font_manager import FontProperties
+from matplotlib.text import Text
 
 from ...style import Figure
 
-__all__ = ["agg_canvas", "agg_renderer", "shortened", "text_width", "wrapped"]
+__all__ = ["agg_canvas", "agg_renderer", "shortened", "text_height", "text_width", "wrapped"]
 
 
 def agg_canvas(figure: Figure) -> FigureCanvasAgg:
@@ -26,6 +27,12 @@ def text_width(figure: Figure, words: str, size: float, weight: str = "normal", 
     """In inches."""
     font = FontProperties(family="DejaVu Sans Mono" if fixed else None, size=size, weight=weight)
     return agg_renderer(figure).get_text_width_height_descent(words, font, ismath=False)[0] / figure.dpi
+
+
+def text_height(text: Text) -> float:
+    """Of a text of a figure as it is drawn, in inches."""
+    figure: Any = text.figure
+    return text.get_window_extent(agg_renderer(figure)).height / figure.dpi
 
 
 def wrapped(figure: Figure, words: str, width: float, size: float, weight: str = "normal") -> str:
