@@ -1,7 +1,5 @@
 """Notes: each planted fault is found, with its numbers, and healthy runs get none."""
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ import tristep
 
 pytest.importorskip("matplotlib")
 
-import sys
 
 from tristep.viz import Recorder, Run, Series, diagnose
 
@@ -305,7 +302,3 @@ def test_a_healthy_transformer_gets_no_notes(name, settings):
             recorder.step(loss=loss)
     assert recorder.run.scalars["loss"].curve().mean[-1] < 1.0
     assert diagnose(recorder.run) == []
-
-
-def test_docstring_examples():
-    assert doctest.testmod(sys.modules["tristep.viz.record.diagnosis"]).failed == 0

@@ -1,8 +1,5 @@
 """The picture of a learning-rate range test: its curve, and suggestions that lie on it."""
 
-import doctest
-import sys
-
 import numpy as np
 import pytest
 
@@ -75,7 +72,3 @@ def test_what_is_no_result_is_refused():
             LRFinderView(given)
     with pytest.raises(ValueError, match="results is empty"):
         LRFinderView([])
-
-
-def test_docstring_examples():
-    assert doctest.testmod(sys.modules["tristep.viz.views.lr_finder"]).failed == 0

@@ -1,8 +1,5 @@
 """Views of recorded runs: that what is drawn is what was planted, for healthy, sick, short and long runs."""
 
-import doctest
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -461,8 +458,3 @@ def test_what_is_no_run_is_refused():
         TensorHeatmap(_run(3), "norm")
     with pytest.raises(ValueError, match="quantity='norm': must be one of 'gradient_norm'"):
         Dashboard(_run(3), "norm")
-
-
-@pytest.mark.parametrize("module", ["dashboard", "heatmap", "loss", "weights"])
-def test_docstring_examples(module):
-    assert doctest.testmod(sys.modules[f"tristep.viz.views.{module}"]).failed == 0

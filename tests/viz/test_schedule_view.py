@@ -1,8 +1,6 @@
 """Schedules as pictures: the rates that are drawn, what live training keeps to itself, and knots that are dragged."""
 
 import copy
-import doctest
-import sys
 
 import numpy as np
 import pytest
@@ -216,7 +214,3 @@ def test_it_can_be_drawn():
         figure.canvas.draw()
         assert figure.axes[0].get_ylabel() == "learning rate"
         view.scene().to_bytes()
-
-
-def test_docstring_examples():
-    assert doctest.testmod(sys.modules["tristep.viz.views.schedule"]).failed == 0

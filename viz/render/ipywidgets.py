@@ -33,7 +33,7 @@ class SceneBox(ipywidgets.VBox):
 
     Args:
         scene: what is to be seen.
-        on_event: called with what a person does, as `SceneWidget` of canvas.py calls it. None: nobody is told.
+        on_event: called with what a person does, as `SceneWidget` of `render.canvas` calls it. None: nobody is told.
         theme: "light" or "dark".
     """
 

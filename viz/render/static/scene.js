@@ -43,7 +43,7 @@ export function decode(payload) {
   return scene;
 }
 
-/** The bytes of a scene from those of a page, where viz/canvas.py has put them so that they are easily compressed. */
+/** The bytes of a scene from those of a page, where viz/render/canvas.py has put them so that they are easily compressed. */
 export function unpack(packed) {
   const bytes = new Uint8Array(packed);
   const length = new DataView(packed).getUint32(0, true);
@@ -975,7 +975,7 @@ const CSS = `
  *
  * @param element where to; it is emptied.
  * @param payload the bytes of Scene.to_bytes().
- * @param options.send gets what a person did, as viz/canvas.py lists it; null where there is no Python: what only it could act on is left out.
+ * @param options.send gets what a person did, as viz/render/canvas.py lists it; null where there is no Python: what only it could act on is left out.
  * @param options.theme "light", "dark", or "auto" for that of the page around.
  * @returns {update(payload), answered(), destroy()}; answered() says that Python has acted on what was sent.
  */
