@@ -1,6 +1,7 @@
 """The live loop: training is the same to the bit however it runs; pausing, steering and branching do what they say."""
 
 import asyncio
+import gc
 import itertools
 import os
 import signal
@@ -16,6 +17,7 @@ pytest.importorskip("matplotlib")
 
 from tristep import viz
 from tristep.viz import LiveLoop, Recorder
+from tristep.viz.live import stop_loops
 from tristep.viz.live.view import MULTIPLIERS
 from tristep.viz.scene import Axis, Line, Panel, Scene, Text
 from tristep.viz.views import FrameBudget, View
@@ -1188,6 +1190,25 @@ def test_the_last_picture_has_no_room_for_what_comes_next(monkeypatch):
     assert loop.status == "finished"
     assert ends(box.scene) == ends(loop.view.scene())
     loop.view.close()
+
+
+def test_a_running_loop_that_nothing_refers_to_can_be_stopped():
+    training, done = Training(), []
+
+    def steps():
+        for _ in range(10**6):
+            done.append(training.step())
+            yield
+
+    async def main():
+        training.loop(steps, mode="task", view=None).start()
+        await asyncio.sleep(0)
+        gc.collect()
+        stop_loops()
+        await asyncio.sleep(0)
+        return len(done)
+
+    assert asyncio.run(main()) == len(done) > 0
 
 
 def test_two_loops_do_not_train_with_one_trainer():

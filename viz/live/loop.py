@@ -119,7 +119,7 @@ class LiveLoop:
         self.branches = Branches(self.runner, self.rate, self.recording, [*stateful, *own])
         self.runs, self.snapshots, self.recorder = self.branches.runs, self.branches.snapshots, recorder
         self.screen = Screen(self.runner, pauses_unseen)
-        training.attach(self.runner, self.screen)
+        training.attach(self.runner, self.screen, self)
         self.view = LiveView(self, budget=budget) if isinstance(view, str) else view
 
     @classmethod

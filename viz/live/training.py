@@ -21,9 +21,9 @@ class TrainingSteps:
     def __init__(self, source: StepSource, rate: LearningRate, recording: StepRecording) -> None:
         self._source, self._rate, self._recording = source, rate, recording
 
-    def attach(self, runner: StepRunner, screen: Screen) -> None:
-        """Work for this runner, and show what it does."""
-        self._runner, self._screen = runner, screen
+    def attach(self, runner: StepRunner, screen: Screen, loop: Any) -> None:
+        """Work for this runner, and show what it does. The `LiveLoop` lives as long as it runs."""
+        self._runner, self._screen, self._loop = runner, screen, loop
 
     def take_step(self) -> Any:
         """Take one step at the multiplied learning rate. StopIteration: there are no more."""

@@ -34,7 +34,9 @@ class Display:
     """
 
     def __init__(self, view: Any, budget: FrameBudget, clock: Callable[[], float] = time.monotonic) -> None:
-        self.view, self.budget, self.clock = view, budget, clock
+        self.budget, self.clock = budget, clock
+        self._view = weakref.ref(view)  # a view without a widget goes when nothing else refers to it
+        self._shown_view: Any = None  # the same, as long as a widget shows it
         self.shown: Scene | None = None
         self.pictures = CellPictures(view.theme)
         self._open: list[OpenWidget] = []
@@ -45,6 +47,11 @@ class Display:
         self._at_once = False  # whether what is asked for now is drawn now, and is to stay
         self._unseen_since: float | None = None
         self._late: object | None = None  # the frame that is put off: ANSWER, or one that a timer knows
+
+    @property
+    def view(self) -> Any:
+        """The `View` that is shown."""
+        return self._view()
 
     @property
     def widgets(self) -> list[Any]:
@@ -72,6 +79,7 @@ class Display:
         self.shown = scene
         opened = open_widget(renderer, scene, self._receive, self.view.theme)
         self._open.append(opened)
+        self._shown_view = self.view
         return opened
 
     def refresh(self) -> None:
@@ -127,7 +135,7 @@ class Display:
             for opened in self._open:
                 opened.widget.close()
             self._open.clear()
-            self.shown = self._unseen_since = None
+            self.shown = self._unseen_since = self._shown_view = None
 
     def _draw(self, wait: bool) -> None:
         live = not self._at_once and self._late is not ANSWER and self.view.is_live()
@@ -153,8 +161,9 @@ class Display:
 
         def catch_up() -> None:
             display = self_or_none()
-            if display is not None and display._late is late:
-                display.view.catch_up()
+            view = None if display is None or display._late is not late else display.view
+            if view is not None:
+                view.catch_up()
 
         if home is None or home is here or not home.is_running():
             here.call_later(self.budget.wait(), catch_up)
@@ -164,6 +173,8 @@ class Display:
 
     def _forget_closed(self) -> None:
         self._open = [opened for opened in self._open if opened.widget.comm is not None]
+        if not self._open:
+            self._shown_view = None
 
     def _receive(self, event: dict[str, Any]) -> None:
         """Hand an event of a widget to the method that is for it."""
