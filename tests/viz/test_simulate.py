@@ -338,7 +338,7 @@ def test_sliders_of_adam():
     assert (found["wd"].low, found["wd"].scale) == (0.0, "zero and log")
     assert [s.name for s in search_ranges("adadelta")] == ["rho", "epsilon", "wd"]
     assert "wd" not in {s.name for s in search_ranges("rprop")}
-    assert {s.name: s for s in search_ranges("soap")}["precondition_frequency"].scale == "whole"
+    assert {s.name: s for s in search_ranges("soap")}["precondition_frequency"].scale == "integer"
 
 
 @pytest.mark.parametrize(

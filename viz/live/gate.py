@@ -10,7 +10,10 @@ __all__ = ["StepGate"]
 
 
 class StepGate:
-    """Lets through one step, or any number of guests; steps wait for guests."""
+    """Lets through one step, or any number of guests; steps wait for guests.
+
+    As a context it keeps all threads from beginning or ending a step; those who wait look again afterwards.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
@@ -37,12 +40,12 @@ class StepGate:
                 self._guests -= 1
                 self._changed.notify_all()
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """A context in which no other thread begins or ends a step; those who wait look again afterwards."""
-        with self._changed:
-            yield
-            self._changed.notify_all()
+    def __enter__(self) -> None:
+        self._changed.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._changed.notify_all()
+        self._changed.release()
 
     def enter(self, may_step: Callable[[], bool]) -> bool:
         """Begin a step, once there is neither another one nor a guest; False if by then it must not."""
@@ -54,7 +57,7 @@ class StepGate:
             return True
 
     def leave(self) -> None:
-        """End the step; to be called in `locked`."""
+        """End the step; to be called in the gate as a context."""
         self._stepping = None
 
     def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:

@@ -21,7 +21,7 @@ from .recording import StepRecording
 from .runner import ENDED, StepRunner
 from .screen import Screen
 from .steps import StepSource, is_stateful
-from .training import TrainingSteps, say_paused
+from .training import TrainingSteps, check_arguments, say_paused
 from .view import LiveView
 
 __all__ = ["MODES", "LiveLoop", "stop_loops"]
@@ -104,7 +104,7 @@ class LiveLoop:
         name: str = "run",
         when_unseen: str = "go on",
     ) -> None:
-        _check_arguments(steps, trainer, recorder, stateful, view)
+        check_arguments(steps, trainer, recorder, stateful, view)
         budget = FrameBudget(most=real("frames_per_second", frames_per_second, above=0))
         mode = choice("mode", mode, MODES)
         pauses_unseen = choice("when_unseen", when_unseen, ("go on", "pause")) == "pause"
@@ -461,19 +461,3 @@ def stop_loops(cell: str | None = None) -> None:
     for loop in list(_loops):
         if cell in (None, loop.cell) and loop.status in ("running", "paused"):
             loop.stop()
-
-
-def _check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence[Any], view: Any) -> None:
-    if not callable(steps) and not isinstance(steps, Iterable):
-        raise TypeError(
-            f"steps is a {type(steps).__name__}: must be a generator function, an iterator or a callable that takes one"
-        )
-    if trainer is not None and not isinstance(trainer, (Trainer, torch.optim.Optimizer)):
-        raise TypeError(f"trainer must be a Trainer, a torch.optim.Optimizer or None, got {type(trainer).__name__}")
-    if recorder is not None and not isinstance(recorder, Recorder):
-        raise TypeError(f"recorder must be a Recorder or None, got {type(recorder).__name__}")
-    for i, each in enumerate(stateful):
-        if not is_stateful(each):
-            raise TypeError(f"stateful[{i}] is a {type(each).__name__}: it needs state_dict and load_state_dict")
-    if not (view is None or view == "live" or isinstance(view, View)):
-        raise TypeError(f"view={view!r}: must be 'live', None or a View")

@@ -100,7 +100,7 @@ class StepRunner:
         """Run on, for so many steps if there is a limit. With mode="block" this returns when it does not run any more."""
         if self.mode == "task":
             self.find_event_loop()
-        with self.gate.locked():
+        with self.gate:
             if self.status == "running":  # by now; several threads may ask
                 return
             self.limit = self.limit if limit is None else limit
@@ -156,7 +156,7 @@ class StepRunner:
         """Wait until it has ended, while the event loop runs on."""
         here = asyncio.get_running_loop()
         while True:
-            with self.gate.locked():
+            with self.gate:
                 if self.status in ENDED:
                     return
                 future: asyncio.Future[None] = here.create_future()
@@ -206,7 +206,7 @@ class StepRunner:
             outcome, self.exception = "failed", error
             raise
         finally:
-            with self.gate.locked():
+            with self.gate:
                 if entered:
                     self.gate.leave()
                 outcome = self._asked if outcome is None else outcome
@@ -248,7 +248,7 @@ class StepRunner:
         """Tell of the status, also those who wait for it."""
         interrupted, self._interrupted = self._interrupted, False
         self._listener.on_status(interrupted)
-        with self.gate.locked():
+        with self.gate:
             waiting, self._waiting = self._waiting, []
         for loop, future in waiting:
             loop.call_soon_threadsafe(_set_done, future)

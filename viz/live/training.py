@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+
+from ...trainer import Trainer
+from ..record import Recorder
+from ..views import View
 from .interrupts import gets_signals
 from .learning_rates import LearningRate
 from .recording import StepRecording
 from .runner import StepRunner
 from .screen import Screen
-from .steps import StepSource
+from .steps import StepSource, is_stateful
 
-__all__ = ["TrainingSteps", "say_paused"]
+__all__ = ["TrainingSteps", "check_arguments", "say_paused"]
 
 
 class TrainingSteps:
@@ -68,3 +74,20 @@ def say_paused(step: int) -> None:
     """Print that an interrupt has paused the loop, where the person is who has interrupted it."""
     if gets_signals():
         print(f"paused after step {step}; loop.resume() goes on")
+
+
+def check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence[Any], view: Any) -> None:
+    """Refuse what a `LiveLoop` cannot be made of."""
+    if not callable(steps) and not isinstance(steps, Iterable):
+        raise TypeError(
+            f"steps is a {type(steps).__name__}: must be a generator function, an iterator or a callable that takes one"
+        )
+    if trainer is not None and not isinstance(trainer, (Trainer, torch.optim.Optimizer)):
+        raise TypeError(f"trainer must be a Trainer, a torch.optim.Optimizer or None, got {type(trainer).__name__}")
+    if recorder is not None and not isinstance(recorder, Recorder):
+        raise TypeError(f"recorder must be a Recorder or None, got {type(recorder).__name__}")
+    for i, each in enumerate(stateful):
+        if not is_stateful(each):
+            raise TypeError(f"stateful[{i}] is a {type(each).__name__}: it needs state_dict and load_state_dict")
+    if not (view is None or view == "live" or isinstance(view, View)):
+        raise TypeError(f"view={view!r}: must be 'live', None or a View")

@@ -103,11 +103,13 @@ class Recorder:
         number = self._measuring.number
         if number <= self._last:
             raise ValueError(f"step() after update {number}, which has been recorded: call it once after each step")
-        values = checked_scalars({"learning_rate": self._measuring.learning_rate} | scalars)
+        rate: dict[str, float | torch.Tensor] = {"learning_rate": self._measuring.learning_rate}
+        values = rate | checked_scalars(scalars)
         self._last = number
         self._scalars.add(number, values)
-        watched = self._watched.items()
-        self._scalars.add(number, {name: param.detach().reshape(-1)[places] for name, (param, places) in watched})
+        if self._watched:
+            watched = self._watched.items()
+            self._scalars.add(number, {name: param.detach().reshape(-1)[places] for name, (param, places) in watched})
         self._measuring.after_step()
         if time.monotonic() - self._looked > SECONDS or self._measuring.is_pressed():
             self.look()

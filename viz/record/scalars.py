@@ -74,6 +74,9 @@ def checked_scalars(scalars: Mapping[str, Any]) -> dict[str, float | torch.Tenso
     """
     found: dict[str, float | torch.Tensor] = {}
     for name, value in scalars.items():
+        if type(value) is float:  # mostly
+            found[name] = value
+            continue
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ValueError(f"{name} has shape {tuple(value.shape)}: must be a single number")

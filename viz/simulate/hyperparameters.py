@@ -20,7 +20,7 @@ class SearchRange(NamedTuple):
         default: its default.
         low, high: the slider's ends.
         scale: "log", for positive numbers; "zero and log", the same with 0 before it; "below one", for decays of averages,
-            whose distance from 1 is what counts; "above one", the same on the other side; "linear"; "whole"; or "flag".
+            whose distance from 1 is what counts; "above one", the same on the other side; "linear"; "integer"; or "boolean".
         values: the slider's positions, increasing, the default among them.
     """
 
@@ -72,11 +72,11 @@ _BELOW_ONE = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.95, 0.965, 0.98, 
 def _setting(klass: type[Optimizer], name: str, default: Any) -> SearchRange:
     takes = functools.partial(_takes, klass, name)
     if isinstance(default, bool):
-        return SearchRange(name, default, False, True, "flag", (False, True))
+        return SearchRange(name, default, False, True, "boolean", (False, True))
     if isinstance(default, int) and not takes(0.5):
         counts = [each for each in (0, 1, 2, 3, 4, 5, 6, 8, 10, 16, 20, 32, 50, 64, 100, 1000, 10_000) if takes(each)]
         high = max(20, 4 * default)
-        return _positions(name, default, [each for each in counts if each <= high], "whole")
+        return _positions(name, default, [each for each in counts if each <= high], "integer")
     if not takes(1.0) and takes(0.5) and not takes(-0.5):
         return _positions(name, default, [each for each in _BELOW_ONE if takes(each)], "below one")
     if default < 0 or (takes(-0.5) and not takes(0.5)):

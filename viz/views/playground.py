@@ -56,7 +56,7 @@ class Playground(TrajectoryView):
     @property
     def sliders(self) -> list[SearchRange]:
         """The hyper-parameters that can be set, as `search_ranges` finds them."""
-        return [setting for setting in search_ranges(self._klass) if setting.scale != "flag"]
+        return [setting for setting in search_ranges(self._klass) if setting.scale != "boolean"]
 
     def scene(self) -> Scene:
         trajectories, trace = self.trajectories, self.trace
