@@ -49,7 +49,7 @@ def search_ranges(optimizer: str | type[Optimizer]) -> list[SearchRange]:
         >>> [(setting.name, setting.default, setting.scale) for setting in search_ranges("adam")]
         ... # doctest: +NORMALIZE_WHITESPACE
         [('learning_rate', 0.001, 'log'), ('beta1', 0.9, 'below one'), ('beta2', 0.999, 'below one'),
-         ('epsilon', 1e-08, 'log'), ('lazy_update', True, 'flag'), ('wd', 0.0, 'zero and log')]
+         ('epsilon', 1e-08, 'log'), ('lazy_update', True, 'boolean'), ('wd', 0.0, 'zero and log')]
     """
     plain = create(optimizer) if isinstance(optimizer, str) else optimizer()
     klass = type(plain)
