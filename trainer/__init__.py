@@ -10,18 +10,18 @@ from . import amp, initializer, kvstore, lr_scheduler, optim, optimizer, scale
 from .clipping import clip_global_norm
 from .collect import collect_params
 from .data_parallel import replicate, split_and_load, split_data
+from .ensemble import Ensemble
 from .fit import Fit, fit
 from .lr_finder import LRFinder, lr_find
-from .many import Many
 from .scale import plan
 from .sweep import Sweep, sweep
 from .telemetry import Telemetry
 from .trainer import StaleGradientError, Trainer, UpdateOnKVStoreError
 
 __all__ = [
+    "Ensemble",
     "Fit",
     "LRFinder",
-    "Many",
     "StaleGradientError",
     "Sweep",
     "Telemetry",

@@ -121,7 +121,7 @@ def fit(
             raise TypeError(f"{name} must give batches (inputs, labels), got {type(given).__name__}")
     begin_epoch = whole("begin_epoch", begin_epoch, low=0)
     num_epoch = whole("num_epoch", num_epoch, low=begin_epoch + 1)
-    metrics = _metrics(eval_metric)
+    metrics = checked_metrics(eval_metric)
     flag("progress", progress)
     batch_callbacks = _callables("batch_end_callback", batch_end_callback)
     epoch_callbacks = _callables("epoch_end_callback", epoch_end_callback)
@@ -169,12 +169,12 @@ def evaluate(
         net, loss, data: as for `fit`.
         metrics: by name, from labels and outputs to the mean over a batch.
     """
-    sums, place, training = _Sums(metrics), _place(net), net.training
+    sums, place, training = _Sums(metrics), device_of(net), net.training
     net.eval()
     try:
         with torch.no_grad():
             for batch in data:
-                inputs, labels = _unpack("eval_data", batch, place)
+                inputs, labels = unpack_batch("eval_data", batch, place)
                 outputs = net(*inputs)
                 sums.add(len(inputs[0]), loss(outputs, labels).mean(), labels, outputs)
     finally:
@@ -197,10 +197,10 @@ def _one_epoch(
     """Train for an epoch; whether it came to its end."""
     from tqdm.auto import tqdm
 
-    trainer, place, sums, start = done.trainer, _place(net), _Sums(metrics), time.perf_counter()
+    trainer, place, sums, start = done.trainer, device_of(net), _Sums(metrics), time.perf_counter()
     with tqdm(data, desc=f"epoch {epoch + 1}/{num_epoch}", unit=" batches", leave=False, disable=not progress) as batches:
         for number, batch in enumerate(batches):
-            inputs, labels = _unpack("data", batch, place)
+            inputs, labels = unpack_batch("data", batch, place)
             outputs = net(*inputs)
             value = loss(outputs, labels)
             size = len(inputs[0])
@@ -265,7 +265,7 @@ _METRICS: dict[str, tuple[str, Metric]] = {
 }
 
 
-def _metrics(given: Any) -> dict[str, Metric]:
+def checked_metrics(given: Any) -> dict[str, Metric]:
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else [] if given is None else [given]
     found: dict[str, Metric] = {}
     for metric in several:
@@ -293,11 +293,11 @@ def _ends(callbacks: Sequence[Callable[[Any], Any]], told: Any) -> bool:
     return any(answer is True for answer in answers)
 
 
-def _place(net: torch.nn.Module) -> torch.device:
+def device_of(net: torch.nn.Module) -> torch.device:
     return next((parameter.device for parameter in net.parameters()), torch.device("cpu"))
 
 
-def _unpack(name: str, batch: Any, place: torch.device) -> tuple[tuple[Any, ...], Any]:
+def unpack_batch(name: str, batch: Any, place: torch.device) -> tuple[tuple[Any, ...], Any]:
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
         raise TypeError(f"{name} must give pairs (inputs, labels), got {type(batch).__name__}")
     inputs, labels = batch

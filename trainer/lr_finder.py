@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .arguments import choice, real, whole
-from .fit import _place, _unpack
+from .fit import device_of, unpack_batch
 from .snapshot import Snapshot
 from .trainer import Trainer
 
@@ -182,7 +182,7 @@ def _train_on(source: Trainer | torch.optim.Optimizer, net: Any, loss: Any, data
     batches = data if isinstance(data, Iterator) else _again_and_again(data)
 
     def take() -> torch.Tensor:
-        inputs, labels = _unpack("data", next(batches), _place(net))
+        inputs, labels = unpack_batch("data", next(batches), device_of(net))
         value = loss(net(*inputs), labels)
         source.zero_grad()
         if isinstance(source, Trainer):

@@ -1,6 +1,6 @@
 """sweep: train a small network with every combination of some settings, all copies at once.
 
-Forward and backward of all copies are those of one network by `torch.func.vmap`, over weights that are stacked; `Many`
+Forward and backward of all copies are those of one network by `torch.func.vmap`, over weights that are stacked; `Ensemble`
 updates them, in one launch for all optimizers of one rule.
 """
 
@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from . import files
 from .arguments import choice, flag, whole
-from .fit import Metric, _metrics, _place, _unpack, evaluate
-from .many import Many, make_optimizer
+from .ensemble import Ensemble, make_optimizer
+from .fit import Metric, checked_metrics, device_of, evaluate, unpack_batch
 from .optimizer import Optimizer
 from .trainer import Trainer
 
@@ -215,8 +215,8 @@ def sweep(
 
     Each training starts from the same weights and sees the same batches as it would alone, by `Trainer`. Losses and
     gradients equal those up to float32 rounding, since the matrix products of all copies are batched and may add up in
-    another order. From equal gradients the updates are equal to the bit (see `Many`). Muon amplifies such differences: it
-    orthogonalises in bfloat16, also along directions that a gradient has in its last bits only, so weights may differ
+    another order. From equal gradients the updates are equal to the bit (see `Ensemble`). Muon amplifies such differences:
+    it orthogonalises in bfloat16, also along directions that a gradient has in its last bits only, so weights may differ
     visibly there, and losses in their fourth digit. With `together=False` all numbers are those of `Trainer`. Dropout draws
     other numbers for each copy than in a training on its own.
 
@@ -259,7 +259,7 @@ def sweep(
         raise ValueError(f"epochs={epochs!r} beside steps={steps!r}: give one of them")
     n_epochs = None if steps is not None else whole("epochs", 1 if epochs is None else epochs, low=1)
     n_steps = None if steps is None else whole("steps", steps, low=1)
-    metrics = _metrics(eval_metric)
+    metrics = checked_metrics(eval_metric)
     flag("together", together)
     axes = _axes(grid, seeds)
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
@@ -315,7 +315,7 @@ def _train_together(
     engine: str | None,
 ) -> tuple[np.ndarray, dict[str, torch.Tensor], int]:
     """Losses [n, steps], the networks' state_dicts, stacked, and the steps of an epoch."""
-    first, place = copy.deepcopy(models[0]), _place(models[0])
+    first, place = copy.deepcopy(models[0]), device_of(models[0])
     trained = [name for name, parameter in first.named_parameters() if parameter.requires_grad]
     if any(optimizer.depends_on_order for optimizer in optimizers):
         trained.sort()  # as a Trainer does
@@ -329,7 +329,7 @@ def _train_together(
     for model, optimizer in zip(models, optimizers, strict=True):  # whose attributes lr_mult and wd_mult count
         own = of_each[id(model)]
         optimizer.param_dict = {k: own[name] for k, name in enumerate(trained)}
-    many = Many(optimizers, list(weights.values()), engine, stacked=True)
+    many = Ensemble(optimizers, list(weights.values()), engine, stacked=True)
     given: Any = gradients
 
     def one(own: dict[str, torch.Tensor], inputs: tuple[Any, ...], labels: Any) -> torch.Tensor:
@@ -340,7 +340,7 @@ def _train_together(
     losses: list[torch.Tensor] = []
     with _Threads(place) as threads:
         for batch in batches:
-            inputs, labels = _unpack("data", batch, place)
+            inputs, labels = unpack_batch("data", batch, place)
             try:
                 with threads.counting():
                     values = all_copies(weights | others, inputs, labels)
@@ -445,13 +445,13 @@ def _train_apart(
     losses: list[torch.Tensor] = []
     states = []
     for model, optimizer in zip(models, optimizers, strict=True):
-        own, place = copy.deepcopy(model), _place(model)
+        own, place = copy.deepcopy(model), device_of(model)
         for copied, parameter in zip(own.parameters(), model.parameters(), strict=True):
             vars(copied).update(vars(parameter))  # lr_mult and wd_mult
         trainer = Trainer(own, optimizer, engine=engine)
         values = []
         for batch in batches:
-            inputs, labels = _unpack("data", batch, place)
+            inputs, labels = unpack_batch("data", batch, place)
             value = loss(own(*inputs), labels).mean()
             trainer.zero_grad()
             value.backward()

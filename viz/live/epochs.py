@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...trainer import Trainer
-from ...trainer.fit import _place, _unpack
+from ...trainer.fit import device_of, unpack_batch
 from ...trainer.snapshot import random_state, set_random_state
 
 __all__ = ["Epochs"]
@@ -28,7 +28,7 @@ class Epochs:
         return self
 
     def __next__(self) -> torch.Tensor:
-        inputs, labels = _unpack("data", self._next_batch(), _place(self._net))
+        inputs, labels = unpack_batch("data", self._next_batch(), device_of(self._net))
         value = self._loss(self._net(*inputs), labels)
         size = len(inputs[0])
         if value.shape not in (torch.Size(), torch.Size([size])):

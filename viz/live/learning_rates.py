@@ -73,7 +73,7 @@ class TrainerRates:
         self.source = trainer
 
     def params(self) -> list[torch.Tensor]:
-        return [param for params in self.source._all_params() for param in params]
+        return [param for replica in self.source.replicas for param in replica.params]
 
     def now(self) -> float:
         return self.source.learning_rate

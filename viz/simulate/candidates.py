@@ -13,8 +13,9 @@ import torch
 
 from ...kernels import Rule
 from ...trainer.arguments import real
-from ...trainer.many import make_optimizer
+from ...trainer.ensemble import make_optimizer
 from ...trainer.optimizer import Optimizer, RuleOptimizer
+from ...trainer.optimizer.counts import StepCounts
 
 __all__ = ["Candidate", "PlainUpdate", "TorchFactory", "named_optimizers", "settings_to_try"]
 
@@ -23,8 +24,8 @@ class Candidate:
     """One optimizer with all values of what is varied: a training for each.
 
     Attributes:
-        together: whether a training's starts may be one weight, as rules of single elements let them; None where `Many` does
-            not update them.
+        together: whether a training's starts may be one weight, as rules of single elements let them; None where `Ensemble`
+            does not update them.
         trainings: for each value an optimizer, or what `_OneByOne` takes.
         rates: for each value the learning rate.
     """
@@ -120,7 +121,7 @@ def _differ_in_rate(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 def _fresh_copy(own: Optimizer) -> Optimizer:
     """Another one of the same settings; neither has updated anything yet."""
     other = object.__new__(type(own))  # copy.copy takes ten times as long, which there are hundreds of
-    vars(other).update(vars(own), _slots={}, _counts=own._counts[:0])
+    vars(other).update(vars(own), step_counts=StepCounts(own.begin_num_update))
     return other
 
 

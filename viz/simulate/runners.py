@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer.many import Many
+from ...trainer.ensemble import Ensemble
 from ...trainer.optimizer import Optimizer
 from .candidates import PlainUpdate, TorchFactory
 
@@ -18,7 +18,7 @@ __all__ = ["BatchedRunner", "Runner", "SequentialRunner"]
 
 
 class BatchedRunner:
-    """Points as the weights of trainings, which `Many` steps. Each has all starts in one weight, or one for each.
+    """Points as the weights of trainings, which `Ensemble` steps. Each has all starts in one weight, or one for each.
 
     Attributes:
         size: how many points there are.
@@ -38,7 +38,7 @@ class BatchedRunner:
             weights, gradients = weights[:, 0], gradients[:, 0]
             self._points, self._slopes = weights[:, :, None], gradients[:, :, None]
         self._set(starts)
-        self._many = Many(optimizers, [torch.from_numpy(weights)], engine, stacked=True)
+        self._many = Ensemble(optimizers, [torch.from_numpy(weights)], engine, stacked=True)
         self._given = [torch.from_numpy(gradients)]
         self._steps: Iterator[None] | None = None  # those after the first
 

@@ -101,8 +101,8 @@ def trace_updates(
     states = {name: np.stack(each) for name, each in kept.items()}
     updates = np.diff(points, axis=0)
     preconditioners = None
-    if isinstance(rule, Rule) and rule.unsigned:
-        direction = states["mean"][1:] if "mean" in rule.state and "mean" not in rule.exact else gradients
+    if isinstance(rule, Rule) and rule.nonnegative:
+        direction = states["mean"][1:] if "mean" in rule.state and "mean" not in rule.full_precision else gradients
         with np.errstate(divide="ignore", invalid="ignore"):
             preconditioners = np.where(direction == 0, np.float32(np.nan), -updates / direction)
     return UpdateTrace(points, losses, gradients, states, updates, preconditioners)

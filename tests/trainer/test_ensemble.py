@@ -8,9 +8,9 @@ import torch
 
 from tristep import optimizer
 from tristep.kernels import rules
-from tristep.trainer import Many
+from tristep.trainer import Ensemble
+from tristep.trainer.ensemble import make_optimizer
 from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
-from tristep.trainer.many import make_optimizer
 from tristep.trainer.optimizer.plan import StepPlan
 from tristep.trainer.optimizer.updater import Updater
 
@@ -24,7 +24,7 @@ def shapes_for(name):
 
 
 def both(make, shapes=SHAPES, steps=5, engine=None, dtype=torch.float32, gradients=None, device="cpu", stacked=False):
-    """`Many` and single plans after the same steps, and the weights of both.
+    """`Ensemble` and single plans after the same steps, and the weights of both.
 
     Stacked weights of the second shape begin at multiples of 4 bytes only.
     """
@@ -36,7 +36,7 @@ def both(make, shapes=SHAPES, steps=5, engine=None, dtype=torch.float32, gradien
     stacks = [torch.stack(each) for each in zip(*together, strict=True)]
     if stacked:
         together, apart = ([list(row) for row in zip(*each, strict=True)] for each in (stacks, map(torch.clone, stacks)))
-    many = Many(optimizers, stacks, engine, stacked=True) if stacked else Many(optimizers, together, engine)
+    many = Ensemble(optimizers, stacks, engine, stacked=True) if stacked else Ensemble(optimizers, together, engine)
     updaters = [Updater(each, engine) for each in others]
     plans = [StepPlan(updater, list(range(len(start))), weights) for updater, weights in zip(updaters, apart, strict=True)]
     for t in range(steps):
@@ -286,12 +286,12 @@ def test_stacks_of_trainings_in_turns_are_taken_apart():
 def test_stacked_bad_input():
     made = rated("sgd", (0.1, 0.2))()
     with pytest.raises(ValueError, match=r"weights\[0\] is \(3, 2\): must be \[2, \.\.\.\]"):
-        Many(made, [torch.ones(3, 2)], stacked=True)
+        Ensemble(made, [torch.ones(3, 2)], stacked=True)
     with pytest.raises(TypeError, match=r"weights\[0\] must be a tensor.*got list"):
-        Many(made, [[torch.ones(2), torch.ones(2)]], stacked=True)
+        Ensemble(made, [[torch.ones(2), torch.ones(2)]], stacked=True)
     with pytest.raises(ValueError, match=r"is empty"):
-        Many(made, [], stacked=True)
-    many = Many(made, [torch.ones(2, 2)], stacked=True)
+        Ensemble(made, [], stacked=True)
+    many = Ensemble(made, [torch.ones(2, 2)], stacked=True)
     with pytest.raises(ValueError, match="2 stacks of gradients for 1"):
         many.step([torch.ones(2, 2), torch.ones(2, 2)])
     with pytest.raises(ValueError, match=r"gradients\[0\] is \(2, 3\): must be \(2, 2\)"):
@@ -300,7 +300,7 @@ def test_stacked_bad_input():
 
 def test_weights_that_have_moved():
     weights = [[torch.ones(4)], [torch.ones(4)]]
-    many = Many(rated("sgd", (0.5, 0.25))(), weights)
+    many = Ensemble(rated("sgd", (0.5, 0.25))(), weights)
     gradients = [[torch.ones(4)], [torch.ones(4)]]
     many.step(gradients)
     for (weight,) in weights:
@@ -311,7 +311,7 @@ def test_weights_that_have_moved():
 
 def test_the_same_gradients_with_other_numbers():
     weights, gradients = [[torch.zeros(2)], [torch.zeros(2)]], [[torch.ones(2)], [torch.ones(2)]]
-    many = Many(rated("sgd", (1.0, 2.0))(), weights)
+    many = Ensemble(rated("sgd", (1.0, 2.0))(), weights)
     with pytest.raises(RuntimeError, match="there was none"):
         many.step()
     many.step(gradients)
@@ -335,7 +335,7 @@ def test_steps_one_after_the_other_are_those_of_step(name, options):
                 each.lr_scheduler = CosineScheduler(max_update=6, base_lr=rate)
         weights = torch.linspace(-1, 1, 4 * 6).reshape(4, 3, 2).clone()
         given = torch.empty(4, 3, 2)
-        many = Many(made, [[row] for row in weights])
+        many = Ensemble(made, [[row] for row in weights])
         taken = many.steps()
         for t in range(7):
             torch.cos((t + 1) * weights, out=given)
@@ -356,7 +356,7 @@ def test_steps_one_after_the_other_are_those_of_step(name, options):
 
 def test_autograd_and_optimizers_know_of_steps_when_these_end():
     weight, gradient, own = torch.ones(2, requires_grad=True), torch.ones(2), optimizer.SGD(0.5)
-    many = Many([own], [[weight]])
+    many = Ensemble([own], [[weight]])
     with pytest.raises(RuntimeError, match="there was none"):
         next(many.steps())
     many.step([[gradient]])
@@ -427,7 +427,7 @@ def test_nothing_has_changed_where_an_optimizer_refuses():
         optimizer.Ftrl(lr_scheduler=lambda t: 0.1 if t < 2 else 0.0),
         optimizer.Ftrl(learning_rate=0.5),
     ]
-    many = Many(optimizers, weights)
+    many = Ensemble(optimizers, weights)
     gradients = [[torch.ones(3)] for _ in range(4)]
     many.step(gradients)
     before, carried = copy.deepcopy(weights), [each.host_state() for each in optimizers]
@@ -449,14 +449,14 @@ def test_nothing_has_changed_where_an_optimizer_refuses():
 def test_bad_input():
     sgd = optimizer.SGD(0.1)
     with pytest.raises(ValueError, match="2 optimizers for weights of 1"):
-        Many([sgd, optimizer.SGD(0.1)], [[torch.ones(1)]])
+        Ensemble([sgd, optimizer.SGD(0.1)], [[torch.ones(1)]])
     with pytest.raises(ValueError, match="there twice"):
-        Many([sgd, sgd], [[torch.ones(1)], [torch.ones(1)]])
+        Ensemble([sgd, sgd], [[torch.ones(1)], [torch.ones(1)]])
     with pytest.raises(ValueError, match=r"weights\[0\] is empty"):
-        Many([sgd], [[]])
+        Ensemble([sgd], [[]])
     with pytest.raises(TypeError, match="must be an Optimizer"):
-        Many(["sgd"], [[torch.ones(1)]])
-    many = Many([sgd, optimizer.SGD(0.2)], [[torch.ones(1)], [torch.ones(1)]])
+        Ensemble(["sgd"], [[torch.ones(1)]])
+    many = Ensemble([sgd, optimizer.SGD(0.2)], [[torch.ones(1)], [torch.ones(1)]])
     with pytest.raises(ValueError, match="gradients of 1 trainings for 2"):
         many.step([[torch.ones(1)]])
     with pytest.raises(ValueError, match=r"gradients\[1\] are 2, weights 1"):
@@ -477,7 +477,7 @@ def test_make_optimizer_copies_schedules():
 def test_a_restart_gives_the_same_weights_as_at_first(name):
     starts = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     weights = starts.clone()
-    together = Many([optimizer.create(name, learning_rate=rate) for rate in (0.1, 0.2, 0.3)], [[row] for row in weights])
+    together = Ensemble([optimizer.create(name, learning_rate=rate) for rate in (0.1, 0.2, 0.3)], [[row] for row in weights])
     given, found = torch.empty(3, 5), []
     for turn in range(3):
         weights.copy_(starts)
@@ -495,7 +495,7 @@ def test_a_restart_gives_the_same_weights_as_at_first(name):
 def test_a_schedule_cannot_be_restarted():
     schedules = [FactorScheduler(1, 0.5, base_lr=rate) for rate in (0.1, 0.2)]
     weights = [torch.ones(2), torch.ones(2)]
-    together = Many([optimizer.SGD(lr_scheduler=each) for each in schedules], [[weight] for weight in weights])
+    together = Ensemble([optimizer.SGD(lr_scheduler=each) for each in schedules], [[weight] for weight in weights])
     together.step([[torch.ones(2)], [torch.ones(2)]])
     assert not together.restart()
     assert together.optimizers[0].num_update == 1

@@ -1,4 +1,4 @@
-"""Many: several trainings side by side, the updates of those that follow one rule in one launch.
+"""Ensemble: several trainings side by side, the updates of those that follow one rule in one launch.
 
 Nothing is computed otherwise than by a training alone: the launch has the weights of all, and for each of them a row of
 hyper-parameters, which are formed for all trainings at once where their optimizers differ in numbers only.
@@ -24,10 +24,10 @@ from .optimizer import Optimizer, RuleOptimizer, create
 from .optimizer.plan import StepPlan, new_master
 from .optimizer.updater import Updater
 
-__all__ = ["Many", "make_optimizer"]
+__all__ = ["Ensemble", "make_optimizer"]
 
 
-class Many:
+class Ensemble:
     """Optimizers, each with weights of its own, that are stepped together.
 
     Each training gets the same weights, to the bit, as with an `Updater` of its own. Those whose rule is the same share a
@@ -52,14 +52,14 @@ class Many:
     Example:
         >>> import torch
         >>> from tristep import optimizer
-        >>> from tristep.trainer import Many
+        >>> from tristep.trainer import Ensemble
         >>> weights = [torch.ones(2), torch.ones(2)]
-        >>> together = Many([optimizer.SGD(0.5), optimizer.SGD(0.1)], [[weight] for weight in weights])
+        >>> together = Ensemble([optimizer.SGD(0.5), optimizer.SGD(0.1)], [[weight] for weight in weights])
         >>> together.step([[torch.ones(2)], [torch.ones(2)]])
         >>> weights, together.launches
         ([tensor([0.5000, 0.5000]), tensor([0.9000, 0.9000])], 1)
         >>> stack = torch.ones(2, 2)
-        >>> Many([optimizer.SGD(0.5), optimizer.SGD(0.1)], [stack], stacked=True).step([torch.ones(2, 2)])
+        >>> Ensemble([optimizer.SGD(0.5), optimizer.SGD(0.1)], [stack], stacked=True).step([torch.ones(2, 2)])
         >>> stack
         tensor([[0.5000, 0.5000],
                 [0.9000, 0.9000]])
@@ -182,9 +182,9 @@ class Many:
         Example:
             >>> import torch
             >>> from tristep import optimizer
-            >>> from tristep.trainer import Many
+            >>> from tristep.trainer import Ensemble
             >>> weight, gradient = torch.ones(2), torch.ones(2)
-            >>> together = Many([optimizer.SGD(0.5)], [[weight]])
+            >>> together = Ensemble([optimizer.SGD(0.5)], [[weight]])
             >>> together.step([[gradient]])
             >>> more = together.steps()
             >>> for k in range(2):
@@ -222,9 +222,9 @@ class Many:
         Example:
             >>> import torch
             >>> from tristep import optimizer
-            >>> from tristep.trainer import Many
+            >>> from tristep.trainer import Ensemble
             >>> weights = [torch.ones(2), torch.ones(2)]
-            >>> together = Many([optimizer.Adam(0.5), optimizer.Adam(0.1)], [[weight] for weight in weights])
+            >>> together = Ensemble([optimizer.Adam(0.5), optimizer.Adam(0.1)], [[weight] for weight in weights])
             >>> together.step([[torch.ones(2)], [torch.ones(2)]])
             >>> together.restart(), together.updaters[0].states[0][0], together.optimizers[0].num_update
             (True, tensor([0., 0.]), 0)
