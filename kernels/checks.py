@@ -137,7 +137,7 @@ def allowed_types(rule: Rule | TensorRule, weight: torch.dtype) -> tuple[tuple[t
 def companions_of(
     rule: Rule | TensorRule, weight: torch.Tensor, states: Sequence[torch.Tensor], master: torch.Tensor | None
 ) -> list[tuple[torch.Tensor, torch.Size]]:
-    """A weight's states, kept numbers and master, each with the shape that it must have."""
+    """A weight's states, per-tensor states and master, each with the shape that it must have."""
     pairs = list(zip(states, slot_shapes(rule, weight.shape, states), strict=True))
     return pairs if master is None else [*pairs, (master, weight.shape)]
 

@@ -30,7 +30,7 @@ class Recording:
 
 
 class RecordedUpdate:
-    """An update in a CUDA graph: the groups whose kernels are in it, and where their gradients lie."""
+    """An update in a CUDA graph: the groups whose kernels are in it, and the addresses of their gradients."""
 
     def __init__(self, update: Any) -> None:
         self.update, self._groups = update, update.groups

@@ -147,7 +147,7 @@ class Group:
             table.hyper[:, width:] = storage.keys(seed, values[:, width], self._rng_offsets)
 
     def begin(self, hyper: np.ndarray | list[float]) -> None:
-        """Everything before the first look at the tensors."""
+        """Hyper-parameters, and dense copies of what has other strides: before reductions and rule."""
         table = self.table
         self.write_hyper(hyper)
         for dense, gradient in self.sources:
@@ -165,7 +165,7 @@ class Group:
                 gradient().zero_()
 
     def rows_on_device(self) -> slice | torch.Tensor:
-        """Which of the weights it has, to index a tensor that lies where they do."""
+        """Which of the weights it has, to index a tensor on their device."""
         if self._rows_on_device is None:
             whole = isinstance(self.rows, slice)
             self._rows_on_device = self.rows if whole else torch.from_numpy(self.rows).to(self.table.device)
@@ -182,12 +182,12 @@ class Group:
         return next((i for i, gradient in enumerate(self.table.gradients) if gradient is not None), None)
 
     def kept(self, stage: int, rows: slice = slice(None)) -> torch.Tensor:
-        """The numbers that a reduction keeps, [n_tensors, n]."""
+        """The per-tensor states of a reduction, [n_tensors, n]."""
         array = self._kept_rows[stage]
         return torch.stack([torch.stack(row) for row in self._kept(stage)[rows]]) if array is None else array[rows]
 
     def finished(self, stage: int, rows: slice) -> torch.Tensor:
-        """What these tensors' sums turn the kept numbers into, [n_rows, n]."""
+        """The new per-tensor states of these tensors, computed from their sums, [n_rows, n]."""
         table, reduction, kept = self.table, self.table.rule.reductions[stage], self.kept(stage, rows)
         assert reduction.finished is not None
         columns = [1 + table.rule.hyper.index(name) for name in reduction.finish_hyper]
@@ -197,8 +197,8 @@ class Group:
         new = [torch.as_tensor(value, dtype=kept.dtype, device=kept.device).expand(len(kept)) for value in new]
         return torch.stack(new, dim=1)
 
-    def keep(self, stage: int, new: torch.Tensor) -> None:
-        """Make these the kept numbers, and what comes after the reduction gets."""
+    def store_kept(self, stage: int, new: torch.Tensor) -> None:
+        """Store these per-tensor states, and hand them to what comes after the reduction."""
         if self.table.rule.skips_nonfinite:
             before = self.kept(stage)
             new = torch.where(self.execute.totals[0].isfinite(), new.to(before), before)
@@ -212,8 +212,8 @@ class Group:
         else:
             torch._foreach_copy_([number for row in self._kept(stage) for number in row], list(room.flatten().unbind()))
 
-    def recall(self, stage: int) -> None:
-        """Show a reduction the numbers that it has kept, and what is passed on to it."""
+    def load_kept(self, stage: int) -> None:
+        """Hand a reduction its per-tensor states, and the results of the reduction before it."""
         reduction, execute = self.table.rule.reductions[stage], self.execute
         execute.sums[stage][:, : len(reduction.kept)] = self.kept(stage)
         if reduction.feeds_next:
@@ -224,8 +224,8 @@ class Group:
         start = len(rule.state) + sum(len(earlier.kept) for earlier in rule.reductions[:stage])
         return [row[start : start + len(rule.reductions[stage].kept)] for row in self.table.states]
 
-    def pass_on(self, stage: int) -> None:
-        """Put the results of the reduction before this one behind its own."""
+    def append_previous(self, stage: int) -> None:
+        """Append the results of the reduction before this one to its own."""
         reduction, execute = self.table.rule.reductions[stage], self.execute
         own = reduction.n_own_results
         if reduction.finished is None:
@@ -249,7 +249,7 @@ def _strides(weight: torch.Tensor, companions: Sequence[torch.Tensor | None], st
 
 
 def _needs_copy(tensor: torch.Tensor, strides: tuple[int, ...], first: int) -> bool:
-    """Whether what lies in memory is not the tensor in the order of these strides, those of the axes from `first` on."""
+    """Whether the tensor is stored in another order than that of these strides, those of the axes from `first` on."""
     return tensor.is_neg() or not same_order(tensor.shape[first:], tensor.stride()[first:], strides[first:])
 
 

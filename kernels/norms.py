@@ -106,7 +106,7 @@ def clip_adaptively_(
 
     Args:
         weights: dense floating-point tensors.
-        gradients: one of the same shape for each weight; None is left out.
+        gradients: one of the same shape for each weight; None is skipped.
         clipping: > 0.
         eps: > 0; lets weights that are zero move.
 
@@ -254,7 +254,7 @@ class _Plan:
         return True
 
     def release(self) -> None:
-        """Let go of the tensors."""
+        """Release the tensors."""
         self._copies = []
         self._tensors = []
         for _, _, table, execute in self._groups:

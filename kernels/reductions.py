@@ -33,7 +33,7 @@ def run_reductions(
     for k, reduction in enumerate(reductions):
         for group in groups:
             if "kept" in reduction.extras:
-                group.recall(k)
+                group.load_kept(k)
             group.execute.run_reduction(k)
         if reduction.scope == "global" and (len(groups) > 1 or all_reduce_global is not None):
             join_totals([group.execute.totals[k] for group in groups], reduction.op, all_reduce_global)
@@ -43,7 +43,7 @@ def run_reductions(
             _finish(groups, k, reduction)
         if reduction.feeds_next:
             for group in groups:
-                group.pass_on(k)
+                group.append_previous(k)
 
 
 def _all_reduce_each(
@@ -60,17 +60,17 @@ def _all_reduce_each(
 
 
 def _finish(groups: Sequence[Group], stage: int, reduction: Reduction) -> None:
-    """Turn the sums of a reduction into the numbers that it keeps."""
+    """Compute the per-tensor states of a reduction from its sums."""
     if reduction.scope == "tensor":
         for group in groups:
             found, before = group.finished(stage, slice(None)), group.kept(stage)
-            group.keep(stage, torch.where(group.active()[:, None], found, before))
+            group.store_kept(stage, torch.where(group.active()[:, None], found, before))
         return
-    for group in groups:  # any tensor's will do: all have the same sums and have kept the same
+    for group in groups:  # any tensor's will do: all have the same sums and have the same states
         if (i := group.first_active()) is not None:
             found = group.finished(stage, slice(i, i + 1))
             for each in groups:
-                each.keep(stage, found)
+                each.store_kept(stage, found)
             return
 
 

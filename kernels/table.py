@@ -35,7 +35,7 @@ class TensorTable:
         tile: elements per tile.
         aligned: whether every address is a multiple of 16 bytes.
         seed: whether bfloat16 and packed states are rounded at random, and by which seed.
-        stacked: whether all of these are stacks of tensors, by their first axis; for engines that look at memory only.
+        stacked: whether all of these are stacks of tensors, by their first axis; for backends that work on addresses only.
 
     Attributes:
         addresses: int64 [2 + n_states (+ 1 with masters), n_tensors]; a gradient address of 0 skips the tensor.
@@ -125,7 +125,7 @@ class TensorTable:
 
 
 def addresses_of(tensors: Sequence[torch.Tensor], stacked: bool) -> list[int] | np.ndarray:
-    """Where the tensors lie, or, if they are stacks, what is in them."""
+    """The addresses of the tensors, or, if they are stacks, of what is in them."""
     if not stacked:
         return [tensor.data_ptr() for tensor in tensors]
     steps = [np.arange(len(each)) * (each.stride(0) * each.element_size()) for each in tensors]

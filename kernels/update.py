@@ -129,7 +129,7 @@ class Update:
         for what, count in counts.items():
             if count != len(self.weights):
                 raise ValueError(f"{count} {what} for {len(self.weights)} weights: there must be as many")
-        known: set[Any] = set()  # many weights are often cut from one array: those alike are looked at once
+        known: set[Any] = set()  # many weights are often views of one array: those alike are checked once
         for name, weight, row, master in zip(self._names, self.weights, self.states, self.masters, strict=True):
             kind = tensor_kind(weight, *row, master)
             if kind is None or kind not in known or weight.is_inference():
@@ -200,8 +200,8 @@ class Update:
         )
 
     def rebind(self, gradients: Sequence[Any], *, own: bool = False) -> bool:
-        """As `bind`, if that needs no close look: weights and states are where they were, and either these are the bound
-        gradients, or others that differ in nothing but their pointers. Returns False where `bind` has to look.
+        """As `bind`, if that needs no check of each tensor: weights and states have not moved, and these are the bound
+        gradients or others that differ in nothing but their pointers. Returns False where `bind` has to check.
 
         Quick: asked at every step.
         """
@@ -310,7 +310,7 @@ class Update:
             into: where to put the values of its metric, of each weight in the row of its `rng_offsets`; see `MetricsBuffer`.
 
         Raises:
-            RuntimeError: no gradients are bound, or one of them has been deleted since; nothing has been changed.
+            RuntimeError: no gradients are bound, or one of them has been deleted since; nothing has changed.
             ValueError: weights on several devices, or more than `into` has rows for.
         """
         hyper: Any = self.hyper if self._row is None or self.seed is not None else self._row

@@ -108,7 +108,7 @@ class EagerUpdate:
         return torch.from_numpy(self.table.hyper).to(self.table.device)
 
     def _parts(self) -> Iterator[tuple[int, torch.Tensor, slice]]:
-        """For each tensor that has a gradient its number, and piece by piece the gradient and where in it the piece lies."""
+        """For each tensor that has a gradient its index, and piece by piece the gradient and the slice of the piece."""
         table = self.table
         gradients = [None if gradient is None else gradient() for gradient in table.gradients]
         for i, gradient in enumerate(gradients):
@@ -329,7 +329,7 @@ def _write_stacks(old: list[Any], new: list[torch.Tensor], given: list[torch.Ten
 
 
 def _write(old: list[torch.Tensor], new: list[Any], scale_and_skip: torch.Tensor | None = None) -> None:
-    """Copy each new value to its place; one that lies in such a place itself, as an old value does, is saved first."""
+    """Copy each new value to its tensor; one that shares memory with such a tensor is cloned first."""
     if scale_and_skip is not None:
         new = [_chosen(scale_and_skip, place, value) for place, value in zip(old, new, strict=True)]
     places = {tensor.untyped_storage().data_ptr() for tensor in old}

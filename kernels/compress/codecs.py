@@ -1,7 +1,7 @@
-"""Gradient codes: what is sent in the place of float values, packed into bytes, and what is kept back for the next time.
+"""Gradient codes: what is sent in the place of float values, packed into bytes, and the residual for the next time.
 
 A message holds the values of one chunk, whose length is a multiple of `TILE`: first their codes, then, for codes that have
-them, the scales of blocks of `BLOCK` values as float32. Of codes that are narrower than a byte the first value's lie in the
+them, the scales of blocks of `BLOCK` values as float32. Of codes that are narrower than a byte the first value's are the
 highest bits, so those of "2bit" and "1bit" are, byte for byte, MXNet's. A buffer of n values is cut into chunks, of which
 the last may be filled up with zeros, and each chunk has a message; that is what an all-to-all among as many ranks needs.
 
@@ -23,7 +23,7 @@ Of "2bit" and "1bit" the residual is x less what was sent, whatever x is, as in 
 for ever with "2bit" and -1 with "1bit". Of the others a value that is not finite makes NaN of its block (fp16 and bf16: of
 itself), on all ranks, so that whoever looks for overflows sees it; nothing of the block is kept then.
 
-Sums are taken in the order of the ranks, and all engines find the same bits: sums within a block are of integers below
+Sums are taken in the order of the ranks, and all backends find the same bits: sums within a block are of integers below
 2^24, which no order changes.
 
 Sources: Seide et al. (2014), "1-bit stochastic gradient descent" (error feedback); MXNet 1.9.1 and 2.0,
@@ -131,7 +131,7 @@ def share_of_largest(x, shrunk):
 @jit
 def mean_of_shares(total, largest):
     """The mean absolute value of a block of 128, of the sum of its shares."""
-    # NaN has the bits of the largest, which are the same on all engines.
+    # NaN has the bits of the largest, which are the same on all backends.
     return tl.where(largest - largest == 0.0, total * 5.960464477539063e-08 * largest, largest)
 
 
@@ -210,7 +210,7 @@ CODES = {
 
 
 class Job(NamedTuple):
-    """What an engine is to do in one pass over n values of one or several chunks.
+    """What a backend is to do in one pass over n values of one or several chunks.
 
     x is the values of `source`, or the sum of those that its messages hold; then comes the residual, then what goes into
     `target`.

@@ -1,6 +1,6 @@
 """Gradient codes on the CPU: the loop that reads values or messages, adds, quantises, packs, compiled by numba.
 
-Imported only when the cpu backend first codes something. A piece of `PIECE` values goes through all stages while it lies in
+Imported only when the cpu backend first codes something. A piece of `PIECE` values goes through all stages while it is in
 the first-level cache, each stage a loop that vectorises. As in backends/cpu/driver.py one function, compiled
 once, hands out the pieces. The text of what is done to one is generated for each kind of job and kept, with its compiled
 code, in the user's cache folder.
@@ -70,7 +70,7 @@ def _driver() -> tuple[int, Callable[[int], None]]:
 
 
 def _drive(shared):
-    # As in backends/cpu/driver.py, no number of another file stands here.
+    # As in backends/cpu/driver.py, no constant of another file is used here.
     n, chunk, room, at_once = shared[N], shared[CHUNK], shared[ROOM], shared[AT_ONCE]
     scratch = np.empty(9 * at_once, np.uint8)  # of a piece the values, float32, the votes, int32, and the codes, uint8
     j = take_ticket(shared)

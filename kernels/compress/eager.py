@@ -67,7 +67,7 @@ def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """The codes, [n, 8 // bits bytes], of [n, bytes]; what lies behind the codes is left out by the caller."""
+    """The codes, [n, 8 // bits bytes], of [n, bytes]; the caller drops what follows the codes."""
     shifts = torch.arange(8 - bits, -1, -bits, device=packed.device)
     return ((packed.to(torch.int64)[..., None] >> shifts) & ((1 << bits) - 1)).flatten(-2)
 

@@ -118,7 +118,7 @@ def decode_votes(
     parameter: float = 0.0,
     engine: str | None = None,
 ) -> None:
-    """Fill `values`, [n], with the sums that messages of votes of so many ranks, one of each chunk, stand for."""
+    """Fill `values`, [n], with the sums encoded by messages of votes of so many ranks, one for each chunk."""
     _check_votes(code, ranks)
     chunk = _check_messages(code, "messages", messages, code.votes_size(TILE, ranks))
     _check_values("values", values, messages.shape[0] * chunk)

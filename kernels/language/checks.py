@@ -30,8 +30,8 @@ def parse_function(fn: types.FunctionType) -> ast.FunctionDef:
     return tree
 
 
-# What all engines understand alike. `%` has another sign on a GPU, `x += y` changes the tensors of an eager step where
-# they lie, `and` and `if` would ask a whole block of numbers for one answer, and so on.
+# What means the same on all backends. `%` has another sign on a GPU, `x += y` changes the tensors of an eager step in
+# place, `and` and `if` would ask a whole block of numbers for one answer, and so on.
 _FORMS = (ast.Return, ast.Name, ast.Constant, ast.Tuple, ast.Attribute)
 _OPERATORS = (
     *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.USub),
@@ -41,7 +41,7 @@ _OPERATORS = (
 
 
 def check_form(tree: ast.FunctionDef) -> None:
-    """An error for whatever some engine would not know, or know otherwise than another."""
+    """An error for whatever some backend does not know, or that means something else on another."""
     plain = ast.arguments(posonlyargs=[], args=tree.args.args, kwonlyargs=[], kw_defaults=[], defaults=tree.args.defaults)
     if ast.dump(tree.args) != ast.dump(plain):
         raise TypeError(f"{tree.name!r} takes ({ast.unparse(tree.args)}): only plain arguments are possible")

@@ -26,7 +26,7 @@ class RuleSource:
 
     Args:
         rule: the rule that is called; or the reduction.
-        added: names that the new rule unpacks besides the rule's.
+        added: names that the new rule unpacks in addition to the rule's.
         **helpers: functions to be called, by what they are to be called in the text if the name is free.
     """
 
@@ -92,13 +92,13 @@ class RuleSource:
         return f"{self._rule}({', '.join(arguments)})"
 
     def step(self, stepped: str, call: str) -> list[str]:
-        """The lines that take a call of the rule apart, into the new weight and the new states by their names."""
+        """The lines that unpack a call of the rule into the new weight and the new states by their names."""
         (states,) = self.new("states")
         lines = [f"{stepped}, {states} = {call}"]
         return [*lines, f"{tuple_text(self._new.values())} = {states}"] if self._new else lines
 
     def returned(self, *more: str) -> str:
-        """The new states. Those that the rule leaves as they are go back under their own names, for engines to see it."""
+        """The new states. Those that the rule leaves as they are go back under their own names, for backends to see it."""
         return tuple_text([*(self._new[name] if name in self.rule.changed else name for name in self.rule.state), *more])
 
     def define(self, what: str, first: tuple[str, list[str]], lines: list[str], result: str) -> types.FunctionType:

@@ -24,12 +24,12 @@ __all__ = ["Function", "jit"]
 
 
 def jit(fn: Callable[..., Any]) -> Function:
-    """Mark a function that rules may call. It is compiled into each rule that uses it, on every engine."""
+    """Mark a function that rules may call. It is compiled into each rule that uses it, on every backend."""
     return Function(fn)
 
 
 class Function:
-    """A function of values that can be bound to any engine's language. Immutable; made by `jit`.
+    """A function of values that can be bound to any backend's ops. Immutable; made by `jit`.
 
     Attributes:
         name: the function's name.
@@ -81,7 +81,7 @@ class Function:
 
 
 def _called_functions(fn: types.FunctionType, tree: ast.FunctionDef) -> dict[str, Function]:
-    """The functions that `fn` calls, by the names it knows them by; an error for names that engines cannot know."""
+    """The functions that `fn` calls, by the names it knows them by; an error for names that backends cannot know."""
     local = {argument.arg for argument in tree.args.args}
     local |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     callees: dict[str, Function] = {}

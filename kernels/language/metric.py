@@ -1,4 +1,4 @@
-"""`metric`: what is to be known of each tensor's update."""
+"""`metric`: values that are reduced over each tensor during its update."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Metric", "metric"]
 
 
 def metric(**by: str) -> Callable[[Callable[..., Any]], Metric]:
-    """Make a metric of a function `(w, g, new_w) -> (a, b, ...)`: what is to be known of each tensor's update.
+    """Make a metric of a function `(w, g, new_w) -> (a, b, ...)`, whose values are reduced over each tensor.
 
     It is written as a rule is, and changes nothing. It is called for each element with the weight from before the update,
     the gradient, already multiplied by `rescale_grad`, and the new weight, all three as the rule has them, in the
@@ -23,7 +23,7 @@ def metric(**by: str) -> Callable[[Callable[..., Any]], Metric]:
             "max", for the largest of values that are 0 or more, NaN if one of them is that.
 
     Raises:
-        TypeError: the function is not of that form or uses a name that no engine would know.
+        TypeError: the function is not of that form or uses a name that backends do not know.
         ValueError: neither "sum" nor "max".
 
     Example:
@@ -38,7 +38,7 @@ def metric(**by: str) -> Callable[[Callable[..., Any]], Metric]:
 
 
 class Metric(Function):
-    """What is to be known of each tensor's update, made by `metric`.
+    """Values of each tensor's update, made by `metric`.
 
     Attributes:
         names: of its values, in order.

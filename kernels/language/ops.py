@@ -23,7 +23,7 @@ def _of_one(fn: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 class TorchOps:
-    """What a rule may call, on torch tensors. Triton's names and meanings; each engine brings all of them.
+    """What a rule may call, on torch tensors. Triton's names and meanings; each backend has all of them.
 
     Args:
         dtype: the arithmetic's type, which numbers take where torch could not tell.

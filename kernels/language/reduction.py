@@ -53,7 +53,7 @@ class ElementwiseFunction(Function):
     Attributes:
         state: names of the state tensors that it reads, in order.
         own_hyper: names of the hyper-parameters that it unpacks, in order.
-        extras: which of "sums" (or, a reduction, "kept") and "index" it takes besides.
+        extras: which of "sums" (or, a reduction, "kept") and "index" it takes in addition.
         reduction: the reduction that runs before it, or None.
     """
 

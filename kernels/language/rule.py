@@ -37,7 +37,7 @@ def rule(
         nonnegative: names of states that are never negative, as averages of squares are: 8 bits can tell more of them apart.
 
     Raises:
-        TypeError: the function is not of that form or uses a name that no engine would know.
+        TypeError: the function is not of that form or uses a name that backends do not know.
 
     Example:
         >>> import tristep
@@ -59,10 +59,10 @@ class Rule(ElementwiseFunction):
 
     Attributes:
         state: names of the state tensors, in order.
-        kept: names of the numbers that are kept for each tensor, in order.
+        kept: names of the per-tensor states, one number for each tensor, in order.
         hyper: names of the hyper-parameters: those that it unpacks, then those that only its reductions need.
         reduction: the reduction that runs before it, or None.
-        changed: names of the states that it returns otherwise than they came; engines do not write the others.
+        changed: names of the states that it changes; backends do not write the others.
         used: names of the states that it reads or changes; the others may as well not be there.
         full_precision: names of the states that are never stored in low precision.
         nonnegative: names of the states that are never negative.

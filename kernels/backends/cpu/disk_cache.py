@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 
 @cache
 def engine_text() -> str:
-    """The text of all modules whose functions and constants are compiled into a loop besides the rule."""
+    """The text of all modules whose functions and constants are compiled into a loop, in addition to the rule."""
     folders = Path(__file__).parent, Path(str(storage.__file__)).parent
     files = [Path(str(random.__file__)), *(file for folder in folders for file in sorted(folder.glob("*.py")))]
     return "".join(file.read_text(encoding="utf-8") for file in files)

@@ -40,7 +40,7 @@ __all__ = [
 
 TILE = 65536  # elements of one call of the inner loop, and the unit of work of a thread
 # What a loop is called with: int64 numbers, addresses among them, at these places. The threads share them. First the next
-# tile to take, then where the table's arrays lie and how wide they are, how much a piece has, and what computes one.
+# tile to take, then the addresses and widths of the table's arrays, the size of a piece, and the function that computes one.
 TICKET, ADDRESSES, GRADIENTS, SIZES, HYPER, TILES, SUMS, PARTIALS = range(8)
 N_TENSORS, N_HYPER, N_SUMS, N_VALUES, N_TILES, N_BLOCK, COMPUTE = range(8, 15)
 INT64, _INT32, FLOAT64 = (np.empty(0, dtype=kind) for kind in (np.int64, np.int32, np.float64))
@@ -90,7 +90,7 @@ def driver() -> tuple[int, Callable[[int], None]]:
 
 
 def _drive(shared):
-    # No number of another file stands here, since numba's cache would not notice that it has changed.
+    # No constant of another file is used here, since numba's cache would not notice that it has changed.
     gradients, sizes = pointer(shared[GRADIENTS], INT64), pointer(shared[SIZES], INT64)
     tiles, partials = pointer(shared[TILES], _INT32), pointer(shared[PARTIALS], FLOAT64)
     n_values, block = shared[N_VALUES], shared[N_BLOCK]

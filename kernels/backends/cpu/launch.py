@@ -53,9 +53,9 @@ class CpuUpdate:
         if self.table.grad_scale_and_skip is None:
             self._run()
         else:
-            self._run_unless_left_out(self._run)
+            self._run_unless_skipped(self._run)
 
-    def _run_unless_left_out(self, run: Callable[[], None]) -> None:
+    def _run_unless_skipped(self, run: Callable[[], None]) -> None:
         grad_scale_and_skip = self.table.grad_scale_and_skip
         if grad_scale_and_skip is None or grad_scale_and_skip[1] == 0:
             run()
@@ -77,8 +77,8 @@ class CpuUpdate:
             run = self._prepare(with_metric(table.rule, metric), partials)  # type: ignore[arg-type]  # a Rule
             self._with_metric = metric, run, partials, np.array([by == "max" for by in metric.by])
         _, run, partials, largest = self._with_metric
-        partials[:] = 0.0  # which is what is found of a step that is left out
-        self._run_unless_left_out(run)
+        partials[:] = 0.0  # which is the metric of a skipped step
+        self._run_unless_skipped(run)
         totals = np.zeros((len(rows), len(largest)))
         add_up(partials, table.tiles, table.addresses[GRADIENT], totals, largest, False)
         ring.numpy()[into.slot, rows] = totals

@@ -54,7 +54,9 @@ from .ops import bind
 
 __all__ = ["block_size", "compile_lock", "compiled_loop", "loops"]
 
-BLOCK = 4096  # elements that are summed in the arithmetic's type; longer sums of few-digit numbers drift by parts in 10^5
+BLOCK = (
+    4096  # elements that are summed in the arithmetic's type; longer sums of low-precision numbers drift by parts in 10^5
+)
 UNPACKED = 8192  # elements whose packed states are unpacked at a time; they stay in the second-level cache
 loops: dict[tuple[Any, ...], Any] = {}
 compile_lock = threading.Lock()

@@ -103,7 +103,7 @@ def _lost(value, rounded):
 
 @jit
 def lost_bfloat16(value, rounded):
-    # What is not finite becomes 0 by a mask: one more choice beside that of the first rounding halves the loop's speed.
+    # What is not finite becomes 0 by a mask: a second choice next to that of the first rounding halves the loop's speed.
     bits = bits_of_float(np.float32(value) - load_bfloat16(rounded))
     finite = np.uint32(np.int32(np.int32(bits & _POSITIVE) - np.int32(_NAN_ABOVE)) >> np.int32(31))
     bits = bits & finite
@@ -186,7 +186,7 @@ def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
 
 
 PACKING = tuple(map(_packing, (False, True)))
-# How each type lies in memory, and how it is read and written.
+# How each type is stored, read and written.
 MEMORY = {torch.float64: "f8", torch.float32: "f4", torch.float16: "u2", torch.bfloat16: "u2"}
 LOAD = {torch.float16: _load_float16, torch.bfloat16: load_bfloat16}
 STORE = {torch.float16: _store_float16, torch.bfloat16: store_bfloat16}

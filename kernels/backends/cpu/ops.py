@@ -47,7 +47,7 @@ def _normal(key0, key1, index):
 
 # The functions of `tl`, on single numbers.
 _ops = types.ModuleType("tristep_ops")
-_ONE = np.float32(1)  # a plain 1 beside a float32 would give a float64
+_ONE = np.float32(1)  # a plain 1 and a float32 would give a float64
 
 
 def _op(name: str, fn: Any) -> None:

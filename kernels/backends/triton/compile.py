@@ -73,7 +73,7 @@ def kernel_constants(
             for name, kind in zip(rule.state, stored.states, strict=True)
         ),
         "MASTER": int(stored.master),
-        "STOCHASTIC": stored.stochastic + stored.codes_only,  # 1: all that is stored in fewer bits, 2: packed states only
+        "STOCHASTIC": stored.stochastic + stored.codes_only,  # 1: all that is stored in low precision, 2: packed states only
         "ALIGNED": aligned,
         "TILE": TILE,
     }

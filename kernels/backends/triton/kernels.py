@@ -79,7 +79,7 @@ def update_kernel(
             if len(SUMMED) + len(MAXIMA) > 0:
                 store_partials(partials, new[2], offsets, n, COMPUTE, SUMMED, MAXIMA, False)
     elif control is not None:
-        if len(SUMMED) + len(MAXIMA) > 0:  # of a step that is left out nothing is to be found
+        if len(SUMMED) + len(MAXIMA) > 0:  # the metrics of a skipped step are 0
             for k in tl.static_range(len(SUMMED) + len(MAXIMA)):
                 tl.store(partials + k * tl.num_programs(0).to(tl.int64) + tl.program_id(0), 0.0)
     if ZERO:
