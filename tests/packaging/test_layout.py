@@ -65,6 +65,35 @@ def test_lower_layers_do_not_import_upper_ones(folder, forbidden):
     assert not found
 
 
+def test_no_private_name_is_imported_from_another_module():
+    found = [
+        f"{path.relative_to(ROOT)}: {alias.name}"
+        for path in (ROOT / "kernels").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.level
+        for alias in node.names
+        if alias.name.startswith("_")
+    ]
+    assert not found
+
+
+def test_modules_do_not_import_each_other_in_circles():
+    """Also not inside of functions."""
+    files = {_module_of(path): path for path in (ROOT / "kernels").rglob("*.py")}
+    imported = {
+        module: {
+            name if name in files else name.rpartition(".")[0]
+            for name in _imported_names(path)
+            if name.startswith("tristep.kernels")
+        }
+        for module, path in files.items()
+    }
+    while free := [module for module, names in imported.items() if not names & imported.keys()]:
+        for module in free:
+            del imported[module]
+    assert not imported, "modules in circles, and those that import them"
+
+
 def test_the_constraints_pin_every_direct_requirement():
     def names(requirements):
         return {re.match(r"[\w.-]+", requirement).group() for requirement in requirements}
@@ -74,6 +103,11 @@ def test_the_constraints_pin_every_direct_requirement():
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = names(line for line in lines if line and not line.startswith("#"))
     assert asked - pinned == {"tristep"}
+
+
+def _module_of(path):
+    parts = ("tristep", *path.with_suffix("").relative_to(ROOT).parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _imported_names(path):
