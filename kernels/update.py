@@ -208,7 +208,8 @@ class Update:
         if not self.is_in_place():
             return False
         same = self._is_bound(gradients, own)
-        if not (same and self._gradient_guard is not None and self._gradient_guard.passes(_present(gradients))):
+        present = gradients if self._touched is self.weights else _present(gradients)
+        if not (same and self._gradient_guard is not None and self._gradient_guard.passes(present)):
             pointers = None if self._layouts is None else self._layouts.pointers(gradients, own)
             if pointers is None or (pointers & 15).any():
                 return False

@@ -65,20 +65,8 @@ def test_lower_layers_do_not_import_upper_ones(folder, forbidden):
     assert not found
 
 
-def test_no_private_name_is_imported_from_another_module():
-    found = [
-        f"{path.relative_to(ROOT)}: {alias.name}"
-        for path in (ROOT / "kernels").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.level
-        for alias in node.names
-        if alias.name.startswith("_")
-    ]
-    assert not found
-
-
-def test_modules_do_not_import_each_other_in_circles():
-    """Also not inside of functions."""
+def test_modules_of_kernels_have_no_import_cycle():
+    """Not even inside functions. test_structure.py looks at the other packages."""
     files = {_module_of(path): path for path in (ROOT / "kernels").rglob("*.py")}
     imported = {
         module: {
