@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..kernels import Metric, MetricsBuffer, metrics
+from ..kernels import Metric, MetricsBuffer
+from ..kernels import metrics as known
 from .arguments import choice, did_you_mean, whole
 
 __all__ = ["Telemetry"]
@@ -80,7 +81,7 @@ class Telemetry:
     Args:
         every: record the first step and then each k-th; those between cost nothing.
         size: steps to keep. Each takes up to 8 bytes for each parameter and quantity, 256 for each histogram.
-        measures: names of quantities, and measures of one's own (see `tristep.kernels.metric`), whose values' sums or
+        metrics: names of quantities, and your own metrics (see `tristep.kernels.metric`), whose values' sums or
             maxima are quantities then.
         histograms: which of "weight", "gradient" and "update" to have a histogram of. A step that counts for one takes up to
             several times as long: record only some.
@@ -115,27 +116,27 @@ class Telemetry:
         self,
         every: int = 1,
         size: int = 1024,
-        measures: Iterable[str | Metric] = QUANTITIES,
+        metrics: Iterable[str | Metric] = QUANTITIES,
         histograms: Iterable[str] = (),
     ) -> None:
         self.every = whole("every", every, 1)
         self.size = whole("size", size, 1)
-        self._wanted = _wanted(measures)
+        self._wanted = _wanted(metrics)
         self._histograms = _histograms(histograms)
         own = [measure for measure in self._wanted if isinstance(measure, Metric)]
         basic = [name for wanted in self._wanted if isinstance(wanted, str) for name in _QUANTITIES[wanted][0]]
-        parts = [getattr(metrics, name) for name in dict.fromkeys(basic)] + own
-        parts += [metrics.histogram(what) for what in self._histograms]
+        parts = [getattr(known, name) for name in dict.fromkeys(basic)] + own
+        parts += [known.histogram(what) for what in self._histograms]
         if not parts:
-            raise ValueError("measures and histograms are both empty: there is nothing to record")
+            raise ValueError("metrics and histograms are both empty: there is nothing to record")
         named = [wanted if isinstance(wanted, str) else wanted.names for wanted in self._wanted]
         self.quantities = tuple(name for each in named for name in ([each] if isinstance(each, str) else each))
         self.quantities += tuple(f"{what}_histogram" for what in self._histograms)
         if twice := sorted({name for name in self.quantities if self.quantities.count(name) > 1}):
-            raise ValueError(f"measures: there are two quantities {twice[0]!r}: each needs a name of its own")
-        self._measure = metrics.joined(*parts)
+            raise ValueError(f"metrics: there are two quantities {twice[0]!r}: each needs a name of its own")
+        self._measure = known.joined(*parts)
         self.names: list[str] = []
-        self.edges = np.array(metrics.EDGES)
+        self.edges = np.array(known.EDGES)
         self._params: list[torch.Tensor] = []
         self._found: MetricsBuffer | None = None
         self._numbers = np.zeros(self.size + 1, dtype=np.int64)
@@ -248,7 +249,7 @@ class Telemetry:
                     result |= {name: found[name] for name in wanted.names}
         for what in self._histograms:
             first = names.index(f"{what}_bin_0")
-            result[f"{what}_histogram"] = values[:, :, first : first + metrics.BINS]
+            result[f"{what}_histogram"] = values[:, :, first : first + known.BINS]
         return result
 
 
@@ -256,15 +257,15 @@ def _is(a: Any, b: Any) -> bool:
     return a is b
 
 
-def _wanted(measures: Any) -> tuple[str | Metric, ...]:
-    if isinstance(measures, (str, Metric)) or not isinstance(measures, Iterable):
-        raise TypeError(f"measures={measures!r}: must be a list of names and measures")
-    wanted = tuple(measures)
+def _wanted(metrics: Any) -> tuple[str | Metric, ...]:
+    if isinstance(metrics, (str, Metric)) or not isinstance(metrics, Iterable):
+        raise TypeError(f"metrics={metrics!r}: must be a list of names and metrics")
+    wanted = tuple(metrics)
     for each in wanted:
         if not isinstance(each, (str, Metric)):
-            raise TypeError(f"measures has {each!r}: must be a name or made with @measure, not {type(each).__name__}")
+            raise TypeError(f"metrics has {each!r}: must be a name or made with @metric, not {type(each).__name__}")
         if isinstance(each, str):
-            choice("measures", each, _QUANTITIES)
+            choice("metrics", each, _QUANTITIES)
     return wanted
 
 

@@ -196,7 +196,7 @@ class Trainer:
                 f"telemetry={telemetry!r} with {type(self._optimizer).__name__}, which updates by hand: it needs an "
                 "optimizer that is a rule, such as tristep's own; leave it out"
             )
-        if not self._sync.measures:
+        if not self._sync.reports_metrics:
             raise ValueError(
                 f"telemetry={telemetry!r} where each process updates its share of the weights, and sees pieces of them: "
                 "make the trainer with update_on_kvstore=False"

@@ -76,7 +76,7 @@ class Reader(nn.Module):
 def read(**options):
     """The losses of 100 updates, and the norm of all gradients together at each."""
     net, draw, losses = Reader(), torch.Generator().manual_seed(0), []
-    telemetry = tristep.Telemetry(measures=["gradient_norm"])
+    telemetry = tristep.Telemetry(metrics=["gradient_norm"])
     trainer = tristep.Trainer(net, "sgd", {"learning_rate": 1.0, "momentum": 0.9, **options}, telemetry=telemetry)
     for _ in range(100):
         pieces = codes[torch.randint(len(codes) - 65, (16, 1), generator=draw) + torch.arange(65)]

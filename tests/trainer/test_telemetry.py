@@ -69,7 +69,7 @@ def test_all_quantities_are_those_found_outside(engine, device):
     net, watched = model(device), []
     histograms = ["gradient", "update"] if engine != "triton" else []  # which take long in the interpreter
     measures = [*tristep.Telemetry.QUANTITIES, extra]
-    telemetry = tristep.Telemetry(measures=measures, histograms=histograms)
+    telemetry = tristep.Telemetry(metrics=measures, histograms=histograms)
     trainer = tristep.Trainer(net, "adamw", {"learning_rate": 0.01, "wd": 0.1}, engine=engine, telemetry=telemetry)
     assert trainer.telemetry is telemetry
     assert len(telemetry) == 0
@@ -101,7 +101,7 @@ def test_all_quantities_are_those_found_outside(engine, device):
 @pytest.mark.sample(0, "triton")
 def test_reading_in_several_ways(engine, device):
     net = model(device)
-    telemetry = tristep.Telemetry(measures=["update_norm", "gradient_norm"], histograms=["weight"])
+    telemetry = tristep.Telemetry(metrics=["update_norm", "gradient_norm"], histograms=["weight"])
     trainer = tristep.Trainer(net, "sgd", engine=engine, telemetry=telemetry)
     train(net, trainer, 2)
     telemetry.flush()
@@ -137,7 +137,7 @@ def test_recording_changes_no_bit(name, engine, device, everything):
     if engine == "triton" and name not in ("adam", "muon"):
         pytest.skip("NumPy computes there")
     outcomes = []
-    for telemetry in (None, True, tristep.Telemetry(every=2, measures=[extra])):
+    for telemetry in (None, True, tristep.Telemetry(every=2, metrics=[extra])):
         net = model(device)
         trainer = tristep.Trainer(net, name, OPTIMIZERS[name], engine=engine, telemetry=telemetry)
         train(net, trainer, 3)
@@ -148,9 +148,9 @@ def test_recording_changes_no_bit(name, engine, device, everything):
 
 @pytest.mark.sample(0, "triton")
 def test_some_steps_only_and_the_last_ones(engine, device):
-    net, all_of_them = model(device), tristep.Telemetry(measures=["update_ratio"])
+    net, all_of_them = model(device), tristep.Telemetry(metrics=["update_ratio"])
     train(net, tristep.Trainer(net, "adam", engine=engine, telemetry=all_of_them), 8)
-    net, some = model(device), tristep.Telemetry(every=3, size=2, measures=["update_ratio"])
+    net, some = model(device), tristep.Telemetry(every=3, size=2, metrics=["update_ratio"])
     train(net, tristep.Trainer(net, "adam", engine=engine, telemetry=some), 8)
     all_of_them.flush()
     some.flush()
@@ -181,7 +181,7 @@ def test_parameters_left_alone_are_nan(engine, device):
 def test_a_step_that_fails_is_not_recorded(engine, device):
     net, rates = model(device), [0.1, math.nan, 0.1]
     options = {"lr_scheduler": lambda number: rates.pop(0)}
-    trainer = tristep.Trainer(net, "adam", options, engine=engine, telemetry=tristep.Telemetry(measures=["cosine"]))
+    trainer = tristep.Trainer(net, "adam", options, engine=engine, telemetry=tristep.Telemetry(metrics=["cosine"]))
     train(net, trainer, 1)
     with pytest.raises(tristep.StaleGradientError):
         trainer.step(5)
@@ -264,7 +264,7 @@ def test_it_can_be_switched_between_steps(engine, device):
     trainer = tristep.Trainer(net, "sgd", engine=engine)
     assert trainer.telemetry is None
     train(net, trainer, 1)
-    first = tristep.Telemetry(measures=["weight_norm"])
+    first = tristep.Telemetry(metrics=["weight_norm"])
     trainer.telemetry = first
     train(net, trainer, 2, first=1)
     trainer.telemetry = None
@@ -301,7 +301,7 @@ def test_not_finite_gradients_show(engine, device):
 
 def test_a_copy_has_the_settings_and_no_steps():
     net = model("cpu")
-    telemetry = tristep.Telemetry(every=2, size=5, measures=["cosine", extra], histograms=["weight"])
+    telemetry = tristep.Telemetry(every=2, size=5, metrics=["cosine", extra], histograms=["weight"])
     train(net, tristep.Trainer(net, "sgd", telemetry=telemetry), 3)
     for other in (copy.deepcopy(telemetry), pickle.loads(pickle.dumps(telemetry))):
         assert (other.every, other.size, other.quantities) == (2, 5, telemetry.quantities)
@@ -323,19 +323,19 @@ class ByHand(tristep.optimizer.Optimizer):
     [
         (lambda: tristep.Telemetry(every=0), ValueError, r"every=0: must be 1 or more"),
         (lambda: tristep.Telemetry(size=2.5), TypeError, r"size=2.5: must be an integer"),
-        (lambda: tristep.Telemetry(measures="cosine"), TypeError, r"measures='cosine': must be a list"),
+        (lambda: tristep.Telemetry(metrics="cosine"), TypeError, r"metrics='cosine': must be a list"),
         (
-            lambda: tristep.Telemetry(measures=["cosin"]),
+            lambda: tristep.Telemetry(metrics=["cosin"]),
             ValueError,
-            r"measures='cosin': must be one of .*Did you mean 'cosine'",
+            r"metrics='cosin': must be one of .*Did you mean 'cosine'",
         ),
         (
-            lambda: tristep.Telemetry(measures=[3]),
+            lambda: tristep.Telemetry(metrics=[3]),
             TypeError,
-            r"measures has 3: must be a name or made with @measure, not int",
+            r"metrics has 3: must be a name or made with @metric, not int",
         ),
-        (lambda: tristep.Telemetry(measures=["cosine"] * 2), ValueError, r"there are two quantities 'cosine'"),
-        (lambda: tristep.Telemetry(measures=[]), ValueError, r"both empty"),
+        (lambda: tristep.Telemetry(metrics=["cosine"] * 2), ValueError, r"there are two quantities 'cosine'"),
+        (lambda: tristep.Telemetry(metrics=[]), ValueError, r"both empty"),
         (lambda: tristep.Telemetry(histograms="weight"), TypeError, r"histograms='weight': must be a list"),
         (lambda: tristep.Telemetry(histograms=["loss"]), ValueError, r"histograms='loss': must be one of"),
         (

@@ -46,14 +46,14 @@ class GradientSync(abc.ABC):
         reduces: whether replicas have common gradients. Without, each is updated with its own.
         num_replicas: how many replicas there are in all processes; valid after `start`.
         writes: whether this process is the one that writes files of states; all get what is in them.
-        measures: whether updates can tell what they do to each parameter.
+        reports_metrics: whether updates can tell what they do to each parameter.
     """
 
     updates: bool = False
     reduces: bool = True
     num_replicas: int = 1
     writes: bool = True
-    measures: bool = True
+    reports_metrics: bool = True
 
     @abc.abstractmethod
     def start(self) -> None:

@@ -20,7 +20,7 @@ class ZeroSync(CollectiveSync):
     """Every rank updates its share of the weights (dist_sync with update_on_kvstore=True): ZeRO, stage 1."""
 
     updates = True
-    measures = False  # pieces of parameters have no rows in what is measured
+    reports_metrics = False  # pieces of parameters have no rows in what is measured
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
