@@ -154,7 +154,7 @@ def test_sums_are_started_before_backward_ends_and_in_one_order(processes):
     for events, members in found:
         started = [k for what, k in events if what == "started"]
         assert started == list(range(len(members)))  # all, as every parameter was used: nothing is left to finish()
-        last_hook = max(place for place, (what, _) in enumerate(events) if what == "came")
+        last_hook = max(place for place, (what, _) in enumerate(events) if what == "arrived")
         assert events.index(("started", 0)) < last_hook
         assert sum(place < last_hook for place, (what, _) in enumerate(events) if what == "started") == len(members) - 1
         assert sorted(i for bucket in members for i in bucket) == list(range(16))
@@ -324,7 +324,7 @@ def _frozen_later():
         net.zero_grad()
         net(torch.ones(1, 16)).sum().backward()
         counts = buckets.finish([param.grad is not None for param in params]).tolist()
-        sent = sum(not bucket.asleep for bucket in buckets.buckets)
+        sent = sum(not bucket.idle for bucket in buckets.buckets)
         found.append((counts, sent, [None if p.grad is None else p.grad.numpy().copy() for p in params]))
     return found
 

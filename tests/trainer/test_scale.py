@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 import tristep
-from tristep.trainer import scale
-from tristep.trainer.kvstore import collectives
+from tristep.trainer import dist_utils, scale
 
 GPT2 = 124.4e6
 
@@ -222,13 +221,13 @@ def _counted(n):
 
     def sharded():  # gloo makes its reduce-scatter of a whole all-reduce, so every rank adds up its part itself
         parts = torch.empty_like(values)
-        collectives.all_to_all(parts, values)
+        dist_utils.all_to_all(parts, values)
         torch.sum(parts.view(ranks, -1), dim=0, out=own)
-        collectives.all_gather(values, own)
+        dist_utils.all_gather(values, own)
 
     def compressed():
-        collectives.all_to_all(torch.empty_like(codes), codes)
-        collectives.all_gather(codes, part)
+        dist_utils.all_to_all(torch.empty_like(codes), codes)
+        dist_utils.all_gather(codes, part)
 
     found = []
     for collective in (all_reduce, sharded, compressed):

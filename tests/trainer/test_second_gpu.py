@@ -101,7 +101,7 @@ def test_counts_are_copied_without_waiting_and_the_event_is_of_their_device(curr
     with FakeTensorMode():
         counts, sums = torch.ones(3, device=SECOND), torch.ones(2, device=SECOND)
         exchange = SimpleNamespace(
-            _late=None, num_replicas=2, _replica=SimpleNamespace(params=parameters), _live=SimpleNamespace(note_sums=sums)
+            _late=None, num_replicas=2, _replica=SimpleNamespace(params=parameters), _live=SimpleNamespace(flag_sums=sums)
         )
         with Operations() as operations:
             found = allreduce.AllReduceSync._counts(exchange, [True, False, True], counts, False)
@@ -116,8 +116,8 @@ def test_counts_are_copied_without_waiting_and_the_event_is_of_their_device(curr
 def test_late_counts_tell_of_missing_gradients_of_what_is_trained(late, missing):
     parameters = [torch.nn.Parameter(torch.ones(2), requires_grad=trained) for trained in (True, False, True)]
     exchange = SimpleNamespace(
-        _late=None, num_replicas=2, _names=["a", "b", "c"], _check_notes=lambda sums: None,
-        _replica=SimpleNamespace(params=parameters), _live=SimpleNamespace(notes=[], note_sums=torch.zeros(0)),
+        _late=None, num_replicas=2, _names=["a", "b", "c"], _check_flags=lambda sums: None,
+        _replica=SimpleNamespace(params=parameters), _live=SimpleNamespace(flag_slots=[], flag_sums=torch.zeros(0)),
     )  # fmt: skip
     exchange._late = torch.tensor(late), SimpleNamespace(synchronize=lambda: None), torch.tensor([True, False, True])
     counts = torch.tensor([2.0, 2.0, 2.0])

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from tristep import Trainer, kvstore, lr_scheduler, optimizer
 from tristep.trainer.kvstore.server import connect, serve
-from tristep.trainer.kvstore.server_core import ServerCore, takes_parts
-from tristep.trainer.kvstore.service import Roles
+from tristep.trainer.kvstore.server.core import ServerCore, takes_parts
+from tristep.trainer.kvstore.server.job import Roles
 
 SECONDS = 60  # until a process that is not heard of counts as lost
 
@@ -463,7 +463,7 @@ def _several_servers(store, path, name, settings, grads):
     made = optimizer.create(name, **settings)
     store.set_optimizer(made)
     store.init(keys, list(start.values()))
-    places = [sorted({where for where, _, _ in entry.parts}) for entry in store._entries.values()]
+    places = [sorted({where for where, _, _ in entry.parts}) for entry in store.placement.entries.values()]
     grads = [[torch.tensor(grad) for grad in step] for step in grads]
     for step in range(3):
         store.pushpull(keys, grads[step], outs)

@@ -14,7 +14,8 @@ from tristep.trainer import checkpoint
 from tristep.trainer.optimizer import Updater
 from tristep.trainer.optimizer.plan import StepPlan
 from tristep.trainer.sync.buckets import GradientBuckets
-from tristep.trainer.sync.sharded import ShardedUpdate, can_cut, owners_of
+from tristep.trainer.sync.partition import can_cut, owners_of
+from tristep.trainer.sync.sharded import ShardedUpdate
 
 LIMITS = {"bucket_bytes": 30_000, "first_bucket_bytes": 5_000}
 

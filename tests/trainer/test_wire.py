@@ -9,7 +9,8 @@ import torch
 
 from tristep import lr_scheduler, optimizer
 from tristep.kernels import rules
-from tristep.trainer.kvstore.wire import decode, encode
+from tristep.trainer.kvstore.server.transport import Body, Channel, Message
+from tristep.trainer.kvstore.server.wire import decode, encode
 
 
 def sent(value):
@@ -117,3 +118,45 @@ def test_what_is_no_plain_data_is_refused(value):
 def test_what_would_run_something_else_is_an_error(text):
     with pytest.raises((ValueError, TypeError)):
         decode(text.encode())
+
+
+def test_a_message_has_the_value_and_the_tensors_it_was_packed_with():
+    tensors = [
+        torch.randn(3, 5),
+        torch.tensor(2.5, dtype=torch.bfloat16),
+        torch.zeros(0, 2),
+        torch.arange(7, dtype=torch.uint8),
+    ]
+    channel = Channel(None)
+    for _ in range(2):  # the second time in memory of the first
+        message, room = channel.pack({"keys": [3, "a"]}, tensors)
+        for mine, tensor in zip(room, tensors, strict=True):
+            mine.copy_(tensor)
+        assert message.value() == {"keys": [3, "a"]}
+        for found, tensor in zip(message.tensors(), tensors, strict=True):
+            assert found.dtype == tensor.dtype
+            assert torch.equal(found, tensor)
+        channel.pool.give(message.body)
+    empty, room = channel.pack()
+    assert (empty.body, empty.value(), empty.tensors(), room) == (None, None, [], [])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        '[[[1000], "float32"]]',
+        '[[[-1], "float32"]]',
+        '[[[2], "nn"]]',
+        '[[[2], "load"]]',
+        "[[[2], 3]]",
+        '[[2, "float32"]]',
+        '[["ab", "float32"]]',
+        "3",
+        "no JSON",
+    ],
+)
+def test_a_layout_that_does_not_fit_its_message_is_an_error(layout):
+    body = Body(128, pinned=False)
+    body.bytes[: len(layout)] = torch.frombuffer(bytearray(layout.encode()), dtype=torch.uint8)
+    with pytest.raises((ValueError, TypeError, RuntimeError)):
+        Message(body, 0, len(layout)).tensors()

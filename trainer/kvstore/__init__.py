@@ -3,16 +3,17 @@
 Names and semantics are those of MXNet's kvstore; `create` makes one by its name.
 """
 
-from .base import KVStore, KVStoreBase, create, register, registered
-from .collective import CollectiveStore
-from .compressors import (
+from ..compression import (
     CompressedAllReduce,
     Compressor,
     create_compressor,
+    ddp_hook,
     register_compressor,
     registered_compressors,
 )
-from .ddp import ddp_hook
+from .allreduce_store import CollectiveStore
+from .base import KVStore, KVStoreBase, register, registered
+from .create import create
 from .local import LocalStore
 from .server import ServerStore, Staleness, serve
 

@@ -1,21 +1,31 @@
-"""What a store is, and the stores by name."""
+"""The interface of a store, and the registry of stores."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from ..arguments import did_you_mean
 from ..optimizer import Optimizer, Updater
 from ..registry import Registry
 
-__all__ = ["KVStore", "KVStoreBase", "create", "register", "registered"]
+__all__ = [
+    "KVStore",
+    "KVStoreBase",
+    "Key",
+    "known_value",
+    "known_values",
+    "new_values",
+    "register",
+    "registered",
+    "same_shapes",
+]
 
 Key = int | str
 CAPABILITIES = ("optimizer",)
+_Value = TypeVar("_Value")
 _Store = TypeVar("_Store", bound="type[KVStore]")
 
 
@@ -154,59 +164,6 @@ def registered() -> dict[str, type[KVStore]]:
     return dict(sorted(KVStore.kv_registry.items()))
 
 
-def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
-    """Make a store.
-
-    Args:
-        name: in any case. "local" adds up on the CPU, "device" and "nccl" where the values are; "dist", "dist_sync" and
-            "dist_device_sync" over all processes, which torchrun has started; "dist_async" and "dist_device_async" on
-            servers, the last of these processes, in which this does not come back; or a registered store's.
-        timeout: of "dist_async" and "dist_device_async" the seconds, > 0, after which a process that has not been heard of
-            counts as lost; None means 30 minutes. Others have the time limit of their process group.
-
-    Raises:
-        TypeError: `name` is no string.
-        ValueError: no such store (MXNet makes a local one of any word), or a time limit that does not fit.
-        RuntimeError: a store of several processes, and there is but this one.
-
-    Example:
-        >>> import torch
-        >>> from tristep import kvstore
-        >>> store = kvstore.create("device")
-        >>> store.init(3, torch.ones(2))
-        >>> store.push(3, [torch.ones(2), torch.full((2,), 4.0)])
-        >>> out = torch.zeros(2)
-        >>> store.pull(3, out)
-        >>> out
-        tensor([5., 5.])
-
-    Source: MXNet 1.9.1, `mx.kv.create`.
-    """
-    from . import collective, local, server
-
-    if not isinstance(name, str):
-        raise TypeError(f"name must be a string, such as 'local', got {type(name).__name__}")
-    kind = name.lower()
-    if timeout is not None and (kind in KVStore.kv_registry or kind not in server.NAMES):
-        raise ValueError(
-            f"timeout={timeout!r} with name={name!r}: it is for {' and '.join(map(repr, server.NAMES))}; others have that "
-            "of their process group, see torch.distributed.init_process_group"
-        )
-    if kind in KVStore.kv_registry:
-        store = KVStore.kv_registry[kind]()
-        if not store.type:  # it may be a property, as in MXNet
-            store.type = kind
-        return store
-    if kind in local.NAMES:
-        return local.LocalStore(kind)
-    if kind in collective.NAMES:
-        return collective.CollectiveStore(kind)
-    if kind in server.NAMES:
-        return server.connect(kind) if timeout is None else server.connect(kind, timeout)
-    known = [*local.NAMES, *collective.NAMES, *server.NAMES, *KVStore.kv_registry]
-    raise ValueError(f"name={name!r}: must be one of {', '.join(map(repr, known))}.{did_you_mean(kind, known)}")
-
-
 def pairs(key: Any, value: Any, what: str) -> list[tuple[Key, list[torch.Tensor]]]:
     """Each key with its list of tensors.
 
@@ -234,7 +191,49 @@ def pairs(key: Any, value: Any, what: str) -> list[tuple[Key, list[torch.Tensor]
     return listed
 
 
-def same_shapes(key: Key, tensors: Sequence[torch.Tensor], like: torch.Tensor, what: str) -> None:
+def new_values(key: Any, value: Any, known: Collection[Key]) -> dict[Key, torch.Tensor]:
+    """The tensor of each key that `init` is called with; `known` are those that are there already.
+
+    Raises:
+        TypeError, ValueError: keys or values that do not fit.
+    """
+    found = pairs(key, value, "value")
+    keys = [each for each, _ in found]
+    for each, tensors in found:
+        if len(tensors) != 1:
+            raise ValueError(f"value of key {each!r} is a list of {len(tensors)}: init takes one tensor for each key")
+        if each in known or keys.count(each) > 1:
+            raise ValueError(f"key {each!r} has been initialized already: init takes each key once")
+    if len({type(each) for each in (*keys, *known)}) > 1:
+        raise TypeError("keys must be all int or all str in one store, these are of both kinds")
+    return {each: tensors[0].detach() for each, tensors in found}
+
+
+def known_values(key: Any, value: Any, what: str, stored: Mapping[Key, Any]) -> list[tuple[Key, list[torch.Tensor]]]:
+    """Each key with its list of tensors, of the shape of what is stored.
+
+    Raises:
+        TypeError, ValueError: keys or values that do not fit.
+    """
+    found = pairs(key, value, what)
+    for each, tensors in found:
+        same_shapes(each, tensors, known_value(each, stored), what)
+    return found
+
+
+def known_value(key: Key, stored: Mapping[Key, _Value]) -> _Value:
+    """What is stored for a key.
+
+    Raises:
+        ValueError: nothing is.
+    """
+    if key not in stored:
+        known = ", ".join(map(repr, list(stored)[:8])) or "none"
+        raise ValueError(f"key {key!r} has not been initialized (there are {known}): call init() first")
+    return stored[key]
+
+
+def same_shapes(key: Key, tensors: Sequence[torch.Tensor], like: Any, what: str) -> None:
     """An error unless all of these have the shape of what is stored."""
     for tensor in tensors:
         if tensor.shape != like.shape:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from .. import checkpoint
+from ..compression import GradientCompression, local_compression
 from ..optimizer import Optimizer, Updater, get_updater
-from .base import Key, KVStore, pairs, same_shapes
-from .compression import Compression, checked
+from .base import Key, KVStore, known_values, new_values
 
 __all__ = ["NAMES", "LocalStore"]
 
@@ -33,7 +33,7 @@ class LocalStore(KVStore):
         self.type = type
         self._values: dict[Key, torch.Tensor] = {}
         self._updater: Callable[..., None] | None = None
-        self._compression: Compression | None = None
+        self._compression: GradientCompression | None = None
 
     def init(self, key: Any, value: Any) -> None:
         """As `KVStore.init`.
@@ -42,17 +42,8 @@ class LocalStore(KVStore):
             TypeError, ValueError: a key of another kind than those before, or one that is there already, or a value that is
                 no tensor; nothing has been changed.
         """
-        found = pairs(key, value, "value")
-        keys = [each for each, _ in found]
-        for each, tensors in found:
-            if len(tensors) != 1:
-                raise ValueError(f"value of key {each!r} is a list of {len(tensors)}: init takes one tensor for each key")
-            if each in self._values or keys.count(each) > 1:
-                raise ValueError(f"key {each!r} has been initialized already: init takes each key once")
-        self._check_kind(keys)
-        for each, (tensor,) in found:
-            value = tensor.detach()
-            self._values[each] = value.to("cpu", copy=True) if self.type == "local" else value.clone()
+        for each, tensor in new_values(key, value, self._values).items():
+            self._values[each] = tensor.to("cpu", copy=True) if self.type == "local" else tensor.clone()
 
     @torch.no_grad()
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
@@ -61,7 +52,7 @@ class LocalStore(KVStore):
         Raises:
             TypeError, ValueError: keys or values that do not fit; nothing has been changed.
         """
-        found = self._known(key, value, "value")
+        found = known_values(key, value, "value", self._values)
         keys = [each for each, _ in found]
         if len(set(keys)) < len(keys):
             raise ValueError("a key comes twice in one push: push one after the other")
@@ -81,7 +72,7 @@ class LocalStore(KVStore):
         Raises:
             TypeError, ValueError: keys or tensors that do not fit; nothing has been changed.
         """
-        for each, tensors in self._known(key, out, "out"):
+        for each, tensors in known_values(key, out, "out", self._values):
             for tensor in tensors:
                 tensor.copy_(self._values[each])
 
@@ -94,7 +85,7 @@ class LocalStore(KVStore):
             out: a tensor for each, or a list of them.
             row_ids: integer tensors, one for all of a key's `out` or one for each.
         """
-        for each, tensors in self._known(key, out, "out"):
+        for each, tensors in known_values(key, out, "out", self._values):
             ids = row_ids[each] if isinstance(row_ids, Mapping) else row_ids
             listed = list(ids) if isinstance(ids, (list, tuple)) else [ids] * len(tensors)
             if len(listed) != len(tensors):
@@ -113,7 +104,7 @@ class LocalStore(KVStore):
             TypeError, ValueError: keys or values that do not fit; nothing has been changed.
         """
         stored, values = [], []
-        for each, (tensor, *_) in self._known(key, value, "value"):
+        for each, (tensor, *_) in known_values(key, value, "value", self._values):
             if tensor.dtype == self._values[each].dtype:
                 stored.append(self._values[each])
                 values.append(tensor.detach())
@@ -141,10 +132,10 @@ class LocalStore(KVStore):
         Raises:
             TypeError, ValueError: they do not fit, or this kind of store does not compress.
         """
-        checked(compression_params)
+        local_compression(compression_params)
         if self.type != "device":
             raise ValueError(f"a store of type {self.type!r} does not compress gradients: 'device' does")
-        self._compression = Compression(compression_params)
+        self._compression = GradientCompression(compression_params)
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
         """Write the optimizer's states to a file; its settings, too, whatever `dump_optimizer` says.
@@ -181,20 +172,6 @@ class LocalStore(KVStore):
         if not isinstance(self._updater, Updater):
             raise RuntimeError("no optimizer updates what is stored, so there are no states: call set_optimizer() first")
         return self._updater
-
-    def _check_kind(self, keys: Sequence[Key]) -> None:
-        kinds = {type(key) for key in (*keys, *self._values)}
-        if len(kinds) > 1:
-            raise TypeError("keys must be all int or all str in one store, these are of both kinds")
-
-    def _known(self, key: Any, value: Any, what: str) -> list[tuple[Key, list[torch.Tensor]]]:
-        found = pairs(key, value, what)
-        for each, tensors in found:
-            if each not in self._values:
-                known = ", ".join(map(repr, list(self._values)[:8])) or "none"
-                raise ValueError(f"key {each!r} has not been initialized (there are {known}): call init() first")
-            same_shapes(each, tensors, self._values[each], what)
-        return found
 
     def _sums(self, keys: Sequence[Key], values: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """The sum of each key's tensors, compressed first if that is wanted, in the order of their list."""

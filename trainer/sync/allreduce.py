@@ -1,4 +1,4 @@
-"""Exchanges of several processes that work in step: gradients are summed up while backward runs, in buckets.
+"""Synchronization of several processes: gradients are summed in buckets while backward runs.
 
 `AllReduceSync` gives every rank the sums, with which its trainer updates its replica; with `ZeroSync` every rank updates
 its share of the weights, whose states only it has.
@@ -18,26 +18,26 @@ import torch
 import torch.distributed as dist
 
 from ...kernels.metrics import MetricsBuffer
-from .. import scale
-from ..kvstore import collectives
-from ..kvstore.collective import check_alike, check_same
-from ..kvstore.compressors import CompressedAllReduce, create_compressor
+from .. import dist_utils, scale
+from ..compression import CompressedAllReduce, create_compressor
+from ..dist_utils import check_alike, check_same
 from ..optimizer import Optimizer
 from ..replica import Replica
 from .base import GradientSync, Residuals
-from .buckets import Bucket, GradientBuckets
-from .sharded import memory_of
+from .bucket import Bucket
+from .buckets import GradientBuckets
+from .partition import memory_of
 
 __all__ = ["AllReduceSync", "CollectiveSync", "check_compression"]
 
 AUTO = "auto"
 CANDIDATES = ("bf16", "int8", "int4")  # for it: whatever the gradients, these are close to them
-_MOST_EXACT = 2**12  # ranks, whose notes have exact sums in float32
+_MOST_EXACT = 2**12  # ranks, whose flags have exact sums in float32
 _SERVER = "server"  # the source of what is left of sums; those of ranks are their numbers
 
 
 def check_compression(compression_params: Any) -> None:
-    """Refuse what processes that work in step do not take as `compression_params`; None is fine.
+    """Refuse what synchronous processes do not take as `compression_params`; None is fine.
 
     Raises:
         TypeError, ValueError: it does not fit.
@@ -50,7 +50,7 @@ def check_compression(compression_params: Any) -> None:
 
 
 class CollectiveSync(GradientSync):
-    """What both have in common.
+    """Base of the synchronizations that sum gradients in buckets.
 
     Args:
         group: the process group.
@@ -76,7 +76,9 @@ class CollectiveSync(GradientSync):
         check_compression(compression_params)
         self._buckets: GradientBuckets | None = None
         self._accumulating = contextlib.ExitStack()
-        self._late: tuple[torch.Tensor, Any, torch.Tensor] | None = None  # counts and notes, their replica, what is trained
+        self._late: tuple[torch.Tensor, Any, torch.Tensor] | None = (
+            None  # counts and flags, their copy on the host, what is trained
+        )
         # Gradients that are sums already, of a step that was refused after that: the tensors, their versions, their counts.
         self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
         self._last: dict[str, Any] = {}  # the optimizer's settings in the last step
@@ -109,12 +111,12 @@ class CollectiveSync(GradientSync):
         check_same("setting", described | trained, self._group, params[0].device)
 
     def _choose(self) -> dict[str, Any] | None:
-        """What pays on the link between these processes, as the model of scale.py has it of what is measured here."""
+        """The fastest compression on the link between these processes, by scale.py's cost model and measured speeds."""
         device = self._replica.params[0].device
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             link = scale.measure_link(self._group)
         speed = torch.tensor([_copy_speed(device)], device=device)
-        collectives.all_reduce(speed, dist.ReduceOp.MIN, self._group)
+        dist_utils.all_reduce(speed, dist.ReduceOp.MIN, self._group)
         shapes = [param.shape for param in self._replica.params]
         rows = {row.name: row for row in scale.plan(shapes, self.num_replicas, link, memory=float(speed) / 1e9)}
         plain, best = rows["all-reduce"], min((rows[kind] for kind in CANDIDATES), key=lambda row: row.step)
@@ -177,9 +179,9 @@ class CollectiveSync(GradientSync):
         # With the next gradients the ranks see whether they have taken this step alike.
         self._last = _settings(self._optimizer)
         digest = zlib.crc32(repr(self._last).encode())
-        self._live.notes = [number for part in (digest & 63, digest >> 6 & 63) for number in (part, part * part)]
+        self._live.flag_slots = [number for part in (digest & 63, digest >> 6 & 63) for number in (part, part * part)]
 
-    def _check_notes(self, sums: Sequence[float]) -> None:
+    def _check_flags(self, sums: Sequence[float]) -> None:
         """See that all ranks have taken the last step alike: sums of squares are least where all numbers are equal.
 
         Raises:
@@ -188,7 +190,7 @@ class CollectiveSync(GradientSync):
         pairs = zip(sums[::2], sums[1::2], strict=True)
         if self.num_replicas > _MOST_EXACT or all(self.num_replicas * square == total * total for total, square in pairs):
             return
-        if not self._live.note_sums.is_cuda:  # all ranks are here
+        if not self._live.flag_sums.is_cuda:  # all ranks are here
             device = self._replica.params[0].device
             check_same("setting of the last step", _described(self._last), self._group, device)
         raise RuntimeError(
@@ -206,8 +208,8 @@ class CollectiveSync(GradientSync):
             late, event, trained = self._late
             self._late = None
             event.synchronize()
-            late, sums = late.split([len(self._names), len(self._live.notes)])
-            self._check_notes(sums.tolist())
+            late, sums = late.split([len(self._names), len(self._live.flag_slots)])
+            self._check_flags(sums.tolist())
             missing = [repr(self._names[i]) for i in torch.nonzero(trained & (late < self.num_replicas)).flatten().tolist()]
             if missing:
                 raise RuntimeError(
@@ -216,11 +218,11 @@ class CollectiveSync(GradientSync):
                 )
         complete = all(new or not param.requires_grad for new, param in zip(fresh, self._replica.params, strict=True))
         if not (counts.is_cuda and complete):
-            self._check_notes(self._live.note_sums.tolist())
+            self._check_flags(self._live.flag_sums.tolist())
             return [int(count) for count in counts.tolist()]
         if not ignore_stale_grad:
             trained = torch.tensor([param.requires_grad for param in self._replica.params])
-            found = torch.cat([counts, self._live.note_sums])
+            found = torch.cat([counts, self._live.flag_sums])
             host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
             host.copy_(found, non_blocking=True)
             event = torch.cuda.Event()
@@ -238,7 +240,7 @@ class CollectiveSync(GradientSync):
             self._accumulating.close()
 
     def end_save(self) -> None:
-        collectives.barrier(self._group)
+        dist_utils.barrier(self._group)
 
     def residuals(self) -> Residuals:
         """As `GradientSync.residuals`, of all ranks. To be called on all of them."""
@@ -254,7 +256,7 @@ class CollectiveSync(GradientSync):
                     continue
                 own = kept[name]
                 gathered = own.new_empty(self.num_replicas * own.numel())
-                collectives.all_gather(gathered, own, self._group)
+                dist_utils.all_gather(gathered, own, self._group)
                 if name == "worker":
                     flats = {str(rank): flat for rank, flat in enumerate(gathered.view(self.num_replicas, -1))}
                 else:
@@ -311,7 +313,7 @@ class AllReduceSync(CollectiveSync):
 
 
 def _settings(optimizer: Optimizer) -> dict[str, Any]:
-    """What of an optimizer must be the same on all ranks."""
+    """The settings of an optimizer that must be the same on all ranks."""
     return optimizer.settings() | {"num_update": optimizer.num_update}
 
 

@@ -13,101 +13,26 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ...kernels.layouts import is_dense
-from ...kernels.states import PACK_FROM
+from .. import dist_utils
 from ..arguments import whole
-from ..kvstore import collectives
-from ..kvstore.collective import broadcast, check_alike, global_rank, process_group
+from ..dist_utils import broadcast_coalesced, check_alike, global_rank, process_group
+from .bucket import Bucket, Member, Pool, ScatteredSum, check_gradient, gaps_of, group_params, make_bucket
 
-__all__ = ["ALIGNMENT", "BLOCK", "Bucket", "GradientBuckets", "Pool"]
+__all__ = ["GradientBuckets"]
 
-ALIGNMENT = 8  # elements between the starts of two gradients: 16 bytes of the narrowest type
-BLOCK = 128  # elements of which a rank's part is a multiple, and at which large parameters start: packed states have blocks
 COPIED_AT_ONCE = 2**16  # bytes; the next gradient takes the memory of one that has been copied. Others are copied together
-
-
-class Member(NamedTuple):
-    """A parameter's place in a bucket.
-
-    Attributes:
-        param: the parameter's number.
-        start: its first element in the bucket.
-        size: its elements.
-        view: its gradient, in the parameter's own order of elements and with a version counter of its own.
-        room: the same memory, flat, with the bucket's version counter.
-    """
-
-    param: int
-    start: int
-    size: int
-    view: torch.Tensor
-    room: torch.Tensor
-
-
-class Bucket:
-    """One flat buffer and what is in it.
-
-    Attributes:
-        flat: the buffer.
-        bounds: where each rank's part begins, and the end.
-        weight_dtype: the type of the parameters; None if there are none.
-        members: its parameters.
-        own: in buckets that are scattered this rank's part of the sum.
-    """
-
-    def __init__(self, flat: torch.Tensor, bounds: Sequence[int], weight_dtype: torch.dtype | None) -> None:
-        self.flat, self.bounds, self.weight_dtype = flat, list(bounds), weight_dtype
-        self.members: list[Member] = []
-        self.own: torch.Tensor | None = None
-        self.handle: Any = None
-        self.waiting = 0  # members whose gradient has not come yet
-        self.asleep = False  # nothing in it requires a gradient, so that it is left out
-        self.started = False
-        self.versions: list[int] = []  # of the members' views when it was started
-        self.gaps: list[torch.Tensor] = []  # what lies between the members, where a reducer may leave something
-        self.reducer: Any = None
-
-    @property
-    def even(self) -> bool:
-        """Whether all ranks' parts are of one size."""
-        return len({end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False)}) == 1
-
-    @property
-    def parts(self) -> list[int]:
-        """The sizes of the ranks' parts."""
-        return [end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False)]
-
-
-class Pool:
-    """Buffers that are used again and again, as messages in flight are never many."""
-
-    def __init__(self) -> None:
-        self._free: dict[Any, list[torch.Tensor]] = {}
-
-    def take(self, size: int, like: torch.Tensor) -> torch.Tensor:
-        """A buffer of so many elements, of undefined contents, of this type and on this device."""
-        free = self._free.get((like.device, like.dtype), [])
-        fitting = [k for k, buffer in enumerate(free) if buffer.numel() >= size]
-        if fitting:
-            return free.pop(min(fitting, key=lambda k: free[k].numel()))[:size]
-        return torch.empty(size, dtype=like.dtype, device=like.device)
-
-    def give(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back, when all that uses it is queued."""
-        root = buffer if buffer._base is None else buffer._base
-        self._free.setdefault((root.device, root.dtype), []).append(root)
 
 
 class GradientBuckets:
     """The gradients of a model in buckets, summed over all ranks.
 
-    The first `finish` makes the buckets, in the order in which rank 0's gradients came, so only from the second backward on
-    sums are taken while it runs. All ranks must have the same parameters, each with the same `requires_grad` on all of them,
+    The first `finish` makes the buckets, in the order in which rank 0's gradients arrived, so sums are taken while backward
+    runs from the second one on. All ranks must have the same parameters, each with the same `requires_grad` on all of them,
     which may change between rounds. What is frozen when the buckets are made has buckets of its own, which come first.
 
         buckets = GradientBuckets(net.parameters())
@@ -132,9 +57,9 @@ class GradientBuckets:
     Attributes:
         buckets: in the order in which they are started; empty before the first `finish`.
         used: for each parameter whether some rank had a gradient for it in the last `finish`.
-        notes: four user-defined integers below 2^12 that are summed along with the gradients; 0 unless set.
-        note_sums: their sums over all ranks in the last `finish`, float32 or float64 [4].
-        events: of the present round, or else the last one, in order: ("came", index of a parameter whose gradient a hook
+        flag_slots: four user-defined integers below 2^12 that are summed along with the gradients; 0 unless set.
+        flag_sums: their sums over all ranks in the last `finish`, float32 or float64 [4].
+        events: of the present round, or else the last one, in order: ("arrived", index of a parameter whose gradient a hook
             announced) and ("started", number of a bucket). There are none before there are buckets.
 
     Raises:
@@ -170,8 +95,8 @@ class GradientBuckets:
         self.pool = Pool()
         self.buckets: list[Bucket] = []
         self.used = [False] * len(self.params)
-        self.notes = [0, 0, 0, 0]
-        self.note_sums = torch.zeros(4, device=self.params[0].device)
+        self.flag_slots = [0, 0, 0, 0]
+        self.flag_sums = torch.zeros(4, device=self.params[0].device)
         self.events: list[tuple[str, int]] = []
         self._limits = whole("bucket_bytes", bucket_bytes, low=1), whole("first_bucket_bytes", first_bucket_bytes, low=1)
         self._reducer = reducer
@@ -180,8 +105,8 @@ class GradientBuckets:
         self._members: list[Member] = []
         self._counts: torch.Tensor = torch.zeros(0)
         self._counting: Bucket | None = None  # the bucket in which counts travel, the last one
-        self._came = [False] * len(self.params)
-        self._order: list[int] = []  # in which gradients came, until there are buckets
+        self._arrived = [False] * len(self.params)
+        self._order: list[int] = []  # in which gradients arrived, until there are buckets
         self._open = False  # whether some bucket may be on its way
         self._next = 0  # the bucket to be started next
         self._accumulating = 0
@@ -199,7 +124,7 @@ class GradientBuckets:
         named: dict[str, torch.Tensor] = dict(zip(self.names, self.params, strict=True))
         check_alike("parameter", named, self.group)
         check_alike("buffer", buffers or {}, self.group)
-        broadcast([*self.params, *(buffers or {}).values()], self.group)
+        broadcast_coalesced([*self.params, *(buffers or {}).values()], self.group)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -228,9 +153,9 @@ class GradientBuckets:
             RuntimeError: a gradient has been changed or replaced after its bucket was started.
             TypeError, ValueError: a gradient that does not fit, or no gradient where `fresh` says so.
         """
-        collectives.refuse_lost(self.group)
-        given = zip(self._came, fresh, self.params, strict=True)
-        counted = [came or (bool(new) and param.requires_grad) for came, new, param in given]
+        dist_utils.refuse_lost(self.group)
+        given = zip(self._arrived, fresh, self.params, strict=True)
+        counted = [arrived or (bool(new) and param.requires_grad) for arrived, new, param in given]
         if self.ranks == 1 and not self.scatter:
             self.used = counted
             self._end_round()
@@ -241,7 +166,7 @@ class GradientBuckets:
             self._begin_round()
         self._start(len(self.buckets), counted)
         self._wait()
-        counts, self.note_sums = self._counts.clone().split([len(self.params), len(self.notes)])
+        counts, self.flag_sums = self._counts.clone().split([len(self.params), len(self.flag_slots)])
         self.used = counted
         if not all(new or not param.requires_grad for new, param in zip(counted, self.params, strict=True)):
             self.used = (counts > 0).tolist()
@@ -275,9 +200,9 @@ class GradientBuckets:
         known = set(self._order)
         rest = [i for i in reversed(range(len(self.params))) if i not in known]
         order = torch.tensor([*self._order, *rest], dtype=torch.int64)
-        awake = torch.tensor([param.requires_grad for param in self.params], dtype=torch.int64)
-        plan = torch.cat([order, awake]).to(self.params[0].device)
-        collectives.broadcast(plan, global_rank(self.group, 0), self.group)
+        trained = torch.tensor([param.requires_grad for param in self.params], dtype=torch.int64)
+        plan = torch.cat([order, trained]).to(self.params[0].device)
+        dist_utils.broadcast(plan, global_rank(self.group, 0), self.group)
         listed = plan.tolist()
         self._make(listed[: len(self.params)], listed[len(self.params) :])
         self._order = []
@@ -296,18 +221,20 @@ class GradientBuckets:
             if param.requires_grad and i not in self._hooks:
                 self._hooks[i] = param.register_post_accumulate_grad_hook(partial(_on_gradient, own, i))
 
-    def _make(self, order: Sequence[int], awake: Sequence[int]) -> None:
-        gathered = _in_buckets(self.params, order, awake, *self._limits)
+    def _make(self, order: Sequence[int], trained: Sequence[int]) -> None:
+        gathered = group_params(self.params, order, trained, *self._limits)
         wide = [k for k, (kind, _) in enumerate(gathered) if kind[3] and kind[1] in (torch.float32, torch.float64)]
         carries = bool(wide) and not self.scatter and self._reducer is None
         if carries:
             gathered.append(gathered.pop(wide[-1]))
-        counts = len(self.params) + len(self.notes)
+        counts = len(self.params) + len(self.flag_slots)
         for k, ((device, dtype, weight_dtype, _), members) in enumerate(gathered):
+            kind = device, dtype, weight_dtype
             own_counts = counts if carries and k == len(gathered) - 1 else 0
-            self.buckets.append(self._bucket(device, dtype, weight_dtype, members, own_counts))
+            self.buckets.append(make_bucket(self.params, members, kind, self.ranks, self.owners, own_counts))
         if not carries:  # there is no bucket whose sums are exact and go to all ranks
-            self.buckets.append(self._bucket(self.params[0].device, torch.float32, None, [], counts))
+            own_kind = self.params[0].device, torch.float32, None
+            self.buckets.append(make_bucket(self.params, [], own_kind, self.ranks, self.owners, counts))
         self._counting = self.buckets[-1]
         end = max((member.start + member.size for member in self._counting.members), default=0)
         self._counts = self._counting.flat[end : end + counts]
@@ -316,51 +243,24 @@ class GradientBuckets:
         self._members = [found[i][1] for i in range(len(self.params))]
         for bucket in self.buckets:
             if self._reducer is not None and bucket is not self._counting:
-                bucket.reducer, bucket.gaps = self._reducer(bucket), _gaps(bucket)
+                bucket.reducer, bucket.gaps = self._reducer(bucket), gaps_of(bucket)
             if self.scatter and bucket is not self._counting:
                 part = bucket.flat[bucket.bounds[self.rank] : bucket.bounds[self.rank + 1]]
                 bucket.own = torch.zeros_like(part) if bucket.reducer is None else part
 
-    def _bucket(
-        self, device: torch.device, dtype: torch.dtype, weight_dtype: torch.dtype | None, members: list[int], counts: int
-    ) -> Bucket:
-        parts = (
-            [members] if self.owners is None else [[i for i in members if self.owners[i] == r] for r in range(self.ranks)]
-        )
-        starts, bounds, end = {}, [0], 0
-        for part in parts:
-            for i in part:
-                step = BLOCK if self.params[i].numel() >= PACK_FROM else ALIGNMENT
-                starts[i] = end = -(-end // step) * step
-                end += self.params[i].numel()
-            end = -(-end // BLOCK) * BLOCK
-            bounds.append(end)
-        if self.owners is None or counts:
-            last = max((starts[i] + self.params[i].numel() for i in members), default=0) + counts
-            length = -(-last // (self.ranks * BLOCK)) * BLOCK
-            bounds = [rank * length for rank in range(self.ranks + 1)]
-        flat = torch.zeros(bounds[-1], dtype=dtype, device=device)
-        bucket = Bucket(flat, bounds, weight_dtype)
-        for i in (i for part in parts for i in part):
-            param, start = self.params[i], starts[i]
-            size = param.numel()
-            view = flat.data[start : start + size]  # what `data` gives has a version counter of its own, a view has not
-            view = view.as_strided(param.shape, param.stride(), start) if is_dense(param) else view.view(param.shape)
-            bucket.members.append(Member(i, start, size, view, flat[start : start + size]))
-        return bucket
-
-    def _arrived(self, i: int) -> None:
+    def on_gradient(self, i: int) -> None:
+        """The hooks call it when the gradient of parameter `i` has been accumulated."""
         with self._lock:  # backward has a thread for each device
-            self._note(i)
+            self._record(i)
 
-    def _note(self, i: int) -> None:
-        collectives.refuse_lost(self.group)
+    def _record(self, i: int) -> None:
+        dist_utils.refuse_lost(self.group)
         if self.ranks == 1:
-            if not self._accumulating and not self.buckets and not self._came[i]:
+            if not self._accumulating and not self.buckets and not self._arrived[i]:
                 self._order.append(i)
-            self._came[i] = True
+            self._arrived[i] = True
             return
-        if self._came[i]:
+        if self._arrived[i]:
             raise RuntimeError(
                 f"a second gradient for {self.names[i]!r} before a step: its sum over all ranks may have been started after "
                 "the first backward. To add up gradients of several backward passes, let all but the last run inside "
@@ -369,18 +269,18 @@ class GradientBuckets:
         if self._accumulating:
             return
         if not self.buckets:
-            self._came[i] = True
+            self._arrived[i] = True
             self._order.append(i)
             return
         if not self._open:
             self._begin_round()
-        self._came[i] = True
-        self.events.append(("came", i))
+        self._arrived[i] = True
+        self.events.append(("arrived", i))
         bucket = self._bucket_of[i]
         member = self._members[i]
         if member.room.nbytes >= COPIED_AT_ONCE:
             with torch.no_grad():
-                self._take([member])
+                self._copy_in([member])
         bucket.waiting -= 1
         if bucket.waiting == 0:
             ready = self._next
@@ -388,7 +288,7 @@ class GradientBuckets:
                 ready += 1
             if ready > self._next:
                 with torch.no_grad():
-                    self._start(ready, self._came)
+                    self._start(ready, self._arrived)
 
     def _begin_round(self) -> None:
         self._open, self._next = True, 0
@@ -396,23 +296,23 @@ class GradientBuckets:
         for bucket in self.buckets:
             wanted = [member.param for member in bucket.members if self.params[member.param].requires_grad]
             # What has come before there were buckets is known.
-            bucket.waiting = sum(not self._came[i] for i in wanted)
+            bucket.waiting = sum(not self._arrived[i] for i in wanted)
             bucket.started = False
-            bucket.asleep = not wanted and bucket is not self._counting
+            bucket.idle = not wanted and bucket is not self._counting
 
     def _start(self, end: int, counted: Sequence[bool]) -> None:
         """Start the buckets up to this one, not including it."""
         while self._next < end:
             bucket = self.buckets[self._next]
-            if not bucket.asleep:
+            if not bucket.idle:
                 self._fill(bucket, counted)
                 if bucket is self._counting:
-                    counts, notes = self._counts.split([len(self.params), len(self.notes)])
+                    counts, flags = self._counts.split([len(self.params), len(self.flag_slots)])
                     if all(counted):
                         counts.fill_(1.0)
                     else:
                         counts.copy_(torch.tensor(counted, dtype=torch.float32), non_blocking=True)
-                    notes.copy_(torch.tensor(self.notes, dtype=torch.float32), non_blocking=True)
+                    flags.copy_(torch.tensor(self.flag_slots, dtype=torch.float32), non_blocking=True)
                 bucket.handle = self._reduce(bucket)
                 bucket.started = True
                 self.events.append(("started", self._next))
@@ -432,46 +332,26 @@ class GradientBuckets:
         """Put the gradients into the bucket, zeros where there is none."""
         if bucket.gaps:
             torch._foreach_zero_(bucket.gaps)
-        self._take([member for member in bucket.members if counted[member.param]])
+        self._copy_in([member for member in bucket.members if counted[member.param]])
         for member in bucket.members:
             if not counted[member.param]:
                 member.room.zero_()
         bucket.versions = [member.view._version for member in bucket.members]
 
-    def _take(self, members: Sequence[Member]) -> None:
-        """Replica gradients to their places, and make them views of these."""
+    def _copy_in(self, members: Sequence[Member]) -> None:
+        """Copy gradients to their places, and make them views of these."""
         views: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         for index, _, _, view, _ in members:
             gradient: Any = self.params[index].grad
             if gradient is not view:
-                self._check(index, view, gradient)
+                check_gradient(self.names[index], view, gradient)
                 views.append(view)
                 gradients.append(gradient)
         if views:
             torch._foreach_copy_(views, gradients)
         for index, _, _, view, _ in members:
             self.params[index].grad = view
-
-    def _check(self, index: int, view: torch.Tensor, gradient: Any) -> None:
-        name = self.names[index]
-        if gradient is None:
-            raise ValueError(f"{name!r} has no gradient any more: let it be until the step is over")
-        if gradient.layout != torch.strided:
-            raise TypeError(
-                f"the gradient of {name!r} is sparse ({gradient.layout}), which cannot be summed up in a bucket: use "
-                "sparse=False in the layer, or gradient.to_dense()"
-            )
-        if gradient.dtype != view.dtype or gradient.device != view.device:
-            raise TypeError(
-                f"the gradient of {name!r} is {gradient.dtype} on {gradient.device}, its bucket is {view.dtype} on "
-                f"{view.device}: move or convert the model, and set grad_dtype, before the first step"
-            )
-        if gradient.requires_grad:
-            raise ValueError(
-                f"the gradient of {name!r} has a graph (create_graph=True), which would be lost in a bucket: use "
-                "torch.autograd.grad() for gradients of gradients"
-            )
 
     def _check_unchanged(self) -> None:
         """An error for gradients that have been changed while they may have been on their way already."""
@@ -480,7 +360,7 @@ class GradientBuckets:
                 continue
             for member, version in zip(bucket.members, bucket.versions, strict=True):
                 gradient = self.params[member.param].grad
-                if self._came[member.param] and (gradient is not member.view or gradient._version != version):
+                if self._arrived[member.param] and (gradient is not member.view or gradient._version != version):
                     what = "was replaced" if gradient is not member.view else "was written to"
                     raise RuntimeError(
                         f"the gradient of {self.names[member.param]!r} {what} after backward, when its sum over all ranks "
@@ -492,80 +372,19 @@ class GradientBuckets:
         if bucket.reducer is not None:
             return bucket.reducer.start(bucket.flat)
         if bucket.own is None:
-            return collectives.all_reduce(bucket.flat, group=self.group, async_op=True)
+            return dist_utils.all_reduce(bucket.flat, group=self.group, async_op=True)
         if self.native(bucket):
-            return collectives.reduce_scatter(bucket.own, bucket.flat, self.group, async_op=True)
-        return _Exchange(bucket, self.rank, self.group, self.pool)
+            return dist_utils.reduce_scatter(bucket.own, bucket.flat, self.group, async_op=True)
+        return ScatteredSum(bucket, self.rank, self.group, self.pool)
 
     def _end_round(self) -> None:
-        self._open, self._came = False, [False] * len(self.params)
+        self._open, self._arrived = False, [False] * len(self.params)
         self._add_hooks()
-
-
-class _Exchange:
-    """A sum that is scattered: every rank gets its part of all ranks' buckets and adds these up, in the ranks' order.
-
-    It is for parts of different sizes, and for gloo, whose own way sends as much as an all-reduce.
-    """
-
-    def __init__(self, bucket: Bucket, rank: int, group: Any, pool: Pool) -> None:
-        own = bucket.own
-        assert own is not None
-        self._own, self._parts, self._pool = own, bucket.parts, pool
-        self._got = pool.take(own.numel() * len(self._parts), own)
-        sizes = [own.numel()] * len(self._parts), self._parts
-        self._work = collectives.all_to_all(self._got, bucket.flat, group, async_op=True, sizes=sizes)
-
-    def wait(self) -> None:
-        self._work.wait()
-        parts = self._got.view(len(self._parts), self._own.numel())
-        if len(self._parts) == 1:
-            self._own.copy_(parts[0])
-        else:
-            torch.add(parts[0], parts[1], out=self._own)
-        for part in parts[2:]:
-            self._own.add_(part)
-        self._pool.give(self._got)
-
-
-def _in_buckets(
-    params: Sequence[torch.Tensor], order: Sequence[int], awake: Sequence[int], limit: int, first_limit: int
-) -> list[tuple[tuple[torch.device, torch.dtype, torch.dtype, bool], list[int]]]:
-    """The parameters of each bucket, and of what kind they are, in the order in which buckets will be full.
-
-    Parameters that require no gradient come first, in buckets of their own: these need not be waited for.
-    """
-    buckets: list[tuple[int, Any, list[int]]] = []  # with the place of the last member
-    filling: dict[Any, list[int]] = {}
-    filled: dict[Any, int] = {}
-    begun: set[Any] = set()
-    for place, i in enumerate(sorted(order, key=lambda i: bool(awake[i]))):
-        dtype = getattr(params[i], "grad_dtype", None) or params[i].dtype
-        kind = params[i].device, dtype, params[i].dtype, bool(awake[i])
-        filling.setdefault(kind, []).append(i)
-        filled[kind] = filled.get(kind, 0) + params[i].numel() * dtype.itemsize
-        if filled[kind] >= (limit if kind in begun else min(limit, first_limit)):
-            buckets.append((place, kind, filling.pop(kind)))
-            filled[kind] = 0
-            begun.add(kind)
-    places = {i: place for place, i in enumerate(sorted(order, key=lambda i: bool(awake[i])))}
-    buckets += [(places[members[-1]], kind, members) for kind, members in filling.items()]
-    return [(kind, members) for _, kind, members in sorted(buckets, key=lambda bucket: bucket[0])]
-
-
-def _gaps(bucket: Bucket) -> list[torch.Tensor]:
-    """The stretches of a bucket that belong to no member."""
-    gaps, end = [], 0
-    for member in sorted(bucket.members, key=lambda member: member.start):
-        gaps.append(bucket.flat[end : member.start])
-        end = member.start + member.size
-    gaps.append(bucket.flat[end:])
-    return [gap for gap in gaps if gap.numel()]
 
 
 def _on_gradient(buckets: Any, i: int, _: torch.Tensor) -> None:
     if (alive := buckets()) is not None:
-        alive._arrived(i)
+        alive.on_gradient(i)
 
 
 def _remove(hooks: dict[int, Any]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from .. import kvstore as stores
 from ..arguments import choice, flag
+from ..compression import local_compression
 from ..kvstore import KVStore
-from ..kvstore.compression import checked
 from ..kvstore.server import compressor_of
 from ..optimizer import Optimizer
 from ..replica import Replica
@@ -45,7 +45,7 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
         flag("update_on_kvstore", update_on_kvstore)
     if compression_params is not None:
         of_servers = (_is_dist(kvstore) and not _is_synchronous(kvstore)) or isinstance(kvstore, stores.ServerStore)
-        check = compressor_of if of_servers else check_compression if _is_synchronous(kvstore) else checked
+        check = compressor_of if of_servers else check_compression if _is_synchronous(kvstore) else local_compression
         check(compression_params)
     is_name = isinstance(kvstore, str)
     dist = _is_dist(kvstore)

@@ -1,7 +1,8 @@
-"""Updates of which every rank does its share: the state of an optimizer is cut among the ranks (ZeRO, stage 1).
+"""Sharded updates: the state of an optimizer is divided among the ranks (ZeRO, stage 1).
 
-Gradients are summed up so that each rank gets its own part of each bucket. It updates the pieces of parameters that lie
-there, whose state only it has, by one launch of the same kernels as ever; then all ranks gather what the others updated.
+Gradients are summed up so that each rank gets its own part of each bucket. It updates the pieces of parameters in that part,
+whose state only it has, by one launch of the same kernels as without sharding; then all ranks gather what the others
+updated.
 
 Where a rule looks at single elements, parameters are cut anywhere, and every rank has 1/N of the state. Where it needs whole
 tensors (norms of a tensor, products of matrices, noise by the number of an element) each parameter belongs to one rank.
@@ -12,11 +13,8 @@ Source: Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training T
 
 from __future__ import annotations
 
-import heapq
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,53 +22,16 @@ import torch.distributed as dist
 
 from ...kernels import Rule, storage
 from ...kernels.layouts import compute_dtype, is_dense, widest
-from ...kernels.states import allocate_states
-from .. import checkpoint
-from ..kvstore import collectives
-from ..kvstore.collective import global_rank, process_group
+from .. import dist_utils
+from ..dist_utils import process_group
 from ..optimizer import Optimizer, RuleOptimizer, Updater
 from ..optimizer.plan import StepPlan
-from .buckets import Bucket, GradientBuckets, Member
+from .buckets import GradientBuckets
+from .gather import WeightGather
+from .partition import Piece, can_cut, owners_of, pieces_of, shaped_like, weight_of
+from .shard_states import ShardStates
 
-__all__ = ["ShardedUpdate", "can_cut", "memory_of", "owners_of"]
-
-
-def can_cut(optimizer: Optimizer) -> bool:
-    """Whether an optimizer's parameters can be cut anywhere: its rule looks at single elements, wherever they are."""
-    if not isinstance(optimizer, RuleOptimizer) or not isinstance(optimizer.composed_rule, Rule):
-        return False
-    rule = optimizer.composed_rule
-    return not any(stage.scope == "tensor" or "index" in stage.extras for stage in rule.reductions) and (
-        "index" not in rule.extras
-    )
-
-
-def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Which rank each parameter belongs to: the largest first, each to the rank that has the least so far."""
-    loads = [(0, rank) for rank in range(ranks)]
-    owners = [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        load, owners[i] = heapq.heappop(loads)
-        heapq.heappush(loads, (load + sizes[i], owners[i]))
-    return owners
-
-
-class Piece(NamedTuple):
-    """What a rank has of a parameter.
-
-    Attributes:
-        param: the parameter's number.
-        bucket: the number of its bucket.
-        start: its first element in the parameter, in the order in which these lie in memory.
-        stop: the element after its last one.
-        at: its first element in the bucket.
-    """
-
-    param: int
-    bucket: int
-    start: int
-    stop: int
-    at: int
+__all__ = ["ShardedUpdate"]
 
 
 class ShardedUpdate:
@@ -127,12 +88,12 @@ class ShardedUpdate:
                 )
         self.rank, self.ranks = self.buckets.rank, self.buckets.ranks
         self.pieces: list[Piece] = []
-        self._places: list[tuple[int, int]] = []  # of each parameter: the number of its bucket, its first element there
+        self._made = False
         self._plan: StepPlan | None = None
         self._gradients: list[torch.Tensor] = []
         self._weight_addresses: list[int] = []
         self._strides = [param.stride() for param in self.params]
-        self._gathers: list[_Gather] = []
+        self._gathers: list[WeightGather] = []
         self._total: torch.Tensor | None = None  # what the first reduction over all tensors has found in the last update
 
     def reduce(self, fresh: Sequence[bool]) -> torch.Tensor:
@@ -188,7 +149,12 @@ class ShardedUpdate:
         self._refuse_early()
         self._follow_weights()
         pieces = self.pieces
-        self.updater.apply(rule, hyper, [piece.param for piece in pieces], [self._weight(piece) for piece in pieces])
+        self.updater.apply(
+            rule,
+            hyper,
+            [piece.param for piece in pieces],
+            [weight_of(piece, self.params[piece.param], self.cuts) for piece in pieces],
+        )
         self._gather([True] * len(self.params))
 
     def state_dict(self, everywhere: bool = True) -> dict[str, Any]:
@@ -197,92 +163,46 @@ class ShardedUpdate:
         Args:
             everywhere: let all ranks have the tensors, else rank 0 alone.
         """
-        optimizer = self.updater.optimizer
-        with self._scratch() as whole:
-            keep = everywhere or self.rank == 0
-            if self._has_states():
-                if self.cuts:
-                    self._collect_cut(whole, keep)
-                else:
-                    return self._collect_owned(whole, keep)
-            optimizer.slots(range(len(self.params)))
-            return checkpoint.collect(whole, self.names, self.params)
+        return self._states().state_dict(everywhere)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what a `state_dict` gave, that of a `Trainer` or of any number of ranks.
+        """Load what a `state_dict` gave, that of a `Trainer` or of any number of ranks.
 
         Raises:
             ValueError, TypeError: it does not fit; nothing has been changed.
         """
         self.buckets.make()
         self._make()
-        mine = {piece.param: piece for piece in self.pieces}
-        with self._scratch() as whole:
-            stand_ins = [
-                param if not self.cuts and i in mine else torch.empty_like(param, device="cpu")
-                for i, param in enumerate(self.params)
-            ]
-            checkpoint.restore(whole, self.names, stand_ins, state_dict)
-            self.updater.states, self.updater.masters = {}, {}
-            for i, piece in mine.items():
-                if i not in whole.states:
-                    continue
-                if self.cuts:
-                    self._cut(whole, piece)
-                else:
-                    self.updater.states[i] = whole.states[i]
-                    if i in whole.masters:
-                        self.updater.masters[i] = whole.masters[i]
+        self._states().load_state_dict(state_dict)
         self._plan = None
 
-    @contextmanager
-    def _scratch(self) -> Iterator[Updater]:
-        """An updater for whole states; the optimizer does not keep it."""
-        optimizer: Any = self.updater.optimizer
-        try:
-            yield Updater(optimizer, self.updater.engine)
-        finally:
-            if isinstance(optimizer, RuleOptimizer):
-                optimizer._updater = weakref.ref(self.updater)
+    def _states(self) -> ShardStates:
+        return ShardStates(self.updater, self.buckets, self.pieces, self.cuts)
 
     def _make(self) -> None:
         """Find this rank's pieces, when there are buckets."""
-        if self._places:
+        if self._made:
             return
-        self._places = [(-1, -1)] * len(self.params)
-        for k, bucket in enumerate(self.buckets.buckets):
-            low, high = bucket.bounds[self.rank], bucket.bounds[self.rank + 1]
-            for member in bucket.members:
-                self._places[member.param] = k, member.start
-                start, stop = max(low - member.start, 0), min(high - member.start, member.size)
-                # One without elements has none to be cut: it is where it begins.
-                if start < stop or (member.size == 0 and self._first_owner(bucket, member) == self.rank):
-                    self.pieces.append(Piece(member.param, k, start, stop, member.start + start))
-        self.pieces.sort()
+        self._made = True
+        self.pieces = pieces_of(self.buckets.buckets, self.rank)
         for piece in self.pieces:
             bucket = self.buckets.buckets[piece.bucket]
             own, low = bucket.own, bucket.bounds[self.rank]
             assert own is not None
             flat = own[piece.at - low : piece.at - low + piece.stop - piece.start]
-            self._gradients.append(flat if self.cuts else _like(flat, self.params[piece.param]))
-        self._gathers = [_Gather(bucket, self.params, self.buckets) for bucket in self.buckets.buckets if bucket.members]
+            self._gradients.append(flat if self.cuts else shaped_like(flat, self.params[piece.param]))
+        self._gathers = [
+            WeightGather(bucket, self.params, self.buckets) for bucket in self.buckets.buckets if bucket.members
+        ]
 
     def _refuse_early(self) -> None:
-        if not self._places:
+        if not self._made:
             raise RuntimeError("there are no summed up gradients: call reduce() first")
-
-    def _first_owner(self, bucket: Bucket, member: Member) -> int:
-        """The lowest rank that has a piece of a parameter."""
-        return next((rank for rank in range(self.ranks) if bucket.bounds[rank + 1] > member.start), self.ranks - 1)
-
-    def _weight(self, piece: Piece) -> torch.Tensor:
-        param = self.params[piece.param]
-        return memory_of(param)[piece.start : piece.stop] if self.cuts else param
 
     def _planned(self) -> StepPlan:
         if self._plan is None:
             indices = [piece.param for piece in self.pieces]
-            weights = [self._weight(piece) for piece in self.pieces]
+            weights = [weight_of(piece, self.params[piece.param], self.cuts) for piece in self.pieces]
             names = [self.names[i] for i in indices]
             # Random numbers of pieces of a parameter must not be the same.
             offsets = np.array([piece.param + (piece.start // storage.BLOCK << 32) for piece in self.pieces], dtype=np.int64)
@@ -357,12 +277,11 @@ class ShardedUpdate:
         for reduction in rule.reductions:  # the other ranks wait for this one's share
             if reduction.scope == "global":
                 device = self._device
-                self._all_reduce_global(
-                    torch.zeros(reduction.n_values, dtype=widest(device.type), device=device), reduction.op
-                )
+                zeros = torch.zeros(reduction.n_values, dtype=widest(device.type), device=device)
+                self._all_reduce_global(zeros, reduction.op)
 
     def _all_reduce_global(self, totals: torch.Tensor, by: str) -> None:
-        collectives.all_reduce(totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, self.buckets.group)
+        dist_utils.all_reduce(totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, self.buckets.group)
         if self._total is None:
             self._total = totals[0]
 
@@ -378,232 +297,3 @@ class ShardedUpdate:
             running = gather
         if running is not None:
             running.finish()
-
-    def _has_states(self) -> bool:
-        found = torch.tensor([float(bool(self.updater.states))], device=self._device)
-        collectives.all_reduce(found, dist.ReduceOp.MAX, self.buckets.group)
-        return bool(found.item())
-
-    def _state(self, optimizer: RuleOptimizer, piece: Piece) -> tuple[torch.Tensor, ...]:
-        state = self.updater.states[piece.param]
-        if len(state) != len(optimizer.composed_rule.slots):  # another rule since the last step; the next one does the same
-            return optimizer.create_state(piece.param, self._weight(piece).detach())
-        return state
-
-    @torch.no_grad()
-    def _collect_cut(self, whole: Updater, keep: bool) -> None:
-        """Put whole states and masters into `whole`, bucket by bucket and slot by slot."""
-        optimizer: Any = self.updater.optimizer
-        rule = optimizer.composed_rule
-        states = {piece.param: self._state(optimizer, piece) for piece in self.pieces}
-        room: list[Any] = [None] * len(self.params)
-        if keep:
-            room = [torch.empty_like(param, device="cpu") for param in self.params]
-            whole.states = dict(enumerate(optimizer.states_for(room)))
-        for k, slot in enumerate(rule.state):
-            found = {i: state[k] for i, state in states.items()}
-            for i, values in self._whole_tensors(found, slot in rule.nonnegative):
-                if keep:
-                    storage.copy(whole.states[i][k], values, values.shape, slot in rule.nonnegative)
-        self._collect_numbers(optimizer, states, whole)
-        present = torch.tensor([float(i in self.updater.masters) for i in range(len(self.params))], device=self._device)
-        collectives.all_reduce(present, dist.ReduceOp.MAX, self.buckets.group)
-        if present.any():
-            for i, values in self._whole_tensors(self.updater.masters, False):
-                if keep and present[i]:
-                    ((master,),) = allocate_states([room[i]], 1, optimizer.master_dtype(self.params[i]))
-                    whole.masters[i] = master.copy_(values)
-
-    def _whole_tensors(self, found: Mapping[Any, torch.Tensor], unsigned: bool) -> Iterator[tuple[int, torch.Tensor]]:
-        """Each parameter's whole tensor, on the CPU in its arithmetic's type, of all ranks' pieces of it."""
-        pieces: dict[int, list[Piece]] = {}
-        for piece in self.pieces:
-            pieces.setdefault(piece.bucket, []).append(piece)
-        for k, bucket in enumerate(self.buckets.buckets):
-            if not bucket.members:
-                continue
-            assert bucket.weight_dtype is not None
-            dtype = compute_dtype(bucket.weight_dtype)  # which has all values of narrower types
-            flat = torch.zeros(bucket.bounds[-1], dtype=dtype, device=bucket.flat.device)
-            for piece in pieces.get(k, ()):
-                if piece.param in found:
-                    tensor, size = found[piece.param], piece.stop - piece.start
-                    if tensor.dtype == torch.uint8:
-                        tensor = storage.unpacked(tensor, torch.Size([size]), unsigned)
-                    flat[piece.at : piece.at + size] = tensor
-            self._all_gather(bucket, flat)
-            flat = flat.cpu()
-            for member in bucket.members:
-                like = torch.empty_like(self.params[member.param], device="cpu", dtype=dtype)
-                yield member.param, like.copy_(_like(flat[member.start : member.start + member.size], like))
-
-    def _all_gather(self, bucket: Bucket, flat: torch.Tensor) -> None:
-        gathering = _Gathering(self.buckets, bucket, flat)
-        gathering.wait()
-
-    def _collect_numbers(
-        self, optimizer: RuleOptimizer, states: Mapping[int, tuple[torch.Tensor, ...]], whole: Updater
-    ) -> None:
-        """The numbers that a rule keeps of each parameter, which all its pieces have; the first one's are taken."""
-        rule = optimizer.composed_rule
-        if not rule.kept:
-            return
-        first, device = len(rule.state), self._device
-        numbers = torch.zeros(len(self.params), len(rule.kept), dtype=widest(device.type), device=device)
-        for piece in self.pieces:
-            if piece.start == 0:
-                numbers[piece.param] = torch.stack(states[piece.param][first:]).to(numbers)
-        collectives.all_reduce(numbers, group=self.buckets.group)
-        for i, state in whole.states.items():
-            for tensor, value in zip(state[first:], numbers[int(i)].cpu(), strict=True):
-                tensor.copy_(value)
-
-    def _collect_owned(self, whole: Updater, keep: bool) -> dict[str, Any]:
-        """The state of parameters that belong to ranks as a whole, tensor by tensor."""
-        mine = [piece.param for piece in self.pieces]
-        group, device = self.buckets.group, self._device
-        whole.states = {i: self.updater.states[i] for i in mine if i in self.updater.states}
-        whole.masters = {i: master for i, master in self.updater.masters.items() if i in mine}
-        self.updater.optimizer.slots(range(len(self.params)))
-        collected = checkpoint.collect(whole, self.names, self.params)
-        own = collected["state"]
-        listed = [
-            (
-                name,
-                [(slot, tuple(tensor.shape), tensor.dtype) for slot, tensor in slots.items()],
-                collected["layout"].get(name),
-            )
-            for name, slots in own.items()
-        ]
-        lists = collectives.all_gather_objects(listed, group)
-        state: dict[str, dict[str, torch.Tensor]] = {}
-        layout: dict[str, Any] = {}
-        for rank, entries in enumerate(lists):
-            for name, slots, nesting in entries:
-                state[name] = {}
-                if nesting is not None:
-                    layout[name] = nesting
-                for slot, shape, dtype in slots:
-                    there = rank == self.rank
-                    tensor = own[name][slot].contiguous() if there else torch.empty(shape, dtype=dtype, device=device)
-                    sent = tensor.to(device).view(torch.uint8) if dtype == torch.int16 else tensor.to(device)
-                    collectives.broadcast(sent, global_rank(group, rank), group)
-                    if keep:
-                        state[name][slot] = (own[name][slot] if there else tensor).cpu()
-        collected["state"] = {name: state[name] for name in self.names if name in state} if keep else {}
-        collected["layout"] = {name: layout[name] for name in self.names if name in layout} if keep else {}
-        return collected
-
-    def _cut(self, whole: Updater, piece: Piece) -> None:
-        """Take this rank's piece of a whole state and master."""
-        optimizer: Any = self.updater.optimizer
-        rule, weight, param = optimizer.composed_rule, self._weight(piece).detach(), self.params[piece.param]
-        size = torch.Size([piece.stop - piece.start])
-        (state,) = optimizer.states_for([weight])
-        for k, (slot, tensor) in enumerate(zip(rule.slots, whole.states[piece.param], strict=True)):
-            unsigned = slot in rule.nonnegative
-            if k >= len(rule.state):
-                state[k].copy_(tensor)
-                continue
-            if tensor.dtype == torch.uint8:
-                tensor = storage.unpacked(tensor, param.shape, unsigned)
-            part = _in_order_of(tensor, param)[piece.start : piece.stop]
-            storage.copy(state[k], part.to(weight.device), size, unsigned)
-        self.updater.states[piece.param] = state
-        if piece.param in whole.masters:
-            master = whole.masters[piece.param]
-            ((own,),) = allocate_states([weight], 1, master.dtype)
-            self.updater.masters[piece.param] = own.copy_(_in_order_of(master, param)[piece.start : piece.stop])
-
-
-class _Gather:
-    """The updated pieces of a bucket on their way to all ranks."""
-
-    def __init__(self, bucket: Bucket, params: Sequence[torch.nn.Parameter], buckets: GradientBuckets) -> None:
-        self.bucket, self._params, self._buckets = bucket, params, buckets
-        self._sizes: list[int] = []  # of the stretches of the bucket: pieces, and gaps between them
-        self._own: list[
-            tuple[int, torch.Tensor]
-        ] = []  # the weights of this rank's part, each with the number of its stretch
-        self._others: list[tuple[int, torch.Tensor]] = []
-        self._stage: Any = None
-        self._running: Any = None
-
-    def follow(self) -> None:
-        """Look where the weights are."""
-        bounds, rank = self.bucket.bounds, self._buckets.rank
-        low, high, end = bounds[rank], bounds[rank + 1], 0
-        self._sizes, self._own, self._others = [], [], []
-        for member in sorted(self.bucket.members, key=lambda member: member.start):
-            param = self._params[member.param].detach()
-            for first, last, into in ((0, low, self._others), (low, high, self._own), (high, bounds[-1], self._others)):
-                start, stop = max(first - member.start, 0), min(last - member.start, member.size)
-                if start >= stop:
-                    continue
-                self._sizes += [member.start + start - end, stop - start]
-                end = member.start + stop
-                weight = memory_of(param)[start:stop] if self._buckets.owners is None else param
-                into.append((len(self._sizes) - 1, weight))
-        self._sizes.append(bounds[-1] - end)
-
-    def start(self) -> None:
-        buckets, bucket = self._buckets, self.bucket
-        stage = self._stage = buckets.pool.take(bucket.bounds[-1], self._params[bucket.members[0].param])
-        parts, weights = self._pairs(self._own)
-        if parts:
-            torch._foreach_copy_(parts, weights)
-        self._running = _Gathering(buckets, bucket, stage)
-
-    def finish(self) -> None:
-        self._running.wait()
-        parts, weights = self._pairs(self._others)
-        if parts:
-            torch._foreach_copy_(weights, parts)
-        self._buckets.pool.give(self._stage)
-        self._stage = self._running = None
-
-    def _pairs(self, placed: Sequence[tuple[int, torch.Tensor]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Stretches of the staging buffer, and the weights that belong there."""
-        stretches = self._stage.split_with_sizes(self._sizes)
-        if self._buckets.owners is None:
-            return [stretches[k] for k, _ in placed], [weight for _, weight in placed]
-        return [_like(stretches[k], weight) for k, weight in placed], [weight for _, weight in placed]
-
-
-class _Gathering:
-    """An all-gather within one flat tensor, of which each rank has its part."""
-
-    def __init__(self, buckets: GradientBuckets, bucket: Bucket, flat: torch.Tensor) -> None:
-        self._pool, self._sent = buckets.pool, None
-        own = flat[bucket.bounds[buckets.rank] : bucket.bounds[buckets.rank + 1]]
-        if buckets.native(bucket):
-            self._work = collectives.all_gather(flat, own, buckets.group, async_op=True)
-            return
-        sent = self._sent = buckets.pool.take(own.numel() * buckets.ranks, own)
-        sent.view(buckets.ranks, own.numel()).copy_(own.expand(buckets.ranks, own.numel()))
-        sizes = bucket.parts, [own.numel()] * buckets.ranks
-        self._work = collectives.all_to_all(flat, sent, buckets.group, async_op=True, sizes=sizes)
-
-    def wait(self) -> None:
-        self._work.wait()
-        if self._sent is not None:
-            self._pool.give(self._sent)
-
-
-def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's elements as they lie in memory: a view of one dimension."""
-    tensor = tensor.detach()
-    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
-
-
-def _like(flat: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """A stretch of memory as a tensor of this one's shape, and, if it is dense, order of elements."""
-    if is_dense(param):
-        return flat.as_strided(param.shape, param.stride(), flat.storage_offset())
-    return flat.view(param.shape)
-
-
-def _in_order_of(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """All elements of a tensor of one's shape in the order in which those of a dense parameter lie in memory."""
-    ordered = torch.empty_strided(param.shape, param.stride(), dtype=tensor.dtype, device=tensor.device)
-    return memory_of(ordered.copy_(tensor))

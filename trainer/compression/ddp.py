@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .compressors import CompressedAllReduce, Handle, create_compressor
+from .allreduce import CompressedAllReduce, Handle
+from .base import create_compressor
 
 __all__ = ["ddp_hook"]
 
@@ -19,7 +20,7 @@ def ddp_hook(
 ) -> Callable[[Any, Any], torch.futures.Future[torch.Tensor]]:
     """A hook by which `DistributedDataParallel` averages gradients over compressed messages, the same bits on all ranks.
 
-    It keeps what messages leave out, so make one for each module: `module.register_comm_hook(None, ddp_hook({...}))`. The
+    It keeps residuals, so make one for each module: `module.register_comm_hook(None, ddp_hook({...}))`. The
     first step is not compressed, since DDP makes its buckets anew after that.
 
     Args:

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from tristep import optimizer
-from tristep.trainer.kvstore.collective import CollectiveStore, check_alike, process_group
+from tristep.kvstore import CollectiveStore
+from tristep.trainer.dist_utils import check_alike, process_group
 
 
 def _arrays(tensors):

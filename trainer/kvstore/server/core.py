@@ -1,4 +1,4 @@
-"""What one server of a parameter server keeps and does, without any network: it applies each worker's push at once."""
+"""The values and the optimizer of one server, without any network: each worker's push is applied at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...kernels import Rule
-from .. import checkpoint
-from ..optimizer import Optimizer, RuleOptimizer, Updater
-from ..optimizer.plan import StepPlan
-from .base import Key, same_shapes
+from ....kernels import Rule
+from ... import checkpoint
+from ...optimizer import Optimizer, RuleOptimizer, Updater
+from ...optimizer.plan import StepPlan
+from ..base import Key, known_value, same_shapes
 
 __all__ = ["ServerCore", "check_fits", "takes_parts"]
 
@@ -128,7 +128,7 @@ class ServerCore:
         """
         if self._updater is None:
             raise RuntimeError("nothing says what a push does to the stored values: call set_optimizer() before push()")
-        weights = [self._known(key) for key in keys]
+        weights = self.values_of(keys)
         for key, grad, weight in zip(keys, grads, weights, strict=True):
             same_shapes(key, [grad], weight, "value")
         if self.device.type != "cpu":
@@ -150,7 +150,7 @@ class ServerCore:
         Where the optimizer asks for the weights of the gradient, `out` is kept, unless it is on another device: it must not
         be written to until the worker has pulled again.
         """
-        values = [self._known(key) for key in keys]
+        values = self.values_of(keys)
         if values:
             torch._foreach_copy_(list(out), values)
         rows = [self._rows[key] for key in keys]
@@ -158,6 +158,14 @@ class ServerCore:
         if self.keeps_pulled:
             kept = out if self.device.type == "cpu" else [value.clone() for value in values]
             self._of_worker[worker].update(zip(keys, kept, strict=True))
+
+    def values_of(self, keys: Sequence[Key]) -> list[torch.Tensor]:
+        """The values of these keys themselves, which the next push may change.
+
+        Raises:
+            ValueError: there is no such key.
+        """
+        return [known_value(key, self.values) for key in keys]
 
     @property
     def keeps_pulled(self) -> bool:
@@ -192,12 +200,6 @@ class ServerCore:
         checkpoint.restore(updater, [str(key) for key in keys], list(self.values.values()), saved, keys)
         updater.optimizer.rescale_grad = rescale_grad
         self._plans = {}
-
-    def _known(self, key: Key) -> torch.Tensor:
-        if key not in self.values:
-            known = ", ".join(map(repr, list(self.values)[:8])) or "none"
-            raise ValueError(f"key {key!r} has not been initialized (there are {known}): call init() first")
-        return self.values[key]
 
     def _optimizers_updater(self) -> Updater:
         if not isinstance(self._updater, Updater):

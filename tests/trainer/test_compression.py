@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tristep import kvstore
 from tristep.kvstore import CompressedAllReduce, Compressor, create_compressor, ddp_hook
-from tristep.trainer.kvstore import compressors
+from tristep.trainer.compression.allreduce import total_residual, wait_all
 
 TYPES = ("2bit", "1bit", "fp16", "bf16", "int8", "int4", "sign", "topk", "randomk", "powersgd")
 SHAPES = ((64, 50), (50,), (3, 40, 7))  # of the tensors in a bucket; two matrices, the second with 3 rows
@@ -81,7 +81,7 @@ def _sums(kind, steps, feedback=True, exchange=None, engine=None, n=N, dtype=tor
 
 def _kept(states):
     """What the ranks keep back together."""
-    total = compressors._all_kept(states, states[0]["numel"])
+    total = total_residual(states, states[0]["numel"])
     return 0.0 if total is None else total.double()
 
 
@@ -290,7 +290,7 @@ def _several_at_once():
     reduces = [CompressedAllReduce({"type": "int8"}, 5000, exchange="all_to_all") for _ in range(3)]
     buckets = [_gradient(dist.get_rank(), step, 5000) for step in range(3)]
     handles = [reduce.start(bucket) for reduce, bucket in zip(reduces, buckets, strict=True)]
-    compressors.wait_all(handles)
+    wait_all(handles)
     alone = CompressedAllReduce({"type": "int8"}, 5000, exchange="all_to_all")
     bucket = _gradient(dist.get_rank(), 2, 5000)
     alone.start(bucket)
@@ -379,13 +379,13 @@ def test_topk_sends_the_largest():
     assert compressor.decode(compressor.encode(values), 6).tolist() == [0.0, -5.0, 0.0, 3.0, 0.0, 0.0]
 
 
-def test_randomk_draws_every_place_alike_often_and_others_in_every_step():
+def test_randomk_draws_every_index_equally_often_and_others_in_every_step():
     compressor, n, steps = create_compressor({"type": "randomk", "ratio": 0.15, "seed": 3}), 103, 3000
     counts = torch.zeros(n)
     for step in range(steps):
-        places = compressor.places(step, n, torch.device("cpu"))
-        assert len(places.unique()) == len(places) == 16
-        counts[places] += 1
+        indices = compressor.indices(step, n, torch.device("cpu"))
+        assert len(indices.unique()) == len(indices) == 16
+        counts[indices] += 1
     expected = steps * 16 / n
     assert (counts - expected).abs().max() < 0.25 * expected  # stretches are of 6 or of 7
 

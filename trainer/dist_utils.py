@@ -7,10 +7,13 @@ process group, where all ranks look for those of the others: whoever leaves none
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,16 +24,24 @@ __all__ = [
     "all_gather",
     "all_gather_objects",
     "all_reduce",
+    "all_reduce_coalesced",
     "all_to_all",
     "barrier",
     "broadcast",
+    "broadcast_coalesced",
     "broadcast_object",
+    "check_alike",
+    "check_same",
+    "global_rank",
+    "process_group",
     "reduce_scatter",
     "refuse_lost",
 ]
 
 _GRACE = 5.0  # seconds in which ranks that have noticed that one is missing wait for each other's marks
 _MARK = "tristep/noticed/{}"
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_BYTES = 25 * 2**20  # of a message in which several tensors travel together
 
 # There are none in a torch that was built without torch.distributed.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
@@ -113,6 +124,113 @@ def refuse_lost(group: Any) -> None:
     """An error where a rank has been found to be missing before: the others cannot go on without it."""
     if _lost and (world := _made(group)) is not None and (text := _lost.get(world)) is not None:
         raise RuntimeError(text)
+
+
+def process_group(group: Any = None, name: str = "dist_sync") -> Any:
+    """This group; or None, which says that of all ranks. If there is none it is made of torchrun's environment.
+
+    It is made with NCCL for CUDA, and gloo else. Whoever keeps it itself, and not None, keeps its threads alive after
+    `destroy_process_group`, and these may end a program that is about to end anyway with an error.
+
+    Raises:
+        RuntimeError: there is no group of all ranks, and the environment is not torchrun's.
+    """
+    if not dist.is_available():
+        raise RuntimeError(f"kvstore={name!r} needs a torch with torch.distributed")
+    if not dist.is_initialized():
+        if missing := [variable for variable in _VARIABLES if variable not in os.environ]:
+            raise RuntimeError(
+                f"kvstore={name!r} needs several processes: start the program with torchrun --nproc_per_node 2 train.py, "
+                f"which sets {', '.join(missing)}, or call torch.distributed.init_process_group() before"
+            )
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo")
+    return None if group is dist.group.WORLD else group
+
+
+def global_rank(group: Any, rank: int) -> int:
+    """The number among all ranks of a rank of this group."""
+    return rank if group is None else dist.get_global_rank(group, rank)
+
+
+@torch.no_grad()
+def broadcast_coalesced(tensors: Sequence[torch.Tensor], group: Any) -> None:
+    """Give all ranks rank 0's values of these tensors, which are of the same shapes and types there. In few messages."""
+    source = global_rank(group, 0)
+    for members in _messages(tensors):
+        if len(members) == 1 and tensors[members[0]].is_contiguous():
+            broadcast(tensors[members[0]].detach(), source, group)
+            continue
+        flat = torch.cat([tensors[i].detach().reshape(-1) for i in members])
+        broadcast(flat, source, group)
+        _copy_back(flat, [tensors[i] for i in members])
+
+
+def check_alike(what: str, named: Mapping[str, torch.Tensor], group: Any) -> None:
+    """See that all ranks have tensors of the same names, shapes and types, in the same order.
+
+    Raises:
+        ValueError: on all ranks, naming the first difference. `what` is what messages call a tensor.
+    """
+    device = next((tensor.device for tensor in named.values()), torch.device("cpu"))
+    check_same(what, {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in named.items()}, group, device)
+
+
+def check_same(what: str, described: Mapping[str, str], group: Any, device: torch.device) -> None:
+    """See that all ranks have the same names and descriptions, in the same order. Of what is the same little is sent.
+
+    Raises:
+        ValueError: on all ranks, naming the first difference.
+    """
+    mine = list(described.items())
+    digest = hashlib.sha256(json.dumps(mine).encode()).digest()
+    own = torch.tensor([int.from_bytes(digest[:8], "big", signed=True)], device=device)
+    ranks = dist.get_world_size(group)
+    found = torch.zeros(ranks, dtype=own.dtype, device=own.device)
+    all_gather(found, own, group)
+    if len(set(found.tolist())) == 1:
+        return
+    lists = all_gather_objects(mine, group)
+    rank = next(rank for rank in range(ranks) if lists[rank] != lists[0])
+    first, other = lists[0], lists[rank]
+    pairs = enumerate(zip(first, other, strict=False))
+    k = next((k for k, (a, b) in pairs if a != b), min(len(first), len(other)))
+    there = ["{!r} {}".format(*each[k]) if k < len(each) else "nothing" for each in (first, other)]
+    raise ValueError(
+        f"ranks differ: {what} number {k} is {there[0]} on rank 0 and {there[1]} on rank {rank} (of {len(first)} and "
+        f"{len(other)}): all ranks must have the same, in the same order"
+    )
+
+
+def all_reduce_coalesced(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
+    """The sums over all ranks of these tensors, which are overwritten; in one message for each type."""
+    running = []
+    for members in _messages(tensors, limit=None):
+        flat = torch.cat([tensors[i].reshape(-1) for i in members])
+        running.append((members, flat, all_reduce(flat, group=group, async_op=True)))
+    for members, flat, work in running:
+        work.wait()
+        _copy_back(flat, [tensors[i] for i in members])
+    return list(tensors)
+
+
+def _messages(tensors: Sequence[torch.Tensor], limit: int | None = _BYTES) -> list[list[int]]:
+    """Which tensors travel together: those of one device and type, up to `limit` bytes."""
+    messages: list[list[int]] = []
+    filled: dict[Any, tuple[list[int], int]] = {}
+    for i, tensor in enumerate(tensors):
+        kind, size = (tensor.device, tensor.dtype), tensor.numel() * tensor.element_size()
+        members, before = filled.get(kind, ([], 0))
+        if not members or (limit is not None and before + size > limit):
+            members, before = [], 0
+            messages.append(members)
+        members.append(i)
+        filled[kind] = members, before + size
+    return messages
+
+
+def _copy_back(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    for part, tensor in zip(flat.split([tensor.numel() for tensor in tensors]), tensors, strict=True):
+        tensor.detach().copy_(part.view(tensor.shape))
 
 
 def _run(group: Any, async_op: bool, function: Callable[..., Any], *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Values on a parameter server's wire: JSON, in which what JSON lacks has a tag. Nothing is unpickled, and no code is sent.
+"""Values on a parameter server's wire: JSON, with tags for what JSON lacks. Nothing is unpickled, and no code is sent.
 
 Functions, and the classes of optimizers and schedules, go by module and name. The receiver takes them only from modules that
 its own program has imported, and functions not from Python's standard library.
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...kernels import Rule, TensorRule
-from ..lr_scheduler import LRScheduler
-from ..optimizer import Optimizer
-from ..optimizer.counts import StepCounts
+from ....kernels import Rule, TensorRule
+from ...lr_scheduler import LRScheduler
+from ...optimizer import Optimizer
+from ...optimizer.counts import StepCounts
 
 __all__ = ["decode", "encode"]
 

@@ -1,4 +1,4 @@
-"""Gradient compression: what is sent in the place of a gradient, and what is kept back for the next time."""
+"""Gradient compression between the replicas of one process: the rules "2bit" and "1bit", with a residual per replica."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from ...kernels import Rule, Update, rules
-from .compressors import create_compressor
+from .base import create_compressor
 
-__all__ = ["Compression", "checked"]
+__all__ = ["GradientCompression", "local_compression"]
 
 _RULES: dict[str, Rule] = {"2bit": rules.two_bit, "1bit": rules.one_bit}
 
 
-def checked(compression_params: Any) -> tuple[str, float]:
+def local_compression(compression_params: Any) -> tuple[str, float]:
     """Type and threshold out of `compression_params`.
 
     Raises:
@@ -28,7 +28,7 @@ def checked(compression_params: Any) -> tuple[str, float]:
     return found.type, found.threshold  # type: ignore[attr-defined]  # both have one
 
 
-class Compression:
+class GradientCompression:
     """Compresses gradients of several sources by key, each with a residual of its own.
 
     Args:
@@ -39,7 +39,7 @@ class Compression:
     """
 
     def __init__(self, compression_params: Mapping[str, Any], engine: str | None = None) -> None:
-        self.type, self.threshold = checked(compression_params)
+        self.type, self.threshold = local_compression(compression_params)
         self._engine = engine
         self.residuals: dict[tuple[Any, Any], torch.Tensor] = {}  # by key and source
         self._updates: dict[Any, Update] = {}

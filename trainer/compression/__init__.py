@@ -1,0 +1,20 @@
+"""Gradient compression: compressors by name, and the all-reduces that send their messages."""
+
+from . import codecs, powersgd, sparse  # noqa: F401  # they register their compressors
+from .allreduce import CompressedAllReduce, Handle, wait_all
+from .base import Compressor, create_compressor, register_compressor, registered_compressors
+from .ddp import ddp_hook
+from .local import GradientCompression, local_compression
+
+__all__ = [
+    "CompressedAllReduce",
+    "Compressor",
+    "GradientCompression",
+    "Handle",
+    "create_compressor",
+    "ddp_hook",
+    "local_compression",
+    "register_compressor",
+    "registered_compressors",
+    "wait_all",
+]

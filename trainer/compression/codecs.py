@@ -1,0 +1,133 @@
+"""The compressors that are codecs of the kernels: each pass over a bucket is one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from ...kernels import compress
+from ..arguments import real
+from .base import Compressor, option_name, register_compressor
+from .reduce import ReduceAlgorithm, ReduceContext
+
+__all__ = ["CodecCompressor", "CodecReduce"]
+
+
+class CodecReduce(ReduceAlgorithm):
+    """Sums by a codec of the kernels, each pass in one launch."""
+
+    def __init__(self, compressor: CodecCompressor, context: ReduceContext) -> None:
+        super().__init__(compressor, context)
+        self.code, self.parameter = compressor.code, compressor.parameter
+        self.one_hop = context.gathers(compressor) or context.ranks == 1
+        self.exchange = "all_gather" if self.one_hop else "all_to_all"
+        code, ranks = self.code, context.ranks
+        self.chunk = code.chunk(context.numel, 1 if self.one_hop else ranks)
+        size = code.size(self.chunk)
+        self.votes = not self.one_hop and code.vote is not None
+        second = code.votes_size(self.chunk, ranks) if self.votes else size
+        if compressor.error_feedback and not self.one_hop and not self.votes:
+            self.server = self.zeros(self.chunk)
+        self.bytes_sent = (ranks - 1) * (size if self.one_hop else size + second)
+        self.own = self._room(1 if self.one_hop else ranks, size)
+        self.received = self.own if ranks == 1 else self._room(ranks, size)
+        if not self.one_hop:
+            self.part, self.parts = self._room(1, second), self._room(ranks, second)
+
+    @torch.no_grad()
+    def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
+        code, context, last = self.code, self.context, (self.parameter, self.context.engine)
+        compress.encode(code, bucket, self.worker, self.own, *last)
+        if self.one_hop:
+            if context.ranks > 1:
+                yield context.all_gather(self.received, self.own)
+            compress.reduce(code, self.received, None, bucket, None, *last)
+            return
+        yield context.all_to_all(self.received, self.own)
+        if self.votes:
+            compress.reduce_votes(code, self.received, self.part, context.engine)
+        else:
+            there = min(max(context.numel - context.rank * self.chunk, 0), self.chunk)
+            compress.reduce(code, self.received, self.server, self.part, there, *last)
+        yield context.all_gather(self.parts, self.part)
+        if self.votes:
+            compress.decode_votes(code, context.ranks, self.parts, bucket, *last)
+        else:
+            compress.decode(code, self.parts, bucket, *last)
+
+    def _room(self, n: int, size: int) -> torch.Tensor:
+        return torch.zeros(n, size, dtype=torch.uint8, device=self.context.device)
+
+
+class CodecCompressor(Compressor):
+    """One of the kernels' codecs. See `tristep.kernels.compress`."""
+
+    reduce_algorithm: ClassVar[Any] = CodecReduce
+    parameter = 0.0
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        return self.encode_with_feedback(values, None, 0)
+
+    def encode_with_feedback(self, values: torch.Tensor, residual: torch.Tensor | None, step: int) -> torch.Tensor:
+        message = torch.empty(1, self.code.size(self.code.chunk(values.numel())), dtype=torch.uint8, device=values.device)
+        compress.encode(self.code, values.contiguous(), residual, message, self.parameter)
+        return message[0]
+
+    def decode(self, message: torch.Tensor, n: int) -> torch.Tensor:
+        values = torch.empty(n, device=message.device)
+        compress.decode(self.code, message[None], values, self.parameter)
+        return values
+
+    @property
+    def code(self) -> compress.Code:
+        """The codec."""
+        return compress.CODES[self.type]
+
+
+class ThresholdCompressor(CodecCompressor):
+    def __init__(self, threshold: float = 0.5) -> None:
+        self.threshold = real(option_name("threshold"), threshold, **self._limits)
+
+    _limits: ClassVar[dict[str, float]] = {}
+
+    @property
+    def parameter(self) -> float:  # type: ignore[override]
+        return self.threshold
+
+
+@register_compressor
+class TwoBit(ThresholdCompressor):
+    type = "2bit"
+    _limits: ClassVar[dict[str, float]] = {"above": 0.0}
+
+
+@register_compressor
+class OneBit(ThresholdCompressor):
+    type = "1bit"
+
+
+@register_compressor
+class Float16(CodecCompressor):
+    type = "fp16"
+
+
+@register_compressor
+class BFloat16(CodecCompressor):
+    type = "bf16"
+
+
+@register_compressor
+class Int8(CodecCompressor):
+    type = "int8"
+
+
+@register_compressor
+class Int4(CodecCompressor):
+    type = "int4"
+
+
+@register_compressor
+class Sign(CodecCompressor):
+    type = "sign"

@@ -1,0 +1,174 @@
+"""How a bucket is summed over ranks by compressed messages: the interface, and the algorithm for any compressor."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...kernels import compress
+from .. import dist_utils
+from ..arguments import choice
+from .base import Compressor, keep_residual
+
+__all__ = ["MessageReduce", "ReduceAlgorithm", "ReduceContext", "all_reduce_bytes"]
+
+
+class ReduceContext:
+    """The size and device of a bucket, and the ranks over which it is summed."""
+
+    def __init__(self, numel: int, shapes: Any, device: torch.device, group: Any, engine: str | None, exchange: Any) -> None:
+        self.numel, self.shapes, self.device, self.group, self.engine = numel, shapes, device, group, engine
+        together = group is not None or (dist.is_available() and dist.is_initialized())
+        self.rank = dist.get_rank(group) if together else 0
+        self.ranks = dist.get_world_size(group) if together else 1
+        self.exchange = None if exchange is None else choice("exchange", exchange, ("all_to_all", "all_gather"))
+
+    def gathers(self, compressor: Compressor) -> bool:
+        """Whether all ranks get all messages, of which there is then only one kind."""
+        if self.exchange is not None and compressor.exchange != "all_to_all" and self.exchange != compressor.exchange:
+            raise ValueError(f"exchange={self.exchange!r}: {compressor.type!r} goes by {compressor.exchange!r}")
+        if compressor.exchange not in ("all_to_all", "all_gather"):
+            raise ValueError(f"{compressor!r} has exchange={compressor.exchange!r}: must be 'all_to_all' or 'all_gather'")
+        if self.exchange is not None or compressor.exchange == "all_gather":
+            return (self.exchange or compressor.exchange) == "all_gather"
+        return self.ranks <= 2 or self.numel <= self.ranks * compress.TILE
+
+    def all_reduce(self, values: torch.Tensor) -> Any:
+        return None if self.ranks == 1 else dist_utils.all_reduce(values, group=self.group, async_op=True)
+
+    def all_gather(self, output: torch.Tensor, own: torch.Tensor) -> Any:
+        return dist_utils.all_gather(output.view(-1), own.view(-1), self.group, async_op=True)
+
+    def all_to_all(self, output: torch.Tensor, own: torch.Tensor) -> Any:
+        return dist_utils.all_to_all(output.view(-1), own.view(-1), self.group, async_op=True)
+
+
+class ReduceAlgorithm(abc.ABC):
+    """How the sum of a bucket is computed, and the residuals.
+
+    Attributes:
+        worker: float32 [numel], the residual of this rank's bucket; None without error feedback.
+        server: float32 [chunk], the residual of the sums of this rank's chunk; None if these are sent exactly.
+    """
+
+    exchange = "all_reduce"
+    bytes_sent = 0.0
+    server: torch.Tensor | None = None
+
+    def __init__(self, compressor: Compressor, context: ReduceContext) -> None:
+        self.context = context
+        self.worker = self.zeros(context.numel) if compressor.error_feedback else None
+
+    @abc.abstractmethod
+    def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
+        """Replace the bucket by the sum; yields the collectives to wait for."""
+
+    def state(self) -> dict[str, Any]:
+        return {"worker": self.worker, "server": self.server}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Check and load a state; a residual that is None becomes zeros."""
+        pairs = [(name, getattr(self, name), state.get(name)) for name in ("worker", "server")]
+        for name, own, new in pairs:
+            if new is not None and own is not None and new.shape != own.shape:
+                raise ValueError(f"state has {name} of shape {tuple(new.shape)}: this all-reduce has {tuple(own.shape)}")
+            if new is not None and own is None and new.any():
+                raise ValueError(f"state has a residual of the {name}: this all-reduce keeps none, so it would be lost")
+        for _, own, new in pairs:
+            if own is not None:
+                own.zero_() if new is None else own.copy_(new)
+
+    def zeros(self, n: int) -> torch.Tensor:
+        return torch.zeros(n, device=self.context.device)
+
+    def with_residual(self, bucket: torch.Tensor) -> torch.Tensor:
+        """The bucket plus the residual of the worker, a float32 copy."""
+        x = bucket.to(torch.float32, copy=True)
+        return x if self.worker is None else x.add_(self.worker)
+
+
+class MessageReduce(ReduceAlgorithm):
+    """Messages of any compressor, by its two functions."""
+
+    def __init__(self, compressor: Compressor, context: ReduceContext) -> None:
+        super().__init__(compressor, context)
+        self.compressor = compressor
+        self.one_hop = context.gathers(compressor) or context.ranks == 1
+        self.exchange = "all_gather" if self.one_hop else "all_to_all"
+        self.chunk = context.numel if self.one_hop else -(-context.numel // context.ranks)
+        if compressor.error_feedback and not self.one_hop:
+            self.server = self.zeros(self.chunk)
+        # Encode once, to check the class and to learn the size of its messages.
+        with torch.no_grad():
+            message = compressor.encode(self.zeros(self.chunk))
+        if not isinstance(message, torch.Tensor) or message.device != context.device:
+            raise TypeError(f"{compressor!r}: encode gave {message!r}, must be a tensor on {context.device}")
+        self.dtype, self.shape = message.dtype, message.shape
+        self._decoded(message)
+        self.bytes_sent = (1 if self.one_hop else 2) * (context.ranks - 1) * message.numel() * message.element_size()
+
+    @torch.no_grad()
+    def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
+        context, x = self.context, self.with_residual(bucket)
+        if self.one_hop:
+            own = self._encoded(x, self.worker)
+            received = own[None]
+            if context.ranks > 1:
+                received = own.new_empty(context.ranks, *own.shape)
+                yield context.all_gather(received, own)
+            bucket.copy_(self._sum(received))
+            return
+        x = torch.nn.functional.pad(x, (0, context.ranks * self.chunk - context.numel)).view(context.ranks, -1)
+        left = None if self.worker is None else torch.zeros_like(x)
+        own = torch.stack([self._encoded(each, None if left is None else left[r]) for r, each in enumerate(x)])
+        if self.worker is not None and left is not None:
+            self.worker.copy_(left.view(-1)[: context.numel])
+        received = torch.empty_like(own)
+        yield context.all_to_all(received, own)
+        total = self._sum(received)
+        part = self._encoded(total if self.server is None else total.add_(self.server), self.server)
+        yield context.all_gather(received, part)
+        values = torch.cat([self._decoded(self._message(each)) for each in received])
+        bucket.copy_(values[: context.numel])
+
+    def _encoded(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """The message as bytes."""
+        message = self.compressor.encode(x)
+        if message.dtype != self.dtype or message.shape != self.shape:
+            raise ValueError(
+                f"{self.compressor!r}: encode gave {message.dtype} {tuple(message.shape)} and, of as many values, "
+                f"{self.dtype} {tuple(self.shape)} before: ranks must know how long messages are"
+            )
+        if residual is not None:
+            keep_residual(x, self._decoded(message), residual)
+        return message.contiguous().view(-1).view(torch.uint8)
+
+    def _message(self, data: torch.Tensor) -> torch.Tensor:
+        return data.view(self.dtype).view(self.shape)
+
+    def _decoded(self, message: torch.Tensor) -> torch.Tensor:
+        values = self.compressor.decode(message, self.chunk)
+        if not isinstance(values, torch.Tensor) or values.shape != (self.chunk,) or values.dtype != torch.float32:
+            found = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, torch.Tensor) else repr(values)
+            raise ValueError(f"{self.compressor!r}: decode gave {found}, must be torch.float32 ({self.chunk},)")
+        return values
+
+    def _sum(self, received: torch.Tensor) -> torch.Tensor:
+        """In the order of the ranks, in memory of its own."""
+        total = self.zeros(self.chunk)
+        for each in received:
+            self.accumulate(self._message(each), total)
+        return total
+
+    def accumulate(self, message: torch.Tensor, total: torch.Tensor) -> None:
+        """Add the values of a message to `total`."""
+        total += self._decoded(message)
+
+
+def all_reduce_bytes(ranks: int, n: int) -> float:
+    """What each rank sends for an all-reduce of n float32 values, in bytes."""
+    return 2 * (ranks - 1) / ranks * 4 * n

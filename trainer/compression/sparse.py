@@ -1,0 +1,118 @@
+"""The compressors that send some of the values: "topk" the largest, "randomk" random ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from ..arguments import real, whole
+from .base import Compressor, option_name, register_compressor
+from .reduce import MessageReduce, ReduceAlgorithm, ReduceContext, all_reduce_bytes
+
+__all__ = ["RandomK", "RandomKReduce", "TopK", "TopKReduce"]
+
+
+class RandomKReduce(ReduceAlgorithm):
+    """Values at indices that are the same on all ranks."""
+
+    def __init__(self, compressor: RandomK, context: ReduceContext) -> None:
+        super().__init__(compressor, context)
+        self.compressor, self.step = compressor, 0
+        self.bytes_sent = all_reduce_bytes(context.ranks, share_of(context.numel, compressor.ratio))
+
+    @torch.no_grad()
+    def steps(self, bucket: torch.Tensor) -> Iterator[Any]:
+        indices = self.compressor.indices(self.step, self.context.numel, bucket.device)
+        self.step += 1
+        if self.worker is None:
+            sent = bucket[indices].to(torch.float32)
+        else:
+            self.worker += bucket
+            sent = self.worker[indices]
+            self.worker[indices] = 0.0
+        yield self.context.all_reduce(sent)
+        bucket.zero_()
+        bucket[indices] = sent.to(bucket.dtype)
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"step": self.step}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        step = whole("step", state.get("step"), 0)
+        super().load(state)
+        self.step = step
+
+
+class TopKReduce(MessageReduce):
+    """Messages of the largest values, which are added to the sum without decoding each to a whole bucket."""
+
+    compressor: TopK
+
+    def accumulate(self, message: torch.Tensor, total: torch.Tensor) -> None:
+        self.compressor.add(message, total)
+
+
+@register_compressor
+class TopK(Compressor):
+    """The values of the largest magnitude, NaN first, and their indices: 8 bytes each."""
+
+    type, exchange = "topk", "all_gather"
+    reduce_algorithm: ClassVar[Any] = TopKReduce
+
+    def __init__(self, ratio: float = 0.01) -> None:
+        self.ratio = real(option_name("ratio"), ratio, above=0.0, high=1.0)
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        indices = values.abs().topk(share_of(values.numel(), self.ratio), sorted=False).indices
+        return torch.cat([indices.to(torch.int32).view(torch.uint8), values[indices].view(torch.uint8)])
+
+    def decode(self, message: torch.Tensor, n: int) -> torch.Tensor:
+        values = torch.zeros(n, device=message.device)
+        self.add(message, values)
+        return values
+
+    def add(self, message: torch.Tensor, total: torch.Tensor) -> None:
+        """Add the values of a message to `total`."""
+        indices, values = message.view(2, -1)
+        total.index_add_(0, indices.view(torch.int32), values.view(torch.float32))
+
+
+@register_compressor
+class RandomK(Compressor):
+    """The values at random indices, the same on all ranks: one of each of as many ranges of equal size."""
+
+    type, exchange = "randomk", "all_reduce"
+    reduce_algorithm: ClassVar[Any] = RandomKReduce
+
+    def __init__(self, ratio: float = 0.01, seed: int = 0) -> None:
+        self.ratio = real(option_name("ratio"), ratio, above=0.0, high=1.0)
+        self.seed = whole(option_name("seed"), seed)
+
+    def indices(self, step: int, n: int, device: torch.device) -> torch.Tensor:
+        """The indices of this step's values, int64, ascending."""
+        count = share_of(n, self.ratio)
+        ends = torch.arange(count + 1) * n // count
+        generator = torch.Generator().manual_seed((self.seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03) % 2**63)
+        # float64, whose rounding never reaches the next stretch's first
+        drawn = ends[:-1] + (torch.rand(count, generator=generator, dtype=torch.float64) * ends.diff()).long()
+        return drawn.to(device, non_blocking=True)
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        return self.encode_step(values, 0)
+
+    def decode(self, message: torch.Tensor, n: int) -> torch.Tensor:
+        return self.decode_step(message, n, 0)
+
+    def encode_step(self, values: torch.Tensor, step: int) -> torch.Tensor:
+        return values[self.indices(step, values.numel(), values.device)]
+
+    def decode_step(self, message: torch.Tensor, n: int, step: int) -> torch.Tensor:
+        return torch.zeros(n, device=message.device).index_copy_(0, self.indices(step, n, message.device), message)
+
+
+def share_of(n: int, ratio: float) -> int:
+    """The number of values that are this fraction of n, rounded up; at least 1."""
+    return min(max(math.ceil(ratio * n), 1), n)

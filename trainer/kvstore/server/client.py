@@ -1,0 +1,144 @@
+"""A worker's connection to the servers: requests, and their answers in the same order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from .job import Roles
+from .transport import Channel, Message, Opcode, Sent, Tag, copy_all
+
+__all__ = ["ServerClient"]
+
+_ERRORS = {klass.__name__: klass for klass in (ValueError, TypeError, RuntimeError, NotImplementedError, AttributeError)}
+
+
+class ServerClient:
+    """Asks servers, and receives their answers. A server's errors are kept until something waits for an answer.
+
+    Args:
+        roles: the processes.
+        on_reply: called with the `num_update` of a server's optimizer after each answer that is no error.
+
+    Attributes:
+        lost: why no server can be asked any more; "" while they can.
+    """
+
+    def __init__(self, roles: Roles, on_reply: Callable[[int], None]) -> None:
+        self._roles, self._on_reply = roles, on_reply
+        self._servers = range(roles.servers)
+        self._channel = Channel(roles.group)
+        self._pending: list[deque[tuple[Any, Sent]]] = [deque() for _ in self._servers]
+        self._failures: list[Exception] = []
+        self.lost = ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether some server has not answered yet."""
+        return any(self._pending)
+
+    def pin_memory(self) -> None:
+        """Use pinned memory for messages from now on."""
+        self._channel.pool.pinned = True
+
+    def request(
+        self, server: int, opcode: Opcode, value: Any = None, tensors: Sequence[torch.Tensor] = (), number: int = 0
+    ) -> None:
+        """Begin to ask a server for something. Its answer begins to be received, too, so that it can never be held up.
+
+        Raises:
+            TypeError: the value cannot be sent.
+            RuntimeError: a server is gone, or the store has been closed.
+        """
+        if self.lost:
+            raise RuntimeError(self.lost)
+        try:
+            message, room = self._channel.pack(value, tensors)
+        except TypeError as error:
+            raise TypeError(
+                f"the servers cannot be sent {value!r} ({error}): attributes must be plain data, and classes and functions "
+                "known by name at the top level of a module that is imported before the store is made"
+            ) from error
+        copy_all(room, tensors)
+        try:
+            expected = self._channel.expect(self._rank(server), Tag.REPLY)
+            sent = self._channel.send(self._rank(server), Tag.REQUEST, message._replace(code=int(opcode), number=number))
+        except RuntimeError as error:
+            raise self._without(server, error) from error
+        self._pending[server].append((expected, sent))
+
+    def drain(self, server: int, keep: int = 0) -> None:
+        """Wait until at most so many requests to a server have not been answered."""
+        while len(self._pending[server]) > keep:
+            self.release(self._finish(server))
+
+    def finish(self, servers: Collection[int] | None = None) -> list[Message]:
+        """The answers to the newest requests to these servers, by default all; raises the first error of any request."""
+        messages = []
+        for server in self._servers if servers is None else servers:
+            self.drain(server, 1)
+            messages += [self._finish(server)] if self._pending[server] else []
+        self.raise_failure()
+        return messages
+
+    def release(self, message: Message) -> None:
+        """Let the memory of an answer be used again."""
+        self._channel.pool.give(message.body)
+
+    def raise_failure(self) -> None:
+        """Raise the first error that a server has answered, if any; all are forgotten then."""
+        if self._failures:
+            failure, self._failures = self._failures[0], []
+            raise failure
+
+    def barrier(self, what: str, value: Any) -> Any:
+        """Wait for all workers; the value of rank 0."""
+        for server in self._servers[1:]:
+            self.drain(server)
+        self.request(0, Opcode.BARRIER, (what, value))
+        (message,) = self.finish([0])
+        return message.value()
+
+    def close(self) -> None:
+        """Tell the servers that this worker is finished, and release the process groups.
+
+        Raises:
+            RuntimeError: a server had an error with a push that was on its way, or is gone.
+        """
+        try:
+            if not self.lost:  # of which an error has told already
+                for server in self._servers:
+                    self.request(server, Opcode.SHUTDOWN)
+                self.finish()
+        finally:
+            self.lost = self.lost or "this store has been closed: make another one with connect()"
+            self._channel.close()
+            self._roles.leave()
+
+    def _finish(self, server: int) -> Message:
+        """The answer to the oldest request; an error in it is kept for `raise_failure`."""
+        expected, sent = self._pending[server].popleft()
+        try:
+            message = self._channel.receive(self._rank(server), Tag.REPLY, expected)
+            sent.wait()
+        except RuntimeError as error:
+            raise self._without(server, error) from error
+        self._channel.pool.give(sent.body)
+        if message.code:
+            name, text = message.value()
+            known = _ERRORS.get(name)
+            self._failures.append((known or RuntimeError)(f"server {server}: {text if known else f'{name}: {text}'}"))
+        else:
+            self._on_reply(message.number)
+        return message
+
+    def _rank(self, server: int) -> int:
+        return self._roles.workers + server
+
+    def _without(self, server: int, error: Exception) -> RuntimeError:
+        """The error that this and every further call raises after a server has been lost."""
+        self.lost = f"server {server} (rank {self._rank(server)}) is gone: {error}"
+        return RuntimeError(self.lost)

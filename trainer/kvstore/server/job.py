@@ -1,0 +1,75 @@
+"""The processes of a parameter server's job: which are workers, which are servers, and their process group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from ...arguments import real
+
+__all__ = ["Roles", "integer_variable"]
+
+
+@dataclass
+class Roles:
+    """The role of this process, and the process group of all workers and servers, which is made for one store."""
+
+    rank: int
+    workers: int
+    servers: int
+    group: Any
+    made: Any  # the default process group, if that was made here, too
+    timeout: float
+
+    @classmethod
+    def of_this_job(cls, timeout: float) -> Roles:
+        timeout = real("timeout", timeout, above=0)
+        servers = integer_variable("TRISTEP_NUM_SERVERS", 1)
+        known = dist.is_available() and dist.is_initialized()
+        if not known and not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+            raise RuntimeError(
+                "a parameter server needs several processes, and the environment names none: start the program with "
+                f"torchrun --nproc_per_node {servers + 1} (or more), or call torch.distributed.init_process_group() first"
+            )
+        count = dist.get_world_size() if known else int(os.environ["WORLD_SIZE"])
+        if count <= servers:
+            raise ValueError(
+                f"{count} processes are too few for TRISTEP_NUM_SERVERS={servers} servers and a worker: start at least "
+                f"{servers + 1}, as with torchrun --nproc_per_node {servers + 1}"
+            )
+        limit = timedelta(seconds=timeout)
+        if not known:
+            dist.init_process_group("gloo", timeout=limit)
+        group = dist.new_group(backend="gloo", timeout=limit)
+        return cls(dist.get_rank(), count - servers, servers, group, None if known else dist.group.WORLD, timeout)
+
+    def leave(self) -> None:
+        """Release the process groups that were made here.
+
+        Whoever keeps one keeps its threads alive, which may end a program that is about to end anyway with an error.
+        """
+        group, made = self.group, self.made
+        self.group = self.made = None
+        if not dist.is_initialized():  # the program has destroyed them all
+            return
+        with contextlib.suppress(ValueError):  # it has done so, and made new ones
+            dist.destroy_process_group(group)
+        if made is not None and dist.group.WORLD is made:
+            dist.destroy_process_group()
+
+
+def integer_variable(variable: str, default: int) -> int:
+    """An environment variable's integer >= 1.
+
+    Raises:
+        ValueError: it is none.
+    """
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{variable}={text!r}: must be an integer >= 1")
+    return int(text)

@@ -1,0 +1,199 @@
+"""The loop of a server: it receives the workers' requests and answers them. What is computed is in core.py."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...compression import create_compressor
+from ..base import Key
+from .core import ServerCore
+from .job import Roles
+from .states import with_tensors, without_tensors
+from .transport import Channel, Lost, Message, Opcode, Sent, Tag, copy_all
+
+__all__ = ["ServerLoop"]
+
+
+class ServerLoop:
+    """A server: a thread per worker receives its requests, and this one answers them in the order of their arrival."""
+
+    def __init__(self, roles: Roles, name: str) -> None:
+        self._roles = roles
+        self._channel = Channel(roles.group)
+        device = torch.device("cpu")
+        if "device" in name and torch.accelerator.is_available():
+            index = int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count()
+            device = torch.device(torch.accelerator.current_accelerator().type, index)  # type: ignore[union-attr]
+        self._core = ServerCore(roles.workers, device, roles.servers)
+        self._inbox: queue.SimpleQueue[tuple[int, Message | Lost]] = queue.SimpleQueue()
+        self._there = set(range(roles.workers))
+        self._gone: dict[int, str] = {}  # why, by worker
+        self._outgoing: list[tuple[Sent, bool] | None] = [None] * roles.workers
+        self._errors: list[Sent] = []  # answers that a worker may look at later
+        self._calls = Counter[str]()
+        self._waiting: dict[int, tuple[str, Any]] = {}  # workers at a barrier: its name, and their values
+
+    def run(self) -> None:
+        """Serve until all workers are gone.
+
+        Raises:
+            TimeoutError: a worker has not been heard of for too long.
+        """
+        for worker in range(self._roles.workers):
+            threading.Thread(target=self._read, args=(worker,), daemon=True).start()
+        try:
+            while self._there:
+                worker, message = self._inbox.get()
+                if isinstance(message, Lost):
+                    self._lose(worker, message)
+                else:
+                    self._answer(worker, message)
+            for worker in range(self._roles.workers):
+                self._release(worker)
+        finally:
+            self._errors = []
+            self._channel.close()
+            self._roles.leave()
+        if lost := {worker: why for worker, why in self._gone.items() if why}:
+            warnings.warn(f"workers ended without closing their store: {lost}", RuntimeWarning, stacklevel=3)
+
+    def _read(self, worker: int) -> None:
+        try:
+            while True:
+                message = self._channel.receive(worker, Tag.REQUEST)
+                last = message.code == Opcode.SHUTDOWN
+                self._inbox.put((worker, message))
+                if last:
+                    return
+        except Lost as error:
+            self._inbox.put((worker, error))
+
+    def _lose(self, worker: int, error: Lost) -> None:
+        if "Timed out" in str(error):  # gloo has closed all connections
+            raise TimeoutError(
+                f"worker {worker} has not been heard of for {self._roles.timeout:g} s: it hangs, or is slower than the "
+                "timeout of connect() and serve() allows"
+            ) from error
+        self._leave(worker, str(error))
+
+    def _leave(self, worker: int, why: str) -> None:
+        self._there.discard(worker)
+        self._gone[worker] = why
+        self._waiting.pop(worker, None)
+        for other in list(self._waiting):
+            del self._waiting[other]
+            self._reply(other, self._absent())
+
+    def _absent(self) -> Exception:
+        said = [f"worker {w} {f'is gone: {why}' if why else 'has closed its store'}" for w, why in self._gone.items()]
+        return RuntimeError(f"nobody can wait for all workers any more: {'; '.join(said)}")
+
+    def _answer(self, worker: int, message: Message) -> None:
+        self._release(worker)
+        opcode = Opcode(message.code)
+        try:
+            value = message.value()
+            if opcode in (Opcode.PUSH, Opcode.PULL, Opcode.PUSHPULL):
+                self._push_and_pull(worker, opcode, message, *value)
+            elif opcode == Opcode.BARRIER:
+                self._arrive(worker, *value)
+            elif opcode == Opcode.SAVE:
+                self._reply(worker, *without_tensors(self._core.states()))
+            else:
+                self._reply(worker, self._do(opcode, message, value))
+        except Exception as error:  # which is the worker's to deal with
+            self._reply(worker, error)
+        self._channel.pool.give(message.body)
+        if opcode == Opcode.SHUTDOWN:
+            self._leave(worker, "")
+
+    def _do(self, opcode: Opcode, message: Message, value: Any) -> Any:
+        core = self._core
+        if opcode == Opcode.INIT:
+            keys, cut = value
+            core.init(dict(zip(keys, message.tensors(), strict=True)), cut)
+        elif opcode == Opcode.OPTIMIZER:
+            what, updater = value
+            if self._first("set", message.number):
+                (core.set_optimizer if what == "optimizer" else core.set_updater)(updater)
+        elif opcode == Opcode.LOAD:
+            if self._first("load", message.number):
+                core.load_states(with_tensors(value, message.tensors()))
+        elif opcode == Opcode.STALENESS:
+            return core.delays()
+        return None
+
+    def _first(self, what: str, number: int) -> bool:
+        """Whether nobody has asked for this before: all workers may, each for what is the nth for it."""
+        new = number > self._calls[what]
+        self._calls[what] = max(number, self._calls[what])
+        return new
+
+    def _push_and_pull(
+        self, worker: int, opcode: Opcode, message: Message, keys: Sequence[Key], changes: Any, compression: Any
+    ) -> None:
+        if changes:
+            self._core.change(worker, changes)
+        if opcode != Opcode.PULL:
+            grads = message.tensors()
+            self._core.push(worker, keys, grads if compression is None else self._decoded(grads[0], *compression))
+        if opcode == Opcode.PUSH:
+            self._reply(worker, None)
+            return
+        reply, room = self._channel.pack(like=self._core.values_of(keys))
+        self._core.pull(worker, keys, room)
+        self._send(worker, reply, keep=self._core.keeps_pulled)
+
+    def _decoded(
+        self, message: torch.Tensor, params: Any, step: int, kinds: Sequence[tuple[Sequence[int], torch.dtype]]
+    ) -> list[torch.Tensor]:
+        """The gradients that a compressed message encodes."""
+        sizes = [math.prod(shape) for shape, _ in kinds]
+        flats = create_compressor(params).decode_step(message.to(self._core.device), sum(sizes), step).split(sizes)
+        return [flat.view(shape).to(dtype) for flat, (shape, dtype) in zip(flats, kinds, strict=True)]
+
+    def _arrive(self, worker: int, what: str, value: Any) -> None:
+        if self._gone:
+            raise self._absent()
+        if self._waiting and (others := next(iter(self._waiting.values()))[0]) != what:
+            raise RuntimeError(f"worker {worker} has called {what}(), where others wait in {others}()")
+        self._waiting[worker] = what, value
+        if len(self._waiting) == self._roles.workers:
+            brought = self._waiting[0][1]
+            for other in list(self._waiting):
+                del self._waiting[other]
+                self._reply(other, brought)
+
+    def _reply(self, worker: int, value: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
+        failed = isinstance(value, Exception)
+        message, room = self._channel.pack((type(value).__name__, str(value)) if failed else value, tensors)
+        copy_all(room, tensors)
+        self._send(worker, message, failed)
+
+    def _send(self, worker: int, message: Message, failed: bool = False, keep: bool = False) -> None:
+        message = message._replace(code=int(failed), number=self._core.num_update)
+        sent = self._channel.send(worker, Tag.REPLY, message)
+        if failed:  # the worker may go on pushing before it receives what is wrong
+            self._errors.append(sent)
+        else:
+            self._outgoing[worker] = sent, keep
+
+    def _release(self, worker: int) -> None:
+        """Have the last answer's body back. The worker has it: it asks again, and began to receive when it asked."""
+        outgoing, self._outgoing[worker] = self._outgoing[worker], None
+        if outgoing is not None:
+            sent, keep = outgoing
+            with contextlib.suppress(RuntimeError):  # the worker is gone, as its thread says
+                sent.wait()
+            if not keep:
+                self._channel.pool.give(sent.body)

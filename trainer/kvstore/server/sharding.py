@@ -1,0 +1,92 @@
+"""Which servers have which elements of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..base import Key
+from .job import integer_variable
+
+__all__ = ["Entry", "Placement", "Shard", "shards_of"]
+
+_BIG = 1_000_000  # elements from which an array is cut
+
+
+class Entry(NamedTuple):
+    """A key: its value's shape and type, and which servers have which elements of it."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    parts: tuple[tuple[int, int, int], ...]  # server, first element, end
+
+
+class Shard(NamedTuple):
+    """What one server has of some keys.
+
+    Attributes:
+        server: its number.
+        keys: those of which it has something.
+        parts: for each of these the index in the list of all keys, and the range of elements; None for all of them.
+    """
+
+    server: int
+    keys: list[Key]
+    parts: list[tuple[int, slice | None]]
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What of these tensors, one for each of all keys, is for this server."""
+        return [tensors[i] if part is None else tensors[i].reshape(-1)[part] for i, part in self.parts]
+
+
+class Placement:
+    """Where each key is.
+
+    Attributes:
+        entries: by key.
+    """
+
+    def __init__(self, servers: int) -> None:
+        self._servers = servers
+        self.entries: dict[Key, Entry] = {}
+        self._shards: dict[tuple[Key, ...], list[Shard]] = {}
+
+    @property
+    def cut(self) -> list[Key]:
+        """The keys whose arrays are cut over servers."""
+        return [key for key, entry in self.entries.items() if len(entry.parts) > 1]
+
+    def place(self, keys: Sequence[Key], values: Sequence[torch.Tensor], may_cut: bool) -> dict[Key, Entry]:
+        """Entries for new keys, which are not added yet: MXNet's, but that arrays stay whole unless `may_cut`."""
+        bound = integer_variable("MXNET_KVSTORE_BIGARRAY_BOUND", _BIG)
+        entries = {}
+        for index, (key, value) in enumerate(zip(keys, values, strict=True), len(self.entries)):
+            size = value.numel()
+            if may_cut and self._servers > 1 and size >= bound:
+                ends = [int(size * i / self._servers + 0.5) for i in range(self._servers + 1)]
+                parts = [(server, ends[server], ends[server + 1]) for server in range(self._servers)]
+                parts = [part for part in parts if part[1] < part[2]]
+            else:
+                number = key if isinstance(key, int) else index
+                parts = [(number * 9973 % self._servers, 0, size)]
+            entries[key] = Entry(value.shape, value.dtype, tuple(parts))
+        return entries
+
+    def shards(self, keys: Sequence[Key]) -> list[Shard]:
+        """What of these keys each server has; servers that have nothing are left out."""
+        if tuple(keys) not in self._shards:
+            self._shards[tuple(keys)] = shards_of(keys, self.entries, self._servers)
+        return self._shards[tuple(keys)]
+
+
+def shards_of(keys: Sequence[Key], entries: Mapping[Key, Entry], servers: int) -> list[Shard]:
+    """What of these keys each server has; servers that have nothing are left out."""
+    shards = [Shard(server, [], []) for server in range(servers)]
+    for i, key in enumerate(keys):
+        parts = entries[key].parts
+        for server, start, stop in parts:
+            shards[server].keys.append(key)
+            shards[server].parts.append((i, slice(start, stop) if len(parts) > 1 else None))
+    return [shard for shard in shards if shard.keys]

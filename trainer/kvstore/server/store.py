@@ -1,0 +1,378 @@
+"""A worker's side of a parameter server: a store whose values are on the servers."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ... import checkpoint
+from ...optimizer import Optimizer, Updater
+from ..base import Key, KVStore, known_values, new_values
+from .client import ServerClient
+from .compression import PushCompression
+from .core import check_fits, takes_parts
+from .job import Roles
+from .settings import SyncedSettings, bare_copy
+from .sharding import Entry, Placement, Shard, shards_of
+from .states import join_states, states_of_server, with_tensors, without_tensors
+from .transport import Opcode, copy_all
+
+__all__ = ["ServerStore", "Staleness", "open_stores"]
+
+_OUTSTANDING = 2  # pushes that a server need not have taken yet when `push` returns
+open_stores: list[ServerStore] = []  # in this process
+
+
+class Staleness(NamedTuple):
+    """How old a worker's gradients were: how often a key was updated between the worker's pull and its push.
+
+    Attributes:
+        mean: over all pushes of all keys; 0 without any.
+        max: the oldest.
+        histogram: how many gradients were so many updates old.
+    """
+
+    mean: float
+    max: int
+    histogram: dict[int, int]
+
+
+class ServerStore(KVStore):
+    """A worker's side of the servers. Made by `connect`.
+
+    Each push is applied by the servers as soon as it comes. `push` returns when its values have been copied, and a few may
+    be on their way then; an error that a server has with one is raised by the next call that waits for the server: a pull,
+    or a push when too many are on their way. `pull` gives values with all of this worker's own pushes in them. One thread at
+    a time may use a store.
+
+    The optimizer stays the worker's to change: what has changed of its settings, schedule and multipliers goes along with
+    the next push, and counts for all workers from then on, but for `rescale_grad`, which counts for this worker's pushes.
+
+    Attributes:
+        rank, num_workers: among the workers alone.
+        num_servers: how many servers there are.
+        placement: which servers have which elements of each key.
+
+    Source: MXNet 1.9.1, `KVStoreDist` and `KVStoreDistServer`.
+    """
+
+    takes_lists = True
+
+    def __init__(self, roles: Roles, type: str) -> None:
+        self.type = type
+        self.rank, self.num_workers, self.num_servers = roles.rank, roles.workers, roles.servers
+        self._client = ServerClient(roles, self._follow)
+        self.placement = Placement(roles.servers)
+        self._optimizer: Optimizer | None = None
+        self._synced: list[SyncedSettings] = []  # by server, once there is an optimizer
+        self._calls = Counter[str]()  # of what all workers may call, for the servers to do once
+        self._has_updater = False
+        self._compression: PushCompression | None = None
+        open_stores.append(self)
+        atexit.register(self.close)
+
+    def init(self, key: Any, value: Any) -> None:
+        """Begin with the value of rank 0. All workers must call it, with values of equal shapes, and wait for each other.
+
+        An array of 1,000,000 elements (MXNET_KVSTORE_BIGARRAY_BOUND) or more is cut over all servers, unless an optimizer
+        that needs it whole has been set before.
+
+        Raises:
+            TypeError, ValueError: a key of another kind than those before, or one that is there already, or a value that is
+                no dense tensor, or is not as on rank 0.
+        """
+        given = {each: _dense(each, tensor) for each, tensor in new_values(key, value, self.placement.entries).items()}
+        keys, values = list(given), list(given.values())
+        if any(value.is_cuda for value in values):
+            self._client.pin_memory()
+        entries: dict[Key, Entry] | None = None
+        if self.rank == 0:
+            entries = self.placement.place(keys, values, not self._has_updater or takes_parts(self._optimizer))
+        failure: tuple[str, str] | None = None
+        if entries is not None:
+            try:
+                self._send_values(entries, values)
+            except (ValueError, TypeError) as error:  # for all workers, who would wait otherwise
+                failure = "TypeError" if isinstance(error, TypeError) else "ValueError", str(error)
+        found, failure = self._client.barrier("init", (entries, failure))
+        if failure is not None:
+            raise (TypeError if failure[0] == "TypeError" else ValueError)(failure[1])
+        entries = {each: Entry(torch.Size(shape), dtype, parts) for each, (shape, dtype, parts) in found.items()}
+        for each, tensor in zip(keys, values, strict=True):
+            if each not in entries or entries[each].shape != tensor.shape or entries[each].dtype != tensor.dtype:
+                theirs = f"{tuple(entries[each].shape)}, {entries[each].dtype}" if each in entries else "not there"
+                raise ValueError(
+                    f"value of key {each!r} is {tuple(tensor.shape)}, {tensor.dtype}; on rank 0 it is {theirs}: all workers "
+                    "must have the same model"
+                )
+        self.placement.entries.update(entries)
+
+    @torch.no_grad()
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Send gradients, for the servers to update what is stored. `priority` has no meaning here.
+
+        Raises:
+            TypeError, ValueError: keys or values that do not fit; nothing has been sent.
+            RuntimeError: no worker has called `set_optimizer`, or a server had an error with this push or one before.
+        """
+        keys, totals = self._summed(key, value)
+        shards = self._push(Opcode.PUSH, keys, totals)
+        for shard in shards:
+            self._client.drain(shard.server, _OUTSTANDING if self._has_updater else 0)
+        self._client.raise_failure()
+        self._has_updater = self._has_updater or not self._client.busy
+
+    @torch.no_grad()
+    def pull(self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """As `KVStore.pull`. It waits for the servers, and for this worker's own pushes, but for no other worker.
+
+        Raises:
+            TypeError, ValueError: keys or tensors that do not fit; nothing has been changed.
+            RuntimeError: a server had an error.
+        """
+        found = known_values(key, out, "out", self.placement.entries)
+        shards = self.placement.shards([each for each, _ in found])
+        for shard in shards:
+            self._client.request(shard.server, Opcode.PULL, (shard.keys, None, None))
+        self._receive(shards, [tensors for _, tensors in found])
+
+    @torch.no_grad()
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """`push`, then `pull`, in one message to each server and back."""
+        keys, totals = self._summed(key, value)
+        found = known_values(key, value if out is None else out, "out", self.placement.entries)
+        self._receive(self._push(Opcode.PUSHPULL, keys, totals), [tensors for _, tensors in found])
+        self._has_updater = True
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Send this optimizer to all servers, to update what is stored, with states of its own from now on.
+
+        One worker may call it, or all: the first to call it for the nth time sets the nth optimizer. Others who push right
+        after that need a `barrier` in between.
+
+        Raises:
+            TypeError: not an `Optimizer`, or one that cannot be sent: its attributes must be plain data, and its class must
+                stand at the top level of a module that the servers have imported.
+            ValueError: it needs arrays whole that have been cut already (call it before `init`), or all gradients together,
+                and there are several servers.
+        """
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}; see optimizer.create(name)")
+        check_fits(optimizer, self.placement.cut, self.num_servers)
+        self._set("optimizer", bare_copy(optimizer))
+        self._optimizer = optimizer
+        self._synced = [SyncedSettings(optimizer) for _ in range(self.num_servers)]
+
+    def set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
+        """Let `updater(key, pushed, stored)` change what is stored, in place, on the servers.
+
+        Raises:
+            TypeError: not callable, or no function at the top level of a module that the servers have imported.
+            ValueError: an array has been cut already: call it before `init`.
+        """
+        if not callable(updater):
+            raise TypeError(f"updater must be a function (key, pushed, stored), got {type(updater).__name__}")
+        check_fits(updater, self.placement.cut, self.num_servers)
+        self._set("updater", updater)
+        self._optimizer = None
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Compress what this worker pushes from now on. What it pulls goes as it is.
+
+        What goes to one server in one message is encoded together, and what that leaves out is kept back, by key, for the
+        next push of it.
+
+        Args:
+            compression_params: as for `create_compressor`, but not "powersgd" nor "auto". A type of one's own must be
+                registered before the store is made, for the servers to know it.
+
+        Raises:
+            TypeError, ValueError: they do not fit; nothing has been changed.
+
+        Source: MXNet 1.9.1, `KVStoreDist`, for "2bit".
+        """
+        self._compression = PushCompression(compression_params)
+
+    def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
+        """Gather the states from all servers and write them to one file. One worker is enough; any may call it.
+
+        Each server's states are those between two updates. For states of one moment, let all workers call `barrier` before
+        and after it. Arrays that are cut over servers are whole in the file, so that any number of servers can read it.
+
+        Raises:
+            RuntimeError: no optimizer updates what is stored.
+        """
+        for server in range(self.num_servers):
+            self._client.request(server, Opcode.SAVE)
+        parts = [with_tensors(message.value(), message.tensors()) for message in self._client.finish()]
+        checkpoint.write(fname, join_states(parts, self.placement.entries))
+
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Read what `save_optimizer_states` wrote. Call it on one worker, or on all: the servers take the first.
+
+        The settings and the schedule of this worker's optimizer become the saved ones, too.
+
+        Raises:
+            RuntimeError: this worker has not called `set_optimizer`.
+            ValueError, FileNotFoundError: there is no such file, or it does not fit; nothing has been changed.
+        """
+        if self._optimizer is None:
+            raise RuntimeError("no optimizer updates what is stored, so there are no states: call set_optimizer() first")
+        saved, entries = checkpoint.read(fname), self.placement.entries
+        params = [torch.empty(entry.shape, dtype=entry.dtype) for entry in entries.values()]
+        # One like the servers' takes them first, so that no server has to refuse them.
+        twin = Updater(copy.deepcopy(bare_copy(self._optimizer)))
+        checkpoint.restore(twin, [str(key) for key in entries], params, saved, list(entries))
+        self._calls["load"] += 1
+        for server in range(self.num_servers):
+            value, tensors = without_tensors(states_of_server(saved, entries, server))
+            self._client.request(server, Opcode.LOAD, value, tensors, self._calls["load"])
+        self._client.finish()
+        optimizer = self._optimizer
+        loaded = [name for name in saved["settings"] if name not in ("state_dtype", "rescale_grad")]
+        for attribute in loaded:
+            setattr(optimizer, attribute, getattr(twin.optimizer, attribute))
+        optimizer.lr_scheduler, optimizer.num_update = twin.optimizer.lr_scheduler, saved["num_update"]
+        for synced in self._synced:
+            synced.record_loaded(optimizer, loaded)
+
+    def staleness(self) -> dict[int, Staleness]:
+        """How old each worker's gradients were when they were applied; see `Staleness`.
+
+        A key counts once for each server that has a part of it.
+        """
+        for server in range(self.num_servers):
+            self._client.request(server, Opcode.STALENESS)
+        found = [Counter[int]() for _ in range(self.num_workers)]
+        for message in self._client.finish():
+            for total, delays in zip(found, message.value(), strict=True):
+                total.update(delays)
+        return {worker: _staleness(delays) for worker, delays in enumerate(found)}
+
+    def barrier(self) -> None:
+        """Wait for all workers.
+
+        Raises:
+            RuntimeError: one of them is gone, or has closed its store.
+        """
+        self._client.barrier("barrier", None)
+
+    def close(self) -> None:
+        """Tell the servers that this worker is finished: they end when all are. Done at the interpreter's exit otherwise.
+
+        Raises:
+            RuntimeError: a server had an error with a push that was on its way, or is gone.
+        """
+        if self not in open_stores:
+            return
+        try:
+            self._client.close()
+        finally:
+            open_stores.remove(self)
+            atexit.unregister(self.close)
+
+    def __repr__(self) -> str:
+        return f"ServerStore({self.type!r}, worker {self.rank} of {self.num_workers}, {len(self.placement.entries)} keys)"
+
+    def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
+        """As `KVStore._residuals`, but copies."""
+        if self._compression is None:
+            return {}
+        return {(key, self.rank): residual for key, residual in self._compression.residuals(self.placement.entries).items()}
+
+    def _load_residuals(self, saved: Mapping[Key, Mapping[str, torch.Tensor]]) -> bool:
+        """This worker's own; of sources that are no workers here, its share."""
+        if self._compression is not None:
+            self._compression.load_residuals(saved, self.placement.entries, self.rank, self.num_workers)
+        return True
+
+    def _send_values(self, entries: Mapping[Key, Entry], values: Sequence[torch.Tensor]) -> None:
+        for shard in shards_of(list(entries), entries, self.num_servers):
+            cut = [key for key, (_, part) in zip(shard.keys, shard.parts, strict=True) if part is not None]
+            self._client.request(shard.server, Opcode.INIT, (shard.keys, cut), shard.of(values))
+        self._client.finish()
+
+    def _summed(self, key: Any, value: Any) -> tuple[list[Key], list[torch.Tensor]]:
+        """Each key with the sum of its tensors, in the order of their list."""
+        found = known_values(key, value, "value", self.placement.entries)
+        keys = [each for each, _ in found]
+        if len(set(keys)) < len(keys):
+            raise ValueError("a key comes twice in one push: push one after the other")
+        totals = []
+        for each, tensors in found:
+            total, *others = [_dense(each, tensor.detach()) for tensor in tensors]
+            for other in others:
+                total = total + other.to(total.device)
+            totals.append(total)
+        return keys, totals
+
+    def _push(self, opcode: Opcode, keys: Sequence[Key], totals: Sequence[torch.Tensor]) -> list[Shard]:
+        """Send gradients to the servers, compressed if that is wanted; what each server gets."""
+        if self._compression is not None:
+            self._compression.check(keys, totals)
+        shards = self.placement.shards(keys)
+        for shard in shards:
+            tensors, compression = shard.of(totals), None
+            if self._compression is not None and any(tensor.numel() for tensor in tensors):
+                compression, tensors = self._compression.encode(shard, tensors)
+            changes = self._synced[shard.server].changes(self._optimizer, keys) if self._optimizer is not None else {}
+            self._client.request(shard.server, opcode, (shard.keys, changes or None, compression), tensors)
+            if changes:
+                self._synced[shard.server].record(changes)
+        return shards
+
+    def _receive(self, shards: Sequence[Shard], outs: Sequence[Sequence[torch.Tensor]]) -> None:
+        wholes: dict[int, torch.Tensor] = {}  # of arrays that come in parts, for those that cannot be written to in parts
+        into: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        messages = self._client.finish([shard.server for shard in shards])
+        for shard, message in zip(shards, messages, strict=True):
+            for (i, part), value in zip(shard.parts, message.tensors(), strict=True):
+                for out in outs[i]:
+                    if part is None:
+                        into.append(out)
+                    elif out.is_contiguous():
+                        into.append(out.view(-1)[part])
+                    else:
+                        whole = wholes.setdefault(id(out), torch.empty(out.shape, dtype=value.dtype))
+                        into.append(whole.view(-1)[part])
+                    values.append(value)
+        copy_all(into, values)
+        for tensors in outs:
+            for out in tensors:
+                if id(out) in wholes:
+                    out.copy_(wholes[id(out)])
+        for message in messages:
+            self._client.release(message)
+
+    def _set(self, what: str, updater: Any) -> None:
+        self._calls["set"] += 1
+        for server in range(self.num_servers):
+            self._client.request(server, Opcode.OPTIMIZER, (what, updater), number=self._calls["set"])
+        self._client.finish()
+        self._has_updater = True
+
+    def _follow(self, num_update: int) -> None:
+        """Keep the optimizer's count of updates that of the servers."""
+        if self._optimizer is not None:
+            self._optimizer.num_update = max(self._optimizer.num_update, num_update)
+            if self._optimizer.lr_scheduler is not None:  # it may want to know where training is, as that on the server does
+                self._optimizer.lr_scheduler(self._optimizer.num_update)
+
+
+def _dense(key: Key, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout != torch.strided:
+        raise TypeError(f"value of key {key!r} is sparse ({tensor.layout}): servers take dense tensors; use to_dense()")
+    return tensor
+
+
+def _staleness(delays: Counter[int]) -> Staleness:
+    count = sum(delays.values())
+    mean = sum(delay * times for delay, times in delays.items()) / count if count else 0.0
+    return Staleness(mean, max(delays, default=0), dict(sorted(delays.items())))

@@ -1,0 +1,97 @@
+"""How parameters are divided among ranks, and their elements in the order of memory."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...kernels import Rule
+from ...kernels.layouts import is_dense
+from ..optimizer import Optimizer, RuleOptimizer
+from .bucket import Bucket
+
+__all__ = ["Piece", "can_cut", "in_memory_order", "memory_of", "owners_of", "pieces_of", "shaped_like", "weight_of"]
+
+
+def can_cut(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's parameters can be cut anywhere: its rule looks at single elements, wherever they are."""
+    if not isinstance(optimizer, RuleOptimizer) or not isinstance(optimizer.composed_rule, Rule):
+        return False
+    rule = optimizer.composed_rule
+    return not any(stage.scope == "tensor" or "index" in stage.extras for stage in rule.reductions) and (
+        "index" not in rule.extras
+    )
+
+
+def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Which rank each parameter belongs to: the largest first, each to the rank that has the least so far."""
+    loads = [(0, rank) for rank in range(ranks)]
+    owners = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        load, owners[i] = heapq.heappop(loads)
+        heapq.heappush(loads, (load + sizes[i], owners[i]))
+    return owners
+
+
+class Piece(NamedTuple):
+    """What a rank has of a parameter.
+
+    Attributes:
+        param: the parameter's number.
+        bucket: the number of its bucket.
+        start: its first element in the parameter, in the order in which these lie in memory.
+        stop: the element after its last one.
+        at: its first element in the bucket.
+    """
+
+    param: int
+    bucket: int
+    start: int
+    stop: int
+    at: int
+
+
+def pieces_of(buckets: Sequence[Bucket], rank: int) -> list[Piece]:
+    """What a rank has of all parameters, by parameter."""
+    pieces = []
+    for k, bucket in enumerate(buckets):
+        low, high = bucket.bounds[rank], bucket.bounds[rank + 1]
+        for member in bucket.members:
+            start, stop = max(low - member.start, 0), min(high - member.start, member.size)
+            # One without elements has none to be cut: it is where it begins.
+            if start < stop or (member.size == 0 and _owner_of(bucket, member.start) == rank):
+                pieces.append(Piece(member.param, k, start, stop, member.start + start))
+    return sorted(pieces)
+
+
+def _owner_of(bucket: Bucket, element: int) -> int:
+    """The lowest rank whose part ends behind this element."""
+    ends = bucket.bounds[1:]
+    return next((rank for rank, end in enumerate(ends) if end > element), len(ends) - 1)
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor's elements as they lie in memory: a view of one dimension."""
+    tensor = tensor.detach()
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def shaped_like(flat: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """A stretch of memory as a tensor of this one's shape, and, if it is dense, order of elements."""
+    if is_dense(param):
+        return flat.as_strided(param.shape, param.stride(), flat.storage_offset())
+    return flat.view(param.shape)
+
+
+def in_memory_order(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """All elements of a tensor of one's shape in the order in which those of a dense parameter lie in memory."""
+    ordered = torch.empty_strided(param.shape, param.stride(), dtype=tensor.dtype, device=tensor.device)
+    return memory_of(ordered.copy_(tensor))
+
+
+def weight_of(piece: Piece, param: torch.Tensor, cuts: bool) -> torch.Tensor:
+    """The elements of a piece: a flat view of the parameter's memory if parameters are cut, else the parameter."""
+    return memory_of(param)[piece.start : piece.stop] if cuts else param

@@ -1,0 +1,226 @@
+"""Saving and loading the states of an update that is sharded over ranks, in the form of one that is not."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...kernels import storage
+from ...kernels.layouts import compute_dtype, widest
+from ...kernels.states import allocate_states
+from .. import checkpoint, dist_utils
+from ..dist_utils import global_rank
+from ..optimizer import RuleOptimizer, Updater
+from .buckets import GradientBuckets
+from .gather import FlatAllGather
+from .partition import Piece, in_memory_order, shaped_like, weight_of
+
+__all__ = ["ShardStates"]
+
+
+class ShardStates:
+    """The states of one rank's pieces of all parameters. All methods are to be called on all ranks.
+
+    Args:
+        updater: has the states of the pieces, by the parameter's index.
+        buckets: the gradients of the parameters.
+        pieces: what this rank has of them.
+        cuts: whether parameters are cut anywhere, or each belongs to one rank.
+    """
+
+    def __init__(self, updater: Updater, buckets: GradientBuckets, pieces: Sequence[Piece], cuts: bool) -> None:
+        self.updater, self.buckets, self.pieces, self.cuts = updater, buckets, pieces, cuts
+        self.params, self.names, self.rank = buckets.params, buckets.names, buckets.rank
+        self.device = self.params[0].device
+
+    def state_dict(self, everywhere: bool = True) -> dict[str, Any]:
+        """The whole state, in the form of a trainer's whose state is not cut, with tensors on the CPU.
+
+        Args:
+            everywhere: let all ranks have the tensors, else rank 0 alone.
+        """
+        optimizer = self.updater.optimizer
+        with self._scratch() as whole:
+            keep = everywhere or self.rank == 0
+            if self._has_states():
+                if self.cuts:
+                    self._collect_cut(whole, keep)
+                else:
+                    return self._collect_owned(whole, keep)
+            optimizer.slots(range(len(self.params)))
+            return checkpoint.collect(whole, self.names, self.params)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what a `state_dict` gave, that of a `Trainer` or of any number of ranks.
+
+        Raises:
+            ValueError, TypeError: it does not fit; nothing has been changed.
+        """
+        mine = {piece.param: piece for piece in self.pieces}
+        with self._scratch() as whole:
+            stand_ins = [
+                param if not self.cuts and i in mine else torch.empty_like(param, device="cpu")
+                for i, param in enumerate(self.params)
+            ]
+            checkpoint.restore(whole, self.names, stand_ins, state_dict)
+            self.updater.states, self.updater.masters = {}, {}
+            for i, piece in mine.items():
+                if i not in whole.states:
+                    continue
+                if self.cuts:
+                    self._load_piece(whole, piece)
+                else:
+                    self.updater.states[i] = whole.states[i]
+                    if i in whole.masters:
+                        self.updater.masters[i] = whole.masters[i]
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Updater]:
+        """An updater for whole states; the optimizer does not keep it."""
+        optimizer: Any = self.updater.optimizer
+        try:
+            yield Updater(optimizer, self.updater.engine)
+        finally:
+            if isinstance(optimizer, RuleOptimizer):
+                optimizer._updater = weakref.ref(self.updater)
+
+    def _has_states(self) -> bool:
+        found = torch.tensor([float(bool(self.updater.states))], device=self.device)
+        dist_utils.all_reduce(found, dist.ReduceOp.MAX, self.buckets.group)
+        return bool(found.item())
+
+    def _state(self, optimizer: RuleOptimizer, piece: Piece) -> tuple[torch.Tensor, ...]:
+        state = self.updater.states[piece.param]
+        if len(state) != len(optimizer.composed_rule.slots):  # another rule since the last step; the next one does the same
+            return optimizer.create_state(piece.param, weight_of(piece, self.params[piece.param], self.cuts).detach())
+        return state
+
+    @torch.no_grad()
+    def _collect_cut(self, whole: Updater, keep: bool) -> None:
+        """Put whole states and masters into `whole`, bucket by bucket and slot by slot."""
+        optimizer: Any = self.updater.optimizer
+        rule = optimizer.composed_rule
+        states = {piece.param: self._state(optimizer, piece) for piece in self.pieces}
+        room: list[Any] = [None] * len(self.params)
+        if keep:
+            room = [torch.empty_like(param, device="cpu") for param in self.params]
+            whole.states = dict(enumerate(optimizer.states_for(room)))
+        for k, slot in enumerate(rule.state):
+            found = {i: state[k] for i, state in states.items()}
+            for i, values in self._whole_tensors(found, slot in rule.nonnegative):
+                if keep:
+                    storage.copy(whole.states[i][k], values, values.shape, slot in rule.nonnegative)
+        self._collect_numbers(optimizer, states, whole)
+        present = torch.tensor([float(i in self.updater.masters) for i in range(len(self.params))], device=self.device)
+        dist_utils.all_reduce(present, dist.ReduceOp.MAX, self.buckets.group)
+        if present.any():
+            for i, values in self._whole_tensors(self.updater.masters, False):
+                if keep and present[i]:
+                    ((master,),) = allocate_states([room[i]], 1, optimizer.master_dtype(self.params[i]))
+                    whole.masters[i] = master.copy_(values)
+
+    def _whole_tensors(self, found: Mapping[Any, torch.Tensor], unsigned: bool) -> Iterator[tuple[int, torch.Tensor]]:
+        """Each parameter's whole tensor, on the CPU in its arithmetic's type, of all ranks' pieces of it."""
+        pieces: dict[int, list[Piece]] = {}
+        for piece in self.pieces:
+            pieces.setdefault(piece.bucket, []).append(piece)
+        for k, bucket in enumerate(self.buckets.buckets):
+            if not bucket.members:
+                continue
+            assert bucket.weight_dtype is not None
+            dtype = compute_dtype(bucket.weight_dtype)  # which has all values of narrower types
+            flat = torch.zeros(bucket.bounds[-1], dtype=dtype, device=bucket.flat.device)
+            for piece in pieces.get(k, ()):
+                if piece.param in found:
+                    tensor, size = found[piece.param], piece.stop - piece.start
+                    if tensor.dtype == torch.uint8:
+                        tensor = storage.unpacked(tensor, torch.Size([size]), unsigned)
+                    flat[piece.at : piece.at + size] = tensor
+            FlatAllGather(self.buckets, bucket, flat).wait()
+            flat = flat.cpu()
+            for member in bucket.members:
+                like = torch.empty_like(self.params[member.param], device="cpu", dtype=dtype)
+                yield member.param, like.copy_(shaped_like(flat[member.start : member.start + member.size], like))
+
+    def _collect_numbers(
+        self, optimizer: RuleOptimizer, states: Mapping[int, tuple[torch.Tensor, ...]], whole: Updater
+    ) -> None:
+        """The numbers that a rule keeps of each parameter, which all its pieces have; the first one's are taken."""
+        rule = optimizer.composed_rule
+        if not rule.kept:
+            return
+        first, device = len(rule.state), self.device
+        numbers = torch.zeros(len(self.params), len(rule.kept), dtype=widest(device.type), device=device)
+        for piece in self.pieces:
+            if piece.start == 0:
+                numbers[piece.param] = torch.stack(states[piece.param][first:]).to(numbers)
+        dist_utils.all_reduce(numbers, group=self.buckets.group)
+        for i, state in whole.states.items():
+            for tensor, value in zip(state[first:], numbers[int(i)].cpu(), strict=True):
+                tensor.copy_(value)
+
+    def _collect_owned(self, whole: Updater, keep: bool) -> dict[str, Any]:
+        """The state of parameters that belong to ranks as a whole, tensor by tensor."""
+        mine = [piece.param for piece in self.pieces]
+        group, device = self.buckets.group, self.device
+        whole.states = {i: self.updater.states[i] for i in mine if i in self.updater.states}
+        whole.masters = {i: master for i, master in self.updater.masters.items() if i in mine}
+        self.updater.optimizer.slots(range(len(self.params)))
+        collected = checkpoint.collect(whole, self.names, self.params)
+        own = collected["state"]
+        listed = [
+            (
+                name,
+                [(slot, tuple(tensor.shape), tensor.dtype) for slot, tensor in slots.items()],
+                collected["layout"].get(name),
+            )
+            for name, slots in own.items()
+        ]
+        lists = dist_utils.all_gather_objects(listed, group)
+        state: dict[str, dict[str, torch.Tensor]] = {}
+        layout: dict[str, Any] = {}
+        for rank, entries in enumerate(lists):
+            for name, slots, nesting in entries:
+                state[name] = {}
+                if nesting is not None:
+                    layout[name] = nesting
+                for slot, shape, dtype in slots:
+                    there = rank == self.rank
+                    tensor = own[name][slot].contiguous() if there else torch.empty(shape, dtype=dtype, device=device)
+                    sent = tensor.to(device).view(torch.uint8) if dtype == torch.int16 else tensor.to(device)
+                    dist_utils.broadcast(sent, global_rank(group, rank), group)
+                    if keep:
+                        state[name][slot] = (own[name][slot] if there else tensor).cpu()
+        collected["state"] = {name: state[name] for name in self.names if name in state} if keep else {}
+        collected["layout"] = {name: layout[name] for name in self.names if name in layout} if keep else {}
+        return collected
+
+    def _load_piece(self, whole: Updater, piece: Piece) -> None:
+        """Take this rank's piece of a whole state and master."""
+        optimizer: Any = self.updater.optimizer
+        rule, weight, param = (
+            optimizer.composed_rule,
+            weight_of(piece, self.params[piece.param], self.cuts).detach(),
+            self.params[piece.param],
+        )
+        size = torch.Size([piece.stop - piece.start])
+        (state,) = optimizer.states_for([weight])
+        for k, (slot, tensor) in enumerate(zip(rule.slots, whole.states[piece.param], strict=True)):
+            unsigned = slot in rule.nonnegative
+            if k >= len(rule.state):
+                state[k].copy_(tensor)
+                continue
+            if tensor.dtype == torch.uint8:
+                tensor = storage.unpacked(tensor, param.shape, unsigned)
+            part = in_memory_order(tensor, param)[piece.start : piece.stop]
+            storage.copy(state[k], part.to(weight.device), size, unsigned)
+        self.updater.states[piece.param] = state
+        if piece.param in whole.masters:
+            master = whole.masters[piece.param]
+            ((own,),) = allocate_states([weight], 1, master.dtype)
+            self.updater.masters[piece.param] = own.copy_(in_memory_order(master, param)[piece.start : piece.stop])
