@@ -10,9 +10,45 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = {"kernels": "tristep.kernels", "trainer": "tristep.trainer", "viz": "tristep.viz"}
 MOST_LINES, MOST_PARAMETERS, MOST_MEMBERS = 400, 12, 25
 
-LONG_FILES: set[str] = set()
-MANY_PARAMETERS: set[str] = set()
-LARGE_CLASSES: set[str] = set()
+LONG_FILES = {
+    "trainer/checkpoint.py",  # to be split
+    "trainer/scale.py",  # to be split
+    "trainer/sweep.py",  # to be split
+    "trainer/trainer.py",  # the public face, mostly docstrings
+    "viz/live/loop.py",  # the public face of live training, mostly docstrings
+}
+MANY_PARAMETERS = {  # functions of Triton, which takes no records
+    "tristep.kernels.compress.triton._kernel",
+    "tristep.kernels.compress.triton._put_message",
+    "tristep.kernels.compress.triton._tile",
+}
+LARGE_CLASSES = {
+    # public faces, whose members users know from MXNet or torch
+    "tristep.kernels.update.Update",
+    "tristep.trainer.kvstore.server.store.ServerStore",
+    "tristep.trainer.optimizer.base.Optimizer",
+    "tristep.trainer.optimizer.rule_optimizer.RuleOptimizer",
+    "tristep.trainer.telemetry.Telemetry",
+    "tristep.trainer.trainer.Trainer",
+    "tristep.viz.live.loop.LiveLoop",
+    "tristep.viz.views.display.Display",
+    "tristep.viz.views.view.View",
+    # to be split
+    "tristep.kernels.backends.eager.EagerUpdate",
+    "tristep.kernels.backends.triton.launch.TritonUpdate",
+    "tristep.kernels.groups.Group",
+    "tristep.trainer.ensemble.group.EnsembleGroup",
+    "tristep.trainer.kvstore.server.core.ServerCore",
+    "tristep.trainer.optim.plan._Part",
+    "tristep.trainer.optimizer.plan.StepPlan",
+    "tristep.trainer.scale._Model",
+    "tristep.trainer.sync.allreduce.CollectiveSync",
+    "tristep.trainer.sync.buckets.GradientBuckets",
+    "tristep.trainer.sync.kvstore.KVStoreSync",
+    "tristep.trainer.sync.sharded.ShardedUpdate",
+    "tristep.viz.live.runner.StepRunner",
+    "tristep.viz.record.series.Series",
+}
 PRIVATE_IMPORTS: set[str] = set()
 CYCLES: set[frozenset[str]] = set()
 
@@ -96,7 +132,7 @@ def test_functions_have_few_parameters():
         f"{name}.{function.name}"
         for name in MODULES
         for function in _functions(name)
-        if len(_arguments(function)) > MOST_PARAMETERS and (function.name.startswith("_") and function.name != "__init__")
+        if len(_arguments(function)) > MOST_PARAMETERS and function.name.startswith("_") and function.name != "__init__"
     }
     assert found == MANY_PARAMETERS
 
