@@ -296,6 +296,6 @@ def test_what_is_refused():
         clip_adaptively_([x, x], [x], 0.1)
     with pytest.raises(ValueError, match=r"shape \(2,\): its weight has \(3,\)"):
         clip_adaptively_([x], [x[:2]], 0.1)
-    with pytest.raises(ValueError, match="by='min': must be 'sum' or 'max'"):
-        reduction(by="min")
+    with pytest.raises(ValueError, match="op='min': must be 'sum' or 'max'"):
+        reduction(op="min")
     assert x.tolist() == [1.0] * 3

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from tristep import Trainer, lr_scheduler, rule
 from tristep.kernels import reduction, tl
 from tristep.trainer import checkpoint
-from tristep.trainer.optimizer import SGD, Optimizer, RuleOptimizer, base, get_updater, register
+from tristep.trainer.optimizer import SGD, Optimizer, RuleOptimizer, base, get_updater, register, settings
 
 SHAPES = {"body": (3, 5), "scale": (), "head": (70,), "nothing": (0, 2)}
 MATRICES = {"body": (3, 5), "column": (4, 1), "row": (1, 70), "nothing": (0, 2)}
@@ -886,7 +886,7 @@ def test_every_optimizer_takes_back_its_own_settings(name):
     """The constructor is asked whether it would take them."""
     made = base.create(name)
     before = repr(made.settings())
-    base.check_settings(made, made.settings())
+    settings.check_settings(made, made.settings())
     assert repr(made.settings()) == before
 
 

@@ -34,9 +34,9 @@ from tristep.trainer.optimizer import (
     Optimizer,
     RMSProp,
     Signum,
-    base,
     get_updater,
     registered,
+    settings,
 )
 from tristep.trainer.optimizer import Test as AddingTest
 
@@ -340,7 +340,7 @@ def test_the_first_argument_is_the_learning_rate():
 @pytest.fixture
 def warned(monkeypatch):
     """As if nothing had been warned of yet, which is done once in a process."""
-    monkeypatch.setattr(base, "_warned", set())
+    monkeypatch.setattr(settings, "_warned", set())
 
 
 @pytest.mark.parametrize(

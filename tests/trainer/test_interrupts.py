@@ -12,7 +12,8 @@ import torch
 import tristep
 from tristep import Trainer
 from tristep.kernels import groups
-from tristep.trainer import Ensemble, interrupts, many
+from tristep.trainer import Ensemble, interrupts
+from tristep.trainer.ensemble.group import EnsembleGroup
 from tristep.trainer.interrupts import interrupts_wait, uninterrupted
 from tristep.trainer.optimizer import SGD, get_updater
 
@@ -98,7 +99,7 @@ def test_a_step_in_backward_is_all_there(interrupted):
 def test_repeated_steps_of_many_are_all_there(monkeypatch):
     """The trainings of one `Ensemble` that are no copies of each other have launches of their own."""
     made, weights = [SGD(learning_rate=0.5), SGD(learning_rate=0.5, momentum=0.5)], [torch.ones(3), torch.ones(3)]
-    together, repeat, calls = Ensemble(made, [[weight] for weight in weights]), many._Group.repeat, []
+    together, repeat, calls = Ensemble(made, [[weight] for weight in weights]), EnsembleGroup.repeat, []
 
     def then_interrupt(group):
         repeat(group)
@@ -109,7 +110,7 @@ def test_repeated_steps_of_many_are_all_there(monkeypatch):
     together.step([[torch.ones(3)], [torch.ones(3)]])
     steps = together.steps()
     next(steps)
-    monkeypatch.setattr(many._Group, "repeat", then_interrupt)
+    monkeypatch.setattr(EnsembleGroup, "repeat", then_interrupt)
     with pytest.raises(KeyboardInterrupt):
         next(steps)
     assert [each.num_update for each in made] == [3, 3]
