@@ -41,7 +41,7 @@ class PointerGuard:
         try:
             unmoved = list(map(_data_ptr, tensors)) == self._pointers
             return unmoved and [tensors[i].stride() for i in self._layered] == self._strides
-        except RuntimeError:  # a tensor that has no memory
+        except (RuntimeError, TypeError):  # a tensor that has no memory; None, in the place of one that has died
             return False
 
 

@@ -46,6 +46,13 @@ def test_a_tensor_that_moved_is_noticed(move, i):
     assert not guard.passes(tensors)
 
 
+def test_a_tensor_that_is_gone_is_noticed():
+    tensors = [torch.ones(2, 2), torch.ones(3)]
+    guard = PointerGuard(tensors)
+    assert not guard.passes([None, tensors[1]])
+    assert not guard.passes(tensors[1:])
+
+
 def test_gradients_that_were_written_since_are_collected(parameters):
     guard = GradGuard(parameters, NAMES)
     gradients, versions = guard.collect_written()
