@@ -248,7 +248,7 @@ def test_a_stack_without_gradients():
 
 @pytest.mark.parametrize("steps", [3, 300])
 def test_rows_of_coming_steps_are_those_of_single_steps(steps):
-    """Bias corrections are computed for many steps at once; a schedule, and a branch of one's own, forbid that."""
+    """Bias corrections are computed for many steps at once; a schedule, and a branch in user code, forbid that."""
 
     class Late(optimizer.RuleOptimizer):
         rule = rules.sgd

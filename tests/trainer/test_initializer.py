@@ -1,4 +1,4 @@
-"""Initializers: MXNet's numbers, names and JSON; distributions, generators, types; initializers of one's own."""
+"""Initializers: MXNet's numbers, names and JSON; distributions, generators, types; user-defined initializers."""
 
 import copy
 import doctest
@@ -263,7 +263,7 @@ def test_nothing_is_recorded_and_gradients_stay():
     assert net[0].weight.is_leaf
 
 
-# ---- initializers of one's own ---------------------------------------------------------------------------------------
+# ---- user-defined initializers ---------------------------------------------------------------------------------------
 
 
 def test_a_custom_initializer(clean_registry):

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: by name, of one's own, with a state; saved and loaded; and the examples of the docstrings."""
+"""Learning-rate schedules: by name, user-defined, with a state; saved and loaded; and the examples of the docstrings."""
 
 import doctest
 import importlib
@@ -117,7 +117,7 @@ def test_function_of_a_taken_name_replaces_the_first_with_a_warning():
     assert create("function", function="rate", base_lr=1.0)(0) == 2.0
 
 
-# ---- schedules of one's own ------------------------------------------------------------------------------------------
+# ---- user-defined schedules ------------------------------------------------------------------------------------------
 
 
 def test_user_schedule_prints_saves_and_warms_up():

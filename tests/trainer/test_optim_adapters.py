@@ -43,7 +43,7 @@ def halving(w, g, state, hyper):
 
 
 class Halving(tristep.optimizer.RuleOptimizer):
-    """An optimizer of one's own."""
+    """A user-defined optimizer."""
 
     rule = halving
 

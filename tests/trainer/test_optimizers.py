@@ -1,4 +1,4 @@
-"""Optimizers by themselves: the registry, optimizers of one's own in both forms, counts, rates, multipliers, the updater.
+"""Optimizers by themselves: the registry, user-defined optimizers in both forms, counts, rates, multipliers, the updater.
 
 The judges are torch.optim and NumPy in float64. MXNet's own numbers are in test_golden_optimizers.py.
 """
@@ -180,7 +180,7 @@ def test_docstring_examples():
         assert failed == 0
 
 
-# ---- an optimizer of one's own: a rule and a class -------------------------------------------------------------------
+# ---- user-defined optimizers: a rule and a class -------------------------------------------------------------------
 
 
 @rule
@@ -308,7 +308,7 @@ def test_a_rules_optimizer_can_be_driven_one_tensor_at_a_time():
     assert by_hand.counts == by_updater.counts == {0: 3}
 
 
-# ---- an optimizer of one's own: MXNet's form -------------------------------------------------------------------------
+# ---- user-defined optimizers: MXNet's form -------------------------------------------------------------------------
 
 
 class PlainAdam(Optimizer):

@@ -24,7 +24,7 @@ SECONDS = 60  # until a process that is not heard of counts as lost
 
 
 class Halving(optimizer.Optimizer):
-    """An optimizer of one's own, which nobody knows to be elementwise."""
+    """A user-defined optimizer, which nobody knows to be elementwise."""
 
     def create_state(self, index, weight):
         return None
@@ -659,7 +659,7 @@ COMPRESSIONS = [
 
 @kvstore.register_compressor
 class WholeThirds(kvstore.Compressor):
-    """One of one's own: whole thirds, in float64."""
+    """A user-defined one: whole thirds, in float64."""
 
     def encode(self, values):
         return torch.round(values.double() * 3)

@@ -314,7 +314,7 @@ class Ensemble:
         )
         try:
             hash(kind)
-        except TypeError:  # a setting of one's own, such as a list
+        except TypeError:  # a user-defined setting, such as a list
             return alone
         return alone if not isinstance(kind[1], Rule) or any(r.scope == "global" for r in kind[1].reductions) else kind
 
@@ -336,7 +336,7 @@ _OWN = {"lr", "wd", "lr_scheduler", "step_counts", "_updater"}  # what each opti
 def make_optimizer(kind: str | type[Optimizer], arguments: Mapping[str, Any]) -> Optimizer:
     """One of several optimizers that differ in some arguments.
 
-    Its schedule is a copy, since it may remember what it was asked; a `learning_rate` beside it becomes its `base_lr`.
+    Its schedule is a copy, since it may remember what it was asked; a `learning_rate` given with it becomes its `base_lr`.
     """
     own = dict(arguments)
     schedule = own["lr_scheduler"] = copy.deepcopy(own.get("lr_scheduler"))

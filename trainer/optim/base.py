@@ -86,7 +86,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return None
 
     def _beside(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
-        """The type of what is kept beside a weight, as `state[parameter]["compensation"]`, if anything is."""
+        """The type of the split master of a weight, stored as `state[parameter]["compensation"]`, if anything is."""
         return None
 
     def _by_row(self, group: Group) -> bool:

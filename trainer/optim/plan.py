@@ -141,7 +141,7 @@ class _Part:
         self._states = states
         self._active: list[bool] = []
         self._shared: list[tuple[Any, int]] = []  # rows of equal hyper-parameters, and the first of them
-        self._changes: list[tuple[Any, dict[str, Any]]] = []  # what becomes of these rows' numbers after the step
+        self._changes: list[tuple[Any, dict[str, Any]]] = []  # new numbers of these rows, after the step
         self._stepping: list[Group] = []
         self._met_sparse = False
         self._by_row: tuple[RowUpdate, list[int]] | None = None
@@ -227,7 +227,7 @@ class _Part:
         return [state[: -len(names)] + row for state, row in zip(states, joined, strict=True)]
 
     def _master_of(self, i: int) -> torch.Tensor | None:
-        """What is kept beside a parameter, made or converted if need be."""
+        """The master of a parameter, made or converted if need be."""
         optimizer, parameter, weight = self._optimizer, self.parameters[i], self._weights[i]
         dtype = optimizer._beside(self._groups[i], weight)
         if dtype is None:

@@ -29,7 +29,7 @@ class WithMaster(NamedTuple):
 
 
 class Optimizer:
-    """Base class of all optimizers, with MXNet's interface for optimizers of one's own.
+    """Base class of all optimizers, with MXNet's interface for user-defined optimizers.
 
     A subclass, marked with `@Optimizer.register` so that it is known by its name, supplies `create_state(index, weight)` and
     `update(index, weight, grad, state)` in plain torch operations, and in `update` asks
@@ -195,7 +195,7 @@ class Optimizer:
     def follow(self, weight: torch.Tensor, state: Any) -> Any:
         """The state, after the weight may have been converted: its float32 copy comes and goes with 16 bits."""
         if type(self).create_state_multi_precision is not Optimizer.create_state_multi_precision:
-            return state  # a form of one's own
+            return state  # a user-defined form
         if isinstance(state, WithMaster):
             return state if self.keeps_master(weight) else state.state
         return WithMaster(weight.detach().float(), state) if self.keeps_master(weight) else state

@@ -381,7 +381,7 @@ class StepPlan:
 
 
 def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """What is to be kept beside a weight, in this type; `old` is what has been kept beside it so far."""
+    """A master of this type for a weight; `old` is its master so far."""
     if old is not None and storage.kind_of(weight.dtype, old.dtype) is None:  # of the type that the weight was of
         old = None
     ((master,),) = allocate_states([weight], 1, dtype)

@@ -234,7 +234,7 @@ class RuleOptimizer(Optimizer):
         return storage.CodesOnly(self.rounding_seed) if self.narrow == torch.uint8 else None
 
     def master_dtype(self, weight: torch.Tensor) -> torch.dtype | None:
-        """The type of what is kept beside this weight so that rounding loses nothing or little; None if there is nothing."""
+        """The type of this weight's master, with which rounding loses nothing or little; None without one."""
         if weight.dtype not in LOW_PRECISION:
             return None
         if self.kahan:

@@ -100,7 +100,7 @@ def _schedule(schedule: lr_scheduler.LRScheduler) -> str:
     name, facts = type(schedule).__name__, {}
     try:
         facts = {key: _shown(value) for key, value in schedule.to_config()["kwargs"].items()}
-    except TypeError:  # a class of one's own that cannot be saved
+    except TypeError:  # a user-defined class that cannot be saved
         facts = {key: _shown(value) for key, value in vars(schedule).items() if not key.startswith("_")}
     return _page(name, _table("settings", (), facts.items()), _sparkline(schedule, 0))
 

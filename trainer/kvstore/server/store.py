@@ -189,7 +189,7 @@ class ServerStore(KVStore):
         next push of it.
 
         Args:
-            compression_params: as for `create_compressor`, but not "powersgd" nor "auto". A type of one's own must be
+            compression_params: as for `create_compressor`, but not "powersgd" nor "auto". A user-defined type must be
                 registered before the store is made, for the servers to know it.
 
         Raises:
