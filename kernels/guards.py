@@ -151,10 +151,6 @@ class GradGuard:
             if gradient is not None:
                 self._used[i], self._versions[i] = weakref.ref(gradient), gradient._version
 
-    def use_again(self) -> None:
-        """Take note that the step itself has written to the gradients that it used."""
-        self.use([reference() for reference in self._used])
-
     def snapshot(self) -> Any:
         """What it remembers, for `restore`."""
         return self._used, self._versions
@@ -162,10 +158,6 @@ class GradGuard:
     def restore(self, snapshot: Any) -> None:
         """Remember what it did when the snapshot was taken."""
         self._used, self._versions = snapshot
-
-    def reset(self) -> None:
-        """Forget all gradients that were used."""
-        self._used, self._versions = [_missing] * len(self._used), [-1] * len(self._used)
 
     def _are_other(self, gradients: Sequence[Any], versions: Sequence[int]) -> list[bool]:
         """For each gradient whether it is another tensor than the one used, or has another version."""
