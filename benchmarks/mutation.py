@@ -14,8 +14,8 @@ again: `map` starts anew where tests or product have changed, verdicts are kept 
 file, for you to remove when tests have changed. The mutants depend on --seed; fewer of them (--count) are the first of more.
 
 A mutant meets only the test files that call its function. What is compiled Python does not call: it meets each file that
-runs an engine, code outside of functions all. The quick tier's survivors meet the rest of the full tier, several in
-one tree: where it passes with all of them, it would pass with each.
+runs an engine, code outside of functions all. The quick tier's survivors meet the rest of the full tier in one tree:
+a test that passes with all of them would pass with each; one that fails is run again with each alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import textwrap
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -142,10 +142,10 @@ class Suite:
         folders = {"NUMBA_CACHE_DIR": str(self.folder / "numba"), "PYTHONPATH": str(tree / "src")}
         return os.environ | one_thread | folders
 
-    def pytest(self, tree: Path, tier: str, files: Sequence[str], **environment: str) -> tuple[bool, str]:
-        """Whether the tests in these files pass, and the first one that does not."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", "-p", "no:cacheprovider"]
-        command += [f"--basetemp={tree}.tmp", *CASES[tier], *files]
+    def pytest(self, tree: Path, tier: str, tests: Sequence[str], stop: bool = True, **environment: str) -> list[str]:
+        """The tests that fail, only the first unless told not to `stop`, or what ended pytest itself."""
+        command = [sys.executable, "-m", "pytest", *(["-x"] if stop else []), "-q", "--tb=short", "-p", "no:cacheprovider"]
+        command += [f"--basetemp={tree}.tmp", *CASES[tier], *tests]
         log, settings = Path(f"{tree}.log"), self._environment(tree) | environment
         with log.open("wb") as out, self.lock:
             if self.stopped:
@@ -160,14 +160,14 @@ class Suite:
             if self.stopped:
                 raise KeyboardInterrupt
         if hangs:
-            return False, "hangs"
+            return ["hangs"]
         text, code = log.read_text(encoding="utf-8", errors="replace"), process.returncode
         failures = [line.split(" ", 1)[1] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
         if code in (0, 5):  # 5: these files have no tests of this tier
-            return True, ""
+            return []
         crashed = code < 0 and -code not in (signal.SIGKILL, signal.SIGTERM)
         if code in (1, 2) or crashed or (code == 4 and "while loading conftest" in text):
-            return False, failures[0].split(" - ")[0] if failures else f"exit code {code}"
+            return [failure.split(" - ")[0] for failure in failures] or [f"exit code {code}"]
         raise RuntimeError(f"pytest ended with {code}: {' '.join(command)}\n{text[-3000:]}")
 
     def _wait(self, process: subprocess.Popen[bytes], log: Path) -> bool:
@@ -206,22 +206,22 @@ def make_map(suite: Suite, files: Sequence[str]) -> int:
         text = _SITE.format(folder=str(Path(__file__).parent), tree=str(tree), out=str(out))
         (site / "sitecustomize.py").write_text(text, encoding="utf-8")
         path = f"{site}:{tree / 'src'}"  # child processes record what they call, too
-        passed, by = suite.pytest(tree, "full", [file], PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
+        failures = suite.pytest(tree, "full", [file], PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
         seconds = round(time.monotonic() - start, 1)
         called = sorted(set(out.read_text(encoding="utf-8").split()))
         with suite.lock:
-            print(f"{file}: {seconds} s, {len(called)} functions{'' if passed else f', FAILED at {by}'}", flush=True)
-            if passed:
+            print(f"{file}: {seconds} s, {len(called)} functions {failures}", flush=True)
+            if failures:
+                failed.append(file)
+            else:
                 suite.map["tests"][file] = {"seconds": seconds, "called": called}
                 suite.save()
-            else:
-                failed.append(file)
 
     suite.each(one, [file for file in files or suite.test_files() if file not in suite.map["tests"]])
     return 1 if failed else 0
 
 
-def run(suite: Suite, wanted: Sequence[Mutant], at_once: int) -> int:
+def run(suite: Suite, wanted: Sequence[Mutant]) -> int:
     """Judge the mutants that have no verdict yet: by the quick tier, and those that survive by the rest of the full one."""
     known, tests = suite.known(), suite.map["tests"]
     kills = Counter((found["file"], found["by"].split("::")[0]) for found in known.values() if found["killed"])
@@ -246,43 +246,58 @@ def run(suite: Suite, wanted: Sequence[Mutant], at_once: int) -> int:
 
         return sorted((file for file in tests if any(mutant.is_met(tests[file]["called"]) for mutant in group)), key=rank)
 
-    def passes(group: Sequence[Mutant], tier: str, tree: Path) -> tuple[bool, str]:
-        """Whether these mutants, in one tree, survive the tier."""
+    @contextlib.contextmanager
+    def mutated(group: Sequence[Mutant], tree: Path) -> Iterator[dict[str, str]]:
+        """These mutants in the tree; the environment that its tests need."""
         numba = Path(f"{tree}.numba")  # a cache of their own, where they must not find what was compiled before
-        environment = {"NUMBA_CACHE_DIR": str(numba)} if any(map(_changes_loops, group)) else {}
+        files = {mutant.file: (suite.tree / mutant.file).read_bytes() for mutant in group}
         try:
-            for mutant in group:
-                _write(tree / mutant.file, mutant.applied((suite.tree / mutant.file).read_bytes()))
-            files = tests_of(group)
-            for part in (files[:HEAD], files[HEAD:]):
-                passed, by = suite.pytest(tree, tier, part, **environment) if part else (True, "")
-                if not passed:
-                    return False, by
-            return True, ""
+            for file, source in files.items():
+                for mutant in sorted((m for m in group if m.file == file), key=lambda m: -m.start):
+                    source = mutant.applied(source)
+                _write(tree / file, source)
+            yield {"NUMBA_CACHE_DIR": str(numba)} if any(map(_changes_loops, group)) else {}
         finally:
-            for mutant in group:
-                _write(tree / mutant.file, (suite.tree / mutant.file).read_bytes())
+            for file, source in files.items():
+                _write(tree / file, source)
             shutil.rmtree(numba, ignore_errors=True)
 
     def baseline(files: Sequence[str], tree: Path) -> None:
-        passed, by = suite.pytest(tree, "quick", files)
-        if not passed:
-            raise RuntimeError(f"the suite must pass before anything is mutated: {by}, see {tree}.log")
+        if failures := suite.pytest(tree, "quick", files):
+            raise RuntimeError(f"the suite must pass before anything is mutated: {failures[0]}, see {tree}.log")
 
     def quick(mutant: Mutant, tree: Path) -> None:
-        start = time.monotonic()
-        _, by = passes([mutant], "quick", tree)
-        note(mutant, "quick", by, time.monotonic() - start)
+        start, files, failures = time.monotonic(), tests_of([mutant]), list[str]()
+        with mutated([mutant], tree) as environment:
+            for part in (files[:HEAD], files[HEAD:]):
+                if part and not failures:
+                    failures = suite.pytest(tree, "quick", part, **environment)
+        note(mutant, "quick", failures[0] if failures else "", time.monotonic() - start)
 
-    def rest(group: Sequence[Mutant], tree: Path) -> None:
-        start = time.monotonic()
-        passed, by = passes(group, "rest", tree)
-        if passed or len(group) == 1:
-            for mutant in group:
-                note(mutant, "rest", by, (time.monotonic() - start) / len(group))
-        else:
-            rest(group[: len(group) // 2], tree)
-            rest(group[len(group) // 2 :], tree)
+    def rest(group: Sequence[Mutant]) -> None:
+        """Judge mutants that do not overlap: each test file with all, then what failed there with each alone."""
+        failed: dict[str, list[str]] = {}  # the tests of a file that fail with all of them, or the file itself
+
+        def together(files: Sequence[str], tree: Path) -> None:
+            with mutated(group, tree) as environment:
+                for file in files:
+                    failures = suite.pytest(tree, "rest", [file], stop=False, **environment)
+                    with suite.lock:
+                        print(f"rest of {file} with {len(group)}: {len(failures)} failures", flush=True)
+                        if failures:
+                            failed[file] = failures if failures[0].startswith(file) else [file]
+
+        def alone(mutant: Mutant, tree: Path) -> None:
+            start, failures = time.monotonic(), list[str]()
+            met = [test for file in tests_of([mutant]) for test in failed.get(file, ())]
+            with mutated([mutant], tree) as environment:
+                if met:
+                    failures = suite.pytest(tree, "rest", met, **environment)
+            note(mutant, "rest", failures[0] if failures else "", time.monotonic() - start)
+
+        slowest = sorted(tests_of(group), key=lambda file: -tests[file]["seconds"])
+        suite.each(together, [part for k in range(suite.jobs) if (part := slowest[k :: suite.jobs])])
+        suite.each(alone, group)
 
     if suite.map["pass"] != sorted(tests):
         slowest = sorted(tests, key=lambda file: -tests[file]["seconds"])
@@ -291,7 +306,8 @@ def run(suite: Suite, wanted: Sequence[Mutant], at_once: int) -> int:
         suite.save()
     suite.each(quick, [mutant for mutant in wanted if (mutant.key, "quick") not in known])
     left = [mutant for mutant in wanted if not known[mutant.key, "quick"]["killed"] and (mutant.key, "rest") not in known]
-    suite.each(rest, _of_different_files(left, at_once))
+    for group in _apart(left):
+        rest(group)
     return 0
 
 
@@ -307,14 +323,16 @@ def _write(path: Path, source: bytes) -> None:
     Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
 
 
-def _of_different_files(left: Sequence[Mutant], at_once: int) -> list[list[Mutant]]:
-    """The mutants in groups of at most that many, no two of a file in one."""
+def _apart(left: Sequence[Mutant]) -> list[list[Mutant]]:
+    """The mutants in groups in which none changes what another one of the same file does."""
     groups: list[list[Mutant]] = []
     for mutant in left:
-        group = next((g for g in groups if len(g) < at_once and mutant.file not in {other.file for other in g}), [])
-        if not group:
-            groups.append(group)
-        group.append(mutant)
+        for group in groups:
+            if all(o.file != mutant.file or o.end <= mutant.start or mutant.end <= o.start for o in group):
+                group.append(mutant)
+                break
+        else:
+            groups.append([mutant])
     return groups
 
 
@@ -377,7 +395,6 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=208, help="mutants, as many of each group (default: 208)")
-    parser.add_argument("--at-once", type=int, default=8, help="survivors that meet the full tier in one tree (default: 8)")
     parser.add_argument(
         "--idle", type=float, default=900, help="seconds without a test's end that make a hang (default: 900)"
     )
@@ -390,7 +407,7 @@ def main() -> int:
         parser.error("make a map first")
     wanted = mutants(suite.tree, given.seed, given.count)
     if given.command == "run":
-        return run(suite, wanted, given.at_once)
+        return run(suite, wanted)
     return (table if given.command == "table" else show)(suite, wanted)
 
 
