@@ -37,7 +37,7 @@ import textwrap
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -142,7 +142,9 @@ class Suite:
         folders = {"NUMBA_CACHE_DIR": str(self.folder / "numba"), "PYTHONPATH": str(tree / "src")}
         return os.environ | one_thread | folders
 
-    def pytest(self, tree: Path, tier: str, tests: Sequence[str], stop: bool = True, **environment: str) -> list[str]:
+    def pytest(
+        self, tree: Path, tier: str, tests: Sequence[str], environment: Mapping[str, str], stop: bool = True
+    ) -> list[str]:
         """The tests that fail, only the first unless told not to `stop`, or what ended pytest itself."""
         command = [sys.executable, "-m", "pytest", *(["-x"] if stop else []), "-q", "--tb=short", "-p", "no:cacheprovider"]
         command += [f"--basetemp={tree}.tmp", *CASES[tier], *tests]
@@ -206,7 +208,7 @@ def make_map(suite: Suite, files: Sequence[str]) -> int:
         text = _SITE.format(folder=str(Path(__file__).parent), tree=str(tree), out=str(out))
         (site / "sitecustomize.py").write_text(text, encoding="utf-8")
         path = f"{site}:{tree / 'src'}"  # child processes record what they call, too
-        failures = suite.pytest(tree, "full", [file], PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
+        failures = suite.pytest(tree, "full", [file], {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"})
         seconds = round(time.monotonic() - start, 1)
         called = sorted(set(out.read_text(encoding="utf-8").split()))
         with suite.lock:
@@ -263,7 +265,7 @@ def run(suite: Suite, wanted: Sequence[Mutant]) -> int:
             shutil.rmtree(numba, ignore_errors=True)
 
     def baseline(files: Sequence[str], tree: Path) -> None:
-        if failures := suite.pytest(tree, "quick", files):
+        if failures := suite.pytest(tree, "quick", files, {}):
             raise RuntimeError(f"the suite must pass before anything is mutated: {failures[0]}, see {tree}.log")
 
     def quick(mutant: Mutant, tree: Path) -> None:
@@ -271,7 +273,7 @@ def run(suite: Suite, wanted: Sequence[Mutant]) -> int:
         with mutated([mutant], tree) as environment:
             for part in (files[:HEAD], files[HEAD:]):
                 if part and not failures:
-                    failures = suite.pytest(tree, "quick", part, **environment)
+                    failures = suite.pytest(tree, "quick", part, environment)
         note(mutant, "quick", failures[0] if failures else "", time.monotonic() - start)
 
     def rest(group: Sequence[Mutant]) -> None:
@@ -281,7 +283,7 @@ def run(suite: Suite, wanted: Sequence[Mutant]) -> int:
         def together(files: Sequence[str], tree: Path) -> None:
             with mutated(group, tree) as environment:
                 for file in files:
-                    failures = suite.pytest(tree, "rest", [file], stop=False, **environment)
+                    failures = suite.pytest(tree, "rest", [file], environment, stop=False)
                     with suite.lock:
                         print(f"rest of {file} with {len(group)}: {len(failures)} failures", flush=True)
                         if failures:
@@ -292,7 +294,7 @@ def run(suite: Suite, wanted: Sequence[Mutant]) -> int:
             met = [test for file in tests_of([mutant]) for test in failed.get(file, ())]
             with mutated([mutant], tree) as environment:
                 if met:
-                    failures = suite.pytest(tree, "rest", met, **environment)
+                    failures = suite.pytest(tree, "rest", met, environment)
             note(mutant, "rest", failures[0] if failures else "", time.monotonic() - start)
 
         slowest = sorted(tests_of(group), key=lambda file: -tests[file]["seconds"])
