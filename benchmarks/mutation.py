@@ -37,7 +37,7 @@ import textwrap
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -143,7 +143,7 @@ class Suite:
         return os.environ | one_thread | folders
 
     def pytest(
-        self, tree: Path, tier: str, tests: Sequence[str], environment: Mapping[str, str], stop: bool = True
+        self, tree: Path, tier: str, tests: Sequence[str], environment: dict[str, str], stop: bool = True
     ) -> list[str]:
         """The tests that fail, only the first unless told not to `stop`, or what ended pytest itself."""
         command = [sys.executable, "-m", "pytest", *(["-x"] if stop else []), "-q", "--tb=short", "-p", "no:cacheprovider"]
