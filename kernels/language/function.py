@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .checks import check_form, parse_function
+from .literals import is_number, name_literals
 from .ops import OPS, TORCH_OPS, is_tl
 
 __all__ = ["Function", "jit"]
@@ -53,13 +54,28 @@ class Function:
         parts += [callee.source for callee in self._callees.values()]
         return "\n\n".join(parts)
 
-    def bind(self, language: str, namespace: Any, wrap: Callable[[types.FunctionType], Any]) -> Any:
-        """This function with `tl` replaced by `namespace`, it and its callees wrapped by `wrap`; kept under `language`."""
+    def bind(
+        self,
+        language: str,
+        namespace: Any,
+        wrap: Callable[[types.FunctionType], Any],
+        number: Callable[[float], Any] | None = None,
+    ) -> Any:
+        """This function with `tl` replaced by `namespace`, it and its callees wrapped by `wrap`; kept under `language`.
+
+        Args:
+            number: what replaces each literal, for compilers that would otherwise compute in a literal's own type.
+        """
         if language not in self._bound:
             names = dict(self.fn.__globals__)
-            names.update({name: callee.bind(language, namespace, wrap) for name, callee in self._callees.items()})
+            names.update({name: callee.bind(language, namespace, wrap, number) for name, callee in self._callees.items()})
             names.update({name: namespace for name, value in names.items() if is_tl(value)})
-            copy = types.FunctionType(self.fn.__code__, names, self.name, self.fn.__defaults__)
+            code, defaults = self.fn.__code__, self.fn.__defaults__
+            if number is not None:
+                code, numbers = name_literals(self.tree, code.co_filename)
+                names.update({name: number(value) for name, value in numbers.items()})
+                defaults = None if defaults is None else tuple(number(v) if is_number(v) else v for v in defaults)
+            copy = types.FunctionType(code, names, self.name, defaults)
             # Triton 3.5 tells functions in a kernel apart by module and name alone: another text needs another name.
             digest = hashlib.sha256(self.source.encode()).hexdigest()[:16]
             copy.__module__, copy.__qualname__ = self.fn.__module__, f"{self.fn.__qualname__}_{digest}"

@@ -513,6 +513,11 @@ def test_constants_leave_float32_arithmetic_in_float32(place, write_rules, what)
     np.testing.assert_allclose(weight, [1e-9, 2e-9], rtol=1e-6)  # and float64 arithmetic in float64
 
 
+def test_a_variable_may_have_the_name_that_a_literal_gets(place, write_rules):
+    text = "@rule\ndef scaled(w, number0, state, hyper):\n    number1 = w * 3.0\n    return number1 - 0.5 * number0, state\n"
+    assert list(run_rule(place, write_rules(text).scaled, [1.0, 2.0], [4.0, 8.0])[0]) == [1.0, 2.0]
+
+
 def test_hyper_parameters_of_float64_weights_are_float64(place, write_rules):
     text = "@rule\ndef just(w, g, state, hyper):\n    (x,) = hyper\n    return x + 0.1 + 0.0 * w, state\n"
     assert run_rule(place, write_rules(text).just, [0.0], [0.0], (0.1,), dtype=F64)[0] == [0.2]

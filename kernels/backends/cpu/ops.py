@@ -72,24 +72,12 @@ _op("where", lambda condition, a, b: a if condition else b)
 _op("normal", lambda key0, key1, index: _normal(key0, key1, index))
 
 
-def _for_type(scalar: type) -> Any:
-    """How a rule's function becomes a numba function of that type of numbers."""
-
-    def wrap(fn: types.FunctionType) -> Any:
-        # numba takes a literal for a float64 or int64, and one literal would draw the whole rule into float64.
-        def typed(value: Any) -> Any:
-            if type(value) is tuple:
-                return tuple(map(typed, value))
-            return scalar(value) if type(value) in (float, int) else value
-
-        fn.__code__ = fn.__code__.replace(co_consts=typed(fn.__code__.co_consts))
-        fn.__defaults__ = typed(fn.__defaults__)
-        fn.__module__ = __name__  # numba imports this module when it loads code from its cache; the rule's may be gone
-        return jit(fn)
-
-    return wrap
+def _compiled(fn: types.FunctionType) -> Any:
+    fn.__module__ = __name__  # numba imports this module when it loads code from its cache; the rule's may be gone
+    return jit(fn)
 
 
 def bind(function: Function, scalar: type) -> Any:
     """The function as loops call it, with this type of numbers."""
-    return function.bind(f"numba {scalar.__name__}", _ops, _for_type(scalar))
+    # numba takes a literal for a float64 or int64, and one literal would draw the whole rule into float64.
+    return function.bind(f"numba {scalar.__name__}", _ops, _compiled, scalar)
