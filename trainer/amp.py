@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from ..kernels import Rule, global_norm
-from .arguments import choice, real, whole
 from .optimizer import Optimizer, RuleOptimizer
 from .optimizer.sparse import is_sparse
 from .trainer import Trainer
+from .validation import choice, integer, number
 
 __all__ = ["LossScaler", "init", "init_trainer", "scale_loss", "unscale"]
 
@@ -123,10 +123,10 @@ class LossScaler:
         scale_window: int = 2000,
         max_scale: float = 2.0**24,
     ) -> None:
-        init_scale = real("init_scale", init_scale, above=0)
-        self.scale_factor = real("scale_factor", scale_factor, above=1)
-        self.scale_window = whole("scale_window", scale_window, low=1)
-        self.max_scale = real("max_scale", max_scale, low=init_scale)
+        init_scale = number("init_scale", init_scale, above=0)
+        self.scale_factor = number("scale_factor", scale_factor, above=1)
+        self.scale_window = integer("scale_window", scale_window, low=1)
+        self.max_scale = number("max_scale", max_scale, low=init_scale)
         self.scale = torch.tensor(init_scale, dtype=torch.float32, device="cpu")
         self.good_steps = torch.tensor(0, dtype=torch.int32, device="cpu")
         self.control = torch.tensor([1.0, 0.0], dtype=torch.float32, device="cpu")
@@ -195,8 +195,8 @@ class LossScaler:
         """Refuse what `state_dict` did not give."""
         if not isinstance(saved, Mapping) or set(saved) != {"loss_scale", "good_steps"}:
             raise ValueError(f"saved state: loss_scaler is {saved!r}: must be a dict of loss_scale and good_steps")
-        real("saved state: loss_scale", saved["loss_scale"], above=0)
-        whole("saved state: good_steps", saved["good_steps"], low=0)
+        number("saved state: loss_scale", saved["loss_scale"], above=0)
+        integer("saved state: good_steps", saved["good_steps"], low=0)
 
     @torch.no_grad()
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:

@@ -14,8 +14,8 @@ import torch
 from torch.utils import _pytree
 
 from ..kernels.graphs import Recording
-from .arguments import whole
 from .interrupts import interrupts_wait
+from .validation import integer
 
 __all__ = ["CapturedStep"]
 
@@ -38,7 +38,7 @@ class CapturedStep:
         if not callable(fn):
             raise TypeError(f"fn must be a function that trains, got {type(fn).__name__}")
         self._fn, self._device = fn, device
-        self._warmup, self._calls = whole("warmup", warmup, low=2), 0
+        self._warmup, self._calls = integer("warmup", warmup, low=2), 0
         self._graph: Any = None
         self.is_recorded = False
         self._recording = Recording()

@@ -17,11 +17,11 @@ from ..kernels.layouts import compute_dtype
 from ..kernels.states import allocate_states, slot_shapes, states_for
 from ..kernels.storage import copy, kind_of
 from . import files, lr_scheduler
-from .arguments import whole
 from .optimizer import Optimizer, RuleOptimizer, Updater
 from .optimizer.base import WithMaster
 from .optimizer.counts import Index
 from .optimizer.settings import check_settings
+from .validation import integer
 
 __all__ = ["collect", "plain_name", "read", "restore", "shape_of", "with_plain_names", "write"]
 
@@ -167,9 +167,9 @@ def _check_form(saved: Any) -> None:
             raise TypeError(f"saved state: {key} must be a dict, got {type(saved[key]).__name__}")
         if odd := [name for name in saved[key] if not isinstance(name, str)]:
             raise TypeError(f"saved state: names in {key} must be strings, got {odd[0]!r}")
-    whole("saved state: num_update", saved["num_update"], low=0, high=MOST_UPDATES)
+    integer("saved state: num_update", saved["num_update"], low=0, high=MOST_UPDATES)
     for name, count in saved["counts"].items():
-        whole(f"saved state: the count of {name!r}", count, low=0, high=MOST_UPDATES)
+        integer(f"saved state: the count of {name!r}", count, low=0, high=MOST_UPDATES)
     for name, shape in saved["parameters"].items():
         if shape is not None and not (isinstance(shape, (list, tuple)) and all(type(n) is int for n in shape)):
             raise TypeError(f"saved state: the shape of {name!r} is {shape!r}: must be a list of integers, or None")

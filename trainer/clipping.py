@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from ..kernels.norms import scale_to_norm_
-from .arguments import flag, real
+from .validation import boolean, number
 
 __all__ = ["clip_global_norm"]
 
@@ -42,7 +42,7 @@ def clip_global_norm(arrays: Iterable[torch.Tensor], max_norm: float, check_isfi
     arrays = arrays if isinstance(arrays, torch.Tensor) else list(arrays)
     if not len(arrays):
         raise ValueError("arrays is empty: there must be one tensor at least")
-    max_norm, check_isfinite = real("max_norm", max_norm, low=0), flag("check_isfinite", check_isfinite)
+    max_norm, check_isfinite = number("max_norm", max_norm, low=0), boolean("check_isfinite", check_isfinite)
     found: list[float] = []
 
     def smaller(norm: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .arguments import choice, real
+from .validation import choice, number
 
 __all__ = ["Parameters", "collect_params"]
 
@@ -69,6 +69,6 @@ class Parameters(dict[str, torch.nn.Parameter]):
                 param.requires_grad_(value != "null")
             return
         if name != "init":
-            value = real(name, value, low=0)
+            value = number(name, value, low=0)
         for param in self.values():
             setattr(param, name, value)

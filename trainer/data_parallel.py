@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .arguments import flag, whole
+from .validation import boolean, integer
 
 __all__ = ["replicate", "split_and_load", "split_data"]
 
@@ -75,11 +75,11 @@ def split_data(data: torch.Tensor, num_slice: int, batch_axis: int = 0, even_spl
     """
     if not isinstance(data, torch.Tensor):
         raise TypeError(f"data must be a tensor, got {type(data).__name__}")
-    num_slice = whole("num_slice", num_slice, low=1)
-    axis = whole("batch_axis", batch_axis)
+    num_slice = integer("num_slice", num_slice, low=1)
+    axis = integer("batch_axis", batch_axis)
     if not -data.dim() <= axis < data.dim():
         raise ValueError(f"batch_axis={batch_axis!r}: data has {data.dim()} axes, so it must be from 0 to {data.dim() - 1}")
-    if flag("even_split", even_split) and data.shape[axis] % num_slice:
+    if boolean("even_split", even_split) and data.shape[axis] % num_slice:
         raise ValueError(
             f"data of shape {tuple(data.shape)} does not divide into {num_slice} equal parts along axis {axis}: take a "
             f"batch size that is a multiple of {num_slice}, or even_split=False"

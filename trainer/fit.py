@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from .arguments import choice, flag, whole
 from .optimizer import Optimizer
 from .trainer import Trainer
+from .validation import boolean, choice, integer
 
 __all__ = ["Batch", "Fit", "fit"]
 
@@ -119,10 +119,10 @@ def fit(
             raise TypeError(f"{name} is an iterator, which ends after one epoch: give a DataLoader, a list, or the like")
         if given is not None and not isinstance(given, Iterable):
             raise TypeError(f"{name} must give batches (inputs, labels), got {type(given).__name__}")
-    begin_epoch = whole("begin_epoch", begin_epoch, low=0)
-    num_epoch = whole("num_epoch", num_epoch, low=begin_epoch + 1)
+    begin_epoch = integer("begin_epoch", begin_epoch, low=0)
+    num_epoch = integer("num_epoch", num_epoch, low=begin_epoch + 1)
     metrics = checked_metrics(eval_metric)
-    flag("progress", progress)
+    boolean("progress", progress)
     batch_callbacks = _callables("batch_end_callback", batch_end_callback)
     epoch_callbacks = _callables("epoch_end_callback", epoch_end_callback)
     arguments = dict(optimizer_params or {})

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .arguments import choice, real, whole
 from .fit import device_of, unpack_batch
 from .snapshot import Snapshot
 from .trainer import Trainer
+from .validation import choice, integer, number
 
 __all__ = ["SUGGESTERS", "LRFinder", "lr_find"]
 
@@ -118,12 +118,12 @@ def lr_find(
     """
     if not isinstance(source, (Trainer, torch.optim.Optimizer)):
         raise TypeError(f"source must be a Trainer or a torch.optim.Optimizer, got {type(source).__name__}")
-    low = real("low", low, above=0)
-    high = real("high", high, above=low)
-    n = whole("n", n, low=4)
+    low = number("low", low, above=0)
+    high = number("high", high, above=low)
+    n = integer("n", n, low=4)
     choice("spacing", spacing, ("exponential", "linear"))
-    stop = None if stop is None else real("stop", stop, above=1)
-    width = n / 50 if smoothing is None else real("smoothing", smoothing, low=0)
+    stop = None if stop is None else number("stop", stop, above=1)
+    width = n / 50 if smoothing is None else number("smoothing", smoothing, low=0)
     take = _stepper(source, step)
     if name is None:
         name = type(source.optimizer if isinstance(source, Trainer) else source).__name__

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ..kernels.checks import DTYPES
 from ..kernels.layouts import is_wrapper
 from . import checkpoint
-from .arguments import did_you_mean, real
 from .optimizer import Optimizer
+from .validation import did_you_mean, number
 
 __all__ = [
     "check_alike",
@@ -139,7 +139,7 @@ def _group(i: int, group: Mapping[str, Any]) -> list[tuple[str, Any, dict[str, f
             )
     if "params" not in group:
         raise ValueError(f"params[{i}] has no 'params': a group is a dict with 'params' and, if wanted, multipliers")
-    own = {key: real(f"params[{i}][{key!r}]", group[key], low=0) for key in allowed[1:] if key in group}
+    own = {key: number(f"params[{i}][{key!r}]", group[key], low=0) for key in allowed[1:] if key in group}
     members = group["params"]
     if isinstance(members, torch.Tensor):
         members = [members]

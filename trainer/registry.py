@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, TypeVar
 
-from .arguments import did_you_mean
+from .validation import did_you_mean
 
 __all__ = ["Registry"]
 

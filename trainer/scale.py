@@ -25,8 +25,8 @@ import torch.distributed as dist
 
 from ..kernels import Rule, storage
 from ..kernels.compress import CODES, TILE
-from .arguments import choice, did_you_mean, real, whole
 from .optimizer import Optimizer, RuleOptimizer, create
+from .validation import choice, did_you_mean, integer, number
 
 __all__ = ["LINKS", "MEMORIES", "Link", "Strategy", "measure_link", "parse_link", "plan", "table"]
 
@@ -184,14 +184,14 @@ class _Model:
         compute_ms: Any,
         servers: Any,
     ) -> None:
-        self.ranks = whole("gpus", gpus, low=1)
+        self.ranks = integer("gpus", gpus, low=1)
         self.link, self.inner = parse_link(link, "link"), parse_link(inner, "inner")
-        self.node = 1 if gpus_per_node is None else whole("gpus_per_node", gpus_per_node, low=1)
+        self.node = 1 if gpus_per_node is None else integer("gpus_per_node", gpus_per_node, low=1)
         if self.ranks % self.node:
             raise ValueError(f"gpus_per_node={gpus_per_node!r}: must be a divisor of gpus={gpus!r}")
         self.memory = _memory(memory)
-        self.compute = None if compute_ms is None else real("compute_ms", compute_ms, low=0) / 1e3
-        self.servers = whole("servers", servers, low=1)
+        self.compute = None if compute_ms is None else number("compute_ms", compute_ms, low=0) / 1e3
+        self.servers = integer("servers", servers, low=1)
         dtype = DTYPES[choice("weights", weights, DTYPES, other_names=OTHER_NAMES)]
         self.optimizer: Any = create(optimizer, **dict(optimizer_params or {}))
         if not isinstance(self.optimizer, RuleOptimizer):
@@ -417,27 +417,27 @@ def parse_link(link: str | float | Link, argument: str = "link") -> Link:
         TypeError, ValueError: it is none.
     """
     if isinstance(link, Link):
-        real(f"{argument}.bandwidth", link.bandwidth, above=0)
-        real(f"{argument}.latency", link.latency, low=0)
+        number(f"{argument}.bandwidth", link.bandwidth, above=0)
+        number(f"{argument}.latency", link.latency, low=0)
         return link
     if isinstance(link, str) and link.strip().lower() in LINKS:
         return LINKS[link.strip().lower()]
     if not isinstance(link, str):
-        return Link(real(argument, link, above=0) * 1e9, 0.0, f"{link:g} GB/s")
-    number, _, latency = link.partition(",")
+        return Link(number(argument, link, above=0) * 1e9, 0.0, f"{link:g} GB/s")
+    bandwidth_text, _, latency = link.partition(",")
     latency = latency.strip()
     unit = next((unit for unit in ("us", "ms", "ns", "s") if latency.endswith(unit)), "")
     try:
-        values = float(number), float(latency.removesuffix(unit) or 0.0)
+        values = float(bandwidth_text), float(latency.removesuffix(unit) or 0.0)
     except ValueError:
         near = did_you_mean(link, LINKS)
         raise ValueError(
             f"{argument}={link!r}: must be one of {', '.join(map(repr, LINKS))}, or GB/s with or without a latency, such as "
             f"'12.5' or '12.5,30us'.{near}"
         ) from None
-    bandwidth = real(f"{argument}={link!r}: the bandwidth", values[0], above=0) * 1e9
+    bandwidth = number(f"{argument}={link!r}: the bandwidth", values[0], above=0) * 1e9
     scale = {"s": 1.0, "ms": 1e-3, "": 1e-6, "us": 1e-6, "ns": 1e-9}[unit]
-    return Link(bandwidth, real(f"{argument}={link!r}: the latency", values[1], low=0) * scale, link)
+    return Link(bandwidth, number(f"{argument}={link!r}: the latency", values[1], low=0) * scale, link)
 
 
 def measure_link(group: Any = None, sizes: Sequence[int] = (2**12, 2**15, 2**18, 2**21, 2**24), repeats: int = 5) -> Link:
@@ -460,14 +460,14 @@ def measure_link(group: Any = None, sizes: Sequence[int] = (2**12, 2**15, 2**18,
     ranks = dist.get_world_size(group)
     if ranks < 2:
         raise ValueError("measure_link() in a group of one process: there is no link to measure; start two or more")
-    if len({whole("sizes", size, low=4) for size in sizes}) < 2:
+    if len({integer("sizes", size, low=4) for size in sizes}) < 2:
         raise ValueError(f"sizes={sizes!r}: must be two different ones at least")
     cuda = "nccl" in dist.get_backend(group)
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
     best = torch.full((len(sizes),), math.inf, dtype=torch.float64)
     for k, size in enumerate(sizes):
         values = torch.zeros(size // 4, device=device)
-        for _ in range(1 + whole("repeats", repeats, low=1)):  # the first one makes connections
+        for _ in range(1 + integer("repeats", repeats, low=1)):  # the first one makes connections
             dist.all_reduce(torch.zeros(1, device=device), group=group)  # so that all begin together
             if cuda:
                 torch.cuda.synchronize()
@@ -522,7 +522,7 @@ def _memory(memory: Any) -> float:
             memory = float(memory)
         except ValueError:
             return MEMORIES[choice("memory", memory, MEMORIES)]
-    return real("memory", memory, above=0) * 1e9
+    return number("memory", memory, above=0) * 1e9
 
 
 def _tensors(params: Any, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -530,7 +530,7 @@ def _tensors(params: Any, dtype: torch.dtype) -> list[torch.Tensor]:
     if isinstance(params, torch.nn.Module):
         params = list(params.parameters())
     if isinstance(params, (int, float)) and not isinstance(params, bool):
-        n = real("params", params, low=1)
+        n = number("params", params, low=1)
         if n != int(n):
             raise ValueError(f"params={params!r}: must be an integer number of parameters")
         n = int(n)
@@ -549,7 +549,7 @@ def _tensors(params: Any, dtype: torch.dtype) -> list[torch.Tensor]:
             tensors.append(torch.empty_like(each, device="meta"))
             continue
         try:
-            tensors.append(torch.empty([whole(f"params[{i}]", size, low=0) for size in each], dtype=dtype, device="meta"))
+            tensors.append(torch.empty([integer(f"params[{i}]", size, low=0) for size in each], dtype=dtype, device="meta"))
         except TypeError:
             raise TypeError(f"params[{i}]={each!r}: must be a tensor or a shape") from None
     return tensors

@@ -21,11 +21,11 @@ from torch.nn.functional import cross_entropy, log_softmax, nll_loss, softmax
 from torch.overrides import TorchFunctionMode
 
 from . import files
-from .arguments import choice, flag, whole
 from .ensemble import Ensemble, make_optimizer
 from .fit import Metric, checked_metrics, device_of, evaluate, unpack_batch
 from .optimizer import Optimizer
 from .trainer import Trainer
+from .validation import boolean, choice, integer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -167,7 +167,7 @@ class Sweep:
                 raise ValueError(f"it has format {about['format']!r}, this version knows {FORMAT}")
             axes = {str(name): tuple(values) for name, values in about["axes"]}
             scores = {str(name): arrays.pop(f"score {name}") for name in about["scores"]}
-            losses, per_epoch = arrays.pop("losses"), whole("steps_per_epoch", about["steps_per_epoch"], low=1)
+            losses, per_epoch = arrays.pop("losses"), integer("steps_per_epoch", about["steps_per_epoch"], low=1)
             shape = tuple(map(len, axes.values()))
             if list(axes)[-1:] != ["seed"] or 0 in shape or len(axes) != len(about["axes"]):
                 raise ValueError(f"it has the axes {', '.join(axes)}: must be several, the last of them 'seed'")
@@ -257,10 +257,10 @@ def sweep(
         raise TypeError(f"data must give batches (inputs, labels) anew in every epoch, got {type(data).__name__}")
     if epochs is not None and steps is not None:
         raise ValueError(f"epochs={epochs!r} beside steps={steps!r}: give one of them")
-    n_epochs = None if steps is not None else whole("epochs", 1 if epochs is None else epochs, low=1)
-    n_steps = None if steps is None else whole("steps", steps, low=1)
+    n_epochs = None if steps is not None else integer("epochs", 1 if epochs is None else epochs, low=1)
+    n_steps = None if steps is None else integer("steps", steps, low=1)
     metrics = checked_metrics(eval_metric)
-    flag("together", together)
+    boolean("together", together)
     axes = _axes(grid, seeds)
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     optimizers = [_optimizer(optimizer, optimizer_params, point) for point in points]
@@ -475,7 +475,7 @@ def _axes(grid: Mapping[str, Sequence[Any]] | None, seeds: Iterable[int]) -> dic
         if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
             raise TypeError(f"grid[{name!r}]={values!r}: must be a list of the values to try")
         axes[name] = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
-    axes["seed"] = tuple(whole("seeds", seed, low=0) for seed in seeds)
+    axes["seed"] = tuple(integer("seeds", seed, low=0) for seed in seeds)
     for name, values in axes.items():
         if not values:
             raise ValueError(f"{'seeds' if name == 'seed' else f'grid[{name!r}]'} is empty: give one value or more")

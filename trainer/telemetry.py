@@ -10,7 +10,7 @@ import torch
 
 from ..kernels import Metric, MetricsBuffer
 from ..kernels import metrics as known
-from .arguments import choice, did_you_mean, whole
+from .validation import choice, did_you_mean, integer
 
 __all__ = ["Telemetry"]
 
@@ -119,8 +119,8 @@ class Telemetry:
         metrics: Iterable[str | Metric] = QUANTITIES,
         histograms: Iterable[str] = (),
     ) -> None:
-        self.every = whole("every", every, 1)
-        self.size = whole("size", size, 1)
+        self.every = integer("every", every, 1)
+        self.size = integer("size", size, 1)
         self._wanted = _wanted(metrics)
         self._histograms = _histograms(histograms)
         own = [measure for measure in self._wanted if isinstance(measure, Metric)]

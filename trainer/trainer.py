@@ -17,7 +17,6 @@ from ..kernels import Rule, rules
 from ..kernels.backends import choose_engine
 from ..kernels.graphs import Recording
 from . import checkpoint
-from .arguments import flag, real
 from .capture import CapturedStep
 from .displaced import DisplacedWeights
 from .errors import StaleGradientError, UpdateOnKVStoreError
@@ -42,6 +41,7 @@ from .sync.create import check_one_reduces, check_store, sync_for
 from .sync.kvstore import KVStoreSync, check_residuals
 from .sync.none import NoSync
 from .telemetry import Telemetry
+from .validation import boolean, number
 
 __all__ = ["StaleGradientError", "Trainer", "UpdateOnKVStoreError"]
 
@@ -125,7 +125,7 @@ class Trainer:
         telemetry: Telemetry | bool | None = None,
         zero_grads: bool = False,
     ) -> None:
-        zero_grads = flag("zero_grads", zero_grads)
+        zero_grads = boolean("zero_grads", zero_grads)
         self._reduced_by_torch = isinstance(params, DistributedDataParallel)
         if self._reduced_by_torch:
             check_one_reduces(kvstore)
@@ -282,8 +282,8 @@ class Trainer:
                 changed; or, from `backward`, a second gradient for a parameter, which is not used.
             StaleGradientError: on leaving, some parameters got no gradient; the others have been updated.
         """
-        batch_size = real("batch_size", batch_size, above=0)
-        ignore_stale_grad = flag("ignore_stale_grad", ignore_stale_grad)
+        batch_size = number("batch_size", batch_size, above=0)
+        ignore_stale_grad = boolean("ignore_stale_grad", ignore_stale_grad)
         self._refuse_together("step_in_backward()")
         if self._ascended is not None:
             raise RuntimeError("ascend() has moved the weights up, and needs all gradients to move them back: use step()")
@@ -388,8 +388,8 @@ class Trainer:
 
         Source: Foret et al. (2021), "Sharpness-Aware Minimization"; Kwon et al. (2021), "ASAM".
         """
-        rho = real("rho", rho, above=0)
-        adaptive = flag("adaptive", adaptive)
+        rho = number("rho", rho, above=0)
+        adaptive = boolean("adaptive", adaptive)
         self._refuse_together("ascend()")
         if self._ascended is not None:
             raise RuntimeError("ascend() has moved the weights up already: take a step() first")
@@ -620,9 +620,9 @@ class Trainer:
     @uninterrupted
     def _step(self, batch_size: float, ignore_stale_grad: bool, reduce: bool = True) -> None:
         if type(batch_size) is not int or batch_size <= 0:
-            batch_size = real("batch_size", batch_size, above=0)
+            batch_size = number("batch_size", batch_size, above=0)
         if ignore_stale_grad is not False:
-            ignore_stale_grad = flag("ignore_stale_grad", ignore_stale_grad)
+            ignore_stale_grad = boolean("ignore_stale_grad", ignore_stale_grad)
         if self._averaging or self._replaced:
             self._refuse_averaged("step()")
             self._refuse_replaced()

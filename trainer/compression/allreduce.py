@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from ...kernels import choose_engine, compress
-from ..arguments import whole
+from ..validation import integer
 from .base import Compressor, create_compressor
 from .reduce import MessageReduce, ReduceAlgorithm, ReduceContext
 
@@ -120,7 +120,7 @@ class CompressedAllReduce:
     ) -> None:
         made = isinstance(compression_params, Compressor)
         self.compressor: Compressor = compression_params if made else create_compressor(compression_params)  # type: ignore[assignment,arg-type]
-        context = ReduceContext(whole("numel", numel, 1), shapes, torch.device(device), group, engine, exchange)
+        context = ReduceContext(integer("numel", numel, 1), shapes, torch.device(device), group, engine, exchange)
         choose_engine(context.device, engine)
         self.rank, self.ranks, self.numel, self.device = context.rank, context.ranks, context.numel, context.device
         self._algorithm: ReduceAlgorithm = (self.compressor.reduce_algorithm or MessageReduce)(self.compressor, context)

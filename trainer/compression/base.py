@@ -9,8 +9,8 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from ..arguments import choice, did_you_mean, flag
 from ..registry import Registry
+from ..validation import boolean, choice, did_you_mean
 
 __all__ = [
     "Compressor",
@@ -147,7 +147,7 @@ def create_compressor(compression_params: Mapping[str, Any]) -> Compressor:
             hint = did_you_mean(key, known) if isinstance(key, str) else ""
             allowed = ", ".join(map(repr, known))
             raise ValueError(f"compression_params has the key {key!r}: {klass.type!r} takes {allowed}.{hint}")
-    feedback = flag(option_name("error_feedback"), compression_params.get("error_feedback", True))
+    feedback = boolean(option_name("error_feedback"), compression_params.get("error_feedback", True))
     made = klass(**{key: value for key, value in compression_params.items() if key not in ("type", "error_feedback")})
     made.error_feedback = feedback
     return made

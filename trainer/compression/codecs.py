@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from ...kernels import compress
-from ..arguments import real
+from ..validation import number
 from .base import Compressor, option_name, register_compressor
 from .reduce import ReduceAlgorithm, ReduceContext
 
@@ -88,7 +88,7 @@ class CodecCompressor(Compressor):
 
 class ThresholdCompressor(CodecCompressor):
     def __init__(self, threshold: float = 0.5) -> None:
-        self.threshold = real(option_name("threshold"), threshold, **self._limits)
+        self.threshold = number(option_name("threshold"), threshold, **self._limits)
 
     _limits: ClassVar[dict[str, float]] = {}
 

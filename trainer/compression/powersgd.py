@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..arguments import whole
+from ..validation import integer
 from .base import Compressor, keep_residual, option_name, register_compressor
 from .reduce import ReduceAlgorithm, ReduceContext, all_reduce_bytes
 
@@ -99,8 +99,8 @@ class PowerSGD(Compressor):
     reduce_algorithm: ClassVar[Any] = PowerSGDReduce
 
     def __init__(self, rank: int = 4, seed: int = 0) -> None:
-        self.rank = whole(option_name("rank"), rank, 1)
-        self.seed = whole(option_name("seed"), seed)
+        self.rank = integer(option_name("rank"), rank, 1)
+        self.seed = integer(option_name("seed"), seed)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         raise TypeError("'powersgd' is for matrices over several ranks: make a CompressedAllReduce with their shapes")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ...kernels import compress
 from .. import dist_utils
-from ..arguments import choice
+from ..validation import choice
 from .base import Compressor, keep_residual
 
 __all__ = ["MessageReduce", "ReduceAlgorithm", "ReduceContext", "all_reduce_bytes"]

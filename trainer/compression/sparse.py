@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..arguments import real, whole
+from ..validation import integer, number
 from .base import Compressor, option_name, register_compressor
 from .reduce import MessageReduce, ReduceAlgorithm, ReduceContext, all_reduce_bytes
 
@@ -41,7 +41,7 @@ class RandomKReduce(ReduceAlgorithm):
         return super().state() | {"step": self.step}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        step = whole("step", state.get("step"), 0)
+        step = integer("step", state.get("step"), 0)
         super().load(state)
         self.step = step
 
@@ -63,7 +63,7 @@ class TopK(Compressor):
     reduce_algorithm: ClassVar[Any] = TopKReduce
 
     def __init__(self, ratio: float = 0.01) -> None:
-        self.ratio = real(option_name("ratio"), ratio, above=0.0, high=1.0)
+        self.ratio = number(option_name("ratio"), ratio, above=0.0, high=1.0)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         indices = values.abs().topk(share_of(values.numel(), self.ratio), sorted=False).indices
@@ -88,8 +88,8 @@ class RandomK(Compressor):
     reduce_algorithm: ClassVar[Any] = RandomKReduce
 
     def __init__(self, ratio: float = 0.01, seed: int = 0) -> None:
-        self.ratio = real(option_name("ratio"), ratio, above=0.0, high=1.0)
-        self.seed = whole(option_name("seed"), seed)
+        self.ratio = number(option_name("ratio"), ratio, above=0.0, high=1.0)
+        self.seed = integer(option_name("seed"), seed)
 
     def indices(self, step: int, n: int, device: torch.device) -> torch.Tensor:
         """The indices of this step's values, int64, ascending."""

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from ...kernels import Rule
-from ..arguments import real
 from ..interrupts import interrupts_wait, uninterrupted
 from ..optimizer import Optimizer, RuleOptimizer, create
 from ..optimizer.plan import StepPlan
 from ..optimizer.updater import Updater
+from ..validation import number
 from .group import EnsembleGroup, TensorLists, weight_names
 from .rows import NUMBERS
 
@@ -343,6 +343,6 @@ def make_optimizer(kind: str | type[Optimizer], arguments: Mapping[str, Any]) ->
     if schedule is not None and own.get("learning_rate") is not None:
         if not hasattr(schedule, "base_lr"):
             raise TypeError(f"learning_rate beside {schedule!r}, which decides the rate and has no base_lr: leave one out")
-        rate = own["learning_rate"] = real("learning_rate", own["learning_rate"], low=0)
+        rate = own["learning_rate"] = number("learning_rate", own["learning_rate"], low=0)
         schedule.base_lr = rate
     return kind(**own) if isinstance(kind, type) else create(kind, **own)

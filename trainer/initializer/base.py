@@ -10,8 +10,8 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from ..arguments import flag
 from ..registry import Registry
+from ..validation import boolean
 
 __all__ = ["InitDesc", "Initializer", "alias", "as_initializer", "draw", "from_name", "register", "registered", "rms"]
 
@@ -159,7 +159,7 @@ class Initializer:
         Returns:
             The initializer.
         """
-        self._verbose = flag("verbose", verbose)
+        self._verbose = boolean("verbose", verbose)
         self._print_func = print_func or rms
         return self
 

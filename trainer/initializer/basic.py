@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..arguments import choice, number, real
+from ..validation import choice, int_or_float, number
 from .base import InitDesc, Initializer, alias, draw, register
 
 __all__ = ["Bilinear", "Constant", "MSRAPrelu", "Normal", "One", "Orthogonal", "Uniform", "Xavier", "Zero"]
@@ -84,7 +84,7 @@ class Constant(Initializer):
                 raise TypeError(f"value={value!r}: must be a number or an array of numbers")
             value = array.tolist()
         else:
-            value = number("value", value)
+            value = int_or_float("value", value)
         super().__init__(value=value)
         self.value = value
 
@@ -116,8 +116,8 @@ class Uniform(Initializer):
     """
 
     def __init__(self, scale: float = 0.07) -> None:
-        self.scale = real("scale", scale, low=0)
-        super().__init__(scale=number("scale", scale))
+        self.scale = number("scale", scale, low=0)
+        super().__init__(scale=int_or_float("scale", scale))
 
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
         arr.copy_(draw(name, arr, arr.shape, "uniform", self.scale))
@@ -139,8 +139,8 @@ class Normal(Initializer):
     """
 
     def __init__(self, sigma: float = 0.01) -> None:
-        self.sigma = real("sigma", sigma, low=0)
-        super().__init__(sigma=number("sigma", sigma))
+        self.sigma = number("sigma", sigma, low=0)
+        super().__init__(sigma=int_or_float("sigma", sigma))
 
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
         arr.copy_(draw(name, arr, arr.shape, "normal", self.sigma))
@@ -173,9 +173,9 @@ class Orthogonal(Initializer):
     """
 
     def __init__(self, scale: float = 1.414, rand_type: str = "uniform") -> None:
-        self.scale = real("scale", scale)
+        self.scale = number("scale", scale)
         self.rand_type = choice("rand_type", rand_type, ("uniform", "normal"))
-        super().__init__(scale=number("scale", scale), rand_type=rand_type)
+        super().__init__(scale=int_or_float("scale", scale), rand_type=rand_type)
 
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
         if arr.dim() == 0:
@@ -229,8 +229,8 @@ class Xavier(Initializer):
     def __init__(self, rnd_type: str = "uniform", factor_type: str = "avg", magnitude: float = 3) -> None:
         self.rnd_type = choice("rnd_type", rnd_type, ("uniform", "gaussian"))
         self.factor_type = choice("factor_type", factor_type, ("avg", "in", "out"))
-        self.magnitude = real("magnitude", magnitude, above=0)
-        super().__init__(rnd_type=rnd_type, factor_type=factor_type, magnitude=number("magnitude", magnitude))
+        self.magnitude = number("magnitude", magnitude, above=0)
+        super().__init__(rnd_type=rnd_type, factor_type=factor_type, magnitude=int_or_float("magnitude", magnitude))
 
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
         if arr.dim() < 2:
@@ -266,8 +266,8 @@ class MSRAPrelu(Xavier):
     """
 
     def __init__(self, factor_type: str = "avg", slope: float = 0.25) -> None:
-        super().__init__("gaussian", factor_type, 2.0 / (1 + real("slope", slope) ** 2))
-        self.slope = number("slope", slope)
+        super().__init__("gaussian", factor_type, 2.0 / (1 + number("slope", slope) ** 2))
+        self.slope = int_or_float("slope", slope)
         self._kwargs = {"factor_type": factor_type, "slope": self.slope}
 
 

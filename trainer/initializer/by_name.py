@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from ..arguments import did_you_mean, flag
+from ..validation import boolean, did_you_mean
 from .base import Initializer, as_initializer, from_name
 
 __all__ = ["Load", "Mixed", "create"]
@@ -87,7 +87,7 @@ class Load:
             except (TypeError, ValueError, RuntimeError):
                 raise TypeError(f"param[{name!r}]: must be a tensor or an array, got {type(value).__name__}") from None
         self.default_init = None if default_init is None else create(default_init)
-        self.verbose = flag("verbose", verbose)
+        self.verbose = boolean("verbose", verbose)
 
     def __call__(self, name: str, arr: torch.Tensor) -> None:
         """Fill `arr` in place with the value of that name."""

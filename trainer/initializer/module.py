@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..arguments import flag
+from ..validation import boolean
 from .base import InitDesc, Initializer
 from .basic import Constant
 from .by_name import Load, Mixed, create
@@ -86,7 +86,7 @@ def initialize(
         if initializer != "uniform":
             raise TypeError(f"init={init!r} and initializer={initializer!r}: both name the initializer, give one of them")
         initializer = init
-    if not flag("force_reinit", force_reinit):
+    if not boolean("force_reinit", force_reinit):
         raise ValueError(
             "force_reinit=False: torch's parameters have values from the start, which are always replaced: leave it out, "
             "and call initialize() once"

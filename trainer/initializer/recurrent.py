@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..arguments import choice, flag, number, whole
+from ..validation import boolean, choice, int_or_float, integer
 from .base import InitDesc, Initializer, as_initializer, register
 from .basic import Uniform, Zero
 
@@ -49,7 +49,7 @@ class LSTMBias(Initializer):
     """
 
     def __init__(self, forget_bias: float = 1.0) -> None:
-        self.forget_bias = number("forget_bias", forget_bias)
+        self.forget_bias = int_or_float("forget_bias", forget_bias)
         super().__init__(forget_bias=self.forget_bias)
 
     def _init_weight(self, name: InitDesc, arr: torch.Tensor) -> None:
@@ -101,11 +101,11 @@ class FusedRNN(Initializer):
         forget_bias: float = 1.0,
     ) -> None:
         self.init = None if init is None else as_initializer("init", init)
-        self.num_hidden = whole("num_hidden", num_hidden, low=1)
-        self.num_layers = whole("num_layers", num_layers, low=1)
+        self.num_hidden = integer("num_hidden", num_hidden, low=1)
+        self.num_layers = integer("num_layers", num_layers, low=1)
         self.mode = choice("mode", mode, _GATES)
-        self.bidirectional = flag("bidirectional", bidirectional)
-        self.forget_bias = number("forget_bias", forget_bias)
+        self.bidirectional = boolean("bidirectional", bidirectional)
+        self.forget_bias = int_or_float("forget_bias", forget_bias)
         super().__init__(
             init=None if self.init is None else self.init.dumps(),
             num_hidden=self.num_hidden,
@@ -199,10 +199,10 @@ class RNNFused(Initializer):
         h2r_weight_initializer: str | Initializer | None = None,
     ) -> None:
         self.mode = choice("mode", mode, _GATES)
-        self.num_layers = whole("num_layers", num_layers, low=1)
-        self.state_size = whole("state_size", state_size, low=1)
-        self.bidirectional = flag("bidirectional", bidirectional)
-        self.projection_size = None if projection_size is None else whole("projection_size", projection_size, low=1)
+        self.num_layers = integer("num_layers", num_layers, low=1)
+        self.state_size = integer("state_size", state_size, low=1)
+        self.bidirectional = boolean("bidirectional", bidirectional)
+        self.projection_size = None if projection_size is None else integer("projection_size", projection_size, low=1)
         if self.projection_size and mode != "lstm":
             raise ValueError(f"projection_size={projection_size!r}: only an LSTM has a projection, so it must be None")
         initializers: tuple[Any, ...] = (

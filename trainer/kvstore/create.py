@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..arguments import did_you_mean
+from ..validation import did_you_mean
 from . import allreduce_store, local, server
 from .base import KVStore
 

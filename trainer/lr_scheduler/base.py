@@ -10,8 +10,8 @@ from typing import Any, ClassVar, TypeVar, overload
 
 import numpy as np
 
-from ..arguments import choice, number, real, whole
 from ..registry import Registry
+from ..validation import choice, int_or_float, integer, number
 from .config import constructor_arguments, functions, hashable, is_plain, shown, to_plain
 
 __all__ = [
@@ -79,9 +79,9 @@ class LRScheduler:
         warmup_begin_lr: float = 0.0,
         warmup_mode: str = "linear",
     ) -> None:
-        self.warmup_begin_lr = real("warmup_begin_lr", warmup_begin_lr, low=0)
+        self.warmup_begin_lr = number("warmup_begin_lr", warmup_begin_lr, low=0)
         self.start_from(base_lr)
-        self.warmup_steps = whole("warmup_steps", warmup_steps, low=0)
+        self.warmup_steps = integer("warmup_steps", warmup_steps, low=0)
         self.warmup_mode = choice("warmup_mode", warmup_mode, ("linear", "constant"))
 
     @property
@@ -91,7 +91,7 @@ class LRScheduler:
 
     @base_lr.setter
     def base_lr(self, value: float) -> None:
-        value = real("base_lr", value, low=0)
+        value = number("base_lr", value, low=0)
         if not self._defines_call():  # such a class may go below warmup_begin_lr once the warm-up is over
             self._check_base_lr(value)
         self._base_lr = value
@@ -103,7 +103,7 @@ class LRScheduler:
 
     def start_from(self, base_lr: float) -> None:
         """Set ``base_lr`` as if it had been given to the constructor."""
-        value = real("base_lr", base_lr, low=0)
+        value = number("base_lr", base_lr, low=0)
         self._check_base_lr(value)
         self._base_lr = value
         self._warmup_final_lr = value if self._defines_call() else None
@@ -310,10 +310,10 @@ def evaluate(function: Callable[[Any], Any], n: Any, name: str) -> Any:
         TypeError, ValueError: an answer is not a finite number >= 0; the message names `name` and the update.
     """
     if not isinstance(n, np.ndarray):
-        return real(f"{name}({n})", function(n), low=0)
+        return number(f"{name}({n})", function(n), low=0)
     if isinstance(function, LRScheduler) and not function._defines_call():
         return function(n.astype(np.int64))
-    rates = [real(f"{name}({k})", function(k), low=0) for k in map(int, n.ravel())]
+    rates = [number(f"{name}({k})", function(k), low=0) for k in map(int, n.ravel())]
     return np.array(rates, dtype=np.float64).reshape(n.shape)
 
 
@@ -323,7 +323,7 @@ def increasing(name: str, values: Any, least: int = 1) -> list[float]:
         raise TypeError(f"{name}={values!r}: must be a list or tuple of update counts")
     if len(values) < least:
         raise ValueError(f"{name}={values!r}: must hold at least one update count")
-    checked = [number(f"{name}[{i}]", value, low=1) for i, value in enumerate(values)]
+    checked = [int_or_float(f"{name}[{i}]", value, low=1) for i, value in enumerate(values)]
     if any(later <= earlier for earlier, later in itertools.pairwise(checked)):
         raise ValueError(f"{name}={values!r}: must be strictly increasing")
     return checked
@@ -331,7 +331,7 @@ def increasing(name: str, values: Any, least: int = 1) -> list[float]:
 
 def final_update(max_update: Any, warmup_steps: int) -> int:
     """`max_update`, if it is an int above `warmup_steps`."""
-    max_update = whole("max_update", max_update, low=1)
+    max_update = integer("max_update", max_update, low=1)
     if warmup_steps >= max_update:
         raise ValueError(
             f"warmup_steps={warmup_steps}: must be less than max_update={max_update}, else no update follows the warm-up"
@@ -352,7 +352,7 @@ def _update_counts(num_update):
         if (num_update < 0).any():
             raise ValueError(f"num_update holds {num_update.min()}: must not be negative")
         return num_update.astype(np.float64)
-    return whole("num_update", num_update, low=0)
+    return integer("num_update", num_update, low=0)
 
 
 def _is_config(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import whole
+from ..validation import integer
 from .base import LRScheduler, evaluate, increasing, register
 from .config import as_function
 
@@ -87,7 +87,7 @@ class SequenceScheduler(LRScheduler):
         if not schedulers:
             raise ValueError(f"schedulers={schedulers!r}: must hold at least one schedule")
         self.schedulers = [as_function(f"schedulers[{k}]", schedule) for k, schedule in enumerate(schedulers)]
-        self.starts = [whole(f"starts[{k}]", start) for k, start in enumerate(increasing("starts", starts, least=0))]
+        self.starts = [integer(f"starts[{k}]", start) for k, start in enumerate(increasing("starts", starts, least=0))]
         if len(self.starts) != len(schedulers) - 1:
             raise ValueError(
                 f"starts={starts!r}: must hold one number for each of the schedulers but the first, {len(schedulers) - 1}"
@@ -139,7 +139,7 @@ def sequence(*parts: Any) -> SequenceScheduler:
         if not (isinstance(pair, list | tuple) and len(pair) == 2):
             raise TypeError(f"parts[{k}]={pair!r}: must be a pair of a schedule and its number of updates")
         schedulers.append(pair[0])
-        lengths.append(whole(f"parts[{k}][1]", pair[1], low=1))
+        lengths.append(integer(f"parts[{k}][1]", pair[1], low=1))
     if isinstance(last, list | tuple):
         raise TypeError(f"parts[{len(pairs)}]={last!r}: the last must be a schedule alone, which lasts to the end")
     return SequenceScheduler([*schedulers, last], list(itertools.accumulate(lengths)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import choice, number, real
+from ..validation import choice, int_or_float, number
 from .base import LRScheduler, half_cosine, increasing, register
 
 __all__ = [
@@ -57,9 +57,9 @@ class CosineRestartsScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.period = number("period", period, low=1)
-        self.period_mult = number("period_mult", period_mult, low=1)
-        self.final_lr = real("final_lr", final_lr, low=0)
+        self.period = int_or_float("period", period, low=1)
+        self.period_mult = int_or_float("period_mult", period_mult, low=1)
+        self.final_lr = number("final_lr", final_lr, low=0)
 
     def _after_warmup(self, n):
         since = n - self.warmup_steps
@@ -119,12 +119,12 @@ class CyclicScheduler(LRScheduler):
         warmup_begin_lr: float = 0.0,
         warmup_mode: str = "linear",
     ) -> None:
-        self.max_lr = real("max_lr", max_lr, low=0)
+        self.max_lr = number("max_lr", max_lr, low=0)
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step_up = number("step_up", step_up, low=1)
-        self.step_down = None if step_down is None else number("step_down", step_down, low=1)
+        self.step_up = int_or_float("step_up", step_up, low=1)
+        self.step_down = None if step_down is None else int_or_float("step_down", step_down, low=1)
         self.mode = choice("mode", mode, ("triangular", "triangular2", "exp_range"))
-        self.gamma = real("gamma", gamma, low=0, high=1)
+        self.gamma = number("gamma", gamma, low=0, high=1)
 
     def _after_warmup(self, n):
         n = n - self.warmup_steps
@@ -169,9 +169,9 @@ class ExponentialScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.factor = real("factor", factor, low=0, high=1)
-        real("step", step, above=0)
-        self.step = number("step", step)
+        self.factor = number("factor", factor, low=0, high=1)
+        number("step", step, above=0)
+        self.step = int_or_float("step", step)
 
     def _after_warmup(self, n):
         return self.base_lr * self.factor ** ((n - self.warmup_steps) / self.step)
@@ -287,4 +287,4 @@ def _rates(rates: Any, count: int) -> list[float]:
         raise TypeError(f"rates={rates!r}: must be a list or tuple of learning rates")
     if len(rates) != count:
         raise ValueError(f"rates={rates!r}: must hold as many learning rates as step has update counts, {count}")
-    return [real(f"rates[{k}]", rate, low=0) for k, rate in enumerate(rates)]
+    return [number(f"rates[{k}]", rate, low=0) for k, rate in enumerate(rates)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import number, real, whole
+from ..validation import int_or_float, integer, number
 from .base import LRScheduler, final_update, half_cosine, increasing, register
 
 __all__ = ["CosineScheduler", "FactorScheduler", "MultiFactorScheduler", "PolyScheduler"]
@@ -30,7 +30,7 @@ class _DropScheduler(LRScheduler):
 
     @base_lr.setter
     def base_lr(self, value: float) -> None:
-        value = real("base_lr", value, low=0)
+        value = number("base_lr", value, low=0)
         if self._is_past_warmup():
             self._warmup_final_lr, self._since = self.warmup_final_lr, int(self._drops(self._position))
         else:
@@ -46,7 +46,7 @@ class _DropScheduler(LRScheduler):
         if "since" not in state:
             super().load_state(state)
             return
-        now, since = real("base_lr", state.get("base_lr"), low=0), whole("since", state["since"], low=0)
+        now, since = number("base_lr", state.get("base_lr"), low=0), integer("since", state["since"], low=0)
         super().load_state({name: value for name, value in state.items() if name not in ("base_lr", "since")})
         self._warmup_final_lr, self._base_lr, self._since = self.warmup_final_lr, now, since
 
@@ -102,9 +102,9 @@ class FactorScheduler(_DropScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step = number("step", step, low=1)
-        self.factor = real("factor", factor, low=0, high=1)
-        self.stop_factor_lr = real("stop_factor_lr", stop_factor_lr)
+        self.step = int_or_float("step", step, low=1)
+        self.factor = number("factor", factor, low=0, high=1)
+        self.stop_factor_lr = number("stop_factor_lr", stop_factor_lr)
 
     def _after_warmup(self, n):
         drops = np.maximum(self._drops(n) - self._since, 0)
@@ -145,7 +145,7 @@ class MultiFactorScheduler(_DropScheduler):
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.step = increasing("step", step)
-        self.factor = real("factor", factor, low=0, high=1)
+        self.factor = number("factor", factor, low=0, high=1)
 
     def _after_warmup(self, n):
         return self._base_lr * self.factor ** np.maximum(self._drops(n) - self._since, 0)
@@ -191,8 +191,8 @@ class PolyScheduler(LRScheduler):
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.max_update = final_update(max_update, self.warmup_steps)
-        self.pwr = number("pwr", pwr, low=0)
-        self.final_lr = real("final_lr", final_lr, low=0)
+        self.pwr = int_or_float("pwr", pwr, low=0)
+        self.final_lr = number("final_lr", final_lr, low=0)
 
     def _after_warmup(self, n):
         remaining = (1 - _fraction_done(self, n)) ** self.pwr
@@ -235,7 +235,7 @@ class CosineScheduler(LRScheduler):
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.max_update = final_update(max_update, self.warmup_steps)
-        self.final_lr = real("final_lr", final_lr, low=0)
+        self.final_lr = number("final_lr", final_lr, low=0)
 
     def _after_warmup(self, n):
         remaining = half_cosine(_fraction_done(self, n))

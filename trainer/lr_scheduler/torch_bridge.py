@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..arguments import did_you_mean, whole
+from ..validation import did_you_mean, integer
 from .base import LRScheduler, evaluate, register
 from .config import functions
 
@@ -160,7 +160,7 @@ def to_torch(
         raise TypeError(f"scheduler={scheduler!r}: must be a schedule, a callable from update count to learning rate")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    return TristepLR(scheduler, optimizer, whole("last_epoch", last_epoch, low=-1))
+    return TristepLR(scheduler, optimizer, integer("last_epoch", last_epoch, low=-1))
 
 
 class TristepLR(torch.optim.lr_scheduler.LRScheduler):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arguments import choice, flag, real, whole
+from ..validation import boolean, choice, integer, number
 from .base import LRScheduler, final_update, half_cosine, register
 
 __all__ = ["InverseSquareRootScheduler", "OneCycleScheduler", "WarmupStableDecayScheduler"]
@@ -57,11 +57,11 @@ class OneCycleScheduler(LRScheduler):
         three_phase: bool = False,
     ) -> None:
         super().__init__(base_lr)
-        self.max_update = whole("max_update", max_update, low=1)
-        self.three_phase = flag("three_phase", three_phase)
-        self.pct_start = real("pct_start", pct_start, above=0, **({"high": 0.5} if three_phase else {"below": 1}))
-        self.div_factor = real("div_factor", div_factor, low=1)
-        self.final_div_factor = real("final_div_factor", final_div_factor, low=1)
+        self.max_update = integer("max_update", max_update, low=1)
+        self.three_phase = boolean("three_phase", three_phase)
+        self.pct_start = number("pct_start", pct_start, above=0, **({"high": 0.5} if three_phase else {"below": 1}))
+        self.div_factor = number("div_factor", div_factor, low=1)
+        self.final_div_factor = number("final_div_factor", final_div_factor, low=1)
         self.anneal_strategy = choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
 
     def _after_warmup(self, n):
@@ -128,13 +128,13 @@ class WarmupStableDecayScheduler(LRScheduler):
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         self.max_update = final_update(max_update, self.warmup_steps)
-        self.decay_steps = whole("decay_steps", decay_steps, low=1)
+        self.decay_steps = integer("decay_steps", decay_steps, low=1)
         if self.warmup_steps + self.decay_steps > self.max_update:
             raise ValueError(
                 f"decay_steps={decay_steps!r}: must be at most {self.max_update - self.warmup_steps}, "
                 f"max_update={self.max_update} less warmup_steps={self.warmup_steps}"
             )
-        self.final_lr = real("final_lr", final_lr, low=0)
+        self.final_lr = number("final_lr", final_lr, low=0)
         self.decay = choice("decay", decay, _DECAYS)
 
     def _after_warmup(self, n):
@@ -179,7 +179,7 @@ class InverseSquareRootScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.timescale = None if timescale is None else real("timescale", timescale, above=0)
+        self.timescale = None if timescale is None else number("timescale", timescale, above=0)
 
     def _after_warmup(self, n):
         scale = self.timescale or max(self.warmup_steps, 1)

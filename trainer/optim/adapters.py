@@ -12,7 +12,7 @@ import torch
 
 from ...kernels import Rule, TensorRule, Update, storage
 from .. import optimizer as gluon
-from ..arguments import did_you_mean, real
+from ..validation import did_you_mean, number
 from . import shards
 from .base import FusedOptimizer
 from .plan import Group, Numbers, as_real, name_of
@@ -132,7 +132,7 @@ class _OfRule(FusedOptimizer):
         try:
             for name in ("lr", "weight_decay"):
                 value = group[name]
-                real(name, value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value, low=0)
+                number(name, value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value, low=0)
             optimizer = self._of(group)
             for k, parameter in enumerate(group["params"]):
                 name = name_of(group, k)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..arguments import whole
 from ..checkpoint import MOST_UPDATES
+from ..validation import integer
 
 __all__ = ["check_numbers"]
 
@@ -44,7 +44,7 @@ def check_numbers(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], sh
             value = _number_in(value)
             if name == "step" and isinstance(value, int | float):
                 count = int(value) if math.isfinite(value) and value == int(value) else value
-                whole(f"saved state: 'step' of parameter {key!r}", count, low=0, high=MOST_UPDATES)
+                integer(f"saved state: 'step' of parameter {key!r}", count, low=0, high=MOST_UPDATES)
             elif name in shown and isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"saved state: {name!r} of parameter {key!r} is {value!r}: must be finite")
 

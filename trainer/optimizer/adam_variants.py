@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ...kernels import rules
-from ..arguments import flag, real, whole
+from ..validation import boolean, integer, number
 from .base import register
 from .rule_optimizer import RuleOptimizer
 
@@ -17,9 +17,9 @@ class WithBetas(RuleOptimizer):
     """Two decays of averages in [0, 1), and an epsilon >= 0."""
 
     def __init__(self, learning_rate: float | None, beta1: float, beta2: float, epsilon: float, **kwargs: Any) -> None:
-        self.beta1 = real("beta1", beta1, low=0, below=1)
-        self.beta2 = real("beta2", beta2, low=0, below=1)
-        self.epsilon = real("epsilon", epsilon, low=0)
+        self.beta1 = number("beta1", beta1, low=0, below=1)
+        self.beta2 = number("beta2", beta2, low=0, below=1)
+        self.epsilon = number("epsilon", epsilon, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def corrections(self, t: int) -> dict[str, float]:
@@ -56,7 +56,7 @@ class Adan(WithBetas):
         epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
-        self.beta3 = real("beta3", beta3, low=0, below=1)
+        self.beta3 = number("beta3", beta3, low=0, below=1)
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -93,9 +93,9 @@ class AdEMAMix(WithBetas):
         epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
-        self.beta3 = real("beta3", beta3, above=0, below=1)
-        self.alpha = real("alpha", alpha, low=0)
-        self.warmup = None if warmup is None else whole("warmup", warmup, low=1)
+        self.beta3 = number("beta3", beta3, above=0, below=1)
+        self.alpha = number("alpha", alpha, low=0)
+        self.warmup = None if warmup is None else integer("warmup", warmup, low=1)
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -131,7 +131,7 @@ class ADOPT(WithBetas):
         epsilon: float = 1e-6,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, real("epsilon", epsilon, above=0), **kwargs)
+        super().__init__(learning_rate, beta1, beta2, number("epsilon", epsilon, above=0), **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         return self.seen(t) | {"limit": (t - 1) ** 0.25}
@@ -162,7 +162,7 @@ class StableAdamW(WithBetas):
         epsilon: float = 1e-6,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, real("epsilon", epsilon, above=0), **kwargs)
+        super().__init__(learning_rate, beta1, beta2, number("epsilon", epsilon, above=0), **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         corrected = {}
@@ -198,7 +198,7 @@ class MARS(WithBetas):
         epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
-        self.gamma = real("gamma", gamma, low=0)
+        self.gamma = number("gamma", gamma, low=0)
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -261,7 +261,7 @@ class RAdam(WithBetas):
         decoupled: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.decoupled = flag("decoupled", decoupled)
+        self.decoupled = boolean("decoupled", decoupled)
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     @property

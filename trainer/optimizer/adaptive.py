@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, rules
-from ..arguments import flag, real
+from ..validation import boolean, number
 from .base import register
 from .rule_optimizer import RuleOptimizer
 from .settings import first_argument_in_mxnet
@@ -57,10 +57,10 @@ class Adam(RuleOptimizer):
         lazy_update: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = real("beta1", beta1, low=0, below=1)
-        self.beta2 = real("beta2", beta2, low=0, below=1)
-        self.epsilon = real("epsilon", epsilon, low=0)
-        self.lazy_update = flag("lazy_update", lazy_update)
+        self.beta1 = number("beta1", beta1, low=0, below=1)
+        self.beta2 = number("beta2", beta2, low=0, below=1)
+        self.epsilon = number("epsilon", epsilon, low=0)
+        self.lazy_update = boolean("lazy_update", lazy_update)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -95,10 +95,10 @@ class AdamW(RuleOptimizer):
         correct_bias: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = real("beta1", beta1, low=0, below=1)
-        self.beta2 = real("beta2", beta2, low=0, below=1)
-        self.epsilon = real("epsilon", epsilon, low=0)
-        self.correct_bias = flag("correct_bias", correct_bias)
+        self.beta1 = number("beta1", beta1, low=0, below=1)
+        self.beta2 = number("beta2", beta2, low=0, below=1)
+        self.epsilon = number("epsilon", epsilon, low=0)
+        self.correct_bias = boolean("correct_bias", correct_bias)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -125,7 +125,7 @@ class AdaGrad(RuleOptimizer):
 
     @first_argument_in_mxnet("eps")
     def __init__(self, learning_rate: float | None = None, eps: float = 1e-7, **kwargs: Any) -> None:
-        self.eps = real("eps", eps, low=0)
+        self.eps = number("eps", eps, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -149,7 +149,7 @@ class GroupAdaGrad(RuleOptimizer):
 
     @first_argument_in_mxnet("eps")
     def __init__(self, learning_rate: float | None = None, eps: float = 1e-5, **kwargs: Any) -> None:
-        self.eps = real("eps", eps, low=0)
+        self.eps = number("eps", eps, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
         if self.wd:
             raise ValueError(f"wd={self.wd!r}: GroupAdaGrad has no weight decay, so it must be 0")
@@ -192,11 +192,11 @@ class RMSProp(RuleOptimizer):
         clip_weights: float | None = None,
         **kwargs: Any,
     ) -> None:
-        self.gamma1 = real("gamma1", gamma1, low=0, below=1)
-        self.gamma2 = real("gamma2", gamma2, low=0, below=1)
-        self.epsilon = real("epsilon", epsilon, low=0)
-        self.centered = flag("centered", centered)
-        self.clip_weights = None if clip_weights is None else real("clip_weights", clip_weights, low=0)
+        self.gamma1 = number("gamma1", gamma1, low=0, below=1)
+        self.gamma2 = number("gamma2", gamma2, low=0, below=1)
+        self.epsilon = number("epsilon", epsilon, low=0)
+        self.centered = boolean("centered", centered)
+        self.clip_weights = None if clip_weights is None else number("clip_weights", clip_weights, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property
@@ -223,8 +223,8 @@ class AdaDelta(RuleOptimizer):
     rule = rules.adadelta
 
     def __init__(self, rho: float = 0.90, epsilon: float = 1e-5, **kwargs: Any) -> None:
-        self.rho = real("rho", rho, low=0, below=1)
-        self.epsilon = real("epsilon", epsilon, above=0)
+        self.rho = number("rho", rho, low=0, below=1)
+        self.epsilon = number("epsilon", epsilon, above=0)
         super().__init__(**kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -249,8 +249,8 @@ class Adamax(RuleOptimizer):
     rule = rules.adamax
 
     def __init__(self, learning_rate: float | None = None, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any) -> None:
-        self.beta1 = real("beta1", beta1, low=0, below=1)
-        self.beta2 = real("beta2", beta2, low=0, below=1)
+        self.beta1 = number("beta1", beta1, low=0, below=1)
+        self.beta2 = number("beta2", beta2, low=0, below=1)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -292,10 +292,10 @@ class Nadam(RuleOptimizer):
         schedule_decay: float = 0.004,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = real("beta1", beta1, low=0, below=1)
-        self.beta2 = real("beta2", beta2, low=0, below=1)
-        self.epsilon = real("epsilon", epsilon, low=0)
-        self.schedule_decay = real("schedule_decay", schedule_decay, low=0)
+        self.beta1 = number("beta1", beta1, low=0, below=1)
+        self.beta2 = number("beta2", beta2, low=0, below=1)
+        self.epsilon = number("epsilon", epsilon, low=0)
+        self.schedule_decay = number("schedule_decay", schedule_decay, low=0)
         self.m_schedule = 1.0
         super().__init__(learning_rate=learning_rate, **kwargs)
 

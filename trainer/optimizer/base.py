@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from ..arguments import did_you_mean, flag, real, whole
 from ..registry import Registry
+from ..validation import boolean, did_you_mean, integer, number
 from .counts import Index, StepCounts
 from .settings import check_grad_req, refuse_unknown, set_base_lr, warn_once
 
@@ -80,7 +80,7 @@ class Optimizer:
         refuse_unknown(type(self), unknown)
         self.trainer: Callable[[], Any] | None = None  # a weak reference to the Trainer that has it
         if learning_rate is not None:
-            learning_rate = real("learning_rate", learning_rate, low=0)
+            learning_rate = number("learning_rate", learning_rate, low=0)
         if lr_scheduler is not None and not callable(lr_scheduler):
             raise TypeError(
                 f"lr_scheduler={lr_scheduler!r}: must be a scheduler, such as tristep.lr_scheduler.CosineScheduler(...), "
@@ -88,12 +88,12 @@ class Optimizer:
             )
         if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
             raise TypeError(f"param_idx2name must map indices to names, got {type(param_idx2name).__name__}")
-        self.wd = real("wd", wd, low=0)
-        self.rescale_grad = real("rescale_grad", rescale_grad)
+        self.wd = number("wd", wd, low=0)
+        self.rescale_grad = number("rescale_grad", rescale_grad)
         # MXNet's kernels take 0 and negative numbers for "no limit".
-        self.clip_gradient = None if clip_gradient is None else real("clip_gradient", clip_gradient)
-        self.begin_num_update = whole("begin_num_update", begin_num_update, low=0)
-        self.multi_precision: bool | str = flag("multi_precision", multi_precision)
+        self.clip_gradient = None if clip_gradient is None else number("clip_gradient", clip_gradient)
+        self.begin_num_update = integer("begin_num_update", begin_num_update, low=0)
+        self.multi_precision: bool | str = boolean("multi_precision", multi_precision)
         self.lr = self.default_learning_rate if learning_rate is None else learning_rate
         self.lr_scheduler = lr_scheduler
         if lr_scheduler is not None and learning_rate is not None:
@@ -217,7 +217,7 @@ class Optimizer:
         """
         if self.lr_scheduler is None:
             return self.lr
-        return real(f"lr_scheduler({num_update})", self.lr_scheduler(num_update), low=0)
+        return number(f"lr_scheduler({num_update})", self.lr_scheduler(num_update), low=0)
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the rate.
@@ -231,7 +231,7 @@ class Optimizer:
                 f"the learning rate is decided by {self.lr_scheduler!r}, so it cannot be set to {lr}: change the "
                 "scheduler's base_lr, or set optimizer.lr_scheduler = None first"
             )
-        self.lr = real("lr", lr, low=0)
+        self.lr = number("lr", lr, low=0)
 
     def set_lr_mult(self, args_lr_mult: Mapping[Index, float]) -> None:
         """Multipliers of the learning rate by parameter index or name; replaces those set before.
@@ -265,7 +265,9 @@ class Optimizer:
             lr_mult = self.lr_mult.get(index, self.lr_mult.get(name, 1.0))
         if wd_mult is None:
             wd_mult = self.wd_mult.get(index, self.wd_mult.get(name, 1.0))
-        return real(f"lr_mult of parameter {name!r}", lr_mult, low=0), real(f"wd_mult of parameter {name!r}", wd_mult, low=0)
+        return number(f"lr_mult of parameter {name!r}", lr_mult, low=0), number(
+            f"wd_mult of parameter {name!r}", wd_mult, low=0
+        )
 
     def slots(self, indices: Sequence[Index]) -> np.ndarray:
         """Where `step_counts` has the counts of these parameters; new parameters start at `begin_num_update`."""
@@ -313,7 +315,7 @@ class Optimizer:
         if not isinstance(given, Mapping):
             raise TypeError(f"{argument} must map parameter indices or names to numbers, got {type(given).__name__}")
         self._check_known(argument, given)
-        return {key: real(f"{argument}[{key!r}]", value, low=0) for key, value in given.items()}
+        return {key: number(f"{argument}[{key!r}]", value, low=0) for key, value in given.items()}
 
     def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         """Let these be the parameters of indices 0, 1, ..., as a Trainer does.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...kernels import rules
-from ..arguments import real
+from ..validation import number
 from .base import register
 from .rule_optimizer import RuleOptimizer
 from .settings import first_argument_in_mxnet
@@ -34,8 +34,8 @@ class Ftrl(RuleOptimizer):
     takes_sparse = True
 
     def __init__(self, lamda1: float = 0.01, learning_rate: float | None = None, beta: float = 1.0, **kwargs: Any) -> None:
-        self.lamda1 = real("lamda1", lamda1, low=0)
-        self.beta = real("beta", beta, low=0)
+        self.lamda1 = number("lamda1", lamda1, low=0)
+        self.beta = number("beta", beta, low=0)
         super().__init__(learning_rate=_positive(learning_rate), **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -70,9 +70,9 @@ class FTML(RuleOptimizer):
         epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = real("beta1", beta1, low=0, below=1)
-        self.beta2 = real("beta2", beta2, low=0, below=1)
-        self.epsilon = real("epsilon", epsilon, low=0)
+        self.beta1 = number("beta1", beta1, low=0, below=1)
+        self.beta2 = number("beta2", beta2, low=0, below=1)
+        self.epsilon = number("epsilon", epsilon, low=0)
         super().__init__(learning_rate=_positive(learning_rate), **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -81,7 +81,7 @@ class FTML(RuleOptimizer):
 
 
 def _positive(learning_rate: float | None) -> float | None:
-    return None if learning_rate is None else real("learning_rate", learning_rate, above=0)
+    return None if learning_rate is None else number("learning_rate", learning_rate, above=0)
 
 
 def _refuse_zero(optimizer: RuleOptimizer, lr: float) -> None:

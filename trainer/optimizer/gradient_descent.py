@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, rules
-from ..arguments import flag, real, whole
+from ..validation import boolean, integer, number
 from .base import register
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
@@ -37,8 +37,8 @@ class SGD(RuleOptimizer):
     def __init__(
         self, learning_rate: float | None = None, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any
     ) -> None:
-        self.momentum = real("momentum", momentum, low=0, below=1)
-        self.lazy_update = flag("lazy_update", lazy_update)
+        self.momentum = number("momentum", momentum, low=0, below=1)
+        self.lazy_update = boolean("lazy_update", lazy_update)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property
@@ -60,7 +60,7 @@ class NAG(RuleOptimizer):
 
     @first_argument_in_mxnet("momentum")
     def __init__(self, learning_rate: float | None = None, momentum: float = 0.0, **kwargs: Any) -> None:
-        self.momentum = real("momentum", momentum, low=0, below=1)
+        self.momentum = number("momentum", momentum, low=0, below=1)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property
@@ -84,8 +84,8 @@ class Signum(RuleOptimizer):
     default_overrules_schedule = True
 
     def __init__(self, learning_rate: float | None = None, momentum: float = 0.9, wd_lh: float = 0.0, **kwargs: Any) -> None:
-        self.momentum = real("momentum", momentum, low=0, below=1)
-        self.wd_lh = real("wd_lh", wd_lh, low=0)
+        self.momentum = number("momentum", momentum, low=0, below=1)
+        self.wd_lh = number("wd_lh", wd_lh, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property
@@ -121,7 +121,7 @@ class SGLD(RuleOptimizer):
     uniform_hyper = False
 
     def __init__(self, learning_rate: float | None = None, seed: int = 0, **kwargs: Any) -> None:
-        self.seed = whole("seed", seed, low=0)
+        self.seed = integer("seed", seed, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -153,8 +153,8 @@ class DCASGD(RuleOptimizer):
     def __init__(
         self, learning_rate: float | None = None, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any
     ) -> None:
-        self.momentum = real("momentum", momentum, low=0, below=1)
-        self.lamda = real("lamda", lamda, low=0)
+        self.momentum = number("momentum", momentum, low=0, below=1)
+        self.lamda = number("lamda", lamda, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ...kernels import Rule, rules
-from ..arguments import choice, flag, real, whole
+from ..validation import boolean, choice, integer, number
 from .base import register
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
@@ -47,11 +47,11 @@ class LARS(RuleOptimizer):
         momentum_correction: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.momentum = real("momentum", momentum, low=0, below=1)
-        self.lazy_update = flag("lazy_update", lazy_update)
-        self.eta = real("eta", eta, above=0)
-        self.eps = real("eps", eps, low=0)
-        self.momentum_correction = flag("momentum_correction", momentum_correction)
+        self.momentum = number("momentum", momentum, low=0, below=1)
+        self.lazy_update = boolean("lazy_update", lazy_update)
+        self.eta = number("eta", eta, above=0)
+        self.eps = number("eps", eps, low=0)
+        self.momentum_correction = boolean("momentum_correction", momentum_correction)
         self.last_lr: float | None = None
         self.ratio = 1.0
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -88,11 +88,11 @@ class _Lamb(RuleOptimizer):
         upper_bound: float | None = None,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = real("beta1", beta1, low=0, below=1)
-        self.beta2 = real("beta2", beta2, low=0, below=1)
-        self.epsilon = real("epsilon", epsilon, low=0)
-        self.lower_bound = None if lower_bound is None else real("lower_bound", lower_bound, low=0)
-        self.upper_bound = None if upper_bound is None else real("upper_bound", upper_bound, low=0)
+        self.beta1 = number("beta1", beta1, low=0, below=1)
+        self.beta2 = number("beta2", beta2, low=0, below=1)
+        self.epsilon = number("epsilon", epsilon, low=0)
+        self.lower_bound = None if lower_bound is None else number("lower_bound", lower_bound, low=0)
+        self.upper_bound = None if upper_bound is None else number("upper_bound", upper_bound, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -133,7 +133,7 @@ class LAMB(_Lamb):
         bias_correction: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.bias_correction = flag("bias_correction", bias_correction)
+        self.bias_correction = boolean("bias_correction", bias_correction)
         super().__init__(learning_rate, beta1, beta2, epsilon, lower_bound, upper_bound, **kwargs)
 
 
@@ -187,13 +187,13 @@ class LBSGD(RuleOptimizer):
         num_epochs: int = 60,
         **kwargs: Any,
     ) -> None:
-        self.momentum = real("momentum", momentum, low=0, below=1)
+        self.momentum = number("momentum", momentum, low=0, below=1)
         self.warmup_strategy = choice("warmup_strategy", warmup_strategy, ("linear", "power2", "sqrt", "lars"))
-        self.warmup_epochs = whole("warmup_epochs", warmup_epochs, low=0)
-        self.batch_scale = whole("batch_scale", batch_scale, low=1)
-        self.updates_per_epoch = whole("updates_per_epoch", updates_per_epoch, low=1)
-        self.begin_epoch = whole("begin_epoch", begin_epoch, low=0)
-        self.num_epochs = whole("num_epochs", num_epochs, low=0)
+        self.warmup_epochs = integer("warmup_epochs", warmup_epochs, low=0)
+        self.batch_scale = integer("batch_scale", batch_scale, low=1)
+        self.updates_per_epoch = integer("updates_per_epoch", updates_per_epoch, low=1)
+        self.begin_epoch = integer("begin_epoch", begin_epoch, low=0)
+        self.num_epochs = integer("num_epochs", num_epochs, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property

@@ -9,7 +9,7 @@ import torch
 
 from ...kernels import TensorRule, rules
 from ...kernels.rules.matrix import COEFFICIENTS
-from ..arguments import flag, real, whole
+from ..validation import boolean, integer, number
 from .adam_variants import WithBetas
 from .base import register
 from .rule_optimizer import RuleOptimizer
@@ -55,18 +55,18 @@ class Muon(RuleOptimizer):
         adam_epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
-        self.momentum = real("momentum", momentum, low=0, below=1)
-        self.nesterov = flag("nesterov", nesterov)
-        self.steps = whole("steps", steps, low=1)
-        self.match_adamw = flag("match_adamw", match_adamw)
-        self.epsilon = real("epsilon", epsilon, above=0)
-        self.beta1 = real("beta1", beta1, low=0, below=1)
-        self.beta2 = real("beta2", beta2, low=0, below=1)
-        self.adam_epsilon = real("adam_epsilon", adam_epsilon, low=0)
+        self.momentum = number("momentum", momentum, low=0, below=1)
+        self.nesterov = boolean("nesterov", nesterov)
+        self.steps = integer("steps", steps, low=1)
+        self.match_adamw = boolean("match_adamw", match_adamw)
+        self.epsilon = number("epsilon", epsilon, above=0)
+        self.beta1 = number("beta1", beta1, low=0, below=1)
+        self.beta2 = number("beta2", beta2, low=0, below=1)
+        self.adam_epsilon = number("adam_epsilon", adam_epsilon, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.adam_ratio = 1.0
         if adam_learning_rate is not None:
-            self.adam_ratio = real("adam_learning_rate", adam_learning_rate, low=0) / self.learning_rate
+            self.adam_ratio = number("adam_learning_rate", adam_learning_rate, low=0) / self.learning_rate
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         root = math.sqrt(1.0 - self.beta2**t)
@@ -114,11 +114,11 @@ class SOAP(WithBetas):
         correct_bias: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.shampoo_beta = None if shampoo_beta is None else real("shampoo_beta", shampoo_beta, low=0, below=1)
-        self.precondition_frequency = whole("precondition_frequency", precondition_frequency, low=1)
-        self.max_precondition_dim = whole("max_precondition_dim", max_precondition_dim, low=1)
-        self.precondition_1d = flag("precondition_1d", precondition_1d)
-        self.correct_bias = flag("correct_bias", correct_bias)
+        self.shampoo_beta = None if shampoo_beta is None else number("shampoo_beta", shampoo_beta, low=0, below=1)
+        self.precondition_frequency = integer("precondition_frequency", precondition_frequency, low=1)
+        self.max_precondition_dim = integer("max_precondition_dim", max_precondition_dim, low=1)
+        self.precondition_1d = boolean("precondition_1d", precondition_1d)
+        self.correct_bias = boolean("correct_bias", correct_bias)
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     @property
@@ -166,10 +166,10 @@ class Adafactor(RuleOptimizer):
         clip_threshold: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        self.decay_rate = real("decay_rate", decay_rate, high=0)
-        self.epsilon1 = torch.finfo(torch.float32).eps if epsilon1 is None else real("epsilon1", epsilon1, above=0)
-        self.epsilon2 = real("epsilon2", epsilon2, low=0)
-        self.clip_threshold = real("clip_threshold", clip_threshold, above=0)
+        self.decay_rate = number("decay_rate", decay_rate, high=0)
+        self.epsilon1 = torch.finfo(torch.float32).eps if epsilon1 is None else number("epsilon1", epsilon1, above=0)
+        self.epsilon2 = number("epsilon2", epsilon2, low=0)
+        self.clip_threshold = number("clip_threshold", clip_threshold, above=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -204,12 +204,12 @@ class CAME(RuleOptimizer):
         clip_threshold: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = real("beta1", beta1, low=0, below=1)
-        self.beta2 = real("beta2", beta2, low=0, below=1)
-        self.beta3 = real("beta3", beta3, low=0, below=1)
-        self.epsilon1 = real("epsilon1", epsilon1, above=0)
-        self.epsilon2 = real("epsilon2", epsilon2, above=0)
-        self.clip_threshold = real("clip_threshold", clip_threshold, above=0)
+        self.beta1 = number("beta1", beta1, low=0, below=1)
+        self.beta2 = number("beta2", beta2, low=0, below=1)
+        self.beta3 = number("beta3", beta3, low=0, below=1)
+        self.epsilon1 = number("epsilon1", epsilon1, above=0)
+        self.epsilon2 = number("epsilon2", epsilon2, above=0)
+        self.clip_threshold = number("clip_threshold", clip_threshold, above=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

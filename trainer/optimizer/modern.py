@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...kernels import Rule, rules
-from ..arguments import flag, real
+from ..validation import boolean, number
 from .adam_variants import WithBetas
 from .base import register
 from .rule_optimizer import RuleOptimizer
@@ -32,8 +32,8 @@ class Lion(RuleOptimizer):
     rule = rules.lion
 
     def __init__(self, learning_rate: float | None = None, beta1: float = 0.9, beta2: float = 0.99, **kwargs: Any) -> None:
-        self.beta1 = real("beta1", beta1, low=0, below=1)
-        self.beta2 = real("beta2", beta2, low=0, below=1)
+        self.beta1 = number("beta1", beta1, low=0, below=1)
+        self.beta2 = number("beta2", beta2, low=0, below=1)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
 
@@ -69,10 +69,10 @@ class Sophia(RuleOptimizer):
         epsilon: float = 1e-15,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = real("beta1", beta1, low=0, below=1)
-        self.beta2 = real("beta2", beta2, low=0, below=1)
-        self.rho = real("rho", rho, above=0)
-        self.epsilon = real("epsilon", epsilon, above=0)
+        self.beta1 = number("beta1", beta1, low=0, below=1)
+        self.beta2 = number("beta2", beta2, low=0, below=1)
+        self.rho = number("rho", rho, above=0)
+        self.epsilon = number("epsilon", epsilon, above=0)
         self._scale: float | None = None
         super().__init__(learning_rate=learning_rate, **kwargs)
 
@@ -93,7 +93,7 @@ class Sophia(RuleOptimizer):
         Args:
             scale: the number of samples or tokens in the batch, > 0.
         """
-        return _Estimating(self, real("scale", scale, above=0))
+        return _Estimating(self, number("scale", scale, above=0))
 
 
 class _Estimating:
@@ -148,13 +148,13 @@ class Prodigy(WithBetas):
         decoupled: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.beta3 = None if beta3 is None else real("beta3", beta3, low=0, below=1)
-        self.d0 = real("d0", d0, above=0)
-        self.d_coef = real("d_coef", d_coef, above=0)
-        self.growth_rate = None if growth_rate is None else real("growth_rate", growth_rate, above=1)
-        self.safeguard_warmup = flag("safeguard_warmup", safeguard_warmup)
-        self.use_bias_correction = flag("use_bias_correction", use_bias_correction)
-        self.decoupled = flag("decoupled", decoupled)
+        self.beta3 = None if beta3 is None else number("beta3", beta3, low=0, below=1)
+        self.d0 = number("d0", d0, above=0)
+        self.d_coef = number("d_coef", d_coef, above=0)
+        self.growth_rate = None if growth_rate is None else number("growth_rate", growth_rate, above=1)
+        self.safeguard_warmup = boolean("safeguard_warmup", safeguard_warmup)
+        self.use_bias_correction = boolean("use_bias_correction", use_bias_correction)
+        self.decoupled = boolean("decoupled", decoupled)
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     @property
@@ -208,9 +208,9 @@ class ASGD(RuleOptimizer):
         t0: float = 1e6,
         **kwargs: Any,
     ) -> None:
-        self.lambd = real("lambd", lambd, low=0)
-        self.alpha = real("alpha", alpha, low=0)
-        self.t0 = real("t0", t0, low=0)
+        self.lambd = number("lambd", lambd, low=0)
+        self.alpha = number("alpha", alpha, low=0)
+        self.t0 = number("t0", t0, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -248,10 +248,10 @@ class Rprop(RuleOptimizer):
         largest: float = 50.0,
         **kwargs: Any,
     ) -> None:
-        self.shrink = real("shrink", shrink, above=0, below=1)
-        self.grow = real("grow", grow, above=1)
-        self.smallest = real("smallest", smallest, above=0)
-        self.largest = real("largest", largest, low=self.smallest)
+        self.shrink = number("shrink", shrink, above=0, below=1)
+        self.grow = number("grow", grow, above=1)
+        self.smallest = number("smallest", smallest, above=0)
+        self.largest = number("largest", largest, low=self.smallest)
         super().__init__(learning_rate=learning_rate, **kwargs)
         if self.wd:
             raise ValueError(f"wd={self.wd!r}: Rprop has no weight decay, so it must be 0")

@@ -13,7 +13,7 @@ import torch
 from ...kernels import Rule, TensorRule, Update, storage, transforms
 from ...kernels.graphs import Recording
 from ...kernels.states import slot_dtypes, state_type, states_for
-from ..arguments import choice, flag, real, whole
+from ..validation import boolean, choice, integer, number
 from .base import LOW_PRECISION, Optimizer
 from .counts import Index
 from .settings import check_options
@@ -105,17 +105,17 @@ class RuleOptimizer(Optimizer):
         kahan: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.clip_norm = None if clip_norm is None else real("clip_norm", clip_norm, above=0)
-        self.cautious = flag("cautious", cautious)
-        self.decoupled_wd = flag("decoupled_wd", decoupled_wd)
-        self.lookahead = None if lookahead is None else whole("lookahead", lookahead, low=1)
-        self.lookahead_alpha = real("lookahead_alpha", lookahead_alpha, above=0, high=1)
-        self.ema_decay = None if ema_decay is None else real("ema_decay", ema_decay, low=0, below=1)
-        self.skip_nonfinite = flag("skip_nonfinite", skip_nonfinite)
+        self.clip_norm = None if clip_norm is None else number("clip_norm", clip_norm, above=0)
+        self.cautious = boolean("cautious", cautious)
+        self.decoupled_wd = boolean("decoupled_wd", decoupled_wd)
+        self.lookahead = None if lookahead is None else integer("lookahead", lookahead, low=1)
+        self.lookahead_alpha = number("lookahead_alpha", lookahead_alpha, above=0, high=1)
+        self.ema_decay = None if ema_decay is None else number("ema_decay", ema_decay, low=0, below=1)
+        self.skip_nonfinite = boolean("skip_nonfinite", skip_nonfinite)
         self.state_dtype = None if state_dtype is None else _state_dtype(state_dtype)
-        self.stochastic_rounding = flag("stochastic_rounding", stochastic_rounding)
-        self.rounding_seed = whole("rounding_seed", rounding_seed, low=0)
-        self.kahan = flag("kahan", kahan)
+        self.stochastic_rounding = boolean("stochastic_rounding", stochastic_rounding)
+        self.rounding_seed = integer("rounding_seed", rounding_seed, low=0)
+        self.kahan = boolean("kahan", kahan)
         self._skips_overflow = False  # as `skip_nonfinite`, where a loss scaler needs it
         self._updater: Callable[[], Any] | None = None  # a weak reference to what has the states
         remainder = isinstance(given := kwargs.get("multi_precision"), str) and given == "remainder"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...kernels import Rule, rules
-from ..arguments import real, whole
+from ..validation import integer, number
 from .base import register
 from .rule_optimizer import RuleOptimizer
 
@@ -21,10 +21,10 @@ class _ScheduleFree(RuleOptimizer):
     host_state_names = ("steps", "largest_lr", "weight_sum", "share", "rate_scale")
 
     def __init__(self, learning_rate: float | None, beta: float, warmup: int, power: float, r: float, **kwargs: Any) -> None:
-        self.beta = real("beta", beta, above=0, below=1)
-        self.warmup = whole("warmup", warmup, low=0)
-        self.power = real("power", power, low=0)
-        self.r = real("r", r, low=0)
+        self.beta = number("beta", beta, above=0, below=1)
+        self.warmup = integer("warmup", warmup, low=0)
+        self.power = number("power", power, low=0)
+        self.r = number("r", r, low=0)
         self.steps = 0
         self.largest_lr = 0.0
         self.weight_sum = 0.0
@@ -112,8 +112,8 @@ class ScheduleFreeAdamW(_ScheduleFree):
         r: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        self.beta2 = real("beta2", beta2, low=0, below=1)
-        self.epsilon = real("epsilon", epsilon, low=0)
+        self.beta2 = number("beta2", beta2, low=0, below=1)
+        self.epsilon = number("epsilon", epsilon, low=0)
         super().__init__(learning_rate, beta, warmup, power, r, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
 from ...kernels import Rule, TensorRule
-from ..arguments import did_you_mean
+from ..validation import did_you_mean
 from .counts import Index
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from .. import dist_utils
-from ..arguments import whole
 from ..dist_utils import broadcast_coalesced, check_alike, global_rank, process_group
+from ..validation import integer
 from .bucket import Bucket, Member, Pool, ScatteredSum, check_gradient, gaps_of, group_params, make_bucket
 
 __all__ = ["GradientBuckets"]
@@ -98,7 +98,7 @@ class GradientBuckets:
         self.flag_slots = [0, 0, 0, 0]
         self.flag_sums = torch.zeros(4, device=self.params[0].device)
         self.events: list[tuple[str, int]] = []
-        self._limits = whole("bucket_bytes", bucket_bytes, low=1), whole("first_bucket_bytes", first_bucket_bytes, low=1)
+        self._limits = integer("bucket_bytes", bucket_bytes, low=1), integer("first_bucket_bytes", first_bucket_bytes, low=1)
         self._reducer = reducer
         self._is_gloo = dist.get_backend(self.group) == "gloo"
         self._bucket_of: list[Bucket] = []  # by parameter

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import kvstore as stores
-from ..arguments import choice, flag
 from ..compression import local_compression
 from ..kvstore import KVStore
 from ..kvstore.server import compressor_of
 from ..optimizer import Optimizer
 from ..replica import Replica
+from ..validation import boolean, choice
 from .allreduce import AllReduceSync, check_compression
 from .base import GradientSync
 from .kvstore import KVStoreSync, updates_on_store
@@ -42,7 +42,7 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
             raise TypeError(f"kvstore={kvstore!r}: must be None or a name, one of {listed}; or a KVStore")
         kvstore = choice("kvstore", kvstore, known, ignore_case=True)
     if update_on_kvstore is not None:
-        flag("update_on_kvstore", update_on_kvstore)
+        boolean("update_on_kvstore", update_on_kvstore)
     if compression_params is not None:
         of_servers = (_is_dist(kvstore) and not _is_synchronous(kvstore)) or isinstance(kvstore, stores.ServerStore)
         check = compressor_of if of_servers else check_compression if _is_synchronous(kvstore) else local_compression

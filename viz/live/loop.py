@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...trainer import Trainer
-from ...trainer.arguments import choice, real, whole
+from ...trainer.validation import choice, integer, number
 from ..record import Recorder, Run
 from ..render.notebook import has_front_end, request, running_event_loop
 from ..views import FrameBudget, View
@@ -105,7 +105,7 @@ class LiveLoop:
         when_unseen: str = "go on",
     ) -> None:
         check_arguments(steps, trainer, recorder, stateful, view)
-        budget = FrameBudget(most=real("frames_per_second", frames_per_second, above=0))
+        budget = FrameBudget(most=number("frames_per_second", frames_per_second, above=0))
         mode = choice("mode", mode, MODES)
         pauses_unseen = choice("when_unseen", when_unseen, ("go on", "pause")) == "pause"
         self.cell: str | None = None
@@ -158,7 +158,7 @@ class LiveLoop:
         """
         if not isinstance(trainer, (Trainer, torch.optim.Optimizer)):
             raise TypeError(f"trainer must be a Trainer or a torch.optim.Optimizer, got {type(trainer).__name__}")
-        steps = Epochs(net, loss, data, trainer, whole("num_epoch", num_epoch, low=1))
+        steps = Epochs(net, loss, data, trainer, integer("num_epoch", num_epoch, low=1))
         stateful = [net, *options.pop("stateful", ())]
         return cls(steps, trainer=trainer, stateful=stateful, **options)
 
@@ -247,7 +247,7 @@ class LiveLoop:
         Args:
             n: how many, >= 1.
         """
-        self._go_on(whole("n", n, low=1))
+        self._go_on(integer("n", n, low=1))
 
     def stop(self) -> None:
         """End it. When this returns the step at hand has ended; a generator has been closed."""
@@ -299,7 +299,7 @@ class LiveLoop:
         Raises:
             ValueError: it is negative or no number, or a schedule is at 0, or there is no trainer.
         """
-        lr = real("lr", lr, low=0)
+        lr = number("lr", lr, low=0)
         self.rate.needed("set_learning_rate")
         with self.runner.gate.at_rest():
             self.rate.set(lr)
@@ -314,7 +314,7 @@ class LiveLoop:
 
     @multiplier.setter
     def multiplier(self, value: float) -> None:
-        value = real("multiplier", value, low=0)
+        value = number("multiplier", value, low=0)
         self.rate.needed("multiplier")
         self.rate.multiplier = value
 
@@ -370,9 +370,9 @@ class LiveLoop:
         self.rate.needed("branch")
         name, snapshot = self.branches.new_name(name), self.branches.find(at)
         if learning_rate is not None:
-            real("learning_rate", learning_rate, low=0)
+            number("learning_rate", learning_rate, low=0)
         if multiplier is not None:
-            real("multiplier", multiplier, low=0)
+            number("multiplier", multiplier, low=0)
         with self.runner.gate.at_rest():
             run = self.branches.begin(name, snapshot)
             self._open_again()

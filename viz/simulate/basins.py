@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer.arguments import real, whole
+from ...trainer.validation import integer, number
 from .candidates import Candidate
 from .catalog import function
 from .functions import Function, Minimum
@@ -70,9 +70,9 @@ def basin_map(
         >>> sorted(set(found.reached.flatten().tolist()))
         [0, 1, 2, 3]
     """
-    where, n, steps = function(on), whole("n", n, low=2), whole("steps", steps, low=1)
+    where, n, steps = function(on), integer("n", n, low=2), integer("steps", steps, low=1)
     side = max(high - low for low, high in (where.xlim, where.ylim))
-    near = side / 100 if tolerance is None else real("tolerance", tolerance, above=0)
+    near = side / 100 if tolerance is None else number("tolerance", tolerance, above=0)
     label = optimizer if isinstance(optimizer, str) else "optimizer"
     xs, ys = np.linspace(*where.xlim, n, dtype=np.float32), np.linspace(*where.ylim, n, dtype=np.float32)
     starts = np.stack(np.meshgrid(xs, ys), axis=-1).reshape(-1, 2)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ...kernels import Rule
-from ...trainer.arguments import real
 from ...trainer.ensemble import make_optimizer
 from ...trainer.optimizer import Optimizer, RuleOptimizer
 from ...trainer.optimizer.counts import StepCounts
+from ...trainer.validation import number
 
 __all__ = ["Candidate", "PlainUpdate", "TorchFactory", "named_optimizers", "settings_to_try"]
 
@@ -79,7 +79,7 @@ class Candidate:
             own = copy.deepcopy(given)
             if rate is not None:
                 rate = rate * (own.lr if own.lr_scheduler is None else own.lr_scheduler.base_lr) if relative else rate  # type: ignore[attr-defined]
-                _set_rate(own, real("learning_rate", rate, low=0))
+                _set_rate(own, number("learning_rate", rate, low=0))
             return own, own.rate_at(1)
         partial = given if isinstance(given, functools.partial) else functools.partial(given) if callable(given) else None
         if partial is not None and isinstance(partial.func, type) and issubclass(partial.func, torch.optim.Optimizer):
@@ -178,7 +178,7 @@ def settings_to_try(rates: Sequence[float] | None, sweep: Mapping[str, Sequence[
     if rates is not None:
         if "learning_rate" in axes:
             raise ValueError("learning_rate is given twice, in sweep and in learning_rates: leave one out")
-        axes["learning_rate"] = [real("learning_rates", rate, low=0) for rate in rates]
+        axes["learning_rate"] = [number("learning_rates", rate, low=0) for rate in rates]
     for name, values in axes.items():
         if not values:
             raise ValueError(f"{name}: no values to try")

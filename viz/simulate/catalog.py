@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from ...trainer.arguments import did_you_mean, real
+from ...trainer.validation import did_you_mean, number
 from .functions import Function, Minimum
 
 __all__ = ["function", "ill_conditioned_bowl", "noisy_ravine"]
@@ -59,7 +59,7 @@ def function(given: str | Function | Callable[[torch.Tensor], torch.Tensor]) -> 
 
 def ill_conditioned_bowl(condition: float = 100.0) -> Function:
     """(x^2 + condition y^2) / 2, a bowl that is `condition` times as steep in one direction as in the other, >= 1."""
-    condition = real("condition", condition, low=1)
+    condition = number("condition", condition, low=1)
     return Function(
         f"bowl of condition {condition:g}",
         f"(x**2 + {condition!r} * y**2) / 2",

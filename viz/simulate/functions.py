@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...trainer.arguments import real, whole
+from ...trainer.validation import integer, number
 from .expressions import Expression
 
 __all__ = ["Function", "Minimum"]
@@ -70,12 +70,12 @@ class Function:
                 first, second = getattr(self, name)
             except (TypeError, ValueError):
                 raise TypeError(f"{name}={getattr(self, name)!r}: must be a pair of numbers") from None
-            pair = real(f"{name}[0]", first), real(f"{name}[1]", second)
+            pair = number(f"{name}[0]", first), number(f"{name}[1]", second)
             if name != "start" and not pair[0] < pair[1]:
                 raise ValueError(f"{name}={pair}: the first must be less than the second")
             object.__setattr__(self, name, pair)
-        object.__setattr__(self, "noise", real("noise", self.noise, low=0))
-        object.__setattr__(self, "seed", whole("seed", self.seed, low=0))
+        object.__setattr__(self, "noise", number("noise", self.noise, low=0))
+        object.__setattr__(self, "seed", integer("seed", self.seed, low=0))
         object.__setattr__(self, "minima", tuple(Minimum(*each) for each in self.minima))
         tape = Expression(self.expression) if isinstance(self.expression, str) else None
         if tape is None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer.arguments import choice, whole
+from ...trainer.validation import choice, integer
 from .catalog import function
 from .functions import Function
 from .trajectories import Trajectories, checked_starts, farthest, simulate
@@ -70,7 +70,7 @@ def tune_learning_rates(
         >>> at_best = {name: {"learning_rate": rate} for name, rate in zip(found.names, found.best)}
         >>> fair = simulate("ill_conditioned_bowl", at_best)
     """
-    judged_by, repeats = choice("judged_by", judged_by, ("final", "best")), whole("repeats", repeats, low=1)
+    judged_by, repeats = choice("judged_by", judged_by, ("final", "best")), integer("repeats", repeats, low=1)
     starts = np.repeat(checked_starts(function(on), start), repeats, axis=0)
     trajectories = simulate(on, optimizers, starts, steps, learning_rates=learning_rates, seed=seed, engine=engine)
     with np.errstate(invalid="ignore"):

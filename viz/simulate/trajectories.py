@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer.arguments import whole
 from ...trainer.interrupts import interrupts_wait
+from ...trainer.validation import integer
 from .candidates import Candidate, named_optimizers, settings_to_try
 from .catalog import function
 from .functions import Function
@@ -134,7 +134,7 @@ class Simulation:
         engine: str | None = None,
     ) -> None:
         self.function = function(on)
-        self.steps, self._seed, self._engine = whole("steps", steps, low=1), whole("seed", seed, low=0), engine
+        self.steps, self._seed, self._engine = integer("steps", steps, low=1), integer("seed", seed, low=0), engine
         self._values, self._relative = settings_to_try(learning_rates, sweep), relative
         self._given = named_optimizers(optimizers)
         self._candidates: list[Candidate] | None = self._make_candidates()

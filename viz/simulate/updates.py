@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ...kernels import Rule
-from ...trainer.arguments import whole
 from ...trainer.optimizer import Optimizer, RuleOptimizer, create
+from ...trainer.validation import integer
 from .candidates import Candidate
 from .catalog import function
 from .functions import Function
@@ -71,7 +71,7 @@ def trace_updates(
         >>> found.gradients[0].tolist(), sorted(found.states), found.states["mean"].round(3).tolist()
         ([1.0, 100.0], ['mean', 'var'], [[0.0, 0.0], [0.10000000149011612, 10.0]])
     """
-    where, steps = function(on), whole("steps", steps, low=1)
+    where, steps = function(on), integer("steps", steps, low=1)
     starts = checked_starts(where, start)
     if len(starts) != 1:
         raise ValueError(f"start has {len(starts)} points: must be one, (x, y)")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer.arguments import choice
+from ...trainer.validation import choice
 from ..record import Curve, Recorder, Run
 from ..record.diagnosis import nonfinite_gradients
 from ..scene import Axis, Click, Control, Heatmap, Layer, Panel, Points, Scene, Text

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer.arguments import choice
+from ...trainer.validation import choice
 from ..record import Curve, Run, Series
 from ..record.statistics import smoothed
 from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer import Trainer
-from ...trainer.arguments import choice, real, whole
+from ...trainer import Trainer, validation
 from ...trainer.lr_scheduler import InterpolatedScheduler, LRScheduler
 from ..record import Recorder, Run
 from ..record.series import POINTS
@@ -71,7 +70,7 @@ class ScheduleView(View):
         loss: Recorder | Run | None = None,
         **settings: Any,
     ) -> None:
-        self.scale = choice("scale", scale, ("linear", "log"))
+        self.scale = validation.choice("scale", scale, ("linear", "log"))
         self.schedules = _named(schedules)
         self.knots = None if knots is None else _checked_knots(knots, self.scale)
         if not self.schedules and self.knots is None:
@@ -80,7 +79,7 @@ class ScheduleView(View):
             raise TypeError(f"loss must be a Recorder or a Run, got {type(loss).__name__}")
         self._recorders = [loss] if isinstance(loss, Recorder) else []
         self._run = loss.run if isinstance(loss, Recorder) else loss
-        self._wanted = None if n_updates is None else whole("n_updates", n_updates, low=1)
+        self._wanted = None if n_updates is None else validation.integer("n_updates", n_updates, low=1)
         self._n_updates()  # or an error
         self._trainer = next((each for each in self.schedules.values() if isinstance(each, Trainer)), None)
         self._top = max((rate for _, rate in self.knots or ()), default=0.0)
@@ -119,7 +118,7 @@ class ScheduleView(View):
         """
         if self.knots is None or not 0 <= number < len(self.knots):
             raise ValueError(f"number={number!r}: there is no such knot; there are {len(self.knots or ())}")
-        update, rate = real("update", update), real("rate", rate)
+        update, rate = validation.number("update", update), validation.number("rate", rate)
         low = self.knots[number - 1][0] + 1 if number else 0
         high = self.knots[number + 1][0] - 1 if number + 1 < len(self.knots) else None
         place = max(round(update), low)
@@ -280,7 +279,7 @@ def _checked_knots(knots: Any, scale: str) -> list[tuple[int, float]]:
     if len(pairs) < 2:
         raise ValueError(f"knots={knots!r}: must be two or more")
     found = [
-        (whole(f"knots[{k}][0]", number, low=0), real(f"knots[{k}][1]", rate, low=0))
+        (validation.integer(f"knots[{k}][0]", number, low=0), validation.number(f"knots[{k}][1]", rate, low=0))
         for k, (number, rate) in enumerate(pairs)
     ]
     if any(later[0] <= earlier[0] for earlier, later in itertools.pairwise(found)):

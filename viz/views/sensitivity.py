@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer.arguments import whole
+from ...trainer.validation import integer
 from ..scene import Axis, Band, Layer, Line, Panel, Points, Scene
 from ..simulate import Sensitivity, function, tune_learning_rates
 from .functions import DEFAULT, LEAST, On, least_loss, loss_label, starts_around
@@ -43,7 +43,7 @@ class SensitivityView(View):
         else:
             where = function(on)
             if "start" not in ours:
-                ours["start"] = starts_around(where, whole("starts", starts, low=1), int(ours.get("seed", 0)))
+                ours["start"] = starts_around(where, integer("starts", starts, low=1), int(ours.get("seed", 0)))
             self.found = tune_learning_rates(where, optimizers, **ours)
         super().__init__(**{name: value for name, value in arguments.items() if name not in ours})
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...arguments import real
+from ...validation import number
 
 __all__ = ["Roles", "integer_variable"]
 
@@ -28,7 +28,7 @@ class Roles:
 
     @classmethod
     def of_this_job(cls, timeout: float) -> Roles:
-        timeout = real("timeout", timeout, above=0)
+        timeout = number("timeout", timeout, above=0)
         servers = integer_variable("TRISTEP_NUM_SERVERS", 1)
         known = dist.is_available() and dist.is_initialized()
         if not known and not {"RANK", "WORLD_SIZE"} <= os.environ.keys():

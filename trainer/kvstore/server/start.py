@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from ...arguments import choice
+from ...validation import choice
 from .job import Roles
 from .loop import ServerLoop
 from .store import ServerStore, open_stores

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["choice", "did_you_mean", "flag", "number", "real", "whole"]
+__all__ = ["boolean", "choice", "did_you_mean", "int_or_float", "integer", "number"]
 
 
-def real(
+def number(
     name: str,
     value: Any,
     low: float = -math.inf,
@@ -25,13 +25,13 @@ def real(
     try:
         if isinstance(value, (bool, np.bool_, str, bytes)) or np.ndim(value):
             raise TypeError
-        number = float(value)
+        checked = float(value)
     except OverflowError:
-        number = math.inf
+        checked = math.inf
     except (TypeError, ValueError, RuntimeError):  # the last from tensors that are no real number
         raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}") from None
-    if math.isfinite(number) and low <= number <= high and above < number < below:
-        return number
+    if math.isfinite(checked) and low <= checked <= high and above < checked < below:
+        return checked
     allowed = ["finite"]
     if low > -math.inf:
         allowed.append(f"{low:g} or more")
@@ -44,28 +44,28 @@ def real(
     raise ValueError(f"{name}={value!r}: must be {' and '.join(allowed)}")
 
 
-def number(name: str, value: Any, low: float = -math.inf) -> float:
-    """As `real`, but an int stays one, for the sake of how it prints."""
-    checked = real(name, value, low)
+def int_or_float(name: str, value: Any, low: float = -math.inf) -> float:
+    """As `number`, but an int stays one, for the sake of how it prints."""
+    checked = number(name, value, low)
     return int(value) if isinstance(value, (int, np.integer)) else checked
 
 
-def whole(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> int:
+def integer(name: str, value: Any, low: float = -math.inf, high: float = math.inf) -> int:
     """`value` as an int, if it is an integer of at least `low` and at most `high`."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
-        number = operator.index(value)
+        checked = operator.index(value)
     except TypeError:
         raise TypeError(f"{name}={value!r}: must be an integer, not {type(value).__name__}") from None
-    if number < low:
+    if checked < low:
         raise ValueError(f"{name}={value!r}: must be {low:g} or more")
-    if number > high:
+    if checked > high:
         raise ValueError(f"{name}={value!r}: must be {high:,} or less")
-    return number
+    return checked
 
 
-def flag(name: str, value: Any) -> bool:
+def boolean(name: str, value: Any) -> bool:
     """`value`, if it is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}={value!r}: must be True or False, not {type(value).__name__}")
