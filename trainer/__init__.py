@@ -6,14 +6,14 @@ Imports ``tristep.kernels``.
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.trainer'; import it by that name (imported as {__name__!r})")
 
-from . import amp, initializer, kvstore, lr_scheduler, optim, optimizer, scale
+from . import amp, cost_model, initializer, kvstore, lr_scheduler, optim, optimizer
 from .clipping import clip_global_norm
 from .collect import collect_params
+from .cost_model import estimate_cost
 from .data_parallel import replicate, split_and_load, split_data
 from .ensemble import Ensemble
 from .fit import Fit, fit
 from .lr_finder import LRFinder, lr_find
-from .scale import plan
 from .sweep import Sweep, sweep
 from .telemetry import Telemetry
 from .trainer import StaleGradientError, Trainer, UpdateOnKVStoreError
@@ -30,6 +30,8 @@ __all__ = [
     "amp",
     "clip_global_norm",
     "collect_params",
+    "cost_model",
+    "estimate_cost",
     "fit",
     "initializer",
     "kvstore",
@@ -37,9 +39,7 @@ __all__ = [
     "lr_scheduler",
     "optim",
     "optimizer",
-    "plan",
     "replicate",
-    "scale",
     "split_and_load",
     "split_data",
     "sweep",

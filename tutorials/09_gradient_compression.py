@@ -216,15 +216,17 @@ figure
 # %% [markdown]
 # ## Does it pay on your link?
 #
-# Sending less saves time on the wire and costs time to compress. `tristep.plan` compares both by a model of latency and
-# bandwidth; nothing is run. Its figures for links are nominal, from data sheets, and none of the times below was measured.
+# Sending less saves time on the wire and costs time to compress. `tristep.estimate_cost` compares both by a model of latency
+# and bandwidth; nothing is run. Its figures for links are nominal, from data sheets; none of the times below was measured.
 # This is a model of 124.4 million parameters on 8 GPUs, whose forward and backward take 40 ms; communication hides behind
-# backward as far as it can. `torchrun ... -m tristep plan --measure` measures a link that is there.
+# backward as far as it can. `torchrun ... -m tristep cost --measure` measures a link that is there.
 
 # %%
 links = {"nvlink": "NVLink", "pcie4": "PCIe 4", "eth100": "100 Gb/s Ethernet", "1.1,30us": "10 Gb/s Ethernet"}
 shown = ["all-reduce", "int8", "2bit", "sign", "1bit", "topk 1%"]
-plans = {label: {row.name: row for row in tristep.plan(124.4e6, 8, link, compute_ms=40)} for link, label in links.items()}
+plans = {
+    label: {row.name: row for row in tristep.estimate_cost(124.4e6, 8, link, compute_ms=40)} for link, label in links.items()
+}
 print(f"{'step, ms, by a model':<20}", *(f"{name:>10}" for name in shown))
 for label, rows in plans.items():
     print(f"{label:<20}", *(f"{rows[name].step * 1e3:10.1f}" for name in shown))

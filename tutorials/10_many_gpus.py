@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 
 import tristep
 from tristep import viz
-from tristep.trainer.scale import table
+from tristep.trainer.cost_model import table
 from tristep.viz.style import COLOURS, quieten
 
 EPOCHS = 4
@@ -224,13 +224,13 @@ for way, weights in ways.items():
 # %% [markdown]
 # ## What it would cost on GPUs
 #
-# `tristep.plan` says what a rank sends and keeps in each of these ways, by a model of latency and bandwidth. Nothing is run;
-# figures for links are nominal, from data sheets, and none was measured. This is Adam on 124.4 million parameters, with 8
-# GPUs that are joined by PCIe. `python -m tristep plan` prints the same with compressed gradients, and `--measure` under
-# torchrun measures the link that is there.
+# `tristep.estimate_cost` says what a rank sends and stores in each of these ways, by a model of latency and bandwidth.
+# Nothing is run; figures for links are nominal, from data sheets, and none was measured. This is Adam on 124.4 million
+# parameters, with 8 GPUs that are joined by PCIe. `python -m tristep cost` prints the same with compressed gradients, and
+# `--measure` under torchrun measures the link that is there.
 
 # %%
-rows = [row for row in tristep.plan(124.4e6, 8, "pcie4", optimizer="adam") if not row.verdict]
+rows = [row for row in tristep.estimate_cost(124.4e6, 8, "pcie4", optimizer="adam") if not row.verdict]
 print(table(rows))
 
 figure = viz.Figure(8.5, 2.6)

@@ -1,4 +1,4 @@
-"""The command line: `python -m tristep` says what there is, `demo` trains something small, `plan` models many GPUs."""
+"""The command line: `demo` trains something small, `cost` estimates what training on many GPUs costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 import tristep
 from tristep.kernels import ENGINES, choose_engine
-from tristep.trainer import scale
+from tristep.trainer import cost_model
 
 ABOUT = """\
 Gluon's Trainer for PyTorch: a whole model's update is one fused call, every update rule is written once, and a rule
@@ -45,18 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--engine", choices=ENGINES, default=argparse.SUPPRESS, help="who computes; the best there is if left out"
     )
     demo.add_argument("--optimizers", nargs="+", default=argparse.SUPPRESS, metavar="NAME", help="which; all if left out")
-    planned = _add_plan(commands)
+    cost = _add_cost(commands)
     options = vars(parser.parse_args(arguments))
 
     command = options.pop("command")
     if command is None:
         parser.print_help()
         return 0
-    if command == "plan":
+    if command == "cost":
         try:
-            return _plan(**options)
+            return _cost(**options)
         except (ValueError, TypeError, RuntimeError) as error:
-            planned.error(str(error))
+            cost.error(str(error))
     try:
         from tristep.demo import check, run
     except ModuleNotFoundError as error:
@@ -73,38 +73,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(**settings)
 
 
-def _add_plan(commands: Any) -> argparse.ArgumentParser:
-    plan = commands.add_parser(
-        "plan",
+def _add_cost(commands: Any) -> argparse.ArgumentParser:
+    cost = commands.add_parser(
+        "cost",
         help="bytes on the wire, memory and time of a step on many GPUs, by a model",
         description="What a step costs with each strategy: bytes that a rank sends, its memory, and the time by a model of "
         "latency and bandwidth. Memory follows from the optimizer's own rule. See docs/scaling.md.",
     )
-    names = ", ".join(scale.LINKS)
-    plan.add_argument("--params", type=float, required=True, metavar="N", help="parameters, such as 8e9")
-    plan.add_argument("--gpus", type=int, metavar="N", help="ranks; with --measure as many as there are, if left out")
-    link = plan.add_mutually_exclusive_group(required=True)
+    names = ", ".join(cost_model.LINKS)
+    cost.add_argument("--params", type=float, required=True, metavar="N", help="parameters, such as 8e9")
+    cost.add_argument("--gpus", type=int, metavar="N", help="ranks; with --measure as many as there are, if left out")
+    link = cost.add_mutually_exclusive_group(required=True)
     link.add_argument("--link", metavar="LINK", help=f"between them: {names}, or GB/s[,latency], such as 12.5,30us")
     link.add_argument("--measure", action="store_true", help="measure the link of the processes that torchrun has started")
-    plan.add_argument("--gpus-per-node", type=int, metavar="N", help="where nodes have a faster link inside")
-    plan.add_argument("--inner", default="nvlink", metavar="LINK", help="that link (default: nvlink)")
-    plan.add_argument("--optimizer", default="adam", metavar="NAME", help="(default: adam)")
-    plan.add_argument("--state", metavar="TYPE", help="how states are stored: bfloat16 or 8bit")
-    plan.add_argument("--weights", default="float32", metavar="TYPE", help="of weights and gradients (default: float32)")
-    plan.add_argument(
+    cost.add_argument("--gpus-per-node", type=int, metavar="N", help="where nodes have a faster link inside")
+    cost.add_argument("--inner", default="nvlink", metavar="LINK", help="that link (default: nvlink)")
+    cost.add_argument("--optimizer", default="adam", metavar="NAME", help="(default: adam)")
+    cost.add_argument("--state", metavar="TYPE", help="how states are stored: bfloat16 or 8bit")
+    cost.add_argument("--weights", default="float32", metavar="TYPE", help="of weights and gradients (default: float32)")
+    cost.add_argument(
         "--master", choices=("float32", "remainder"), help="what is kept beside 16-bit weights; nothing if left out"
     )
-    memories = ", ".join(scale.MEMORIES)
-    plan.add_argument("--memory", default="h100", metavar="GPU", help=f"whose memory: {memories}, or GB/s (default: h100)")
-    plan.add_argument(
+    memories = ", ".join(cost_model.MEMORIES)
+    cost.add_argument("--memory", default="h100", metavar="GPU", help=f"whose memory: {memories}, or GB/s (default: h100)")
+    cost.add_argument(
         "--compute-ms", type=float, metavar="T", help="of forward and backward, behind which communication hides"
     )
-    plan.add_argument("--servers", type=int, default=1, metavar="N", help="of the parameter server (default: 1)")
-    plan.add_argument("--json", action="store_true", help="print the rows as JSON, in bytes and seconds")
-    return plan
+    cost.add_argument("--servers", type=int, default=1, metavar="N", help="of the parameter server (default: 1)")
+    cost.add_argument("--json", action="store_true", help="print the rows as JSON, in bytes and seconds")
+    return cost
 
 
-def _plan(
+def _cost(
     params: float,
     gpus: int | None,
     link: str | None,
@@ -122,7 +122,7 @@ def _plan(
         options["state_dtype"] = {"bf16": "bfloat16"}.get(state, state)
     if master is not None:
         options["multi_precision"] = "remainder" if master == "remainder" else True
-    weights = scale.OTHER_NAMES.get(weights, weights)
+    weights = cost_model.OTHER_NAMES.get(weights, weights)
     if measure:
         if others["gpus_per_node"] is not None:
             raise ValueError("--measure finds one link for all, so there is none for --gpus-per-node: leave one of them out")
@@ -130,10 +130,10 @@ def _plan(
         gpus = ranks if gpus is None else gpus
     else:
         assert link is not None
-        found = scale.parse_link(link, "--link")
+        found = cost_model.parse_link(link, "--link")
         if gpus is None:
             raise ValueError("--gpus is missing: how many ranks there are to be")
-    rows = scale.plan(
+    rows = cost_model.estimate_cost(
         params,
         gpus,
         found,
@@ -157,21 +157,21 @@ def _plan(
         f"{found.bandwidth / 1e9:.4g} GB/s, {found.latency * 1e6:.3g} us a message. "
         "Sent and kept by each rank, for a step:\n"
     )
-    print(scale.table(rows))
+    print(cost_model.table(rows))
     return 0
 
 
-def _measured() -> tuple[scale.Link, int, int]:
+def _measured() -> tuple[cost_model.Link, int, int]:
     """The link of the processes there are, this one's rank and their number."""
     import torch.distributed as dist
 
     if "RANK" not in os.environ:
-        raise RuntimeError("--measure needs several processes: torchrun --nproc_per_node 2 -m tristep plan --measure ...")
+        raise RuntimeError("--measure needs several processes: torchrun --nproc_per_node 2 -m tristep cost --measure ...")
     if cuda := torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
-        return scale.measure_link(), dist.get_rank(), dist.get_world_size()
+        return cost_model.measure_link(), dist.get_rank(), dist.get_world_size()
     finally:
         dist.destroy_process_group()
 

@@ -12,7 +12,6 @@ MOST_LINES, MOST_PARAMETERS, MOST_MEMBERS = 400, 12, 25
 
 LONG_FILES = {
     "trainer/checkpoint.py",  # to be split
-    "trainer/scale.py",  # to be split
     "trainer/sweep.py",  # to be split
     "trainer/trainer.py",  # the public face, mostly docstrings
     "viz/live/loop.py",  # the public face of live training, mostly docstrings
@@ -41,7 +40,6 @@ LARGE_CLASSES = {
     "tristep.trainer.kvstore.server.core.ServerCore",
     "tristep.trainer.optim.plan._Part",
     "tristep.trainer.optimizer.plan.StepPlan",
-    "tristep.trainer.scale._Model",
     "tristep.trainer.sync.allreduce.CollectiveSync",
     "tristep.trainer.sync.buckets.GradientBuckets",
     "tristep.trainer.sync.kvstore.KVStoreSync",

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tristep
-from tristep.trainer import capture, scale
+from tristep.trainer import capture, cost_model
 from tristep.trainer.sync import allreduce
 
 SECOND = torch.device("cuda", 1)
@@ -139,7 +139,7 @@ def test_the_link_is_measured_from_the_parameters_device(current, monkeypatch):
         found.append(current.device)
         raise InterruptedError
 
-    monkeypatch.setattr(scale, "measure_link", measure_link)
+    monkeypatch.setattr(cost_model, "measure_link", measure_link)
     with FakeTensorMode():
         exchange = SimpleNamespace(_group=None, _replica=SimpleNamespace(params=[torch.ones(2, device=SECOND)]))
     with pytest.raises(InterruptedError):

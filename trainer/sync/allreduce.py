@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ...kernels.metrics import MetricsBuffer
-from .. import dist_utils, scale
+from .. import cost_model, dist_utils
 from ..compression import CompressedAllReduce, create_compressor
 from ..dist_utils import check_alike, check_same
 from ..optimizer import Optimizer
@@ -111,14 +111,16 @@ class CollectiveSync(GradientSync):
         check_same("setting", described | trained, self._group, params[0].device)
 
     def _choose(self) -> dict[str, Any] | None:
-        """The fastest compression on the link between these processes, by scale.py's cost model and measured speeds."""
+        """The fastest compression on the link between these processes, by the cost model and measured speeds."""
         device = self._replica.params[0].device
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            link = scale.measure_link(self._group)
+            link = cost_model.measure_link(self._group)
         speed = torch.tensor([_copy_speed(device)], device=device)
         dist_utils.all_reduce(speed, dist.ReduceOp.MIN, self._group)
         shapes = [param.shape for param in self._replica.params]
-        rows = {row.name: row for row in scale.plan(shapes, self.num_replicas, link, memory=float(speed) / 1e9)}
+        rows = {
+            row.name: row for row in cost_model.estimate_cost(shapes, self.num_replicas, link, memory=float(speed) / 1e9)
+        }
         plain, best = rows["all-reduce"], min((rows[kind] for kind in CANDIDATES), key=lambda row: row.step)
         chosen = best if best.step < plain.step else None
         if self.writes:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import tristep
-from tristep.trainer import dist_utils, scale
+from tristep.trainer import cost_model, dist_utils
 
 GPT2 = 124.4e6
 
@@ -32,7 +32,7 @@ def _row(rows, name):
 
 @pytest.mark.parametrize(("ranks", "ring", "half", "int8"), [(8, 871, 435, 218), (64, 980, 490, 245)])
 def test_bytes_on_the_wire_are_those_of_the_formulas(ranks, ring, half, int8):
-    rows = tristep.plan(GPT2, ranks, "nvlink")
+    rows = tristep.estimate_cost(GPT2, ranks, "nvlink")
     assert round(_row(rows, "all-reduce").wire / 1e6) == ring
     assert round(_row(rows, "ZeRO-1").wire / 1e6) == ring  # its two halves
     assert round(_row(rows, "ZeRO-3 (FSDP)").wire / 1e6) == pytest.approx(1.5 * ring, abs=1)
@@ -47,8 +47,8 @@ def test_bytes_on_the_wire_are_those_of_the_formulas(ranks, ring, half, int8):
 
 
 def test_nodes_keep_most_of_a_plain_collective_inside():
-    flat = tristep.plan(GPT2, 64, "ib400")
-    rows = tristep.plan(GPT2, 64, "ib400", gpus_per_node=8)
+    flat = tristep.estimate_cost(GPT2, 64, "ib400")
+    rows = tristep.estimate_cost(GPT2, 64, "ib400", gpus_per_node=8)
     for name in ("all-reduce", "ZeRO-1", "ZeRO-3 (FSDP)"):
         phases = round(_row(flat, name).wire / (63 / 64 * 4 * GPT2))
         assert _row(rows, name).wire == pytest.approx(phases * 7 / 8 * 4 * GPT2 / 8)  # between 8 nodes, an eighth for each
@@ -60,21 +60,21 @@ def test_nodes_keep_most_of_a_plain_collective_inside():
 
 
 def test_time_is_latency_and_bytes_over_bandwidth():
-    link = scale.Link(bandwidth=1e9, latency=1e-3)
-    rows = tristep.plan(1_000_000, 4, link, optimizer="sgd", memory=100.0)
+    link = cost_model.Link(bandwidth=1e9, latency=1e-3)
+    rows = tristep.estimate_cost(1_000_000, 4, link, optimizer="sgd", memory=100.0)
     plain = rows[0]
     assert plain.communication == pytest.approx(6 * 1e-3 + 2 * 3 / 4 * 4e6 / 1e9)
     assert plain.update == pytest.approx(12e6 / 100e9)  # weight and gradient read, weight written
     assert plain.step == pytest.approx(plain.communication + plain.update)
     assert plain.codes == 0
-    served = _row(tristep.plan(1_000_000, 4, link, servers=2), "parameter server (2)")
+    served = _row(tristep.estimate_cost(1_000_000, 4, link, servers=2), "parameter server (2)")
     assert served.communication == pytest.approx(2 * (2 * 1e-3 + 2 * 4e6 / 1e9))
     sharded = _row(rows, "ZeRO-1")
     assert sharded.update == pytest.approx(plain.update / 4)
     # Backward, two thirds of forward and backward, hides the gradients' half of it.
-    hidden = _row(tristep.plan(1_000_000, 4, link, optimizer="sgd", compute_ms=3.0), "ZeRO-1")
+    hidden = _row(tristep.estimate_cost(1_000_000, 4, link, optimizer="sgd", compute_ms=3.0), "ZeRO-1")
     assert hidden.exposed == pytest.approx(sharded.communication - 2e-3)
-    long = tristep.plan(1_000_000, 4, link, compute_ms=1e3)
+    long = tristep.estimate_cost(1_000_000, 4, link, compute_ms=1e3)
     assert long[0].exposed == 0
     assert _row(long, "ZeRO-1").exposed == pytest.approx(sharded.communication / 2)
     assert long[0].step == pytest.approx(1.0 + long[0].update)
@@ -96,7 +96,7 @@ def test_time_is_latency_and_bytes_over_bandwidth():
 )
 def test_an_update_moves_the_bytes_of_its_rule(optimizer, options, weights, per_parameter):
     n = 2**24
-    rows = tristep.plan(n, 1, "nvlink", optimizer=optimizer, optimizer_params=options, weights=weights, memory=1.0)
+    rows = tristep.estimate_cost(n, 1, "nvlink", optimizer=optimizer, optimizer_params=options, weights=weights, memory=1.0)
     assert rows[0].update * 1e9 / n == pytest.approx(per_parameter, rel=1e-3)
 
 
@@ -119,28 +119,28 @@ def test_memory_of_states_is_what_a_trainer_allocates(optimizer, options, dtype)
     trainer.step(1)
     updater = trainer._updater
     kept = [tensor for row in updater.states.values() for tensor in row] + list(updater.masters.values())
-    row = tristep.plan(net, 1, "nvlink", optimizer=optimizer, optimizer_params=options)[0]
+    row = tristep.estimate_cost(net, 1, "nvlink", optimizer=optimizer, optimizer_params=options)[0]
     assert row.states == sum(tensor.nbytes for tensor in kept)
     assert row.weights == row.gradients == sum(parameter.nbytes for parameter in net.parameters())
     assert row.memory == row.weights + row.gradients + row.states
     # One of four ranks has a quarter, up to the ends of blocks and numbers that are kept of each tensor.
-    quarter = _row(tristep.plan(net, 4, "nvlink", optimizer=optimizer, optimizer_params=options), "ZeRO-1").states
+    quarter = _row(tristep.estimate_cost(net, 4, "nvlink", optimizer=optimizer, optimizer_params=options), "ZeRO-1").states
     assert quarter == pytest.approx(row.states / 4, rel=0.02)
 
 
 def test_compression_pays_on_a_slow_link_only():
-    slow = _row(tristep.plan(GPT2, 8, "1,50us"), "int8")
+    slow = _row(tristep.estimate_cost(GPT2, 8, "1,50us"), "int8")
     assert slow.verdict.startswith("saves ")
     assert slow.residuals > 4 * GPT2
-    fast = tristep.plan(GPT2, 8, scale.Link(5e12, 0.0))
+    fast = tristep.estimate_cost(GPT2, 8, cost_model.Link(5e12, 0.0))
     assert {row.verdict for row in fast[4:]} == {"on this link compression costs more than it saves"}
     assert not any(row.verdict for row in fast[:4])
-    alone = tristep.plan(GPT2, 1, "nvlink")
+    alone = tristep.estimate_cost(GPT2, 1, "nvlink")
     assert all(row.communication == row.wire == 0 for row in alone if "server" not in row.name)
 
 
 def test_matrices_are_sent_as_two_of_few_columns():
-    rows = tristep.plan([(100, 50), (7,), torch.empty(3, 3)], 2, "nvlink")
+    rows = tristep.estimate_cost([(100, 50), (7,), torch.empty(3, 3)], 2, "nvlink")
     assert _row(rows, "powersgd 4").wire == 4 * (4 * 150 + 7 + 9)  # of 3 x 3 nothing would be saved
     assert rows[0].wire == 4 * (5000 + 7 + 9)
 
@@ -177,7 +177,7 @@ def test_matrices_are_sent_as_two_of_few_columns():
 def test_bad_arguments(changed, error, message):
     arguments = {"params": 1e6, "gpus": 4, "link": "nvlink"} | changed
     with pytest.raises(error, match=message):
-        tristep.plan(**arguments)
+        tristep.estimate_cost(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_bad_arguments(changed, error, message):
     ],
 )
 def test_links_are_given_by_name_or_by_numbers(text, bandwidth, latency):
-    link = scale.parse_link(text)
+    link = cost_model.parse_link(text)
     assert link[:2] == pytest.approx((bandwidth, latency))
     assert not link.measured
 
@@ -245,7 +245,7 @@ def _counted(n):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_counted_bytes_are_the_models(processes, ranks):
     n = 1_500_000
-    rows = tristep.plan(n, ranks, "eth100")
+    rows = tristep.estimate_cost(n, ranks, "eth100")
     counted = np.mean(processes(ranks).run(_counted, n), axis=0)
     assert counted[0] == pytest.approx(_row(rows, "all-reduce").wire, rel=0.02)
     assert counted[1] == pytest.approx(_row(rows, "ZeRO-1").wire, rel=0.02)
@@ -262,7 +262,7 @@ def _said_by_compressors(shape):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_compressed_bytes_are_those_of_the_compressors(processes, ranks):
     shape = (384, 512)  # whole tiles for each rank
-    rows = tristep.plan([shape], ranks, "eth100")[4:]
+    rows = tristep.estimate_cost([shape], ranks, "eth100")[4:]
     for said in processes(ranks).run(_said_by_compressors, shape):
         assert {row.name.split()[0] for row in rows} == said.keys()
         for row in rows:
@@ -270,7 +270,7 @@ def test_compressed_bytes_are_those_of_the_compressors(processes, ranks):
 
 
 def _measured():
-    return scale.measure_link(sizes=(2**10, 2**16, 2**22), repeats=2)
+    return cost_model.measure_link(sizes=(2**10, 2**16, 2**22), repeats=2)
 
 
 def test_a_measured_link_is_the_same_on_all_ranks(processes):
@@ -285,8 +285,8 @@ def _made_up(times):
     """The link that is found if all-reduces take these times."""
     clock = iter([reading for k, spent in enumerate(times) for reading in (10.0 * k, 10.0 * k + spent)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scale.time, "perf_counter", lambda: next(clock))
-        return scale.measure_link(sizes=(2**12, 2**20, 2**22), repeats=1)
+        patch.setattr(cost_model.links.time, "perf_counter", lambda: next(clock))
+        return cost_model.measure_link(sizes=(2**12, 2**20, 2**22), repeats=1)
 
 
 def test_least_squares_find_latency_and_bandwidth(processes):
@@ -300,11 +300,11 @@ def test_least_squares_find_latency_and_bandwidth(processes):
 
 def test_there_is_no_link_to_measure_in_one_process():
     with pytest.raises(RuntimeError, match="needs a process group: start with torchrun"):
-        scale.measure_link()
+        cost_model.measure_link()
 
 
 def test_the_table_has_all_rows_and_verdicts():
-    text = scale.table(tristep.plan(GPT2, 16, "eth100", gpus_per_node=8, compute_ms=100))
+    text = cost_model.table(tristep.estimate_cost(GPT2, 16, "eth100", gpus_per_node=8, compute_ms=100))
     lines = text.splitlines()
     assert lines[0].split() == [
         *(

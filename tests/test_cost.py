@@ -1,4 +1,4 @@
-"""`python -m tristep plan`: what it prints, and that the documents show that."""
+"""`python -m tristep cost`: what it prints, and that the documents show that."""
 
 import json
 import re
@@ -28,13 +28,13 @@ def test_documents_show_what_it_prints(document, capsys):
 
 
 def test_it_says_that_nothing_was_measured_and_what_was_assumed(capsys):
-    assert main(["plan", "--params", "8e9", "--gpus", "64", "--link", "12.5,30us"]) == 0
+    assert main(["cost", "--params", "8e9", "--gpus", "64", "--link", "12.5,30us"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "By a model, with nominal figures, none measured."
     assert second.startswith("8,000,000,000 parameters on 64 GPUs over 12.5,30us: 12.5 GB/s, 30 us a message.")
 
 
-def test_json_has_the_rows_of_plan(capsys):
+def test_json_has_the_rows_of_estimate_cost(capsys):
     options = [
         "--optimizer",
         "lion",
@@ -47,9 +47,9 @@ def test_json_has_the_rows_of_plan(capsys):
         "--gpus-per-node",
         "8",
     ]
-    assert main(["plan", "--params", "1e6", "--gpus", "16", "--link", "ib400", "--memory", "2000", *options, "--json"]) == 0
+    assert main(["cost", "--params", "1e6", "--gpus", "16", "--link", "ib400", "--memory", "2000", *options, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    rows = tristep.plan(
+    rows = tristep.estimate_cost(
         1e6,
         16,
         "ib400",
@@ -86,7 +86,7 @@ def test_json_has_the_rows_of_plan(capsys):
 def test_wrong_arguments(arguments, message, capsys, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(SystemExit) as ended:
-        main(["plan", *arguments])
+        main(["cost", *arguments])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -104,7 +104,7 @@ def test_it_measures_the_link_of_a_torchrun_job(tmp_path):
         "2",
         "-m",
         "tristep",
-        "plan",
+        "cost",
     ]
     done = subprocess.run(
         [*command, "--params", "1e6", "--measure", "--json"], capture_output=True, text=True, timeout=120, check=False

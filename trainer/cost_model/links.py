@@ -1,0 +1,129 @@
+"""Links between ranks: their nominal figures, figures that a user gives, and figures measured between running processes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..validation import did_you_mean, integer, number
+
+__all__ = ["LINKS", "Link", "measure_link", "parse_link"]
+
+
+class Link(NamedTuple):
+    """What a rank sends through, to one other rank at a time, while it receives as much.
+
+    Attributes:
+        bandwidth: bytes per second in each direction, > 0.
+        latency: seconds from one message of a chain to the next, >= 0.
+        name: what it is called.
+        measured: whether the figures are measured here, or nominal.
+    """
+
+    bandwidth: float
+    latency: float
+    name: str = ""
+    measured: bool = False
+
+
+# Nominal figures in one direction times the efficiency that is taken for it. Latencies are those that NCCL's own model of a
+# ring takes for a step (nccl: src/graph/tuning.cc, hwLat, Ring, Simple: NVLink 3.4, PCI 5.7, network 14 us); that of
+# Ethernet is an assumption for TCP, about twice as much.
+LINKS = {
+    link.name: link
+    for link in (
+        Link(450e9 * 0.8, 3.4e-6, "nvlink"),  # NVIDIA's H100 SXM data sheet: NVLink, 900 GB/s in both directions together
+        Link(31.5e9 * 0.8, 5.7e-6, "pcie4"),  # PCI-SIG: 16 lanes of 16 GT/s, 128b/130b coded
+        Link(50e9 * 0.9, 14e-6, "ib400"),  # NVIDIA's ConnectX-7 data sheet: NDR InfiniBand, 400 Gb/s for each GPU
+        Link(12.5e9 * 0.85, 30e-6, "eth100"),  # IEEE 802.3: 100 Gb/s Ethernet, for each GPU
+    )
+}
+
+
+def parse_link(link: str | float | Link, argument: str = "link") -> Link:
+    """A link by its name, by GB/s, or as text "GB/s" or "GB/s,latency", the latency in us or with "s", "ms", "us" or "ns".
+
+    Args:
+        argument: what messages call it.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if isinstance(link, Link):
+        number(f"{argument}.bandwidth", link.bandwidth, above=0)
+        number(f"{argument}.latency", link.latency, low=0)
+        return link
+    if isinstance(link, str) and link.strip().lower() in LINKS:
+        return LINKS[link.strip().lower()]
+    if not isinstance(link, str):
+        return Link(number(argument, link, above=0) * 1e9, 0.0, f"{link:g} GB/s")
+    bandwidth_text, _, latency = link.partition(",")
+    latency = latency.strip()
+    unit = next((unit for unit in ("us", "ms", "ns", "s") if latency.endswith(unit)), "")
+    try:
+        values = float(bandwidth_text), float(latency.removesuffix(unit) or 0.0)
+    except ValueError:
+        near = did_you_mean(link, LINKS)
+        raise ValueError(
+            f"{argument}={link!r}: must be one of {', '.join(map(repr, LINKS))}, or GB/s with or without a latency, such as "
+            f"'12.5' or '12.5,30us'.{near}"
+        ) from None
+    bandwidth = number(f"{argument}={link!r}: the bandwidth", values[0], above=0) * 1e9
+    scale = {"s": 1.0, "ms": 1e-3, "": 1e-6, "us": 1e-6, "ns": 1e-9}[unit]
+    return Link(bandwidth, number(f"{argument}={link!r}: the latency", values[1], low=0) * scale, link)
+
+
+def measure_link(group: Any = None, sizes: Sequence[int] = (2**12, 2**15, 2**18, 2**21, 2**24), repeats: int = 5) -> Link:
+    """Latency and bandwidth of the processes of a group, from all-reduces of several sizes; to be called by all of them.
+
+    The least squares of the relative errors of 2 (N - 1) latency + 2 (N - 1) / N bytes / bandwidth, the ring's time, to the
+    best time of each size; the same numbers on all ranks. With NCCL it is that between the current devices.
+
+    Args:
+        group: a process group of torch.distributed, of two ranks at least; None for the default one.
+        sizes: bytes, two different ones at least.
+        repeats: how often each is timed.
+
+    Raises:
+        RuntimeError: there is no process group.
+        ValueError: one rank only, or too few sizes.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise RuntimeError("measure_link() needs a process group: start with torchrun, and call init_process_group() before")
+    ranks = dist.get_world_size(group)
+    if ranks < 2:
+        raise ValueError("measure_link() in a group of one process: there is no link to measure; start two or more")
+    if len({integer("sizes", size, low=4) for size in sizes}) < 2:
+        raise ValueError(f"sizes={sizes!r}: must be two different ones at least")
+    cuda = "nccl" in dist.get_backend(group)
+    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    best = torch.full((len(sizes),), math.inf, dtype=torch.float64)
+    for k, size in enumerate(sizes):
+        values = torch.zeros(size // 4, device=device)
+        for _ in range(1 + integer("repeats", repeats, low=1)):  # the first one makes connections
+            dist.all_reduce(torch.zeros(1, device=device), group=group)  # so that all begin together
+            if cuda:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            dist.all_reduce(values, group=group)
+            if cuda:
+                torch.cuda.synchronize()
+            best[k] = min(best[k].item(), time.perf_counter() - start)
+    times = best.to(device)
+    dist.all_reduce(times, dist.ReduceOp.MAX, group=group)
+    found = times.cpu().numpy()
+    steps = 2 * (ranks - 1)
+    terms = np.stack([np.full(len(sizes), steps), steps / ranks * np.array([size // 4 * 4 for size in sizes])], axis=1)
+    terms = terms / found[:, None]
+    (latency, per_byte), *_ = np.linalg.lstsq(terms, np.ones(len(sizes)), rcond=None)
+    if latency < 0 or per_byte <= 0:  # noise has hidden one of the two: the other one alone
+        column = 1 if latency < 0 else 0
+        alone = float(terms[:, column].sum() / (terms[:, column] ** 2).sum())
+        latency, per_byte = (0.0, alone) if latency < 0 else (alone, 1e-15)
+    return Link(float(1.0 / per_byte), float(latency), f"{dist.get_backend(group)} as it is here", measured=True)

@@ -1,0 +1,241 @@
+"""estimate_cost: bytes, memory and time of a training step on many GPUs with each strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...kernels.compress import CODES, TILE
+from ..optimizer import Optimizer
+from ..validation import integer, number
+from .links import Link, parse_link
+from .network import Network, Transfer
+from .strategy import Strategy, format_seconds
+from .update import UpdateCost
+
+__all__ = ["estimate_cost"]
+
+BACKWARD = 2 / 3  # its share of forward and backward: two products of matrices for each one
+TOPK, RANK = 0.01, 4  # the share that "topk" sends; the rank of "powersgd"
+
+
+def estimate_cost(
+    params: float | torch.nn.Module | Iterable[Any],
+    gpus: int,
+    link: str | float | Link,
+    *,
+    optimizer: str | Optimizer = "adam",
+    optimizer_params: Mapping[str, Any] | None = None,
+    weights: str = "float32",
+    gpus_per_node: int | None = None,
+    inner: str | float | Link = "nvlink",
+    memory: str | float = "h100",
+    compute_ms: float | None = None,
+    servers: int = 1,
+) -> list[Strategy]:
+    """What a step costs with each strategy, by this model. Nothing is allocated.
+
+    Args:
+        params: how many parameters (taken to be square matrices of 4096, and a vector of the rest), a module, or tensors or
+            shapes.
+        gpus: ranks, >= 1.
+        link: between ranks: a name of `LINKS`, a bandwidth in GB/s, text such as "12.5,30us", or a `Link`.
+        optimizer, optimizer_params: as for `Trainer`; an optimizer that is a rule.
+        weights: the type of weights and gradients: "float32", "bfloat16", "float16" or "float64"; of a module or of tensors
+            it is their own.
+        gpus_per_node: ranks in each node, a divisor of `gpus`; None where all links are alike. Plain collectives then go
+            first within nodes and then between them, each GPU with a link of its own; compressed messages go straight to
+            their rank.
+        inner: the link within a node.
+        memory: a GPU's memory, a name of `MEMORIES` or GB/s, also as text.
+        compute_ms: milliseconds of forward and backward, of which two thirds are backward, behind which communication that
+            needs no more than gradients hides; None hides nothing and counts neither.
+        servers: processes of the parameter server.
+
+    Returns:
+        One `Strategy` for each: plain first.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit.
+
+    Example:
+        >>> import tristep
+        >>> rows = tristep.estimate_cost(124.4e6, 8, "pcie4")
+        >>> round(rows[0].wire / 1e6)
+        871
+    """
+    network = Network(
+        integer("gpus", gpus, low=1),
+        1 if gpus_per_node is None else integer("gpus_per_node", gpus_per_node, low=1),
+        parse_link(link, "link"),
+        parse_link(inner, "inner"),
+    )
+    if network.ranks % network.node:
+        raise ValueError(f"gpus_per_node={gpus_per_node!r}: must be a divisor of gpus={gpus!r}")
+    compute = 0.0 if compute_ms is None else number("compute_ms", compute_ms, low=0) / 1e3
+    servers = integer("servers", servers, low=1)
+    update = UpdateCost(params, optimizer, optimizer_params, weights, memory)
+    return _Estimator(network, update, compute, servers).strategies()
+
+
+class _Estimator:
+    def __init__(self, network: Network, update: UpdateCost, compute: float, servers: int) -> None:
+        self.network, self.update, self.compute, self.servers = network, update, compute, servers
+        self.ranks, self.w = network.ranks, update.weight_bytes
+
+    def strategies(self) -> list[Strategy]:
+        plain = self._all_reduce()
+        return [
+            plain,
+            self._zero1(),
+            self._zero3(),
+            self._parameter_server(),
+            *(_with_verdict(row, plain) for row in (*self._coded(), self._topk(), self._powersgd())),
+        ]
+
+    def _strategy(
+        self,
+        name: str,
+        kvstore: str,
+        transfers: Sequence[tuple[Transfer, float]],
+        update: float,
+        codes: float = 0.0,
+        *,
+        weights: float | None = None,
+        gradients: float | None = None,
+        states: float | None = None,
+        buffers: float = 0.0,
+        residuals: float = 0.0,
+    ) -> Strategy:
+        """`transfers` are those of each collective, with the share of forward and backward that may hide it."""
+        wire, inner, seconds = (sum(transfer[k] for transfer, _ in transfers) for k in range(3))
+        hidden = 0.0
+        for share in {share for _, share in transfers}:
+            together = sum(transfer.seconds for transfer, each in transfers if each == share)
+            hidden += min(together, share * self.compute)
+        exposed = seconds - hidden
+        return Strategy(
+            name=name,
+            kvstore=kvstore,
+            wire=wire,
+            inner=inner,
+            weights=self.w if weights is None else weights,
+            gradients=self.w if gradients is None else gradients,
+            states=self.update.state_bytes if states is None else states,
+            buffers=buffers,
+            residuals=residuals,
+            communication=seconds,
+            codes=codes,
+            update=update,
+            exposed=exposed,
+            step=exposed + codes + update + self.compute,
+        )
+
+    def _all_reduce(self) -> Strategy:
+        transfers = [(self.network.ring(self.w, 2), BACKWARD)]
+        return self._strategy("all-reduce", "kvstore='dist_sync'", transfers, self.update.seconds())
+
+    def _zero1(self) -> Strategy:
+        own = self.w / self.ranks
+        return self._strategy(
+            "ZeRO-1",
+            "kvstore='dist_sync', update_on_kvstore=True",
+            [(self.network.ring(self.w, 1), BACKWARD), (self.network.ring(self.w, 1), 0.0)],
+            self.update.seconds(1 / self.ranks),
+            states=self.update.sharded_state_bytes(self.ranks),
+            buffers=own if self.ranks > 1 else 0.0,
+        )
+
+    def _zero3(self) -> Strategy:
+        own = self.w / self.ranks
+        return self._strategy(
+            "ZeRO-3 (FSDP)",  # in addition, the layer being computed is there as a whole
+            "",
+            [(self.network.ring(self.w, 1), 1 - BACKWARD), (self.network.ring(self.w, 2), BACKWARD)],
+            self.update.seconds(1 / self.ranks),
+            weights=own,
+            gradients=own,
+            states=self.update.sharded_state_bytes(self.ranks),
+        )
+
+    def _parameter_server(self) -> Strategy:
+        """All workers at once: each server's link carries what all of them send to it."""
+        link, workers = self.network.link, max(1.0, self.ranks / self.servers)
+        push = Transfer(self.w, 0.0, self.servers * link.latency + workers * self.w / link.bandwidth)
+        pull = Transfer(0.0, 0.0, push.seconds)  # sent by the servers
+        return self._strategy(
+            f"parameter server ({self.servers})",
+            "kvstore='dist_async'",
+            [(push, BACKWARD), (pull, 0.0)],
+            self.update.seconds(1 / self.servers) * self.ranks,  # one for each worker's gradients
+            states=0.0,
+        )
+
+    def _compressed(self, name: str, transfer: Transfer, moved: float, buffers: float, residuals: float) -> Strategy:
+        """`moved` are the bytes that compressing and adding up read and write."""
+        several = self.ranks > 1
+        return self._strategy(
+            name,
+            f"compression_params={{'type': '{name.split()[0]}'}}",
+            [(transfer, BACKWARD)],
+            self.update.seconds(),
+            moved / self.update.memory if several else 0.0,
+            buffers=buffers if several else 0.0,
+            residuals=residuals if several else 0.0,
+        )
+
+    def _coded(self) -> Iterable[Strategy]:
+        """Compressors that send a code of every value."""
+        n, ranks = self.update.n, self.ranks
+        feedback = 8 * n  # the residual, read and written
+        for name, code in CODES.items():
+            sent = gathered = n * code.size(TILE) / TILE
+            votes = code.vote is not None and ranks > 2  # then the sum of the votes itself is sent back
+            if votes:
+                gathered = n * code.vote_bits(ranks) / 8
+            moved = self.w + feedback + sent  # coding
+            residuals = 4.0 * n
+            if ranks > 2:
+                moved += sent + gathered / ranks  # adding up a part of all ranks
+                if not votes:
+                    moved, residuals = moved + feedback / ranks, residuals + 4 * n / ranks
+                moved += gathered + self.w  # decoding
+                buffers = 2 * sent + gathered + gathered / ranks
+            else:
+                moved += ranks * sent + self.w
+                buffers = (1 + ranks) * sent
+            yield self._compressed(name, self.network.all_to_all(sent, gathered), moved, buffers, residuals)
+
+    def _topk(self) -> Strategy:
+        n, ranks = self.update.n, self.ranks
+        sent = 8.0 * math.ceil(TOPK * n)  # indices and values
+        # Finding the largest reads all twice or so; the sum is written, and added to at the indices of all.
+        moved = self.w + 8 * n + (8.0 * n + 4.0 * n + 2 * ranks * sent)
+        return self._compressed(f"topk {TOPK:.0%}", self.network.all_gather(sent), moved, (1 + ranks) * sent, 4.0 * n)
+
+    def _powersgd(self) -> Strategy:
+        n, values, matrices = self.update.n, 0, 0
+        for tensor in self.update.tensors:
+            rows, columns = (
+                (tensor.shape[0], tensor.numel() // tensor.shape[0]) if tensor.dim() > 1 and tensor.numel() else (0, 0)
+            )
+            factors = RANK * (rows + columns)
+            if 0 < factors < tensor.numel():
+                values, matrices = values + factors, matrices + tensor.numel()
+            else:
+                values += tensor.numel()
+        moved = self.w + 8 * n + 12.0 * matrices  # two products that read a matrix each, and the one that writes it
+        return self._compressed(f"powersgd {RANK}", self.network.ring(4.0 * values, 2), moved, 4.0 * values, 4.0 * n)
+
+
+def _with_verdict(row: Strategy, plain: Strategy) -> Strategy:
+    saved = plain.step - row.step
+    if saved <= 0:
+        verdict = "on this link compression costs more than it saves"
+    else:
+        verdict = f"saves {format_seconds(saved)} of {format_seconds(plain.step)} a step ({saved / plain.step:.0%})"
+    return dataclasses.replace(row, verdict=verdict)

@@ -1,0 +1,92 @@
+"""Strategy: the estimated cost of one way to train on many GPUs, and tables of several."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["Strategy", "format_seconds", "table"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    """One way to train, and what a step of it costs a rank by the model, in bytes and seconds.
+
+    Attributes:
+        name: what it does.
+        kvstore: the arguments of `Trainer` that ask for it; empty where tristep has no such store.
+        wire: bytes that a rank sends in a step; with nodes those that leave its node.
+        inner: bytes that a rank sends within its node, if there are nodes.
+        weights, gradients, states, buffers, residuals: bytes of memory; `states` with masters, `residuals` what compression
+            keeps back for later steps.
+        communication: seconds on the wire.
+        codes: seconds of compressing and adding up.
+        update: seconds of the optimizer.
+        exposed: seconds of communication that the given backward pass does not hide.
+        step: seconds: exposed communication, codes, update, and forward and backward if given.
+        verdict: for compression whether it pays, compared with the plain all-reduce.
+    """
+
+    name: str
+    kvstore: str
+    wire: float
+    inner: float
+    weights: float
+    gradients: float
+    states: float
+    buffers: float
+    residuals: float
+    communication: float
+    codes: float
+    update: float
+    exposed: float
+    step: float
+    verdict: str = ""
+
+    @property
+    def memory(self) -> float:
+        """Bytes of memory of a rank, in all."""
+        return self.weights + self.gradients + self.states + self.buffers + self.residuals
+
+
+def table(rows: Sequence[Strategy]) -> str:
+    """The rows as text, one line for each, and below them the verdicts on compression."""
+    nodes, overlap = any(row.inner for row in rows), any(row.exposed != row.communication for row in rows)
+    columns: list[tuple[str, Any]] = [("strategy", lambda row: row.name), ("sent", lambda row: _format_bytes(row.wire))]
+    if nodes:
+        columns.append(("in node", lambda row: _format_bytes(row.inner)))
+    columns += [
+        ("weights", lambda row: _format_bytes(row.weights)),
+        ("grads", lambda row: _format_bytes(row.gradients)),
+        ("states", lambda row: _format_bytes(row.states)),
+        ("buffers", lambda row: _format_bytes(row.buffers)),
+        ("residuals", lambda row: _format_bytes(row.residuals)),
+        ("memory", lambda row: _format_bytes(row.memory)),
+        ("wire", lambda row: format_seconds(row.communication)),
+    ]
+    if overlap:
+        columns.append(("exposed", lambda row: format_seconds(row.exposed)))
+    columns += [(name, lambda row, name=name: format_seconds(getattr(row, name))) for name in ("codes", "update", "step")]
+    cells = [[title for title, _ in columns]] + [[show(row) for _, show in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
+    verdicts = [f"{row.name.ljust(widths[0])}  {row.verdict}" for row in rows if row.verdict]
+    return "\n".join([*lines, "", *verdicts])
+
+
+def format_seconds(value: float) -> str:
+    """A duration with its unit, such as '3.86 ms'; '-' for none."""
+    if not value:
+        return "-"
+    return (
+        f"{value:.3g} s" if value >= 0.9995 else f"{value * 1e3:.3g} ms" if value >= 0.9995e-3 else f"{value * 1e6:.3g} us"
+    )
+
+
+def _format_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":
+            return f"{count:.3g} {unit}" if count else "-"
+        count /= 1000
+    raise AssertionError
