@@ -13,11 +13,15 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from ..kernels import Rule
+from ..kernels.backends import choose_engine
 from ..kernels.graphs import Recording
 from .interrupts import interrupts_wait
+from .optimizer import RuleOptimizer, Updater
+from .replica import Replica
 from .validation import integer
 
-__all__ = ["CapturedStep"]
+__all__ = ["CapturedStep", "check_capture", "record_step"]
 
 
 class CapturedStep:
@@ -114,6 +118,46 @@ class CapturedStep:
             recorded.upload()
         self._graph.replay()
         return self._outputs
+
+
+def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> None:
+    """Refuse what `Trainer.capture` cannot record.
+
+    Raises:
+        ValueError: the optimizer, the engine or the telemetry does not allow it.
+    """
+    optimizer = updater.optimizer
+    if not (isinstance(optimizer, RuleOptimizer) and isinstance(optimizer.rule, Rule)):
+        raise ValueError(
+            f"capture() with {type(optimizer).__name__}: its step is torch operations with numbers from the host, which "
+            "a graph would repeat as they were; use an optimizer with an elementwise rule"
+        )
+    if device.type == "cuda" and choose_engine(device, updater.engine) != "triton":
+        raise ValueError("capture() needs engine='triton': others have the host's numbers in their operations")
+    if telemetry is not None:
+        raise ValueError("capture() of a trainer with telemetry, which is written elsewhere at every step: must be None")
+
+
+def record_step(recording: Recording, replica: Replica, rescale_grad: float) -> None:
+    """Let a replay do on the host what the step just taken did, with gradients multiplied by `rescale_grad`."""
+    plan, optimizer = replica.plan, replica.updater.optimizer
+    assert plan is not None
+    update: Any = plan.update
+    active = list(plan.active)
+
+    def holds() -> bool:
+        composed: Any = optimizer
+        return replica.plan is plan and plan.is_of_states(update) and update.rule is composed.composed_rule
+
+    def advance() -> None:
+        before, optimizer.rescale_grad = optimizer.rescale_grad, rescale_grad
+        try:
+            plan.host_step(update, active)
+        except BaseException:
+            optimizer.rescale_grad = before
+            raise
+
+    recording.owners.append((holds, advance))
 
 
 @contextmanager

@@ -6,7 +6,8 @@ optimizers answer differently in another one. What is left to do for gradients i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,13 @@ import numpy as np
 import torch
 
 from ..kernels.metrics import MetricsBuffer
-from .optimizer import Optimizer, RuleOptimizer, Updater
+from .errors import StaleGradientError
+from .interrupts import interrupts_wait
+from .optimizer import Optimizer, RuleOptimizer
 from .optimizer.plan import StepPlan
+from .params import listed
+from .replica import Replica
+from .telemetry import Telemetry
 
 __all__ = ["BackwardStep", "check_optimizer"]
 
@@ -42,16 +48,15 @@ class BackwardStep:
     """The updates of a trainer's parameters as their gradients come, kept from one such step to the next.
 
     Args:
-        updater: has the states.
-        params: the parameters, by index.
-        names: what messages call them.
+        replica: whose parameters are updated.
 
     Attributes:
         updated: for each parameter whether the present step has updated it.
     """
 
-    def __init__(self, updater: Updater, params: Sequence[torch.nn.Parameter], names: Sequence[str]) -> None:
-        self._updater, self._params, self._names = updater, list(params), list(names)
+    def __init__(self, replica: Replica) -> None:
+        self._replica, self._updater = replica, replica.updater
+        self._params, self._names = list(replica.params), list(replica.names)
         self._plans: dict[tuple[int, ...], StepPlan] = {}  # by which parameters are updated together
         self._hooks: list[Any] = []
         self._slots = np.zeros(0, dtype=np.int64)
@@ -62,14 +67,56 @@ class BackwardStep:
         self._into: MetricsBuffer | None = None
         self._waiting: list[int] = []  # parameters whose gradients are there, but so small that more are waited for
         self._waiting_bytes = 0
-        self.updated = [False] * len(params)
+        self.updated = [False] * len(self._params)
 
     @property
     def is_open(self) -> bool:
         """Whether it waits for gradients."""
         return bool(self._hooks)
 
-    def begin(self, ignore_stale_grad: bool, into: MetricsBuffer | None = None) -> None:
+    @contextmanager
+    def take(self, rescale_grad: float, ignore_stale_grad: bool, telemetry: Telemetry | None) -> Iterator[None]:
+        """A context whose one backward pass is a step.
+
+        Args:
+            rescale_grad: what gradients are multiplied by.
+            ignore_stale_grad: leave parameters that get no gradient as they are.
+            telemetry: that of the trainer.
+
+        Raises:
+            StaleGradientError: on leaving, some parameters got no gradient; the others have been updated.
+        """
+        updater, optimizer = self._updater, self._updater.optimizer
+        before = dict(updater.states), dict(updater.masters), optimizer.rescale_grad
+        optimizer.rescale_grad = rescale_grad
+        into = None if telemetry is None else telemetry._begin()
+        with interrupts_wait():
+            try:
+                self._begin(ignore_stale_grad, into)
+            except BaseException:
+                updater.states, updater.masters, optimizer.rescale_grad = before
+                raise
+            try:
+                yield
+            finally:
+                self._end()
+                if any(self.updated):
+                    self._replica.plan = None  # counts have moved, and perhaps not all of them
+                    if telemetry is not None:
+                        telemetry._end(into, optimizer.num_update)
+                else:
+                    updater.states, updater.masters, optimizer.rescale_grad = before
+        pairs = zip(self._params, self._names, self.updated, strict=True)
+        missing = [repr(name) for param, name, updated in pairs if param.requires_grad and not updated]
+        if missing and not ignore_stale_grad:
+            done = "the other parameters have been updated" if any(self.updated) else "nothing has been changed"
+            raise StaleGradientError(
+                f"step_in_backward() ended with no gradient for {listed(missing)}; {done}: call backward() inside it, on a "
+                "loss that depends on them, or use step_in_backward(batch_size, ignore_stale_grad=True) to leave such "
+                "parameters as they are"
+            )
+
+    def _begin(self, ignore_stale_grad: bool, into: MetricsBuffer | None = None) -> None:
         """Ask the optimizer for everything, then wait for gradients. If that fails, no count has moved."""
         optimizer: Any = self._updater.optimizer
         self._into = into
@@ -105,7 +152,7 @@ class BackwardStep:
             raise
         self._hooks = [params[i].register_post_accumulate_grad_hook(partial(self._arrived, i)) for i in wanted]
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Wait no longer. If no gradient came, the optimizer is as it was before."""
         for hook in self._hooks:
             hook.remove()

@@ -10,9 +10,10 @@ import torch
 
 from ..kernels import Metric, MetricsBuffer
 from ..kernels import metrics as known
+from .optimizer import Optimizer, RuleOptimizer
 from .validation import choice, did_you_mean, integer
 
-__all__ = ["Telemetry"]
+__all__ = ["Telemetry", "attached"]
 
 _Values = dict[str, np.ndarray]  # by the names of measured values, each [n_steps, n_tensors]
 
@@ -251,6 +252,38 @@ class Telemetry:
             first = names.index(f"{what}_bin_0")
             result[f"{what}_histogram"] = values[:, :, first : first + known.BINS]
         return result
+
+
+def attached(
+    telemetry: Any, optimizer: Optimizer, is_reported: bool, names: Sequence[str], params: Sequence[torch.Tensor]
+) -> Telemetry | None:
+    """The telemetry that a trainer asks for, attached to its parameters.
+
+    Args:
+        telemetry: True, a `Telemetry`, or None or False for none.
+        optimizer, names, params: those of the trainer.
+        is_reported: whether its updates see whole parameters.
+
+    Raises:
+        TypeError, ValueError: it cannot be; nothing has been changed.
+    """
+    wanted: Any = Telemetry() if telemetry is True else telemetry
+    if wanted is None or wanted is False:
+        return None
+    if not isinstance(wanted, Telemetry):
+        raise TypeError(f"telemetry={wanted!r}: must be True, a Telemetry or None, not {type(wanted).__name__}")
+    if not isinstance(optimizer, RuleOptimizer):
+        raise TypeError(
+            f"telemetry={telemetry!r} with {type(optimizer).__name__}, which updates by hand: it needs an "
+            "optimizer that is a rule, such as tristep's own; leave it out"
+        )
+    if not is_reported:
+        raise ValueError(
+            f"telemetry={telemetry!r} where each process updates its share of the weights, and sees pieces of them: "
+            "make the trainer with update_on_kvstore=False"
+        )
+    wanted._attach(names, params)
+    return wanted
 
 
 def _is(a: Any, b: Any) -> bool:

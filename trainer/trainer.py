@@ -3,65 +3,26 @@
 from __future__ import annotations
 
 import os
-import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
-from ..kernels import Rule, rules
-from ..kernels.backends import choose_engine
-from ..kernels.graphs import Recording
 from . import checkpoint
-from .capture import CapturedStep
-from .displaced import DisplacedWeights
+from .ascent import ascend, averaged_weights
+from .capture import CapturedStep, check_capture
+from .core import TrainerCore
+from .dynamo import outside_dynamo
 from .errors import StaleGradientError, UpdateOnKVStoreError
-from .in_backward import BackwardStep, check_optimizer
-from .interrupts import interrupts_wait, uninterrupted
-from .kvstore import KVStore
-from .optimizer import Optimizer, RuleOptimizer, Updater, create
-from .params import (
-    check_distinct,
-    check_parameters,
-    gluons_order,
-    is_lazy,
-    listed,
-    modules_of,
-    named_parameters,
-    replica_of,
-)
+from .interrupts import uninterrupted
+from .optimizer import Optimizer, RuleOptimizer
+from .params import is_lazy
 from .replica import Replica
-from .step import Stepper
-from .sync.base import GradientSync
-from .sync.create import check_one_reduces, check_store, sync_for
-from .sync.kvstore import KVStoreSync, check_residuals
-from .sync.none import NoSync
-from .telemetry import Telemetry
 from .validation import boolean, number
 
 __all__ = ["StaleGradientError", "Trainer", "UpdateOnKVStoreError"]
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
-
-def _outside_dynamo(method: Callable[P, T]) -> Callable[P, T]:
-    """Run the method as it is where `torch.compile` meets it, as torch does with its own optimizers: a graph ends there."""
-
-    @wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if torch.compiler.is_compiling():  # torch.compiler.disable imports the compiler, so only then
-            return torch.compiler.disable(method)(*args, **kwargs)
-        return method(*args, **kwargs)
-
-    return call
-
-
-class Trainer:
+class Trainer(TrainerCore):
     """Applies an optimizer to parameters, from the gradients that `backward` left in them.
 
     Args:
@@ -112,62 +73,6 @@ class Trainer:
     Source: MXNet 1.9.1, `gluon.Trainer`.
     """
 
-    def __init__(
-        self,
-        params: torch.nn.Module | Iterable[Any] | Mapping[str, torch.nn.Parameter] | Sequence[torch.nn.Module],
-        optimizer: str | Optimizer,
-        optimizer_params: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
-        kvstore: str | KVStore | None = "device",
-        compression_params: Mapping[str, Any] | None = None,
-        update_on_kvstore: bool | None = None,
-        *,
-        engine: str | None = None,
-        telemetry: Telemetry | bool | None = None,
-        zero_grads: bool = False,
-    ) -> None:
-        zero_grads = boolean("zero_grads", zero_grads)
-        self._reduced_by_torch = isinstance(params, DistributedDataParallel)
-        if self._reduced_by_torch:
-            check_one_reduces(kvstore)
-        modules = modules_of(params)
-        named = named_parameters(modules[0] if modules else params)
-        check_parameters(named)
-        replicas = [[parameter for _, parameter, _ in named]]
-        replicas += [replica_of(r, modules[r], named) for r in range(1, len(modules))]
-        check_distinct(replicas)
-        kvstore = check_store(kvstore, compression_params, update_on_kvstore, len(replicas))
-        for parameters in replicas:
-            choose_engine(parameters[0].device, engine)
-        self._optimizer = _make_optimizer(optimizer, optimizer_params)
-        if isinstance(params, torch.nn.Module) or modules:
-            order = gluons_order(named, self._optimizer)
-            named, replicas = [named[i] for i in order], [[parameters[i] for i in order] for parameters in replicas]
-        self._optimizer.use_parameters(replicas[0], [name for name, _, _ in named])
-        for _, parameter, own in named:
-            for multiplier, value in own.items():
-                setattr(parameter, multiplier, value)
-        self._names = [name for name, _, _ in named]
-        self._params = replicas[0]
-        self._scale = self._optimizer.rescale_grad
-        self._updater = Updater(self._optimizer, engine)
-        self._zero_grads = zero_grads
-        self._loss_scaler: Any = None  # amp.py puts one here
-        self._backward: BackwardStep | None = None
-        # From the first step to the second, to notice a missing zero_grad(); None before, False after it.
-        self._accumulation_hook: Any = None
-        self._ascended: DisplacedWeights | None = None  # between `ascend` and the next step
-        self._averaging = False  # whether the weights are those of `averaged_weights` now
-        self._replaced = False  # whether another trainer has taken the optimizer over
-        self._replicas = [Replica(self._params, self._names, self._updater, zero_grads)]
-        for parameters in replicas[1:]:
-            self._replicas.append(Replica(parameters, self._names, Updater(self._optimizer, engine), zero_grads))
-        if isinstance(self._optimizer, RuleOptimizer):
-            self._optimizer._updater = weakref.ref(self._updater)  # and not the last replica's
-        stores = kvstore, self._replicas, self._names, self._optimizer, compression_params, update_on_kvstore, engine
-        self._stepper = Stepper(self._replicas, sync_for(*stores), self._optimizer, zero_grads)
-        self.telemetry = telemetry
-        self._take_over()
-
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer in use."""
@@ -179,36 +84,15 @@ class Trainer:
         return self._optimizer.learning_rate
 
     @property
-    def telemetry(self) -> Telemetry | None:
-        """What records the steps, or None."""
-        return self._telemetry
-
-    @telemetry.setter
-    def telemetry(self, telemetry: Telemetry | bool | None) -> None:
-        wanted: Any = Telemetry() if telemetry is True else telemetry
-        if wanted is None or wanted is False:
-            self._telemetry: Telemetry | None = None
-            return
-        if not isinstance(wanted, Telemetry):
-            raise TypeError(f"telemetry={wanted!r}: must be True, a Telemetry or None, not {type(wanted).__name__}")
-        if not isinstance(self._optimizer, RuleOptimizer):
-            raise TypeError(
-                f"telemetry={telemetry!r} with {type(self._optimizer).__name__}, which updates by hand: it needs an "
-                "optimizer that is a rule, such as tristep's own; leave it out"
-            )
-        if not self._sync.reports_metrics:
-            raise ValueError(
-                f"telemetry={telemetry!r} where each process updates its share of the weights, and sees pieces of them: "
-                "make the trainer with update_on_kvstore=False"
-            )
-        wanted._attach(self._names, self._params)
-        self._telemetry = wanted
+    def replicas(self) -> list[Replica]:
+        """The copies of the model in this process."""
+        return self._replicas
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the rate. Raises UserWarning where a scheduler decides it, ValueError where it is negative."""
         self._optimizer.set_learning_rate(lr)
 
-    @_outside_dynamo
+    @outside_dynamo
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Reduce gradients and update the weights, with gradients divided by `batch_size`.
 
@@ -284,55 +168,10 @@ class Trainer:
         """
         batch_size = number("batch_size", batch_size, above=0)
         ignore_stale_grad = boolean("ignore_stale_grad", ignore_stale_grad)
-        self._refuse_together("step_in_backward()")
-        if self._ascended is not None:
-            raise RuntimeError("ascend() has moved the weights up, and needs all gradients to move them back: use step()")
-        self._refuse_averaged("step_in_backward()")
-        self._refuse_replaced()
-        if self._loss_scaler is not None:
-            raise RuntimeError("a loss scaler must see all gradients before any weight is updated: use step()")
-        if self._backward is not None and self._backward.is_open:
-            raise RuntimeError("step_in_backward() inside step_in_backward(): one backward pass can only be one step")
-        if self._reduced_by_torch:
-            raise RuntimeError(
-                "step_in_backward() with DistributedDataParallel, which reduces gradients only after they are complete on "
-                "each rank: use step()"
-            )
-        self._stepper.check_initialized()
-        check_optimizer(self._optimizer)
-        optimizer, updater = self._optimizer, self._updater
-        before = dict(updater.states), dict(updater.masters), optimizer.rescale_grad
-        optimizer.rescale_grad = self._scale / batch_size
-        step = self._backward = self._backward or BackwardStep(updater, self._params, self._names)
-        telemetry = self._telemetry
-        into = None if telemetry is None else telemetry._begin()
-        with interrupts_wait():
-            try:
-                step.begin(ignore_stale_grad, into)
-            except BaseException:
-                updater.states, updater.masters, optimizer.rescale_grad = before
-                raise
-            try:
-                yield
-            finally:
-                step.end()
-                if any(step.updated):
-                    self._replicas[0].plan = None  # counts have moved, and perhaps not all of them
-                    if telemetry is not None:
-                        telemetry._end(into, optimizer.num_update)
-                else:
-                    updater.states, updater.masters, optimizer.rescale_grad = before
-        pairs = zip(self._params, self._names, step.updated, strict=True)
-        missing = [repr(name) for param, name, updated in pairs if param.requires_grad and not updated]
-        if missing and not ignore_stale_grad:
-            done = "the other parameters have been updated" if any(step.updated) else "nothing has been changed"
-            raise StaleGradientError(
-                f"step_in_backward() ended with no gradient for {listed(missing)}; {done}: call backward() inside it, on a "
-                "loss that depends on them, or use step_in_backward(batch_size, ignore_stale_grad=True) to leave such "
-                "parameters as they are"
-            )
+        with self._backward_step().take(self._scale / batch_size, ignore_stale_grad, self._telemetry):
+            yield
 
-    @_outside_dynamo
+    @outside_dynamo
     def allreduce_grads(self) -> None:
         """Let the sum over all copies of the model take the place of the gradients, without updating.
 
@@ -347,7 +186,7 @@ class Trainer:
         self._stepper.start("allreduce_grads()")
         self._stepper.allreduce()
 
-    @_outside_dynamo
+    @outside_dynamo
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """As `step`, without reducing: the second half, after `allreduce_grads`.
 
@@ -359,12 +198,12 @@ class Trainer:
         self._stepper.start("update()")
         self._step(batch_size, ignore_stale_grad, reduce=False)
 
-    @_outside_dynamo
+    @outside_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, or fill them with zeros. A gradient that was used up does not become fresh by that."""
         self._stepper.zero_grad(set_to_none)
 
-    @_outside_dynamo
+    @outside_dynamo
     @uninterrupted
     def ascend(self, rho: float = 0.05, *, adaptive: bool = False) -> None:
         """Move the weights up their gradients, for sharpness-aware minimization; the next step first moves them back.
@@ -394,15 +233,7 @@ class Trainer:
         if self._ascended is not None:
             raise RuntimeError("ascend() has moved the weights up already: take a step() first")
         self._refuse_averaged("ascend()")
-        self._stepper.check_initialized()
-        choice, replica = self._stepper.choose(ignore_stale_grad=False), self._replicas[0]
-        gradients = choice.collected[0].gradients if choice.chosen is None else replica.gradients(choice.chosen)
-        ascended = DisplacedWeights(self._replicas)
-        hyper = {"rho": rho, "adaptive": float(adaptive)}
-        self._updater.apply(rules.ascent, hyper, range(len(self._params)), self._params, gradients)
-        ascended.mark()
-        self._ascended = ascended
-        replica.guard.use(gradients)
+        self._ascended = ascend(self._stepper, self._updater, rho, adaptive)
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -430,27 +261,12 @@ class Trainer:
         self._refuse_averaged("averaged_weights()")
         if self._ascended is not None:
             raise RuntimeError("ascend() has moved the weights up: take a step() before averaged_weights()")
-        self._stepper.start()
-        self._sync.follow_weights()
-        displaced = DisplacedWeights(self._replicas)
-        if self._sync.updates:
-            self._sync.apply(*found)
-        else:
-            for replica in self._replicas:
-                replica.updater.apply(*found, range(len(replica.params)), replica.params)
-        displaced.mark()
         self._averaging = True
         try:
-            yield
-            written = displaced.written()
+            with averaged_weights(self._stepper, found):
+                yield
         finally:
             self._averaging = False
-            displaced.restore()
-        if written:
-            raise RuntimeError(
-                f"{listed(written)} written to inside averaged_weights(), which shows an average and then puts back the "
-                "weights from before: these are there again, what was written is gone; write to weights outside"
-            )
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
         """A function that trains, as a CUDA graph: the same function, called in the same way, without the host's work.
@@ -487,16 +303,8 @@ class Trainer:
         Source: `torch.cuda.graph`.
         """
         self._refuse_together("capture()")
-        optimizer, device = self._optimizer, self._params[0].device
-        if not (isinstance(optimizer, RuleOptimizer) and isinstance(optimizer.rule, Rule)):
-            raise ValueError(
-                f"capture() with {type(optimizer).__name__}: its step is torch operations with numbers from the host, which "
-                "a graph would repeat as they were; use an optimizer with an elementwise rule"
-            )
-        if device.type == "cuda" and choose_engine(device, self._updater.engine) != "triton":
-            raise ValueError("capture() needs engine='triton': others have the host's numbers in their operations")
-        if self._telemetry is not None:
-            raise ValueError("capture() of a trainer with telemetry, which is written elsewhere at every step: must be None")
+        device = self._params[0].device
+        check_capture(self._updater, device, self._telemetry)
         return CapturedStep(fn, device, warmup)
 
     def state_dict(self) -> dict[str, Any]:
@@ -508,19 +316,7 @@ class Trainer:
         Raises:
             RuntimeError: between `ascend` and `step`, when the weights are not those that are to be saved with it.
         """
-        if self._ascended is not None:
-            raise RuntimeError(
-                "between ascend() and step() the weights are not those that training goes on with, and nothing is to be "
-                "saved: save after step()"
-            )
-        if not self._stepper.is_alone:
-            self._stepper.start()
-        state, residuals = self._sync.state_dict(), self._sync.residuals()
-        if state is None:
-            state = checkpoint.collect(self._updater, self._names, self._params)
-        if residuals:
-            state["residuals"] = residuals
-        return state if self._loss_scaler is None else state | {"loss_scaler": self._loss_scaler.state_dict()}
+        return self._state()
 
     @uninterrupted
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -533,33 +329,7 @@ class Trainer:
         Raises:
             ValueError, TypeError: it does not fit this trainer; nothing has been changed.
         """
-        state_dict = checkpoint.with_plain_names(state_dict)
-        scaling = state_dict.get("loss_scaler") if isinstance(state_dict, Mapping) else None
-        if scaling is not None:
-            if self._loss_scaler is None:
-                raise ValueError(
-                    "saved state has a loss scaler, this trainer has none: call tristep.amp.init_trainer(trainer) before"
-                )
-            self._loss_scaler.check(scaling)
-        residuals = state_dict.get("residuals", {}) if isinstance(state_dict, Mapping) else {}
-        check_residuals(self._names, self._params, residuals)
-        if not self._stepper.is_alone:
-            self._stepper.start()
-        if self._sync.updates:
-            self._sync.load_state_dict(state_dict)
-        else:
-            for replica in self._replicas:
-                checkpoint.restore(replica.updater, self._names, replica.params, state_dict)
-        self._sync.load_residuals(residuals)
-        for replica in self._replicas:
-            replica.forget_counts()
-        if scaling is not None:
-            self._loss_scaler.load_state_dict(scaling)
-        if self._ascended is not None:  # weights that have been written since `ascend` are those that were loaded
-            if not self._ascended.written():
-                self._ascended.restore()
-            self._ascended = None
-        self._stepper.forget_plans()
+        self._load_state(state_dict)
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Write `state_dict` to a file (safetensors with JSON in its metadata): whole, or not at all."""
@@ -581,177 +351,7 @@ class Trainer:
         except (TypeError, LookupError, AttributeError, ArithmeticError) as error:  # contents of another kind
             raise ValueError(f"fname={str(fname)!r}: not a state of such a trainer ({error})") from error
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: all but what is made anew by the next step. A copy's parameters have no gradients yet."""
-        if not self._stepper.is_alone:
-            raise TypeError(
-                "a Trainer of several copies of a model, or with a store, cannot be copied or pickled: use state_dict()"
-            )
-        if self._averaging or (self._backward is not None and self._backward.is_open):
-            raise RuntimeError("a Trainer cannot be copied inside averaged_weights() or step_in_backward(): leave it first")
-        without = {k: v for k, v in vars(self).items() if k not in ("_replicas", "_stepper")}
-        before = None if self._ascended is None else self._ascended.before
-        return without | {"_backward": None, "_accumulation_hook": False, "_ascended": before}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._replicas = [Replica(self._params, self._names, self._updater, self._zero_grads)]
-        self._stepper = Stepper(self._replicas, NoSync(1), self._optimizer, self._zero_grads)
-        if self._ascended is not None:
-            self._ascended = DisplacedWeights(self._replicas, state["_ascended"])
-        self._optimizer.trainer = weakref.ref(self)
-        if isinstance(self._optimizer, RuleOptimizer):
-            self._optimizer._updater = weakref.ref(self._updater)
-
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self._params if not is_lazy(parameter))
         copies = f"{len(self._replicas)} copies of " if len(self._replicas) > 1 else ""
         return f"Trainer({copies}{len(self._params)} parameters, {count:,} elements, {self._optimizer!r})"
-
-    @property
-    def _sync(self) -> GradientSync:
-        return self._stepper.sync
-
-    @property
-    def replicas(self) -> list[Replica]:
-        """The copies of the model in this process."""
-        return self._replicas
-
-    @uninterrupted
-    def _step(self, batch_size: float, ignore_stale_grad: bool, reduce: bool = True) -> None:
-        if type(batch_size) is not int or batch_size <= 0:
-            batch_size = number("batch_size", batch_size, above=0)
-        if ignore_stale_grad is not False:
-            ignore_stale_grad = boolean("ignore_stale_grad", ignore_stale_grad)
-        if self._averaging or self._replaced:
-            self._refuse_averaged("step()")
-            self._refuse_replaced()
-        stepper, optimizer, telemetry = self._stepper, self._optimizer, self._telemetry
-        stepper.start()
-        if self._ascended is not None and (written := self._ascended.written()):
-            self._ascended = None
-            raise RuntimeError(
-                f"{listed(written)} written to between ascend() and step(), which would put back the weights from before: "
-                "they stay as they have been written, and the ascent is forgotten; take gradients there, and step again"
-            )
-        choice = stepper.choose(ignore_stale_grad, reduce)
-        if self._ascended is not None:
-            self._ascended.restore()
-            self._ascended = None
-        before, optimizer.rescale_grad = optimizer.rescale_grad, self._scale / batch_size
-        into = None if telemetry is None else telemetry._begin()
-        try:
-            stepper.apply(choice, self._loss_scaler, into)
-        except BaseException:
-            optimizer.rescale_grad = before
-            raise
-        if telemetry is not None:
-            telemetry._end(into, optimizer.num_update)
-        if self._accumulation_hook is not False:
-            self._watch_accumulation()
-        if Recording.current is not None:
-            self._note_recording(Recording.current, batch_size)
-
-    def _watch_accumulation(self) -> None:
-        """Between the first two steps, warn where a backward pass adds to the gradients that the first has used."""
-        if self._accumulation_hook is not None:
-            self._accumulation_hook.remove()
-            self._accumulation_hook = False
-            return
-        self._accumulation_hook = False
-        # Where gradients are reduced while backward runs, they are written to the tensors of the last step anyway.
-        reduced = self._reduced_by_torch or not isinstance(self._sync, NoSync | KVStoreSync)
-        if self._zero_grads or reduced or Recording.current is not None:
-            return
-        candidates = [param for param in self._params if param.requires_grad and param.grad is not None]
-        if not candidates or vars(candidates[0]).get("grad_req") == "add":
-            return
-        gradient: Any = candidates[0].grad
-        used, version = weakref.ref(gradient), gradient._version
-
-        def arrived(param: torch.Tensor) -> None:
-            now: Any = param.grad
-            if now is not None and now._version == version + 1 and now is used():
-                warnings.warn(
-                    "this backward pass has added to the gradients of the step before, as torch does; in MXNet it replaces "
-                    "them (grad_req='write'): call trainer.zero_grad() before each backward(), or set grad_req='add' of the "
-                    "parameters if that is meant",
-                    stacklevel=2,
-                )
-
-        self._accumulation_hook = candidates[0].register_post_accumulate_grad_hook(arrived)
-
-    def _refuse_together(self, what: str) -> None:
-        if not self._stepper.is_alone:
-            raise RuntimeError(
-                f"{what} of a trainer with several copies of the model, or a store: it is for one copy without a store; use "
-                "step()"
-            )
-
-    def _refuse_averaged(self, what: str) -> None:
-        if self._averaging:
-            raise RuntimeError(f"{what} inside averaged_weights(), whose weights are put back at its end: leave it first")
-
-    def _take_over(self) -> None:
-        """Become the trainer of the optimizer, which counts the updates of one."""
-        optimizer = self._optimizer
-        before = None if optimizer.trainer is None else optimizer.trainer()
-        if before is not None:
-            before._replaced = True
-        if optimizer.trainer is not None and optimizer.counts:
-            warnings.warn(
-                f"{type(optimizer).__name__} has counted {optimizer.num_update} updates for another Trainer, and counts on: "
-                "bias corrections and schedules go on from there, with states that begin anew; give each Trainer an "
-                "optimizer of its own",
-                stacklevel=3,
-            )
-        optimizer.trainer = weakref.ref(self)
-
-    def _refuse_replaced(self) -> None:
-        if self._replaced:
-            raise RuntimeError(
-                f"the {type(self._optimizer).__name__} of this Trainer has been given to another Trainer since, and an "
-                "optimizer counts the updates of one: give each Trainer an optimizer of its own"
-            )
-
-    def _use_control(self, control: torch.Tensor) -> None:
-        """Take a loss scaler's control for updates from now on. Raises RuntimeError where that cannot be."""
-        self._sync.use_control(control)
-        for replica in self._replicas:
-            replica.updater.control = control
-            replica.forget_plan()  # it works with other kernels from now on
-
-    def _note_recording(self, recording: Recording, batch_size: float) -> None:
-        replica, plan = self._replicas[0], self._replicas[0].plan
-        assert plan is not None
-        update: Any = plan.update
-        active = list(plan.active)
-
-        def holds() -> bool:
-            optimizer: Any = self._optimizer
-            return replica.plan is plan and plan.is_of_states(update) and update.rule is optimizer.composed_rule
-
-        def advance() -> None:
-            before, self._optimizer.rescale_grad = self._optimizer.rescale_grad, self._scale / batch_size
-            try:
-                plan.host_step(update, active)
-            except BaseException:
-                self._optimizer.rescale_grad = before
-                raise
-
-        recording.owners.append((holds, advance))
-
-
-def _make_optimizer(optimizer: Any, optimizer_params: Any) -> Optimizer:
-    if optimizer_params is None:
-        optimizer_params = {}
-    try:
-        arguments = dict(optimizer_params)
-    except (TypeError, ValueError):
-        raise TypeError(f"optimizer_params={optimizer_params!r}: must be a dict or pairs of name and value") from None
-    if isinstance(optimizer, Optimizer) and arguments:
-        raise ValueError(
-            f"optimizer_params={arguments!r} beside an optimizer that is made already: give them to "
-            f"{type(optimizer).__name__}(...), or give optimizer={type(optimizer).__name__.lower()!r} by name"
-        )
-    return create(optimizer, **arguments)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
@@ -12,22 +10,21 @@ import torch
 from ...trainer import Trainer
 from ...trainer.validation import choice, integer, number
 from ..record import Recorder, Run
-from ..render.notebook import has_front_end, request, running_event_loop
 from ..views import FrameBudget, View
 from .branches import Branches, Snapshot
+from .control import LoopControl
 from .epochs import Epochs
 from .learning_rates import LearningRate
 from .recording import StepRecording
-from .runner import ENDED, StepRunner
+from .runner import StepRunner
 from .screen import Screen
 from .steps import StepSource, is_stateful
-from .training import TrainingSteps, check_arguments, say_paused
+from .training import TrainingSteps, check_arguments
 from .view import LiveView
 
-__all__ = ["MODES", "LiveLoop", "stop_loops"]
+__all__ = ["MODES", "LiveLoop"]
 
 MODES = ("auto", "task", "thread", "block")
-_loops: weakref.WeakSet[LiveLoop] = weakref.WeakSet()  # all that have been started
 
 
 class LiveLoop:
@@ -108,17 +105,17 @@ class LiveLoop:
         budget = FrameBudget(most=number("frames_per_second", frames_per_second, above=0))
         mode = choice("mode", mode, MODES)
         pauses_unseen = choice("when_unseen", when_unseen, ("go on", "pause")) == "pause"
-        self.cell: str | None = None
-        self._trainer = trainer
+        self.cell: str | None = None  # the id of the notebook cell that started it
         self.rate = LearningRate(trainer)
         self.recording = StepRecording(recorder, name)
-        self._source = StepSource(steps)
-        training = TrainingSteps(self._source, self.rate, self.recording)
+        source = StepSource(steps)
+        training = TrainingSteps(source, self.rate, self.recording)
         self.runner = StepRunner(training, mode, self.run.name)
         own = [steps] if is_stateful(steps) else []
         self.branches = Branches(self.runner, self.rate, self.recording, [*stateful, *own])
         self.runs, self.snapshots, self.recorder = self.branches.runs, self.branches.snapshots, recorder
         self.screen = Screen(self.runner, pauses_unseen)
+        self.control = LoopControl(self, self.runner, source, self.screen, trainer)
         training.attach(self.runner, self.screen, self)
         self.view = LiveView(self, budget=budget) if isinstance(view, str) else view
 
@@ -211,22 +208,7 @@ class LiveLoop:
                 no event loop runs.
             Exception: with mode="block", what a step raised.
         """
-        if self.status != "ready":
-            raise RuntimeError(f"start() of a loop that is {self.status} already: resume() goes on with a paused one")
-        if self.mode == "auto":
-            self.mode = "task" if running_event_loop() is not None and has_front_end() else "block"
-        if self.mode == "task":
-            self.runner.find_event_loop()
-        self._refuse_two()
-        self.cell = request().get("metadata", {}).get("cellId")
-        _loops.add(self)
-        later = self.mode == "block" and not has_front_end()  # a picture for the file: that of the end
-        if not later:
-            self.screen.show()
-        self._go()
-        if later:
-            self.screen.show()
-        self._raise_here()
+        self.control.start()
         return self
 
     def pause(self) -> None:
@@ -239,7 +221,7 @@ class LiveLoop:
         Raises:
             RuntimeError: there is nothing to go on with.
         """
-        self._go_on(None)
+        self.control.go_on(None)
 
     def step(self, n: int = 1) -> None:
         """Take some steps and pause again.
@@ -247,7 +229,7 @@ class LiveLoop:
         Args:
             n: how many, >= 1.
         """
-        self._go_on(integer("n", n, low=1))
+        self.control.go_on(integer("n", n, low=1))
 
     def stop(self) -> None:
         """End it. When this returns the step at hand has ended; a generator has been closed."""
@@ -266,22 +248,11 @@ class LiveLoop:
             Exception: what a step raised.
             RuntimeError: called in a step.
         """
-        if self.runner.gate.in_step:
-            raise RuntimeError("wait() in a step, which it would wait for")
-        if self.status == "ready":
-            self.start()
-        if self.status == "running":
-            try:
-                self.runner.wait(timeout)
-            except KeyboardInterrupt:
-                self.pause()
-                say_paused(self.n_steps)
-        self._raise()
-        return self.status in ENDED
+        return self.control.wait(timeout)
 
     def __await__(self) -> Generator[Any, None, LiveLoop]:
         """Wait for the end, while the notebook stays usable. Raises what a step raised. Gives the loop."""
-        return self._wait_for_end().__await__()
+        return self.control.wait_for_end().__await__()
 
     @property
     def learning_rate(self) -> float | None:
@@ -375,7 +346,7 @@ class LiveLoop:
             number("multiplier", multiplier, low=0)
         with self.runner.gate.at_rest():
             run = self.branches.begin(name, snapshot)
-            self._open_again()
+            self.control.reopen()
             if multiplier is not None:
                 self.rate.multiplier = float(multiplier)
             if learning_rate is not None:
@@ -393,7 +364,7 @@ class LiveLoop:
         if run is not self.run:
             with self.runner.gate.at_rest():
                 self.branches.pick(run)
-                self._open_again()
+                self.control.reopen()
             self.screen.refresh()
         return run
 
@@ -404,60 +375,3 @@ class LiveLoop:
 
     def __repr__(self) -> str:
         return f"LiveLoop({self.run.name!r}, {self.status}, {self.n_steps} steps, mode={self.mode!r})"
-
-    def _go_on(self, limit: int | None) -> None:
-        if self.status == "running":
-            return
-        if self.status == "ready":
-            self.runner.limit = limit
-            self.start()
-            return
-        if self.status not in ("paused", "failed") or not self._source.renew():
-            why = "its generator has been ended by the exception" if self.status in ("paused", "failed") else "it has ended"
-            raise RuntimeError(f"there is nothing to go on with: {why}. branch() goes back to a snapshot where there is one")
-        self._refuse_two()
-        self._go(limit)
-        self._raise_here()
-
-    def _go(self, limit: int | None = None) -> None:
-        self.screen.unseen_from = None
-        self.runner.go(limit)
-
-    def _open_again(self) -> None:
-        """A loop that has ended is paused where it has been put back to a moment from which there are steps to come."""
-        if self.status in ENDED and self._source.renew():
-            self.runner.status, self.runner.exception = "paused", None
-
-    async def _wait_for_end(self) -> LiveLoop:
-        if self.status == "ready":
-            self.start()
-        try:
-            await self.runner.wait_for_end()
-        except asyncio.CancelledError:  # Ctrl-C in a cell that awaits
-            if self.status == "running":
-                self.pause()
-                say_paused(self.n_steps)
-            raise
-        self._raise()
-        return self
-
-    def _raise(self) -> None:
-        if self.status == "failed" and self.exception is not None:
-            raise self.exception
-
-    def _raise_here(self) -> None:
-        if self.mode == "block":
-            self._raise()
-
-    def _refuse_two(self) -> None:
-        for loop in list(_loops):
-            same = self._trainer is not None and loop._trainer is self._trainer
-            if same and loop is not self and loop.status == "running":
-                raise RuntimeError(f"{loop!r} trains with this trainer at this moment: pause or stop it first")
-
-
-def stop_loops(cell: str | None = None) -> None:
-    """Stop the loops that this cell has started; None: all."""
-    for loop in list(_loops):
-        if cell in (None, loop.cell) and loop.status in ("running", "paused"):
-            loop.stop()

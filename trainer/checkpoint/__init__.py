@@ -1,0 +1,11 @@
+"""What a trainer saves: settings, counts, schedule and states of its optimizer; to a dict, and to a safetensors file.
+
+A loaded state is checked completely before anything is changed; `tristep.trainer.files` writes and reads.
+"""
+
+from .check import MOST_UPDATES
+from .file import read, write
+from .names import plain_name, shape_of, with_plain_names
+from .state import collect, restore
+
+__all__ = ["MOST_UPDATES", "collect", "plain_name", "read", "restore", "shape_of", "with_plain_names", "write"]

@@ -1,0 +1,174 @@
+"""Checks of a saved state: all of it is checked before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...kernels import Rule
+from ...kernels.layouts import compute_dtype
+from ...kernels.states import slot_shapes
+from ...kernels.storage import kind_of
+from ..optimizer import Optimizer, RuleOptimizer
+from ..optimizer.settings import check_settings
+from ..validation import integer
+from .names import shape_of
+from .nesting import check_layout
+
+__all__ = ["FORMAT", "MASTER", "MOST_UPDATES", "check", "check_form", "check_format", "few", "saved_rule"]
+
+FORMAT = 1
+MOST_UPDATES = 2**53  # that a float64 counts exactly, as bias corrections do
+MASTER = "master copy"  # with a space, so that no rule's state has the same name
+
+
+def check_format(saved: Mapping[str, Any]) -> None:
+    """Refuse a state of another format."""
+    if saved.get("format") != FORMAT:
+        raise ValueError(
+            f"saved state has format {saved.get('format')!r}: this version of tristep reads format {FORMAT}; "
+            "it may come from a newer version"
+        )
+
+
+def check_form(saved: Any) -> None:
+    """Refuse what no `collect` has given, whatever the model and the optimizer are."""
+    if not isinstance(saved, Mapping):
+        raise TypeError(f"state_dict must be a dict, as Trainer.state_dict gives it, got {type(saved).__name__}")
+    check_format(saved)
+    keys = {"format", "optimizer", "settings", "lr_scheduler", "num_update", "counts", "parameters", "layout", "state"}
+    if missing := sorted(keys - set(saved)):
+        raise ValueError(f"saved state lacks {', '.join(missing)}: it must be as Trainer.state_dict gave it")
+    for key in ("settings", "counts", "parameters", "layout", "state"):
+        if not isinstance(saved[key], Mapping):
+            raise TypeError(f"saved state: {key} must be a dict, got {type(saved[key]).__name__}")
+        if odd := [name for name in saved[key] if not isinstance(name, str)]:
+            raise TypeError(f"saved state: names in {key} must be strings, got {odd[0]!r}")
+    integer("saved state: num_update", saved["num_update"], low=0, high=MOST_UPDATES)
+    for name, count in saved["counts"].items():
+        integer(f"saved state: the count of {name!r}", count, low=0, high=MOST_UPDATES)
+    for name, shape in saved["parameters"].items():
+        if shape is not None and not (isinstance(shape, (list, tuple)) and all(type(n) is int for n in shape)):
+            raise TypeError(f"saved state: the shape of {name!r} is {shape!r}: must be a list of integers, or None")
+    for name, layout in saved["layout"].items():
+        check_layout(name, layout)
+    for name, slots in saved["state"].items():
+        if not isinstance(slots, Mapping):
+            raise TypeError(f"saved state: the state of {name!r} must be a dict, got {type(slots).__name__}")
+        for slot, tensor in slots.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"saved state: {slot} of {name!r} must be a tensor, got {type(tensor).__name__}")
+
+
+def check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]) -> None:
+    """Refuse a state that is not of this optimizer and these parameters."""
+    check_form(saved)
+    mine = type(optimizer).__name__.lower()
+    if saved["optimizer"] != mine:
+        raise ValueError(
+            f"saved state is of optimizer {saved['optimizer']!r}, this trainer has {mine!r}: make the trainer with "
+            f"Trainer(params, {saved['optimizer']!r}) to load it"
+        )
+    _check_settings(optimizer, saved["settings"])
+    _check_parameters(names, params, saved)
+    if isinstance(optimizer, RuleOptimizer):
+        _check_rule_state(optimizer, dict(zip(names, params, strict=True)), saved)
+
+
+def _check_settings(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
+    known = optimizer.settings()
+    if unknown := sorted(set(given) - set(known)):
+        raise ValueError(f"saved state has settings that {type(optimizer).__name__} does not know: {', '.join(unknown)}")
+    for name, value in given.items():
+        allowed = {_kind(known[name]), _kind(value)} - {None}
+        if name == "multi_precision" and isinstance(optimizer, RuleOptimizer):
+            if isinstance(value, bool) or value == "remainder":
+                continue
+            allowed.add("bool")
+        if len(allowed) > 1 or "other" in allowed:
+            raise TypeError(
+                f"saved state: setting {name!r} is {value!r}: must be a {_kind(known[name])}, such as this trainer's "
+                f"{known[name]!r}"
+            )
+    try:
+        check_settings(optimizer, given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"saved state: {error}") from None
+
+
+def _kind(value: Any) -> str | None:
+    """What may stand for what in a setting; None may stand for anything, as the limit of clip_gradient does."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "bool"
+    return "number" if isinstance(value, (int, float)) else "string" if isinstance(value, str) else "other"
+
+
+def _check_parameters(names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]) -> None:
+    theirs = saved["parameters"]
+    if other := sorted(set(theirs) ^ set(names)):
+        raise ValueError(
+            f"saved state is of {len(theirs)} parameters, {few(theirs)}; this trainer has {len(names)}, {few(names)}: "
+            f"{few(other)} {'is' if len(other) == 1 else 'are'} in one of them only"
+        )
+    if lazy := [name for name, param in zip(names, params, strict=True) if shape_of(param) is None]:
+        if saved["state"]:
+            raise ValueError(f"{few(lazy)} of params not initialized yet: run the model once before states are loaded")
+    for name, param in zip(names, params, strict=True):
+        if theirs[name] is not None and shape_of(param) not in (None, list(theirs[name])):
+            raise ValueError(
+                f"saved state: {name!r} has shape {tuple(theirs[name])}, in this trainer it has {tuple(param.shape)}"
+            )
+    if other := sorted((set(saved["counts"]) | set(saved["layout"]) | set(saved["state"])) - set(names)):
+        raise ValueError(f"saved state: {few(other)} have a count or state, but are not among its parameters")
+    if saved["state"] and (missing := [name for name in names if name not in saved["state"]]):
+        raise ValueError(f"saved state lacks the state of {few(missing)}: it must have that of all parameters or of none")
+
+
+def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> None:
+    rule = saved_rule(optimizer, saved["settings"])
+    for name, slots in saved["state"].items():
+        weight = params[name]
+        shapes = dict(zip(rule.slots, rule.shapes(weight.shape), strict=True))
+        if set(slots) >= set(shapes):
+            tensors = [slots[slot] for slot in rule.slots]
+            shapes = dict(zip(rule.slots, slot_shapes(rule, weight.shape, tensors), strict=True))
+        if set(slots) - {MASTER} != set(shapes):
+            raise ValueError(
+                f"saved state: {name!r} has {few(slots) or 'no tensors'}; its rule has {few(sorted(shapes)) or 'none'}"
+            )
+        for slot, tensor in slots.items():
+            if tensor.shape != shapes.get(slot, weight.shape):
+                raise ValueError(
+                    f"saved state: {slot} of {name!r} has shape {tuple(tensor.shape)}: for its parameter's "
+                    f"{tuple(weight.shape)} it must have {tuple(shapes.get(slot, weight.shape))}"
+                )
+            dtype = compute_dtype(weight.dtype)
+            narrow = slot in rule.state and dtype == torch.float32 and tensor.dtype in (torch.bfloat16, torch.uint8)
+            beside = slot == MASTER and kind_of(weight.dtype, tensor.dtype) is not None
+            if tensor.dtype != dtype and not (narrow or beside):
+                raise ValueError(
+                    f"saved state: {slot} of {name!r} is {tensor.dtype}; for a weight of {weight.dtype} it must be "
+                    f"{dtype}: load it before the model is converted"
+                )
+
+
+def saved_rule(optimizer: RuleOptimizer, settings: Mapping[str, Any]) -> Rule:
+    """The rule that the optimizer has with these settings."""
+    now = optimizer.settings()
+    try:
+        for attribute, value in settings.items():
+            setattr(optimizer, attribute, value)
+        return optimizer.composed_rule
+    finally:
+        for attribute, value in now.items():
+            setattr(optimizer, attribute, value)
+
+
+def few(names: Any, most: int = 5) -> str:
+    """The first names, for a message."""
+    names = list(map(repr, names))
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

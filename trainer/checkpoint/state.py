@@ -1,0 +1,145 @@
+"""Collecting an optimizer's state into a dict, and restoring it from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...kernels.states import allocate_states, states_for
+from ...kernels.storage import copy
+from .. import lr_scheduler
+from ..optimizer import Optimizer, RuleOptimizer, Updater
+from ..optimizer.counts import Index
+from .check import FORMAT, MASTER, check, few, saved_rule
+from .names import shape_of
+from .nesting import flatten, tensor_names, unflatten
+
+__all__ = ["collect", "restore"]
+
+CALLABLE = "callable"  # stands for a schedule that is a function, or has one in it, that only the program has
+
+
+def collect(
+    updater: Updater, names: Sequence[str], params: Sequence[torch.Tensor], indices: Sequence[Index] | None = None
+) -> dict[str, Any]:
+    """The state of an updater whose parameters have these names: JSON-able data, and tensors under "state".
+
+    `indices` are what the updater knows the parameters by, default 0, 1, and so on.
+
+    Keys: "format", "optimizer" (name of its class), "settings", "lr_scheduler" (None where there is none, "callable" where
+    it is or has a function without a name to be saved by), "num_update", "counts", "parameters" (shapes by name, None where
+    not initialized yet), "layout" (nesting of each parameter's state) and "state" (tensors by parameter and by slot; none
+    before the first step). A trainer may add "residuals" (tensors by parameter and by source).
+    """
+    optimizer = updater.optimizer
+    state: dict[str, dict[str, torch.Tensor]] = {}
+    layout: dict[str, Any] = {}
+    indices = range(len(names)) if indices is None else indices
+    for i, name, param in zip(indices, names, params, strict=True):
+        if i not in updater.states:
+            continue
+        if isinstance(optimizer, RuleOptimizer):
+            tensors = updater.states[i]
+            slots = optimizer.composed_rule.slots
+            if len(tensors) != len(slots):  # another rule since the last step; the next one does the same
+                tensors = optimizer.create_state(i, param)
+            state[name] = dict(zip(slots, tensors, strict=True))
+            if i in updater.masters:
+                state[name][MASTER] = updater.masters[i]
+        else:
+            state[name] = {}
+            layout[name] = flatten(updater.states[i], "", state[name])
+    counts = optimizer.counts
+    return {
+        "format": FORMAT,
+        "optimizer": type(optimizer).__name__.lower(),
+        "settings": optimizer.settings(),
+        "lr_scheduler": _schedule(optimizer),
+        "num_update": optimizer.num_update,
+        "counts": {name: counts[i] for i, name in zip(indices, names, strict=True) if i in counts},
+        "parameters": dict(zip(names, map(shape_of, params), strict=True)),
+        "layout": layout,
+        "state": state,
+    }
+
+
+def restore(
+    updater: Updater,
+    names: Sequence[str],
+    params: Sequence[torch.Tensor],
+    saved: Mapping[str, Any],
+    indices: Sequence[Index] | None = None,
+) -> None:
+    """Put a collected state back. All checks come first.
+
+    Raises:
+        ValueError, TypeError: it does not fit; nothing has been changed.
+    """
+    optimizer = updater.optimizer
+    check(optimizer, names, params, saved)
+    scheduler = _saved_schedule(optimizer, saved["lr_scheduler"])
+    states, masters = _saved_states(optimizer, names, params, saved)
+    for attribute, value in saved["settings"].items():
+        if attribute != "state_dtype":  # which is the trainer's own: states are converted
+            setattr(optimizer, attribute, value)
+    optimizer.lr_scheduler = scheduler
+    indices = range(len(names)) if indices is None else indices
+    slots = optimizer.slots(indices)
+    optimizer.step_counts.values[slots] = [saved["counts"].get(name, optimizer.begin_num_update) for name in names]
+    optimizer.num_update = saved["num_update"]
+    updater.states = {indices[i]: state for i, state in states.items()}
+    updater.masters = {indices[i]: master for i, master in masters.items()}
+    updater.forget_plan()
+
+
+def _saved_states(
+    optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]
+) -> tuple[dict[Any, Any], dict[Any, torch.Tensor]]:
+    """Copies of the saved states and masters by parameter index, on the parameters' devices, in their order of elements."""
+    index = {name: i for i, name in enumerate(names)}
+    states: dict[Any, Any] = {}
+    masters: dict[Any, torch.Tensor] = {}
+    if not isinstance(optimizer, RuleOptimizer):
+        for name, slots in saved["state"].items():
+            layout = saved["layout"].get(name)
+            if sorted(tensor_names(layout)) != sorted(slots):
+                raise ValueError(f"saved state: {name!r} has {few(slots) or 'no tensors'}, its layout is {layout!r}")
+            states[index[name]] = unflatten(layout, slots, params[index[name]].device)
+        return states, masters
+    slots_of = saved["state"]
+    rule = saved_rule(optimizer, saved["settings"])
+    copies = states_for(rule, [params[index[name]].detach() for name in slots_of], optimizer.narrow)
+    for (name, slots), state in zip(slots_of.items(), copies, strict=True):
+        for slot, new in zip(rule.slots, state, strict=True):
+            copy(new, slots[slot].to(new.device), params[index[name]].shape, slot in getattr(rule, "nonnegative", ()))
+        states[index[name]] = state
+        if MASTER in slots:
+            ((master,),) = allocate_states([params[index[name]].detach()], 1, slots[MASTER].dtype)
+            masters[index[name]] = master.copy_(slots[MASTER])
+    return states, masters
+
+
+def _schedule(optimizer: Optimizer) -> dict[str, Any] | str | None:
+    scheduler = optimizer.lr_scheduler
+    if isinstance(scheduler, lr_scheduler.LRScheduler):
+        try:
+            return scheduler.to_config()
+        except TypeError:  # it has a function in it that is known by no name
+            return CALLABLE
+    return None if scheduler is None else CALLABLE
+
+
+def _saved_schedule(optimizer: Optimizer, schedule: Any) -> Any:
+    if schedule is None:
+        return None
+    if schedule != CALLABLE:
+        return lr_scheduler.from_config(schedule)
+    mine = optimizer.lr_scheduler
+    if _schedule(optimizer) != CALLABLE:
+        raise ValueError(
+            f"saved state had a plain callable as its lr_scheduler, which cannot be saved; this trainer has {mine!r}: give "
+            "it that callable before loading"
+        )
+    return mine

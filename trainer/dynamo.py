@@ -1,0 +1,26 @@
+"""What `torch.compile` must leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+__all__ = ["outside_dynamo"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def outside_dynamo(method: Callable[P, T]) -> Callable[P, T]:
+    """Run the method as it is where `torch.compile` meets it, as torch does with its own optimizers: a graph ends there."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_compiling():  # torch.compiler.disable imports the compiler, so only then
+            return torch.compiler.disable(method)(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    return call

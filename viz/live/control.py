@@ -1,0 +1,133 @@
+"""LoopControl: how a `LiveLoop` starts, goes on and is waited for; and all loops that have been started."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Any
+
+from ..render.notebook import has_front_end, request, running_event_loop
+from .runner import ENDED, StepRunner
+from .screen import Screen
+from .steps import StepSource
+from .training import say_paused
+
+__all__ = ["LoopControl", "stop_loops"]
+
+_started: weakref.WeakSet[Any] = weakref.WeakSet()  # loops
+
+
+class LoopControl:
+    """Starts and resumes a loop, waits for its end, and raises what a step raised where a person waits for it.
+
+    Args:
+        loop: the `LiveLoop`.
+        runner, source, screen: those of the loop.
+        trainer: with which no other loop may train meanwhile, or None.
+
+    Attributes:
+        trainer: as above.
+    """
+
+    def __init__(self, loop: Any, runner: StepRunner, source: StepSource, screen: Screen, trainer: Any) -> None:
+        self.trainer = trainer
+        self._loop, self._runner, self._source, self._screen = loop, runner, source, screen
+
+    def start(self) -> None:
+        """See `LiveLoop.start`."""
+        runner = self._runner
+        if runner.status != "ready":
+            raise RuntimeError(f"start() of a loop that is {runner.status} already: resume() goes on with a paused one")
+        if runner.mode == "auto":
+            runner.mode = "task" if running_event_loop() is not None and has_front_end() else "block"
+        if runner.mode == "task":
+            runner.find_event_loop()
+        self._refuse_shared_trainer()
+        self._loop.cell = request().get("metadata", {}).get("cellId")
+        _started.add(self._loop)
+        later = runner.mode == "block" and not has_front_end()  # a picture for the file: that of the end
+        if not later:
+            self._screen.show()
+        self._go()
+        if later:
+            self._screen.show()
+        self._raise_in_cell()
+
+    def go_on(self, limit: int | None) -> None:
+        """Go on after a pause, or start; for so many steps if there is a limit."""
+        runner = self._runner
+        if runner.status == "running":
+            return
+        if runner.status == "ready":
+            runner.limit = limit
+            self._loop.start()
+            return
+        stopped_between = runner.status in ("paused", "failed")
+        if not stopped_between or not self._source.renew():
+            why = "its generator has been ended by the exception" if stopped_between else "it has ended"
+            raise RuntimeError(f"there is nothing to go on with: {why}. branch() goes back to a snapshot where there is one")
+        self._refuse_shared_trainer()
+        self._go(limit)
+        self._raise_in_cell()
+
+    def reopen(self) -> None:
+        """Pause a loop that has ended, where it is back at a moment from which there are steps to come."""
+        if self._runner.status in ENDED and self._source.renew():
+            self._runner.status, self._runner.exception = "paused", None
+
+    def wait(self, timeout: float | None) -> bool:
+        """See `LiveLoop.wait`."""
+        runner = self._runner
+        if runner.gate.in_step:
+            raise RuntimeError("wait() in a step, which it would wait for")
+        if runner.status == "ready":
+            self._loop.start()
+        if runner.status == "running":
+            try:
+                runner.wait(timeout)
+            except KeyboardInterrupt:
+                self._pause()
+        self._raise()
+        return runner.status in ENDED
+
+    async def wait_for_end(self) -> Any:
+        """See `LiveLoop.__await__`."""
+        if self._runner.status == "ready":
+            self._loop.start()
+        try:
+            await self._runner.wait_for_end()
+        except asyncio.CancelledError:  # Ctrl-C in a cell that awaits
+            if self._runner.status == "running":
+                self._pause()
+            raise
+        self._raise()
+        return self._loop
+
+    def _go(self, limit: int | None = None) -> None:
+        self._screen.unseen_from = None
+        self._runner.go(limit)
+
+    def _pause(self) -> None:
+        self._runner.ask("paused")
+        say_paused(self._runner.n_steps)
+
+    def _raise(self) -> None:
+        if self._runner.status == "failed" and self._runner.exception is not None:
+            raise self._runner.exception
+
+    def _raise_in_cell(self) -> None:
+        if self._runner.mode == "block":
+            self._raise()
+
+    def _refuse_shared_trainer(self) -> None:
+        for loop in list(_started):
+            same = self.trainer is not None and loop.control.trainer is self.trainer
+            if same and loop is not self._loop and loop.status == "running":
+                raise RuntimeError(f"{loop!r} trains with this trainer at this moment: pause or stop it first")
+
+
+def stop_loops(cell: str | None = None) -> None:
+    """Stop the loops that this cell has started; None: all."""
+    for loop in list(_started):
+        if cell in (None, loop.cell) and loop.status in ("running", "paused"):
+            loop.stop()
