@@ -1,0 +1,175 @@
+"""The live loop: other threads, other loops, and loops that nothing refers to."""
+
+import asyncio
+import gc
+import threading
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from live_training import Training, ended, plain, same, sliced
+
+from tristep.viz import LiveLoop
+from tristep.viz.live import stop_loops
+
+
+@pytest.mark.parametrize("own", ["an event loop of its own", "none"])
+@pytest.mark.parametrize("action", ["resume", "step", "start", "button"])
+def test_steps_stay_in_their_thread_whoever_asks_for_them(action, own):
+    expected, _ = plain("trainer", 30)
+    training, threads = Training(), []
+
+    def steps():
+        for loss in training.steps():
+            threads.append(threading.get_ident())
+            yield loss
+
+    async def main():
+        mode = "auto" if action == "button" else "task"
+        loop = sliced(training.loop(steps, mode=mode, view="live" if action == "button" else None))
+        if action in ("resume", "step"):
+            loop.step(2)
+            await ended(loop)
+
+        def ask():
+            if action == "step":
+                loop.step(5)
+            elif action == "button":
+                loop.view.on_button("resume")
+            else:
+                getattr(loop, action)()
+
+        async def ask_and_stay():
+            ask()
+            while loop.status == "running":
+                await asyncio.sleep(0)
+
+        if own == "none":
+            if action == "button":
+                loop.mode = "task"
+            await asyncio.to_thread(ask)
+        else:
+            await asyncio.to_thread(asyncio.run, ask_and_stay())
+        await ended(loop)
+        if action == "step":
+            assert (loop.status, loop.n_steps) == ("paused", 7)
+            loop.resume()
+            await ended(loop)
+        assert (loop.status, loop.n_steps, loop.mode) == ("finished", 30, "task")
+
+    asyncio.run(main())
+    assert set(threads) == {threading.get_ident()}
+    assert same(training.state(), expected)
+
+
+def test_another_thread_pauses_and_steers_between_two_steps():
+    training, now = Training(), iter(range(10**6))
+    inside, seen = [], []
+
+    def step():
+        inside.append(True)
+        loss = training.step()
+        inside.pop()
+        return loss
+
+    def steer():
+        loop.pause()
+        seen.append((loop.status, loop.n_steps, list(inside)))
+        loop.set_learning_rate(0.005)
+        loop.multiplier = 0.5
+        loop.snapshot("fork")
+        loop.branch("again", "fork")
+        loop.step(2)  # does not wait
+        assert not loop.wait(60)
+        seen.append(loop.n_steps - seen[0][1])
+        loop.stop()
+
+    loop = training.loop(step, mode="task")
+
+    async def main():
+        loop.runner.clock = lambda: next(now)
+        loop.start()
+        task = asyncio.create_task(asyncio.to_thread(steer))
+        while not task.done():
+            await asyncio.sleep(0)
+        await task
+        await ended(loop)
+
+    asyncio.run(main())
+    assert seen == [("paused", seen[0][1], []), 2]
+    assert loop.status == "stopped"
+    assert loop.runs["again"].scalars["learning_rate"].recent()[1].tolist() == [0.0025, 0.0025]
+
+
+def test_another_thread_that_asks_often_leaves_one_task():
+    training = Training()
+    loop = sliced(training.loop(mode="task"))
+
+    async def main():
+        loop.step(2)
+        await ended(loop)
+
+        def ask():
+            for _ in range(5):
+                loop.resume()
+                loop.pause()
+            loop.resume()
+
+        asker = threading.Thread(target=ask)
+        asker.start()
+        asker.join()  # and the event loop does nothing meanwhile
+        await asyncio.sleep(0)
+        assert [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}] == ["LiveLoop run"]
+        await ended(loop)
+
+    asyncio.run(main())
+    assert (loop.status, loop.n_steps) == ("finished", 30)
+    assert same(training.state(), plain("trainer")[0])
+
+
+def test_a_running_loop_that_nothing_refers_to_can_be_stopped():
+    training, done = Training(), []
+
+    def steps():
+        for _ in range(10**6):
+            done.append(training.step())
+            yield
+
+    async def main():
+        training.loop(steps, mode="task", view=None).start()
+        await asyncio.sleep(0)
+        gc.collect()
+        stop_loops()
+        await asyncio.sleep(0)
+        return len(done)
+
+    assert asyncio.run(main()) == len(done) > 0
+
+
+def test_two_loops_do_not_train_with_one_trainer():
+    training = Training()
+
+    def steps():
+        with pytest.raises(RuntimeError, match="trains with this trainer at this moment: pause or stop it first"):
+            training.loop().start()
+        yield
+
+    assert training.loop(steps).start().status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"steps": 3}, TypeError, "steps is a int: must be a generator function, an iterator or a callable"),
+        ({"trainer": "adam"}, TypeError, "trainer must be a Trainer, a torch.optim.Optimizer or None, got str"),
+        ({"recorder": 1}, TypeError, "recorder must be a Recorder or None"),
+        ({"stateful": [3]}, TypeError, "stateful\\[0\\] is a int: it needs state_dict and load_state_dict"),
+        ({"view": "curves"}, TypeError, "view='curves': must be 'live', None or a View"),
+        ({"mode": "fiber"}, ValueError, "mode='fiber'.*'task'"),
+        ({"frames_per_second": 0}, ValueError, "frames_per_second=0"),
+    ],
+)
+def test_bad_arguments(options, error, message):
+    with pytest.raises(error, match=message):
+        LiveLoop(**{"steps": lambda: None} | options)

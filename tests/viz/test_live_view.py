@@ -1,0 +1,333 @@
+"""The live loop: what its view draws, when, and what its controls do."""
+
+import asyncio
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from live_training import Training, Watching, ended, losses, sliced
+
+from tristep import viz
+from tristep.viz import LiveLoop, Recorder
+from tristep.viz.live.view import MULTIPLIERS
+from tristep.viz.scene import Line, Text
+from tristep.viz.views import FrameBudget
+
+
+@pytest.fixture(autouse=True)
+def _no_renderer_is_left():
+    yield
+    viz.set_renderer(None)
+
+
+@pytest.mark.parametrize("mode", ["block", "task", "thread"])
+def test_a_view_may_draw_every_20_milliseconds_and_at_each_pause(mode):
+    training, now = Training(), [0]
+    view = Watching(now)
+
+    def steps():
+        for _ in range(100):
+            now[0] += 6
+            yield
+
+    async def main():
+        loop = training.loop(steps, view=view, mode=mode)
+        loop.runner.clock = lambda: now[0] / 1000
+        loop.step(50)
+        while loop.status == "running":
+            await asyncio.sleep(0)
+        loop.resume()
+        await loop
+
+    asyncio.run(main())
+    assert view.caught_up == [300, 600]
+    # 4 steps of 6 ms are the first that reach 20 ms; a slice begins anew after a pause, which is drawn by itself.
+    assert view.refreshed == [*range(24, 300, 24), 300, *range(324, 600, 24), 600]
+
+
+def test_a_recorder_is_not_looked_at_between_its_own_looks(monkeypatch):
+    looks = []
+
+    class Watched(Recorder):
+        def look(self):
+            looks.append(loop.n_steps)
+            super().look()
+
+    monkeypatch.setattr("tristep.viz.record.recorder.SECONDS", float("inf"))
+    training = Training()
+    loop = training.loop(training.step, recorder=Watched(training.trainer), mode="block")
+    now = iter(range(10**6))
+    loop.runner.clock = lambda: next(now)  # every step is a slice
+    loop.step(20)
+    assert looks == [20]
+    assert loop.run.scalars["loss"].last_step == 20
+
+
+@pytest.mark.parametrize("when_unseen", ["go on", "pause"])
+def test_a_page_that_has_been_closed_is_noticed(when_unseen, monkeypatch):
+    """Pages tell that they got a picture; here the page is closed after 50 steps of a second."""
+    pytest.importorskip("anywidget")
+    now, ticks = [0.0], itertools.count()
+
+    def steps():
+        for step in range(200):
+            now[0] += 1.0
+            if step < 50:
+                widget._handle_custom_msg({"kind": "seen"}, [])
+            yield 0.5
+
+    loop = LiveLoop(steps, mode="block", when_unseen=when_unseen)
+    loop.runner.clock = lambda: next(ticks)  # every step is a slice
+    loop.view.display.clock = loop.view.display.budget.clock = lambda: now[0]
+    viz.set_renderer("canvas")
+    widget = loop.view.widget()
+    loop.start()
+    assert loop.status == ("paused" if when_unseen == "pause" else "finished")
+    assert "no page showed it after step 110" in loop.view.status()
+    if when_unseen == "pause":
+        assert loop.n_steps == 110
+        widget._handle_custom_msg({"kind": "seen"}, [])
+        loop.step(20)
+        assert loop.n_steps == 130
+        assert "no page" not in loop.view.status()
+    widget.close()
+
+
+def test_a_view_that_cannot_be_drawn_does_not_end_training():
+    class Broken(Watching):
+        def refresh(self):
+            raise ValueError("no ink")
+
+    training = Training()
+    loop = training.loop(training.steps(3), view=Broken([0]))
+    with pytest.warns(RuntimeWarning, match="no ink"):
+        loop.start()
+    assert (loop.status, loop.n_steps, loop.view) == ("finished", 3, None)
+
+
+def _texts(scene):
+    return [str(layer.texts) for panel in scene.panels for layer in panel.layers if isinstance(layer, Text)]
+
+
+def test_the_live_view_shows_losses_rates_and_how_far_it_is():
+    training = Training()
+    loop = training.loop(training.step, view="live", name="first")
+    view = loop.view
+    assert "first: ready, step 0" in _texts(view.scene())[0]
+    loop.step(20)
+    loop.snapshot("fork")
+    scene = view.scene()
+    assert "first: paused, step 20, learning rate 0.02" in _texts(scene)[0]
+    lines = [layer for panel in scene.panels for layer in panel.layers if isinstance(layer, Line)]
+    assert any(np.allclose(line.y, losses(loop.run)) for line in lines if line.y.ndim == 1)
+    assert any(np.allclose(line.y, 0.02) for line in lines if line.y.ndim == 1)
+    loop.branch("second", multiplier=0.5)
+    loop.step(5)
+    scene = view.scene()
+    assert "second: paused, step 25, learning rate 0.01 (× 0.5)" in _texts(scene)[0]
+    assert {name for name, _, _ in scene.legend()} >= {"first", "second"}
+    assert view.describe().startswith("second: paused, step 25")
+    figure = view.figure()
+    assert any("second: paused" in text.get_text() for axes in figure.axes for text in axes.texts)
+
+
+def test_what_the_live_views_controls_do():
+    training = Training()
+    loop = training.loop(training.step, view="live")
+    view = loop.view
+    loop.step(3)
+    view.on_control("multiplier", 0.25, 8)
+    assert loop.multiplier == 0.25
+    control = next(control for control in view.scene().controls if control.name == "multiplier")
+    assert control.remote
+    assert control.values[control.index] == 0.25
+    assert 1.0 in control.values  # where it begins: a slider's first value lies on its grid
+    view.on_button("step")
+    assert loop.n_steps == 4
+    view.on_button("snapshot")
+    assert list(loop.snapshots) == ["step 4"]
+    view.on_button("branch")
+    assert loop.run.name == "branch 1"
+    assert "now in 'branch 1'" in _texts(view.scene())[0]
+    view.on_button("stop")
+    assert loop.status == "stopped"
+    view.on_button("resume")
+    assert "nothing to go on with" in _texts(view.scene())[0]
+    assert {button.name for button in view.scene().buttons} == {"pause", "resume", "step", "stop", "snapshot", "branch"}
+
+
+def test_the_multiplier_is_said_at_once_by_a_loop_that_does_not_run():
+    pytest.importorskip("anywidget")
+    training = Training()
+    loop = training.loop(training.step, view="live", name="first")
+    view = loop.view
+    with view:
+        canvas = view.widget()
+        for steps, quarter in ((0, 0.005), (3, 0.005)):
+            for index, words in ((8, f"learning rate {quarter:g} (× 0.25)"), (12, "learning rate 0.02, drawing")):
+                assert MULTIPLIERS[index] in (0.25, 1.0)
+                canvas._handle_custom_msg({"kind": "control", "name": "multiplier", "index": index}, [])
+                assert words in canvas.payload.decode(errors="replace")
+            if not steps:
+                loop.step(3)
+
+
+def test_the_live_view_says_what_went_wrong():
+    def steps():
+        yield 1.0
+        raise ValueError("out of <range>")
+
+    loop = LiveLoop(steps, mode="block")
+    with pytest.raises(ValueError, match="out of"):
+        loop.start()
+    assert _texts(loop.view.scene())[0] == "run: failed after step 1\nValueError: out of <range>"
+    names = {button.name for button in loop.view.scene().buttons}
+    assert names == {"pause", "resume", "step", "stop"}  # without a trainer there are no snapshots
+
+
+def test_a_button_resumes_in_the_background():
+    training = Training()
+
+    async def main():
+        loop = training.loop(view="live")
+        loop.step(2)
+        loop.view.on_button("resume")
+        assert (loop.status, loop.n_steps) == ("running", 2)
+        await loop
+        assert loop.n_steps == 30
+
+    asyncio.run(main())
+
+
+def shown(loop, monkeypatch):
+    """A canvas that shows the loop, and its frames to come: what they say, and the thread that sent them."""
+    pytest.importorskip("anywidget")
+    viz.set_renderer("canvas")
+    monkeypatch.setattr(
+        loop.view.display, "budget", FrameBudget(most=100.0, clock=lambda: 0.0)
+    )  # due once; others are put off
+    canvas, frames = loop.view.widget(), []
+
+    def note(_):
+        frames.append((_texts(loop.view.display.shown)[0], threading.get_ident()))
+
+    canvas.observe(note, "payload")
+    return canvas, frames
+
+
+def press(canvas, name):
+    canvas._handle_custom_msg({"kind": "button", "name": name}, [])
+
+
+@pytest.mark.parametrize("name", ["pause", "stop"])
+def test_nothing_is_drawn_after_the_frame_that_says_it_has_ended(name, monkeypatch):
+    training, pressed = Training(), threading.Event()
+
+    def steps():
+        for number, loss in enumerate(training.steps(10**6)):
+            if number == 3:
+                pressing.start()
+                pressed.wait()  # while the button waits for the end of this step
+            yield loss
+
+    loop = sliced(training.loop(steps, mode="task", view="live"))
+    canvas, frames = shown(loop, monkeypatch)
+    begin = loop.view.on_button
+    monkeypatch.setattr(loop.view, "on_button", lambda name: (pressed.set(), begin(name)))
+    pressing = threading.Thread(target=press, args=(canvas, name))
+
+    async def main():
+        loop.start()
+        await ended(loop)
+        pressing.join()
+
+    asyncio.run(main())
+    loop.view.catch_up()  # as a timer would
+    said = [words for words, _ in frames if ": running" not in words]
+    assert len(said) == 1
+    assert said == [words for words, _ in frames[-1:]]
+    assert f"{loop.status}, step {loop.n_steps}," in said[0]
+    loop.view.close()
+
+
+@pytest.mark.parametrize("mode", ["task", "thread"])
+def test_a_step_may_draw_while_a_button_waits_for_its_end(mode, monkeypatch):
+    training, pressed = Training(), threading.Event()
+
+    def steps():
+        for number, loss in enumerate(training.steps(10**6)):
+            if number == 3:
+                pressing.start()
+                pressed.wait()
+                loop.view.refresh()
+            yield loss
+
+    loop = training.loop(steps, mode=mode, view="live")
+    canvas, frames = shown(loop, monkeypatch)
+    rest = loop.runner.gate.at_rest
+
+    def at_rest():
+        if threading.current_thread() is pressing:
+            pressed.set()
+        return rest()
+
+    monkeypatch.setattr(loop.runner.gate, "at_rest", at_rest)
+    pressing = threading.Thread(target=press, args=(canvas, "stop"), daemon=True)
+
+    async def main():
+        loop.start()
+        await ended(loop)
+
+    running = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    running.start()
+    for thread in (running, pressing):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert [words for words, _ in frames if ": stopped" in words] == [words for words, _ in frames[-1:]]
+    loop.view.close()
+
+
+def test_what_another_thread_puts_off_is_drawn_by_the_event_loop_of_the_steps(monkeypatch):
+    training = Training()
+
+    async def main():
+        loop = training.loop(training.step, view="live")
+        _, frames = shown(loop, monkeypatch)
+
+        async def refresh():
+            for loop.view.message in ("first", "second"):
+                loop.view.refresh()
+
+        async def drawn():
+            while len(frames) < 2:
+                await asyncio.sleep(0)
+
+        await asyncio.to_thread(asyncio.run, refresh())
+        await asyncio.wait_for(drawn(), 60)
+        loop.view.close()
+        return [(words.split("\n")[1], thread == threading.get_ident()) for words, thread in frames]
+
+    assert asyncio.run(main()) == [("first", False), ("second", True)]
+
+
+def test_the_last_picture_has_no_room_for_what_comes_next(monkeypatch):
+    pytest.importorskip("ipywidgets")
+    viz.set_renderer("ipywidgets")
+    training = Training()
+    loop = training.loop(view="live")
+    box = loop.view.widget()
+
+    def ends(scene):
+        return [(axis.low, axis.high) for panel in scene.panels for axis in (panel.x, panel.y)]
+
+    for n_steps in (5, 12):
+        loop.step(n_steps)
+        assert ends(box.scene) == ends(loop.view.scene())
+    loop.resume()
+    assert loop.status == "finished"
+    assert ends(box.scene) == ends(loop.view.scene())
+    loop.view.close()
