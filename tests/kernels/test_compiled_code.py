@@ -1,0 +1,238 @@
+"""Compiled code on disk: read by other processes, compiled anew after a change, and done without where it cannot be."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tristep.kernels.backends import has_numba
+
+needs_numba = pytest.mark.skipif(not has_numba(), reason="needs numba")
+
+STEP = """
+import importlib.util, math, sys
+from pathlib import Path
+import torch
+import numba.core.event
+recorder = numba.core.event.RecordingListener()
+numba.core.event.register("numba:compile", recorder)
+from tristep.kernels import Update, rules
+from tristep.kernels.backends.cpu import loops
+
+def step(rule=rules.sgd):
+    '''One step of little work, and one for threads.'''
+    for size in (3, 200_000):
+        weight, gradient = torch.ones(size), torch.ones(size)
+        run = Update(rule, [weight], [()], engine="cpu")
+        run.hyper[:] = [1.0, 0.25, 0.0, math.inf][: run.hyper.shape[1]]
+        run.bind([gradient])
+        run()
+        assert weight.unique().tolist() == [0.75], weight
+"""
+
+REPORT = """
+print(len(loops.loops), any(event.is_start for _, event in recorder.buffer))
+"""
+
+
+@pytest.fixture
+def native_script(tmp_path, fresh_python):
+    """A function that runs a script after STEP, with this cache folder, and gives the words it printed."""
+    count = 0
+
+    def run(text, cache):
+        nonlocal count
+        count += 1
+        script = tmp_path / f"script_{count}.py"
+        script.write_text(STEP + text, encoding="utf-8")
+        return fresh_python(script, NUMBA_CACHE_DIR=str(cache), PYTHONDONTWRITEBYTECODE="1").split()
+
+    return run
+
+
+def _kept(folder):
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+@needs_numba
+def test_another_process_compiles_nothing_again(native_script, tmp_path):
+    cache = tmp_path / "cache"
+    assert native_script(f"step()\n{REPORT}", cache) == ["1", "True"]
+    kept = _kept(cache)
+    assert sorted({path.suffix for path in kept}) == [".nbc", ".nbi", ".py"]
+    assert native_script(f"step()\n{REPORT}", cache) == ["1", "False"]
+    assert _kept(cache) == kept
+
+
+MODULE = """
+from tristep.kernels import rule
+
+@rule
+def mine(w, g, state, hyper):
+    (lr,) = hyper
+    return w - {}lr * g, state
+"""
+
+LOAD = """
+spec = importlib.util.spec_from_file_location("{name}", {path!r})
+module = importlib.util.module_from_spec(spec)
+sys.modules["{name}"] = module
+spec.loader.exec_module(module)
+step(module.mine)
+"""
+
+
+@pytest.mark.sample(0)
+@needs_numba
+def test_kept_code_does_not_need_the_module_that_the_rule_was_in(native_script, tmp_path):
+    """A rule's text decides; the file may since have been renamed."""
+    cache = tmp_path / "cache"
+    for name, compiled in [("first_name", "True"), ("second_name", "False")]:
+        path = tmp_path / f"{name}.py"
+        path.write_text(MODULE.format(""), encoding="utf-8")
+        report = native_script(LOAD.format(name=name, path=str(path)) + REPORT, cache)
+        assert report == ["1", compiled]
+        path.unlink()
+
+
+@needs_numba
+@pytest.mark.sample(0)
+def test_a_rule_changed_in_its_file_is_compiled_anew(native_script, tmp_path):
+    cache, path = tmp_path / "cache", tmp_path / "mine.py"
+    for factor in ("", "1.0 * "):
+        path.write_text(MODULE.format(factor), encoding="utf-8")
+        assert native_script(LOAD.format(name="mine", path=str(path)) + REPORT, cache) == ["1", "True"]
+
+
+@pytest.mark.sample(0)
+@needs_numba
+def test_a_folder_that_cannot_be_made_is_done_without(native_script, tmp_path):
+    (tmp_path / "file").write_text("not a folder", encoding="utf-8")
+    assert native_script(f"step()\n{REPORT}", tmp_path / "file" / "cache") == ["1", "True"]
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "not a folder"
+
+
+READ_ONLY = """
+import numba.core.caching
+
+def refuse(self):
+    raise PermissionError("read-only")
+
+numba.core.caching._CacheLocator.ensure_cache_path = refuse
+"""
+
+
+@pytest.mark.sample(0)
+@needs_numba
+def test_folders_that_cannot_be_written_to_are_done_without(fresh_python, native_script, tmp_path):
+    """As in a container that is read-only, also where the package itself lies. The second time, loops are there as text."""
+    cache, script = tmp_path / "cache", tmp_path / "read_only.py"
+    for _ in range(2):
+        script.write_text(f"{READ_ONLY}{STEP}step()\n{REPORT}", encoding="utf-8")
+        assert fresh_python(script, NUMBA_CACHE_DIR=str(cache)).split() == ["1", "True"]
+        assert {path.suffix for path in _kept(cache)} == {".py"}
+
+
+@pytest.mark.sample(0)
+@needs_numba
+def test_a_damaged_loop_is_written_again(native_script, tmp_path):
+    cache = tmp_path / "cache"
+    assert native_script(f"step()\n{REPORT}", cache) == ["1", "True"]
+    for path in cache.glob("*.py"):
+        path.write_text("raise SystemExit('damaged')", encoding="utf-8")
+    assert native_script(f"step()\n{REPORT}", cache)[0] == "1"
+
+
+MESSAGES = """
+from tristep.kernels import compress
+
+def check(*names):
+    values = torch.linspace(-1, 1, 3000)
+    for name in names:
+        found = []
+        for engine in ("cpu", "eager"):
+            code = compress.CODES[name]
+            messages = torch.zeros(1, code.size(code.chunk(3000, 1)), dtype=torch.uint8)
+            compress.encode(code, values, None, messages, 0.25, engine)
+            read = torch.zeros(3000)
+            compress.decode(code, messages, read, 0.25, engine)
+            found += [messages, read]
+        assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3]), name
+"""
+
+
+@pytest.mark.sample(0)
+@needs_numba
+def test_functions_of_one_name_that_two_processes_have_kept_are_told_apart(native_script, tmp_path):
+    """Of 1, 2 and 4 bits, whose functions are one text, and have symbols of one number as each process begins anew."""
+    for names in (["1bit"], ["2bit"], ["int4"], ["1bit", "2bit", "int4"], ["int4", "2bit", "1bit"]):
+        native_script(f"{MESSAGES}\ncheck(*{names})", tmp_path / "cache")
+
+
+@needs_numba
+def test_no_two_compiled_functions_have_one_name():
+    from tristep.kernels.backends.cpu import low_precision
+    from tristep.kernels.compress import cpu
+
+    packing = [*low_precision.PACKING, *cpu.PACKING.values()]
+    functions = {id(each.py_func): each.py_func for each in itertools.chain(*packing)}
+    assert len({(each.__module__, each.__qualname__) for each in functions.values()}) == len(functions) > 8
+
+
+@pytest.mark.sample(0)
+@needs_numba
+def test_processes_may_write_the_same_code_at_once(native_script, tmp_path):
+    """They are made to wait for each other just before the first step."""
+    cache, script = tmp_path / "cache", tmp_path / "together.py"
+    script.write_text(f"{STEP}print('ready', flush=True)\nsys.stdin.readline()\nstep()\n{REPORT}", encoding="utf-8")
+    children = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env=os.environ | {"NUMBA_CACHE_DIR": str(cache)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    try:
+        assert [child.stdout.readline() for child in children] == ["ready\n"] * 3
+        for child in children:
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        results = [child.communicate(timeout=200) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+    assert [(child.returncode, error) for child, (_, error) in zip(children, results, strict=True)] == [(0, "")] * 3
+    assert not [path for path in _kept(cache) if path.suffix not in (".nbc", ".nbi", ".py")]
+    assert native_script(f"step()\n{REPORT}", cache) == ["1", "False"]
+
+
+@needs_numba
+@pytest.mark.parametrize(
+    ("platform", "variables", "expected"),
+    [
+        ("linux", {}, "home/.cache/tristep"),
+        ("linux", {"XDG_CACHE_HOME": "/elsewhere"}, "/elsewhere/tristep"),
+        ("darwin", {}, "home/Library/Caches/tristep"),
+        ("win32", {}, "home/AppData/Local/tristep"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/tristep"),
+        ("linux", {"NUMBA_CACHE_DIR": "/numba", "XDG_CACHE_HOME": "/elsewhere"}, "/numba"),
+    ],
+)
+def test_where_compiled_code_is_kept(monkeypatch, tmp_path, platform, variables, expected):
+    from tristep.kernels.backends.cpu import disk_cache
+
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert disk_cache.cache_folder() == tmp_path / expected

@@ -1,0 +1,301 @@
+"""Reductions: per-tensor state, several reductions in a rule, and their hyper-parameters.
+
+The judge is NumPy in more digits. A sum may differ from it by the rounding of adding in another order.
+"""
+
+# ruff: noqa: RUF059  # a rule names all its states and sums, whether it needs them or not
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from reduction_rules import by_longest, everywhere, longest, tensors
+
+from tristep.kernels import Reduction, Update, reduction, rule, rules, tl
+from tristep.kernels import update as one_step
+from tristep.kernels.states import states_for
+
+F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+
+
+@reduction
+def kept_first(w, g, state, hyper):
+    return (g * g,)
+
+
+@kept_first.finish
+def first_finish(sums, kept, hyper):
+    (square,) = sums
+    (average,) = kept
+    return (0.5 * average + 0.5 * square,)
+
+
+@reduction(reduction=kept_first, scope="global")
+def kept_second(w, g, state, hyper, sums):
+    (average,) = sums
+    return (g * g / average,)
+
+
+@kept_second.finish
+def second_finish(sums, kept, hyper):
+    (ratio,) = sums
+    previous, last = kept
+    return last, ratio
+
+
+@rule(reduction=kept_second)
+def doubly_kept(w, g, state, hyper, sums):
+    (seen,) = state
+    previous, last = sums
+    return w, (everywhere(w, previous),)
+
+
+def test_two_reductions_may_both_keep_numbers(place):
+    assert (doubly_kept.state, doubly_kept.kept) == (("seen",), ("average", "previous", "last"))
+    assert doubly_kept.slots == ("seen", "average", "previous", "last")
+    assert doubly_kept.shapes(torch.Size([2, 3])) == [torch.Size([2, 3]), *[torch.Size()] * 3]
+    weights, gradients = tensors(place, [(4,), (6,)], F32)
+    states = states_for(doubly_kept, weights)
+    update = Update(doubly_kept, weights, states, engine=place.engine)
+    update.hyper[:] = 1.0
+    update.bind(gradients)
+    averages, last, previous = [0.0, 0.0], 0.0, 0.0
+    for _ in range(3):
+        update()
+        squares = [float((g.double() ** 2).sum()) for g in gradients]
+        averages = [0.5 * a + 0.5 * s for a, s in zip(averages, squares, strict=True)]
+        previous, last = last, sum(s / a for s, a in zip(squares, averages, strict=True))
+        for row, average in zip(states, averages, strict=True):
+            found = [float(row[0][0]), *map(float, row[1:])]
+            assert found == pytest.approx([previous, average, previous, last], rel=2e-6)
+
+
+@reduction(scope="global")
+def since(w, g, state, hyper, kept, index):
+    (lr,) = hyper
+    level, steps = kept
+    return lr * (g - level), tl.where(index == 0, steps, 0.0)
+
+
+@since.finish
+def level_since(sums, kept, hyper):
+    change, steps_seen = sums
+    level, steps = kept
+    (fading,) = hyper
+    return fading * level + change, steps_seen + 1.0
+
+
+@rule(reduction=since)
+def by_level(w, g, state, hyper, sums):
+    (lr,) = hyper
+    level, steps = sums
+    return w - lr * level, state
+
+
+@pytest.mark.sample(2)
+def test_a_reduction_may_read_what_it_has_kept(place):
+    """Numbers of all tensors together are the same for all: of other types, without gradient, of other rates."""
+    kinds = [(F32, 3), (F64, 5), (F32, 1500), (BF16, 2)]
+    weights = [torch.zeros(size, dtype=dtype, device=place.device) for dtype, size in kinds]
+    states = states_for(by_level, weights)
+    update = Update(by_level, weights, states, engine=place.engine)
+    rates = [0.5, 0.25, 0.125, 1.0]
+    level, steps, moved = 0.0, 0.0, [0.0] * 4
+    for t in range(4):
+        gradients = [torch.full_like(weight, 1.0 + i - t) for i, weight in enumerate(weights)]
+        left_out = {0: [0, 1], 2: [2, 3], 3: [0, 1, 2, 3]}.get(t, [])
+        for i in left_out:
+            gradients[i] = None
+        for i, rate in enumerate(rates):  # a tensor that is left out may have any hyper-parameters
+            update.hyper[i] = [1.0, *([math.nan] * 2 if i in left_out else [rate, 0.5])]
+        update.bind(gradients)
+        update()
+        there = [i for i in range(4) if i not in left_out]
+        if there:
+            change = sum(rates[i] * weights[i].numel() * (1.0 + i - t - level) for i in there)
+            level, steps = 0.5 * level + change, len(there) * steps + 1.0
+        for i in there:
+            moved[i] -= rates[i] * level
+        for row in states:
+            assert [float(number) for number in row] == pytest.approx([level, steps], rel=1e-6)
+    for weight, expected in zip(weights, moved, strict=True):
+        assert weight[0].item() == weight[-1].item() == pytest.approx(expected, rel=1e-2 if weight.dtype == BF16 else 1e-5)
+
+
+@reduction
+def first_sum(w, g, state, hyper):
+    return g, 1.0
+
+
+@reduction(reduction=first_sum, feeds_next=True)
+def with_the_first(w, g, state, hyper, sums):
+    total, count = sums
+    return ((g - total / count) * (g - total / count),)
+
+
+@reduction(reduction=with_the_first, feeds_next=True)
+def with_both(w, g, state, hyper, sums):
+    square, total, count = sums
+    return (w,)
+
+
+@with_both.finish
+def weight_sums(sums, kept, hyper):
+    (w_sum,) = sums
+    (sum_of_weights,) = kept
+    return (sum_of_weights + w_sum,)
+
+
+@rule(reduction=with_both)
+def by_all_of_them(w, g, state, hyper, sums):
+    a, b, c, d = state
+    w_sum, square, total, count = sums
+    return w, (everywhere(w, w_sum), everywhere(w, square), everywhere(w, total), everywhere(w, count))
+
+
+@pytest.mark.sample(2)
+def test_reductions_may_pass_on_what_came_before_them(place):
+    assert (with_both.n_results, by_all_of_them.kept) == (4, ("sum_of_weights",))
+    weights, gradients = tensors(place, [(5,), (place.tile + 3,)], F64)
+    states = states_for(by_all_of_them, weights)
+    for t in (1, 2):
+        place.run(by_all_of_them, weights, gradients, states, [[1.0]] * 2)
+        for w, g, row in zip(weights, gradients, states, strict=True):
+            w, g = w.cpu().double(), g.cpu().double()
+            expected = [t * w.sum(), ((g - g.mean()) ** 2).sum(), g.sum(), g.numel()]
+            assert [float(state[-1]) for state in row[:4]] == pytest.approx([float(x) for x in expected], rel=1e-9)
+
+
+@reduction
+def flagged(w, g, state, hyper):
+    return (g * g,)
+
+
+@flagged.finish
+def with_constants(sums, kept, hyper):
+    (square,) = sums
+    seen, many, rate = kept
+    (lr,) = hyper
+    return 1.0, square > 5.0, lr
+
+
+@rule(reduction=flagged)
+def by_flags(w, g, state, hyper, sums):
+    (lr,) = hyper
+    seen, many, rate = sums
+    return w - rate * seen * (1.0 + many), state
+
+
+def test_kept_numbers_may_be_constants_comparisons_and_hyper_parameters(place):
+    weights = [torch.zeros(n, device=place.device) for n in (3, 10)]
+    states = states_for(by_flags, weights)
+    place.run(by_flags, weights, [torch.ones_like(w) for w in weights], states, [[1.0, 0.5], [1.0, 0.25]])
+    assert [[float(number) for number in row] for row in states] == [[1.0, 0.0, 0.5], [1.0, 1.0, 0.25]]
+    assert [w[0].item() for w in weights] == [-0.5, -0.5]
+
+
+@reduction
+def some_names(w, g, state, hyper, index):
+    third, first = state
+    c, a = hyper
+    return tl.where(index < 3, third * c, 0.0), first * a, tl.where(index == 0, w, 0.0)
+
+
+@rule(reduction=some_names)
+def all_names(w, g, state, hyper, sums, index):
+    first, second, third = state
+    a, b, c = hyper
+    x, y, z = sums
+    return w + tl.where(index == 1, b, 0.0), (everywhere(w, x), second, everywhere(w, z + y))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("size", [4, 5000])
+def test_a_reduction_may_name_some_of_the_rules_values_in_any_order(place, size):
+    w = torch.arange(size, dtype=F32, device=place.device) + 7.0
+    state = tuple(torch.full((size,), value, device=place.device) for value in (1.0, 2.0, 4.0))
+    place.run(all_names, [w], [torch.ones_like(w)], [state], [[1.0, 10.0, 0.5, 1000.0]])
+    assert w[:3].tolist() == [7.0, 8.5, 9.0]
+    assert [float(values[-1]) for values in state] == [3 * 4.0 * 1000.0, 2.0, 7.0 + size * 10.0]
+
+
+@reduction
+def scaled_sum(w, g, state, hyper):
+    beta, scale = hyper
+    return (scale * g,)
+
+
+@scaled_sum.finish
+def scaled_average(sums, kept, hyper):
+    (found,) = sums
+    (average,) = kept
+    fresh, beta = hyper
+    return (beta * average + fresh * found,)
+
+
+@rule(reduction=scaled_sum)
+def by_average(w, g, state, hyper, sums):
+    lr, scale = hyper
+    (average,) = sums
+    return w - lr * scale * average, state
+
+
+@pytest.mark.sample(2)
+def test_hyper_parameters_of_reductions_alone_follow_the_rules_own(place):
+    """Weights with different ones, which lie in one table, one of them on two tiles."""
+    assert by_average.own_hyper == ("lr", "scale")
+    assert by_average.hyper == ("lr", "scale", "beta", "fresh")
+    weights = [torch.zeros(size, device=place.device) for size in (4, place.tile + 1)]
+    states = states_for(by_average, weights)
+    rows = [[1.0, 0.5, 2.0, 0.25, 3.0], [1.0, 0.25, 4.0, 0.5, 0.125]]
+    for _ in range(2):
+        place.run(by_average, weights, [torch.ones_like(w) for w in weights], states, rows)
+    for w, (average,), (_, lr, scale, beta, fresh) in zip(weights, states, rows, strict=True):
+        first = fresh * scale * w.numel()
+        assert float(average) == pytest.approx((1.0 + beta) * first)
+        assert w[0].item() == w[-1].item() == pytest.approx(-lr * scale * (2.0 + beta) * first)
+
+
+def test_a_hyper_parameter_of_a_reduction_alone_is_asked_for_by_name():
+    w = torch.zeros(3)
+    with pytest.raises(TypeError, match="rule 'by_average' needs the hyper-parameter 'fresh'; given were beta, lr, scale"):
+        one_step(by_average, [w], [w], [(torch.zeros(()),)], {"lr": 1.0, "scale": 1.0, "beta": 0.5})
+
+
+def test_reductions_are_pickled_by_name():
+    squares = rules.lars.reduction
+    assert isinstance(squares, Reduction)
+    assert pickle.loads(pickle.dumps(squares)) is squares
+    assert copy.deepcopy(squares) is squares
+    assert pickle.loads(pickle.dumps(rules.lars)) is rules.lars
+    assert pickle.loads(pickle.dumps(rules.lars)).reduction is squares
+
+
+def test_a_rule_says_what_it_keeps():
+    assert repr(by_longest) == "<rule by_longest: state (norm, steps), hyper (lr, fading)>"
+    assert repr(longest) == "<reduction longest>"
+    assert (by_longest.state, by_longest.kept, rules.lans.kept) == ((), ("norm", "steps"), ())
+
+
+def test_a_reduction_may_serve_several_rules(place):
+    """With states and hyper-parameters in other places: `lars` and `lars_momentum` have one reduction, by one name."""
+    assert rules.lars.reduction is rules.lars_momentum.reduction
+    for each, rest in [(rules.lars, []), (rules.lars_momentum, [0.0])]:
+        w = torch.full((4,), 3.0, device=place.device)
+        hyper = [1.0, 0.5, 0.0, math.inf, *rest, 0.25, 0.0, 1.0]
+        place.run(each, [w], [torch.ones_like(w)], states_for(each, [w]), [hyper])
+        assert w.tolist() == pytest.approx([3.0 - 0.5 * 0.25 * 3.0] * 4)
+
+
+def test_other_values_need_no_other_loop():
+    loops = pytest.importorskip("tristep.kernels.backends.cpu.loops", reason="needs numba").loops
+    for value in (0.5, 1.0, math.inf):
+        for size in (3, 4):
+            w = torch.ones(size)
+            update = Update(by_longest, [w], states_for(by_longest, [w]), engine="cpu")
+            update.hyper[:] = [1.0, value, 0.5]
+            update.bind([torch.ones(size)] if size == 3 else [w.clone()])
+    keys = [key for key in loops if key[1] is by_longest and key[2] == F32]
+    assert len({key[0] for key in keys}) == 2  # the rule and its reduction
