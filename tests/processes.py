@@ -125,14 +125,15 @@ def _serve(rank: int, ranks: int, port: int, address: int, key: str) -> None:
         except EOFError:  # the test's process is gone
             return
         try:
-            answer = False, getattr(_module(path), name)(*args)
+            answer = False, getattr(module_at(path), name)(*args)
         except BaseException:
             answer = True, traceback.format_exc()
         pipe.send(answer)
 
 
 @cache
-def _module(path: str) -> Any:
+def module_at(path: str) -> Any:
+    """The module of a test's file."""
     name = "test_in_process_" + os.path.basename(path)[:-3]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 import torch
+from server_jobs import job
 
 from tristep.initializer import Initializer
 from tristep.kvstore import Compressor, KVStore
@@ -70,3 +71,31 @@ def everything():
         }
 
     return look
+
+
+@pytest.fixture(params=[True, False], ids=["store updates", "copies update"])
+def update_on_kvstore(request):
+    """Who updates several copies of a model, in turn."""
+    return request.param
+
+
+@pytest.fixture
+def run_job(processes):
+    """A function that runs a worker's function on so many workers, beside so many servers; a list of what they return."""
+
+    def run(function, workers, servers, *args):
+        path, name = function.__code__.co_filename, function.__name__
+        return processes(workers + servers).run(job, path, name, servers, *args)[:workers]
+
+    return run
+
+
+@pytest.fixture
+def params(device):
+    """Three parameters of different shapes, and gradients for them."""
+    return [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in ((3, 5), (7,), (2, 1, 4))]
+
+
+@pytest.fixture
+def gradients(params):
+    return [torch.randn_like(param) for param in params]

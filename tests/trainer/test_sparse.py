@@ -1,6 +1,6 @@
-"""Sparse gradients, such as those of torch.nn.Embedding(sparse=True). MXNet's own numbers: test_golden_optimizers.py.
+"""Sparse gradients, such as those of torch.nn.Embedding(sparse=True): which rows are touched, and steps like torch's.
 
-The judges are torch.optim, and the same training with gradients written out.
+The judges are torch.optim, and the same training with gradients written out. MXNet's own numbers: test_golden_optimizers.py.
 """
 
 import copy
@@ -8,11 +8,12 @@ import copy
 import numpy as np
 import pytest
 import torch
+from sparse_nets import Net, backward_of, values_of
 from torch.nn import Parameter
 
-from tristep import StaleGradientError, Trainer, rule
+from tristep import Trainer, rule
 from tristep.kernels import reduction
-from tristep.trainer.optimizer import SGD, Adam, RuleOptimizer, create, get_updater, registered
+from tristep.trainer.optimizer import SGD, Adam, RuleOptimizer, create, get_updater
 
 CLOSE = {"rtol": 2e-6, "atol": 1e-6}
 
@@ -26,6 +27,7 @@ TAKERS = {
     "groupadagrad": ("groupadagrad", {"learning_rate": 0.1}),
     "ftrl": ("ftrl", {"learning_rate": 0.1, "wd": 0.1}),
 }
+
 ALL = pytest.mark.parametrize("name", TAKERS)
 
 
@@ -46,31 +48,11 @@ def _sparse(rows, values, shape):
     return torch.sparse_coo_tensor(index, values, shape)
 
 
-def _values(*tensors):
-    return [tensor.detach().cpu().double().numpy().copy() for tensor in tensors]
-
-
-class Net(torch.nn.Module):
-    """An embedding with sparse gradients, and a dense layer."""
-
-    def __init__(self, sparse=True):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(9, 4, sparse=sparse)
-        self.head = torch.nn.Linear(4, 3)
-
-    def forward(self, words):
-        return self.head(torch.tanh(self.embedding(words)))
-
-
 def _twins(device):
     """A net with sparse gradients and its copy with dense ones."""
     net, other = Net().to(device), Net(sparse=False).to(device)
     other.load_state_dict(net.state_dict())
     return net, other
-
-
-def _backward(net, words):
-    torch.nn.functional.cross_entropy(net(words), words % 3, reduction="sum").backward()
 
 
 BATCHES = [[0, 3, 3, 8], [1], [3, 0, 5, 5, 5], [2, 7], [8, 3]]
@@ -79,11 +61,8 @@ BATCHES = [[0, 3, 3, 8], [1], [3, 0, 5, 5, 5], [2, 7], [8, 3]]
 def _train(net, trainer, device, batches=BATCHES):
     for words in batches:
         net.zero_grad()
-        _backward(net, torch.tensor(words, device=device))
+        backward_of(net, torch.tensor(words, device=device))
         trainer.step(len(words))
-
-
-# ---- which rows are touched ------------------------------------------------------------------------------------------
 
 
 @ALL
@@ -224,9 +203,6 @@ def test_weights_of_any_layout(engine, device, monkeypatch):
         torch.testing.assert_close(weight, dense, **CLOSE)
 
 
-# ---- in a trainer ----------------------------------------------------------------------------------------------------
-
-
 def test_twenty_steps_like_torchs_sparse_adam(engine, device):
     net = Net().to(device)
     twin = copy.deepcopy(net).double()
@@ -236,44 +212,34 @@ def test_twenty_steps_like_torchs_sparse_adam(engine, device):
         words = torch.tensor(BATCHES[step % len(BATCHES)], device=device)
         for those in (net, twin):
             those.zero_grad()
-            _backward(those, words)
+            backward_of(those, words)
         trainer.step(1)
         reference.step()
-    np.testing.assert_allclose(*_values(net.embedding.weight, twin.embedding.weight), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(*values_of(net.embedding.weight, twin.embedding.weight), rtol=2e-5, atol=2e-6)
 
 
-def test_twenty_steps_like_torchs_sgd(engine, device):
-    """torch's SGD takes sparse gradients where there is neither momentum nor decay."""
+@pytest.mark.parametrize(
+    ("optimizer", "options", "peer", "steps"),
+    [
+        ("sgd", {}, torch.optim.SGD, 20),  # which takes sparse gradients where there is neither momentum nor decay
+        ("adagrad", {"eps": 1e-14}, torch.optim.Adagrad, 10),  # which touches their rows only
+    ],
+    ids=["sgd", "adagrad"],
+)
+def test_sparse_gradients_like_torch(optimizer, options, peer, steps, engine, device):
     net = Net().to(device)
     twin = copy.deepcopy(net).double()
-    trainer = Trainer(net, "sgd", {"learning_rate": 0.1}, engine=engine)
-    reference = torch.optim.SGD(twin.parameters(), lr=0.1)
-    for step in range(20):
+    trainer = Trainer(net, optimizer, {"learning_rate": 0.1, **options}, engine=engine)
+    reference = peer(twin.parameters(), lr=0.1, **options)
+    for step in range(steps):
         words = torch.tensor(BATCHES[step % len(BATCHES)], device=device)
         for those in (net, twin):
             those.zero_grad()
-            _backward(those, words)
+            backward_of(those, words)
         trainer.step(1)
         reference.step()
     for one, other in zip(net.parameters(), twin.parameters(), strict=True):
-        np.testing.assert_allclose(*_values(one, other), rtol=2e-5, atol=2e-6)
-
-
-def test_ten_steps_like_torchs_adagrad(engine, device):
-    """It takes sparse gradients, too, and touches their rows only."""
-    net = Net().to(device)
-    twin = copy.deepcopy(net).double()
-    trainer = Trainer(net, "adagrad", {"learning_rate": 0.1, "eps": 1e-14}, engine=engine)
-    reference = torch.optim.Adagrad(twin.parameters(), lr=0.1, eps=1e-14)
-    for step in range(10):
-        words = torch.tensor(BATCHES[step % len(BATCHES)], device=device)
-        for those in (net, twin):
-            those.zero_grad()
-            _backward(those, words)
-        trainer.step(1)
-        reference.step()
-    for one, other in zip(net.parameters(), twin.parameters(), strict=True):
-        np.testing.assert_allclose(*_values(one, other), rtol=2e-5, atol=2e-6)
+        np.testing.assert_allclose(*values_of(one, other), rtol=2e-5, atol=2e-6)
 
 
 def test_rates_and_decay_follow_multipliers_and_schedule(device):
@@ -281,14 +247,14 @@ def test_rates_and_decay_follow_multipliers_and_schedule(device):
     net.embedding.weight.lr_mult, net.embedding.weight.wd_mult = 0.5, 2.0
     trainer = Trainer(net, "sgd", {"lr_scheduler": lambda num_update: 1.0 / num_update, "wd": 0.1})
     for t in (1, 2):
-        (before,) = _values(net.embedding.weight)
+        (before,) = values_of(net.embedding.weight)
         net.zero_grad()
-        _backward(net, torch.tensor([4, 4, 6], device=device))
+        backward_of(net, torch.tensor([4, 4, 6], device=device))
         trainer.step(3)
-        (gradient,) = _values(net.embedding.weight.grad.to_dense())
+        (gradient,) = values_of(net.embedding.weight.grad.to_dense())
         wanted = before.copy()
         wanted[[4, 6]] -= 0.5 / t * (gradient / 3 + 0.2 * before)[[4, 6]]
-        np.testing.assert_allclose(_values(net.embedding.weight)[0], wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(values_of(net.embedding.weight)[0], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_sparse_and_dense_gradients_may_take_turns(engine, device):
@@ -326,7 +292,7 @@ def test_a_converted_model_is_followed(device):
         for those, trainer in zip((net, other), trainers, strict=True):
             those.to(dtype)
             those.zero_grad()
-            _backward(those, words)
+            backward_of(those, words)
             trainer.step(1)
     for one, two in zip(net.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(one, two, **CLOSE)
@@ -399,156 +365,3 @@ def test_numbers_that_a_rule_keeps_belong_to_all_rows(engine, device, monkeypatc
     assert weight.tolist() == [[0.0, 0.0], [-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0]]
     (total,) = updater.states[0]
     assert total.item() == 6
-
-
-# ---- which gradients are fresh ---------------------------------------------------------------------------------------
-
-
-def _fails_and_changes_nothing(trainer, net, everything, words):
-    before = everything(trainer, net.parameters())
-    with pytest.raises(StaleGradientError, match=words):
-        trainer.step(1)
-    assert everything(trainer, net.parameters()) == before
-
-
-def test_a_sparse_gradient_is_used_once(device, everything):
-    net = Net().to(device)
-    trainer = Trainer(net, "adam")
-    words = torch.tensor([1, 1, 2], device=device)
-    for _ in range(3):
-        net.zero_grad()
-        _backward(net, words)
-        trainer.step(1)
-        _fails_and_changes_nothing(trainer, net, everything, "'embedding.weight', 'head.weight', 'head.bias'")
-    _backward(net, words)  # adds to the gradients, which makes them fresh
-    trainer.step(1)
-    used = net.embedding.weight.grad
-    net.zero_grad()
-    _backward(net, words)
-    net.embedding.weight.grad = used
-    _fails_and_changes_nothing(trainer, net, everything, "for 'embedding.weight': call")
-    assert trainer.optimizer.num_update == 4
-
-
-def test_a_refused_step_uses_no_sparse_gradient_up(device, everything):
-    net = Net().to(device)
-    trainer = Trainer(net, "sgd", {"learning_rate": 1.0})
-    net.embedding(torch.tensor([2], device=device)).sum().backward()
-    before = net.embedding.weight.detach().clone()
-    _fails_and_changes_nothing(trainer, net, everything, "for 'head.weight'.*, 'head.bias'")
-    trainer.step(1, ignore_stale_grad=True)
-    before[2] -= 1
-    torch.testing.assert_close(net.embedding.weight.detach(), before)
-    assert trainer.optimizer.counts == {0: 1, 1: 0, 2: 0}
-    now = everything(trainer, net.parameters())
-    trainer.step(1, ignore_stale_grad=True)
-    assert everything(trainer, net.parameters()) == now
-
-
-def test_gradients_accumulate_over_backward_passes(device):
-    weight = Parameter(torch.zeros(4, 2, device=device))
-    trainer = Trainer([weight], "sgd", {"learning_rate": 1.0})
-    for rows in ([1, 1], [3, 1]):
-        torch.nn.functional.embedding(torch.tensor(rows, device=device), weight, sparse=True).sum().backward()
-    assert weight.grad.is_sparse
-    trainer.step(1)
-    assert weight.tolist() == [[0.0, 0.0], [-3.0, -3.0], [0.0, 0.0], [-1.0, -1.0]]
-
-
-def test_zeroing_makes_no_sparse_gradient_fresh(device, everything):
-    net = Net().to(device)
-    trainer = Trainer(net, "sgd")
-    _backward(net, torch.tensor([1], device=device))
-    trainer.step(1)
-    trainer.zero_grad(set_to_none=False)
-    assert not net.embedding.weight.grad.to_dense().any()
-    _fails_and_changes_nothing(trainer, net, everything, "'embedding.weight'")
-    _backward(net, torch.tensor([1], device=device))
-    trainer.step(1)
-    assert trainer.optimizer.num_update == 2
-
-
-# ---- what is refused -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [name for name, klass in registered().items() if not getattr(klass, "takes_sparse", True)])
-def test_the_other_optimizers_refuse_them(name, everything):
-    weight, bias = Parameter(torch.ones(4, 2)), Parameter(torch.ones(2))
-    trainer = Trainer({"a": bias, "b": weight}, name)
-    for param in (weight, bias):
-        param.grad = torch.ones_like(param)
-    trainer.step(1)
-    weight.grad = None
-    torch.nn.functional.embedding(torch.tensor([1, 3]), weight, sparse=True).sum().backward()
-    bias.grad = torch.ones(2)
-    before = everything(trainer, [weight, bias])
-    with pytest.raises(TypeError, match=r"the gradient of 'b' is sparse \(torch.sparse_coo\).*: use sparse=False"):
-        trainer.step(1)
-    assert everything(trainer, [weight, bias]) == before
-
-
-def test_those_that_take_them_are_mxnets():
-    assert {name for name, klass in registered().items() if getattr(klass, "takes_sparse", False)} >= {
-        name for name, _ in TAKERS.values()
-    }
-
-
-def test_other_sparse_layouts_are_refused(device):
-    weight = torch.ones(4, 3, device=device)
-    with pytest.warns(UserWarning, match="Sparse CSR tensor support is in beta"):
-        gradient = torch.eye(4, 3, device=device).to_sparse_csr()
-    with pytest.raises(TypeError, match=r"the gradient of '0' is sparse \(torch.sparse_csr\)"):
-        get_updater(SGD())(0, gradient, weight)
-
-
-def test_adagrad_decays_no_weights_with_sparse_gradients(everything, device):
-    """As in MXNet."""
-    net = Net().to(device)
-    trainer = Trainer(net, "adagrad", {"wd": 0.1})
-    _backward(net, torch.tensor([1], device=device))
-    before = everything(trainer, net.parameters())
-    words = r"wd=0.1 for 'embedding.weight', whose gradient is sparse: AdaGrad does not decay such weights"
-    with pytest.raises(ValueError, match=words):
-        trainer.step(1)
-    assert everything(trainer, net.parameters()) == before
-    net.embedding.weight.wd_mult = 0.0
-    trainer.step(1)
-    assert trainer.optimizer.num_update == 1
-
-
-@pytest.mark.parametrize(
-    ("gradient", "error", "message"),
-    [
-        (torch.ones(3, 3).to_sparse(1), ValueError, r"the gradient of '0' is \(3, 3\) on cpu: its weight is \(4, 3\)"),
-        (torch.ones(4, 3, dtype=torch.int64).to_sparse(1), TypeError, "the gradient of '0' is torch.int64: must be one of"),
-    ],
-)
-def test_gradients_that_do_not_fit_are_refused(gradient, error, message):
-    weight, updater = torch.ones(4, 3), get_updater(SGD(momentum=0.5))
-    with pytest.raises(error, match=message):
-        updater(0, gradient, weight)
-    assert weight.tolist() == [[1.0] * 3] * 4
-    assert updater.optimizer.num_update == 0
-
-
-def test_a_step_that_fails_leaves_rows_as_they_were(everything, device):
-    broken = True
-
-    def schedule(num_update):
-        return -1.0 if broken and num_update == 2 else 1.0
-
-    net = Net().to(device)
-    trainer = Trainer(net, "sgd", {"lr_scheduler": schedule, "momentum": 0.5})
-    words = torch.tensor([1, 1, 2], device=device)
-    _backward(net, words)
-    trainer.step(1)
-    net.zero_grad()
-    _backward(net, words)
-    before = everything(trainer, net.parameters())
-    with pytest.raises(ValueError, match=r"lr_scheduler\(2\)=-1.0"):
-        trainer.step(1)
-    assert everything(trainer, net.parameters()) == before
-    broken = False
-    (old,) = _values(net.embedding.weight)
-    trainer.step(1)
-    assert (_values(net.embedding.weight)[0] != old).any(axis=1).tolist() == [False, True, True] + [False] * 6

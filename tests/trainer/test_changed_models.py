@@ -1,0 +1,221 @@
+"""The Trainer: models that change between steps, in type, shape, memory or device."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import Parameter
+from trainer_cases import CLOSE, backward_with, one_step_rates, values_of
+
+from tristep import Trainer
+
+
+@pytest.fixture
+def net(device):
+    """Two layers, of which a loss may reach one or both."""
+    return torch.nn.ModuleDict({"body": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 1)}).to(device)
+
+
+@pytest.fixture
+def trainer(net):
+    return Trainer(net, "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1})
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_state_follows_a_model_to_another_type(dtype, engine, device):
+    weight = Parameter(torch.randn(5, 3, device=device))
+    layer = torch.nn.ParameterList([weight])
+    trainer = Trainer(layer, "sgd", {"learning_rate": 0.1, "momentum": 0.9}, engine=engine)
+    w, m = values_of(weight)[0], 0.0
+    eps = torch.finfo(dtype).eps if dtype != torch.float64 else 1e-7
+    for step in range(6):
+        if step in (2, 4):
+            layer.to(dtype if step == 2 else torch.float32)
+            (state,) = trainer._updater.states[0]
+            w = values_of(layer[0])[0]  # rounded by the conversion, not by us
+        gradient = torch.ones_like(layer[0]) * (step + 1)
+        trainer.zero_grad()
+        backward_with([layer[0]], [gradient])
+        trainer.step(1)
+        m = 0.9 * m - 0.1 * (step + 1)
+        w = w + m
+        (state,) = trainer._updater.states[0]
+        assert state.dtype == (torch.float64 if layer[0].dtype == torch.float64 else torch.float32)
+        assert layer[0].dtype == (dtype if step in (2, 3) else torch.float32)
+        np.testing.assert_allclose(values_of(state)[0], np.full((5, 3), m), rtol=1e-5)
+        np.testing.assert_allclose(values_of(layer[0])[0], w, rtol=4 * eps, atol=4 * eps)
+
+
+def test_models_of_several_types(engine, device):
+    params = [Parameter(torch.ones(9, device=device, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
+    params += [Parameter(torch.ones(9, device=device, dtype=dtype)) for dtype in (torch.float16, torch.bfloat16)]
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.5, "momentum": 0.5}, engine=engine)
+    for _ in range(3):
+        trainer.zero_grad()
+        backward_with(params, [torch.full_like(param, 0.25) for param in params])
+        trainer.step(1)
+    for param in params:  # 1 - 0.125 (1 + 1.5 + 1.75), all of it exact in every type
+        assert param.tolist() == [0.46875] * 9
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_master_copy_keeps_steps_that_the_weight_is_too_coarse_for(dtype, engine, device):
+    coarse, fine = (Parameter(torch.ones(3, device=device, dtype=dtype)) for _ in range(2))
+    for param, multi_precision in ((coarse, False), (fine, True)):
+        trainer = Trainer([param], "sgd", {"learning_rate": 1e-4, "multi_precision": multi_precision}, engine=engine)
+        for _ in range(50):
+            param.grad = torch.ones_like(param)
+            trainer.step(1)
+    assert coarse.tolist() == [1.0] * 3
+    assert fine.tolist() == [torch.tensor(0.995, dtype=dtype).item()] * 3
+
+
+def test_master_copies_come_and_go_with_the_type(device):
+    layer = torch.nn.Linear(3, 1).to(device)
+    trainer = Trainer(layer, "sgd", {"learning_rate": 0.1, "multi_precision": True})
+    for step, dtype in enumerate((torch.float32, torch.float16, torch.float32, torch.bfloat16)):
+        layer.to(dtype)
+        for param in layer.parameters():
+            param.grad = torch.ones_like(param)
+        trainer.step(1)
+        assert set(trainer._updater.masters) == (set() if dtype == torch.float32 else {0, 1}), step
+
+
+def test_weights_may_move_in_memory(params, gradients, engine):
+    twins = [Parameter(param.detach().clone()) for param in params]
+    moving, resting = (Trainer(those, "adam", {"wd": 0.1}, engine=engine) for those in (params, twins))
+    abandoned = []
+    for step in range(5):
+        for trainer, those in ((moving, params), (resting, twins)):
+            trainer.zero_grad(set_to_none=step > 2)
+            backward_with(those, gradients)
+            trainer.step(1)
+        for param in params:
+            abandoned.append((param.data, param.data.clone()))
+            param.data = param.data.clone()
+    assert all(torch.equal(one, other) for one, other in zip(params, twins, strict=True))
+    assert all(torch.equal(old, copied) for old, copied in abandoned)  # nothing is written where they were
+
+
+def test_weights_written_in_place_are_read_anew(params, gradients, engine):
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0}, engine=engine)
+    for _ in range(2):
+        with torch.no_grad():
+            for param in params:
+                param.fill_(5.0)
+        trainer.zero_grad()
+        backward_with(params, gradients)
+        trainer.step(1)
+    for weight, gradient in zip(values_of(*params), values_of(*gradients), strict=True):
+        np.testing.assert_allclose(weight, 5.0 - gradient, **CLOSE)
+
+
+def test_state_follows_a_change_of_the_memory_format(engine, device):
+    """Weight and state are walked in the order of memory, so both must change it together."""
+    layer = torch.nn.Conv2d(3, 4, 2, bias=False).to(device)
+    twin = copy.deepcopy(layer)
+    kwargs = {"learning_rate": 0.1, "momentum": 0.9}
+    trainers = [Trainer(those, "sgd", kwargs, engine=engine) for those in (layer, twin)]
+    gradient = torch.randn_like(layer.weight)
+    for step in range(4):
+        if step in (1, 3):
+            layer.to(memory_format=torch.channels_last if step == 1 else torch.contiguous_format)
+            assert layer.weight.is_contiguous() == (step == 3)
+        for trainer, those in zip(trainers, (layer, twin), strict=True):
+            trainer.zero_grad()
+            backward_with([those.weight], [gradient])
+            trainer.step(1)
+    torch.testing.assert_close(layer.weight, twin.weight, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_parameter_of_another_shape_is_refused(params, gradients, optimizer, everything, engine):
+    """Its state has the old size; without a check it would be read and written beyond its end."""
+    arguments = {} if optimizer == "adam" else {"momentum": 0.9}
+    trainer = Trainer(params, optimizer, arguments, engine=engine)
+    backward_with(params, gradients)
+    trainer.step(1)
+    params[1].grad = None
+    params[1].data = torch.ones(1000, device=params[1].device)
+    gradients[1] = torch.ones_like(params[1])
+    backward_with(params, gradients)
+    before = everything(trainer, params)
+    with pytest.raises(ValueError, match=r"'1' has shape \(1000,\), its state \(7,\)"):
+        trainer.step(1)
+    assert everything(trainer, params) == before
+
+
+def test_a_parameter_cut_where_it_lies_is_refused(params, gradients, everything, engine):
+    """Pruning by a view: nothing has moved, but the state and what lies behind the weight belong to the old size."""
+    trainer = Trainer(params, "sgd", {"momentum": 0.9}, engine=engine)
+    backward_with(params, gradients)
+    trainer.step(1)
+    trainer.zero_grad()
+    whole = params[1].data
+    params[1].data = whole[:4]
+    assert params[1].data_ptr() == whole.data_ptr()
+    gradients[1] = torch.ones_like(params[1])
+    backward_with(params, gradients)
+    before, old = everything(trainer, params), whole.clone()
+    with pytest.raises(ValueError, match=r"'1' has shape \(4,\), its state \(7,\)"):
+        trainer.step(1)
+    assert everything(trainer, params) == before
+    assert torch.equal(whole, old)
+
+
+def test_a_parameter_without_state_may_change_its_shape(params, gradients, engine):
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0}, engine=engine)
+    backward_with(params, gradients)
+    trainer.step(1)
+    trainer.zero_grad()
+    whole = params[1].data
+    params[1].data = whole[:4]
+    rest = whole[4:].clone()
+    params[0].data = torch.zeros(50, device=whole.device)
+    assert one_step_rates(trainer, params) == pytest.approx([1, 1, 1], rel=1e-5)
+    assert torch.equal(whole[4:], rest)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("multi_precision", [False, True])
+def test_the_state_follows_a_model_to_another_device(multi_precision):
+    layer = torch.nn.Linear(3, 2).half()
+    twin = copy.deepcopy(layer)
+    kwargs = {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": multi_precision}
+    moving, resting = Trainer(layer, "sgd", kwargs), Trainer(twin, "sgd", kwargs)
+    for device in ("cpu", "cuda", "cpu", "cuda"):
+        layer.to(device)
+        for trainer, those in ((moving, layer), (resting, twin)):
+            for param in those.parameters():
+                param.grad = torch.ones_like(param)
+            trainer.step(1)
+        assert all(tensor.device.type == device for state in moving._updater.states.values() for tensor in state)
+    torch.testing.assert_close(layer.cpu().weight, twin.weight)
+
+
+def test_lazy_parameters_are_trained_once_they_exist(device):
+    net = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyLinear(1, bias=False)).to(device)
+    trainer = Trainer(net, "sgd", {"learning_rate": 1.0, "momentum": 0.5})
+    assert "0 elements" in repr(trainer)
+    for ignore in (False, True):
+        with pytest.raises(
+            ValueError, match="'0.weight', '0.bias', '1.weight' of params not initialized yet: run the model"
+        ):
+            trainer.step(1, ignore_stale_grad=ignore)
+    net(torch.ones(2, 3, device=device))
+    assert one_step_rates(trainer, list(net.parameters())) == pytest.approx([1, 1, 1], rel=1e-5)
+    assert one_step_rates(trainer, list(net.parameters())) == pytest.approx([1.5, 1.5, 1.5], rel=1e-5)
+    assert set(trainer.state_dict()["state"]) == {"0.weight", "0.bias", "1.weight"}
+
+
+def test_empty_and_scalar_parameters(engine, device):
+    params = [Parameter(torch.zeros(shape, device=device)) for shape in ((0, 3), (), (2,))]
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0, "momentum": 0.5}, engine=engine)
+    for _ in range(2):
+        trainer.zero_grad()
+        backward_with(params, [torch.ones_like(param) for param in params])
+        trainer.step(1)
+    assert params[1].item() == -2.5
+    assert params[2].tolist() == [-2.5, -2.5]

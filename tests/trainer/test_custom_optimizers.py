@@ -1,0 +1,251 @@
+"""User-defined optimizers: a rule and a class, and MXNet's form; the judges are torch.optim and NumPy in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from optimizer_training import SHAPES, PlainAdam, random_tensor, train_by_hand, values_of
+from torch.nn import Parameter
+
+from tristep import Trainer, rule
+from tristep.kernels import tl
+from tristep.trainer.optimizer import (
+    Adam,
+    Optimizer,
+    RuleOptimizer,
+    create,
+    get_updater,
+    register,
+)
+
+# Some roundings of float32 apart.
+CLOSE = {"rtol": 2e-6, "atol": 1e-6}
+
+LOW_PRECISION = [torch.float16, torch.bfloat16]
+
+pytestmark = pytest.mark.usefixtures("clean_registry")
+
+
+@rule
+def lion(w, g, state, hyper):
+    """c = beta1 m + (1 - beta1) g;  w <- w - lr (sign(c) + wd w);  m <- beta2 m + (1 - beta2) g. Chen et al. (2023)."""
+    (mean,) = state
+    lr, wd, clip, beta1, one_minus_beta1, beta2, one_minus_beta2 = hyper
+    g = tl.minimum(tl.maximum(g, -clip), clip)
+    c = beta1 * mean + one_minus_beta1 * g
+    c = tl.where(c > 0.0, 1.0, tl.where(c < 0.0, -1.0, 0.0))
+    return w - lr * (c + wd * w), (beta2 * mean + one_minus_beta2 * g,)
+
+
+class MyLion(RuleOptimizer):
+    default_learning_rate = 1e-4
+    rule = lion
+
+    def __init__(self, learning_rate=None, beta1=0.9, beta2=0.99, **kwargs):
+        self.beta1, self.beta2 = beta1, beta2
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+
+def _lion_in_numpy(w, gradients, lr, wd, beta1, beta2, clip=math.inf):
+    mean = np.zeros_like(w)
+    for g in gradients:
+        g = np.clip(g, -clip, clip)
+        w = w - lr * (np.sign(beta1 * mean + (1 - beta1) * g) + wd * w)
+        mean = beta2 * mean + (1 - beta2) * g
+    return w, mean
+
+
+def test_a_rule_and_a_class_train_on_every_engine(engine, device):
+    register(MyLion)
+    params = [Parameter(random_tensor(shape, device=device)) for shape in SHAPES]
+    gradients = [[torch.randn_like(param) for param in params] for _ in range(6)]
+    before = values_of(*params)
+    made = create("mylion", learning_rate=0.01, wd=0.1, beta1=0.8, clip_gradient=0.7)
+    trainer = train_by_hand(params, made, gradients, engine)
+    for i, start in enumerate(before):
+        rows = [values_of(row[i])[0] for row in gradients]
+        weight, mean = _lion_in_numpy(start, rows, 0.01, 0.1, 0.8, 0.99, clip=0.7)
+        np.testing.assert_allclose(values_of(params[i])[0], weight, **CLOSE)
+        np.testing.assert_allclose(values_of(trainer.state_dict()["state"][str(i)]["mean"])[0], mean, **CLOSE)
+
+
+@pytest.mark.parametrize("dtype", LOW_PRECISION, ids=str)
+def test_a_rule_of_ones_own_with_master_copies(engine, device, dtype):
+    params = [Parameter(random_tensor(shape, dtype, device)) for shape in SHAPES]
+    gradients = [[torch.randn_like(param) for param in params] for _ in range(6)]
+    before = values_of(*params)
+    trainer = train_by_hand(params, MyLion(learning_rate=1e-3, multi_precision=True), gradients, engine)
+    for i, start in enumerate(before):
+        weight, mean = _lion_in_numpy(start, [values_of(row[i])[0] for row in gradients], 1e-3, 0.0, 0.9, 0.99)
+        slots = trainer.state_dict()["state"][str(i)]
+        np.testing.assert_allclose(values_of(slots["master copy"])[0], weight, **CLOSE)
+        np.testing.assert_allclose(values_of(slots["mean"])[0], mean, **CLOSE)
+        assert torch.equal(params[i], slots["master copy"].to(dtype))
+
+
+@rule
+def pull_back(w, g, state, hyper):
+    """w <- w - lr (g + strength (w - first)), where `first` is the weight from before training."""
+    (first,) = state
+    lr, strength = hyper
+    return w - lr * (g + strength * (w - first)), (first,)
+
+
+class PullBack(RuleOptimizer):
+    rule = pull_back
+
+    def init_state(self, weight, state):
+        state[0].copy_(weight)
+
+    def hyper(self, t, lr, wd):
+        return {"strength": 1.0 / t}
+
+
+def test_a_rule_may_start_from_another_state_and_use_the_number_of_the_update(engine, device):
+    weight = Parameter(random_tensor((4, 3), device=device))
+    gradients = [[torch.randn_like(weight)] for _ in range(5)]
+    (first,) = values_of(weight)
+    w = first
+    for t, (g,) in enumerate(gradients, start=1):
+        w = w - 0.1 * (values_of(g)[0] + 1 / t * (w - first))
+    train_by_hand([weight], PullBack(learning_rate=0.1), gradients, engine)
+    np.testing.assert_allclose(values_of(weight)[0], w, **CLOSE)
+
+
+def test_a_missing_hyper_parameter_is_named_and_nothing_is_changed():
+    class Forgetful(RuleOptimizer):
+        rule = lion
+
+    weight = Parameter(torch.ones(3))
+    trainer = Trainer([weight], Forgetful())
+    weight.grad = torch.ones(3)
+    with pytest.raises(TypeError, match=r"rule 'lion' needs 'beta1', which Forgetful lacks: set self.beta1"):
+        trainer.step(1)
+    assert weight.tolist() == [1.0] * 3
+    assert trainer.optimizer.num_update == 0
+    assert trainer.state_dict()["state"] == {}
+
+
+def test_a_rules_optimizer_can_be_driven_one_tensor_at_a_time():
+    """MXNet's create_state and update, which users of optimizers without a trainer call."""
+    one, other = (torch.linspace(-1, 1, 12).reshape(3, 4) for _ in range(2))
+    by_hand, by_updater = Adam(wd=0.1), Adam(wd=0.1)
+    state, updater = by_hand.create_state(0, one), get_updater(by_updater)
+    for _ in range(3):
+        gradient = torch.randn(3, 4)
+        by_hand.update(0, one, gradient, state)
+        updater(0, gradient, other)
+    assert torch.equal(one, other)
+    assert by_hand.counts == by_updater.counts == {0: 3}
+
+
+def _torch_adam(starts, rows, multipliers=None, **kwargs):
+    """Weights after training with torch.optim.Adam in float64."""
+    params = [Parameter(torch.tensor(start)) for start in starts]
+    multipliers = multipliers or [1.0] * len(params)
+    groups = [{"params": [p], "lr": kwargs["lr"] * m} for p, m in zip(params, multipliers, strict=True)]
+    reference = torch.optim.Adam(groups, **kwargs)
+    for row in rows:
+        for param, gradient in zip(params, row, strict=True):
+            param.grad = torch.tensor(values_of(gradient)[0])
+        reference.step()
+    return values_of(*params)
+
+
+def test_mxnets_form_trains_like_torch_optim(engine, device):
+    params = [Parameter(random_tensor(shape, device=device)) for shape in SHAPES]
+    params[2].lr_mult = 0.5
+    gradients = [[torch.randn_like(param) for param in params] for _ in range(8)]
+    wanted = _torch_adam(values_of(*params), gradients, [1, 1, 0.5, 1], lr=0.01, weight_decay=0.1)
+    trainer = train_by_hand(params, PlainAdam(learning_rate=0.01, wd=0.1), gradients, engine)
+    for param, weight in zip(params, wanted, strict=True):
+        np.testing.assert_allclose(values_of(param)[0], weight, **CLOSE)
+    assert trainer.optimizer.num_update == 8
+    assert all(param.grad_fn is None and param.is_leaf for param in params)
+
+
+@pytest.mark.parametrize("dtype", LOW_PRECISION, ids=str)
+def test_mxnets_form_with_master_copies(engine, device, dtype):
+    params = [Parameter(random_tensor(shape, dtype, device)) for shape in SHAPES]
+    gradients = [[torch.randn_like(param) for param in params] for _ in range(8)]
+    wanted = _torch_adam(values_of(*params), gradients, lr=1e-3)
+    trainer = train_by_hand(params, PlainAdam(learning_rate=1e-3, multi_precision=True), gradients, engine)
+    for i, weight in enumerate(wanted):
+        master, (mean, var) = trainer._updater.states[i]
+        assert {master.dtype, mean.dtype, var.dtype} == {torch.float32}
+        np.testing.assert_allclose(values_of(master)[0], weight, **CLOSE)
+        assert torch.equal(params[i], master.to(dtype))
+
+
+def test_master_copies_of_mxnets_form_come_and_go_with_the_type(device):
+    layer = torch.nn.Linear(3, 1).to(device)
+    trainer = Trainer(layer, PlainAdam(learning_rate=0.1, multi_precision=True))
+    starts, rows = values_of(*layer.parameters()), []
+    for dtype in (torch.float32, torch.float16, torch.float16, torch.float32):
+        layer.to(dtype)
+        rows.append([torch.ones_like(param) for param in layer.parameters()])
+        for param in layer.parameters():
+            param.grad = torch.ones_like(param)
+        trainer.step(1)
+        assert {len(state) for state in trainer._updater.states.values()} == {2}  # master and state, or mean and var
+        assert {state[0].shape for state in trainer._updater.states.values()} == {(1, 3), (1,)}
+    for param, weight in zip(layer.parameters(), _torch_adam(starts, rows, lr=0.1), strict=True):
+        np.testing.assert_allclose(values_of(param)[0], weight, atol=2e-3)  # float16 in between
+
+
+def test_optimizers_may_keep_master_copies_in_a_form_of_their_own(device):
+    """As SGD of MXNet does, which has the state first."""
+
+    class Reversed(PlainAdam):
+        def create_state_multi_precision(self, index, weight):
+            master = weight.float()
+            return [self.create_state(index, master), master]
+
+        def update_multi_precision(self, index, weight, grad, state):
+            self.update(index, state[1], grad.float(), state[0])
+            weight.copy_(state[1])
+
+    weight = Parameter(random_tensor((5,), torch.float16, device))
+    gradients = [[torch.randn_like(weight)] for _ in range(4)]
+    wanted = _torch_adam(values_of(weight), gradients, lr=0.01)
+    trainer = train_by_hand([weight], Reversed(learning_rate=0.01, multi_precision=True), gradients)
+    np.testing.assert_allclose(values_of(trainer._updater.states[0][1])[0], wanted[0], **CLOSE)
+
+
+def test_mxnets_form_without_master_copies_gets_the_weight_itself(device):
+    weight = Parameter(random_tensor((3,), torch.float16, device))
+    trainer = train_by_hand([weight], PlainAdam(learning_rate=1e-3), [[torch.ones_like(weight)]])
+    assert {state.dtype for state in trainer._updater.states[0]} == {torch.float16}
+
+
+def test_mxnets_form_is_rescaled_by_the_trainer_and_skips_stale_gradients():
+    params = [Parameter(torch.randn(4)) for _ in range(2)]
+    before = values_of(*params)
+    trainer = Trainer(params, PlainAdam(learning_rate=0.01, clip_gradient=0.3))
+    params[0].grad = torch.tensor([8.0, -4.0, 1.0, -0.4])
+    trainer.step(4, ignore_stale_grad=True)
+    assert trainer.optimizer.counts == {0: 1, 1: 0}
+    assert params[1].tolist() == before[1].astype(np.float32).tolist()
+    (wanted,) = _torch_adam(before[:1], [[torch.tensor([0.3, -0.3, 0.25, -0.1])]], lr=0.01)
+    np.testing.assert_allclose(values_of(params[0])[0], wanted, **CLOSE)
+
+
+def test_a_state_may_be_a_copy_of_the_weight():
+    class Memory(Optimizer):
+        def create_state(self, index, weight):
+            return weight.clone()
+
+        def update(self, index, weight, grad, state):
+            self._update_count(index)
+            before = weight.clone()
+            weight.sub_(self._get_lr(index) * (grad + (weight - state)))
+            state.copy_(before)
+
+    weight = Parameter(torch.tensor([1.0, 2.0]))
+    trainer = train_by_hand([weight], Memory(learning_rate=0.5), [[torch.ones(2)]] * 2)
+    # w1 = w0 - 0.5;  w2 = w1 - 0.5 (1 + (w1 - w0)) = w1 - 0.25
+    assert weight.tolist() == [0.25, 1.25]
+    state = trainer._updater.states[0]
+    assert state.tolist() == [0.5, 1.5]
+    assert not state.requires_grad

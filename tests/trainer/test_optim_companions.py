@@ -1,0 +1,189 @@
+"""tristep.optim: torch's schedules, GradScaler, clipping and averaged models work as with torch.optim."""
+
+import copy
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR, AveragedModel
+
+import tristep
+
+
+def _plateau(optimizer):
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    return lambda: scheduler.step(1.0)
+
+
+def _each(*made):
+    return lambda: [scheduler.step() for scheduler in made]
+
+
+SCHEDULES = {
+    "LambdaLR": lambda o: _each(lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch)),
+    "MultiplicativeLR": lambda o: _each(lr_scheduler.MultiplicativeLR(o, lambda epoch: 0.9)),
+    "StepLR": lambda o: _each(lr_scheduler.StepLR(o, 2)),
+    "MultiStepLR": lambda o: _each(lr_scheduler.MultiStepLR(o, [2, 3])),
+    "ConstantLR": lambda o: _each(lr_scheduler.ConstantLR(o, 0.5, 3)),
+    "LinearLR": lambda o: _each(lr_scheduler.LinearLR(o)),
+    "ExponentialLR": lambda o: _each(lr_scheduler.ExponentialLR(o, 0.8)),
+    "CosineAnnealingLR": lambda o: _each(lr_scheduler.CosineAnnealingLR(o, 5)),
+    "CosineAnnealingWarmRestarts": lambda o: _each(lr_scheduler.CosineAnnealingWarmRestarts(o, 3)),
+    "PolynomialLR": lambda o: _each(lr_scheduler.PolynomialLR(o, 6)),
+    "CyclicLR": lambda o: _each(lr_scheduler.CyclicLR(o, 0.01, 0.1, 2, base_momentum=0.5, max_momentum=0.95)),
+    "OneCycleLR": lambda o: _each(lr_scheduler.OneCycleLR(o, 0.1, 8)),
+    "ReduceLROnPlateau": _plateau,
+    "SWALR": lambda o: _each(SWALR(o, 0.01, 3)),
+    "in sequence": lambda o: _each(
+        lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.StepLR(o, 1)], [2])
+    ),
+    "chained": lambda o: _each(
+        lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(o, 0.5, 2), lr_scheduler.ExponentialLR(o, 0.9)])
+    ),
+    "several": lambda o: _each(lr_scheduler.StepLR(o, 1, 0.9), lr_scheduler.ExponentialLR(o, 0.9)),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("SGD", {"momentum": 0.9}), ("AdamW", {}), ("Adam", {"lr": torch.tensor(0.1, dtype=torch.float64), "foreach": False})],
+    ids=["SGD", "AdamW", "Adam with a tensor"],
+)
+def test_schedules_like_torch(name, arguments, schedule):
+    runs = []
+    for library in (tristep.optim, torch.optim):
+        parameter = torch.nn.Parameter(torch.linspace(-1, 1, 5, dtype=torch.float64))
+        optimizer = getattr(library, name)([parameter], **copy.deepcopy({"lr": 0.1, **arguments}))
+        advance = SCHEDULES[schedule](optimizer)
+        path = []
+        for _ in range(7):
+            optimizer.zero_grad()
+            (parameter - 3).square().sum().backward()
+            optimizer.step()
+            advance()
+            path.append(parameter.detach().clone())
+        runs.append((path, float(optimizer.param_groups[0]["lr"])))
+    torch.testing.assert_close(*runs, rtol=1e-9, atol=1e-11)
+
+
+def test_tristeps_own_follow_torchs_schedules():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = tristep.optim.Lion([parameter], lr=1.0)
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for _ in range(3):
+        parameter.grad = torch.tensor([1.0, -1.0])
+        optimizer.step()
+        scheduler.step()
+    assert parameter.tolist() == [-1.75, 1.75]
+
+
+def _scaled(library, name, arguments, gradients, unscale=False, dtype=torch.float32):
+    """Weights and counts of steps through a GradScaler, after each step."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 5, dtype=dtype))
+    optimizer = getattr(library, name)([parameter], lr=0.1, **arguments)
+    path = []
+    for gradient in gradients:
+        optimizer.zero_grad()
+        scaler.scale((parameter * torch.tensor(gradient)).sum()).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_([parameter], 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        path.append(parameter.detach().clone())
+    assert not hasattr(optimizer, "grad_scale")
+    return path, scaler.get_scale(), {k: v for k, v in optimizer.state[parameter].items() if k != "sum" or v is not None}
+
+
+INFINITE = float("inf")
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_a_grad_scaler_like_torchs(name, fused, unscale):
+    gradients = [1.0, 2.0, INFINITE, 3.0, float("nan"), 1.0]
+    ours = _scaled(tristep.optim, name, {"fused": fused}, gradients, unscale)
+    theirs = _scaled(torch.optim, name, {"fused": fused}, gradients, unscale)
+    torch.testing.assert_close(ours, theirs)
+    path = ours[0]
+    assert torch.equal(path[1], path[2])
+    assert torch.equal(path[3], path[4])
+    assert not torch.equal(path[4], path[5])
+
+
+def test_gradients_that_a_step_unscales_stay_scaled():
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = tristep.optim.SGD([parameter], lr=0.25, fused=True)
+    scaler.scale(parameter.sum()).backward()
+    scaler.step(optimizer)
+    assert parameter.tolist() == [0.75] * 2
+    assert parameter.grad.tolist() == [8.0] * 2
+
+
+@pytest.mark.parametrize("name", ["Lion", "ScheduleFreeAdamW", "RMSprop", "Adafactor"])
+def test_a_grad_scaler_unscales_gradients_for_the_others(name):
+    gradients = [1.0, INFINITE, 3.0]
+    path, scale, _ = _scaled(tristep.optim, name, {}, gradients)
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 5))
+    optimizer = getattr(tristep.optim, name)([parameter], lr=0.1)
+    for gradient in (1.0, 3.0):
+        parameter.grad = torch.full((5,), gradient)
+        optimizer.step()
+    assert torch.equal(path[-1], parameter)
+    assert scale == 4.0
+
+
+def test_clipped_gradients_like_torch():
+    weights = []
+    for library in (tristep.optim, torch.optim):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 3).double()
+        optimizer = library.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(torch.ones(2, 4, dtype=torch.float64)).square().sum().backward()
+            assert torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1) > 0.1
+            optimizer.step()
+        weights.append(net.state_dict())
+    torch.testing.assert_close(*weights, rtol=1e-9, atol=1e-11)
+
+
+def test_averaged_models_like_torch():
+    averages = []
+    for library in (tristep.optim, torch.optim):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 2).double()
+        average = AveragedModel(net)
+        optimizer = library.SGD(net.parameters(), lr=0.1)
+        scheduler = SWALR(optimizer, swa_lr=0.05)
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(torch.ones(1, 3, dtype=torch.float64)).square().sum().backward()
+            optimizer.step()
+            average.update_parameters(net)
+            scheduler.step()
+        averages.append(average.state_dict())
+    torch.testing.assert_close(*averages, rtol=1e-9, atol=1e-11)
+
+
+def test_one_optimizer_for_each_parameter_stepping_in_the_backward_pass():
+    weights = []
+    for library in (tristep.optim, torch.optim):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)).double()
+        optimizers = {parameter: library.Adam([parameter], lr=0.1, foreach=False) for parameter in net.parameters()}
+
+        def step(parameter, optimizers=optimizers):
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in net.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        for _ in range(3):
+            net(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+        weights.append(net.state_dict())
+    torch.testing.assert_close(*weights, rtol=1e-9, atol=1e-11)

@@ -1,0 +1,110 @@
+"""tristep.optim: what is refused, with torch's errors and nothing changed."""
+
+import warnings
+
+import pytest
+import torch
+from torch_peers import INFOS, all_data_of, classes_with_argument
+
+import tristep
+
+
+def _error_of(library, name, i):
+    wrong = INFOS[name].optim_error_inputs_func(device="cpu", dtype=torch.float32)[i]
+    given = wrong.optimizer_error_input
+    params = [torch.nn.Parameter(torch.ones(2, 2))] if given.params is None else given.params
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            getattr(library, name)(params, **given.kwargs).step()
+        except (Exception, UserWarning) as error:
+            return error
+    return None
+
+
+@pytest.mark.parametrize(
+    ("name", "i"),
+    [
+        pytest.param(name, i, id=f"{name}-{wrong.optimizer_error_input.desc}")
+        for name, info in INFOS.items()
+        for i, wrong in enumerate(info.optim_error_inputs_func(device="cpu", dtype=torch.float32))
+    ],
+)
+def test_what_torch_refuses_is_refused_with_an_error_of_its_type(name, i):
+    expected = _error_of(torch.optim, name, i)
+    assert expected is not None
+    assert type(_error_of(tristep.optim, name, i)) is type(expected)
+
+
+@pytest.mark.parametrize("name", classes_with_argument("capturable"))
+def test_capture_in_a_graph_is_refused(name):
+    optimizer = getattr(tristep.optim, name)([torch.nn.Parameter(torch.ones(1))])
+    with pytest.raises(NotImplementedError, match=f"capturable=True: {name} cannot"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "capturable": True})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_a_step_that_one_group_makes_impossible_changes_nothing():
+    """The groups have rules of their own, and the one that fails is the last."""
+    parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = tristep.optim.AdamW([{"params": parameters[:1]}, {"params": parameters[1:], "amsgrad": True}])
+    for parameter in parameters:
+        parameter.grad = torch.ones(3)
+    optimizer.step()
+    optimizer.param_groups[1]["lr"] = "fast"
+    before = all_data_of(optimizer)
+    with pytest.raises(ValueError, match="fast"):
+        optimizer.step()
+    assert all_data_of(optimizer) == before
+
+
+@pytest.mark.parametrize(
+    ("parameter", "error", "words"),
+    [
+        (torch.ones(2, dtype=torch.int64), TypeError, "'last' is torch.int64"),
+        (torch.ones(2, dtype=torch.float8_e4m3fn), TypeError, "'last' is torch.float8_e4m3fn"),
+        (torch.ones(2).to_sparse(), ValueError, "'last' is sparse"),
+    ],
+)
+def test_a_parameter_that_cannot_be_trained_is_named_and_not_added(parameter, error, words):
+    first = torch.nn.Parameter(torch.ones(2))
+    optimizer = tristep.optim.Adam([("first", first)])
+    with pytest.raises(error, match=words):
+        optimizer.add_param_group({"params": [("last", parameter)]})
+    assert [group["params"] for group in optimizer.param_groups] == [[first]]
+
+
+def test_parameters_made_of_other_tensors_are_refused():
+    """As those of a sharded model are; they have no memory that could be updated."""
+    two_tensor = pytest.importorskip("torch.testing._internal.two_tensor")
+    parameter = torch.nn.Parameter(two_tensor.TwoTensor(torch.ones(2), torch.ones(2)))
+    with pytest.raises(TypeError, match="'shard' is a TwoTensor, .* use torch.optim"):
+        tristep.optim.Adam([("shard", parameter)])
+    with pytest.raises(TypeError, match="'0' is a TwoTensor: a Trainer takes plain parameters"):
+        tristep.Trainer([parameter], "adam")
+
+
+def test_muon_refuses_what_is_no_matrix_later_too():
+    optimizer = tristep.optim.Muon([torch.nn.Parameter(torch.ones(2, 2))])
+    with pytest.raises(ValueError, match=r"params\[0\] has shape \(2,\)"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Muon"])
+def test_complex_parameters_are_refused_by_name_where_torch_refuses_them(name):
+    with pytest.raises(RuntimeError, match=rf"'layer' is torch.complex64: {name} does not support complex"):
+        getattr(tristep.optim, name)([("layer", torch.nn.Parameter(torch.ones(2, 2, dtype=torch.complex64)))])
+
+
+def test_states_of_another_model_are_refused_by_name():
+    net, other = torch.nn.Linear(2, 3), torch.nn.Linear(3, 3)
+    optimizer, donor = (tristep.optim.Adam(module.named_parameters()) for module in (net, other))
+    for module, each in ((net, optimizer), (other, donor)):
+        module(torch.ones(1, module.in_features)).sum().backward()
+        each.step()
+    optimizer.load_state_dict(donor.state_dict())
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    with pytest.raises(ValueError, match=r"'exp_avg' of 'weight' has shape \(3, 3\), the parameter \(3, 2\)"):
+        optimizer.step()
+    assert all(map(torch.equal, net.parameters(), before))

@@ -1,0 +1,231 @@
+"""The parameter server in several processes: compressed gradients."""
+
+import os
+import socket
+import struct
+
+import numpy as np
+import pytest
+import torch
+from server_jobs import pulled_value
+
+from tristep import Trainer, kvstore, optimizer
+
+COMPRESSIONS = [
+    {"type": "2bit", "threshold": 0.5},
+    {"type": "1bit", "threshold": 0.0},
+    *({"type": kind} for kind in ("fp16", "bf16", "int8", "int4", "sign", "wholethirds")),
+    {"type": "topk", "ratio": 0.1},
+    {"type": "randomk", "ratio": 0.1},
+]
+
+
+@kvstore.register_compressor
+class WholeThirds(kvstore.Compressor):
+    """A user-defined one: whole thirds, in float64."""
+
+    def encode(self, values):
+        return torch.round(values.double() * 3)
+
+    def decode(self, message, n):
+        return (message / 3).float()
+
+
+def _gradients(step, rank):
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return [torch.randn(shape, generator=generator) for shape in ((300, 7), (6,), (0, 2))]
+
+
+def _compressed(store, params, steps):
+    """What all pushes have taken off the weights, and what this worker has kept back, after each step."""
+    store.set_gradient_compression(params)
+    store.set_optimizer(optimizer.SGD(learning_rate=1.0))
+    keys, outs = [0, 1, 2], [torch.zeros(7, 300).t(), torch.zeros(6), torch.zeros(0, 2)]  # the first is cut, if it can be
+    store.init(keys, outs)
+    found = []
+    for step in range(steps):
+        gradients = _gradients(step, store.rank)
+        gradients[0] = gradients[0].t().contiguous().t()
+        store.push(keys[:2], gradients[:2]) if step == 1 else store.push(keys, gradients)  # by another route once
+        store.barrier()
+        store.pull(keys, outs)
+        store.barrier()
+        kept = store._residuals()
+        found.append(
+            [torch.cat([out.flatten() for out in outs]), torch.cat([kept[key, store.rank].flatten() for key in keys])]
+        )
+    return [[tensor.numpy() for tensor in pair] for pair in found]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_two_bits_to_servers_are_mxnets(run_job, servers):
+    """By NumPy: what passes the threshold is sent as the threshold, and the rest is kept."""
+    params, sent = {"type": "2bit", "threshold": 0.5}, np.zeros(2106, dtype=np.float32)
+    answers, residuals = run_job(_compressed, 2, servers, params, 4), [np.zeros(2106, dtype=np.float32) for _ in range(2)]
+    for step in range(4):
+        for rank in range(2):
+            x = residuals[rank] + np.concatenate([gradient.numpy().ravel() for gradient in _gradients(step, rank)])
+            values = np.where(x >= 0.5, np.float32(0.5), np.where(x <= -0.5, np.float32(-0.5), np.float32(0)))
+            residuals[rank], sent = x - values, sent + values
+        for rank in range(2):
+            weights, kept = answers[rank][step]
+            np.testing.assert_array_equal(weights, -sent)
+            np.testing.assert_array_equal(kept, residuals[rank])
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("params", COMPRESSIONS, ids=lambda params: params["type"])
+def test_what_is_not_sent_to_servers_is_kept_back(run_job, params):
+    """Weights and residuals together are the sums of the gradients, and the error does not grow."""
+    answers = run_job(_compressed, 2, 2, params, 12)
+    total = [
+        np.concatenate([gradient.double().numpy().ravel() for gradient in _gradients(step, rank)])
+        for step in range(12)
+        for rank in range(2)
+    ]
+    (weights, first), (same, second) = (answers[rank][-1] for rank in range(2))
+    np.testing.assert_array_equal(weights, same)
+    np.testing.assert_allclose(first + second - weights, np.sum(total, axis=0), rtol=0, atol=2e-4)
+    assert not np.array_equal(weights, -np.sum(total, axis=0).astype(np.float32))
+    assert max(np.abs(first).max(), np.abs(second).max()) < (1e-2 if "16" in params["type"] else 40)
+
+
+def _types(store):
+    """Which gradients can be compressed, and that without error feedback nothing is kept."""
+    store.set_gradient_compression({"type": "fp16", "error_feedback": False})
+    store.set_optimizer(optimizer.SGD(learning_rate=1.0))
+    half, single, double = (torch.zeros(12, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.float64))
+    store.init([0, 1, 2], [half, single, double])
+    with pytest.raises(TypeError, match="the gradient of key 2 is torch.float64: compression takes torch.float32"):
+        store.push([0, 2], [torch.ones_like(half), torch.ones_like(double)])
+    store.push([0, 1], [torch.full_like(half, 0.5), torch.full_like(single, 1 / 3)])
+    store.pull([0, 1], [half, single])
+    return half.tolist(), single.tolist(), len(store._residuals())
+
+
+def test_types_that_can_be_compressed(run_job):
+    ((half, single, kept),) = run_job(_types, 1, 2)
+    assert half == [-0.5] * 12
+    assert single == [-float(np.float16(1 / 3))] * 12
+    assert kept == 0
+
+
+def _counted(store, params, n, times):
+    """The bytes that this worker sends for pushes of n values."""
+    store.set_gradient_compression(params)
+    store.set_optimizer(optimizer.SGD(learning_rate=1.0))
+    store.init([0, 1], [torch.zeros(n - 100), torch.zeros(100)])
+    values = [torch.randn(n - 100), torch.randn(100)]
+    store.push([0, 1], values)
+    store.barrier()
+    before = _sent()
+    for _ in range(times):
+        store.push([0, 1], values)
+    store.barrier()
+    return _sent() - before
+
+
+def _sent():
+    """The bytes that this process has sent over TCP: `tcpi_bytes_sent` less `tcpi_bytes_retrans` of each connection."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        if not os.path.lexists(f"/proc/self/fd/{name}") or not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            continue
+        with socket.socket(fileno=os.dup(int(name))) as own:
+            if own.family in (socket.AF_INET, socket.AF_INET6) and own.type == socket.SOCK_STREAM:
+                sent, again = struct.unpack_from("QQ", own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 200)
+                total += sent - again
+    return total
+
+
+BITS = {"2bit": 2, "1bit": 1, "fp16": 16, "int8": 8 + 32 / 128, "int4": 4 + 32 / 128, "topk": 6.4, "randomk": 3.2}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="needs the counters of Linux")
+@pytest.mark.parametrize(
+    "params", [each for each in COMPRESSIONS if each["type"] in BITS], ids=lambda params: params["type"]
+)
+def test_a_worker_sends_the_bytes_of_the_code(run_job, params):
+    n, times = 2_000_000, 3
+    (counted,) = run_job(_counted, 1, 2, params, n, times)
+    said = n * BITS[params["type"]] / 8 * times
+    assert 0.999 * said <= counted <= 1.02 * said + 4000
+
+
+def _delayed(store, params):
+    """Two workers in turn with DCASGD, both with what they pulled at first; the weights in the end."""
+    weight = torch.ones(20)
+    if params is not None:
+        store.set_gradient_compression(params)
+    store.set_optimizer(optimizer.DCASGD(learning_rate=0.5, lamda=1.0))
+    store.init(0, weight)
+    store.pull(0, weight)
+    for turn in range(4):
+        store.barrier()
+        if turn % 2 == store.rank:
+            store.push(0, torch.full((20,), 0.625) * weight)
+    store.barrier()
+    return pulled_value(store, 0, weight).tolist()
+
+
+def test_delays_are_compensated_with_what_was_sent(run_job):
+    """The rule gets the gradient that the codes say: of bfloat16, which can say 0.625 exactly, the same as without."""
+    exact = run_job(_delayed, 2, 2, None)
+    assert run_job(_delayed, 2, 2, {"type": "bf16"}) == exact
+    w = np.ones(20)
+    for _ in range(4):
+        w = w - 0.5 * 0.5 * (1 + 0.5 * (w - 1))
+    np.testing.assert_allclose(run_job(_delayed, 2, 2, {"type": "2bit", "threshold": 0.5})[0], w, rtol=1e-6)
+
+
+def _reaches(store, params, path, half):
+    """Losses of a trainer that compresses, before and after it is saved; or after it was loaded."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 5, generator=generator)
+    y = x @ torch.arange(1.0, 6.0)[:, None] / 5 + 0.1
+    torch.manual_seed(1)
+    net = torch.nn.Linear(5, 1)
+    trainer = Trainer(net, "sgd", {"learning_rate": 0.05}, kvstore=store, compression_params=params)
+
+    def train(first, last):
+        for step in range(first, last):
+            rows = slice(8 * (step % 8), 8 * (step % 8) + 8)
+            trainer.zero_grad()
+            ((net(x[rows]) - y[rows]) ** 2).sum().backward()
+            trainer.step(8)
+        return [param.tolist() for param in net.parameters()]
+
+    own = path.with_name(f"{path.name} {store.rank}")
+    if half:
+        train(0, 50)
+        trainer.save_states(own)
+        torch.save(net.state_dict(), str(own) + ".weights")
+    else:
+        net.load_state_dict(torch.load(str(own) + ".weights"))
+        trainer.load_states(own)
+    return train(50, 150), ((net(x) - y) ** 2).mean().item()
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("params", [{"type": "2bit", "threshold": 8.0}, {"type": "int8"}, {"type": "topk", "ratio": 0.1}])
+def test_a_trainer_that_compresses_reaches_the_loss_and_goes_on_where_it_was_saved(run_job, tmp_path, params):
+    ((weights, loss),) = run_job(_reaches, 1, 1, params, tmp_path / "states", True)
+    assert loss < 1e-2
+    assert run_job(_reaches, 1, 1, params, tmp_path / "states", False) == [(weights, loss)]
+    for _, other in run_job(_reaches, 2, 1, params, tmp_path / "two", True):
+        assert other < 1e-2
+
+
+def _takes(store, saved):
+    """What a worker takes over of residuals of others."""
+    store.set_gradient_compression({"type": "2bit"})
+    store.init([0], [torch.zeros(4, 3)])
+    store._load_residuals({0: {source: torch.full((4, 3), value) for source, value in saved.items()}})
+    return store._residuals()[0, store.rank].tolist()
+
+
+def test_each_worker_has_its_own_of_what_was_kept_back_and_its_share_of_what_nobody_has(run_job):
+    saved = {"0": 1.0, "1": 10.0, "2": 100.0, "server": 2000.0}
+    for rank, found in enumerate(run_job(_takes, 2, 2, saved)):
+        assert found == [[10.0**rank + 50.0 + 1000.0] * 3] * 4

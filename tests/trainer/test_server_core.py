@@ -1,0 +1,192 @@
+"""One parameter server, without a network: pushes, delays, DCASGD and states."""
+
+import numpy as np
+import pytest
+import torch
+from server_jobs import CURVATURES, WORKERS, core_of, pulled
+
+from tristep import optimizer
+from tristep.trainer.kvstore.server.core import ServerCore, takes_parts
+
+
+class Halving(optimizer.Optimizer):
+    """A user-defined optimizer, which nobody knows to be elementwise."""
+
+    def create_state(self, index, weight):
+        return None
+
+    def update(self, index, weight, grad, state):
+        self._update_count(index)
+        weight.mul_(0.5).sub_(self._get_lr(index) * self.rescale_grad * grad)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "muon"])
+def test_each_push_is_an_update(name):
+    """In whatever order pushes come, keys are updated as by an updater that gets them one after the other."""
+    start = {"a": torch.randn(4, 3), "b": torch.randn(5, 2)}
+    core = core_of(start, name, learning_rate=0.1)
+    expected = {key: value.clone() for key, value in start.items()}
+    updater = optimizer.get_updater(optimizer.create(name, learning_rate=0.1))
+    for worker, keys in [(0, "ab"), (1, "ab"), (1, "a"), (0, "ba"), (1, "b"), (0, "a")]:
+        grads = [torch.randn_like(start[key]) for key in keys]
+        core.push(worker, list(keys), grads)
+        for key, grad in zip(keys, grads, strict=True):
+            updater(key, grad, expected[key])
+    for key in start:
+        assert torch.equal(core.values[key], expected[key])
+    assert core.num_update == 5
+
+
+def test_a_push_needs_an_updater_and_changes_nothing_where_it_does_not_fit():
+    core = core_of({3: torch.ones(2)})
+    with pytest.raises(RuntimeError, match=r"call set_optimizer\(\) before push\(\)"):
+        core.push(0, [3], [torch.ones(2)])
+    core.set_optimizer(optimizer.create("sgd", learning_rate=1.0))
+    with pytest.raises(ValueError, match=r"value of key 3 is \(3,\), what is stored is \(2,\)"):
+        core.push(0, [3], [torch.ones(3)])
+    with pytest.raises(ValueError, match=r"key 4 has not been initialized \(there are 3\)"):
+        core.push(0, [3, 4], [torch.ones(2), torch.ones(2)])
+    with pytest.raises(ValueError, match="key 3 has been initialized already"):
+        core.init({4: torch.ones(1), 3: torch.zeros(2)})
+    assert list(core.values) == [3]
+    assert core.values[3].tolist() == [1.0, 1.0]
+    assert sum(map(len, core.delays())) == 0
+
+
+def test_a_function_may_update():
+    core = core_of({"a": torch.ones(2)})
+    core.set_updater(lambda key, pushed, stored: stored.add_(pushed, alpha=2.0))
+    core.push(0, ["a"], [torch.ones(2)])
+    assert core.values["a"].tolist() == [3.0, 3.0]
+
+
+def test_changes_count_for_all_but_rescaling_for_its_worker():
+    core = core_of({0: torch.zeros(1), 1: torch.zeros(1)}, "sgd", learning_rate=1.0)
+    core.change(0, {"settings": {"rescale_grad": 0.5}})
+    core.change(1, {"settings": {"lr": 0.1}, "multipliers": {1: (10.0, 1.0)}})
+    core.push(0, [0, 1], [torch.ones(1), torch.ones(1)])
+    assert [value.item() for value in core.values.values()] == pytest.approx([-0.05, -0.5])
+    core.push(1, [0, 1], [torch.ones(1), torch.ones(1)])
+    assert [value.item() for value in core.values.values()] == pytest.approx([-0.15, -1.5])
+
+
+def test_delays_are_counted_between_pull_and_push():
+    core = core_of({0: torch.zeros(1), 1: torch.zeros(1)}, "sgd", learning_rate=1.0)
+    one = torch.ones(1)
+    for worker in (0, 1):
+        pulled(core, worker, [0, 1])
+    core.push(0, [0, 1], [one, one])  # 0 and 0 behind
+    core.push(0, [0], [one])  # its own push came between
+    core.push(1, [0, 1], [one, one])  # 2 and 1 behind
+    pulled(core, 1, [0])
+    core.push(1, [0, 1], [one, one])  # 0, and 2 for what was not pulled again
+    assert core.delays() == [{0: 2, 1: 1}, {2: 2, 1: 1, 0: 1}]
+
+
+def test_what_needs_arrays_whole_gets_no_parts():
+    """Whoever set it, and whatever is changed later."""
+    core = core_of({0: torch.zeros(4)}, "lamb", learning_rate=0.1)
+    with pytest.raises(ValueError, match="LAMB needs arrays whole, and key 1 is cut"):
+        core.init({1: torch.zeros(4)}, cut=[1])
+    core = ServerCore(1, servers=2)
+    core.init({1: torch.zeros(4)}, cut=[1])
+    for updater in (core.set_updater, core.set_optimizer):
+        with pytest.raises(ValueError, match="needs arrays whole, and key 1 is cut over 2 servers"):
+            updater(optimizer.LAMB())
+    core.set_optimizer(optimizer.SGD(learning_rate=1.0))
+    for setting in ("cautious", "skip_nonfinite"):
+        core.change(0, {"settings": {setting: True}})
+        with pytest.raises(ValueError, match=r"needs arrays whole|needs the gradients of a step together"):
+            core.push(0, [1], [torch.ones(4)])
+        core.change(0, {"settings": {setting: False}})
+    core.push(0, [1], [torch.ones(4)])
+    assert core.values[1].tolist() == [-1.0] * 4
+
+
+def losses_of(name, steps=200, **settings):
+    """The loss after each push; the weights in the end."""
+    core = core_of({0: torch.ones(4)}, name, workers=WORKERS, learning_rate=0.2, **settings)
+    curvatures, losses = torch.from_numpy(CURVATURES).float(), []
+    weights = [pulled(core, worker, [0])[0] for worker in range(WORKERS)]
+    for step in range(steps):
+        worker = step % WORKERS
+        core.push(worker, [0], [curvatures * weights[worker]])
+        (weights[worker],) = pulled(core, worker, [0])
+        losses.append(float((curvatures * core.values[0] ** 2).sum()) / 2)
+    assert core.delays()[WORKERS - 1] == {WORKERS - 1: steps // WORKERS}
+    return np.array(losses), core.values[0].numpy()
+
+
+def losses_by_the_paper(steps=200, lamda=1.0, of_last=False):
+    """Zheng et al. (2017), algorithm 2, in float64. `of_last`: one backup for all workers, as in MXNet's servers."""
+    w, last, losses = np.ones(4), np.ones(4), []
+    backups = [w.copy() for _ in range(WORKERS)]
+    for step in range(steps):
+        worker = step % WORKERS
+        g = CURVATURES * backups[worker]
+        backup = last if of_last else backups[worker]
+        last, w = w, w - 0.2 * (g + lamda * g * g * (w - backup))
+        backups[worker] = w.copy()
+        losses.append((CURVATURES * w**2).sum() / 2)
+    return np.array(losses), w
+
+
+def test_dcasgd_compensates_the_delay_of_each_worker():
+    """It is the paper's algorithm, and better than without compensation, or with the weights of the last update."""
+    losses, weights = losses_of("dcasgd", lamda=1.0)
+    expected, of_paper = losses_by_the_paper()
+    np.testing.assert_allclose(losses, expected, rtol=1e-4, atol=1e-8)
+    np.testing.assert_allclose(weights, of_paper, rtol=1e-4, atol=1e-6)
+    plain, _ = losses_of("sgd")
+    of_last, _ = losses_by_the_paper(of_last=True)
+    assert losses.mean() < 0.25 * plain.mean()
+    assert losses.mean() < 0.5 * of_last.mean()
+
+
+def test_dcasgd_with_momentum_and_half_precision_keeps_what_was_pulled():
+    core = core_of({0: torch.ones(3, dtype=torch.bfloat16)}, "dcasgd", learning_rate=0.5, momentum=0.5, multi_precision=True)
+    grad = torch.full((3,), 0.5, dtype=torch.bfloat16)
+    core.push(0, [0], [grad])  # nobody has pulled: the first weights
+    w, mom = 1 - 0.5 * 0.5, -0.5 * 0.5
+    assert core.values[0].tolist() == [w] * 3
+    pulled(core, 1, [0])
+    core.push(0, [0], [grad])
+    before, mom = w, 0.5 * mom - 0.5 * (0.5 + 0.04 * 0.25 * (w - 1))
+    w += mom
+    core.push(1, [0], [grad])
+    mom = 0.5 * mom - 0.5 * (0.5 + 0.04 * 0.25 * (w - before))
+    w += mom
+    (state,) = core.states()["state"].values()
+    np.testing.assert_allclose(state["master copy"].numpy(), w, rtol=1e-6)
+
+
+def test_states_are_there_for_all_keys_and_can_be_loaded():
+    start = {0: torch.ones(2), 1: torch.ones(3)}
+    core, other = core_of(start, "adam"), core_of(start, "adam")
+    core.push(0, [0], [torch.ones(2)])
+    saved = core.states()
+    assert set(saved["state"]) == {"0", "1"}
+    other.load_states(saved)
+    for each in (core, other):
+        each.push(1, [0, 1], [torch.ones(2), torch.ones(3)])
+    assert other.num_update == 2
+    assert torch.equal(other.states()["state"]["0"]["mean"], core.states()["state"]["0"]["mean"])
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (optimizer.Adam(), True),
+        (optimizer.DCASGD(momentum=0.5), True),
+        (optimizer.Adam(ema_decay=0.9, lookahead=3), True),
+        (optimizer.LAMB(), False),  # norms of a tensor
+        (optimizer.Muon(), False),  # a matrix
+        (optimizer.SGLD(), False),  # random numbers by place
+        (optimizer.Adam(cautious=True), False),  # a share of the tensor
+        (optimizer.Adam(state_dtype="8bit"), False),
+        (Halving(), False),
+        (print, False),
+    ],
+)
+def test_what_may_be_cut(made, expected):
+    assert takes_parts(made) == expected

@@ -1,0 +1,200 @@
+"""The parameter server in several processes: several servers, their states and settings."""
+
+import pytest
+import torch
+from server_jobs import pulled_value
+
+from tristep import kvstore, lr_scheduler, optimizer
+from tristep.trainer.kvstore.server import connect
+
+
+def _several_servers(store, path, name, settings, grads):
+    """Train, save, train on; go back to what was saved, train on again."""
+    start = {i: torch.linspace(-1, 1, 4 + 7 * i).reshape(*shape) for i, shape in enumerate([(4,), (11,), (2, 9), (25,)])}
+    keys, outs = list(start), [torch.empty_like(value) for value in start.values()]
+    made = optimizer.create(name, **settings)
+    store.set_optimizer(made)
+    store.init(keys, list(start.values()))
+    places = [sorted({where for where, _, _ in entry.parts}) for entry in store.placement.entries.values()]
+    grads = [[torch.tensor(grad) for grad in step] for step in grads]
+    for step in range(3):
+        store.pushpull(keys, grads[step], outs)
+    before = [out.clone() for out in outs]
+    store.save_optimizer_states(path)
+    made.set_learning_rate(0.5)
+    store.pushpull(keys, grads[3], outs)
+    store.load_optimizer_states(path)
+    return places, [out.tolist() for out in before], [out.tolist() for out in outs], made.lr, made.num_update
+
+
+@pytest.mark.parametrize("name", ["adam", "lamb"])
+def test_keys_on_two_servers_are_updated_and_saved_as_on_one(run_job, tmp_path, name):
+    shapes, settings = [(4,), (11,), (2, 9), (25,)], {"learning_rate": 0.1, "wd": 0.01}
+    grads = [[torch.randn(shape) for shape in shapes] for _ in range(5)]
+    plain = [[grad.tolist() for grad in step] for step in grads]
+    ((places, before, after, lr, num_update),) = run_job(_several_servers, 1, 2, tmp_path / "states", name, settings, plain)
+    assert places == ([[0], [0, 1], [0, 1], [0, 1]] if name == "adam" else [[0], [1], [0], [1]])
+    assert (lr, num_update) == (0.1, 3)
+
+    values = [torch.linspace(-1, 1, 4 + 7 * i).reshape(shape) for i, shape in enumerate(shapes)]
+    updater = optimizer.Updater(optimizer.create(name, **settings), "eager")
+    for step in range(3):
+        updater([0, 1, 2, 3], grads[step], values)
+    assert before == [value.tolist() for value in values]
+    local = kvstore.create()
+    local.init([0, 1, 2, 3], values)
+    local.set_optimizer(optimizer.create(name, **settings))
+    local.load_optimizer_states(tmp_path / "states")
+    states = local._updater.states
+    for i in range(4):
+        for mine, saved in zip(updater.states[i], states[i], strict=True):
+            assert torch.equal(mine, saved)
+    updater.optimizer.set_learning_rate(0.5)
+    updater([0, 1, 2, 3], grads[3], values)
+    assert after == [value.tolist() for value in values]
+
+
+def _loads(store, path):
+    values = [torch.linspace(-1, 1, 4), torch.linspace(-1, 1, 11)]
+    store.set_optimizer(optimizer.Adam(learning_rate=0.3))
+    store.init([0, 1], values)
+    store.pushpull([0, 1], [torch.ones(4), torch.ones(11)], values)
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
+        store.load_optimizer_states(path.with_name("none"))
+    with pytest.raises(ValueError, match="saved state is of 3 parameters"):
+        store.load_optimizer_states(path.with_name("other"))
+    store.load_optimizer_states(path)
+    store.pushpull([0, 1], [torch.ones(4), torch.ones(11)], values)
+    again = path.with_name("again")
+    store.save_optimizer_states(again)
+    return [value.tolist() for value in values]
+
+
+def test_states_of_one_process_go_to_two_servers(run_job, tmp_path):
+    sizes = 4, 11
+    stores = {}
+    for name, count in {"states": 2, "other": 3}.items():
+        stores[name] = store = kvstore.create()
+        store.init(list(range(count)), [torch.zeros((*sizes, 3)[i]) for i in range(count)])
+        store.set_optimizer(optimizer.Adam(learning_rate=0.1))
+        store.push(list(range(count)), [torch.full(((*sizes, 3)[i],), 2.0) for i in range(count)])
+        store.save_optimizer_states(tmp_path / name)
+    (found,) = run_job(_loads, 1, 2, tmp_path / "states")
+    values = [torch.linspace(-1, 1, size) for size in sizes]
+    optimizer.get_updater(optimizer.Adam(learning_rate=0.3))([0, 1], [torch.ones(size) for size in sizes], values)
+    stores["states"]._updater([0, 1], [torch.ones(size) for size in sizes], values)
+    assert found == [value.tolist() for value in values]
+    stores["states"].load_optimizer_states(tmp_path / "again")
+
+
+def _follows(store):
+    """Rates, multipliers and schedules as the worker's optimizer has them now; what each push takes off."""
+    params = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    ones = [torch.ones(1), torch.ones(1)]
+    made = optimizer.SGD(learning_rate=1.0, param_dict=dict(enumerate(params)), param_idx2name={0: "a", 1: "b"})
+    made.set_lr_mult({"b": 3.0})
+    store.set_optimizer(made)
+    store.init([0, 1], params)
+
+    def off():
+        before = [param.item() for param in params]
+        store.pushpull([0, 1], ones, params)
+        return [round(old - param.item(), 4) for old, param in zip(before, params, strict=True)]
+
+    found = [off()]
+    made.set_learning_rate(0.5)
+    found.append(off())
+    params[0].lr_mult = 2.0
+    found.append(off())
+    made.rescale_grad = 0.25
+    found.append(off())
+    made.rescale_grad, made.wd, made.clip_gradient = 1.0, 0.0, 0.5
+    found.append(off())
+    del params[0].lr_mult
+    made.lr_scheduler = lr_scheduler.FactorScheduler(step=6, factor=0.5, base_lr=8.0)
+    found += [off(), off()]
+    made.lr_scheduler.base_lr = 80.0
+    found.append(off())
+    made.lr_scheduler = lambda number: 0.1
+    with pytest.raises(TypeError, match="known by name at the top level of a module"):
+        off()
+    made.lr_scheduler = None
+    made.set_learning_rate(0.5)
+    found.append(off())
+    return found, made.num_update
+
+
+def test_what_is_changed_reaches_the_servers(run_job):
+    ((found, num_update),) = run_job(_follows, 1, 2)
+    expected = [[1.0, 3.0], [0.5, 1.5], [1.0, 1.5], [0.25, 0.375], [0.5, 0.75]]
+    expected += [[4.0, 12.0], [2.0, 6.0], [40.0, 120.0], [0.25, 0.75]]  # a new base_lr is the next rate, as in MXNet
+    assert found == expected
+    assert num_update == 9
+
+
+def _each_its_batch(store):
+    weight = torch.zeros(1)
+    made = optimizer.SGD(learning_rate=1.0)
+    store.set_optimizer(made)  # both call it: the second changes nothing
+    store.init(7, weight)
+    made.rescale_grad = 1 / (1 + store.rank)
+    for _ in range(4):
+        store.push(7, torch.ones(1))
+    store.barrier()
+    store.set_updater(_adding)  # also only once
+    store.barrier()
+    store.push(7, torch.full((1,), 100.0))
+    store.barrier()
+    return pulled_value(store, 7, weight).item()
+
+
+def _adding(key, pushed, stored):
+    stored.add_(pushed + key)
+
+
+def test_each_worker_has_its_batch_size_and_calls_meant_for_all_count_once(run_job):
+    assert run_job(_each_its_batch, 2, 1) == [208.0, 208.0]  # -4 - 2 + 2 * 107
+
+
+def _refused(store):
+    with pytest.raises(RuntimeError, match="servers serve one store at a time"):
+        connect()
+    for params in ({"type": "powersgd"}, {"type": "auto"}):
+        with pytest.raises(ValueError, match="'powersgd' and 'auto' are for processes that add up their gradients"):
+            store.set_gradient_compression(params)
+    with pytest.raises(ValueError, match=r"compression_params\['threshold'\]=0"):
+        store.set_gradient_compression({"type": "2bit", "threshold": 0})
+    with pytest.raises(TypeError, match="optimizer must be an Optimizer, got str"):
+        store.set_optimizer("sgd")
+    with pytest.raises(TypeError, match=r"updater must be a function .*, got int"):
+        store.set_updater(3)
+    with pytest.raises(TypeError, match="known by name at the top level"):
+        store.set_updater(lambda key, pushed, stored: None)
+    with pytest.raises(RuntimeError, match=r"call set_optimizer\(\) first"):
+        store.load_optimizer_states("anything")
+    with pytest.raises(ValueError, match=r"clip_norm.*each of 2 servers has some"):
+        store.set_optimizer(optimizer.SGD(clip_norm=1.0))
+    store.init([1, 2], [torch.zeros(20), torch.zeros(2, dtype=torch.float64)])
+    with pytest.raises(TypeError, match="all int or all str"):
+        store.init("a", torch.zeros(1))
+    with pytest.raises(ValueError, match="a key comes twice"):
+        store.push([1, 1], [torch.ones(20), torch.ones(20)])
+    with pytest.raises(ValueError, match="LAMB needs arrays whole, and key 1 is cut over 2 servers"):
+        store.set_optimizer(optimizer.LAMB())
+    store.set_optimizer(optimizer.SGD(learning_rate=1.0, state_dtype="bfloat16", momentum=0.5))
+    with pytest.raises(ValueError, match=r"server \d: state_dtype='bfloat16': .* torch.float64"):
+        store.pushpull(2, torch.ones(2, dtype=torch.float64))
+    store.push(2, torch.ones(2, dtype=torch.float64))  # one that fails later
+    with pytest.raises(ValueError, match="server"):
+        store.pull(2, torch.ones(2))
+    store.push(1, torch.ones(20))  # the servers go on
+    last = pulled_value(store, 1, torch.ones(20)).tolist()
+    store.close()
+    store.close()
+    with pytest.raises(RuntimeError, match="this store has been closed"):
+        store.barrier()
+    return last
+
+
+def test_mistakes_are_named_and_servers_go_on(run_job):
+    assert run_job(_refused, 1, 2) == [[-1.0] * 20]

@@ -1,0 +1,254 @@
+"""Trainers of several copies of a model: which store is made, who updates, and which mistakes are named."""
+
+import pytest
+import torch
+from replicas import (
+    TWO_BIT,
+    Remote,
+    assert_close,
+    copies_of,
+    make_batches,
+    small_net,
+    train_copies,
+    weights_of,
+)
+from torch.nn import Parameter
+
+from tristep import Trainer, kvstore
+from tristep.trainer.kvstore import LocalStore
+from tristep.trainer.optimizer import SGD
+from tristep.trainer.sync.kvstore import updates_on_store
+
+
+class Cannot(LocalStore):
+    """A store that holds no optimizer."""
+
+    @classmethod
+    def _capable(cls, capability):
+        return False
+
+
+RAISES = "ValueError"
+
+# kvstore, copies, the store that is made, and who updates with update_on_kvstore None, True, False, and None where the
+# environment says no: True, False, or None where there is no store.
+TABLE = [
+    (None, 1, None, None, RAISES, None, None),
+    (None, 2, None, None, RAISES, None, None),
+    ("local", 1, None, None, RAISES, None, None),
+    ("device", 1, None, None, RAISES, None, None),
+    ("nccl", 1, None, None, RAISES, None, None),
+    ("cannot", 1, None, None, RAISES, None, None),
+    ("local", 2, "local", True, True, False, False),
+    ("device", 2, "device", True, True, False, False),
+    ("nccl", 2, "nccl", True, True, False, False),
+    ("cannot", 2, "cannot", False, RAISES, False, False),
+    (LocalStore, 1, "local", True, True, False, False),
+    (LocalStore, 2, "local", True, True, False, False),
+    (Cannot, 1, "local", False, RAISES, False, False),
+    (Cannot, 2, "local", False, RAISES, False, False),
+]
+
+
+@pytest.mark.parametrize("asked", [None, True, False, "environment"])
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{getattr(row[0], '__name__', row[0])} {row[1]}")
+def test_which_store_is_made_and_who_updates(row, asked, clean_registry, monkeypatch):
+    given, count, made, *decided = row
+    expected = dict(zip((None, True, False, "environment"), decided, strict=True))[asked]
+    kvstore.register(type("Cannot", (Cannot,), {"__init__": lambda self: LocalStore.__init__(self, "cannot")}))
+    if asked == "environment":
+        monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
+        asked = None
+    nets = copies_of(small_net(), count)
+
+    def make():
+        return Trainer(nets, "sgd", kvstore=given() if isinstance(given, type) else given, update_on_kvstore=asked)
+
+    if expected is RAISES:
+        with pytest.raises(ValueError, match="update_on_kvstore=True with kvstore="):
+            make()
+        return
+    trainer = make()
+    train_copies(trainer, nets, make_batches(2))
+    store = getattr(trainer._sync, "store", None)
+    assert (None if store is None else store.type) == made
+    if made is None:
+        assert expected is None
+    else:
+        assert trainer._sync.updates is expected
+        assert (store._updater is not None) is expected
+
+
+def test_an_argument_beats_the_environment(monkeypatch):
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
+    trainer = Trainer(nets := copies_of(small_net()), "sgd", update_on_kvstore=True)
+    train_copies(trainer, nets, make_batches(1))
+    assert trainer._sync.updates
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "yes")
+    with pytest.raises(ValueError, match="MXNET_UPDATE_ON_KVSTORE='yes': must be 0 or 1"):
+        Trainer(copies_of(small_net()), "sgd")
+
+
+def test_a_local_store_does_not_update_large_parameters():
+    for name, expected in (("local", False), ("device", True), (LocalStore("local"), True)):
+        assert updates_on_store(name, True, None, largest=16 * 2**20 + 1) is expected
+        assert updates_on_store(name, True, None, largest=16 * 2**20)
+        assert updates_on_store(name, True, True, largest=16 * 2**20 + 1)
+
+
+def test_stores_whose_workers_do_not_wait_always_update():
+    for name in ("dist_async", "dist_device_async"):
+        assert updates_on_store(name, True, None)
+        with pytest.raises(ValueError, match=f"update_on_kvstore=False with kvstore='{name}'"):
+            Trainer(small_net(), "sgd", kvstore=name, update_on_kvstore=False)
+
+
+def test_a_store_is_used_as_it_is_given():
+    store, model = LocalStore("device"), small_net()
+    trainer = Trainer(model, "adam", {"learning_rate": 0.05}, kvstore=store)
+    alone = Trainer(other := small_net(), "adam", {"learning_rate": 0.05})
+    assert store._values == {}
+    train_copies(trainer, [model], make_batches(3))
+    train_copies(alone, [other], make_batches(3))
+    assert all(map(torch.equal, weights_of(model), weights_of(other)))
+    assert all(map(torch.equal, weights_of(model), store._values.values()))
+    second = Trainer(small_net(), "sgd", kvstore=store)
+    with pytest.raises(ValueError, match="key 0 has been initialized already"):
+        second.state_dict()
+
+
+def test_without_a_store_each_copy_goes_its_own_way():
+    """Counts, too, are of each copy: bias corrections differ where updates were left out."""
+    nets, others = copies_of(small_net()), copies_of(small_net())
+    together = Trainer(nets, "nadam", {"learning_rate": 0.05}, kvstore=None)
+    apart = [Trainer(net, "nadam", {"learning_rate": 0.05}) for net in others]
+    for step, batch in enumerate(make_batches(5)):
+        together.zero_grad()
+        for r, (net, other, trainer) in enumerate(zip(nets, others, apart, strict=True)):
+            trainer.zero_grad()
+            for each in (net, other):
+                if step != 2 or r != 1:
+                    each(batch[r::2]).square().sum().backward()
+            trainer.step(2, ignore_stale_grad=True)
+        together.step(2, ignore_stale_grad=True)
+        for net, other in zip(nets, others, strict=True):
+            assert_close([net], other)
+    assert not torch.equal(nets[0][0].weight, nets[1][0].weight)
+
+
+def test_a_registered_store_is_used(clean_registry, update_on_kvstore):
+    kvstore.register(Remote)
+    model = small_net()
+    nets = copies_of(model)
+    together = Trainer(nets, "adam", {"learning_rate": 0.05}, kvstore="Remote", update_on_kvstore=update_on_kvstore)
+    assert together._sync.store is None
+    alone = Trainer(model, "adam", {"learning_rate": 0.05})
+    train_copies(together, nets, make_batches(2))
+    train_copies(alone, [model], make_batches(2))
+    assert_close(nets, model)
+    setting = ["set_optimizer"] if update_on_kvstore else []
+    calls = together._sync.store.calls  # key by key, with minus the index as priority, as in MXNet
+    assert calls == [*setting, *(("init", "pull") * 4), *(("push", "pull") * 8)]
+    assert together._sync.store.priorities == [0, -1, -2, -3] * 2
+
+
+def test_a_store_that_only_adds_up_trains_as_mxnets_teststore(clean_registry):
+    """MXNet's test_trainer_with_teststore: two copies of a weight, whose gradients of 1 add up; the store cannot update."""
+
+    @kvstore.KVStoreBase.register
+    class TestStore(kvstore.KVStoreBase):
+        def broadcast(self, key, value, out, priority=0):
+            for each in out:
+                each.copy_(value)
+
+        def pushpull(self, key, value, out=None, priority=0):
+            total = sum(value[1:], value[0])
+            for each in value if out is None else out:
+                each.copy_(total)
+
+        @staticmethod
+        def is_capable(capability):
+            return False
+
+    nets = [torch.nn.ParameterDict({"x": Parameter(torch.zeros(10))}) for _ in range(2)]
+    trainer = Trainer(nets, "sgd", {"learning_rate": 1.0, "momentum": 0.5}, kvstore="teststore")
+    for net in nets:
+        net["x"].grad = torch.ones(10)
+    trainer.step(1)
+    assert type(trainer._sync.store) is TestStore
+    assert not trainer._sync.updates
+    assert [net["x"].tolist() for net in nets] == [[-2.0] * 10] * 2
+    with pytest.raises(ValueError, match="cannot hold an optimizer"):
+        Trainer(nets, "sgd", kvstore="teststore", update_on_kvstore=True)
+
+
+def _renamed():
+    net = torch.nn.Sequential()
+    for name, layer in zip("abc", small_net(), strict=True):
+        net.add_module(name, layer)
+    return net
+
+
+def _shared():
+    nets = copies_of(small_net())
+    nets[1][0].weight = nets[0][0].weight
+    return nets
+
+
+MISTAKES = {
+    "other names": (lambda: [small_net(), _renamed()], {}, ValueError, r"params\[1\] is no copy of params\[0\]: '0.bias', "),
+    "another type": (
+        lambda: [small_net(), small_net(torch.float32)],
+        {},
+        ValueError,
+        r"'0.weight' is torch.float32 \(5, 3\), in params\[0\] it is torch.float64 \(5, 3\)",
+    ),
+    "another shape": (
+        lambda: [torch.nn.Linear(2, 1), torch.nn.Linear(3, 1)], {}, ValueError, r"'weight' is torch.float32 \(1, 3\)",
+    ),
+    "the same twice": (lambda: [small_net()] * 2, {}, ValueError, r"params\[1\] and params\[0\] share parameters"),
+    "a shared parameter": (_shared, {}, ValueError, r"params\[1\] and params\[0\] share parameters: .*tristep.replicate"),
+    "a module among parameters": (
+        lambda: [Parameter(torch.ones(1)), small_net()], {}, TypeError, "'1' must be a torch.nn.Parameter, got Sequential",
+    ),
+    "no parameters": (lambda: [torch.nn.Tanh()] * 2, {}, ValueError, "params is empty"),
+    "update without a store": (
+        lambda: copies_of(small_net()),
+        {"kvstore": None, "update_on_kvstore": True},
+        ValueError,
+        "update_on_kvstore=True with kvstore=None: without a store each copy is updated by itself",
+    ),
+    "compression on the CPU": (
+        lambda: copies_of(small_net()),
+        {"kvstore": "local", "compression_params": TWO_BIT},
+        ValueError,
+        "with kvstore='local', which does not compress gradients: use 'device'",
+    ),
+    "no store": (
+        lambda: copies_of(small_net()),
+        {"kvstore": 3},
+        TypeError,
+        "kvstore=3: must be None or a name, .* or a KVStore",
+    ),
+    "a class": (
+        lambda: copies_of(small_net()),
+        {"kvstore": LocalStore},
+        TypeError,
+        "must be None or a name, .* or a KVStore",
+    ),
+    "dist": (lambda: copies_of(small_net()), {"kvstore": "dist_sync"}, ValueError, "params has 2 copies of the model"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_named(case):
+    make, arguments, error, message = MISTAKES[case]
+    with pytest.raises(error, match=message):
+        Trainer(make(), "sgd", **arguments)
+
+
+def test_an_instance_that_was_refused_is_as_before():
+    optimizer = SGD(learning_rate=0.1)
+    with pytest.raises(ValueError, match="no copy"):
+        Trainer([small_net(), _renamed()], optimizer)
+    assert optimizer.param_dict == {}

@@ -1,0 +1,379 @@
+"""The Trainer: learning rates, kinds of params, their names, order and multipliers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import Parameter
+from trainer_cases import CLOSE, backward_with, one_step_rates, values_of
+
+import tristep
+from tristep import Trainer, lr_scheduler
+from tristep.trainer.optimizer import SGD, Adam, Optimizer
+
+
+def test_the_learning_rate_can_be_read_and_set(params, gradients):
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.5})
+    assert trainer.learning_rate == 0.5
+    trainer.set_learning_rate(0.125)
+    assert trainer.learning_rate == 0.125
+    before = values_of(*params)
+    backward_with(params, gradients)
+    trainer.step(1)
+    for weight, old, gradient in zip(params, before, values_of(*gradients), strict=True):
+        np.testing.assert_allclose(values_of(weight)[0], old - 0.125 * gradient, **CLOSE)
+
+
+def test_a_new_rate_does_not_rescale_the_momentum(params, gradients):
+    """The rate is folded into MXNet's momentum, unlike torch's."""
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0, "momentum": 0.5})
+    before = values_of(*params)
+    for rate in (1.0, 0.1):
+        trainer.set_learning_rate(rate)
+        trainer.zero_grad()
+        backward_with(params, gradients)
+        trainer.step(1)
+    for weight, old, gradient in zip(params, before, values_of(*gradients), strict=True):
+        np.testing.assert_allclose(values_of(weight)[0], old - (1.0 + 0.5 * 1.0 + 0.1) * gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_a_scheduler_forbids_setting_the_rate(params):
+    trainer = Trainer(params, "sgd", {"lr_scheduler": lr_scheduler.PolyScheduler(100, base_lr=0.4)})
+    with pytest.raises(UserWarning, match="decided by PolyScheduler.*cannot be set to 0.1.*lr_scheduler = None first"):
+        trainer.set_learning_rate(0.1)
+    assert trainer.learning_rate == 0.4
+    trainer.optimizer.lr_scheduler = None
+    trainer.set_learning_rate(0.1)
+    assert trainer.learning_rate == 0.1
+
+
+def test_factor_scheduler_in_a_trainer(params, gradients):
+    """MXNet's test_trainer_lr_sched: the rate drops after updates 3, 5, 7 and so on."""
+    schedule = lr_scheduler.FactorScheduler(2, factor=0.1, base_lr=1)
+    trainer = Trainer(params, "sgd", {"learning_rate": 1, "lr_scheduler": schedule})
+    rate = 1
+    for i in range(10):
+        trainer.zero_grad()
+        backward_with(params, gradients)
+        trainer.step(1)
+        if i % 2 == 0:
+            assert trainer.learning_rate == pytest.approx(rate)
+            rate *= 0.1
+    assert trainer.optimizer.num_update == 10
+
+
+def test_the_first_step_asks_a_schedule_for_update_1(params, gradients):
+    asked = []
+
+    def schedule(num_update):
+        asked.append(num_update)
+        return 0.25 * num_update
+
+    trainer = Trainer(params, "sgd", {"lr_scheduler": schedule})
+    for wanted in (0.25, 0.5):
+        before = values_of(*params)
+        trainer.zero_grad()
+        backward_with(params, gradients)
+        trainer.step(1)
+        for weight, old, gradient in zip(params, before, values_of(*gradients), strict=True):
+            np.testing.assert_allclose(values_of(weight)[0], old - wanted * gradient, **CLOSE)
+    assert asked == [1, 2]
+
+
+def test_the_optimizer_is_at_hand(params):
+    optimizer = Adam(beta1=0.8)
+    assert Trainer(params, optimizer).optimizer is optimizer
+    made = Trainer(params, "adam", {"beta1": 0.8}).optimizer
+    assert type(made) is Adam
+    assert made.beta1 == 0.8
+
+
+def test_optimizer_params_may_be_pairs(params):
+    assert Trainer(params, "sgd", (("learning_rate", 0.7), ("momentum", 0.2))).optimizer.momentum == 0.2
+
+
+def test_hyper_parameters_can_be_changed_between_steps(params, gradients, engine):
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0}, engine=engine)
+    before, sums = values_of(*params), [0.0] * len(params)
+    for wd, clip in ((0.0, None), (0.5, None), (0.0, 0.25), (0.0, -1.0)):
+        trainer.optimizer.wd, trainer.optimizer.clip_gradient = wd, clip
+        for i, (value, gradient) in enumerate(zip(values_of(*params), values_of(*gradients), strict=True)):
+            limited = np.clip(gradient, -clip, clip) if clip and clip > 0 else gradient
+            sums[i] = sums[i] - (limited + wd * value)
+        trainer.zero_grad()
+        backward_with(params, gradients)
+        trainer.step(1)
+    for weight, old, moved in zip(values_of(*params), before, sums, strict=True):
+        np.testing.assert_allclose(weight, old + moved, rtol=1e-5, atol=1e-6)
+
+
+def test_switching_momentum_on_creates_its_state(params, gradients):
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    before = values_of(*params)
+    for momentum in (0.0, 0.5, 0.5):
+        trainer.optimizer.momentum = momentum
+        trainer.zero_grad()
+        backward_with(params, gradients)
+        trainer.step(1)
+    for weight, old, gradient in zip(params, before, values_of(*gradients), strict=True):
+        np.testing.assert_allclose(values_of(weight)[0], old - (1 + 1 + 1.5) * gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_multipliers_of_parameters_are_read_at_every_step(params):
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    assert one_step_rates(trainer, params) == pytest.approx([1, 1, 1], rel=1e-5)
+    params[1].lr_mult = 0.25
+    assert one_step_rates(trainer, params) == pytest.approx([1, 0.25, 1], rel=1e-5)
+    params[1].lr_mult, params[2].lr_mult = 2.0, 0.0
+    assert one_step_rates(trainer, params) == pytest.approx([1, 2, 0], rel=1e-5)
+    del params[1].lr_mult, params[2].lr_mult
+    assert one_step_rates(trainer, params) == pytest.approx([1, 1, 1], rel=1e-5)
+
+
+def test_wd_mult_of_parameters(params, gradients):
+    params[0].wd_mult, params[1].wd_mult = 0.0, 3.0
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0, "wd": 0.1})
+    before = values_of(*params)
+    backward_with(params, gradients)
+    trainer.step(1)
+    for weight, old, gradient, wd in zip(values_of(*params), before, values_of(*gradients), (0, 0.3, 0.1), strict=True):
+        np.testing.assert_allclose(weight, old - gradient - wd * old, **CLOSE)
+
+
+def test_a_parameters_own_multiplier_comes_before_the_optimizers(params):
+    """As under Gluon's Trainer, set_lr_mult reaches only parameters that have no multiplier of their own."""
+    params[0].lr_mult = 0.5
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    trainer.optimizer.set_lr_mult({0: 4.0, 1: 2.0})
+    assert one_step_rates(trainer, params) == pytest.approx([0.5, 2, 1], rel=1e-5)
+    trainer.optimizer.set_lr_mult({})
+    assert one_step_rates(trainer, params) == pytest.approx([0.5, 1, 1], rel=1e-5)
+
+
+def test_multipliers_by_name(params):
+    optimizer = SGD(learning_rate=1.0, param_idx2name={0: "a_weight", 1: "a_bias", 2: "b_weight"})
+    trainer = Trainer(params, optimizer)
+    optimizer.set_lr_mult({"a_bias": 2.0, "b_weight": 0.5})
+    assert one_step_rates(trainer, params) == pytest.approx([1, 2, 0.5], rel=1e-5)
+
+
+def test_multipliers_of_unknown_parameters_are_refused():
+    net = torch.nn.Linear(2, 1)
+    trainer = Trainer(net, "sgd", {"learning_rate": 1.0})
+    trainer.optimizer.set_lr_mult({"bias": 3.0, 0: 2.0})
+    assert one_step_rates(trainer, list(net.parameters())) == pytest.approx([2, 3], rel=1e-5)
+    for given, key in (({"bais": 0.5}, "'bais'"), ({2: 0.5}, "2"), ({"0": 0.5}, "'0'")):
+        for setter, argument in ((trainer.optimizer.set_lr_mult, "lr_mult"), (trainer.optimizer.set_wd_mult, "wd_mult")):
+            with pytest.raises(ValueError, match=rf"{argument}\[{key}\]: no parameter has this name or index"):
+                setter(given)
+        made = SGD()
+        made.set_wd_mult(given)
+        with pytest.raises(ValueError, match=rf"wd_mult\[{key}\]: no parameter .* names 'bias', 'weight'"):
+            Trainer([{"params": net.named_parameters(), "lr_mult": 0.5}], made)
+    assert trainer.optimizer.multipliers(1) == (3.0, 1.0)
+    assert not vars(net.weight)  # a trainer that is refused changes nothing
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({0: "bias", 1: "weight"}, r"param_idx2name\[0\]='bias': parameter 0 of this Trainer is 'weight'"),
+        ({2: "weight"}, r"param_idx2name\[2\]='weight': there is no such parameter; indices are 0 to 1"),
+    ],
+)
+def test_names_that_are_not_those_of_the_module_are_refused(names, message):
+    """In MXNet's order of the parameters, say: the wrong one would not be decayed."""
+    net = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match=message):
+        Trainer(net, "sgd", {"param_idx2name": names})
+    Trainer(net, "sgd", {"param_idx2name": {0: "weight", 1: "bias"}})
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_grad_req_is_not_ignored(by_hand):
+    net = torch.nn.Linear(2, 1)
+    net.bias.grad_req = "add"  # which torch does
+    made = _MXNetsAdam() if by_hand else SGD(learning_rate=1.0)
+    trainer = Trainer(net, made)
+    net(torch.ones(1, 2)).sum().backward()
+    trainer.step(1)
+    before = net.weight.detach().clone()
+    net.weight.grad_req = "null"
+    net(torch.ones(1, 2)).sum().backward()
+    for refused in (lambda: trainer.step(1), lambda: Trainer(net, "sgd")):
+        with pytest.raises(ValueError, match="grad_req='null' of parameter 'weight': .*requires_grad_"):
+            refused()
+    assert torch.equal(net.weight, before)
+
+
+class _MXNetsAdam(Optimizer):
+    """Adam as MXNet 1.9.1's optimizers that update several parameters together are written."""
+
+    aggregate_num = 2
+
+    def create_state(self, index, weight):
+        return (torch.zeros_like(weight), torch.zeros_like(weight))
+
+    def update(self, indices, weights, grads, states):
+        if not isinstance(indices, (tuple, list)):
+            indices, weights, grads, states = [indices], [weights], [grads], [states]
+        assert len(indices) <= 2
+        assert len({weight.dtype for weight in weights}) == 1
+        self._update_count(indices)
+        lrs, wds = self._get_lrs(indices), self._get_wds(indices)
+        for i, weight, grad, (mean, var), lr, wd in zip(indices, weights, grads, states, lrs, wds, strict=True):
+            t = self._index_update_count[i]
+            grad = grad * self.rescale_grad + wd * weight
+            mean.mul_(0.9).add_(grad, alpha=0.1)
+            var.mul_(0.999).addcmul_(grad, grad, value=0.001)
+            weight -= lr * math.sqrt(1 - 0.999**t) / (1 - 0.9**t) * mean / (var.sqrt() + 1e-12)
+
+
+def test_an_optimizer_that_updates_lists_as_in_mxnet():
+    params = [Parameter(torch.linspace(1, 2, 3, dtype=torch.float32 if i == 1 else torch.float64)) for i in range(4)]
+    ours = [Parameter(param.detach().clone()) for param in params]
+    theirs = torch.optim.Adam(params, lr=0.1, weight_decay=0.5, eps=1e-12)
+    trainer = Trainer(ours, _MXNetsAdam(learning_rate=0.1, wd=0.5))
+    for n in range(3):
+        for i, (one, other) in enumerate(zip(params, ours, strict=True)):
+            one.grad = torch.full_like(one, math.sin(4 * n + i))
+            other.grad = one.grad * 2
+        theirs.step()
+        trainer.step(2)
+    for one, other in zip(params, ours, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-7)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        trainer.optimizer._index_update_count[0] = 7
+
+
+def test_groups_have_multipliers(params):
+    groups = [{"params": params[:1], "lr_mult": 0.1}, {"params": [("head", params[1])]}, {"params": params[2], "wd_mult": 0}]
+    trainer = Trainer(groups, "sgd", {"learning_rate": 1.0})
+    assert one_step_rates(trainer, params) == pytest.approx([0.1, 1, 1], rel=1e-5)
+    assert params[2].wd_mult == 0.0
+    assert not vars(params[1])
+    assert set(trainer.state_dict()["counts"]) == {"0.0", "head", "2.0"}
+
+
+def test_biases_decay(device):
+    """Under a Trainer nothing is exempt from the decay, unlike in MXNet's Module."""
+    net = torch.nn.Linear(2, 2).to(device)
+    before = values_of(net.weight, net.bias)
+    trainer = Trainer(net, "sgd", {"learning_rate": 1.0, "wd": 0.5})
+    (net(torch.zeros(1, 2, device=device)) * 0).sum().backward()
+    trainer.step(1)
+    for now, old in zip(values_of(net.weight, net.bias), before, strict=True):
+        np.testing.assert_allclose(now, 0.5 * old, **CLOSE)
+
+
+def test_names_decide_the_decay_where_they_are_given(device):
+    """MXNet 1.9.1's rule, for names with underscores and, as torch writes them, with dots."""
+    names = ["fc_weight", "fc_bias", "bn_gamma", "bn_beta", "fc.weight", "fc.bias"]
+    params = [Parameter(torch.ones(3, device=device)) for _ in names]
+    optimizer = SGD(learning_rate=1.0, wd=0.5, param_idx2name=dict(enumerate(names)))
+    trainer = Trainer(params, optimizer)
+    backward_with(params, [torch.zeros_like(param) for param in params])
+    trainer.step(1)
+    assert [float(param.detach()[0]) for param in params] == [0.5, 1, 0.5, 1, 0.5, 1]
+    optimizer.set_wd_mult({"fc_bias": 1.0})
+    assert optimizer.multipliers(1) == (1.0, 1.0)
+    assert optimizer.multipliers(3) == (1.0, 0.0)
+
+
+def test_a_dict_is_taken_in_the_order_of_its_names(device):
+    params = {name: Parameter(torch.zeros(1, device=device)) for name in ("b", "a9", "a", "a10")}
+    trainer = Trainer(params, "sgd", {"learning_rate": 1.0})
+    order = [params[name] for name in ("a", "a10", "a9", "b")]
+    assert all(trainer.optimizer.param_dict[i] is param for i, param in enumerate(order))
+    trainer.optimizer.set_lr_mult({1: 7.0})
+    assert one_step_rates(trainer, order) == pytest.approx([1, 7, 1, 1])
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda net: net,
+        lambda net: net.parameters(),
+        lambda net: list(net.parameters()),
+        lambda net: net.named_parameters(),
+        lambda net: dict(net.named_parameters()),
+        lambda net: [{"params": net.parameters()}],
+        lambda net: torch.nn.ParameterList(net.parameters()),
+        lambda net: ({"params": [p]} for p in net.parameters()),
+    ],
+    ids=["module", "generator", "list", "pairs", "dict", "group", "ParameterList", "generator of groups"],
+)
+def test_params_come_in_many_forms(form, device):
+    net = torch.nn.Linear(3, 2).to(device)
+    trainer = Trainer(form(net), "sgd", {"learning_rate": 1.0})
+    assert one_step_rates(trainer, [net.weight, net.bias]) == pytest.approx([1, 1], rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["a module", "copies", "in backward", "a list"])
+def test_nadam_takes_a_modules_parameters_in_gluons_order(form):
+    """One momentum schedule goes from parameter to parameter: of a module by name, bias first; of a list as it is."""
+    net = torch.nn.Linear(3, 2).double()
+    nets = [net, *(tristep.replicate(net, ["cpu"]) if form == "copies" else [])]
+    given = {"copies": nets, "a list": list(net.parameters())}.get(form, net)
+    trainer = Trainer(given, "nadam", {"learning_rate": 0.01}, update_on_kvstore=False if form == "copies" else None)
+    names = ["weight", "bias"] if form == "a list" else ["bias", "weight"]
+    values = {name: param.detach().numpy().copy() for name, param in net.named_parameters()}
+    moments = dict.fromkeys(names, (0.0, 0.0))
+    schedule = 1.0
+    for t in (1, 2):
+        now, following = (0.9 * (1 - 0.5 * 0.96 ** (n * 0.004)) for n in (t, t + 1))
+        for name in names:
+            schedule *= now
+            g = np.full_like(values[name], 2.0 * t)
+            mean, var = moments[name]
+            mean, var = 0.9 * mean + 0.1 * g, 0.999 * var + 0.001 * g**2
+            step = (1 - now) * g / (1 - schedule) + following * mean / (1 - schedule * following)
+            values[name] = values[name] - 0.01 * step / (np.sqrt(var / (1 - 0.999**t)) + 1e-8)
+            moments[name] = mean, var
+        if form == "in backward":
+            with trainer.step_in_backward(1):
+                sum((2.0 * t * param).sum() for param in net.parameters()).backward()
+        else:
+            for each in nets:
+                for param in each.parameters():
+                    param.grad = torch.full_like(param, 2.0 * t / len(nets))
+            trainer.step(1)
+    for each in nets:
+        for name, param in each.named_parameters():
+            np.testing.assert_allclose(param.detach().numpy(), values[name], rtol=1e-12)
+
+
+@pytest.mark.parametrize("form", [lambda net: net, lambda net: [*net, *net], lambda net: [net[0], net[1], net[0]]])
+def test_a_shared_parameter_is_updated_once(form, device):
+    shared = Parameter(torch.zeros(3, device=device))
+    net = torch.nn.ParameterList([shared, Parameter(torch.zeros(2, device=device)), shared])
+    trainer = Trainer(form(net), "sgd", {"learning_rate": 1.0})
+    assert one_step_rates(trainer, [net[0], net[1]]) == [1, 1]
+    assert list(trainer.optimizer.counts.values()) == [1, 1]
+
+
+def test_tied_layers_are_updated_once_with_the_summed_gradient(device):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)).to(device)
+    net[1].weight = net[0].weight
+    trainer = Trainer(net, "sgd", {"learning_rate": 0.1})
+    net(torch.ones(1, 2, device=device)).sum().backward()
+    expected = values_of(net[0].weight)[0] - 0.1 * values_of(net[0].weight.grad)[0]
+    trainer.step(1)
+    np.testing.assert_allclose(values_of(net[1].weight)[0], expected, **CLOSE)
+
+
+def test_repr_says_what_is_trained_and_how(params):
+    text = repr(Trainer(params, "sgd", {"momentum": 0.5}))
+    assert text.startswith("Trainer(3 parameters, 30 elements, SGD(momentum=0.5")
+
+
+@pytest.fixture
+def net(device):
+    """Two layers, of which a loss may reach one or both."""
+    return torch.nn.ModuleDict({"body": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 1)}).to(device)
+
+
+@pytest.fixture
+def trainer(net):
+    return Trainer(net, "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1})
