@@ -19,7 +19,6 @@ MANY_PARAMETERS = {  # functions of Triton, which takes no records
 LARGE_CLASSES = {
     # public faces, whose members users know from MXNet or torch
     "tristep.kernels.update.Update",
-    "tristep.trainer.core.TrainerCore",
     "tristep.trainer.kvstore.server.store.ServerStore",
     "tristep.trainer.optimizer.base.Optimizer",
     "tristep.trainer.optimizer.rule_optimizer.RuleOptimizer",
@@ -31,6 +30,7 @@ LARGE_CLASSES = {
     "tristep.kernels.backends.eager.EagerUpdate",
     "tristep.kernels.backends.triton.launch.TritonUpdate",
     "tristep.kernels.groups.Group",
+    "tristep.trainer.core.TrainerCore",
     "tristep.trainer.ensemble.group.EnsembleGroup",
     "tristep.trainer.kvstore.server.core.ServerCore",
     "tristep.trainer.optim.plan._Part",
