@@ -1,4 +1,4 @@
-"""Training steps in several gloo processes on this machine, beside torch's DDP and ZeroRedundancyOptimizer.
+"""Training steps in several gloo processes on this machine, compared with torch's DDP and ZeroRedundancyOptimizer.
 
     python benchmarks/distributed.py                    all of it, in two processes
     python benchmarks/distributed.py --ranks 4          in four
@@ -11,7 +11,7 @@ the rounds of the ratio to the peer's time in the same round. Where other progra
 time of all ranks together says more.
 
 Bytes are those that the loopback device counted while a way took its step, per rank, the least of all rounds, since other
-programs may send, too. Beside them stands what a ring needs: 2 (N - 1) / N times the bytes of all parameters.
+programs may send, too. Next to them is what a ring needs: 2 (N - 1) / N times the bytes of all parameters.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _measure(rank: int, name: str, ranks: int, rounds: int, port: int, answers: 
             together = torch.tensor([time.process_time() - start_busy])
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             dist.all_reduce(together)
-            if k >= 3:  # buckets are made anew, and kernels compiled, before
+            if k >= 3:  # buckets are created again, and kernels compiled, before
                 times[way].append(slowest.item())
                 busy[way].append(together.item())
                 sent[way].append(_sent_by_loopback() - before)

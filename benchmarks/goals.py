@@ -1,4 +1,4 @@
-"""What tristep is to reach, and what a run found of it: numbers of `run.py`'s JSON, each beside its goal.
+"""What tristep is to reach, and what a run found of it: numbers of `run.py`'s JSON, each next to its goal.
 
 python benchmarks/goals.py benchmarks/results/cpu.json
 """
@@ -88,9 +88,9 @@ GOALS = {
             most=1.03,
         ),
         Goal("the slowest rule, of copy", _worst_rule, least=0.9),
-        Goal("the slowest rule beside foreach, foreach / tristep", _worst_against_foreach, least=2),
+        Goal("the slowest rule compared with foreach, foreach / tristep", _worst_against_foreach, least=2),
         Goal(
-            "most memory besides, MB", lambda parts: max(row["tristep"] for row in parts["memory"].values()), most=1.0
+            "most additional memory, MB", lambda parts: max(row["tristep"] for row in parts["memory"].values()), most=1.0
         ),
         Goal("first step, cold, s", lambda parts: parts["first"]["cold"], most=2.0),
         Goal("first step, compiled before, s", lambda parts: parts["first"]["cached"], most=0.05),
@@ -112,7 +112,7 @@ GOALS = {
             _clipped("6 tensors of an MLP", _TINY, "100 x 100,000", "1 x 16.8 M"),
             most=0.8,
         ),
-        Goal("the slowest rule beside foreach, foreach / tristep", _worst_against_foreach, least=1.0),
+        Goal("the slowest rule compared with foreach, foreach / tristep", _worst_against_foreach, least=1.0),
         Goal("launches of a step, 148 tensors", lambda parts: parts["host"]["launches_per_step"], most=1),
         Goal("host, gradients kept, µs", lambda parts: parts["host"]["host_us_per_step_stable_gradients"], most=10),
         Goal("host, new gradients, µs", lambda parts: parts["host"]["host_us_new_gradients"], most=40),

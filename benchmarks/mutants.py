@@ -164,7 +164,7 @@ def _is_left_out(node: ast.AST, excluded: set[str], scope: Scope) -> bool:
 
 
 def _changes(node: ast.AST, scope: Scope) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """What may be put in the place of what, with the kind of change."""
+    """What may replace what, with the kind of change."""
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC and not _is_text(node.left, node.right):
         yield "arithmetic", node, ast.BinOp(node.left, _ARITHMETIC[type(node.op)](), node.right)
     if isinstance(node, ast.AugAssign) and type(node.op) in _ARITHMETIC and not _is_text(node.value):

@@ -10,7 +10,7 @@ kills.
     python benchmarks/mutation.py show       what survived, as diffs
 
 All work on the snapshot of the working tree that `map` takes, in the folder --cache. What is known already is not looked for
-again: `map` starts anew where tests or product have changed, verdicts are kept in verdicts.jsonl by the text of the mutated
+again: `map` starts again where tests or product have changed, verdicts are kept in verdicts.jsonl by the text of the mutated
 file, for you to remove when tests have changed. The mutants depend on --seed; fewer of them (--count) are the first of more.
 
 A mutant meets only the test files that call its function. What is compiled Python does not call: it meets each file that
@@ -49,15 +49,15 @@ ROOT = Path(__file__).parents[1]
 TESTS = ("tests/kernels", "tests/trainer")
 CASES = {"quick": ("--cases", "quick"), "rest": ("--cases", "rest"), "full": ("--cases", "full")}
 GOAL = 0.95
-# The test files that a mutant of a group meets first, besides those called like its module.
+# The test files that a mutant of a group meets first, in addition to those named like its module.
 FIRST = {
     "rules": ("parity", "golden_optimizers", "optimizers", "modern"),
-    "storage": ("storage", "packed", "eight_bits", "fewer_bits"),
+    "storage": ("storage", "packed", "eight_bits", "low_precision"),
     "engines": ("engines", "layouts", "parity", "reductions"),
     "optimizers": ("optimizers", "golden_optimizers", "options", "modern"),
 }
 HEAD = 6  # test files that have a process of their own before the others, whose collection alone takes 10 s
-# What backends/cpu builds into its loops from storage, besides constants. numba's cache does not notice when it changes.
+# What backends/cpu builds into its loops from storage, apart from constants. numba's cache does not notice when it changes.
 BUILT_IN = ("_base", "zero_level", "stretch")
 MEMORY = 16 * 2**30  # bytes that a test process may take: a mutant may ask for any number
 

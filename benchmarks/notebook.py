@@ -10,12 +10,12 @@ The parts:
     race        41 rates x 8 optimizers x 200 steps: made ready and run, run again from another start as when it is dragged,
                 and from there to the bytes that a browser gets
     basins      256 x 256 starts, 300 steps of Adam
-    sweep       64 copies of a network beside single runs of `Trainer`, and beside `torch.func.vmap` with one
+    sweep       64 copies of a network against single runs of `Trainer`, and against `torch.func.vmap` with one
                 `torch.optim` optimizer for all, which gives all of them the same rate
-    pictures    redrawing by `viz.render.matplotlib.Picture` beside matplotlib as notebooks commonly use it, see
+    pictures    redrawing by `viz.render.matplotlib.Picture` against matplotlib as notebooks commonly use it, see
                 notebook_pictures.py
     dashboard   a frame of a live dashboard, from a new step to the bytes that a browser gets
-    live        training that is recorded, in stretches with and without a dashboard of it, which `LiveLoop` draws anew 4
+    live        training that is recorded, in stretches with and without a dashboard of it, which `LiveLoop` redraws 4
                 times a second at most, by both renderers of widgets; no page is open, but all that one would get is made
     curves      100,000 recorded steps as a picture
     recorder    training steps of a small GPT-2 in its 148 tensors, recorded at the default interval and not, in turns

@@ -1,24 +1,24 @@
-"""From a key on a slider to the new picture, in a real browser: a scene by both renderers beside `interact` and matplotlib.
+"""From a key on a slider to the new picture, in a real browser: a scene by both renderers against `interact` and matplotlib.
 
     python benchmarks/notebook_browser.py               all of it, about three minutes; an idle machine, please
     python benchmarks/notebook_browser.py --keys 5      fewer keys
     python benchmarks/notebook_browser.py --out FILE    where the JSON goes
 
 The picture is the same for all, 9 x 4.5 inches: a function of two variables as colours with 8 paths of 201 points on it, and
-8 curves beside. A slider chooses one of 41 rates. It is shown
+8 curves next to it. A slider chooses one of 41 rates. It is shown
 
 - by `SceneWidget` in JupyterLab, which has all 41 in the browser, as `viz.set_renderer("canvas")` shows it;
 - by `SceneBox` in JupyterLab, as `viz.set_renderer("ipywidgets")` shows it, in ipywidgets alone: with 41 pictures in the
   browser (frames), and with one that the kernel draws again for each value (image), as where there are too many for that;
 - by a slider and an image of ipywidgets alone, with pictures that were drawn beforehand in the kernel (floor): what of
   "image" is the way to the kernel and back, and what the browser does with a picture;
-- by `ipywidgets.interact` with matplotlib's inline figures in the same JupyterLab, drawn anew for each value, which is how
+- by `ipywidgets.interact` with matplotlib's inline figures in the same JupyterLab, drawn again for each value, which is how
   a notebook usually does it;
 - by `page`, from a file.
 
 The time is from the keydown event to the last thing that is painted for it: the last call that draws on a canvas, or the
 last new picture that has been decoded. Each key waits until nothing has been painted for a while, and must have given
-another picture. Beside it stands the time to the end of the browser's next frame, with which it goes to the screen. Chromium
+another picture. Next to it is the time to the end of the browser's next frame, with which it goes to the screen. Chromium
 draws in software, on the cores that also run the kernel. It needs Debian's chromium and chromium-driver, and what
 `make test` installs.
 """

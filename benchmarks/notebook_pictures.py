@@ -1,4 +1,4 @@
-"""What a picture costs the kernel: drawn anew as notebooks commonly do it, and redrawn by `viz.render.matplotlib.Picture`.
+"""What a picture costs the kernel: drawn from scratch as notebooks do it, and redrawn by `viz.render.matplotlib.Picture`.
 
 Both draw the same curves in figures of the same size and write a PNG file, in this process, turn by turn.
 """

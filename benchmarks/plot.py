@@ -1,6 +1,6 @@
 """Draws what run.py wrote.
 
-python benchmarks/plot.py benchmarks/results/cpu.json       writes cpu.png beside it
+python benchmarks/plot.py benchmarks/results/cpu.json       writes cpu.png next to it
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def draw(results: Mapping[str, Any], path: Path) -> None:
     figure = Figure(13, 17)
     grid = figure.add_gridspec(4, 2, height_ratios=(1.1, 1, 1, 2.6), hspace=0.42, wspace=0.42)
     grid.update(left=0.17, right=0.97, top=0.94, bottom=0.04)
-    figure.text(0.02, 0.975, "tristep's step beside its peers'", color=INK, fontsize=15, weight="bold")
+    figure.text(0.02, 0.975, "tristep's step compared with its peers'", color=INK, fontsize=15, weight="bold")
     figure.text(0.02, 0.96, results["machine"], color=QUIET, fontsize=8)
     drawn = {
         "steps": (_steps, grid[0, 0], "A step of AdamW: times as long as tristep's"),
         "clip": (_clip, grid[0, 1], "Clipping by the norm and AdamW: torch's time over tristep's"),
         "growth": (_growth, (grid[1, 0], grid[1, 1]), ""),
-        "stored": (_stored, grid[2, :], "AdamW in fewer bits: µs of a step, and its share of a copy of as many bytes"),
+        "stored": (_stored, grid[2, :], "AdamW in low precision: µs of a step, and its share of a copy of as many bytes"),
         "rules": (_rules, grid[3, :], "Every rule: share of a copy of its own bytes, and peers' times over its"),
     }
     for part, (function, where, title) in drawn.items():

@@ -1,4 +1,4 @@
-"""Trains two small networks with weights and states stored in fewer bits, and compares the losses with those of float32.
+"""Trains two small networks with weights and states stored in low precision, and compares the losses with those of float32.
 
     python benchmarks/quality.py                 all of it, five to ten minutes on two cores
     python benchmarks/quality.py --only digits   one network: digits or text

@@ -49,8 +49,8 @@ OWN_HYPER = {
     "sophia": {"rho": 0.04},
 }
 
-# Optimizers that do what a rule does: the class, and its arguments beside the rate. Of torch.optim's, `foreach` and, where
-# there is one, `fused` are timed; others as they come.
+# Optimizers that do what a rule does: the class, and its arguments other than the learning rate. Of torch.optim's, `foreach`
+# and, where there is one, `fused` are timed; others by default.
 PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "adabelief": ("pytorch_optimizer", "AdaBelief", {"weight_decay": 0.01}),
     "adadelta": ("torch.optim", "Adadelta", {"weight_decay": 0.01}),
@@ -92,7 +92,7 @@ PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-# AdamW with weights and states in fewer bits: the weights' type, options, and bytes that a step must move for each element.
+# AdamW with weights and states in low precision: the weights' type, options, and bytes that a step moves for each element.
 # States of 8 bits have a scale of 32 for each 256 elements, tristep's for each 128.
 _EIGHT, _PACKED = 2 * 2 * (1 + 4 / 256), 2 * 2 * (1 + 4 / 128)
 STORED: dict[str, tuple[torch.dtype, dict[str, Any], float]] = {
@@ -165,7 +165,7 @@ def as_written(params: Sequence[torch.nn.Parameter]) -> Callable[[], None]:
 
 
 def as_new(params: Sequence[torch.nn.Parameter]) -> Callable[[], None]:
-    """A function that puts new tensors in the place of all gradients, as after `zero_grad()`."""
+    """A function that replaces all gradients by new tensors, as after `zero_grad()`."""
     spare = [torch.randn_like(param) for param in params]
 
     def replace() -> None:
@@ -189,7 +189,7 @@ def adamw_steps(params: list[torch.nn.Parameter], names: Sequence[str], new: boo
             trainer = tristep.Trainer(params, "adamw", {"learning_rate": 1e-3, "wd": 0.01})
             run: Callable[[], object] = partial(trainer.step, 1)
         elif name == "torch compiled":
-            # On a GPU the rate may be a tensor, so that another one is not compiled anew.
+            # On a GPU the rate may be a tensor, so that another one is not compiled again.
             on_gpu = params[0].is_cuda
             lr: Any = torch.tensor(1e-3, device=params[0].device) if on_gpu else 1e-3
             run = torch.compile(torch.optim.AdamW(params, lr=lr, weight_decay=0.01, foreach=True, capturable=on_gpu).step)
@@ -225,7 +225,7 @@ def clip_steps(params: list[torch.nn.Parameter]) -> Steps:
 
 
 def telemetry_steps(params: list[torch.nn.Parameter]) -> Steps:
-    """AdamW without telemetry, with it at every step and at some, and with a histogram besides."""
+    """AdamW without telemetry, with it at every step and at some, and with a histogram in addition."""
     kinds: dict[str, Any] = {
         "tristep": None,
         "with telemetry": True,
@@ -240,7 +240,7 @@ def telemetry_steps(params: list[torch.nn.Parameter]) -> Steps:
 
 
 def folded_steps(params: list[torch.nn.Parameter], device: str) -> Steps:
-    """Gradients of a scaled loss: unscaled, looked at for what is not finite, clipped, AdamW, and the weights' average.
+    """Gradients of a scaled loss: unscaled, checked for non-finite values, clipped, AdamW, and the weights' average.
 
     The scale is 1 and stays so, or torch, which unscales the gradients where they lie, would make them smaller every time.
     """
@@ -294,7 +294,7 @@ def training_steps(device: str) -> Steps:
 
 
 def stored_steps(workload: Workload, device: str) -> Iterator[tuple[str, Step]]:
-    """AdamW with weights and states in fewer bits, tristep's ways and then the peers' that are installed."""
+    """AdamW with weights and states in low precision, tristep's ways and then the peers' that are installed."""
     params = {dtype: parameters(workload, device, dtype) for dtype in (torch.float32, torch.bfloat16)}
     for name, (dtype, options, moved) in STORED.items():
         trainer = tristep.Trainer(params[dtype], "adamw", {"learning_rate": 1e-3, "wd": 0.01, **options})

@@ -1,22 +1,22 @@
-"""Times tristep beside torch.optim and other peers, in one process and in turns; writes JSON and draws it.
+"""Times tristep against torch.optim and other peers, in one process and in turns; writes JSON and draws it.
 
     python benchmarks/run.py                 on the CPU, all parts: 8 minutes on two cores
     python benchmarks/run.py --gpu           on the GPU
     python benchmarks/run.py --only rules    one part or several
     python benchmarks/run.py --out FILE      where the JSON goes; of a file that is there, only the parts that are timed
-                                             change. A picture of the same name goes beside it
+                                             change. A picture of the same name goes next to it
 
 The parts:
 
-    steps       a whole step of AdamW on models and on many small tensors, beside torch's three ways
+    steps       a whole step of AdamW on models and on many small tensors, against torch's three ways
     new         the same with new gradient tensors at every step, as after zero_grad(), where the host is what costs
-    compiled    the same beside torch.compile of torch's step
+    compiled    the same against torch.compile of torch's step
     growth      what a step costs as tensors, or the elements of one, become more
     clip        clipping by the norm of all gradients, and AdamW
     folded      the same with a scaled loss and an average of the weights
     telemetry   what each step does to each parameter, recorded or not
-    stored      weights and states in fewer bits
-    rules       every rule on one large matrix, beside its peers
+    stored      weights and states in low precision
+    rules       every rule on one large matrix, against its peers
     matrices    Muon on many matrices
     symmetric   X X^T by half (GPU)
     compression gradients as codes of a few bits
@@ -121,7 +121,7 @@ def machine(device: str) -> str:
 
 
 def time_steps(device: str) -> Table:
-    """A whole step of AdamW: `Trainer.step` beside `torch.optim.AdamW.step`."""
+    """A whole step of AdamW: `Trainer.step` against `torch.optim.AdamW.step`."""
     print("AdamW, gradients kept in place")
     names = ["tristep", "torch fused", "torch foreach", "torch loop"]
     found = {}
@@ -148,8 +148,8 @@ def time_new(device: str) -> Table:
 
 
 def time_compiled(device: str) -> Table:
-    """AdamW beside torch's own compiler."""
-    print("AdamW, beside torch.compile(optimizer.step)")
+    """AdamW against torch's own compiler."""
+    print("AdamW, against torch.compile(optimizer.step)")
     found = {}
     for workload in {"cpu": workloads.STEPS["cpu"][:1], "cuda": workloads.STEPS["cuda"][4:5]}[device]:
         params = workloads.parameters(workload, device)
@@ -176,7 +176,7 @@ def time_growth(device: str) -> Table:
 
 
 def time_clip(device: str) -> Table:
-    """A step of AdamW on gradients clipped by their norm together, beside torch's `clip_grad_norm_` and fused AdamW."""
+    """A step of AdamW on gradients clipped by their norm together, against torch's `clip_grad_norm_` and fused AdamW."""
     print("clipping by the norm and AdamW, gradients kept in place")
     found = {}
     for workload in workloads.STEPS[device]:
@@ -220,7 +220,7 @@ def time_graph(device: str) -> Table:
 def time_stored(device: str) -> Table:
     """AdamW, how weights and states are stored."""
     workload = workloads.STORED[device]
-    print(f"AdamW on {workload.name}, weights and states in fewer bits")
+    print(f"AdamW on {workload.name}, weights and states in low precision")
     steps = dict(registry.stored_steps(workload, device))
     copy, share = copy_step(28 * workload.elements, device, most=2e9)
     times, turns = in_turns(steps | {"copy": copy}, device, SECONDS[device], least=10 if device == "cpu" else 20)
@@ -275,7 +275,7 @@ def time_rules(device: str) -> Table:
 
 
 def time_matrices(device: str) -> Table:
-    """A whole step of Muon on many matrices of one shape: `Trainer.step` beside `torch.optim.Muon.step`."""
+    """A whole step of Muon on many matrices of one shape: `Trainer.step` against `torch.optim.Muon.step`."""
     print("Muon, gradients kept in place")
     return {
         workload.name: race(workload.name, registry.muon_steps(workload, device), device, least=5)
@@ -284,7 +284,7 @@ def time_matrices(device: str) -> Table:
 
 
 def time_symmetric(device: str) -> Table:
-    """X X^T in bfloat16, half of its blocks computed, beside torch's whole product."""
+    """X X^T in bfloat16, half of its blocks computed, against torch's whole product."""
     from tristep.kernels.backends.triton.symmetric import symmetric_product
 
     print("X X^T, bfloat16")
@@ -300,7 +300,7 @@ def time_symmetric(device: str) -> Table:
 
 
 def time_compression(device: str) -> Table:
-    """Quantising, error feedback and packing of one bucket in one pass, beside torch's operations."""
+    """Quantising, error feedback and packing of one bucket in one pass, against torch's operations."""
     n = workloads.BUCKET[device]
     print(f"{n:,} gradients as codes, with error feedback, packed")
     found = {}
@@ -313,7 +313,7 @@ def time_compression(device: str) -> Table:
 
 def measure_memory(device: str) -> Table:
     """How much more memory a step of AdamW needs while it runs than before and after it."""
-    print("most memory that a step of AdamW needs besides what stays, MB")
+    print("most memory that a step of AdamW needs in addition to what stays, MB")
     found = {}
     for workload in workloads.STEPS[device]:
         if workload.elements < 2**29:

@@ -21,7 +21,7 @@ from tristep import Trainer, lr_scheduler
 __all__ = ["first", "interrupts", "layouts", "resumes"]
 
 STEPS = 12
-# tristep's beside torch's own, with options that use all states
+# tristep's against torch's own, with options that use all states
 PEERS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
     "Adam": {"lr": 0.01, "amsgrad": True},
@@ -186,7 +186,7 @@ def _usable(rng: random.Random) -> dict[str, Any]:
         setting = _setting(rng)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of default rates beside a schedule
+                warnings.simplefilter("ignore")  # of default learning rates together with a schedule
                 training = _Training(setting)
             training.give_gradients()
             training.trainer.step(1)

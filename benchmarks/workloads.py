@@ -120,7 +120,7 @@ TELEMETRY = {
     "cpu": (_TINY, Workload("1 x 16.8 M", ((16_800_000,),))),
     "cuda": (_TINY, Workload("1 x 16.8 M", ((16_800_000,),)), _GPT2),
 }
-# For weights and states in fewer bits.
+# For weights and states in low precision.
 STORED = {"cpu": Workload("1 x 16.8 M", ((16_800_000,),)), "cuda": Workload("1 x 2^29", ((2**29,),))}
 # Elements of a bucket of gradients that is compressed.
 BUCKET = {"cpu": 2**24, "cuda": 2**28}

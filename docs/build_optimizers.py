@@ -26,14 +26,14 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 - **Bytes** are what a step must move for each float32 element: every input read once, every output written once, and once
   more what a norm needs.
 - **Engines**: rules written once run on all three; "torch" stands for rules of whole matrices, in torch's own operations.
-- Besides its own **arguments**, each takes those of every optimizer: learning_rate, wd, rescale_grad, clip_gradient,
+- In addition to its own **arguments**, each takes those of every optimizer: learning_rate, wd, rescale_grad, clip_gradient,
   lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict; those on all three engines also the options
   clip_norm, cautious, decoupled_wd, lookahead, lookahead_alpha, ema_decay and skip_nonfinite (see
   `tristep.optimizer.RuleOptimizer`). Lookahead keeps one more state, which only its synchronisations read and write, and
   ema_decay one that is read and written at every step; clip_norm and skip_nonfinite read the gradients once more.
 - How it is stored: the same optimizers take state_dtype, stochastic_rounding, rounding_seed, kahan and
   `multi_precision="remainder"`. States that are weights or sums over all steps stay float32, and so do the two averages
-  whose difference centered RMSProp takes. In bytes, for each element of AdamW, and kept besides weight and gradient:
+  whose difference centered RMSProp takes. In bytes, for each element of AdamW, in addition to weight and gradient:
 
   | weight and gradient | options | moved | kept |
   |---|---|---|---|

@@ -1,4 +1,4 @@
-"""Checks of weights, states and gradients that are given to an `Update`."""
+"""Checks of weights, states and gradients that are passed to an `Update`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def tensor_kind(*tensors: Any) -> tuple[Any, ...] | None:
-    """All that decides whether some tensors may be taken, but for their contents; None where only a close look tells."""
+    """Everything but contents that decides whether tensors are accepted; None where only the full check can tell."""
     try:
         return tuple(
             [
@@ -118,7 +118,7 @@ def check_stack(
 
 
 def stack_length(stack: Any) -> int:
-    """How much is stacked; 0 of what is no stack."""
+    """The length of a stack; 0 for anything else."""
     return len(stack) if isinstance(stack, torch.Tensor) and stack.dim() else 0
 
 
@@ -143,7 +143,7 @@ def companions_of(
 
 
 def check_memory(name: str, tensor: Any) -> None:
-    """Refuse what has elements, but no memory in which they are."""
+    """Refuse tensors that have elements but no memory."""
     try:
         address = tensor.data_ptr() if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided else 1
     except RuntimeError:
@@ -176,7 +176,7 @@ def check_gradient(name: str, weight: torch.Tensor, gradient: Any) -> None:
 
 
 def check_own_memory(names: Sequence[str], gradients: Sequence[Any]) -> None:
-    """Gradients that are to become zeros must not be those of another weight, that is yet to be updated."""
+    """Refuse to zero a gradient that is also that of another weight, which may not have been updated yet."""
     owners: dict[Any, str] = {}
     for name, gradient in zip(names, gradients, strict=True):
         if isinstance(gradient, torch.Tensor) and gradient.layout == torch.strided and gradient.numel():

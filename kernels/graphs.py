@@ -43,8 +43,8 @@ class RecordedUpdate:
         return self.update.groups is self._groups and self.update.is_in_place()
 
     def upload(self) -> None:
-        """Copy what the kernels read to the device; `hyper` has been taken over already."""
+        """Copy what the kernels read to the device; `hyper` has been copied already."""
         for group, addresses in zip(self._groups, self._gradients, strict=True):
             group.table.addresses[GRADIENT] = addresses
             group.execute.upload()
-        self.update.forget_gradients()  # so that a step without the graph looks for gradients anew
+        self.update.forget_gradients()  # so that a step without the graph looks for gradients again

@@ -1,4 +1,4 @@
-"""Guards: are tensors still where they were, and which gradients have been written since the last step?
+"""Guards: have data pointers changed, and which gradients have been written since the last step?
 
 A step asks this about every tensor, so a guard is a few passes of C functions over lists, some 70 ns for each tensor, and
 uses nothing but torch's public interface.
@@ -24,7 +24,7 @@ _version = operator.attrgetter("_version")
 
 
 class PointerGuard:
-    """Notices when tensors have been given other memory, or a matrix, say, has been transposed in its memory.
+    """Detects tensors whose data pointers or strides have changed, as when a matrix is transposed in place.
 
     Args:
         tensors: strided tensors.
@@ -41,12 +41,12 @@ class PointerGuard:
         try:
             unmoved = list(map(_data_ptr, tensors)) == self._pointers
             return unmoved and [tensors[i].stride() for i in self._layered] == self._strides
-        except (RuntimeError, TypeError):  # a tensor that has no memory; None, in the place of one that has died
+        except (RuntimeError, TypeError):  # a tensor that has no memory; None, instead of one that has died
             return False
 
 
 class GradLayouts:
-    """Types, strides and sizes of gradients: where they are unchanged, new gradients differ in their pointers only.
+    """Types, strides and sizes of gradients: if these are unchanged, new gradients differ in their pointers only.
 
     Args:
         gradients: strided tensors.

@@ -28,7 +28,7 @@ def widest(device_type: str) -> torch.dtype:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the tensor fills its stretch of memory without gaps or overlaps, in whatever order of dimensions."""
+    """Whether the tensor is dense: without gaps or overlaps in memory, in any order of dimensions."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -52,5 +52,5 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def is_wrapper(tensor: Any) -> bool:
-    """Whether the tensor is made of others, as those of a sharded model are, and has no memory of its own."""
+    """Whether the tensor wraps others, as DTensors do, and has no memory of its own."""
     return is_traceable_wrapper_subclass(tensor)

@@ -1,4 +1,4 @@
-"""What each update did, computed by the update itself: metrics, their composition with rules, and the buffer of results.
+"""Metrics that the update itself computes, their composition with rules, and the buffer of results.
 
 A metric sees an element's weight, gradient and new weight in the registers in which the rule had them, so that it costs
 arithmetic and next to no memory traffic. `with_metric` computes a metric after a rule, in the same text; backends run that
@@ -157,7 +157,7 @@ def with_metric(rule: Rule, metric: Metric) -> RuleWithMetric:
     if key not in rule.made_of_it:
         text = RuleSource(rule, metric=metric)
         (stepped,) = text.new("stepped")
-        first = text.unpacked(rule.extras, rule.state, rule.own_hyper, text.sums)
+        first = text.arguments()
         lines = text.step(stepped, text.call())
         result = f"{stepped}, {text.returned()}, {text['metric']}({text.w}, {text.g}, {stepped})"
         rule.made_of_it[key] = RuleWithMetric(text.define("with_metric", first, lines, result), rule, metric)

@@ -1,7 +1,7 @@
 """Norms of lists of tensors, and clipping by them: one pass to reduce, one to scale, whatever the number of tensors.
 
 Sums are taken in an order that depends on the tensors alone: neither on the number of threads nor on the run. Nothing waits
-for the device. How a list is walked is found out once for lists of the same types, sizes and strides, and found again
+for the device. The plan for a list is made once and reused for lists of the same types, sizes and strides,
 without keeping any tensor alive.
 """
 

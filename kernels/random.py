@@ -1,7 +1,7 @@
-"""Random numbers by counting: Philox-4x32-10 (Salmon et al. 2011, table 2) on torch tensors.
+"""Counter-based random numbers: Philox-4x32-10 (Salmon et al. 2011, table 2) on torch tensors.
 
-The same keys and index give the same number on every backend, in any order and after a resume, because nothing is drawn
-from a stream. Triton has this generator built in; the CPU backend has its own copy in 32-bit integers.
+The same keys and index give the same number on every backend, in any order and after resuming, because there is no
+stream of random numbers. Triton has this generator built in; the CPU backend has its own copy in 32-bit integers.
 """
 
 from __future__ import annotations

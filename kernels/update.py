@@ -39,7 +39,7 @@ class Update:
 
     Args:
         rule: the update rule.
-        weights: floating-point tensors of any shape and layout. They are read anew when they have moved.
+        weights: floating-point tensors of any shape and layout. They are read again if they have moved.
         states: for each weight its state tensors, in the order of `rule.state`, each in the arithmetic's type or, where that
             is float32 and the rule is elementwise, in bfloat16, or packed as `storage` has it, uint8 of one dimension.
             States and masters that are given other memory through `.data` are not followed: make another `Update` then.
@@ -172,7 +172,7 @@ class Update:
 
     @property
     def groups(self) -> list[Group]:
-        """One for each launch; another list once they are formed anew."""
+        """One for each launch; another list once they are formed again."""
         return self._groups
 
     def forget_gradients(self) -> None:
@@ -226,7 +226,7 @@ class Update:
         return True
 
     def bind(self, gradients: Sequence[torch.Tensor | None], *, own: bool = False) -> None:
-        """Take these gradients for the coming steps; None skips a weight. Checks everything, changes no weight.
+        """Use these gradients in the next steps; None skips a weight. Checks everything, changes no weight.
 
         They are kept alive until the next step only. To step again with other gradients, or with ones that have moved, bind
         again.
@@ -346,7 +346,7 @@ class Update:
         return len(_present(self._alive)) == len(self._touched)
 
     def repeat(self, same: bool = False) -> None:
-        """Run the step once more, right after a call, between which nothing but numbers has changed: nothing is checked.
+        """Repeat the step right after a call, if only numbers have changed since then: nothing is checked.
 
         Whoever repeats steps calls `count_change` after the last one. The rule must have no reductions.
 

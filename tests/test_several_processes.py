@@ -44,7 +44,7 @@ def _printed(folder, processes, *arguments):
     ],
     ids=["shares", "replicated, int8"],
 )
-def test_processes_that_work_in_step_learn_and_end_with_the_same_weights(tmp_path, arguments, how):
+def test_synchronous_processes_learn_and_end_with_the_same_weights(tmp_path, arguments, how):
     lines = _printed(tmp_path, 2, *arguments, "--states", "states").splitlines()
     accuracy = re.fullmatch(r"accuracy on images not trained on: (\d+\.\d)%", lines[1])
     assert lines[0] == how

@@ -8,8 +8,8 @@
         scaled.backward()
     trainer.step(1)
 
-The scale, the count of good steps and whether a gradient has overflowed stay on the device: nothing waits for it. Which
-operations run in which type is `torch.autocast`'s affair.
+The scale, the count of good steps and the overflow flag stay on the device: nothing waits for it. `torch.autocast`
+decides which operations run in which type.
 
 Source: MXNet 1.9.1, `mxnet.contrib.amp`; Micikevicius et al. (2018), "Mixed Precision Training", section 3.2.
 """
@@ -45,7 +45,7 @@ def init(target_dtype: str = "float16") -> None:
 
 
 def init_trainer(trainer: Any, loss_scaler: LossScaler | None = None) -> None:
-    """Give a trainer a loss scaler, a new one by default. Its steps leave all as it is where a gradient is not finite.
+    """Give a trainer a loss scaler, a new one by default. Steps with non-finite gradients then change nothing.
 
     Raises:
         RuntimeError: before `init`, or for a trainer that has one.
@@ -67,7 +67,7 @@ def init_trainer(trainer: Any, loss_scaler: LossScaler | None = None) -> None:
 
 @contextmanager
 def scale_loss(loss: Any, trainer: Trainer) -> Iterator[Any]:
-    """A context that gives the loss, or each of a list of losses, multiplied by the present scale; call backward on these.
+    """A context that returns the loss, or each of a list of losses, multiplied by the current scale; call backward on these.
 
     The next step of the trainer divides gradients by it. The loss must be float32, as `torch.autocast` makes it, or its own
     gradient overflows already.
@@ -86,7 +86,7 @@ def scale_loss(loss: Any, trainer: Trainer) -> Iterator[Any]:
 
 @torch.no_grad()
 def unscale(trainer: Trainer) -> None:
-    """Divide all gradients by the scale, in place, to look at them or clip them; the next step does not do so again.
+    """Divide all gradients by the scale, in place, to inspect or clip them; the next step does not divide again.
 
     Raises:
         RuntimeError: the trainer has no loss scaler.
@@ -101,7 +101,7 @@ def unscale(trainer: Trainer) -> None:
 
 
 class LossScaler:
-    """A loss scale that goes down where gradients overflow, and up after a while without that.
+    """A dynamic loss scale: it decreases when gradients overflow, and increases after a number of steps without overflow.
 
     Args:
         init_scale: where it begins, > 0.
@@ -112,7 +112,7 @@ class LossScaler:
     Attributes:
         scale: float32 [], on the device of the parameters.
         good_steps: int32 [], how many there have been since the scale has changed, or a step has overflowed.
-        control: float32 [2], what gradients are multiplied by, and whether the step at hand is left out where that is known
+        control: float32 [2], what gradients are multiplied by, and whether the current step is skipped, if that is known
             before it.
     """
 
@@ -200,7 +200,7 @@ class LossScaler:
 
     @torch.no_grad()
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         self.check(saved)
         self.scale.fill_(saved["loss_scale"])
         self.good_steps.fill_(saved["good_steps"])

@@ -42,7 +42,7 @@ def ascend(stepper: Stepper, updater: Updater, rho: float, adaptive: bool) -> Di
 def refuse_written(names: list[str]) -> NoReturn:
     """The error for weights that were written to after `ascend`, which a step would overwrite."""
     raise RuntimeError(
-        f"{listed(names)} written to between ascend() and step(), which would put back the weights from before: "
+        f"{listed(names)} written to between ascend() and step(), which would restore the weights from before: "
         "they stay as they have been written, and the ascent is forgotten; take gradients there, and step again"
     )
 
@@ -74,6 +74,6 @@ def averaged_weights(stepper: Stepper, average: tuple[Any, Any]) -> Iterator[Non
         displaced.restore()
     if written:
         raise RuntimeError(
-            f"{listed(written)} written to inside averaged_weights(), which shows an average and then puts back the "
+            f"{listed(written)} written to inside averaged_weights(), which shows an average and then restores the "
             "weights from before: these are there again, what was written is gone; write to weights outside"
         )

@@ -1,4 +1,4 @@
-"""A whole training step as a CUDA graph: recorded once, then replayed with rates, decay, counts and loss scale live.
+"""A whole training step as a CUDA graph: recorded once, then replayed; learning rates, decay and loss scale stay adjustable.
 
 A replay does on the host what a step does there (counts, schedule, hyper-parameters), copies what has changed to the
 device, and lets the graph do the rest. Everything that changes is read from device memory by the kernels.

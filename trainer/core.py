@@ -90,7 +90,7 @@ class TrainerCore:
         stores = kvstore, self._replicas, self._names, self._optimizer, compression_params, update_on_kvstore, engine
         self._stepper = Stepper(self._replicas, sync_for(*stores), self._optimizer, zero_grads)
         self.telemetry = telemetry
-        self._take_over()
+        self._adopt_optimizer()
 
     @property
     def telemetry(self) -> Telemetry | None:
@@ -152,7 +152,7 @@ class TrainerCore:
         self._stepper.forget_plans()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: all but what is made anew by the next step. A copy's parameters have no gradients yet."""
+        """For copies and pickles: all but what the next step creates again. A copy's parameters have no gradients yet."""
         if not self._stepper.is_alone:
             raise TypeError(
                 "a Trainer of several copies of a model, or with a store, cannot be copied or pickled: use state_dict()"
@@ -242,9 +242,9 @@ class TrainerCore:
 
     def _refuse_averaged(self, what: str) -> None:
         if self._averaging:
-            raise RuntimeError(f"{what} inside averaged_weights(), whose weights are put back at its end: leave it first")
+            raise RuntimeError(f"{what} inside averaged_weights(), whose weights are restored at its end: leave it first")
 
-    def _take_over(self) -> None:
+    def _adopt_optimizer(self) -> None:
         """Become the trainer of the optimizer, which counts the updates of one."""
         optimizer = self._optimizer
         before = None if optimizer.trainer is None else optimizer.trainer()
@@ -253,7 +253,7 @@ class TrainerCore:
         if optimizer.trainer is not None and optimizer.counts:
             warnings.warn(
                 f"{type(optimizer).__name__} has counted {optimizer.num_update} updates for another Trainer, and counts on: "
-                "bias corrections and schedules go on from there, with states that begin anew; give each Trainer an "
+                "bias corrections and schedules go on from there, with states that start again; give each Trainer an "
                 "optimizer of its own",
                 stacklevel=3,
             )
@@ -283,7 +283,7 @@ def _make_optimizer(optimizer: Any, optimizer_params: Any) -> Optimizer:
         raise TypeError(f"optimizer_params={optimizer_params!r}: must be a dict or pairs of name and value") from None
     if isinstance(optimizer, Optimizer) and arguments:
         raise ValueError(
-            f"optimizer_params={arguments!r} beside an optimizer that is made already: give them to "
+            f"optimizer_params={arguments!r} together with an optimizer instance: give them to "
             f"{type(optimizer).__name__}(...), or give optimizer={type(optimizer).__name__.lower()!r} by name"
         )
     return create(optimizer, **arguments)

@@ -1,4 +1,4 @@
-"""Helpers for training on several devices in one process: copies of a module, and a batch in as many parts."""
+"""Helpers for training on several devices in one process: replicas of a module, and a batch split into as many parts."""
 
 from __future__ import annotations
 

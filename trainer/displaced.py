@@ -1,4 +1,4 @@
-"""DisplacedWeights: weights that are others for a while, and are to be restored."""
+"""DisplacedWeights: weights that are replaced temporarily, and restored later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["DisplacedWeights"]
 
 
 class DisplacedWeights:
-    """What the weights of replicas were before they were moved, and whether anybody has written to them since.
+    """What the weights of replicas were before they were moved, and whether they have been written to since.
 
     Args:
         replicas: whose weights are about to be moved; they are copied.

@@ -1,8 +1,8 @@
-"""torch.distributed's collectives by one set of names, with an error that says who is missing where one fails.
+"""torch.distributed's collectives under one set of names, with errors that name the missing ranks.
 
 torch 2.12 renamed some of them and warns of the old names. Where a rank has ended or hangs, the backend tells the others
 which connection broke, or that time is up. So the first thing that a rank does then is to leave a mark in the store of its
-process group, where all ranks look for those of the others: whoever leaves none is missing.
+process group, where all ranks look for those of the others: ranks without a mark are missing.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def refuse_lost(group: Any) -> None:
 def process_group(group: Any = None, name: str = "dist_sync") -> Any:
     """This group; or None, which says that of all ranks. If there is none it is made of torchrun's environment.
 
-    It is made with NCCL for CUDA, and gloo else. Whoever keeps it itself, and not None, keeps its threads alive after
+    It is made with NCCL for CUDA, and gloo else. A reference to it, rather than None, keeps its threads alive after
     `destroy_process_group`, and these may end a program that is about to end anyway with an error.
 
     Raises:
@@ -288,6 +288,6 @@ def _missing(group: Any) -> list[int] | None:
         while missing is None or (missing and time.monotonic() < end):
             missing = [rank for rank in others if not store.check([_MARK.format(rank)])]
             time.sleep(0.02)
-    except RuntimeError:  # whoever keeps the store is gone: rank 0, without torchrun
+    except RuntimeError:  # the process with the store is gone: rank 0, without torchrun
         pass
     return missing

@@ -1,7 +1,7 @@
-"""Files of states, runs and sweeps: written whole or not at all, and checked whole when they are read. Nothing is unpickled.
+"""Files of states, runs and sweeps: written atomically, and fully checked when they are read. Nothing is unpickled.
 
 Tensors go into safetensors files, which other programs read without NumPy; long series of numbers, which compress well, into
-NumPy's npz. Both have a JSON text beside the arrays, and checksums of everything.
+NumPy's npz. Both have a JSON text next to the arrays, and checksums of everything.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def read_npz(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any] | 
     if header["kind"] != kind:
         raise ValueError(f"it is a file of {header['kind']}, not of {kind}")
     if set(arrays) != set(checksums):
-        raise ValueError(f"damaged; it lacks or has besides {_odd(set(arrays), set(checksums))}")
+        raise ValueError(f"damaged; missing or unexpected: {_odd(set(arrays), set(checksums))}")
     _compare(checksums, arrays)
     about = header["about"]
     if not isinstance(about, dict):
@@ -222,7 +222,7 @@ def _remove_stale(target: Path) -> None:
 
 
 def _create(target: Path) -> tuple[IO[bytes], Path]:
-    """A new file beside the target, that is locked while it is open."""
+    """A new file next to the target, which is locked while it is open."""
     while True:
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
         file = temporary.open("x+b")

@@ -76,13 +76,13 @@ def fit(
 ) -> Fit:
     """Train `net` for some epochs.
 
-    A first Ctrl-C, or the notebook's stop button, ends training after the batch at hand, with model and trainer as after any
+    A first Ctrl-C, or the notebook's stop button, ends training after the current batch, with model and trainer as after any
     other batch. A second one raises KeyboardInterrupt at once.
 
     Args:
         net: the model, called with the inputs of a batch.
         loss: from outputs and labels to one number for each sample, shape [batch_size], or to their mean, of no dimension.
-        data: batches (inputs, labels), iterated anew in every epoch: a DataLoader or a list, say. Inputs may be a tuple of
+        data: batches (inputs, labels), iterated again in every epoch: a DataLoader or a list, say. Inputs may be a tuple of
             tensors, which become several arguments. Tensors are moved to where the model is.
         optimizer, optimizer_params, kvstore: as for `Trainer`.
         initializer: applied to the model first, as `tristep.initializer.initialize` takes it; None leaves it as it is.
@@ -130,12 +130,12 @@ def fit(
         if "lr_scheduler" in arguments:
             raise ValueError("lr_scheduler is given twice, by itself and in optimizer_params: leave one out")
         if isinstance(optimizer, Optimizer):
-            raise ValueError("lr_scheduler beside an Optimizer: give it to the optimizer itself")
+            raise ValueError("lr_scheduler together with an Optimizer: give it to the optimizer itself")
         arguments["lr_scheduler"] = lr_scheduler
     if trainer is not None and not isinstance(trainer, Trainer):
         raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}")
     if trainer is not None and (arguments or initializer is not None):
-        raise ValueError("trainer goes on as it is: leave out optimizer_params, lr_scheduler and initializer beside it")
+        raise ValueError("trainer is used as it is: leave out optimizer_params, lr_scheduler and initializer")
     made = Trainer(net, optimizer, arguments or None, kvstore=kvstore) if trainer is None else trainer
     if initializer is not None:
         from .initializer import initialize
@@ -220,7 +220,7 @@ def _one_epoch(
             if _ends(callbacks, told) or interrupted.is_set():
                 return False
     if not sums.count:
-        raise ValueError(f"data gave no batch in epoch {epoch + 1}: it must be iterable anew in every epoch")
+        raise ValueError(f"data gave no batch in epoch {epoch + 1}: it must be iterable again in every epoch")
     found = {"epoch": epoch + 1, **sums.means(), "learning_rate": trainer.learning_rate}
     done.epochs.append(found | {"seconds": time.perf_counter() - start})
     return True

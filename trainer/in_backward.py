@@ -1,4 +1,4 @@
-"""Steps inside backward: each parameter is updated once its gradient is complete, and the gradient is let go then.
+"""Steps inside backward: each parameter is updated once its gradient is complete, and the gradient is then freed.
 
 All that a step asks of the optimizer is asked before the backward pass, in the order of the parameters, because some
 optimizers answer differently in another one. What is left to do for gradients is an update with known numbers.

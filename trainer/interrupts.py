@@ -1,4 +1,4 @@
-"""Ctrl-C waits until a step has ended: one that is left in its middle would leave weights updated, and not counted."""
+"""Ctrl-C waits until a step has ended: a step interrupted midway would leave weights updated but not counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lr_find: a learning-rate range test for any training loop. It leaves no trace in what it was tried on."""
+"""lr_find: a learning-rate range test for any training loop, after which all state is restored."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def lr_find(
     smoothing: float | None = None,
     name: str | None = None,
 ) -> LRFinder:
-    """Train for some steps at rising learning rates, note the losses, and put everything back as it was, to the bit.
+    """Train for some steps at rising learning rates, record the losses, and restore all state bit for bit.
 
-    What is put back: weights, gradients, the optimizer's states, counts, settings and schedule, the buffers of all modules
+    What is restored: weights, gradients, the optimizer's states, counts, settings and schedule, the buffers of all modules
     that are called meanwhile, and the random numbers of Python, NumPy and torch. So two optimizers can be tried on one
-    model, one after the other, and see the same random numbers. Batches that an iterator has given are gone.
+    model, one after the other, and see the same random numbers. Batches taken from an iterator are consumed.
 
-    Where a group of a torch optimizer has another rate than the first, it keeps its ratio to that.
+    Groups of a torch optimizer keep the ratios of their learning rates to that of the first group.
 
     The rules, on the smoothed losses over the logarithm of the rate, with fastai's names:
 

@@ -1,4 +1,4 @@
-"""The parameters of a trainer: found in what the user gives, named, checked."""
+"""The parameters of a trainer: extracted from the user's argument, named and checked."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Registry(dict[str, T]):
         base: the class that entries must be subclasses of; None means that they are not checked.
         argument: the argument that names an entry, for messages.
         suffix: an ending, in lower case, that a name may leave out when it is looked up.
-        hint: a sentence for whoever looks up an unknown name.
+        hint: a sentence for lookups of an unknown name.
         ignore_case: whether names are kept in lower case, and looked up in any.
     """
 

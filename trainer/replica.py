@@ -127,11 +127,11 @@ class Replica:
         self.plan.run(into)  # type: ignore[union-attr]  # there is one then
 
     def total(self) -> torch.Tensor | None:
-        """Of the last update the sum of squares of all gradients, where its rule skips steps with non-finite ones."""
+        """The sum of squares of all gradients of the last update, if its rule skips steps with non-finite ones."""
         return None if self.plan is None else self.plan.total()
 
     def forget_plan(self) -> None:
-        """Look at everything anew, after states have been replaced, or rules."""
+        """Make the plan again, after states or rules have been replaced."""
         self.plan = None
         self.updater.forget_plan()
 

@@ -1,4 +1,4 @@
-"""Snapshot: a training as it is at one moment, to be put back to the bit, however many steps lie between."""
+"""Snapshot: the state of a training run at one moment, which can be restored bit for bit, however many steps later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Snapshot", "random_state", "set_random_state"]
 class Snapshot:
     """Weights, states, counts, settings, schedule, buffers of modules and random numbers, as they are now.
 
-    Gradients are put back as the tensors that they are now, with what has been written to them since.
+    Gradients are restored as the tensors that they are now, with what has been written to them since.
 
     Args:
         source: a `Trainer` or a `torch.optim.Optimizer`.
@@ -64,7 +64,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put all of it back. May be called several times."""
+        """Restore all of it. May be called several times."""
         for parameter, weight, gradient in zip(self.params, self._weights, self._gradients, strict=True):
             parameter.copy_(weight)
             parameter.grad = gradient

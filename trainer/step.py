@@ -144,7 +144,7 @@ class Stepper:
         self._reduced = self._summed = None
 
     def allreduce(self) -> None:
-        """Let the sums over all replicas take the place of the gradients."""
+        """Replace the gradients by their sums over all replicas."""
         fresh = [replica.collect().fresh for replica in self.replicas]
         counts = self.sync.count_fresh(fresh, True)
         chosen = [param.requires_grad and count > 0 for param, count in zip(self._params, counts, strict=True)]
@@ -158,7 +158,7 @@ class Stepper:
             replica.zero_grad(set_to_none)
 
     def forget_plans(self) -> None:
-        """Look at everything anew, after states have been replaced, or rules."""
+        """Make the plans again, after states or rules have been replaced."""
         for replica in self.replicas:
             replica.forget_plan()
 
@@ -213,7 +213,7 @@ class Stepper:
         return [wanted and not done for wanted, done in zip(chosen, same, strict=True)]
 
     def _check_rate(self, chosen: Sequence[bool]) -> None:
-        """A learning rate that is not valid must be found out before gradients are summed up."""
+        """A learning rate that is not valid must be detected before gradients are summed up."""
         optimizer = self._optimizer
         if optimizer.lr_scheduler is not None and any(chosen):
             counts = optimizer.counts

@@ -1,4 +1,4 @@
-"""Telemetry: what each step did to each parameter, found by the update itself and kept for the last steps."""
+"""Telemetry: what each step did to each parameter, computed by the update itself and stored for the last steps."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ _QUANTITIES: dict[str, tuple[tuple[str, ...], Callable[[_Values, np.ndarray], np
 class Telemetry:
     """What the last steps of a `Trainer` did to each parameter, as arrays of [n_steps, n_parameters].
 
-    The update finds it out while it has weights, gradients and new weights at hand; nothing is read a second time, and the
-    weights become what they become without it, to the bit. On a GPU results come to the host by themselves, some time later:
-    a step never waits for them, and neither does reading, which gives what has arrived. `flush` waits for all.
+    The update computes it from the weights, gradients and new weights that it has loaded; nothing is read a second
+    time, and the weights have the same bits as without it. On a GPU results are copied to the host asynchronously: a step
+    never waits for them, and neither does reading, which returns what has arrived. `flush` waits for all.
 
     Quantities, for each parameter:
 
@@ -74,9 +74,9 @@ class Telemetry:
       Bin 0 has those below `edges[0]`, zeros too, bin k those from `edges[k - 1]` to below `edges[k]`, and the last one the
       rest, infinities too. `edges` are the powers of 2 from 2^-28 to 4. NaN is in none.
 
-    The gradient is the one that the rule gets: clipping, decay and the like come later and show in the update. Weights are
-    those of the arithmetic, of the master copy where there is one, and the update is what it is before it is rounded to the
-    weight's type. All is NaN for a parameter that a step left alone, or of whose sparse gradient it took rows only. Sums of
+    The gradient is the rule's input: clipping, decay and the like come later and show in the update. Weights are in the
+    arithmetic's type, those of the master copy if there is one, and the update is taken before rounding to the weight's
+    type. All is NaN for a parameter that a step skipped, or of whose sparse gradient it used rows only. Sums of
     squares are added up in float32 (float64 for float64 weights): they are 0 for norms below 1e-22 and infinite above 1e19.
 
     Args:
@@ -84,7 +84,7 @@ class Telemetry:
         size: steps to keep. Each takes up to 8 bytes for each parameter and quantity, 256 for each histogram.
         metrics: names of quantities, and your own metrics (see `tristep.kernels.metric`), whose values' sums or
             maxima are quantities then.
-        histograms: which of "weight", "gradient" and "update" to have a histogram of. A step that counts for one takes up to
+        histograms: which of "weight", "gradient" and "update" to have a histogram of. A step that computes one takes up to
             several times as long: record only some.
 
     Attributes:

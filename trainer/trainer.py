@@ -1,4 +1,4 @@
-"""Trainer: Gluon's way to apply an optimizer to a model's parameters, on PyTorch."""
+"""Trainer: Gluon's `Trainer`, which applies an optimizer to a model's parameters, on PyTorch."""
 
 from __future__ import annotations
 
@@ -26,37 +26,39 @@ class Trainer(TrainerCore):
     """Applies an optimizer to parameters, from the gradients that `backward` left in them.
 
     Args:
-        params: what to train: a `torch.nn.Module`, an iterable of parameters or of (name, parameter), a dict of them (taken
-            in the order of their sorted names, as in Gluon; so are a module's where it changes numbers: with Nadam and
-            optimizers that update by hand), or torch-style groups, dicts with "params" and, if wanted,
-            "lr_mult" and "wd_mult". Parameters with `requires_grad=False` are left alone. Or a list of modules that are
-            copies of one, each on a device of its own (see `tristep.replicate`): they are kept equal, and each gets its part
-            of a batch. Names, multipliers and `requires_grad` are those of the first one's parameters. A module in torch's
-            DistributedDataParallel, which reduces gradients itself, has the names of the module inside.
+        params: what to train: a `torch.nn.Module`, an iterable of parameters or of (name, parameter), a dict of them (in
+            the order of their sorted names, as in Gluon; a module's parameters, too, where the order changes numbers: with
+            Nadam and user-defined optimizers), or torch-style groups, dicts with "params" and optionally
+            "lr_mult" and "wd_mult". Parameters with `requires_grad=False` are skipped. Or a list of modules that are
+            replicas of one model on different devices (see `tristep.replicate`): they are kept equal, and each gets its
+            part of a batch. Names, multipliers and `requires_grad` are those of the first replica's parameters. For a
+            module in torch's DistributedDataParallel, which reduces gradients itself, names are those of the inner module.
         optimizer: a name, such as "sgd" or "adam", or an `Optimizer`.
-        optimizer_params: arguments of the optimizer by name, as a dict or as pairs; none beside an instance.
-        kvstore: which store adds up the gradients of several copies: "local" (on the CPU), "device" or "nccl" (where the
-            copies are), the name of a registered store, or None, with which each copy goes its own way. One copy needs no
-            store and gets none, but by a `KVStore` that is given itself. "dist_sync", "dist_device_sync" and "dist" are for
-            several processes with one copy each, that torchrun starts, and whose steps are one: all of them are to make the
-            same calls. The first step gives all copies the weights of rank 0. With "dist_async" and "dist_device_async" they
-            do not wait for each other: the last of them, or as many as TRISTEP_NUM_SERVERS says, are servers, which update
-            the weights, and whose program ends here when the others have finished. See docs/scaling.md.
-        compression_params: gradient compression, {"type": "2bit" or "1bit", "threshold": 0.5}. It acts where "device"
-            adds up several copies' gradients; what is not sent is kept back in a residual for each copy. With "local" it is
+        optimizer_params: arguments of the optimizer by name, as a dict or as pairs; None if `optimizer` is an instance.
+        kvstore: which store sums the gradients of several replicas: "local" (on the CPU), "device" or "nccl" (on the
+            replicas' device), the name of a registered store, or None, with which replicas are updated independently. A
+            single replica needs no store and gets none, unless a `KVStore` object is passed. "dist_sync",
+            "dist_device_sync" and "dist" are for several synchronous processes, started by torchrun, with one replica each:
+            all of them must make the same calls. The first step broadcasts the weights of rank 0. With "dist_async" and
+            "dist_device_async" they do not wait for each other: the last process, or the last TRISTEP_NUM_SERVERS, are
+            servers, which update the weights, and whose program ends here when the others have finished. See
+            docs/scaling.md.
+        compression_params: gradient compression, {"type": "2bit" or "1bit", "threshold": 0.5}, with which "device"
+            sums the gradients of several replicas; what is not sent is stored in a residual per replica. With "local" it is
             an error, and without a store it has no effect. With "dist_sync" and "dist_async" there are more types, see
-            `tristep.kvstore.create_compressor`; with "dist_sync" also "auto": the link is measured at the first step, and
-            what pays is taken. With "dist_async" each worker compresses what it pushes, and pulls weights as they are.
-        update_on_kvstore: whether the store updates the weights, with one state for all copies, and gives them back; or each
-            copy is updated, with a state of its own, from the sum of the gradients, which is then in `.grad`. None means yes
-            where the store can, unless there are sparse gradients, the environment variable MXNET_UPDATE_ON_KVSTORE is 0, or
-            "local" would update a parameter of more than 2**24 elements. True where there is no store is an error. With
-            "dist_sync" it means that each process updates its share of the weights, and has the states of that alone.
-        engine: who computes: "triton", "cpu", "eager", or None for the best there is (see `tristep.kernels`).
-        telemetry: a `Telemetry` that is to record what each step does to each parameter, or True for one with its defaults;
+            `tristep.kvstore.create_compressor`; with "dist_sync" also "auto", which measures the link at the first step and
+            chooses what pays off. With "dist_async" each worker compresses what it pushes, and pulls uncompressed weights.
+        update_on_kvstore: whether the store updates the weights, with one state for all replicas, and returns them; if
+            not, each replica is updated, with its own state, from the sum of the gradients, which is then in `.grad`. None
+            means True if the store can update, unless there are sparse gradients, the environment variable
+            MXNET_UPDATE_ON_KVSTORE is 0, or "local" would update a parameter of more than 2**24 elements. True without a
+            store is an error. With "dist_sync" each process updates its shard of the weights, and stores the states of
+            that shard only.
+        engine: "triton", "cpu", "eager", or None for the fastest that is available (see `tristep.kernels`).
+        telemetry: a `Telemetry` that records what each step does to each parameter, or True for one with its defaults;
             None records nothing. The attribute of this name may be set to another one, or None, between steps.
         zero_grads: let each step fill the gradients that it has used with zeros, in the same pass, so that the next ones
-            add up in the same memory. What autograd has not written to since does not count as fresh.
+            accumulate in the same memory. A gradient that autograd has not written to since counts as stale.
 
     Raises:
         TypeError, ValueError: an argument that does not fit; the message says which and what is allowed.
@@ -80,31 +82,31 @@ class Trainer(TrainerCore):
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's present rate, before multipliers."""
+        """The optimizer's current learning rate, before multipliers."""
         return self._optimizer.learning_rate
 
     @property
     def replicas(self) -> list[Replica]:
-        """The copies of the model in this process."""
+        """The replicas of the model in this process."""
         return self._replicas
 
     def set_learning_rate(self, lr: float) -> None:
-        """Set the rate. Raises UserWarning where a scheduler decides it, ValueError where it is negative."""
+        """Set the learning rate. Raises UserWarning if a scheduler determines it, ValueError if it is negative."""
         self._optimizer.set_learning_rate(lr)
 
     @outside_dynamo
     def step(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
         """Reduce gradients and update the weights, with gradients divided by `batch_size`.
 
-        Gradients are fresh once `backward`, or anything else, has written to them since the last step. The gradients
-        themselves are not changed, but by a trainer with `zero_grads=True`, and where each of several copies of the model is
-        updated with their sum, which then takes their place.
+        A gradient is stale unless `backward`, or anything else, has written to it since the last step. Gradients are not
+        changed, except by a trainer with `zero_grads=True`, or if each of several replicas is updated with their sum, which
+        then replaces them.
 
-        The gradients of several copies are added up, not averaged: `batch_size` is that of all their parts together.
+        The gradients of several replicas are summed, not averaged: `batch_size` is that of all their parts together.
 
-        Gradients of several backward passes add up, and make one step with the number of all their samples. Where
-        `zero_grad(set_to_none=False)` follows, the next ones are added up in the same memory. Those of 16-bit parameters add
-        up in float32 with `parameter.grad_dtype = torch.float32`, in a torch that has it.
+        Gradients of several backward passes accumulate, and make one step with the number of all their samples. After
+        `zero_grad(set_to_none=False)` the next ones accumulate in the same memory. Those of 16-bit parameters accumulate in
+        float32 with `parameter.grad_dtype = torch.float32`, if torch supports it.
 
             for x, y in parts:
                 loss(net(x), y).backward()
@@ -113,20 +115,20 @@ class Trainer(TrainerCore):
 
         Args:
             batch_size: > 0; 1 if the loss is a mean already.
-            ignore_stale_grad: leave parameters without a fresh gradient as they are, their state and count too, instead
-                of raising an error. One that is fresh in some copies of the model is updated in all, with the sum of those.
+            ignore_stale_grad: skip parameters with a stale gradient, including their state and count, instead of raising
+                an error. A parameter with a new gradient in some replicas is updated in all, with the sum of these.
 
         Raises:
-            StaleGradientError: some parameters have no fresh gradient; nothing has been changed.
-            ValueError, TypeError: a batch size or a gradient that does not fit; nothing has been changed. Of several
-                processes, one has other parameters or settings, or had in the last step.
-            RuntimeError: of several processes that work in step, one is missing.
+            StaleGradientError: some parameters have a stale gradient, or none; nothing has been changed.
+            ValueError, TypeError: an invalid batch size or gradient; nothing has been changed. Of several processes, one
+                has other parameters or settings, or had in the last step.
+            RuntimeError: of several synchronous processes, one is missing.
         """
         self._step(batch_size, ignore_stale_grad)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """A context whose backward passes only add up gradients: nothing is sent to other processes before the last one.
+        """A context that accumulates gradients locally, without communication, like DDP's `no_sync()`.
 
         In one process it changes nothing.
 
@@ -146,17 +148,17 @@ class Trainer(TrainerCore):
     def step_in_backward(self, batch_size: float, ignore_stale_grad: bool = False) -> Iterator[None]:
         """A context whose one backward pass is a step: each parameter is updated as soon as its gradient is complete.
 
-        The gradient is let go then (`grad` becomes None), so that the gradients of a model never need memory all at once;
-        small ones are collected, up to 1 MiB, and used together. Numbers, counts and states are those of `step`. To add up
-        gradients of several batches, let all backward passes but the last come before the context.
+        The gradient is then freed (`grad` becomes None), so that the gradients of a model never need memory all at once;
+        small ones are collected, up to 1 MiB, and used together. Results, counts and states are those of `step`. To
+        accumulate gradients of several batches, run all backward passes but the last before the context.
 
             with trainer.step_in_backward(batch_size):
                 loss(net(x), y).backward()
 
         Args:
             batch_size: > 0; 1 if the loss is a mean already.
-            ignore_stale_grad: leave parameters that get no gradient as they are, instead of raising an error in the end. A
-                schedule is asked for the rate as if all of them got one.
+            ignore_stale_grad: skip parameters that get no gradient, instead of raising an error in the end. A schedule is
+                called as if all of them got one.
 
         Raises:
             TypeError, ValueError: an argument that does not fit, or an optimizer that needs all gradients together, such as
@@ -173,13 +175,13 @@ class Trainer(TrainerCore):
 
     @outside_dynamo
     def allreduce_grads(self) -> None:
-        """Let the sum over all copies of the model take the place of the gradients, without updating.
+        """Replace the gradients by their sums over all replicas, without updating.
 
-        To be followed by `update`, after clipping, say; `step` would add them up once more. With one copy there is nothing
-        to do.
+        To be followed by `update`, for example after clipping; `step` would sum them again. With one replica it does
+        nothing.
 
         Raises:
-            UpdateOnKVStoreError: the store updates the weights, so that nothing lies between the two.
+            UpdateOnKVStoreError: the store updates the weights, so that there are no two halves of a step.
         """
         if self._stepper.is_alone:
             return
@@ -200,7 +202,7 @@ class Trainer(TrainerCore):
 
     @outside_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, or fill them with zeros. A gradient that was used up does not become fresh by that."""
+        """Drop all gradients, or fill them with zeros. A gradient that a step has used does not count as new after that."""
         self._stepper.zero_grad(set_to_none)
 
     @outside_dynamo
@@ -208,7 +210,7 @@ class Trainer(TrainerCore):
     def ascend(self, rho: float = 0.05, *, adaptive: bool = False) -> None:
         """Move the weights up their gradients, for sharpness-aware minimization; the next step first moves them back.
 
-        Between the two, gradients are taken anew, where the weights are then:
+        Between the two, compute the gradients again, at the moved weights:
 
             loss(net(x), y).backward()
             trainer.ascend()
@@ -218,11 +220,11 @@ class Trainer(TrainerCore):
 
         Args:
             rho: how far, in the norm of all weights together, > 0.
-            adaptive: measure the distance relative to each weight, as ASAM does; `rho` is then ten times as large or so.
+            adaptive: measure the distance relative to each weight, as ASAM does; `rho` is then about ten times as large.
 
         Raises:
-            StaleGradientError: some parameters have no fresh gradient; nothing has been changed.
-            RuntimeError: the weights have been moved up already, with no step since; or there are several copies of the
+            StaleGradientError: some parameters have a stale gradient, or none; nothing has been changed.
+            RuntimeError: the weights have been moved already, with no step since; or there are several replicas of the
                 model, or a store.
 
         Source: Foret et al. (2021), "Sharpness-Aware Minimization"; Kwon et al. (2021), "ASAM".
@@ -237,11 +239,11 @@ class Trainer(TrainerCore):
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """A context in which the model has its averaged weights, for evaluation, where the optimizer keeps an average.
+        """A context in which the model has its averaged weights, for evaluation, if the optimizer maintains an average.
 
-        It does with `ema_decay`, a moving average; some do by themselves.
+        It does with `ema_decay`, a moving average; some optimizers do by themselves.
 
-        Afterwards it has those that it had before, to the bit. Steps wait until then.
+        Afterwards the weights are restored bit for bit. No step may be taken inside.
 
         Raises:
             ValueError: the optimizer keeps no average; nothing has been changed.
@@ -269,11 +271,11 @@ class Trainer(TrainerCore):
             self._averaging = False
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
-        """A function that trains, as a CUDA graph: the same function, called in the same way, without the host's work.
+        """Capture a training function as a CUDA graph: the result is called like the function, without its work on the host.
 
-        Each call is one training step. The first ones run as they are; then the graph is recorded, and replayed from then
-        on. Learning rate, schedule, decay, multipliers, betas, clipping, update counts and loss scale stay live. On a device
-        without such graphs the function is simply called.
+        Each call is one training step. The first ones run normally; then the graph is recorded, and replayed from then on.
+        Learning rate, schedule, decay, multipliers, betas, clipping, update counts and loss scale stay adjustable. On a
+        device without CUDA graphs the function is simply called.
 
             def train(x, y):
                 trainer.zero_grad()
@@ -287,9 +289,9 @@ class Trainer(TrainerCore):
                 loss = step(x, y)
 
         Args:
-            fn: takes tensors, which are copied to where the parameters are, and takes one step of this trainer. It must not
-                look at values on the host (`loss.item()`), and what it decides by itself is decided once.
-            warmup: how many calls run as they are, >= 2.
+            fn: takes tensors, which are copied to the parameters' device, and makes one step of this trainer. It must not
+                read values on the host (`loss.item()`), and its control flow is recorded once.
+            warmup: how many calls run normally, >= 2.
 
         Returns:
             A callable. Tensors that it returns are overwritten by the next call; gradients are those of the last one.
@@ -310,21 +312,21 @@ class Trainer(TrainerCore):
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's settings, counts, schedule and states, as plain data and tensors (not copied).
 
-        With a loss scaler its state, too, and with compression what it has kept back. Of several copies of the model it is
-        the first one's: it may be loaded where there are more, or fewer.
+        With a loss scaler it includes its state, and with compression the residuals. Of several replicas of the model it is
+        the first one's, and may be loaded with more or fewer replicas.
 
         Raises:
-            RuntimeError: between `ascend` and `step`, when the weights are not those that are to be saved with it.
+            RuntimeError: between `ascend` and `step`, when the weights are displaced.
         """
         return self._state()
 
     @uninterrupted
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave. Checks all of it first.
+        """Load what `state_dict` returned. Checks all of it first.
 
         The optimizer's settings, its schedule and its counts become the saved ones, as in Gluon; the multipliers, which
-        belong to the parameters, stay. What compression had kept back is lost where there is none now, and goes to all
-        copies in equal parts where there are fewer of them.
+        belong to the parameters, stay. Residuals of compression are dropped if there is none now, and are divided equally
+        among all replicas if there are fewer of them.
 
         Raises:
             ValueError, TypeError: it does not fit this trainer; nothing has been changed.
@@ -332,7 +334,7 @@ class Trainer(TrainerCore):
         self._load_state(state_dict)
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
-        """Write `state_dict` to a file (safetensors with JSON in its metadata): whole, or not at all."""
+        """Write `state_dict` to a file (safetensors with JSON in its metadata), atomically."""
         state = self.state_dict()
         if self._sync.writes:
             checkpoint.write(fname, state)

@@ -133,7 +133,7 @@ print(f"{loop.status} after {steps[-1]} steps; loss {losses[-1]:.3f}, test accur
 # In place of a name a trainer takes an optimizer itself, an instance with its arguments. `tristep.optimizer.registered()`
 # lists what there is; arguments have MXNet's names and defaults. To change the optimizer in the midst of a training, make a
 # new trainer of the same network: the weights are the network's, and stay. Here Adam goes on where SGD has stopped, and
-# beside it Adam starts anew.
+# next to it Adam starts again.
 
 # %%
 runs = viz.RunSet([loop.run])

@@ -11,9 +11,9 @@
 # %% [markdown]
 # # Optimizers compared: which one, and at what rate?
 #
-# Several optimizers run on functions of two variables, each at its own best learning rate, and curves and maps show what
-# becomes of them at other rates and from other starts. One of them is then opened up, update by update, beside the rule that
-# it follows. At the end three of them train a real network on handwritten digits, and their ways are drawn across its loss.
+# Several optimizers run on functions of two variables, each at its own best learning rate, and curves and maps show how
+# they do at other learning rates and from other starts. One of them is then opened up, update by update, next to its rule.
+# At the end three of them train a real network on handwritten digits, and their trajectories are drawn on its loss surface.
 #
 # In JupyterLab the pictures are interactive once their cells have been run: sliders move, a click moves the start. A page
 # such as a code host's shows the same as a picture.
@@ -126,7 +126,7 @@ for name in ("sgd", "lion"):
 #
 # A function is an expression in `x` and `y`; as a `Function` it can have a start and known minima. A rule may be a plain
 # function from point, gradient, a dict of its own and the rate to the new point. Here is one in two lines: the gradient, but
-# never longer than one. It is run point by point, which is slow beside rules that are compiled, and its best rate is found
+# never longer than one. It is run point by point, which is slow compared with compiled rules, and its best rate is found
 # like that of all others.
 
 
@@ -136,7 +136,7 @@ def short_steps(point, gradient, state, lr):
 
 
 trough = viz.Function(
-    "a trough of one's own",
+    "a trough of your own",
     "log(1 + 20 * x**2 + (y + sin(2 * x))**2)",
     xlim=(-2, 2),
     ylim=(-2, 2),

@@ -68,7 +68,7 @@ viz.LRFinderView(found)
 #
 # The hundred updates have been taken back: weights, states of the optimizer, counts, and random numbers are what they were,
 # to the bit. So the test may be made before a training, or in the middle of one. Here it is made in the middle, and then
-# the training goes on, beside a twin that was never tested. An optimizer of PyTorch is tested in the same way.
+# the training goes on, next to a twin that was never tested. An optimizer of PyTorch is tested in the same way.
 
 
 # %%

@@ -13,7 +13,7 @@
 #
 # Each layer of a network multiplies the size of what passes through it, and twenty layers multiply it twenty times. This
 # notebook measures that for six ways to draw the first weights, forwards and backwards, and compares it with what a line of
-# theory says. Then it shows what becomes of it in the first hundred updates, and how to write an initializer of one's own.
+# theory says. Then it shows how this changes in the first hundred updates, and how to write your own initializer.
 
 # %%
 import torch

@@ -36,7 +36,7 @@ training, test = order[:1344], order[1344:]
 # ## A recorder
 #
 # The network reads handwritten digits of 8 × 8 pixels. Two of its layers add to what they get, so that signals have a way
-# around them. A `Recorder` beside the trainer is all that is needed: the update itself measures while it has the numbers at
+# around them. A `Recorder` is all that it takes: the update itself measures while it has the numbers at
 # hand. After each step it is told the loss. Here it also counts the gradients by their size at each eighth step, and follows
 # three single weights.
 
@@ -83,7 +83,7 @@ print(f"test accuracy {accuracy:.1%}")
 print(healthy)
 
 # %% [markdown]
-# ## The whole run at a glance
+# ## The whole run in one picture
 #
 # Rows are tensors, columns steps, and colours the norm of the gradient, or what you choose above. A click on a row, or the
 # choice of a tensor, shows the history of its histograms below: how large its gradients were, from step to step. In a
@@ -124,7 +124,7 @@ dashboard
 # - *fast*: the weight of the second layer learns at 100 times the rate of the others, by `lr_mult`.
 # - *dead*: the third layer starts with a bias of -5, so that none of its units ever says anything.
 # - *spike*: the pixels of one batch, number 100, reach to 255 and not to 1.
-# - *root*: in the place of a ReLU there is a root. `torch.where` chooses zero for negative numbers, but the gradient of the
+# - *root*: instead of a ReLU there is a root. `torch.where` chooses zero for negative numbers, but the gradient of the
 #   root that was not chosen is not a number, and gets through. `skip_nonfinite` saves the weights from it.
 
 

@@ -31,9 +31,9 @@ from tristep.kernels import jit, tl
 # ## The rule
 #
 # Grams (Cao, Li & Song 2024, "Gradient Descent with Adaptive Momentum Scaling") takes the *size* of Adam's step, and the
-# *direction* of the gradient at hand: where the average still points the old way, Adam goes on, and Grams turns back.
+# *direction* of the current gradient: where the average still points the old way, Adam goes on, and Grams turns back.
 #
-# A rule says what becomes of one weight `w` with the gradient `g`. Its first lines name what is kept of each weight,
+# A rule computes the new weight from `w` and its gradient `g`. Its first lines name the state of each weight,
 # `state`, which starts at zero, and the numbers that it needs, `hyper`. `lr` and `decay` (the rate times `wd`) are there for
 # every optimizer, `one_minus_beta1` is made of `beta1`, and the others are attributes of the class below, or what its method
 # `hyper` returns for the update number `t`. `nonnegative` names `var`, which is never negative: 8 bits can make use of that.
@@ -142,7 +142,7 @@ for engine, device in places.items():
     print(f"{engine:<6} after 21 updates: largest difference from eager {apart:.1e}")
 
 # %% [markdown]
-# A whole training, beside Adam at the same rate:
+# A whole training run, compared with Adam at the same learning rate:
 
 # %%
 net, _, grams_run = fit("grams", {"learning_rate": 0.003})
@@ -183,7 +183,7 @@ rates
 
 # %% [markdown]
 # `Playground` lets them run at their best rates, and opens one update: the point, what is kept, and the arrows of gradient,
-# average and step, beside the rule. In a notebook that runs, a click moves the start, and the class's arguments are sliders,
+# average and step, and the rule. In a notebook that runs, a click moves the start, and the class's arguments are sliders,
 # whose ends are found by asking the constructor, so the check in `__init__` pays. Watch the arrows: the step of Grams never
 # climbs against the gradient in any coordinate.
 

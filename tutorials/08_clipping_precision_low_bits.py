@@ -13,7 +13,7 @@
 #
 # Numbers in a computer have an end, and this notebook shows what that means for training: gradients that are too large, too
 # small for float16, or too small to change a weight of 16 bits. For each it shows the option that helps: clipping, a loss
-# scale, other rounding. At the end the memory of seven ways to store weights and states is counted in bytes, beside what
+# scale, other rounding. At the end the memory of seven ways to store weights and states is counted in bytes, next to what
 # each has learned.
 
 # %%
@@ -224,7 +224,7 @@ for name, (losses, _, has_changed, accuracy) in mixed.items():
 # To save memory, the weights themselves may be bfloat16. Between 0.5 and 1 its numbers are 1/256 apart, so a step of less
 # than half of that is rounded away, every time. Here the weight is 1, the gradient is 1, and each of 500 steps should take
 # off 0.0005. Three options help: rounding up or down at random so that it is right on average, Kahan's compensation, which
-# keeps what was rounded off beside the weight, and a master copy of which only the missing 16 bits are stored.
+# keeps what was rounded off next to the weight, and a master copy of which only the missing 16 bits are stored.
 
 # %%
 stores = {

@@ -9,11 +9,11 @@
 # ---
 
 # %% [markdown]
-# # Gradient compression: two bits in the place of thirty-two
+# # Gradient compression: two bits instead of thirty-two
 #
 # Several workers that train one model send each other their gradients at every step, and on a slow link they wait for that.
-# This notebook shows what becomes of a training when less is sent: 2 bits or 1 bit for each number as in MXNet, signs, whole
-# numbers of 8 bits, or only the largest ones. It shows why what is not sent must be kept and sent later, and asks a model of
+# This notebook shows how training changes when less is sent: 2 bits or 1 bit for each number as in MXNet, signs, 8-bit
+# integers, or only the largest ones. It shows why what is not sent must be kept and sent later, and asks a model of
 # costs whether compression pays on a given link.
 
 # %%
@@ -114,7 +114,7 @@ viz.plot_training(as_mxnet, title="The threshold of 2bit")
 
 # %%
 def train_workers(compression):
-    """Losses, bytes that a worker sends in a step, and the residual of the first worker beside its last gradient."""
+    """Losses, bytes that a worker sends in a step, and the residual of the first worker next to its last gradient."""
     net = network()
     trainer = tristep.Trainer(net, "sgd", OPTIMIZER)
     count = sum(parameter.numel() for parameter in net.parameters())
@@ -185,7 +185,7 @@ figure
 
 # %% [markdown]
 # With their residuals all types stay close to the training that sends everything. Without, "2bit", "sign" and "topk" lose
-# most of it: gradients that are small in every step are never sent, although they add up. Whole numbers of 8 bits leave out
+# most of it: gradients that are small in every step are never sent, although they add up. 8-bit integers leave out
 # so little that it does not matter.
 #
 # "1bit" is a case of its own. It sends +1 or -1 for every number, however small that is. Without residuals this is another
@@ -194,10 +194,10 @@ figure
 #
 # ## What is kept back
 #
-# The sizes of a worker's residual at the end, beside those of one of its gradients. With "int8" the residual is the rounding
-# of a single step. With "2bit" it is about as large as a gradient and, where gradients are small, stays below the threshold.
-# With "topk" it is several gradients' worth, which will be sent late. If a training does not bear that, as with a high
-# learning rate and much momentum, this is where to look first.
+# The sizes of a worker's residual at the end, compared with those of one of its gradients. With "int8" the residual is the
+# rounding error of a single step. With "2bit" it is about as large as a gradient and, where gradients are small, stays below
+# the threshold. With "topk" it is several gradients' worth, which will be sent late. If a training does not bear that, as
+# with a high learning rate and much momentum, this is where to look first.
 
 # %%
 figure = viz.Figure(9.5, 2.6)

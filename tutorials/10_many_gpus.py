@@ -117,8 +117,8 @@ viz.plot_training(losses, title="The same training, twice")
 # ## Two processes
 #
 # With more than a few devices each gets a process of its own, which torchrun starts and gives a number. The repository has a
-# script for it, `several_processes.py`, beside this notebook. Compared with a script for one process three things are new: a
-# store that reaches over processes, each process's own part of a batch, and its own device.
+# script for it, `several_processes.py`, next to this notebook. Compared with a script for one process three things are new:
+# a store that reaches over processes, each process's own part of a batch, and its own device.
 #
 #     store = tristep.kvstore.create("dist_sync")
 #     trainer = tristep.Trainer(net, "adam", {...}, kvstore=store)
@@ -139,7 +139,7 @@ def torchrun(*arguments):
 if Path("several_processes.py").exists():
     printed = torchrun("several_processes.py", "--epochs", "2")
 else:
-    printed = "several_processes.py is not beside this notebook; it is in the repository's folder tutorials"
+    printed = "several_processes.py is not next to this notebook; it is in the repository's folder tutorials"
 print(printed)
 
 # %% [markdown]
@@ -148,7 +148,7 @@ print(printed)
 # | | what a process keeps | in the script |
 # |---|---|---|
 # | ZeRO-1, the default of `dist_sync` | weights, gradients, its share of the optimizer's states | `kvstore="dist_sync"` |
-# | all-reduce | all of everything | `update_on_kvstore=False` besides |
+# | all-reduce | all of everything | also `update_on_kvstore=False` |
 # | torch's DDP | all of everything; torch reduces the gradients | `Trainer(DistributedDataParallel(net))` |
 # | torch's FSDP | its share of everything | `fully_shard(net)`, and a class of `tristep.optim` |
 #

@@ -64,7 +64,7 @@ loader = torch.utils.data.DataLoader(data, batch_size=64, shuffle=True, generato
 # net.initialize(init.Xavier(magnitude=2.24))
 # ```
 #
-# Layers of torch are told how many inputs they have, and have values from the start. `initialize` fills them anew, and gives
+# Layers of torch are told how many inputs they have, and have values from the start. `initialize` fills them, and gives
 # biases zeros, as in Gluon. A parameter's own initializer, an argument of Gluon's layers such as `bias_initializer="ones"`,
 # is an attribute: `net[0].bias.init = "ones"`.
 
@@ -155,7 +155,7 @@ print("goes on at update", resumed.optimizer.num_update, "with the rate", resume
 # different orders, so differences near one in a million are rounding.
 
 # %%
-GOLDEN = Path("..", "tests", "golden")  # beside the folder of this notebook
+GOLDEN = Path("..", "tests", "golden")  # next to the folder of this notebook
 GROUPS = ["sgd", "nag", "signum", "adam", "adamax", "nadam", "adagrad", "adadelta", "rmsprop", "ftrl", "ftml", "lamb"]
 
 

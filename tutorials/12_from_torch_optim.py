@@ -75,7 +75,7 @@ def step(net, optimizer, batch):
 # %% [markdown]
 # ## The same numbers
 #
-# Six optimizers from both libraries, beside each other on the same batches. After each step the weights are compared: the
+# Six optimizers from both libraries, side by side on the same batches. After each step the weights are compared: the
 # largest difference, over the largest weight. A float32 has a relative precision of 6e-8, and rounding adds up over steps.
 # (NAdam's decay is decoupled because of pixels that are black in all images: their weights have no gradient but the decay,
 # and Adam's kind of step then jumps around zero, where two runs of the same library drift apart by rounding, too.)

@@ -1,4 +1,4 @@
-"""Makes the notebooks: runs each tutorial's .py and writes the .ipynb beside it, with what it printed and drew.
+"""Makes the notebooks: runs each tutorial's .py and writes the .ipynb next to it, with what it printed and drew.
 
     python tutorials/build.py                      all of them
     python tutorials/build.py 01_first_steps.py    some of them
@@ -34,7 +34,7 @@ def run(source: Path) -> nbformat.NotebookNode:
     """The tutorial as a notebook that has been run. Raises CellExecutionError where a cell fails."""
     notebook = jupytext.read(source)
     for i, cell in enumerate(notebook.cells):
-        cell.id = f"cell-{i}"  # else drawn anew each time, which is noise in a diff
+        cell.id = f"cell-{i}"  # else random each time, which is noise in a diff
     client = NotebookClient(
         notebook,
         timeout=300,  # seconds for a cell

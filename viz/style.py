@@ -1,4 +1,4 @@
-"""How our pictures look: themes, colours and dashes, the figure, and the axes' quiet frame. For the views beside this file.
+"""How our pictures look: themes, colours and dashes, the figure, and the axes' quiet frame. For the views.
 
 Everything is set on the artists themselves, because matplotlib's settings are global and belong to the user, and no
 figure is made by pyplot, which would keep it alive.

@@ -74,7 +74,7 @@ class EagerUpdate:
             totals[:] = totals.amax(dim=0) if largest else totals.sum(dim=0, dtype=widest(totals.device.type))
 
     def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
-        """As a call, and put the values of the metric into these rows of the present slot."""
+        """As a call, and write the values of the metric to these rows of the current slot."""
         self._found = _Found(into, self.table)
         try:
             self()
@@ -232,7 +232,7 @@ class TensorUpdate:
         self._largest = [max(tensor.numel() for tensor in (weight, *states)) for weight, states in pairs]
 
     def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
-        """As a call, and put the values of the metric into these rows of the present slot."""
+        """As a call, and write the values of the metric to these rows of the current slot."""
         self._found = _Found(into, self.table)
         try:
             self()
@@ -253,7 +253,7 @@ class TensorUpdate:
             one = len(members) == 1
             make = _only if one else torch.stack
             g = make([gradients[i] for i in members]).to(table.dtype)  # type: ignore[misc]  # these are there
-            if scale_and_skip is not None:  # decompositions refuse what is not finite
+            if scale_and_skip is not None:  # decompositions refuse non-finite values
                 g = torch.where(scale_and_skip[1] != 0, torch.zeros_like(g), g * rescale)
             elif rescale != 1.0:  # a large new tensor costs more than what is computed in it
                 g = g * rescale
@@ -317,7 +317,7 @@ class _Found:
 
 
 def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The one tensor there is, in the place of a stack."""
+    """The one tensor there is, instead of a stack."""
     return tensors[0]
 
 

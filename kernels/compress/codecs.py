@@ -1,4 +1,4 @@
-"""Gradient codes: what is sent in the place of float values, packed into bytes, and the residual for the next time.
+"""Gradient codes: what is sent instead of float values, packed into bytes, and the residual for the next message.
 
 A message holds the values of one chunk, whose length is a multiple of `TILE`: first their codes, then, for codes that have
 them, the scales of blocks of `BLOCK` values as float32. Of codes that are narrower than a byte the first value's are the
@@ -20,8 +20,8 @@ The codes:
     bf16    bfloat16
 
 Of "2bit" and "1bit" the residual is x less what was sent, whatever x is, as in MXNet: one that is NaN stays so, and sends 0
-for ever with "2bit" and -1 with "1bit". Of the others a value that is not finite makes NaN of its block (fp16 and bf16: of
-itself), on all ranks, so that whoever looks for overflows sees it; nothing of the block is kept then.
+forever with "2bit" and -1 with "1bit". Of the others a value that is not finite makes NaN of its block (fp16 and bf16: of
+itself), on all ranks, so that checks for overflow see it; nothing of the block is kept then.
 
 Sums are taken in the order of the ranks, and all backends find the same bits: sums within a block are of integers below
 2^24, which no order changes.
@@ -87,7 +87,7 @@ def _one_bit_sum(votes, ranks, threshold):
 
 @jit
 def _steps_of(x, shrunk, steps):
-    # An integer from 1 to 2 steps + 1, also of what is not finite, which integers do not know.
+    # An integer from 1 to 2 steps + 1, also for non-finite values, which integers do not have.
     y = x * shrunk * steps
     return tl.where(y - y == 0.0, tl.floor(y + 0.5) + (steps + 1.0), steps + 1.0)
 

@@ -42,7 +42,7 @@ PARAMETER, SEVERAL, WIDTH, ROOM, RANKS, AT_ONCE, COMPUTE = range(8, 15)
 
 
 def run(job: Job) -> None:
-    """Do the job, on several threads where there is work enough."""
+    """Run the job, on several threads if there is enough work."""
     key = job.code.name, job.source.dtype, job.residual is not None, job.target.dtype, job.reads, job.writes
     with compile_lock:
         if key not in _loops:
@@ -185,7 +185,7 @@ def _compile(job: Job) -> Any:
     text = repr((source, code.name, str(kinds), *files, engine_text()))
     name = f"compress_{code.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     module = import_generated(name, source, names)
-    if module is None:  # no folder to write to: compile in memory, every time anew
+    if module is None:  # no folder to write to: compile in memory, every time
         exec(compile(source, f"<tristep {name}>", "exec"), names)
         return names["compute"]
     return module.compute

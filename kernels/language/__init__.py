@@ -1,7 +1,7 @@
 """The language of update rules: `rule`, `reduction`, `tensor_rule`, `metric`, `jit` and `tl`.
 
 A rule is a few lines of arithmetic on values, which every backend compiles or runs. The `tl` of this package is the torch
-one, complete in itself, which also makes every rule runnable where triton and numba, which it does not import, are missing.
+implementation. It imports neither triton nor numba, so that every rule runs without them.
 """
 
 from .function import Function, jit

@@ -41,7 +41,7 @@ _OPERATORS = (
 
 
 def check_form(tree: ast.FunctionDef) -> None:
-    """An error for whatever some backend does not know, or that means something else on another."""
+    """Refuse what some backend does not support, or what has different meanings on different backends."""
     plain = ast.arguments(posonlyargs=[], args=tree.args.args, kwonlyargs=[], kw_defaults=[], defaults=tree.args.defaults)
     if ast.dump(tree.args) != ast.dump(plain):
         raise TypeError(f"{tree.name!r} takes ({ast.unparse(tree.args)}): only plain arguments are possible")

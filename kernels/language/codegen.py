@@ -59,6 +59,11 @@ class RuleSource:
             self._taken.add(names[-1])
         return tuple(names)
 
+    def arguments(self, states: tuple[str, ...] = (), hyper: tuple[str, ...] = ()) -> tuple[str, list[str]]:
+        """The arguments and the lines that unpack them: the rule's, and these states and hyper-parameters after them."""
+        rule = self.rule
+        return self.unpacked(rule.extras, (*rule.state, *states), (*rule.own_hyper, *hyper), self.sums)
+
     def unpacked(
         self, extras: tuple[str, ...], states: tuple[str, ...], hyper: tuple[str, ...], sums: tuple[str, ...]
     ) -> tuple[str, list[str]]:

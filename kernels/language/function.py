@@ -1,6 +1,6 @@
 """`jit`: functions of values, written once and bound to each backend's `tl`.
 
-What the values are is the backend's affair: blocks of a GPU program (Triton), numbers in a compiled loop (numba) or whole
+The backend decides what the values are: blocks of a GPU program (Triton), numbers in a compiled loop (numba) or whole
 tensors (torch). So the same text must be given another `tl` for each backend; that is all that `Function.bind` does.
 """
 

@@ -14,7 +14,7 @@ __all__ = ["Metric", "metric"]
 def metric(**by: str) -> Callable[[Callable[..., Any]], Metric]:
     """Make a metric of a function `(w, g, new_w) -> (a, b, ...)`, whose values are reduced over each tensor.
 
-    It is written as a rule is, and changes nothing. It is called for each element with the weight from before the update,
+    It is written like a rule, and changes nothing. It is called for each element with the weight from before the update,
     the gradient, already multiplied by `rescale_grad`, and the new weight, all three as the rule has them, in the
     arithmetic's type: what a rule does to the gradient, such as clipping, and what storing does to the weight, comes after.
 

@@ -22,20 +22,20 @@ def reduction(
 ) -> Any:
     """Make a reduction of a function `(w, g, state, hyper) -> (a, b, ...)`, whose values are summed over each tensor.
 
-    It is written as a rule is, and changes nothing. It unpacks those states of the rule that it needs, and hyper-parameters,
+    It is written like a rule, and changes nothing. It unpacks those states of the rule that it needs, and hyper-parameters,
     the rule's or others. A rule made with `@rule(reduction=it)` gets the sums, in the arithmetic's type.
 
     Args:
         fn: the function. It may have the further arguments `sums` and `index`, as a rule, or `kept` in place of `sums`: the
-            numbers that its `finish` keeps, as the step before has left them.
+            per-tensor states that its `finish` returned in the previous step.
         reduction: a reduction that runs before this one and gives its `sums`.
         scope: "tensor" sums over each tensor, "global" over all tensors of the update together.
         feeds_next: what comes after it gets its results and, after them, those of `reduction`.
         op: "sum", or "max" for the largest of values that are 0 or more, NaN if one of them is that.
 
-    A second function, `@it.finish`, may turn the sums into numbers that are kept from step to step, one of each for each
-    tensor, zero at first: `(sums, kept, hyper) -> new_kept`. It unpacks `kept` into their names, and its result takes the
-    place of the sums. A tensor without gradient keeps its numbers; those of sums over all tensors are the same for all, made
+    A second function, `@it.finish`, may turn the sums into per-tensor states, scalars that persist from step to step and
+    are zero at first: `(sums, kept, hyper) -> new_kept`. It unpacks `kept` into their names, and its result replaces
+    the sums. A tensor without gradient keeps its states; those of sums over all tensors are the same for all, computed
     with the hyper-parameters of the first that has a gradient.
     """
     if scope not in ("tensor", "global"):
@@ -147,7 +147,7 @@ class Reduction(ElementwiseFunction):
         self._used_by: str | None = None
 
     def finish(self, fn: Callable[..., Any]) -> Function:
-        """Decorator: how kept numbers are computed from the sums, `(sums, kept, hyper) -> new_kept`. See `reduction`."""
+        """Decorator: how per-tensor state is computed from the sums, `(sums, kept, hyper) -> new_kept`. See `reduction`."""
         function = Function(fn)
         arguments = [argument.arg for argument in function.tree.args.args]
         if len(arguments) != 3:

@@ -34,7 +34,7 @@ def rule(
         reduction: the reduction that runs before the rule, for rules that need norms: `@rule(reduction=norms)`.
         full_precision: names of states that are never stored in low precision: those that are weights, or sums over all
             steps, to which a single step adds too little, or that nearly cancel each other.
-        nonnegative: names of states that are never negative, as averages of squares are: 8 bits can tell more of them apart.
+        nonnegative: names of states that are never negative, such as averages of squares: 8 bits then resolve more values.
 
     Raises:
         TypeError: the function is not of that form or uses a name that backends do not know.
@@ -101,7 +101,7 @@ class Rule(ElementwiseFunction):
                     f"{', '.join(self.state) or 'none'}"
                 )
         if len(set(self.kept)) < len(self.kept) or set(self.kept) & set(self.state):
-            raise TypeError(f"rule {self.name!r}: the names of its states and kept numbers must differ, all of them")
+            raise TypeError(f"rule {self.name!r}: the names of its states and per-tensor states must all differ")
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -22,15 +22,14 @@ def tensor_rule(
 ) -> Any:
     """Make an update rule of whole tensors, `(w, g, state, hyper) -> (new_w, new_state)`, in plain torch operations.
 
-    For what a rule cannot say because elements need each other: sums over rows, products of matrices. It runs on every
-    device as it is written, one tensor at a time if it is not `batched`. `w` and `g` come in the arithmetic's type, and
-    nothing may be changed in place.
+    For rules that are not elementwise: sums over rows, products of matrices. It runs on every device in plain torch, one
+    tensor at a time if it is not `batched`. `w` and `g` are in the arithmetic's type, and nothing may be changed in place.
 
     Args:
         fn: the function. Its first lines unpack `state` and `hyper` as those of a rule do.
         shapes: from the weight's shape to those of the states, by name; states that it leaves out have the weight's.
         batched: `w`, `g` and the states come as stacks, [n, *shape], of tensors that have shape, type and hyper-parameters
-            in common, one or more of them. Each is to be updated as if it were alone, and results are stacks too.
+            in common, one or more of them. Each is updated independently, and results are stacks, too.
 
     Example:
         >>> from tristep.kernels import tensor_rule

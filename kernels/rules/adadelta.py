@@ -16,7 +16,7 @@ def delta(g, square, step_square, rho, one_minus_rho, epsilon):
 def adadelta(w, g, state, hyper):
     """w <- w - (lr delta + decay w). Zeiler (2012), alg. 1, where lr is 1.
 
-    MXNet 1.9.1 decays apart from the gradient, torch adds wd w to it.
+    MXNet 1.9.1 decouples the weight decay from the gradient, torch adds wd w to it.
     """
     square, step_square = state
     lr, wd, decay, clip, rho, one_minus_rho, epsilon = hyper

@@ -10,7 +10,7 @@ from .common import decayed_after_clip, limited
 def adagrad(w, g, state, hyper):
     """h <- h + g^2;  w <- w - lr g / (sqrt(h + epsilon) + epsilon_outside) - decay w. Duchi et al. (2011).
 
-    MXNet 1.9.1 has its epsilon inside the root and its decay apart from the gradient; torch has it outside, and adds wd w.
+    MXNet 1.9.1 has its epsilon inside the root and decoupled decay; torch has it outside, and adds wd w to the gradient.
     """
     (history,) = state
     lr, wd, decay, clip, epsilon, epsilon_outside = hyper

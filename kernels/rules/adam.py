@@ -25,7 +25,7 @@ def adam(w, g, state, hyper):
 
 @rule(nonnegative=("var",))
 def adamw(w, g, state, hyper):
-    """Loshchilov & Hutter (2019), alg. 2: decay apart from the gradient.
+    """Loshchilov & Hutter (2019), alg. 2: decoupled weight decay.
 
     `lr` arrives with the bias corrections in it. `decay` is what is taken off the weight: the plain rate times
     wd in the paper and in torch, the corrected rate times wd in MXNet.

@@ -1,4 +1,4 @@
-"""What several families of rules share: how decay and clipping meet the gradient."""
+"""Functions that several families of rules share: weight decay and clipping of the gradient."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Gradient compression with error feedback: what is sent of a gradient takes the weight's place, the rest is kept back.
+"""Gradient compression with error feedback, as rules whose new weight is the message and whose state is the residual.
 
 Seide et al. (2014), "1-bit stochastic gradient descent", section 3.1; numbers of MXNet 1.9.1 (2bit) and 2.0 (1bit).
 """

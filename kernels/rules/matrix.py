@@ -1,8 +1,8 @@
-"""Rules that see a whole matrix: Muon, SOAP, and the factored Adafactor and CAME.
+"""Rules of whole matrices: Muon, SOAP, and the factored Adafactor and CAME.
 
 In plain torch operations, for stacks of tensors of one shape: the first dimension numbers the tensors, each of which is
-updated as if it were alone. Their own intermediate results they change in place: on a CPU, a large new tensor costs more
-than what is computed in it.
+updated independently. Intermediate results are changed in place: on a CPU, allocating a large tensor costs more
+than computing with it.
 """
 
 from __future__ import annotations

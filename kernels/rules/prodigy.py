@@ -1,4 +1,4 @@
-"""Prodigy: Adam at a rate found from how far the weights have moved, one for all tensors.
+"""Prodigy: Adam with a learning rate estimated from how far the weights have moved, the same for all tensors.
 
 Mishchenko & Defazio (2023), alg. 4; numbers of the authors' package. `last_d` is the estimate before the step, `d` the one
 after it; `lr` arrives with the bias correction in it, and `decay` is `lr` wd or 0.

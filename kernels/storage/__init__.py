@@ -1,6 +1,6 @@
 """How weights and states are stored in low precision, in torch's operations.
 
-The types of the tensors say which format it is, so that nothing else has to be handed on. A state may be bfloat16 where the
+The tensors' types determine the format, so that nothing else has to be passed. A state may be bfloat16 where the
 arithmetic is float32, or packed, in uint8 (packed.py). What is stored alongside a 16-bit weight: master.py.
 """
 

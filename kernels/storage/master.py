@@ -1,4 +1,4 @@
-"""What is stored alongside a 16-bit weight in the place of a master copy, by the type of that tensor:
+"""What is stored alongside a 16-bit weight instead of a master copy, by the type of that tensor:
 
 - its type's full width: the weight as the rule knows it, whose rounding the weight is;
 - int16, alongside bfloat16: the bits that the weight lacks, so that both together are that copy (a split master);

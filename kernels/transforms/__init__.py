@@ -1,6 +1,6 @@
 """Functions from rule to rule: clipping, masked steps, decoupled weight decay, averages of weights, skipped steps.
 
-Each takes an elementwise rule and gives another one, which calls it: no equation of a rule is repeated.
+Each takes an elementwise rule and returns a new one, which calls it: no equation of a rule is repeated.
 """
 
 from .apply_if_finite import apply_if_finite

@@ -1,6 +1,6 @@
 """What transforms have in common.
 
-Rules made of one rule in the same way are one object, which pickling finds again, too.
+The same transform of the same rule with the same options is the same object, also after pickling.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def after_total(
     """The rule's last reduction when the sum of squares over all comes first, and is passed on to all others.
 
     Args:
-        change: gives lines and the name of a gradient that is to take the place of theirs.
+        change: gives lines and the name of a gradient that is to replace theirs.
     """
     before = total_square
     for stage in rule.reductions[1 if rule.knows_total else 0 :]:

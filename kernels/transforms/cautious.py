@@ -1,4 +1,4 @@
-"""`cautious`: steps only where they go down the gradient."""
+"""`cautious`: steps only in elements where they descend the gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["cautious"]
 
 
 def cautious(rule: Rule, decay: Iterable[str] = ("decay",)) -> Rule:
-    """The rule with its step masked where it does not go down the gradient, and made longer for that.
+    """The rule with its step masked where it does not descend the gradient, and scaled up in compensation.
 
     The steps that are left are divided by their share in the tensor's elements, which counts as 0.001 at least.
 
@@ -61,7 +61,7 @@ def _make(rule: Rule, decay: tuple[str, ...]) -> Made:
         undecayed = dict.fromkeys(decay, nothing)
     found = text.define(
         "agreement",
-        text.unpacked(rule.extras, rule.state, rule.own_hyper, text.sums),
+        text.arguments(),
         [*lines, f"{stepped}, {ignored} = {text.call(undecayed)}"],
         f"{text['agrees']}({text.w}, {stepped}, {text.g}), 1.0",
     )

@@ -31,7 +31,7 @@ def decoupled_weight_decay(rule: Rule) -> Rule:
 def _make(rule: Rule) -> Made:
     text = RuleSource(rule, "decoupled_decay")
     (stepped,) = text.new("stepped")
-    first = text.unpacked(rule.extras, rule.state, (*rule.own_hyper, "decoupled_decay"), text.sums)
+    first = text.arguments(hyper=("decoupled_decay",))
     lines = text.step(stepped, text.call())
     result = f"{stepped} - decoupled_decay * {text.w}, {text.returned()}"
     return Made(text.define("decoupled", first, lines, result), rule.reduction)

@@ -34,7 +34,7 @@ def _make(rule: Rule, moves: bool) -> Made:
     added = ("one_minus_ema_decay",) if moves else ()
     text = RuleSource(rule, "ema", *added, interpolated=interpolated)
     (stepped,) = text.new("stepped")
-    first = text.unpacked(rule.extras, (*rule.state, "ema"), (*rule.own_hyper, *added), text.sums)
+    first = text.arguments(("ema",), added)
     lines = text.step(stepped, text.call())
     average = f"{text['interpolated']}(ema, {stepped}, one_minus_ema_decay)" if moves else "ema"
     return Made(text.define("averaging", first, lines, f"{stepped}, {text.returned(average)}"), rule.reduction)

@@ -1,4 +1,4 @@
-"""`lookahead`: slow weights that the fast ones return to."""
+"""`lookahead`: slow weights, to which the fast ones are reset from time to time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ __all__ = ["lookahead"]
 
 
 def lookahead(rule: Rule, sync: bool = True) -> Rule:
-    """The rule with a last state `slow`, which must start as the weight, and which the weight returns to from time to time.
+    """The rule with a last state `slow_weight`, which must start as the weight; the weight is periodically reset to it.
 
-    Where the hyper-parameter `sync` is above 0, slow <- slow + lookahead_alpha (w - slow) and w <- slow after the step.
+    Where the hyper-parameter `sync` is above 0, after the step
+    slow_weight <- slow_weight + lookahead_alpha (w - slow_weight) and w <- slow_weight.
 
     Args:
         rule: an elementwise rule.
-        sync: if False, a rule of the same states that never does so, and has neither of the two hyper-parameters. It reads
-            and writes nothing of `slow`.
+        sync: if False, a rule of the same states that never does so, and has neither of the two hyper-parameters. It neither
+            reads nor writes `slow_weight`.
 
     Source: Zhang et al. (2019), "Lookahead Optimizer: k steps forward, 1 step back", alg. 1.
     """
@@ -28,7 +29,7 @@ def _make(rule: Rule, sync: bool) -> Made:
     added = ("lookahead_alpha", "sync") if sync else ()
     text = RuleSource(rule, "slow_weight", *added, interpolated=interpolated)
     stepped, met = text.new("stepped", "met")
-    first = text.unpacked(rule.extras, (*rule.state, "slow_weight"), (*rule.own_hyper, *added), text.sums)
+    first = text.arguments(("slow_weight",), added)
     lines = text.step(stepped, text.call())
     if not sync:
         return Made(text.define("between", first, lines, f"{stepped}, {text.returned('slow_weight')}"), rule.reduction)

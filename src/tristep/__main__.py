@@ -91,9 +91,7 @@ def _add_cost(commands: Any) -> argparse.ArgumentParser:
     cost.add_argument("--optimizer", default="adam", metavar="NAME", help="(default: adam)")
     cost.add_argument("--state", metavar="TYPE", help="how states are stored: bfloat16 or 8bit")
     cost.add_argument("--weights", default="float32", metavar="TYPE", help="of weights and gradients (default: float32)")
-    cost.add_argument(
-        "--master", choices=("float32", "remainder"), help="what is kept beside 16-bit weights; nothing if left out"
-    )
+    cost.add_argument("--master", choices=("float32", "remainder"), help="the master of 16-bit weights; none by default")
     memories = ", ".join(cost_model.MEMORIES)
     cost.add_argument("--memory", default="h100", metavar="GPU", help=f"whose memory: {memories}, or GB/s (default: h100)")
     cost.add_argument(

@@ -352,7 +352,7 @@ class Notebook:
 
         self.lab, self.browser, self.name, self.closed = lab, browser, name, False
         book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        book.metadata["kernelspec"] = {"name": kernel, "display_name": kernel}  # without it Lab asks, and waits for ever
+        book.metadata["kernelspec"] = {"name": kernel, "display_name": kernel}  # without it Lab asks, and waits forever
         nbformat.write(book, lab.root / "notebooks" / f"{name}.ipynb")
         browser.driver.get(f"{lab.url}/doc/tree/{name}.ipynb?reset")
         ready = (

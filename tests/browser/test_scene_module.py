@@ -105,7 +105,7 @@ def test_a_short_logarithmic_axis_has_ticks_between_the_powers(stage):
     assert [t["value"] for t in stage.browser.run("return ticks(arguments[0], 200, 40).major", axis)] == [0.35, 0.4, 0.45]
 
 
-def test_given_ticks_are_thinned_until_there_is_room(stage):
+def test_given_ticks_are_dropped_until_there_is_room(stage):
     axis = {"low": 0, "high": 20, "scale": "linear", "ticks": [[k, f"layer {k}"] for k in range(25)]}
     found = stage.browser.run("return ticks(arguments[0], 200, 20).major", axis)
     assert [tick["words"] for tick in found] == [f"layer {k}" for k in range(0, 21, 3)]
@@ -308,7 +308,7 @@ def test_arrows_end_where_their_amounts_lead(stage):
 
 
 @pytest.mark.parametrize("axis", ["x", "y"])
-def test_marks_cross_the_panel_and_have_their_label_beside_them(stage, axis):
+def test_reference_lines_cross_the_panel_and_have_their_label_next_to_them(stage, axis):
     scene = one(RefLine([6.1], axis=axis, label="here", style=0, width=1.5), RefLine([20], axis=axis, style=0))
     stage.show(scene)
     pixels = stage.browser.pixels()

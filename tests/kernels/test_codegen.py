@@ -33,7 +33,7 @@ OF_RULES = pytest.mark.parametrize(
     "rule", [pytest.param(name, marks=() if name in QUICK else pytest.mark.sample(0)) for name in RULES]
 )
 SUMS = [(name, stage) for name in RULES for stage in range(len(getattr(rules, name).reductions))]
-# On all targets those that are least alike, and the words of the language, of which the others are made, too.
+# On all targets those that differ most, and the language's ops, of which the others are made, too.
 EVERYWHERE = ("adamw", "lamb", "sgld")
 COMPILED = [(target, rule) for target in TARGETS for rule in RULES if target in ("sm_90", "gfx942") or rule in EVERYWHERE]
 COMPILED_SUMS = [(target, *of) for target in TARGETS for of in SUMS if (target, of[0]) in COMPILED]
@@ -45,9 +45,9 @@ SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Case(NamedTuple):
-    """One kernel to compile: of a rule, or of its reduction with this number; `options` take the place of the engine's.
+    """One kernel to compile: of a rule, or of its reduction with this number; `options` replace the engine's.
 
-    `masters` may be the type of what stands beside the weights, `state` is that of the states. `measured` is with all that
+    `masters` may be the type of the master weights, `state` is that of the states. `measured` is with all that
     telemetry measures by default.
     """
 
@@ -221,7 +221,7 @@ def code(compiling):
 
 
 def _every_word(name):
-    """The text of a rule that uses all words of the language, or all but two."""
+    """The text of a rule that uses all ops of the language, or all but two."""
     calls = dict.fromkeys(OPS, "(w)") | {"where": "(w > g, w, 0.5)", "maximum": "(w, 0.5)", "minimum": "(w, 0.5)"}
     calls["normal"] = "(w, g, index)"
     left_out = ("sin", "cos") if name == "every_word_but_sin_and_cos" else ()
@@ -323,24 +323,24 @@ def test_full_tiles_of_mixed_widths_take_one_access_a_tensor(case, code):
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("case", STORED, ids=lambda case: case.name)
-def test_full_tiles_of_fewer_bits_take_one_access_a_tensor(case, code):
+def test_full_low_precision_tiles_take_one_access_per_tensor(case, code):
     """64 bits for 4 elements of 16, 128 for 4 of 32; nothing else is written, nor read in more pieces."""
     kernel = code(case)
-    beside = {False: [], True: ["float32"]}.get(case.masters, [case.masters])
+    masters = {False: [], True: ["float32"]}.get(case.masters, [case.masters])
     states = [case.state or "float32"] * RULES[case.rule]
-    bits = [4 * 8 * (SIZES | {"int16": 2})[kind] for kind in (case.weight, *beside, *states)]
+    bits = [4 * 8 * (SIZES | {"int16": 2})[kind] for kind in (case.weight, *masters, *states)]
     names = [name for _, name in kernel.full_tile_path]
     assert kernel.warps * 32 * 4 == TILE
     assert sorted(name for name in names if name.startswith("STG")) == sorted(f"STG.E.{each}" for each in bits)
     weights = [] if case.masters is True else [case.weight]
-    loaded = [*weights, case.gradient, *beside, *states]
+    loaded = [*weights, case.gradient, *masters, *states]
     assert names.count("LDG.E.128") == loaded.count("float32")
     assert not [name for name in names if name.startswith("LDG") and "16" in name]
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("case", [*STORED_ELSEWHERE, *STORED_SUMS], ids=lambda case: case.name)
-def test_fewer_bits_compile_everywhere_and_in_reductions(case, code):
+def test_low_precision_compiles_everywhere_and_in_reductions(case, code):
     assert code(case).warps == 8
 
 

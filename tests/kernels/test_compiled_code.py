@@ -166,7 +166,7 @@ def check(*names):
 @pytest.mark.sample(0)
 @needs_numba
 def test_functions_of_one_name_that_two_processes_have_kept_are_told_apart(native_script, tmp_path):
-    """Of 1, 2 and 4 bits, whose functions are one text, and have symbols of one number as each process begins anew."""
+    """Of 1, 2 and 4 bits, whose functions are one text, and have symbols of one number as each process starts again."""
     for names in (["1bit"], ["2bit"], ["int4"], ["1bit", "2bit", "int4"], ["int4", "2bit", "1bit"]):
         native_script(f"{MESSAGES}\ncheck(*{names})", tmp_path / "cache")
 

@@ -37,7 +37,7 @@ def same(found, expected):
 
 
 def gradients(n, wild=True):
-    """Of all sizes, with zeros, a block of zeros, subnormal numbers and, in one block each, what is not finite."""
+    """Of all sizes, with zeros, a block of zeros, subnormal numbers and, in one block each, non-finite values."""
     values = torch.randn(n) * torch.exp(2 * torch.randn(n))
     values[: min(n, 130)] = 0.0
     values[131:260:2] = 1e-41
@@ -205,7 +205,7 @@ def test_without_a_residual_every_message_is_by_itself(name, place):
 
 
 @pytest.mark.parametrize(("name", "nan", "infinite"), [("2bit", 0.0, 0.5), ("1bit", -1.0, 1.0)])
-def test_what_is_not_finite_stays_as_in_mxnet(name, nan, infinite, place):
+def test_nonfinite_values_stay_as_in_mxnet(name, nan, infinite, place):
     code = CODES[name]
     x = torch.tensor([float("nan"), float("inf"), -float("inf")], device=place.device)
     residual = torch.zeros(3, device=place.device)
@@ -219,7 +219,7 @@ def test_what_is_not_finite_stays_as_in_mxnet(name, nan, infinite, place):
 
 @pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
-def test_what_is_not_finite_makes_nan_of_its_block_once(name, bad, place):
+def test_a_nonfinite_value_makes_its_block_nan_once(name, bad, place):
     code = CODES[name]
     x, residual = torch.ones(TILE, device=place.device), torch.ones(TILE, device=place.device)
     x[BLOCK + 3] = float(bad)

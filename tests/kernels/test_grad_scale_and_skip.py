@@ -12,7 +12,7 @@ F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat1
 SHAPES = [(700,), (5, 3), (1500,), (0,), ()]
 EAGER = types.SimpleNamespace(engine="eager", device="cuda" if torch.cuda.is_available() else "cpu")
 EVERY = [name for name in rules.__all__ if isinstance(getattr(rules, name), Rule | TensorRule)]
-SOME = ["adamw", "lamb", "novograd"]  # with states, with norms, with kept numbers
+SOME = ["adamw", "lamb", "novograd"]  # with states, with norms, with per-tensor state
 
 
 def case(place, rule, factor=1.0, dtype=F32, gradient_dtype=None, masters=None):
@@ -26,10 +26,10 @@ def case(place, rule, factor=1.0, dtype=F32, gradient_dtype=None, masters=None):
     kind = F64 if dtype == F64 else F32
     states = [tuple(state.to(kind).to(place.device) for state in row) for row in states]
     gradients = [(torch.randn(shape) * factor).to(gradient_dtype or dtype).to(place.device) for shape in shapes]
-    beside = None if masters is None else [torch.zeros_like(weight, dtype=masters) for weight in weights]
+    stored = None if masters is None else [torch.zeros_like(weight, dtype=masters) for weight in weights]
     if masters == F32:
-        beside = [weight.float() for weight in weights]
-    return weights, states, gradients, beside
+        stored = [weight.float() for weight in weights]
+    return weights, states, gradients, stored
 
 
 def run(place, rule, factor=1.0, control=None, zero_grads=False, **kinds):
@@ -53,7 +53,7 @@ def same(found, expected):
 
 
 def check(place, rule):
-    """Factors to the bit, as they are powers of two; a step that is left out; and zeros."""
+    """Factors to the bit, as they are powers of two; a skipped step; and zeros."""
     plain, _ = run(place, rule)
     scaled, gradients = run(place, rule, 1024.0, (1 / 1024, 0.0))
     assert same(scaled, plain)

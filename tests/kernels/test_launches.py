@@ -313,7 +313,7 @@ def test_functions_of_one_name_have_kernels_of_their_own(scenes, scene):
 
 
 @pytest.mark.parametrize("scene", ["novograd", "prodigy"])
-def test_kept_numbers_cost_no_operations_for_each_tensor(scenes, scene):
+def test_per_tensor_state_costs_no_operations_for_each_tensor(scenes, scene):
     few, many = scenes[scene]
     assert many == few
     assert len(many) <= 40

@@ -127,21 +127,21 @@ class Triton:
         return torch.tensor(values, dtype=dtype, device=self.device)
 
 
-@pytest.mark.parametrize("beside", [None, F32, torch.int16, BF16], ids=str)
-def test_low_precision_updates_are_measured_as_the_rule_computes_them(place, beside):
+@pytest.mark.parametrize("master_dtype", [None, F32, torch.int16, BF16], ids=str)
+def test_low_precision_updates_are_measured_as_the_rule_computes_them(place, master_dtype):
     """Not as they are stored: the judge has the same weights and gradients in float32, and eager torch's update."""
     rng = np.random.default_rng(1)
     exact = [rng.normal(size=shape).astype(np.float32) for shape in [(1500,), (3, 4)]]
     weights = [place.tensor(each, BF16) for each in exact]
     gradients = [place.tensor(rng.normal(size=each.shape), BF16) for each in exact]
     masters = None
-    if beside is not None:
+    if master_dtype is not None:
         wide = [place.tensor(each, F32) for each in exact]
-        beside_weights = [
-            each if beside == F32 else low_precision_storage().master_for(weight, each, beside)
+        master_weights = [
+            each if master_dtype == F32 else low_precision_storage().master_for(weight, each, master_dtype)
             for weight, each in zip(weights, wide, strict=True)
         ]
-        masters = beside_weights
+        masters = master_weights
         known = [low_precision_storage().combined(weight, b) for weight, b in zip(weights, masters, strict=True)]
     else:
         known = [weight.float() for weight in weights]
@@ -243,7 +243,7 @@ def test_histograms_count_between_powers_of_two(place, what):
 
 
 @pytest.mark.parametrize("what", ["weight", "gradient", "update"])
-def test_what_is_not_finite_never_counts_as_small(place, what):
+def test_nonfinite_values_never_count_as_small(place, what):
     """Infinities are in the last bin, where NumPy puts them, and NaN is in none."""
     (w,), (g,) = tensors(place, [(300,)], F32)
     w[2::5], g[::5], g[1::5] = math.inf, math.nan, -math.inf

@@ -106,7 +106,7 @@ def test_a_plan_is_not_taken_for_tensors_with_gaps_of_equal_strides(place):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("ord", ORDERS)
 @pytest.mark.parametrize("dtype", [F32, F64, BF16])
-def test_what_is_not_finite_is_seen_wherever_it_stands(place, value, ord, dtype):
+def test_nonfinite_gradient_is_detected_at_any_position(place, value, ord, dtype):
     for size, at in [(6, 0), (6, 5), (3000, 1024), (3000, 2999)]:
         found = [torch.ones(7, dtype=dtype, device=place.device), torch.ones(size, dtype=dtype, device=place.device)]
         found[1][at] = value

@@ -249,7 +249,7 @@ def test_the_code_of_nan_is_0_whatever_its_bits(place, seed):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_makes_its_block_nan(place, bad):
+def test_a_nonfinite_value_makes_its_block_nan(place, bad):
     gradient = numbers(0, 4100)
     gradient[[200, 4099]] = bad
     states = packed_states(place, [4100])
@@ -288,7 +288,7 @@ def test_zeros_and_numbers_at_the_ends_of_float32(place):
 )
 def test_a_step_is_that_of_float32_states_rounded(place, name, kinds):
     """Reductions read the same stored states."""
-    used, (weight_dtype, gradient_dtype, beside) = getattr(rules, name), kinds
+    used, (weight_dtype, gradient_dtype, master_dtype) = getattr(rules, name), kinds
     n, rng = 4100, np.random.default_rng(5)
     weight = torch.tensor(rng.normal(size=n)).to(weight_dtype).to(place.device)
     gradient = torch.tensor(rng.normal(size=n)).to(gradient_dtype).to(place.device)
@@ -302,7 +302,7 @@ def test_a_step_is_that_of_float32_states_rounded(place, name, kinds):
         storage.copy(state, values, values.shape, slot in used.nonnegative)
         plain.append(unpacked(state, weight.shape, slot in used.nonnegative))
     twin = weight.clone()
-    masters = None if beside is None else [[torch.zeros(n, dtype=beside, device=place.device)] for _ in range(2)]
+    masters = None if master_dtype is None else [[torch.zeros(n, dtype=master_dtype, device=place.device)] for _ in range(2)]
     hyper = [[1.0, *np.linspace(0.1, 0.9, len(used.hyper))]]
     place.run(used, [weight], [gradient], [packed], hyper, masters and masters[0])
     place.run(used, [twin], [gradient], [tuple(plain)], hyper, masters and masters[1])

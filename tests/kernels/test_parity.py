@@ -330,7 +330,7 @@ def test_weights_of_several_types_in_one_update(place, oracles, ulps):
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_zero_nan_and_infinite_gradients(place, rule, oracles, ulps):
-    """What is not finite stays so, and where; a NaN has no sign, so it moves no weight in rules by sign."""
+    """Non-finite values stay so, at their positions; a NaN has no sign, so it moves no weight in rules by sign."""
     special = [0.0, -0.0, math.nan, math.inf, -math.inf, 1.0]
     # With two rows: the first limits gradients, the second does not.
     Step(place, rule, [(6,), (6,)], F32, F32, special=special).check(place, oracles[rule.name], ulps)

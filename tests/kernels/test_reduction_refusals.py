@@ -37,7 +37,7 @@ REFUSED = {
         "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    (s,) = sums\n    return w * s, state\n",
         r"rule 'u' unpacks 1 sums \(s\): reduction 'r' gives 2",
     ),
-    "more sums than kept numbers": (
+    "more sums than per-tensor states": (
         "@reduction\ndef r(w, g, state, hyper):\n    return g, w\n"
         "@r.finish\ndef f(sums, kept, hyper):\n    a, b = sums\n    (x,) = kept\n    return (a + b + x,)\n"
         "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    s, t = sums\n    return w * s * t, state\n",
@@ -69,12 +69,12 @@ REFUSED = {
         "@reduction\ndef r(w, g, state, hyper, sums, kept):\n    (k,) = kept\n    return (g * k,)\n",
         r"reduction 'r' takes .* may have sums or kept and index after them",
     ),
-    "kept numbers of no finish": (
+    "per-tensor states without a finish": (
         "@reduction\ndef r(w, g, state, hyper, kept):\n    (k,) = kept\n    return (g * k,)\n"
         "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
         "reduction 'r' takes kept, but keeps nothing: give it a @r.finish",
     ),
-    "kept numbers of other names": (
+    "per-tensor states of other names": (
         "@reduction\ndef r(w, g, state, hyper, kept):\n    (k,) = kept\n    return (g * k,)\n"
         "@r.finish\ndef f(sums, kept, hyper):\n    (x,) = kept\n    return (x,)\n",
         "'f' unpacks kept into x: reduction 'r' has k",
@@ -111,19 +111,19 @@ REFUSED = {
         "@r.finish\ndef f(sums, kept, hyper):\n    (x,) = kept\n    return (x,)\n",
         "reduction 'r' cannot be given 'f' to finish it: 'u' uses it already",
     ),
-    "a kept number with a state's name": (
+    "a per-tensor state with a state's name": (
         "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
         "@r.finish\ndef f(sums, kept, hyper):\n    (m,) = kept\n    return (m,)\n"
         "@rule(reduction=r)\ndef u(w, g, state, hyper, sums):\n    (m,) = state\n    return w, (m,)\n",
-        "rule 'u': the names of its states and kept numbers must differ",
+        "rule 'u': the names of its states and per-tensor states must all differ",
     ),
-    "two kept numbers of one name": (
+    "two per-tensor states of one name": (
         "@reduction\ndef r(w, g, state, hyper):\n    return (g,)\n"
         "@r.finish\ndef f(sums, kept, hyper):\n    (m,) = kept\n    return (m,)\n"
         "@reduction(reduction=r)\ndef q(w, g, state, hyper, sums):\n    return (g,)\n"
         "@q.finish\ndef h(sums, kept, hyper):\n    (m,) = kept\n    return (m,)\n"
         "@rule(reduction=q)\ndef u(w, g, state, hyper, sums):\n    return w, state\n",
-        "rule 'u': the names of its states and kept numbers must differ",
+        "rule 'u': the names of its states and per-tensor states must all differ",
     ),
 }
 
@@ -140,7 +140,7 @@ def test_what_a_reduction_sums_over_is_one_of_two():
         reduction(scope="rows")
 
 
-def test_kept_numbers_of_another_shape_or_type_are_refused():
+def test_per_tensor_state_of_another_shape_or_type_is_refused():
     w = torch.zeros(3)
     with pytest.raises(ValueError, match=r"the state of weights\[0\] has 1 tensors: .* has 2 \(norm, steps\)"):
         Update(by_longest, [w], [(torch.zeros(()),)])

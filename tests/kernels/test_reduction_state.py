@@ -188,7 +188,7 @@ def by_flags(w, g, state, hyper, sums):
     return w - rate * seen * (1.0 + many), state
 
 
-def test_kept_numbers_may_be_constants_comparisons_and_hyper_parameters(place):
+def test_per_tensor_state_may_be_constants_comparisons_and_hyper_parameters(place):
     weights = [torch.zeros(n, device=place.device) for n in (3, 10)]
     states = states_for(by_flags, weights)
     place.run(by_flags, weights, [torch.ones_like(w) for w in weights], states, [[1.0, 0.5], [1.0, 0.25]])

@@ -169,7 +169,7 @@ def test_nan_and_infinity_stay_what_they_are_in_a_sum(place, size):
 
 
 @pytest.mark.parametrize("dtype", [F64, F32, BF16], ids=str)
-def test_kept_numbers_over_several_steps(place, dtype):
+def test_per_tensor_state_over_several_steps(place, dtype):
     """Each tensor has its own, with its own hyper-parameters; a tensor without gradient keeps them as they are."""
     shapes = [(3, 4), (), (1500,), (0,)]
     fading = [0.5, 0.9, 0.99, 0.5]

@@ -1,4 +1,4 @@
-"""Weights and states in fewer bits: what is stored is the exact rounding of what was computed, alike on every engine.
+"""Weights and states in low precision: what is stored is the exact rounding of what was computed, the same on every engine.
 
 The judges are NumPy, rounding by integers and by comparing neighbours, and float32 masters.
 """
@@ -144,7 +144,7 @@ def test_each_state_has_its_own_type(place):
     assert bool((weight == 0.0).all())
 
 
-# What stands beside a weight.
+# Master weights.
 
 
 @pytest.mark.parametrize("state_dtype", [None, BF16], ids=str)
@@ -177,13 +177,13 @@ def test_with_remainders_every_step_is_that_of_float32_masters(place, name):
     gradients = [tensors(place, [rng.normal(size=(1030,)), rng.normal(size=(3, 5))], BF16) for _ in range(6)]
     hyper = [[1.0, *np.linspace(0.01, 0.3, len(used.hyper))]] * 2
     found = []
-    for beside in (F32, I16):
+    for master_dtype in (F32, I16):
         weights = [weight.clone() for weight in start]
-        masters = [weight.to(F32) if beside == F32 else torch.zeros_like(weight, dtype=I16) for weight in start]
+        masters = [weight.to(F32) if master_dtype == F32 else torch.zeros_like(weight, dtype=I16) for weight in start]
         states = states_for(used, weights)
         for each in gradients:
             place.run(used, weights, each, states, hyper, masters)
-        if beside == I16:
+        if master_dtype == I16:
             masters = [
                 (w.float().view(torch.int32) + m.to(torch.int32)).view(F32) for w, m in zip(weights, masters, strict=True)
             ]
@@ -317,7 +317,7 @@ def test_random_rounding_of_states(place):
     assert bool((states[0][1] == gradient).all())  # float32
 
 
-def test_a_weight_with_something_beside_it_is_not_rounded_at_random(place):
+def test_a_weight_with_a_master_is_not_rounded_stochastically(place):
     values = numbers(1, (1030,))
     weight = torch.zeros(1030, dtype=BF16, device=place.device)
     master = torch.zeros(1030, device=place.device)
@@ -333,9 +333,9 @@ def test_a_weight_with_something_beside_it_is_not_rounded_at_random(place):
 # Anywhere in memory, and refusals.
 
 
-@pytest.mark.parametrize("beside", [None, I16, BF16], ids=str)
+@pytest.mark.parametrize("master_dtype", [None, I16, BF16], ids=str)
 @pytest.mark.parametrize("layout", ["transposed", "gaps", "one element off"])
-def test_other_layouts(place, layout, beside):
+def test_other_layouts(place, layout, master_dtype):
     values = np.random.default_rng(4).normal(size=(40, 30)).astype(np.float32)
     weight = torch.zeros(40, 30, dtype=BF16, device=place.device)
     if layout == "transposed":
@@ -347,11 +347,11 @@ def test_other_layouts(place, layout, beside):
     (states,) = states_for(take, [weight], BF16)
     strides = states[0].stride()
     master = None
-    if beside is not None:
-        master = torch.empty_strided((40, 30), strides, dtype=beside, device=place.device).zero_()
+    if master_dtype is not None:
+        master = torch.empty_strided((40, 30), strides, dtype=master_dtype, device=place.device).zero_()
     place.run(take, [weight], [torch.tensor(values, device=place.device)], [states], [[1.0]], [master])
     same(weight, as_bfloat16(values))
-    if beside == BF16:
+    if master_dtype == BF16:
         same(master, as_bfloat16(values - as_bfloat16(values)))
 
 
@@ -375,9 +375,12 @@ def test_groups_are_formed_by_how_tensors_are_stored(place):
     """Alike they go into one launch; the values are those of each alone."""
     values = np.random.default_rng(4).normal(size=1030).astype(np.float32)
     gradient = torch.tensor(values, device=place.device)
-    besides = [None, F32, I16, BF16, None]
-    weights = [torch.zeros(1030, dtype=BF16, device=place.device) for _ in besides]
-    masters = [None if beside is None else torch.zeros(1030, dtype=beside, device=place.device) for beside in besides]
+    master_dtypes = [None, F32, I16, BF16, None]
+    weights = [torch.zeros(1030, dtype=BF16, device=place.device) for _ in master_dtypes]
+    masters = [
+        None if master_dtype is None else torch.zeros(1030, dtype=master_dtype, device=place.device)
+        for master_dtype in master_dtypes
+    ]
     states = [*states_for(take, weights[:4]), *states_for(take, weights[4:], BF16)]
     run = place.run(take, weights, [gradient] * 5, states, [[1.0]] * 5, masters)
     assert run.launches == 5

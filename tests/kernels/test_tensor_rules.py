@@ -1,4 +1,4 @@
-"""Rules of whole tensors: plain torch on every device, whatever engine is asked for, beside what rules of elements do."""
+"""Rules of whole tensors: plain torch on every device, whatever engine is asked for, compared with elementwise rules."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat1
 
 @tensor_rule(shapes=lambda shape: {"rows": shape[:1], "pair": (2,)})
 def by_rows(w, g, state, hyper):
-    """Momentum, and beside it sums of rows, of which there is one for each, and two numbers."""
+    """Momentum, and in addition sums of rows, of which there is one for each, and two numbers."""
     mom, rows, pair = state
     (lr,) = hyper
     mom = 0.5 * mom + g

@@ -20,7 +20,7 @@ VALUES = {
     "decoupled_decay": 0.02, "rho": 0.5, "momentum": 0.9, "key0": 1.0, "key1": 2.0, "lookahead_alpha": 0.3,
 }  # fmt: skip
 VALUES |= dict.fromkeys(("beta1", "beta2", "beta3"), 0.9) | {f"one_minus_beta{k}": 0.1 for k in (1, 2, 3)}
-# Rules without states, with reductions, kept numbers, random numbers, a state that only passes through, decay of another
+# Rules without states, with reductions, per-tensor state, random numbers, a state that only passes through, decay of another
 # name, and names that the composed rule would choose.
 RULES = ("sgd", "adamw", "lamb", "lars_momentum", "novograd", "sgld", "sophia", "stable_adamw", "ademamix", "adan")
 APART = {"stable_adamw": ("wd",)}
@@ -88,7 +88,7 @@ def test_a_cautious_rule_masks_its_step_and_nothing_else(place, numbers, name):
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb", "lars_momentum", "novograd", "sgld"])
-def test_a_decoupled_rule_decays_apart_from_its_step(place, numbers, name):
+def test_a_decoupled_rule_decays_in_addition_to_its_step(place, numbers, name):
     base = getattr(rules, name)
     made = transforms.decoupled_weight_decay(base)
     assert made.hyper == (*base.own_hyper, "decoupled_decay", *base.hyper[len(base.own_hyper) :])
@@ -213,7 +213,7 @@ def test_states_that_come_back_as_they_were_are_known(write_rules, what):
 
 @pytest.mark.parametrize("size", [3, 5000])
 def test_states_that_a_rule_leaves_as_they_are_are_not_written(place, write_rules, size):
-    """Here such a state lies where another one is changed: written after it, it would undo the change."""
+    """Here such a state has the position of one that is changed: written after it, it would undo the change."""
     text = "@rule\ndef r(w, g, state, hyper):\n    a, b = state\n    return w + b, (a + g, b)\n"
     memory = torch.ones(size, device=place.device)
     w = torch.zeros(size, device=place.device)

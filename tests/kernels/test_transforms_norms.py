@@ -1,4 +1,4 @@
-"""Rules made of rules that look at the norm of all gradients: clipping, steps left out, and averages of weights beside them.
+"""Transforms that need the norm of all gradients: clipping and skipped steps; and averages of weights with them.
 
 The judge is the rule itself, given the clipped gradients.
 """
@@ -22,8 +22,8 @@ VALUES = {
     "d_coef": 1.0, "growth_rate": 1.5, "safeguard": 0.0,
 }  # fmt: skip
 VALUES |= dict.fromkeys(("beta1", "beta2", "beta3"), 0.9) | {f"one_minus_beta{k}": 0.1 for k in (1, 2, 3)}
-# Without states, with one and two reductions of their own, with kept numbers, with a reduction that reads these, with random
-# numbers, and rules that are composed already.
+# Without states, with one and two reductions of their own, with per-tensor state, with a reduction that reads it, with
+# random numbers, and rules that are composed already.
 RULES = {
     name: getattr(rules, name)
     for name in ("sgd", "adamw", "lamb", "lans", "lars_momentum", "novograd", "prodigy", "sgld", "sophia", "stable_adamw")
@@ -115,7 +115,7 @@ def same_bits(found, expected):
 @pytest.mark.parametrize("kinds", [((F32,), F32), ((BF16, F64), None)], ids=str)
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "averaging lamb", "novograd", "prodigy"])
-def test_a_step_with_what_is_not_finite_changes_no_bit(place, numbers, name, clip, kinds, value):
+def test_a_step_with_nonfinite_gradients_changes_no_bit(place, numbers, name, clip, kinds, value):
     base = transforms.ema(transforms.cautious(rules.lamb)) if name == "averaging lamb" else RULES[name]
     made = transforms.apply_if_finite(transforms.clip_by_global_norm(base) if clip else base)
     weights, gradients, states = numbers(made, *kinds)

@@ -21,7 +21,7 @@ MOMENTUM = {"lr": 0.1, "wd": 0.0, "clip": INF, "momentum": 0.9}
 CALLS = {
     "no rule": ({"rule": "sgd"}, TypeError, "rule must be made with @rule or @tensor_rule, got str"),
     "no tensor": ({"weights": [_ones(), [1.0]]}, TypeError, r"weights\[1\] must be a tensor, got list"),
-    "a whole-number weight": (
+    "an integer weight": (
         {"weights": [_ones(), _ones(dtype=torch.int64)]},
         TypeError,
         r"weights\[1\] is torch.int64: must be one of torch.float64, torch.float32, torch.float16, torch.bfloat16",
@@ -90,7 +90,7 @@ CALLS = {
         TypeError,
         r"the gradient of weights\[1\] is sparse \(torch.sparse_coo\).*sparse=False in the layer",
     ),
-    "a whole-number gradient": (
+    "an integer gradient": (
         {"gradients": [_ones(), _ones(dtype=torch.int32)]},
         TypeError,
         r"the gradient of weights\[1\] is torch.int32: must be one of torch.float64",

@@ -83,7 +83,7 @@ def signum(w, g, state, h):
 
 
 def sign_sgd(w, g, state, h):
-    # SignSGDKernel; Bernstein et al. (2018), algorithm 1. Decay as of Signum beside it, as in MXNet 2.
+    # SignSGDKernel; Bernstein et al. (2018), algorithm 1. Decay as in Signum next to it, as in MXNet 2.
     return _sum(w, -h.lr * (h.wd + h.wd_lh) * w, -h.lr * _sign(h.rescale_grad * g)), []
 
 
@@ -194,7 +194,7 @@ def amsgrad(w, g, state, h):
 
 
 def nadam(w, g, state, h):
-    # Nadam of optimizer.py; Dozat (2016), algorithm 2; and torch.optim.NAdam, which can decay apart from the gradient
+    # Nadam of optimizer.py; Dozat (2016), algorithm 2; and torch.optim.NAdam, which has decoupled decay as an option
     g = _clip(h.rescale_grad * g + h.wd * w, h.clip)
     mean, var = _moments(g, *state, h)
     root = np.sqrt(h.correction2 * var.value) + h.epsilon

@@ -1,4 +1,4 @@
-"""The checkout itself: folders at the root, links beside the face, one list of packages, who imports whom."""
+"""The checkout itself: folders at the root, links next to the public package, one list of packages, who imports whom."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ def test_every_folder_of_code_is_in_the_list_of_packages():
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_links_beside_the_face_are_relative(folder):
+def test_links_in_the_public_package_are_relative(folder):
     link = ROOT / "src" / "tristep" / folder
     if link.is_file():
         pytest.skip("this checkout was made without symbolic links, so only tools are affected")
@@ -36,7 +36,7 @@ def test_links_beside_the_face_are_relative(folder):
 
 
 def test_the_face_holds_nothing_else():
-    """A real folder beside the links, even an empty one, would hide the one at the root."""
+    """A real folder next to the links, even an empty one, would hide the one at the root."""
     names = {path.name for path in (ROOT / "src" / "tristep").iterdir()}
     assert names - {"__pycache__", "__init__.py", "__main__.py", "demo.py", "py.typed"} == set(FOLDERS)
 

@@ -81,7 +81,7 @@ def update_on_kvstore(request):
 
 @pytest.fixture
 def run_job(processes):
-    """A function that runs a worker's function on so many workers, beside so many servers; a list of what they return."""
+    """A function that runs a worker's function on so many workers, with so many servers; a list of what they return."""
 
     def run(function, workers, servers, *args):
         path, name = function.__code__.co_filename, function.__name__

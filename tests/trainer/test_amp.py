@@ -50,7 +50,7 @@ def train(net, trainer, inputs):
 
 
 def test_weights_and_scale_like_torchs(engine, device):
-    """SGD, since it is the same whether steps that were left out have been counted."""
+    """SGD, since it is the same whether skipped steps have been counted."""
     net, peer = network(device), network(device)
     trainer = Trainer(net, "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}, engine=engine)
     amp.init_trainer(trainer, amp.LossScaler(2.0**10, scale_window=3))

@@ -103,7 +103,7 @@ def _used_up(params):
 
 class _Adding(LocalStore):
     @classmethod
-    def _capable(cls, capability):
+    def is_capable(cls, capability):
         return False
 
 
@@ -315,7 +315,7 @@ BAD = [
     Bad("negative count", _sgd(begin_num_update=-1), ValueError, ("begin_num_update=-1", "must be 0 or more")),
     Bad("names as list", _sgd(param_idx2name=["a"]), TypeError, ("param_idx2name must map indices to names, got list",)),
     Bad(
-        "arguments beside an optimizer",
+        "arguments together with an optimizer",
         lambda world: Trainer(world.params, world.instance, {"beta1": 0.5}),
         ValueError,
         ("optimizer_params={'beta1': 0.5}", "give them to Adam(...)", "optimizer='adam'"),
@@ -501,7 +501,7 @@ BAD = [
     ),
     # rates
     Bad(
-        "a rate beside a scheduler",
+        "a rate together with a scheduler",
         lambda world: world.trainer.set_learning_rate(0.2),
         UserWarning,
         ("decided by FactorScheduler(step=2", "cannot be set to 0.2", "lr_scheduler = None first"),

@@ -52,7 +52,7 @@ OPTIMIZERS = {
     "lbsgd lars": ("lbsgd", {"momentum": 0.9, "batch_scale": 4, "warmup_strategy": "lars"}),
     "groupadagrad": ("groupadagrad", {"eps": 0.01}),
     "test": ("test", {"rescale_grad": -0.1}),
-    "kept numbers": ("cautious", {"learning_rate": 0.1, "momentum": 0.5}),
+    "per-tensor state": ("cautious", {"learning_rate": 0.1, "momentum": 0.5}),
     "mxnet's form": ("averaged", {"learning_rate": 0.1, "decay": 0.7}),
 }
 
@@ -92,7 +92,7 @@ def test_training_goes_on_to_the_bit(name, dtype, multi_precision, way, tmp_path
     assert {tuple(state.shape) for state in trainer.state_dict()["state"]["body"].values()} <= {(3, 5), (3, 1), ()}
 
 
-def test_what_is_carried_besides_states_goes_on_too(tmp_path):
+def test_host_state_is_restored_too(tmp_path):
     """Nadam's product of momenta, the rate that LARS has seen last, and the seed of SGLD."""
     for name, kwargs, attributes in (
         ("nadam", {}, {"m_schedule": pytest.approx((0.9 * (1 - 0.5 * 0.96**0.004)) ** 2, rel=1e-12)}),

@@ -1,4 +1,4 @@
-"""`tristep.clip_global_norm` by MXNet's formula in NumPy, and `tristep.optim.clip_grad_norm_` beside torch's."""
+"""`tristep.clip_global_norm` by MXNet's formula in NumPy, and `tristep.optim.clip_grad_norm_` against torch's."""
 
 import math
 import warnings
@@ -102,7 +102,7 @@ def test_gradients_of_other_kinds_are_left_to_torch():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("norm_type", [2.0, math.inf])
-def test_torchs_error_and_results_of_what_is_not_finite(value, norm_type, device):
+def test_torchs_error_and_results_for_nonfinite_norms(value, norm_type, device):
     arrays = [np.array([1.0, value]), np.array([2.0])]
     ours, theirs = pair(device, arrays=arrays)
     messages = []

@@ -143,7 +143,7 @@ def test_without_error_feedback_nothing_is_kept(kind, processes):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["2bit", "int8", "sign", "bf16", "topk", "randomk"])
-def test_buckets_of_fewer_bits_and_of_few_elements(kind, processes):
+def test_buckets_in_low_precision_and_of_few_elements(kind, processes):
     for n, dtype in ((10, torch.float32), (4000, torch.bfloat16)):
         answers = on_ranks(processes, 3, _sums, kind, 2, True, None, None, n, dtype)
         for found, _, _ in answers:
@@ -266,7 +266,7 @@ def test_sums_go_on_from_a_saved_state(kind, processes):
         assert all(map(torch.equal, found, expected[2:]))
 
 
-def _taken_over(states):
+def _loaded_states(states):
     reduce = CompressedAllReduce({"type": "int8"}, N)
     reduce.load_state_dict(states)
     return reduce.state_dict()
@@ -275,7 +275,7 @@ def _taken_over(states):
 def test_on_another_number_of_ranks_what_was_kept_is_shared_out(processes):
     states = [state for _, state, _ in on_ranks(processes, 3, _sums, "int8", 2)]
     assert states[0]["server"].any()
-    taken = on_ranks(processes, 2, _taken_over, states)
+    taken = on_ranks(processes, 2, _loaded_states, states)
     torch.testing.assert_close(_kept(taken), _kept(states), rtol=0, atol=1e-6)
     assert torch.equal(taken[0]["worker"], taken[1]["worker"])
     alone = CompressedAllReduce({"type": "int8"}, N)

@@ -102,7 +102,7 @@ class PullBack(RuleOptimizer):
         return {"strength": 1.0 / t}
 
 
-def test_a_rule_may_start_from_another_state_and_use_the_number_of_the_update(engine, device):
+def test_a_rule_may_start_from_another_state_and_use_the_update_count(engine, device):
     weight = Parameter(random_tensor((4, 3), device=device))
     gradients = [[torch.randn_like(weight)] for _ in range(5)]
     (first,) = values_of(weight)

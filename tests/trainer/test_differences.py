@@ -217,7 +217,7 @@ def test_the_optimizer_for_tests_counts():
     assert trainer._params[0].tolist() == [1.5] * 2
 
 
-def test_a_rate_given_to_ftrl_beside_a_schedule_holds():
+def test_a_rate_given_to_ftrl_with_a_schedule_holds():
     schedule = lr_scheduler.FactorScheduler(10, base_lr=0.5)
     with pytest.warns(UserWarning, match="learning_rate=0.2 replaces base_lr=0.5"):
         assert Ftrl(learning_rate=0.2, lr_scheduler=schedule).learning_rate == 0.2
@@ -308,7 +308,7 @@ def test_rnnfused_hands_on_matrices(kind, rows, columns):
 
 
 def test_counts_go_with_the_parameter_to_another_device():
-    """In MXNet t starts anew, and num_update stands still until the new counts overtake it."""
+    """In MXNet t starts again, and num_update stands still until the new counts overtake it."""
     trainer = Trainer(
         [Parameter(torch.ones(3))], "adam", {"lr_scheduler": lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)}
     )

@@ -252,7 +252,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(processes, tmp_path, par
         trainer.load_states(path)
         alone = _train("sgd", {}, 3, torch.float32, False, 3, net, trainer)[0]
         np.testing.assert_allclose(alone, found[0][1], rtol=0, atol=1e-6)
-    else:  # three take over what two kept back
+    else:  # three load the residuals of two
         for rank in processes(3).run(_resumed, params, update, path, False):
             assert np.isfinite(rank).all()
             np.testing.assert_allclose(rank, found[0][1], rtol=0, atol=0.05)

@@ -1,4 +1,4 @@
-"""tristep.optim on DTensors, as fully_shard and distribute_tensor make them, beside torch.optim on the same."""
+"""tristep.optim on DTensors, as fully_shard and distribute_tensor make them, against torch.optim on the same."""
 
 import copy
 import re
@@ -44,7 +44,7 @@ def _whole(tensors):
 
 
 def _sent(value):
-    """As it can be sent to the test's process: with arrays in the place of tensors."""
+    """As it can be sent to the test's process: with arrays instead of tensors."""
     if isinstance(value, torch.Tensor):
         return value.double().numpy()
     if isinstance(value, dict):
@@ -248,7 +248,7 @@ def _not_finite():
     return skipped, any(torch.equal(a, b) for a, b in zip(before, _whole(net.parameters()), strict=True))
 
 
-def test_what_is_not_finite_in_one_shard_is_seen_by_all(processes):
+def test_a_nonfinite_value_in_one_shard_is_seen_by_all(processes):
     assert processes(2).run(_not_finite) == [(True, False)] * 2
 
 
@@ -274,7 +274,7 @@ def _in_few_bits():
     return _sent((rows, averages, (_whole(net.parameters()), _whole(alone.parameters()))))
 
 
-def test_states_of_fewer_bits_and_averages_are_cut_as_the_parameters_are(processes):
+def test_low_precision_states_and_averages_are_sharded_as_the_parameters_are(processes):
     for rows, *pairs in processes(2).run(_in_few_bits):
         for ours, alone in rows:
             assert ours.keys() == alone.keys()
@@ -333,7 +333,7 @@ def test_a_shard_may_be_replaced(processes):
 
 
 def _odd_cuts():
-    """Ranks that have nothing at all, and columns in the place of rows."""
+    """Ranks that have nothing at all, and columns instead of rows."""
     from torch.distributed.tensor import Shard
 
     found = []

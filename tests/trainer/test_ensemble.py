@@ -371,7 +371,7 @@ def test_autograd_and_optimizers_know_of_steps_when_these_end():
         squares.backward()
 
 
-def test_rows_that_do_not_look_at_the_number_of_the_update_are_formed_once():
+def test_rows_that_do_not_use_the_update_count_are_computed_once():
     asked = []
 
     class Plain(optimizer.RuleOptimizer):

@@ -1,4 +1,4 @@
-"""Faults of processes that work in step: each ends in an error that says what is wrong, on all that are left, in time.
+"""Faults of synchronous processes: each ends in an error that says what is wrong, on all that are left, in time.
 
 In groups of their own, with a short time limit, so that the processes themselves go on to the next test; but those that are
 killed are started for it.

@@ -264,10 +264,10 @@ BAD = {
         ValueError,
         "lr_scheduler is given twice",
     ),
-    "a schedule beside an optimizer": (
+    "a schedule together with an optimizer": (
         {"lr_scheduler": lambda n: 0.1, "optimizer": tristep.optimizer.create("sgd")},
         ValueError,
-        "lr_scheduler beside an Optimizer",
+        "lr_scheduler together with an Optimizer",
     ),
     "a loss of another shape": (
         {"loss": lambda outputs, labels: outputs},
@@ -291,5 +291,5 @@ def test_a_mistake_is_named_and_changes_no_weight(name, data):
 def test_a_trainer_of_ones_own_excludes_what_would_make_another(data):
     net = _net()
     trainer = Trainer(net, "sgd")
-    with pytest.raises(ValueError, match="trainer goes on as it is"):
+    with pytest.raises(ValueError, match="trainer is used as it is"):
         fit(net, CROSS_ENTROPY, data, trainer=trainer, optimizer_params={"learning_rate": 1.0})

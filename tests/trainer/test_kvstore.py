@@ -189,7 +189,7 @@ def test_a_large_gradient_drains_by_one_threshold_at_a_time():
     assert found == [0.5, 0.5, 0.5, 0.5, 0.0, 0.0]
 
 
-def test_what_is_not_finite_is_kept_back_as_in_mxnet():
+def test_nonfinite_residuals_are_as_in_mxnet():
     """An infinite residual sends a threshold at every push, one that is NaN nothing any more."""
     store = create("device")
     store.init(0, torch.zeros(2))
@@ -204,7 +204,7 @@ def test_a_registered_store_is_found_by_its_name(clean_registry):
     @kvstore.register
     class Echo(kvstore.LocalStore):
         @classmethod
-        def _capable(cls, capability):
+        def is_capable(cls, capability):
             return False
 
     made = create("echo")

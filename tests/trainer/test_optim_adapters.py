@@ -1,4 +1,4 @@
-"""tristep's own optimizers behind torch's interface, beside `tristep.Trainer` with the same ones: equal to the bit."""
+"""tristep's own optimizers behind torch's interface, against `tristep.Trainer` with the same ones: equal to the bit."""
 
 import copy
 import inspect
@@ -117,7 +117,7 @@ def test_like_the_trainer_on_every_engine(name, engine, device, monkeypatch):
 # SGLD's noise depends on where a parameter stands, and Prodigy's estimate on all parameters of all groups.
 @pytest.mark.parametrize("name", sorted(set(OURS) - {"SGLD", "Prodigy"}))
 def test_groups_have_options_of_their_own(name):
-    """Beside a trainer for each group."""
+    """Against a trainer for each group."""
     settings = [(0.02, 0.1, OPTIONS.get(name, {})), (0.05, 0.0, {})]
     parts, expected = (slice(0, 2), slice(2, 4)), _parameters()
     trainers = [

@@ -1,4 +1,4 @@
-"""tristep.optim in Lightning, Accelerate and Hugging Face's Trainer: short trainings on the CPU beside torch.optim's."""
+"""tristep.optim in Lightning, Accelerate and Hugging Face's Trainer: short trainings on the CPU against torch.optim's."""
 
 import sys
 from pathlib import Path

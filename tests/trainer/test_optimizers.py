@@ -48,7 +48,7 @@ def test_create_takes_the_name_of_a_class_in_any_case(name):
 def test_create_returns_an_instance_as_it_is():
     made = SGD()
     assert create(made) is made
-    with pytest.raises(TypeError, match="arguments beside an optimizer instance: momentum, wd; give them to SGD"):
+    with pytest.raises(TypeError, match="arguments together with an optimizer instance: momentum, wd; give them to SGD"):
         create(made, momentum=0.9, wd=0.1)
 
 
@@ -116,7 +116,7 @@ def test_the_base_class_has_a_rate_but_does_not_train():
 
 @pytest.mark.parametrize("decorator", [Optimizer.register, register], ids=["class", "module"])
 def test_registered_as_mxnets_documents_show(decorator):
-    """A user's class takes the place of ours of that name, with a warning, wherever optimizers are made by name."""
+    """A user's class replaces ours of that name, with a warning, wherever optimizers are made by name."""
     with pytest.warns(UserWarning, match="optimizer 'radam' now means"):
 
         @decorator

@@ -20,7 +20,7 @@ STEPS = 9
 
 @pytest.fixture(autouse=True)
 def _quiet_numpy():
-    """Triton's interpreter computes in NumPy, which would warn of what is not finite."""
+    """Triton's interpreter computes in NumPy, which would warn of non-finite values."""
     with np.errstate(all="ignore"):
         yield
 
@@ -121,7 +121,7 @@ def test_averages_like_torch(dtype, engine, device):
 
 @pytest.mark.sample(1)
 def test_all_options_at_once_in_numpy(engine, device):
-    """SGD with momentum: clipped, masked, decayed, synchronised, averaged; and a step that is left out."""
+    """SGD with momentum: clipped, masked, decayed, synchronised, averaged; and a skipped step."""
     lr, wd, k, alpha, limit, keep = 0.05, 0.1, 3, 0.5, 1.5, 0.8
     options = {"clip_norm": limit, "cautious": True, "decoupled_wd": True, "lookahead": k, "lookahead_alpha": alpha}
     options |= {"ema_decay": keep, "skip_nonfinite": True, "wd": wd, "momentum": 0.9, "learning_rate": lr}
@@ -161,7 +161,7 @@ OPTIMIZERS = ("sgd", "adamw", "lamb", "novograd", "prodigy", "lion")
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_with_what_is_not_finite_is_left_out(name, dtype, value, engine, device):
+def test_a_step_with_nonfinite_gradients_is_skipped(name, dtype, value, engine, device):
     params = parameters(device, dtype)
     trainer = Trainer(params, name, {"multi_precision": True, **EVERYTHING}, engine=engine)
     for t in range(3):

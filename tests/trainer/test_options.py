@@ -1,4 +1,4 @@
-"""Options of all optimizers by rule: cautious steps, decay apart from the gradient, Lookahead; alone and together.
+"""Options of all optimizers by rule: cautious steps, decoupled weight decay, Lookahead; alone and together.
 
 The judges are `pytorch_optimizer`, `torch.optim` and NumPy, in float64.
 """
@@ -88,7 +88,7 @@ def test_options_like_the_reference(reference, name, engine, device):
 
 @pytest.mark.parametrize("name", ["adam", "adamax"])
 def test_decoupled_decay_like_torch(name, engine, device):
-    """Adam with decay apart from the gradient is AdamW; Adamax has none of its own, so that it is applied by hand."""
+    """Adam with decoupled weight decay is AdamW; Adamax has none of its own, so that it is applied by hand."""
     if name == "adam":
         params, _ = trained(device, "adam", {"wd": 0.1, "decoupled_wd": True, "epsilon": NO_EPSILON}, engine)
         expected = parameters(device)
@@ -314,7 +314,7 @@ def test_optimizers_with_states_of_their_own_start_them_as_before(device):
     torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
 
 
-def test_averages_are_found_beside_the_slow_weights(device):
+def test_averages_are_found_next_to_the_slow_weights(device):
     params, trainer = trained(device, "schedulefreesgd", {"lookahead": 100})
     expected, other = trained(device, "schedulefreesgd", {})
     with trainer.averaged_weights(), other.averaged_weights():
@@ -464,7 +464,7 @@ def _decay_and_step(params, trainer):
     trainer.step(1)
 
 
-def test_signum_without_momentum_has_all_its_decay_apart():
+def test_signum_without_momentum_has_decoupled_decay_only():
     optimizer.create("signum", decoupled_wd=True)
     with pytest.raises(ValueError, match="Signum decays the weights apart"):
         optimizer.create("signum", momentum=0.0, decoupled_wd=True)

@@ -218,7 +218,7 @@ def test_a_trainer_that_compresses_reaches_the_loss_and_goes_on_where_it_was_sav
 
 
 def _takes(store, saved):
-    """What a worker takes over of residuals of others."""
+    """What a worker loads of other workers' residuals."""
     store.set_gradient_compression({"type": "2bit"})
     store.init([0], [torch.zeros(4, 3)])
     store._load_residuals({0: {source: torch.full((4, 3), value) for source, value in saved.items()}})

@@ -73,7 +73,7 @@ def _hangs(seconds):
     return True
 
 
-def test_a_server_does_not_wait_for_ever(processes):
+def test_a_server_does_not_wait_forever(processes):
     assert processes(3).run(_hangs, 1) == [True] * 3
 
 

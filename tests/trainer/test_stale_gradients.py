@@ -200,7 +200,7 @@ def test_new_gradients_are_fresh_even_where_the_old_ones_lay(params, gradients):
         np.testing.assert_allclose(weight, old - gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_the_used_gradient_is_stale_even_when_put_back(params, gradients, everything):
+def test_the_used_gradient_is_stale_even_when_assigned_again(params, gradients, everything):
     trainer = Trainer(params, "sgd")
     backward_with(params, gradients)
     trainer.step(1)

@@ -24,7 +24,7 @@ class Cannot(LocalStore):
     """A store that holds no optimizer."""
 
     @classmethod
-    def _capable(cls, capability):
+    def is_capable(cls, capability):
         return False
 
 

@@ -175,7 +175,7 @@ def test_residuals_that_do_not_fit_are_refused():
             trainer.load_state_dict(state | {"residuals": residuals})
 
 
-def test_compression_beside_a_loss_scaler_is_refused():
+def test_compression_with_a_loss_scaler_is_refused():
     _, trainer = _compressed()
     with pytest.raises(RuntimeError, match="a loss scaler with compression_params"):
         with_loss_scaler(trainer)

@@ -296,7 +296,7 @@ def test_not_finite_gradients_show(engine, device):
     latest = trainer.telemetry.latest()
     assert [latest[name]["gradient_nonfinite"] for name in trainer.telemetry.names] == [0, 2, 0, 0]
     assert math.isnan(latest["0.bias"]["gradient_norm"])
-    assert [latest[name]["update_norm"] for name in trainer.telemetry.names] == [0, 0, 0, 0]  # the step was left out
+    assert [latest[name]["update_norm"] for name in trainer.telemetry.names] == [0, 0, 0, 0]  # the step was skipped
 
 
 def test_a_copy_has_the_settings_and_no_steps():

@@ -85,7 +85,7 @@ def test_loading_ends_an_ascent(loads_weights):
 def test_no_step_is_taken_inside_averaged_weights(call):
     net, trainer = _trained("sgd", ema_decay=0.5)
     before = net.weight.detach().clone()
-    match = r"\(\) inside averaged_weights\(\), whose weights are put back at its end"
+    match = r"\(\) inside averaged_weights\(\), whose weights are restored at its end"
     with trainer.averaged_weights(), pytest.raises(RuntimeError, match=match):
         call(trainer)
     assert torch.equal(net.weight, before)

@@ -92,7 +92,7 @@ def test_a_page_has_the_module_the_scene_and_the_words_of_it_and_escapes_them():
 
 
 def test_a_page_keeps_five_digits_in_the_space_of_three():
-    """A sweep of 41 rates, 8 paths and 200 steps, beside half-precision numbers, which have three digits, deflated."""
+    """A sweep of 41 rates, 8 paths and 200 steps, against half-precision numbers, which have three digits, deflated."""
     t = np.linspace(0, 1, 200)
     rate = Control("rate", "learning rate", [float(r) for r in np.logspace(-4, 0, 41)])
     speed = np.sqrt(rate.values)[:, None] * 6
@@ -107,7 +107,7 @@ def test_a_page_keeps_five_digits_in_the_space_of_three():
     assert len(data) < 1.05 * len(base64.b64encode(zlib.compress(np.array(paths, np.float16).tobytes(), 9)))
 
 
-def test_a_page_keeps_what_is_not_finite():
+def test_a_page_keeps_nonfinite_values():
     y = np.linspace(0.1, 1, 300, dtype=np.float32) ** 3
     y[[3, 50, 70]] = np.inf, -np.inf, np.nan
     scene = Scene([Panel(Axis("step", 0, 300), Axis("loss", 0, 1), [Line(np.arange(300), y)])])

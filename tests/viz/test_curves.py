@@ -74,7 +74,7 @@ def test_without_a_loss_above_zero_the_scale_is_linear(losses):
 
 
 @pytest.mark.parametrize("losses", [[2.3, 1.1, 0.7], [0.9, 0.6], [1e-7, 5e4]])
-def test_at_least_two_losses_stand_beside_the_axis(losses):
+def test_the_axis_has_at_least_two_labelled_losses(losses):
     figure = plot_training({"sgd": losses})
     figure.canvas.draw()
     axes = figure.axes[0]
@@ -84,7 +84,7 @@ def test_at_least_two_losses_stand_beside_the_axis(losses):
     assert all(float(tick.label1.get_text()) == pytest.approx(tick.get_loc()) for tick in ticks)
 
 
-def test_updates_are_whole_numbers_and_one_of_them_is_a_dot():
+def test_updates_are_integers_and_one_of_them_is_a_dot():
     figure = plot_training({"sgd": [0.5]})
     figure.canvas.draw()
     axes = figure.axes[0]
@@ -120,7 +120,7 @@ def test_words_are_where_they_were_asked_for():
     assert _text(figure, "$x_1$").get_position()[1] < _text(figure, "b").get_position()[1]
 
 
-def test_each_learning_rate_has_a_small_picture_beside_its_label():
+def test_each_learning_rate_has_a_small_picture_next_to_its_label():
     rates = {"sgd": [0.1, 0.2, 0.0999], "adam": [0.0, 0.0, 0.0]}
     figure = plot_training({"sgd": [1.0, 2.0, 3.0], "none": [1.0] * 3, "adam": [1.0, 0.5, 0.2]}, rates)
     _, *small = figure.axes

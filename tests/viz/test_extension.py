@@ -354,7 +354,7 @@ def test_a_schedule_is_drawn_and_its_code_printed(shell, capsys):
         assert message in str(error)
 
 
-def test_a_rate_is_found_and_everything_put_back(shell):
+def test_a_rate_is_found_and_everything_restored(shell):
     run(shell, SETUP)
     run(
         shell,

@@ -100,7 +100,7 @@ def test_an_interrupt_between_two_slices_pauses(interrupts, idle, capsys):
 
 
 def test_an_interrupt_between_two_slices_pauses_after_a_cell_has_had_its_own(idle):
-    """As a kernel does it: while a cell runs it has another handler, and then puts back what was there."""
+    """As a kernel does it: while a cell runs it has another handler, and then restores what was there."""
     training, cells = Training(), []
     loop = sliced(training.loop(mode="task"))
 

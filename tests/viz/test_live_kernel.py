@@ -229,7 +229,7 @@ def test_a_thread_a_cell_that_awaits_and_a_cell_that_blocks(notebook):
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_a_cell_that_awaits_a_loop_and_spares_a_loop_beside_a_cell_that_computes(notebook):
+def test_an_interrupt_ends_a_cell_that_awaits_a_loop_and_spares_a_loop_while_a_cell_computes(notebook):
     waiting = """\
         def told():
             for i, loss in enumerate(steps(*made())):

@@ -45,7 +45,7 @@ def test_a_view_may_draw_every_20_milliseconds_and_at_each_pause(mode):
 
     asyncio.run(main())
     assert view.caught_up == [300, 600]
-    # 4 steps of 6 ms are the first that reach 20 ms; a slice begins anew after a pause, which is drawn by itself.
+    # 4 steps of 6 ms are the first that reach 20 ms; a slice starts again after a pause, which is drawn by itself.
     assert view.refreshed == [*range(24, 300, 24), 300, *range(324, 600, 24), 600]
 
 

@@ -134,7 +134,7 @@ def test_the_model_is_left_as_it_was():
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
 
 
-def test_a_long_way_is_thinned_out():
+def test_a_long_trajectory_is_downsampled():
     net = nn.Linear(2, 1)
     path = WeightPath(net, every=2)
     for _ in range(1500):

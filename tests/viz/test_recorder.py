@@ -1,4 +1,4 @@
-"""The recorder: what it writes down, judged by copies of weights and gradients taken beside it."""
+"""The recorder: what it writes down, judged by copies of weights and gradients taken independently."""
 
 import numpy as np
 import pytest

@@ -205,13 +205,13 @@ def test_a_heat_map_shows_each_tensor_in_its_row_and_its_values_at_the_bar():
     assert texts == ["0.01", "0.1", "1", "norm of the gradient"]
     texts = [str(words.texts) for words in below.layers if isinstance(words, Text)]
     assert texts == ["0.0001", "0.01", "1", "share of elements"]
-    # The bars stand right beside what they explain, and what stands at them ends within the picture.
+    # The bars are right next to what they explain, and their labels end within the picture.
     axes = view.figure().axes
-    for picture, beside in ((axes[0], axes[1]), (axes[2], axes[3])):
+    for picture, bar in ((axes[0], axes[1]), (axes[2], axes[3])):
         figure = picture.figure
-        boxes = [each.get_window_extent() for each in (picture, beside)]
+        boxes = [each.get_window_extent() for each in (picture, bar)]
         assert 0 < (boxes[1].x0 - boxes[0].x1) / figure.dpi < 0.5
-        assert all(text.get_window_extent().x1 < figure.bbox.x1 for text in beside.texts)
+        assert all(text.get_window_extent().x1 < figure.bbox.x1 for text in bar.texts)
     assert [words for _, words in heat.y.ticks] == ["layer0.weight", "layer1.weight", "layer2.weight"]
     assert not heat.y.upwards
     # A click on the middle of a row is a click on its number, and its histograms are shown.

@@ -116,7 +116,7 @@ def test_relative_rates():
 
 
 class Own(optimizer.RuleOptimizer):
-    """A rule of one's own, not registered."""
+    """A user-defined rule, not registered."""
 
     rule = rules.sgd
 
@@ -128,7 +128,7 @@ def signs(point, gradient, state, lr):
 
 
 def test_others_join_the_race():
-    """torch's optimizers, plain callables, instances and classes, beside ours."""
+    """torch's optimizers, plain callables, instances and classes, in addition to ours."""
     on = FUNCTIONS["beale"]
     candidates = {
         "ours": {"optimizer": "adam", "learning_rate": 0.01},
@@ -160,7 +160,7 @@ def test_noise_is_the_same_for_all_and_for_each_seed():
     again = simulate(on, {"a": {"optimizer": "sgd"}}, steps=10)
     np.testing.assert_array_equal(trajectories.paths[0], again.paths[0])
     assert not np.array_equal(simulate(on, ["sgd"], steps=10, seed=1).paths[0], trajectories.paths[0])
-    # What a step of plain gradient descent took besides the gradient.
+    # What a step of plain gradient descent took in addition to the gradient.
     steps = np.diff(trajectories.paths[0, 0, 0], axis=0) / -trajectories.learning_rates[0, 0]
     _, gradient = on.value_and_gradient(torch.from_numpy(trajectories.paths[0, 0, 0, :-1]))
     many = simulate(on, ["sgd"], np.tile(on.start, (4000, 1)), steps=2).paths[0, 0]

@@ -1,4 +1,4 @@
-"""Views: what a front end gets of them, what a person's doings reach, and when they are drawn anew."""
+"""Views: what a front end gets of them, what a person's doings reach, and when they are redrawn."""
 
 import asyncio
 import base64
@@ -308,7 +308,7 @@ def test_a_budget_must_be_possible(argument, value):
         FrameBudget(**{argument: value})
 
 
-def test_closing_lets_go_of_widgets_and_the_view_can_be_shown_again(canvas):
+def test_closing_releases_widgets_and_the_view_can_be_shown_again(canvas):
     set_renderer("canvas")
     with Curve() as view:
         first, second = view.widget(), view.widget()

@@ -148,8 +148,8 @@ def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tenso
                 )
             dtype = compute_dtype(weight.dtype)
             narrow = slot in rule.state and dtype == torch.float32 and tensor.dtype in (torch.bfloat16, torch.uint8)
-            beside = slot == MASTER and kind_of(weight.dtype, tensor.dtype) is not None
-            if tensor.dtype != dtype and not (narrow or beside):
+            is_master = slot == MASTER and kind_of(weight.dtype, tensor.dtype) is not None
+            if tensor.dtype != dtype and not (narrow or is_master):
                 raise ValueError(
                     f"saved state: {slot} of {name!r} is {tensor.dtype}; for a weight of {weight.dtype} it must be "
                     f"{dtype}: load it before the model is converted"

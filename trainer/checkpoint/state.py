@@ -72,7 +72,7 @@ def restore(
     saved: Mapping[str, Any],
     indices: Sequence[Index] | None = None,
 ) -> None:
-    """Put a collected state back. All checks come first.
+    """Load a collected state. All checks come first.
 
     Raises:
         ValueError, TypeError: it does not fit; nothing has been changed.

@@ -170,7 +170,7 @@ class CompressedAllReduce:
         Args:
             state: of this rank; or a list of all ranks' states, of any number of ranks. Where the number of ranks has
                 changed, what all of them kept back is added up and each rank goes on with an equal part of it. Of a single
-                state of another number of ranks nothing is taken over but what all ranks have in common, with a warning.
+                a state saved by another number of ranks, only what all ranks have in common is loaded, with a warning.
 
         Raises:
             TypeError, ValueError: it does not fit; nothing has been changed.

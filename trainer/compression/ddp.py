@@ -21,7 +21,7 @@ def ddp_hook(
     """A hook by which `DistributedDataParallel` averages gradients over compressed messages, the same bits on all ranks.
 
     It keeps residuals, so make one for each module: `module.register_comm_hook(None, ddp_hook({...}))`. The
-    first step is not compressed, since DDP makes its buckets anew after that.
+    first step is not compressed, since DDP creates its buckets again after that.
 
     Args:
         compression_params: as for `create_compressor`.

@@ -1,4 +1,4 @@
-"""Several trainings side by side, the updates of those that follow one rule in one launch."""
+"""Several models trained at once, with one launch for all updates that follow the same rule."""
 
 from .ensemble import Ensemble, make_optimizer
 

@@ -1,7 +1,7 @@
-"""Ensemble: several trainings side by side, the updates of those that follow one rule in one launch.
+"""Ensemble: several models trained at once, with one launch for all updates that follow the same rule.
 
-Nothing is computed otherwise than by a training alone: the launch has the weights of all, and for each of them a row of
-hyper-parameters, which are formed for all trainings at once where their optimizers differ in numbers only.
+Results match training each model on its own: the launch has the weights of all, and for each of them a row of
+hyper-parameters, which are computed for all models at once if their optimizers differ in numbers only.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = ["Ensemble", "make_optimizer"]
 class Ensemble:
     """Optimizers, each with weights of its own, that are stepped together.
 
-    Each training gets the same weights, to the bit, as with an `Updater` of its own. Those whose rule is the same share a
-    launch, unless it looks at all tensors of a training together (`clip_norm`, `skip_nonfinite`, Prodigy), is one of whole
-    tensors (Muon, SOAP), or is no rule: such trainings are updated one after the other.
+    Each model's weights have the same bits as with an `Updater` of its own. Models with the same rule share a launch,
+    unless the rule reduces over all tensors of a model (`clip_norm`, `skip_nonfinite`, Prodigy) or is one of whole tensors
+    (Muon, SOAP), or the optimizer has no rule: such models are updated one after the other.
 
     Args:
-        optimizers: one for each training, no two the same object. Their attributes and multipliers are read now, so set them
-            before; schedules are asked at every step.
-        weights: for each training its weights, or, stacked, for each of a training's weights a tensor with those of all
-            trainings, [n_trainings, *shape]. They are updated in place, and stacks must stay where they are.
+        optimizers: one for each model, no two the same object. Their attributes and multipliers are read now, so set them
+            before; schedules are called at every step.
+        weights: for each model its weights, or, stacked, for each weight a tensor with those of all models,
+            [n_models, *shape]. They are updated in place, and stacks must keep their memory.
         engine: as for `tristep.kernels.choose_engine`.
-        stacked: whether weights are stacked, and gradients, too. That makes many small trainings ready more quickly,
-            mostly if each row begins at a multiple of 16 bytes.
+        stacked: whether weights and gradients are stacked. That makes setting up many small models faster, especially if
+            each row begins at a multiple of 16 bytes.
 
     Attributes:
         optimizers: as given.
@@ -174,7 +174,7 @@ class Ensemble:
             group.run()
 
     def steps(self) -> Iterator[None]:
-        """Steps like the one before, one whenever the iterator is asked for the next: as `step()`, and much quicker.
+        """An iterator that repeats the last step at each `next()`: as `step()`, but much faster.
 
         Meanwhile nothing may change but the numbers in weights and gradients. It is only when the iterator is closed that
         optimizers have counted the steps, and that autograd knows of them.
@@ -213,7 +213,7 @@ class Ensemble:
                 group.update.count_change()
 
     def restart(self) -> bool:
-        """Begin anew: states and counts become what they were before the first step, for whatever the weights are now.
+        """Reset states and counts to those before the first step, for the weights as they are now.
 
         Returns:
             Whether that could be done. It cannot, and nothing has changed, where a training is updated alone, or has what a
@@ -274,7 +274,7 @@ class Ensemble:
         self._alone = dict(sorted(self._alone.items()))
 
     def _like_the_one_before(self, i: int) -> bool:
-        """Whether this optimizer and the one before it have the very same settings but for rates and counts, at a glance."""
+        """A cheap check: are the settings of this optimizer and the one before equal, but for learning rates and counts?"""
         one, other = self.optimizers[i - 1], self.optimizers[i]
         a, b = vars(one), vars(other)
         return (
@@ -342,7 +342,7 @@ def make_optimizer(kind: str | type[Optimizer], arguments: Mapping[str, Any]) ->
     schedule = own["lr_scheduler"] = copy.deepcopy(own.get("lr_scheduler"))
     if schedule is not None and own.get("learning_rate") is not None:
         if not hasattr(schedule, "base_lr"):
-            raise TypeError(f"learning_rate beside {schedule!r}, which decides the rate and has no base_lr: leave one out")
+            raise TypeError(f"learning_rate together with {schedule!r}, which decides the rate and has no base_lr: omit one")
         rate = own["learning_rate"] = number("learning_rate", own["learning_rate"], low=0)
         schedule.base_lr = rate
     return kind(**own) if isinstance(kind, type) else create(kind, **own)

@@ -161,7 +161,7 @@ class EnsembleGroup:
                 table[i, where] = row
 
     def undo(self) -> None:
-        """Put back what forming rows has carried on."""
+        """Restore the host state that computing the rows has changed."""
         for optimizer, before in zip(self._optimizers, self._before, strict=False):
             optimizer.load_host_state(before)
         if self._for_all is not None and self._before:
@@ -175,7 +175,7 @@ class EnsembleGroup:
 
     @property
     def repeats(self) -> bool:
-        """Whether all steps are alike but for numbers."""
+        """Whether all steps differ in numbers only."""
         return self._only is not None and not self._only.reductions
 
     @property
@@ -225,7 +225,7 @@ class EnsembleGroup:
                 updater.masters[k] = master
 
     def restart(self) -> None:
-        """Begin anew with the weights as they are now."""
+        """Reset states and counts, for the weights as they are now."""
         self._counts[:] = self._begin[0]
         for counts, number in zip(self._step_counts, self._begin[1], strict=True):
             counts.largest = number

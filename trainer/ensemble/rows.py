@@ -18,7 +18,7 @@ SAME = ("begin_num_update", "lookahead", "num_update")
 
 
 class _NoNumber:
-    """In the place of a number, to find out whether it is looked at: nothing can be done with it, not even a comparison."""
+    """Stands in for a number, to find out whether it is used: it supports no operation, not even a comparison."""
 
     def __eq__(self, other: object) -> bool:
         raise TypeError("this stands for a number that is not known")
@@ -30,7 +30,7 @@ class _NoNumber:
 
 
 class SharedRows:
-    """One optimizer in the place of several: its numbers are arrays of theirs where they differ.
+    """One optimizer instead of several: its numbers are arrays of theirs where they differ.
 
     `+ - * /` of arrays are those of Python's numbers, to the bit. That is not so of powers, so that settings are arrays of
     Python's own numbers; rates and decays, which are multiplied, are float64. What cannot be computed with arrays raises an
@@ -70,7 +70,7 @@ class SharedRows:
         return rows
 
     def is_steady(self, parameters: Sequence[Any], rule: Rule) -> bool:
-        """Whether rows are the same at every step: they are if they can be formed without the number of the update."""
+        """Whether rows are the same at every step: they are if they can be computed without the update count."""
         number: Any = _NoNumber()
         rows = self._rows_at([number] * len(parameters), parameters, rule)
         return rows is not None and not any(value is number for row in rows for value in row)

@@ -1,4 +1,4 @@
-"""Stores: where the copies of a model meet. Values by key, which add up what is pushed to them and may update themselves.
+"""Stores: values by key, which sum what the replicas of a model push, and may update themselves with an optimizer.
 
 Names and semantics are those of MXNet's kvstore; `create` makes one by its name.
 """

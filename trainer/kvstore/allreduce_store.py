@@ -23,7 +23,7 @@ class CollectiveStore(LocalStore):
     """Values by key, the same on all ranks. Every call but `pull` is to be made on all ranks, with the same keys.
 
     `init` begins with rank 0's value. What is pushed to a key is added up over all ranks, each rank's list first; the sum
-    takes the place of what is stored, or goes to the updater, which does the same on every rank. A call with a list of keys
+    replaces what is stored, or goes to the updater, which does the same on every rank. A call with a list of keys
     is one message for each type. Values stay on the device where they are.
 
     Args:

@@ -30,20 +30,20 @@ _Store = TypeVar("_Store", bound="type[KVStore]")
 
 
 class KVStore:
-    """Values by key. Keys are all int or all str; wherever one is taken, so is a list of them, with a list of values.
+    """Values by key. Keys are all int or all str; each method also takes a list of keys, with a list of values.
 
     A subclass that is marked with `@KVStore.register` is known to `create`, and to a `Trainer`, by its lower-case name. It
-    defines `broadcast` and `pushpull`, or `init`, `push` and `pull`, of which these two are made; and `set_optimizer`,
-    unless `is_capable("optimizer")` is False. `KVStoreBase` is another name of this class.
+    defines `broadcast` and `pushpull`, or `init`, `push` and `pull`, which these two call by default; and `set_optimizer`,
+    unless it overrides `is_capable` to return False. `KVStoreBase` is another name of this class.
 
     Attributes:
         kv_registry: the registered classes by name.
-        takes_lists: whether a trainer may bring all keys of a step in one call, with a list of values for each; otherwise it
-            comes key by key, with minus the index as priority.
+        takes_lists: whether a trainer passes all keys of a step in one call, with a list of values for each; otherwise it
+            makes one call per key, with minus the index as priority.
         type: the name that it was created by.
         rank: of this process among those that share the store, from 0.
         num_workers: how many these are.
-        in_step: whether it is of several processes that make the same calls, and adds up by collectives of its `group`.
+        in_step: whether it connects synchronous processes, which make the same calls, and sums by collectives of `group`.
     """
 
     kv_registry: ClassVar[Registry[type[KVStore]]]
@@ -62,13 +62,13 @@ class KVStore:
         return KVStore.kv_registry.register(klass, stacklevel=3)
 
     def init(self, key: Any, value: Any) -> None:
-        """Begin with a copy of this value, or of one for each key. To be called once for each key, before all else."""
+        """Store a copy of this value, or of one for each key. To be called once for each key, before anything else."""
         raise _missing(self, "init")
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Add up the values of a key, one tensor or a list of one for each copy of the model.
+        """Sum the values of a key: one tensor, or a list with one for each replica of the model.
 
-        Without an updater the sum takes the place of what is stored; with one, `updater(key, sum, stored)` is called.
+        Without an updater the sum replaces what is stored; with one, `updater(key, sum, stored)` is called.
         """
         raise _missing(self, "push")
 
@@ -99,7 +99,7 @@ class KVStore:
         raise _missing(self, "set_gradient_compression")
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
-        """Write the optimizer's states to a file, whole or not at all."""
+        """Write the optimizer's states to a file, atomically."""
         raise _missing(self, "save_optimizer_states")
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
@@ -107,7 +107,7 @@ class KVStore:
         raise _missing(self, "load_optimizer_states")
 
     def replace(self, key: Any, value: Any) -> None:
-        """Let other values take the place of what is stored, whatever the updater; its states stay.
+        """Replace what is stored by other values, whatever the updater; its states stay.
 
         Raises:
             RuntimeError: this kind of store cannot do so.
@@ -122,17 +122,13 @@ class KVStore:
 
     @classmethod
     def is_capable(cls, capability: str) -> bool:
-        """Whether the store can do this: "optimizer", in any case, says that it can update what it stores.
+        """Whether the store can do this: "optimizer", in any case, means to update what it stores. By default it can.
 
         Raises:
             ValueError: another word.
         """
         if not isinstance(capability, str) or capability.lower() not in CAPABILITIES:
             raise ValueError(f"capability={capability!r}: must be one of {', '.join(map(repr, CAPABILITIES))}")
-        return cls._capable(capability.lower())
-
-    @classmethod
-    def _capable(cls, capability: str) -> bool:
         return True
 
     # What follows is for a trainer.
@@ -146,7 +142,7 @@ class KVStore:
         return {}
 
     def _load_residuals(self, saved: Mapping[Key, Mapping[str, torch.Tensor]]) -> bool:
-        """Take over what compression had kept back by key and source; whether the store does so by itself."""
+        """Load residuals of compression, by key and source. Returns whether the store supports it."""
         return False
 
 

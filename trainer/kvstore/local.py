@@ -1,4 +1,4 @@
-"""The store of one process: it adds up what several copies of a model push, on the CPU or where the copies are."""
+"""The store of one process: it sums what the replicas of a model push, on the CPU or on their device."""
 
 from __future__ import annotations
 

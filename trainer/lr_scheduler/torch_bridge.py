@@ -179,7 +179,7 @@ class TristepLR(torch.optim.lr_scheduler.LRScheduler):
         return [rate * group.get("lr_mult", 1.0) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts; the schedule is made anew from its arguments."""
+        """The counts; the schedule is created again from its arguments."""
         state = super().state_dict()
         del state["schedule"]
         return state

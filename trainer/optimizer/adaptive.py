@@ -1,4 +1,4 @@
-"""Adam and its kin, AdaGrad, AdaDelta and RMSProp: a rate for each element, from the size of its gradients."""
+"""Adam and its variants, AdaGrad, AdaDelta and RMSProp: a learning rate per element, from the size of its gradients."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Adam(RuleOptimizer):
 
 @register
 class AdamW(RuleOptimizer):
-    """Adam with the weight decay apart from the gradient.
+    """Adam with decoupled weight decay.
 
     Args:
         learning_rate: default 0.001.

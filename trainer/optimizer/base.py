@@ -34,11 +34,11 @@ class Optimizer:
     A subclass, marked with `@Optimizer.register` so that it is known by its name, supplies `create_state(index, weight)` and
     `update(index, weight, grad, state)` in plain torch operations, and in `update` asks
     `_update_count(index)`, `_get_lr(index)` and `_get_wd(index)` for what it needs. With an attribute `aggregate_num` of 1
-    or more, `update` gets lists of up to so many parameters of one type, as in MXNet. It runs as it is written, one tensor
-    at a time. To get fused kernels instead, write a rule and subclass `RuleOptimizer`.
+    or more, `update` gets lists of up to so many parameters of one type, as in MXNet. It runs in plain torch, one tensor
+    at a time. For fused kernels, write a rule and subclass `RuleOptimizer`.
 
     Args:
-        learning_rate: step size, >= 0; None means the class's default, or the scheduler's own rate if there is one.
+        learning_rate: step size, >= 0; None means the class's default, or the scheduler's `base_lr` if there is one.
         wd: weight decay, >= 0.
         rescale_grad: what every gradient is multiplied by first. `Trainer.step` sets it to 1 / batch_size times this.
         clip_gradient: elements of the gradient are limited to [-clip_gradient, clip_gradient]; None means no limit.
@@ -136,7 +136,7 @@ class Optimizer:
             **kwargs: the class's arguments.
 
         Raises:
-            TypeError: `name` is no string, an argument is unknown or of the wrong type, or comes beside an instance.
+            TypeError: `name` is no string, an argument is unknown or of the wrong type, or is given with an instance.
             ValueError: no such optimizer, or an argument out of its range.
 
         Example:
@@ -147,7 +147,7 @@ class Optimizer:
         if isinstance(name, Optimizer):
             if kwargs:
                 raise TypeError(
-                    f"arguments beside an optimizer instance: {', '.join(kwargs)}; give them to {type(name).__name__}"
+                    f"arguments together with an optimizer instance: {', '.join(kwargs)}; give them to {type(name).__name__}"
                 )
             return name
         if not isinstance(name, str):
@@ -206,11 +206,11 @@ class Optimizer:
 
     @property
     def learning_rate(self) -> float:
-        """The rate at the present number of updates, before multipliers."""
+        """The learning rate at the current update count, before multipliers."""
         return self.rate_at(self.num_update)
 
     def rate_at(self, num_update: int) -> float:
-        """The rate at this number of updates, before multipliers.
+        """The learning rate at this update count, before multipliers.
 
         Raises:
             ValueError, TypeError: the scheduler gave something else than a finite number >= 0.

@@ -1,4 +1,4 @@
-"""SGD and its kin: steps along the gradient, its running sum or their signs, with or without noise."""
+"""SGD and its variants: steps along the gradient, its running sum or their signs, with or without noise."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Signum(RuleOptimizer):
     Args:
         learning_rate: default 0.01.
         momentum: in [0, 1); with 0 only the gradient's sign counts, so that rescaling and clipping change nothing.
-        wd_lh: decay apart from the gradient, >= 0 (Loshchilov & Hutter).
+        wd_lh: decoupled weight decay, >= 0 (Loshchilov & Hutter).
         **kwargs: those of `Optimizer`.
 
     Source: MXNet 1.9.1 Signum; `wd_lh` without momentum, which 1.9.1 refuses, as in 2.0.

@@ -1,4 +1,4 @@
-"""Optimizers whose rules look at whole matrices: Muon, SOAP, Adafactor, CAME. Decay is decoupled."""
+"""Optimizers whose rules need whole matrices: Muon, SOAP, Adafactor, CAME. Decay is decoupled."""
 
 from __future__ import annotations
 

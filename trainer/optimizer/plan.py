@@ -144,7 +144,7 @@ class StepPlan:
             optimizer.step_counts.advance(self._counted, max(times))
 
     def total(self) -> torch.Tensor | None:
-        """Of the last step the sum of squares of all gradients, where its rule leaves out those that are not finite."""
+        """The sum of squares of all gradients of the last step, if its rule skips steps with non-finite ones."""
         update = self.update
         return update.total() if update is not None and update.rule.skips_nonfinite else None
 
@@ -361,12 +361,12 @@ class StepPlan:
 
     def _update_by_hand(self, optimizer: Optimizer, grads: Sequence[torch.Tensor | None], states: dict[Index, Any]) -> None:
         active = [index for index, grad in zip(self.indices, grads, strict=True) if grad is not None]
-        if optimizer.lr_scheduler is not None and active:  # a rate that is none must be found out before the first update
+        if optimizer.lr_scheduler is not None and active:  # a rate that is none must be detected before the first update
             counts = optimizer.step_counts.values[optimizer.slots(active)]
             optimizer.rate_at(max(optimizer.num_update, int(counts.max()) + 1))
         if any(self._own):
             for index in active:
-                optimizer.multipliers(index)  # wrong ones must be found out before the first update, too
+                optimizer.multipliers(index)  # wrong ones must be detected before the first update, too
         together: dict[torch.dtype, list[Any]] = {}
         for index, weight, grad in zip(self.indices, self.weights, grads, strict=True):
             if grad is not None:

@@ -30,45 +30,45 @@ class RuleOptimizer(Optimizer):
 
     A subclass sets `rule`, takes its hyper-parameters in `__init__` and keeps each in an attribute of the name that the
     rule uses. `lr`, `wd`, `decay` (lr wd) and `clip` are there already, with multipliers and schedule in them, and
-    `one_minus_x` is formed from `x`. What depends on the number of updates is returned by `hyper`.
+    `one_minus_x` is computed from `x`. What depends on the update count is returned by `hyper`.
 
     Args:
-        clip_norm: multiply the gradients by min(1, clip_norm / (norm + 1e-6)) of the norm that all of a step have together,
-            after `rescale_grad` and before `clip_gradient`, > 0; None means never. They stay as they are in `.grad`.
-        cautious: use the step, decay apart from the gradient excepted, only in elements where it goes down the gradient,
+        clip_norm: multiply the gradients by min(1, clip_norm / (norm + 1e-6)), with the global norm of all gradients of a
+            step, after `rescale_grad` and before `clip_gradient`, > 0; None means never. `.grad` is not changed.
+        cautious: use the step, except for decoupled weight decay, only in elements where it descends the gradient,
             divided by their share in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
         decoupled_wd: take learning rate times `wd` off the weights, instead of adding `wd` times them to the gradient
             (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization").
-        lookahead: every so many updates of a parameter go from its slow weight `lookahead_alpha` of the way to where it
-            is, and start again from there, >= 1; None means never (Zhang et al. 2019, "Lookahead Optimizer", alg. 1).
+        lookahead: every so many updates of a parameter, move its slow weight by the fraction `lookahead_alpha` towards the
+            weight, and reset the weight to it, >= 1; None means never (Zhang et al. 2019, "Lookahead Optimizer", alg. 1).
         lookahead_alpha: in (0, 1].
-        ema_decay: keep a moving average of the weights, ema <- ema_decay ema + (1 - ema_decay) w after every update, in
-            [0, 1); None means none. `Trainer.averaged_weights` shows it. It is the average of this optimizer then.
-        skip_nonfinite: leave all weights and states exactly as they are where a step's gradients hold a NaN or an infinity,
-            or squares whose sum is infinite. The step counts nevertheless: the host does not wait to be told.
+        ema_decay: maintain a moving average of the weights, ema <- ema_decay ema + (1 - ema_decay) w after every update, in
+            [0, 1); None means none. `Trainer.averaged_weights` uses it, instead of an average of the optimizer's own.
+        skip_nonfinite: skip steps whose gradients contain NaN or infinity, or have an infinite sum of squares: no weight and
+            no state changes. A skipped step is counted, since the host does not synchronize with the device.
         state_dtype: "float32", also None, "bfloat16" or "8bit": how states are stored, except for those that are weights,
             sums over all steps or nearly cancel each other. It is computed in float32. Saved states of another type are
             converted when they are loaded. With "8bit" it is a byte for each element and a float32 for each block of 128, in
             contiguous weights of 4,096 elements or more; others stay float32 (Dettmers et al. 2022, "8-bit Optimizers via
-            Block-wise Quantization"). The bytes are always rounded as `stochastic_rounding` does it, or slow averages would
-            stand still.
+            Block-wise Quantization"). The bytes are always rounded stochastically, since slow averages would otherwise
+            not change.
         stochastic_rounding: round bfloat16 weights without a float32 copy, and bfloat16 states, up or down with the
-            probability of the bits that are cut off, so that they are right on average; the same at every run with the same
+            probability of the bits that are cut off, so that they are unbiased; the same in every run with the same
             `rounding_seed` (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision").
         rounding_seed: >= 0.
-        kahan: keep beside 16-bit weights, in their type, what rounding took off them, and add it at the next update (Kahan
+        kahan: store the rounding error of 16-bit weights, in their type, and add it at the next update (Kahan
             1965, "Further remarks on reducing truncation errors").
-        **kwargs: those of `Optimizer`. `multi_precision="remainder"` keeps of the float32 copy only the 16 bits that a
-            bfloat16 weight lacks; a weight half-way between two numbers is then rounded away from zero, not to even.
+        **kwargs: those of `Optimizer`. `multi_precision="remainder"` stores only the 16 bits of the float32 copy that a
+            bfloat16 weight lacks (a split master); ties are then rounded away from zero, not to even.
 
-    The options work together, the first four in this order, for all rules of single elements, and cost nothing where they
-    are not used.
+    The options can be combined, the first four in this order, for all elementwise rules, and cost nothing if they are not
+    used.
 
     Raises:
-        TypeError: an option of an optimizer whose rule is one of whole tensors.
-        ValueError: `decoupled_wd` of an optimizer that decays the weights apart from the gradient already, or not at all;
-            `state_dtype` where there is no state that it is for; `kahan` beside `multi_precision`. At the first step, a
-            weight of a type that `state_dtype`, `stochastic_rounding` or a remainder is not for.
+        TypeError: an option of an optimizer whose rule is not elementwise.
+        ValueError: `decoupled_wd` of an optimizer whose weight decay is decoupled already, or that has none;
+            `state_dtype` without a state that it applies to; `kahan` together with `multi_precision`. At the first step, a
+            weight of a type that `state_dtype`, `stochastic_rounding` or a split master does not support.
 
     Example:
         >>> import tristep
@@ -84,7 +84,7 @@ class RuleOptimizer(Optimizer):
     reads_rate_first: ClassVar[bool] = False  # whether a schedule is asked for the count before the update
     counts_as_step: bool = True  # whether a step counts as an update
     uniform_hyper: ClassVar[bool] = True  # whether parameters of equal count, rate and decay have equal hyper-parameters
-    host_state_names: ClassVar[tuple[str, ...]] = ()  # what `begin_step` and `hyper` change; put back where a step fails
+    host_state_names: ClassVar[tuple[str, ...]] = ()  # what `begin_step` and `hyper` change; restored where a step fails
     takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates its rows only, unless lazy_update is False
     decays_sparse: ClassVar[bool] = True  # whether these rows can be decayed
     weight_of_gradient: ClassVar[str | None] = None  # the state that is the weight at which the gradient was taken
@@ -127,7 +127,7 @@ class RuleOptimizer(Optimizer):
 
     @property
     def couples_wd(self) -> bool:
-        """Whether `wd` is part of the step, and not taken off the weight apart from it."""
+        """Whether `wd` is part of the step, rather than decoupled from it."""
         return "wd" in self.rule.hyper and not {"wd", "decay"} & set(self.decoupled_weight_decay) & set(self.rule.hyper)
 
     @property
@@ -170,7 +170,7 @@ class RuleOptimizer(Optimizer):
         return self.average() if self.ema_decay is None else (transforms.moving_average, {})
 
     def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
-        """Fill the state tensors, which are zero, where a rule starts otherwise."""
+        """Fill the state tensors, which are zero, for rules that start from other values."""
 
     def row(self, t: int, lr: float, wd: float, index: Index | None = None, rule: Rule | None = None) -> list[float]:
         """All hyper-parameters of the rule, or of `composed_rule`, in its order, after `rescale_grad`."""
@@ -330,7 +330,7 @@ class RuleOptimizer(Optimizer):
         return {index: float(state[place]) for index, state in updater.states.items()}
 
     def host_state(self) -> tuple[Any, ...]:
-        """The values of what a step carries on to the next, besides counts and states."""
+        """The host's values that a step passes to the next, in addition to counts and states."""
         return tuple(getattr(self, name) for name in self.host_state_names)
 
     def load_host_state(self, carried: tuple[Any, ...]) -> None:

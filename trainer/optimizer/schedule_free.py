@@ -1,4 +1,4 @@
-"""Schedule-free optimizers: an average of the weights in place of a schedule."""
+"""Schedule-free optimizers: an average of the weights instead of a schedule."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ScheduleFreeAdamW(_ScheduleFree):
 
     Args:
         learning_rate: default 0.0025.
-        beta: how near the average gradients are taken, in (0, 1); it takes the place of Adam's beta1.
+        beta: how near the average gradients are taken, in (0, 1); it replaces Adam's beta1.
         beta2: decay of the average of squares, in [0, 1).
         epsilon: added to the root, >= 0.
         warmup: steps over which the rate grows, >= 0.

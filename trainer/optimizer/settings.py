@@ -1,4 +1,4 @@
-"""Checks and warnings of what optimizers are made with."""
+"""Checks of optimizers' arguments, with warnings where MXNet differs."""
 
 from __future__ import annotations
 

@@ -114,9 +114,9 @@ class Updater:
         run()
 
     def forget_plan(self) -> None:
-        """Make the next call look at everything anew, after states have been replaced."""
+        """Make the next call check everything again, after states have been replaced."""
         self._plan = None
 
     def total(self) -> torch.Tensor | None:
-        """Of the last call the sum of squares of all gradients, where its rule leaves out those that are not finite."""
+        """The sum of squares of all gradients of the last call, if its rule skips steps with non-finite ones."""
         return None if self._plan is None else self._plan.total()

@@ -38,21 +38,21 @@ def sweep(
 ) -> Sweep:
     """Train a copy of a network for each combination of the grid's values and each seed, all on the same batches.
 
-    Each training starts from the same weights and sees the same batches as it would alone, by `Trainer`. Losses and
-    gradients equal those up to float32 rounding, since the matrix products of all copies are batched and may add up in
-    another order. From equal gradients the updates are equal to the bit (see `Ensemble`). Muon amplifies such differences:
+    Each run starts from the same weights and sees the same batches as it would on its own, with a `Trainer`. Losses and
+    gradients equal those up to float32 rounding, since the matrix products of all copies are batched and may be summed in
+    another order. From equal gradients the updates have equal bits (see `Ensemble`). Muon amplifies such differences:
     it orthogonalises in bfloat16, also along directions that a gradient has in its last bits only, so weights may differ
     visibly there, and losses in their fourth digit. With `together=False` all numbers are those of `Trainer`. Dropout draws
-    other numbers for each copy than in a training on its own.
+    other numbers for each copy than in a run on its own.
 
     Args:
         make_model: makes the network. It is called once for each seed, after `torch.manual_seed(seed)`, so that
             copies of one seed begin with the same weights.
         loss: from outputs and labels to one number for each sample, or to their mean.
-        data: batches (inputs, labels), iterated anew in every epoch: a list, say, or a DataLoader.
+        data: batches (inputs, labels), iterated again in every epoch: a list, say, or a DataLoader.
         optimizer: name or class.
         grid: what to vary: arguments of the optimizer by name, each with the values to try; "optimizer" may be among them.
-            `learning_rate` beside an `lr_scheduler` becomes its `base_lr`.
+            `learning_rate` together with an `lr_scheduler` becomes its `base_lr`.
         optimizer_params: arguments for all of them. Each training has a schedule of its own.
         epochs, steps: how long; one of them may be given, else it is one epoch. Steps go through the data again if need be.
         seeds: integers.
@@ -79,9 +79,9 @@ def sweep(
     if not callable(loss):
         raise TypeError(f"loss must be callable with outputs and labels, got {type(loss).__name__}")
     if isinstance(data, Iterator) or not isinstance(data, Iterable):
-        raise TypeError(f"data must give batches (inputs, labels) anew in every epoch, got {type(data).__name__}")
+        raise TypeError(f"data must give batches (inputs, labels) again in every epoch, got {type(data).__name__}")
     if epochs is not None and steps is not None:
-        raise ValueError(f"epochs={epochs!r} beside steps={steps!r}: give one of them")
+        raise ValueError(f"epochs={epochs!r} together with steps={steps!r}: give one of them")
     n_epochs = None if steps is not None else integer("epochs", 1 if epochs is None else epochs, low=1)
     n_steps = None if steps is None else integer("steps", steps, low=1)
     metrics = checked_metrics(eval_metric)

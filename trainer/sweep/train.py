@@ -41,7 +41,7 @@ class Batches:
                 count += 1
             self.per_epoch = max(self.per_epoch, count - before)
             if count == before and count != self._steps:
-                raise ValueError(f"data gave no batch in epoch {epoch + 1}: it must be iterable anew in every epoch")
+                raise ValueError(f"data gave no batch in epoch {epoch + 1}: it must be iterable again in every epoch")
             if count == self._steps:
                 return
 

@@ -197,7 +197,7 @@ class CollectiveSync(GradientSync):
             check_same("setting of the last step", _described(self._last), self._group, device)
         raise RuntimeError(
             "in the last step ranks had other batch sizes, learning rates or other settings of the optimizer: their weights "
-            "are no longer what they should be; load saved states and weights, or begin anew"
+            "are no longer what they should be; load saved states and weights, or start again"
         )
 
     def _counts(self, fresh: Sequence[bool], counts: torch.Tensor, ignore_stale_grad: bool) -> list[int]:
@@ -216,7 +216,7 @@ class CollectiveSync(GradientSync):
             if missing:
                 raise RuntimeError(
                     f"in the last step another rank had no fresh gradient for {', '.join(missing[:8])}: its weights are no "
-                    "longer those of this one; load saved states and weights, or begin anew"
+                    "longer those of this one; load saved states and weights, or start again"
                 )
         complete = all(new or not param.requires_grad for new, param in zip(fresh, self._replica.params, strict=True))
         if not (counts.is_cuda and complete):

@@ -208,7 +208,7 @@ class GradientBuckets:
         self._order = []
 
     def close(self) -> None:
-        """Let go of the parameters: from now on gradients come as they did before."""
+        """Remove the hooks from the parameters: from now on gradients come as they did before."""
         _remove(self._hooks)
 
     def native(self, bucket: Bucket) -> bool:

@@ -1,4 +1,4 @@
-"""Which gradient synchronization a trainer gets, from the arguments about stores."""
+"""Chooses a trainer's gradient synchronization from its arguments about stores."""
 
 from __future__ import annotations
 

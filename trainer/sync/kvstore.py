@@ -1,4 +1,4 @@
-"""KVStoreSync: replicas in one process that meet in a `KVStore`, which adds up gradients and may update the weights."""
+"""KVStoreSync: replicas in one process with a `KVStore`, which sums gradients and may update the weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGE = 16 * 2**20  # elements; a parameter of more is not updated by a local st
 
 
 class KVStoreSync(GradientSync):
-    """Replicas in one process that meet in a store, which adds up their gradients, and may update the weights.
+    """Replicas in one process with a store, which sums their gradients and may update the weights.
 
     Keys are the parameters' indices. Each comes with one tensor for each replica, of zeros where that has no fresh gradient.
     A store that updates is given the optimizer once; its attributes change from step to step.

@@ -56,7 +56,7 @@ class ShardStates:
             return checkpoint.collect(whole, self.names, self.params)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what a `state_dict` gave, that of a `Trainer` or of any number of ranks.
+        """Load what a `state_dict` returned, that of a `Trainer` or of any number of ranks.
 
         Raises:
             ValueError, TypeError: it does not fit; nothing has been changed.

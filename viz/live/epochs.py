@@ -55,7 +55,7 @@ class Epochs:
             except StopIteration:
                 if self._batch == 0:
                     raise ValueError(
-                        f"data gave no batch in epoch {self._epoch + 1}: it must be iterable anew in every epoch"
+                        f"data gave no batch in epoch {self._epoch + 1}: it must be iterable again in every epoch"
                     ) from None
                 self._batches, self._epoch = None, self._epoch + 1
                 continue

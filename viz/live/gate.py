@@ -18,7 +18,7 @@ class StepGate:
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
         self._guests = 0
-        self._stepping: int | None = None  # the thread of the step at hand
+        self._stepping: int | None = None  # the thread of the current step
 
     @property
     def in_step(self) -> bool:

@@ -21,7 +21,7 @@ class Interruptible(Protocol):
         """Whether an interrupt may break off a step at this moment."""
 
     def interrupt(self) -> None:
-        """Pause after the step at hand, or break it off; never waits."""
+        """Pause after the current step, or break it off; never waits."""
 
 
 class Interrupts:

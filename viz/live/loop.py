@@ -33,14 +33,14 @@ class LiveLoop:
     What runs them is the `mode`:
 
     - "task": a task of asyncio in the background. The cell returns at once, and the notebook's widgets work, because the
-      task lets go of the thread every 20 ms. Other cells run between the steps. Whatever thread asks for them, steps are
+      task releases the thread every 20 ms. Other cells run between the steps. Whatever thread asks for them, steps are
       taken in the event loop in which the loop was made, or first started.
     - "thread": a thread in the background, for steps that take longer than a person waits for a button.
     - "block": the cell itself, until the last step. "Run all" stays in order, and only the interrupt button steers.
     - "auto": "task" in a notebook that a person has open, else "block", as in nbclient, papermill and plain Python.
 
     However it runs, weights come out the same to the bit, paused or not. The interrupt button, or Ctrl-C, pauses after the
-    step at hand; a second one breaks it off. A cell that runs meanwhile is interrupted as ever.
+    current step; a second one breaks it off. A cell that runs meanwhile is interrupted as ever.
 
     Args:
         steps: a generator function or an iterator that takes one training step for each `next`, or a callable that takes
@@ -138,7 +138,7 @@ class LiveLoop:
         Args:
             net: the model, called with the inputs of a batch.
             loss: from outputs and labels to one number for each sample, or to their mean.
-            data: batches (inputs, labels), iterated anew in every epoch.
+            data: batches (inputs, labels), iterated again in every epoch.
             trainer: of the model's parameters.
             num_epoch: >= 1.
             **options: the other arguments of `LiveLoop`.
@@ -212,7 +212,7 @@ class LiveLoop:
         return self
 
     def pause(self) -> None:
-        """Pause. When this returns the step at hand has ended; called in a step, it pauses after it."""
+        """Pause. When this returns the current step has ended; called in a step, it pauses after it."""
         self.runner.ask("paused")
 
     def resume(self) -> None:
@@ -232,7 +232,7 @@ class LiveLoop:
         self.control.go_on(integer("n", n, low=1))
 
     def stop(self) -> None:
-        """End it. When this returns the step at hand has ended; a generator has been closed."""
+        """End it. When this returns the current step has ended; a generator has been closed."""
         self.runner.ask("stopped")
 
     def wait(self, timeout: float | None = None) -> bool:

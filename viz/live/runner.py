@@ -66,7 +66,7 @@ class StepRunner:
         self.event_loop = running_event_loop()
         self._listener, self._name = listener, name
         self.limit: int | None = None
-        self._asked: str | None = None  # a status that is to be taken up after the step at hand
+        self._asked: str | None = None  # a status that is to be taken up after the current step
         self._interrupted = False
         self._breakable = False  # whether a second interrupt breaks off what runs
         self._turn = 0  # how often it has been set going; what ran before a pause must not run on after it
@@ -121,7 +121,7 @@ class StepRunner:
             self.event_loop.call_soon_threadsafe(self._make_task, turn)
 
     def ask(self, status: str) -> None:
-        """Take up "paused" or "stopped": when this returns the step at hand has ended; called in a step, after it."""
+        """Take up "paused" or "stopped": when this returns the current step has ended; called in a step, after it."""
         if self.gate.in_step:
             self._asked = status
             return
@@ -132,7 +132,7 @@ class StepRunner:
         self._settle()
 
     def ask_later(self, status: str) -> None:
-        """Take up a status after the step at hand, unless another one has been asked for."""
+        """Take up a status after the current step, unless another one has been asked for."""
         self._asked = self._asked or status
 
     def interrupt(self) -> None:

@@ -33,7 +33,7 @@ class StepSource:
         return value
 
     def renew(self) -> bool:
-        """Whether there are steps to come; a generator that an exception has ended is made anew by its function."""
+        """Whether there are steps to come; a generator that an exception has ended is created again by its function."""
         if isinstance(self._iterator, Generator) and inspect.getgeneratorstate(self._iterator) == inspect.GEN_CLOSED:
             if not inspect.isgeneratorfunction(self._steps):
                 return False

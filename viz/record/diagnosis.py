@@ -173,7 +173,7 @@ def _ratios(run: Run, curve: Curve) -> Iterator[str]:
 
 
 def _growth(run: Run, curve: Curve) -> Iterator[str]:
-    """Weights that blow up: as they grow, their updates come to look small beside them."""
+    """Weights that blow up: as they grow, their updates become small in comparison."""
     known = np.isfinite(curve.low)
     first, columns = known.argmax(axis=0), np.arange(known.shape[1])
     start = np.where(known.any(axis=0), curve.low[first, columns], np.nan)

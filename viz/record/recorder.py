@@ -136,7 +136,7 @@ class Recorder:
         return self._scalars.pending or self._measuring.pending
 
     def record_into(self, run: Run, last_step: int) -> None:
-        """Go on in another run, after trainer or optimizer have been put back to where they were after `last_step`.
+        """Go on in another run, after trainer or optimizer have been restored to where they were after `last_step`.
 
         Args:
             run: of the same parameters; it has nothing that comes later.

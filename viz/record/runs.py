@@ -28,7 +28,7 @@ class Run:
         parameters: names of the parameters, in the order of the tensors' columns.
         edges: float64 [n_bins - 1], between the histograms' bins.
         notes: of the run, as words by name: which optimizer, and so on.
-        version: a number that grows with each change, for whoever draws it.
+        version: a number that grows with each change, for renderers.
     """
 
     def __init__(

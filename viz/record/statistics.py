@@ -16,7 +16,7 @@ REACH = 7  # widths; what is older weighs less than a thousandth
 def smoothed(values: np.ndarray, widths: Sequence[float], scale: str = "linear") -> np.ndarray:
     """Exponentially weighted averages of each value and those before it; nothing that comes later changes them.
 
-    What is not finite becomes NaN, and counts for nothing.
+    Non-finite values become NaN, and are ignored.
 
     Args:
         values: [n].

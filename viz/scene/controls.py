@@ -63,7 +63,7 @@ class Control:
 
     Args:
         name: by which layers refer to it.
-        label: what stands beside it.
+        label: the text next to it.
         values: what it steps through, numbers or words, at least one.
         index: which of them is set at first.
         kind: "slider", "choice" or "play".
@@ -89,7 +89,7 @@ class Control:
             raise ValueError(f"index={self.index!r} of control {self.name!r}: must be from 0 to {len(self.values) - 1}")
 
     def words(self, index: int) -> str:
-        """A value as it stands beside the control."""
+        """A value as the control's label shows it."""
         value = self.values[index]
         if isinstance(value, str):
             return value

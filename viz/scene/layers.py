@@ -12,7 +12,7 @@ from .palettes import PALETTES, palette_colours
 
 __all__ = ["Arrows", "Band", "Heatmap", "Layer", "Line", "Points", "RefLine", "State", "Text"]
 
-ROLES = ("ink", "quiet", "grid")  # colours that a theme has besides those of the lines
+ROLES = ("ink", "quiet", "grid")  # colours that a theme has in addition to those of the lines
 State = Mapping[str, int]
 
 
@@ -102,7 +102,7 @@ class Band(Layer):
 
 @dataclass(frozen=True)
 class Heatmap(Layer):
-    """Values as colours, in cells that fill a rectangle; what is not finite is left empty.
+    """Values as colours, in cells that fill a rectangle; cells of non-finite values stay empty.
 
     Args:
         values: [n_rows, n_columns], the first row lowest; of "categories" integers from 0, below 0 for none.

@@ -48,7 +48,7 @@ def surface_layers(
 
     Args:
         x, y: [n_columns] and [n_rows], increasing and evenly spaced: the middles of the cells.
-        values: [n_rows, n_columns]; what is not finite is left empty.
+        values: [n_rows, n_columns]; cells of non-finite values stay empty.
         label: of the colours, with the unit; empty: there is no bar.
         levels: how many lines, >= 0; each encloses as much more of the area as the next.
     """

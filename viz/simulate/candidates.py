@@ -132,7 +132,7 @@ def _set_rate(own: Optimizer, rate: float) -> None:
     elif hasattr(schedule, "base_lr"):
         schedule.base_lr = rate
     else:
-        raise TypeError(f"learning_rates beside {schedule!r}, which decides the rate and has no base_lr")
+        raise TypeError(f"learning_rates together with {schedule!r}, which decides the rate and has no base_lr")
 
 
 class TorchFactory(NamedTuple):

@@ -176,7 +176,7 @@ def _catalog() -> dict[str, Function]:
             ylim=(-5.0, 5.0),
             start=(-3.6, 2.4),
             minima=(Minimum(0.0, 0.0, 0.0),),
-            about="A funnel with dents whose tip is sharp: the gradient is as long at the minimum as beside it.",
+            about="A funnel with dents whose tip is sharp: the gradient is as long at the minimum as next to it.",
             source="Ackley (1987), A Connectionist Machine for Genetic Hillclimbing",
         ),
         "styblinski_tang": Function(

@@ -43,7 +43,7 @@ class BatchedRunner:
         self._steps: Iterator[None] | None = None  # those after the first
 
     def restart(self, starts: np.ndarray) -> bool:
-        """Begin anew at as many starts; False where it cannot be done."""
+        """Start again at as many points; False where it cannot be done."""
         self._set(starts)
         return self._many.restart()
 

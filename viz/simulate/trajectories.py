@@ -79,11 +79,11 @@ def simulate(
             optimizer's name under "optimizer" unless that is the label; an `Optimizer` or its class; a class of torch's, or
             a functools.partial of one; or a callable `(point, gradient, state, lr) -> new point` of tensors [2], with
             a dict of its own as `state`. Instances, torch's and callables can be "optimizer" of a dict, too, with only a
-            "learning_rate" beside it. The last two kinds are run one by one, which is slow.
+            "learning_rate" in addition. The last two kinds are run one by one, which is slow.
         start: (x, y), or [n_starts, 2]; the function's own if left out.
         steps: >= 1.
-        learning_rates: those to try, each with every optimizer; None for each one's own.
-        relative: whether `learning_rates` are factors of each one's own.
+        learning_rates: those to try, each with every optimizer; None for the best one of each.
+        relative: whether `learning_rates` are factors of these.
         sweep: other arguments to try, as {"beta1": [0.5, 0.9]}; combined with each other and with the rates, the first
             named varying slowest and rates fastest.
         seed: of the function's noise, if it has any. At the same step from the same start all get the same noise.

@@ -1,4 +1,4 @@
-"""Curves over the updates of a run: losses with the learning rates beside them, and schedules by themselves."""
+"""Curves over the updates of a run: losses with the learning rates next to them, and schedules by themselves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plot_training(
     ylabel: str = "training loss",
     smoothing: int | None = None,
 ) -> Figure:
-    """Loss curves of several runs on a log scale, and beside them each run's learning rate.
+    """Loss curves of several runs on a log scale, next to each run's learning rate.
 
     A curve is drawn twice: faint as it is, and as the average of each loss and those before it, which is exponentially
     weighted, and geometric on the log scale. Labels stand at the right in the order of the curves' ends.

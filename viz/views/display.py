@@ -1,4 +1,4 @@
-"""Display: the widgets that show a view, and when they are drawn anew."""
+"""Display: the widgets that show a view, and when they are redrawn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Display:
 
     Args:
         view: the `View` that is shown.
-        budget: how often and for how long it is drawn anew.
+        budget: how often and for how long it is redrawn.
         clock: what tells the time, in seconds.
 
     Attributes:

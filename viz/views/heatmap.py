@@ -1,4 +1,4 @@
-"""TensorHeatmap: a quantity of all tensors over all steps at a glance, and the histograms of the one that is chosen."""
+"""TensorHeatmap: a quantity of all tensors over all steps in one picture, and the histograms of a selected tensor."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ __all__ = ["LossPlaneView"]
 
 
 class LossPlaneView(View):
-    """The loss over a plane of weights as colours and level lines, and the ways of trainings across it.
+    """The loss over a plane of weights as colours and level lines, and the trajectories of training runs on it.
 
     Args:
         plane: what `loss_plane` found.

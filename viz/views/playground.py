@@ -19,15 +19,15 @@ __all__ = ["Playground"]
 
 
 class Playground(TrajectoryView):
-    """One optimizer opened up, beside others: its hyper-parameters as sliders, what is inside each update, and its rule.
+    """One optimizer in detail, next to others: its hyper-parameters as sliders, the terms of each update, and its rule.
 
-    Where Python is at hand, function, optimizer and hyper-parameters can be changed and the start moved; the step's slider
+    With a Python kernel, function, optimizer and hyper-parameters can be changed and the start moved; the step's slider
     and the trajectories work without.
 
     Args:
         on, start, steps, seed: as for `TrajectoryView`.
         optimizer: the one to look into: a name, or a class or instance of your own.
-        against: optimizers that run beside it, each at its own best rate.
+        against: optimizers to compare it with, each at its own best rate.
         settings: hyper-parameters of `optimizer`; without a "learning_rate" the best one is found.
 
     Attributes:

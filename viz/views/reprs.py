@@ -177,7 +177,7 @@ def _sparkline(schedule: Callable[[int], float] | None, now: int) -> str:
 
 
 def _picture(numbers: np.ndarray, rates: Sequence[float], now: int) -> str:
-    """The rates as a small picture without axes, with a dot at the present one; what it shows stands in words beside it."""
+    """The rates as a small picture without axes, with a dot at the present one; what it shows stands in words next to it."""
     figure = Figure(2.4, 0.5)
     axes = figure.add_axes((0.02, 0.08, 0.96, 0.84))
     axes.set_axis_off()

@@ -69,7 +69,7 @@ class RunView(View):
         return f"{what}: {', '.join(names) if len(names) <= 4 else f'{len(names)} runs'}"
 
     def _kept_panel(self, make: Callable[[Run, Rows], Panel | None], rows: Rows) -> Panel | None:
-        """A panel of histograms, which come seldom, made anew only when there are more."""
+        """A panel of histograms, which come seldom, created again only when there are more."""
         number = sum(map(len, self.run.histograms.values()))
         if self._kept is None or self._kept[0] != number:
             self._kept = number, make(self.run, rows)

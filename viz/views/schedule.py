@@ -38,7 +38,7 @@ class ScheduleView(View):
         schedules: a callable from the number of updates to a rate, such as those of `tristep.lr_scheduler`; a `Trainer`; a
             schedule of `torch.optim.lr_scheduler`; or a dict of these by name. None: only `knots`.
         n_updates: how far to draw, >= 1; None is as far as the schedules and knots say something, where they do.
-        knots: pairs (number of the update, rate), at least two, whose numbers increase, to be dragged.
+        knots: pairs (update count, learning rate), at least two, with increasing update counts, to be dragged.
         scale: "linear" or "log": of the rates, and of the lines between knots.
         loss: a `Recorder` or a `Run` whose losses, and rates up to now, to show as well.
         **settings: as for `View`.
@@ -275,7 +275,7 @@ def _checked_knots(knots: Any, scale: str) -> list[tuple[int, float]]:
     try:
         pairs = [(number, rate) for number, rate in knots]
     except (TypeError, ValueError):
-        raise TypeError(f"knots={knots!r}: must be pairs (number of the update, rate)") from None
+        raise TypeError(f"knots={knots!r}: must be pairs (update count, learning rate)") from None
     if len(pairs) < 2:
         raise ValueError(f"knots={knots!r}: must be two or more")
     found = [

@@ -17,7 +17,7 @@ __all__ = ["SensitivityView"]
 
 
 class SensitivityView(View):
-    """What becomes of the loss at each learning rate: a curve for each optimizer, and its best rate.
+    """The final loss at each learning rate: a curve for each optimizer, and its best rate.
 
     Args:
         on: as for `simulate`, or what `tune_learning_rates` gave.

@@ -31,10 +31,10 @@ MOMENTS = 200  # positions of the step's slider at most
 
 
 class TrajectoryView(View):
-    """The ways of several optimizers across a function, at rates that a slider moves, and the losses along them.
+    """Trajectories of several optimizers on a function, with learning rates set by a slider, and the losses along them.
 
     Every optimizer starts at its own best rate, found by trying 41, or at the one it is given; the slider multiplies all of
-    them. A click on the surface, or a drag of the start, lets them run from there, where Python is at hand.
+    them. A click on the surface, or a drag of the start, lets them run from there, with a Python kernel.
 
     Args:
         on: as for `simulate`: a function's name, an expression, a `Function` or a callable.

@@ -46,12 +46,12 @@ class View(ABC):
     view of the same name. A view without a widget goes when nothing refers to it.
 
     Args:
-        name: which other view it takes the place of; None: of none.
+        name: which other view it replaces; None: none.
         theme: of pictures, "light" or "dark"; a canvas has the theme of its page.
-        budget: how often and for how long it is drawn anew.
+        budget: how often and for how long it is redrawn.
 
     Attributes:
-        display: its open widgets, which `refresh` draws anew.
+        display: its open widgets, which `refresh` redraws.
 
     Example:
         >>> from tristep.viz import Axis, Line, Panel, Scene, View

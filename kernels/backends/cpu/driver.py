@@ -1,6 +1,6 @@
 """The compiled loop that hands out the tiles of a table to what computes one, and sums over tiles.
 
-It is compiled once and kept on disk. numba's cache does not notice changes in other files, so all that is compiled here
+It is compiled once and cached on disk. numba's cache does not notice changes in other files, so all that is compiled here
 is in this file, but for how it is compiled.
 """
 

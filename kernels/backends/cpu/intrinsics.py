@@ -40,7 +40,7 @@ jit_separate = numba.njit(error_model="numpy", nogil=True)
 
 
 def jit_variant(name: str) -> Any:
-    """`jit_separate` for one of several functions that a factory makes of one text, told apart by a name.
+    """`jit_separate` for one of several functions that a factory makes from one text, distinguished by a name.
 
     Symbols of compiled code have the function's name and a number that counts functions in its process. Code of two variants
     that two processes have kept may have equal symbols, and a third process, which loads both, would run one for the other.

@@ -19,7 +19,7 @@ __all__ = ["CpuUpdate"]
 
 
 class CpuUpdate:
-    """Runs one table on the CPU in one native call, on several threads only where there is work enough."""
+    """Runs one table on the CPU in one native call, on several threads if there is enough work."""
 
     tile = TILE
     looks_at_tensors = False  # but at memory
@@ -37,7 +37,7 @@ class CpuUpdate:
         self._with_metric: tuple[Metric, Callable[[], None], np.ndarray, np.ndarray] | None = None
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
-        """Work on other weights from now on, those at the table's addresses; the loop reads these anew every time."""
+        """Work on other weights from now on, those at the table's addresses; the loop reads these again every time."""
 
     def run_reduction(self, stage: int) -> None:
         """Run the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values].
@@ -70,7 +70,7 @@ class CpuUpdate:
         return torch.from_numpy(self.table.hyper)
 
     def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
-        """As a call, and put the values of the metric into these rows of the present slot."""
+        """As a call, and write the values of the metric to these rows of the current slot."""
         table, metric, ring = self.table, into.metric, into.ring(self.table.device)
         if self._with_metric is None or self._with_metric[0] is not metric:
             partials = np.zeros((self._n_tiles, len(metric.names)))

@@ -120,7 +120,7 @@ def _compile(
     key = repr((source, function.source, str(weight_dtype), str(gradient_dtype), stored, engine_text()))
     name = f"{function.name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     module = import_generated(name, source, names)
-    if module is None:  # no folder to write to: compile in memory, every time anew
+    if module is None:  # no folder to write to: compile in memory, every time
         exec(compile(source, f"<tristep {name}>", "exec"), names)
         return names["compute"]
     return module.compute

@@ -103,7 +103,7 @@ def _lost(value, rounded):
 
 @jit
 def lost_bfloat16(value, rounded):
-    # What is not finite becomes 0 by a mask: a second choice next to that of the first rounding halves the loop's speed.
+    # Non-finite values become 0 by a mask: a second select next to that of the first rounding halves the loop's speed.
     bits = bits_of_float(np.float32(value) - load_bfloat16(rounded))
     finite = np.uint32(np.int32(np.int32(bits & _POSITIVE) - np.int32(_NAN_ABOVE)) >> np.int32(31))
     bits = bits & finite

@@ -1,4 +1,4 @@
-"""What a kernel is compiled with: constants and options of the compiler; and `compile_for`, to look at its code."""
+"""What a kernel is compiled with: constants and options of the compiler; and `compile_for`, to inspect its code."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def compile_for(
     grad_scale_and_skip: bool = False,
     zero_grads: bool = False,
 ) -> Any:
-    """The compiled kernel of a rule for a `triton.backends.compiler.GPUTarget`; needs no GPU. For looking at its code.
+    """The compiled kernel of a rule for a `triton.backends.compiler.GPUTarget`; needs no GPU. For inspection.
 
     With `stage` it is that of the rule's reduction of this number, with `metric` one that also computes that. `masters` may
     be the type of what is stored alongside weights.

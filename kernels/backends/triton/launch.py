@@ -25,7 +25,7 @@ TOTALS = 4096  # tiles whose metrics are added up at a time
 
 
 class TritonUpdate:
-    """Runs one table on a GPU: keeps its arrays on the device, copies over what changed, launches once."""
+    """Runs one table on a GPU: keeps its arrays on the device, copies what has changed, launches once."""
 
     tile = TILE
     looks_at_tensors = multiplies_on_host = False  # but at memory, and on the device
@@ -83,7 +83,7 @@ class TritonUpdate:
             self._update()
 
     def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
-        """As a call, and put the values of the metric into these rows of the present slot: one more launch."""
+        """As a call, and write the values of the metric to these rows of the current slot: one more launch."""
         with self._device():
             ring = into.ring(self.table.device)
             if self._with_metric is None or self._with_metric[0] is not ring:
@@ -156,7 +156,7 @@ class TritonUpdate:
 
 
 class Launch:
-    """One kernel with arguments that stay what they are, whatever the contents of the tensors among them.
+    """One kernel with fixed arguments; the contents of tensors among them may change.
 
     The last ones before the constants may be given at each call.
     """

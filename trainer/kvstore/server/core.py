@@ -189,7 +189,7 @@ class ServerCore:
         return checkpoint.collect(updater, [str(key) for key in keys], list(self.values.values()), keys)
 
     def load_states(self, saved: Mapping[str, Any]) -> None:
-        """Take over what `states` gave; the worker's own rescaling stays.
+        """Load what `states` returned; the worker's own rescaling stays.
 
         Raises:
             RuntimeError: there is no optimizer.

@@ -46,7 +46,7 @@ class Picture:
     """A scene's figure that follows the controls and the data.
 
     What does not change is drawn once and kept as pixels; what does is drawn on top of it. Axes that come to reach from or
-    to other values are drawn anew, and so is everything if the scene is another one in more than its numbers.
+    to other values are redrawn, and so is everything if the scene is another one in more than its numbers.
 
     Args:
         scene, state, theme: as for `draw`.

@@ -100,7 +100,7 @@ export function number(value) {
   return grouped(String(Number(value.toPrecision(size >= 1e4 ? 6 : 4))));
 }
 
-/** A control's value as it stands beside it. */
+/** A control's value as its label shows it. */
 export function words(control, index) {
   const value = control.values[index];
   return typeof value === "string" ? value : number(value) + (control.unit ? ` ${control.unit}` : "");
@@ -308,7 +308,7 @@ function margins(panel, { width, height }, pen) {
   };
 }
 
-/** Colour bars of a panel's images, one beside the other. */
+/** Colour bars of a panel's images, next to each other. */
 function bars(panel, frame, pen) {
   let x = frame.x + frame.width + 14;
   return panel.layers
@@ -546,7 +546,7 @@ function coloured(pen, layer, state) {
   return canvas;
 }
 
-/** Far from the frame nothing is seen, and dashes on a line of a million pixels would take for ever: it is cut. */
+/** Far from the frame nothing is seen, and dashes on a line of a million pixels would take forever: it is cut. */
 function cut(x0, y0, x1, y1, box) {
   const [dx, dy] = [x1 - x0, y1 - y0];
   const from = { share: 0, x: x0, y: y0 };
@@ -562,7 +562,7 @@ function cut(x0, y0, x1, y1, box) {
     if (p < 0 && share > from.share) Object.assign(from, { share, x: x0 + share * dx, y: y0 + share * dy }, edge);
     if (p > 0 && share < to.share) Object.assign(to, { share, x: x0 + share * dx, y: y0 + share * dy }, edge);
   }
-  // Of very far places digits are lost: on an edge its own number is taken, and what then lies beside the box is left out.
+  // Of very far places digits are lost: on an edge its own number is taken, and what then lies next to the box is left out.
   const inside = ({ x, y }) => x > box.left - 1 && x < box.right + 1 && y > box.top - 1 && y < box.bottom + 1;
   return from.share <= to.share && inside(from) && inside(to) ? [from.x, from.y, to.x, to.y] : null;
 }
@@ -1045,7 +1045,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     if (backIsOld) {
       pen = penFor(back.getContext("2d"), scene.style, colouring, Math.max(0.8, Math.min(1, width / (scene.width * PIXELS_PER_INCH))), ratio);
       pen.context.setTransform(ratio, 0, 0, ratio, 0, 0);
-      // While a point is held the panels do not move under the hand, however long the numbers beside them get.
+      // While a point is held the panels do not move under the hand, however long the numbers next to them get.
       places = arrange(scene, width, height, pen, zoomed, held ? places[0].least : {});
       pen.context.fillStyle = pen.background;
       pen.context.fillRect(0, 0, width + 1, height + 1);
@@ -1667,7 +1667,7 @@ function icon(path) {
   return svg("svg", { width: 12, height: 12, viewBox: "0 0 12 12", "aria-hidden": "true" }, svg("path", { d: path, fill: "currentColor" }));
 }
 
-/** How a layer looks, beside its name in the legend. */
+/** How a layer looks, next to its name in the legend. */
 function swatch(layer, style, theme) {
   const { colours, ...roles } = style[theme];
   const numbered = typeof layer.style === "number";

@@ -175,7 +175,7 @@ def test_states_are_converted_when_they_are_loaded(engine, device):
     train(params, lambda: wide.step(1), 1)
 
 
-def test_a_converted_model_takes_what_stands_beside_its_weights_along(engine, device):
+def test_a_converted_model_keeps_its_master_weights(engine, device):
     params, trainer = stepped(device, BF16, {"multi_precision": "remainder"}, engine)
     remainders = saved(trainer, "master copy")
     whole = [

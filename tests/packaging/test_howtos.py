@@ -1,0 +1,107 @@
+"""The how-tos of CONTRIBUTING.md run, and do what they say."""
+
+import importlib.util
+import linecache
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import Linear, Parameter
+
+import tristep
+from tristep.kernels import rules
+
+TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def _example(heading):
+    """What the Python block under this heading defines, run as a notebook does."""
+    section = re.search(rf"^### {heading}$(.*?)(?=^##|\Z)", TEXT, re.DOTALL | re.MULTILINE)[1]
+    (text,) = re.findall(r"^```python\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+    filename = f"<CONTRIBUTING, {heading}>"
+    linecache.cache[filename] = len(text), None, text.splitlines(keepends=True), filename
+    names = {"__name__": "__main__"}
+    exec(compile(text, filename, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("engine", ["cpu", "eager", "triton"])
+def test_the_transform_is_a_projected_step(engine):
+    if engine == "cpu":
+        pytest.importorskip("numba")
+    device = "cuda" if engine == "triton" and torch.cuda.is_available() else "cpu"
+    keep_params_nonnegative = _example("Add a transform")["keep_params_nonnegative"]
+
+    class NonnegativeSGD(tristep.optimizer.SGD):
+        rule = keep_params_nonnegative(rules.sgd_momentum)
+
+    weight = Parameter(torch.rand(40, device=device))
+    like = Parameter(weight.detach().clone())
+    trainer = tristep.Trainer([weight], NonnegativeSGD(learning_rate=0.1, momentum=0.9), engine=engine)
+    oracle = torch.optim.SGD([like], lr=0.1, momentum=0.9)
+    for _ in range(6):
+        weight.grad = torch.randn(40, device=device)
+        like.grad = weight.grad.clone()
+        trainer.step(1)
+        oracle.step()
+        with torch.no_grad():
+            like.clamp_(min=0)
+        torch.testing.assert_close(weight, like, rtol=1e-5, atol=1e-6)
+    assert (weight == 0).any()
+    assert (weight > 0).any()
+
+
+def test_the_transform_keeps_reductions_and_is_made_once():
+    keep_params_nonnegative = _example("Add a transform")["keep_params_nonnegative"]
+    made = keep_params_nonnegative(rules.lamb)
+    assert made is keep_params_nonnegative(rules.lamb)
+    assert (made.slots, made.hyper) == (rules.lamb.slots, rules.lamb.hyper)
+    assert [stage.name for stage in made.reductions] == [stage.name for stage in rules.lamb.reductions]
+
+
+def test_the_store_averages_the_gradients_of_replicas(clean_stores):
+    _example("Add a store")
+    net = Linear(3, 2)
+    like = Linear(3, 2)
+    like.load_state_dict(net.state_dict())
+    nets = tristep.replicate(net, ["cpu", "cpu"])
+    trainer = tristep.Trainer(nets, "sgd", {"learning_rate": 0.1}, kvstore="meanstore")
+    oracle = torch.optim.SGD(like.parameters(), lr=0.1)
+    for _ in range(3):
+        x = torch.randn(8, 3)
+        trainer.zero_grad()
+        oracle.zero_grad()
+        for each, part in zip(nets, x.chunk(2), strict=True):
+            each(part).square().mean().backward()
+        like(x).square().mean().backward()  # of parts of equal size the mean of means is the mean
+        trainer.step(1)
+        oracle.step()
+        for each in nets:
+            for param, expected in zip(each.parameters(), like.parameters(), strict=True):
+                torch.testing.assert_close(param, expected)
+
+
+@pytest.fixture
+def clean_stores():
+    registry = tristep.kvstore.KVStore.kv_registry
+    before = dict(registry)
+    yield
+    registry.clear()
+    registry.update(before)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_the_view_draws_the_recorded_norms():
+    from tristep.viz import Run
+
+    view = _example("Add a view")["GradientNormView"]
+    run = Run("adam", ["weight", "bias"])
+    run.add_tensors([1, 2], {"gradient_norm": np.array([[3.0, 4.0], [6.0, 8.0]])})
+    (line,) = view(run).scene().panels[0].layers
+    assert (line.x.tolist(), line.y.tolist()) == ([1, 2], [5, 10])
+    (axes,) = view(run).figure().axes
+    assert any(each.get_ydata().tolist() == [5, 10] for each in axes.lines)
+    assert "adam" in view(run).describe()
+    assert view(Run("adam", ["weight"])).figure() is not None  # nothing recorded yet
