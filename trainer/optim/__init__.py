@@ -1,92 +1,21 @@
 """Drop-in for `torch.optim`: the same names and arguments, and each step fused over all parameters.
 
 from tristep.optim import AdamW  # instead of torch.optim
+
+Besides torch's own classes (`ports`) it has an adapter of each of tristep's other optimizers (`adapters`).
 """
 
-from .adapters import (
-    ADOPT,
-    CAME,
-    DCASGD,
-    FTML,
-    LAMB,
-    LANS,
-    LARS,
-    MARS,
-    NAG,
-    SGLD,
-    SOAP,
-    AdaBelief,
-    Adan,
-    AdEMAMix,
-    Ftrl,
-    Lion,
-    NovoGrad,
-    Prodigy,
-    ScheduleFreeAdamW,
-    ScheduleFreeSGD,
-    Signum,
-    Sophia,
-    StableAdamW,
-    as_torch,
-)
+from typing import TYPE_CHECKING, Any
+
+from . import adapters, ports
+from .adapters import *
 from .base import FusedOptimizer
 from .clip_grad import clip_grad_norm_
-from .ports import (
-    ASGD,
-    SGD,
-    Adadelta,
-    Adafactor,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    Muon,
-    NAdam,
-    RAdam,
-    RMSprop,
-    Rprop,
-    SparseAdam,
-)
+from .ports import *
 
-__all__ = [
-    "ADOPT",
-    "ASGD",
-    "CAME",
-    "DCASGD",
-    "FTML",
-    "LAMB",
-    "LANS",
-    "LARS",
-    "MARS",
-    "NAG",
-    "SGD",
-    "SGLD",
-    "SOAP",
-    "AdEMAMix",
-    "AdaBelief",
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Adan",
-    "Ftrl",
-    "FusedOptimizer",
-    "Lion",
-    "Muon",
-    "NAdam",
-    "NovoGrad",
-    "Prodigy",
-    "RAdam",
-    "RMSprop",
-    "Rprop",
-    "ScheduleFreeAdamW",
-    "ScheduleFreeSGD",
-    "Signum",
-    "Sophia",
-    "SparseAdam",
-    "StableAdamW",
-    "as_torch",
-    "clip_grad_norm_",
-]
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
+
+__all__ = ["FusedOptimizer", "clip_grad_norm_", *adapters.__all__, *ports.__all__]

@@ -13,36 +13,9 @@ import torch
 from ...kernels import Rule, TensorRule, Update, storage
 from .. import optimizer as gluon
 from ..validation import did_you_mean, number
-from . import shards
+from . import ports, shards
 from .base import FusedOptimizer
 from .plan import Group, Numbers, as_real, name_of
-
-__all__ = [
-    "ADOPT",
-    "CAME",
-    "DCASGD",
-    "FTML",
-    "LAMB",
-    "LANS",
-    "LARS",
-    "MARS",
-    "NAG",
-    "SGLD",
-    "SOAP",
-    "AdEMAMix",
-    "AdaBelief",
-    "Adan",
-    "Ftrl",
-    "Lion",
-    "NovoGrad",
-    "Prodigy",
-    "ScheduleFreeAdamW",
-    "ScheduleFreeSGD",
-    "Signum",
-    "Sophia",
-    "StableAdamW",
-    "as_torch",
-]
 
 # What torch has other names or other ways for: lr, weight_decay, schedulers, GradScaler, groups.
 _NOT_OPTIONS = (
@@ -244,30 +217,6 @@ class _OfRule(FusedOptimizer):
             )
 
 
-ADOPT = as_torch(gluon.ADOPT)
-CAME = as_torch(gluon.CAME)
-DCASGD = as_torch(gluon.DCASGD)
-FTML = as_torch(gluon.FTML)
-LAMB = as_torch(gluon.LAMB)
-LANS = as_torch(gluon.LANS)
-LARS = as_torch(gluon.LARS)
-MARS = as_torch(gluon.MARS)
-NAG = as_torch(gluon.NAG)
-SGLD = as_torch(gluon.SGLD)
-SOAP = as_torch(gluon.SOAP)
-AdEMAMix = as_torch(gluon.AdEMAMix)
-AdaBelief = as_torch(gluon.AdaBelief)
-Adan = as_torch(gluon.Adan)
-Ftrl = as_torch(gluon.Ftrl)
-Lion = as_torch(gluon.Lion)
-NovoGrad = as_torch(gluon.NovoGrad)
-Prodigy = as_torch(gluon.Prodigy)
-ScheduleFreeAdamW = as_torch(gluon.ScheduleFreeAdamW)
-ScheduleFreeSGD = as_torch(gluon.ScheduleFreeSGD)
-Signum = as_torch(gluon.Signum)
-StableAdamW = as_torch(gluon.StableAdamW)
-
-
 class Sophia(as_torch(gluon.Sophia)):  # type: ignore[misc]
     """`tristep.optimizer.Sophia` as a `torch.optim.Optimizer`; see there."""
 
@@ -282,3 +231,16 @@ class Sophia(as_torch(gluon.Sophia)):  # type: ignore[misc]
             for group in self.param_groups:
                 stack.enter_context(self._of(group).estimating(scale))
             yield
+
+
+# Without an adapter: a second name of SGD, one with a schedule of its own, one for tests, one for matrices only.
+_WITHOUT = {"ccSGD", "LBSGD", "Test", "GroupAdaGrad"}
+_torchs_names = {name.lower() for name in ports.__all__}
+
+__all__ = ["as_torch"]
+for _klass in gluon.registered().values():
+    _name = _klass.__name__
+    if _klass.__module__.startswith(f"{gluon.__name__}.") and _name.lower() not in _torchs_names and _name not in _WITHOUT:
+        __all__ += [_name]
+        if _name not in globals():  # one that needs more than `as_torch` has its class above
+            globals()[_name] = as_torch(_klass)  # type: ignore[arg-type]

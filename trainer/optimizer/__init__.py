@@ -1,66 +1,39 @@
 """Optimizers: names, defaults, checks, and hyper-parameters as functions of the update count.
 
-No arithmetic on tensors happens here: that is in `tristep.kernels.rules`, or in a user's own `update`.
+Every class that a module of this folder registers is exported; there is no list to keep. No arithmetic on tensors happens
+here: that is in `tristep.kernels.rules`, or in a user's own `update`.
 """
 
-from .adam_variants import ADOPT, MARS, Adan, AdEMAMix, NovoGrad, RAdam, StableAdamW
-from .adaptive import AdaBelief, AdaDelta, AdaGrad, Adam, Adamax, AdamW, GroupAdaGrad, Nadam, RMSProp
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING
+
 from .base import Optimizer, create, register, registered
-from .ftrl import FTML, Ftrl
-from .gradient_descent import DCASGD, NAG, SGD, SGLD, Signum, Test, ccSGD
-from .layerwise import LAMB, LANS, LARS, LBSGD
-from .matrix import CAME, SOAP, Adafactor, Muon
-from .modern import ASGD, Lion, Prodigy, Rprop, Sophia
 from .rule_optimizer import RuleOptimizer
-from .schedule_free import ScheduleFreeAdamW, ScheduleFreeSGD
 from .updater import Updater, get_updater
 
+if TYPE_CHECKING:  # the same classes, for tools that do not run this
+    from .adam_variants import *
+    from .adaptive import *
+    from .ftrl import *
+    from .gradient_descent import *
+    from .layerwise import *
+    from .matrix import *
+    from .modern import *
+    from .schedule_free import *
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+_classes = {klass.__name__: klass for klass in registered().values() if klass.__module__.startswith(f"{__name__}.")}
+globals().update(_classes)
+
 __all__ = [
-    "ADOPT",
-    "ASGD",
-    "CAME",
-    "DCASGD",
-    "FTML",
-    "LAMB",
-    "LANS",
-    "LARS",
-    "LBSGD",
-    "MARS",
-    "NAG",
-    "SGD",
-    "SGLD",
-    "SOAP",
-    "AdEMAMix",
-    "AdaBelief",
-    "AdaDelta",
-    "AdaGrad",
-    "Adafactor",
-    "Adam",
-    "AdamW",
-    "Adamax",
-    "Adan",
-    "Ftrl",
-    "GroupAdaGrad",
-    "Lion",
-    "Muon",
-    "Nadam",
-    "NovoGrad",
     "Optimizer",
-    "Prodigy",
-    "RAdam",
-    "RMSProp",
-    "Rprop",
     "RuleOptimizer",
-    "ScheduleFreeAdamW",
-    "ScheduleFreeSGD",
-    "Signum",
-    "Sophia",
-    "StableAdamW",
-    "Test",
     "Updater",
-    "ccSGD",
     "create",
     "get_updater",
     "register",
     "registered",
+    *_classes,
 ]

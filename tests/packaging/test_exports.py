@@ -1,0 +1,67 @@
+"""What a module defines by `@rule` or registers by `@register` is exported, and nothing else is."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import tristep
+from tristep.kernels import Rule, TensorRule, rules
+
+ROOT = Path(__file__).parents[2]
+NOT_LISTED = {"one_bit", "two_bit", "prodigy", "soap"}
+# Those that torch has under another or the same name, and those that have no adapter.
+WITHOUT_ADAPTER = {"AdaDelta", "AdaGrad", "Nadam", "RMSProp", "GroupAdaGrad", "LBSGD", "Test", "ccSGD"}
+
+
+def _ours():
+    return {klass.__name__ for klass in tristep.optimizer.registered().values() if klass.__module__.startswith("tristep.")}
+
+
+def test_every_rule_is_exported():
+    found = set()
+    for path in (ROOT / "kernels" / "rules").glob("[!_]*.py"):
+        module = import_module(f"tristep.kernels.rules.{path.stem}")
+        own = {name: value for name, value in vars(module).items() if isinstance(value, (Rule, TensorRule))}
+        own = {name: value for name, value in own.items() if value.__module__ == module.__name__}
+        assert all(getattr(rules, name) is value for name, value in own.items())
+        found |= set(own)
+    assert len(found) > 50
+    assert set(rules.__all__) == found - NOT_LISTED
+    assert len(rules.__all__) == len(set(rules.__all__))
+
+
+def test_every_optimizer_is_exported():
+    names = {"Optimizer", "RuleOptimizer", "Updater", "create", "get_updater", "register", "registered"}
+    assert len(_ours()) > 35
+    assert sorted(tristep.optimizer.__all__) == sorted(names | _ours())
+    for klass in tristep.optimizer.registered().values():
+        assert getattr(tristep.optimizer, klass.__name__, klass) is klass
+
+
+def test_every_optimizer_has_a_class_with_torchs_interface():
+    assert _ours() - set(tristep.optim.__all__) == WITHOUT_ADAPTER
+    assert len(tristep.optim.__all__) == len(set(tristep.optim.__all__))
+    for name in tristep.optim.__all__:
+        assert getattr(tristep.optim, name).__module__.startswith("tristep.")
+
+
+@pytest.mark.packaging
+def test_a_users_optimizer_is_not_exported(tmp_path):
+    """Not even where the packages are executed again."""
+    code = """
+import importlib, tristep
+
+@tristep.optimizer.register
+class Mine(tristep.optimizer.SGD):
+    pass
+
+for module in (tristep.optimizer, tristep.trainer.optim.adapters, tristep.optim):
+    importlib.reload(module)
+    assert "Mine" not in module.__all__ and not hasattr(module, "Mine"), module
+    assert "SGD" in tristep.optimizer.__all__
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
