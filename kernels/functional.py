@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .language import Rule, TensorRule
+from .language import Rule, TensorRule, derivation
 from .update import Update
 
 __all__ = ["hyper_values", "update"]
@@ -65,8 +65,8 @@ def hyper_values(rule: Rule | TensorRule, values: Mapping[str, float]) -> list[f
     for name in rule.hyper:
         if name in values:
             row.append(_number(rule, name, values[name]))
-        elif name.startswith("one_minus_") and name[10:] in values:
-            row.append(1.0 - _number(rule, name[10:], values[name[10:]]))
+        elif (how := derivation(name)) is not None and not how.counts and how.source in values:
+            row.append(how.compute(_number(rule, how.source, values[how.source]), None))
         else:
             raise TypeError(
                 f"rule {rule.name!r} needs the hyper-parameter {name!r}; given were {', '.join(sorted(values)) or 'none'}"

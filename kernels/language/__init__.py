@@ -1,9 +1,11 @@
 """The language of update rules: `rule`, `reduction`, `tensor_rule`, `metric`, `jit` and `tl`.
 
-A rule is a few lines of arithmetic on values, which every backend compiles or runs. The `tl` of this package is the torch
-implementation. It imports neither triton nor numba, so that every rule runs without them.
+A rule is a few lines of arithmetic on values, which every backend compiles or runs. `derived` has the table of
+hyper-parameters that are derived from others. The `tl` of this package is the torch implementation. It imports neither triton
+nor numba, so that every rule runs without them.
 """
 
+from .derived import Derivation, derivation
 from .function import Function, jit
 from .metric import Metric, metric
 from .ops import OPS, tl
@@ -13,11 +15,13 @@ from .tensor_rule import TensorRule, tensor_rule
 
 __all__ = [
     "OPS",
+    "Derivation",
     "Function",
     "Metric",
     "Reduction",
     "Rule",
     "TensorRule",
+    "derivation",
     "jit",
     "metric",
     "reduction",

@@ -1,8 +1,7 @@
 """Update rules by family, each citing its source. Arithmetic on values and nothing else.
 
 Every rule that a module of this folder defines is exported; there is no list to keep. The functions' first lines name their
-state tensors and hyper-parameters; `lr` and `wd` arrive with the parameter's multipliers in them, `one_minus_x` is formed in
-float64 from `x`, and an infinite `clip` is none.
+state tensors and hyper-parameters; `kernels/language/derived.py` has the table of those that are derived from others.
 """
 
 from importlib import import_module

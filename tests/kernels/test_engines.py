@@ -219,6 +219,8 @@ def test_missing_hyper_parameters_are_named():
         hyper_values(rules.sgd, {"lr": 0.1, "clip": 1.0})
     with pytest.raises(TypeError, match="rule 'adam' needs the hyper-parameter 'beta1'; given were clip, lr, wd"):
         update(rules.adam, [torch.ones(1)], [torch.ones(1)], [(torch.ones(1), torch.ones(1))], PLAIN)
+    with pytest.raises(TypeError, match="'correction1'; given were beta1"):  # no update is counted there
+        hyper_values(Stub("stub", ("correction1",)), {"beta1": 0.5})
     with pytest.raises(TypeError, match="'one_minus_x'; given were none"):
         hyper_values(Stub("stub", ("one_minus_x",)), {})
 

@@ -127,6 +127,57 @@ def test_a_missing_hyper_parameter_is_named_and_nothing_is_changed():
     assert trainer.state_dict()["state"] == {}
 
 
+@rule
+def recording(w, g, state, hyper):
+    seen, correction, correction2, beta3, one_minus_beta3, one_minus_beta2, decay, clip = hyper
+    return w - (seen + correction + correction2 + beta3 + one_minus_beta3 + one_minus_beta2 + decay + clip), state
+
+
+class Derived(RuleOptimizer):
+    """Sets what others are derived from, and replaces `beta3` at each update."""
+
+    rule = recording
+    beta2 = 0.75  # of the class
+
+    def __init__(self, **others):
+        self.beta, self.beta3 = 0.9, 0.125
+        super().__init__(**others)
+
+    def hyper(self, t, lr, wd):
+        return {"beta3": 0.5 / t}
+
+
+@pytest.mark.parametrize("t", [8, 9, 20])
+def test_hyper_parameters_are_derived_as_the_table_says(t):
+    made = Derived(learning_rate=0.1, wd=0.5, begin_num_update=7, clip_gradient=2.0)
+    row = dict(zip(("rescale_grad", *recording.hyper), made.row(t, 0.1, 0.5), strict=True))
+    assert row["seen"] == (0.0 if t == 8 else 1.0)
+    assert row["correction"] == pytest.approx(1 / -np.expm1(t * np.log(0.9)), rel=1e-14)
+    assert row["correction2"] == pytest.approx(1 / -np.expm1(t * np.log(0.75)), rel=1e-14)
+    assert (row["beta3"], row["one_minus_beta3"]) == (0.5 / t, 1 - 0.5 / t)
+    assert row["one_minus_beta2"] == 0.25
+    assert (row["decay"], row["clip"]) == (0.05, 2.0)
+
+
+def test_a_given_value_replaces_a_derived_one():
+    class Given(Derived):
+        def hyper(self, t, lr, wd):
+            return {"correction2": 3.0, "one_minus_beta3": 4.0}
+
+    made = Given()
+    made.correction = 5.0
+    row = dict(zip(("rescale_grad", *recording.hyper), made.row(2, 0.1, 0.0), strict=True))
+    assert (row["correction"], row["correction2"], row["one_minus_beta3"], row["beta3"]) == (5.0, 3.0, 4.0, 0.125)
+
+
+def test_what_a_hyper_parameter_is_derived_from_is_named_where_it_is_missing():
+    made = Derived()
+    del made.beta
+    message = "rule 'recording' needs 'correction', derived from 'beta', which Derived lacks: set self.beta in __init__"
+    with pytest.raises(TypeError, match=message):
+        made.row(1, 0.1, 0.0)
+
+
 def test_a_rules_optimizer_can_be_driven_one_tensor_at_a_time():
     """MXNet's create_state and update, which users of optimizers without a trainer call."""
     one, other = (torch.linspace(-1, 1, 12).reshape(3, 4) for _ in range(2))

@@ -12,6 +12,7 @@ import torch
 from ...kernels import Rule, TensorRule, storage
 from ...kernels.checks import DTYPES
 from ...kernels.graphs import Recording
+from ...kernels.language import derivation
 from ...kernels.layouts import is_wrapper
 from ..capture import CapturedStep
 from ..interrupts import uninterrupted
@@ -58,7 +59,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         """What gradients are multiplied by, and the hyper-parameters in the rule's order."""
         values = {"clip": math.inf, **self._hyper(group, numbers)}
         rule = self._rule(group)
-        return [1.0, *(values[name] if name in values else 1.0 - values[name[len("one_minus_") :]] for name in rule.hyper)]
+        row = [1.0]
+        for name in rule.hyper:
+            derived = None if name in values else derivation(name)
+            if derived is None:
+                row.append(values[name])
+            else:
+                t = int(numbers["step"]) if derived.counts else None
+                row.append(derived.compute(values[derived.source], t))
+        return row
 
     def _begin(self, group: Group) -> None:
         """Called before a step for each group that takes part in it."""

@@ -156,7 +156,6 @@ class NAdam(FusedOptimizer, torch.optim.NAdam):
             "epsilon": group["eps"],
             "of_gradient": (1.0 - now) / (1.0 - product),
             "of_mean": following / (1.0 - product * following),
-            "correction2": 1.0 / (1.0 - beta2**t),
             **_decay(group, lr),
         }
 

@@ -22,14 +22,6 @@ class WithBetas(RuleOptimizer):
         self.epsilon = number("epsilon", epsilon, low=0)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
-    def corrections(self, t: int) -> dict[str, float]:
-        """1 / (1 - beta^t) for both averages."""
-        return {"correction1": 1.0 / (1.0 - self.beta1**t), "correction2": 1.0 / (1.0 - self.beta2**t)}
-
-    def seen(self, t: int) -> dict[str, float]:
-        """Whether the parameter has been updated before."""
-        return {"seen": float(t > self.begin_num_update + 1)}
-
 
 @register
 class Adan(WithBetas):
@@ -58,9 +50,6 @@ class Adan(WithBetas):
     ) -> None:
         self.beta3 = number("beta3", beta3, low=0, below=1)
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
-
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        return self.corrections(t) | self.seen(t) | {"correction3": 1.0 / (1.0 - self.beta3**t)}
 
 
 @register
@@ -104,7 +93,7 @@ class AdEMAMix(WithBetas):
             part = t / self.warmup
             start, end = math.log(self.beta1), math.log(beta3)
             alpha, beta3 = part * alpha, min(math.exp(start * end / ((1.0 - part) * end + part * start)), beta3)
-        return self.corrections(t) | {"alpha": alpha, "beta3": beta3, "one_minus_beta3": 1.0 - beta3}
+        return {"alpha": alpha, "beta3": beta3}
 
 
 @register
@@ -134,7 +123,7 @@ class ADOPT(WithBetas):
         super().__init__(learning_rate, beta1, beta2, number("epsilon", epsilon, above=0), **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        return self.seen(t) | {"limit": (t - 1) ** 0.25}
+        return {"limit": (t - 1) ** 0.25}
 
 
 @register
@@ -202,8 +191,7 @@ class MARS(WithBetas):
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        gamma = self.gamma * self.beta1 / (1.0 - self.beta1)
-        return self.corrections(t) | {"gamma": gamma}
+        return {"gamma": self.gamma * self.beta1 / (1.0 - self.beta1)}
 
 
 @register
@@ -230,9 +218,6 @@ class NovoGrad(WithBetas):
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
-
-    def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        return self.seen(t)
 
 
 @register

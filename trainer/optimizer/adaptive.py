@@ -306,7 +306,6 @@ class Nadam(RuleOptimizer):
             "decay": 0.0,
             "of_gradient": (1.0 - now) / (1.0 - self.m_schedule),
             "of_mean": following / (1.0 - self.m_schedule * following),
-            "correction2": 1.0 / (1.0 - self.beta2**t),
         }
 
 

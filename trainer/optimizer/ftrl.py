@@ -77,7 +77,7 @@ class FTML(RuleOptimizer):
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         _refuse_zero(self, lr)
-        return {"scale": (1.0 - self.beta1**t) / lr, "correction2": 1.0 / (1.0 - self.beta2**t)}
+        return {"scale": (1.0 - self.beta1**t) / lr}
 
 
 def _positive(learning_rate: float | None) -> float | None:

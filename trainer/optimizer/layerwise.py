@@ -96,13 +96,8 @@ class _Lamb(RuleOptimizer):
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        corrected = self.bias_correction
-        return {
-            "correction1": 1.0 / (1.0 - self.beta1**t) if corrected else 1.0,
-            "correction2": 1.0 / (1.0 - self.beta2**t) if corrected else 1.0,
-            "lower_bound": self.lower_bound or 0.0,
-            "upper_bound": self.upper_bound or math.inf,
-        }
+        uncorrected = {} if self.bias_correction else {"correction1": 1.0, "correction2": 1.0}
+        return {"lower_bound": self.lower_bound or 0.0, "upper_bound": self.upper_bound or math.inf} | uncorrected
 
 
 @register

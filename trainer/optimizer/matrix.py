@@ -132,7 +132,7 @@ class SOAP(WithBetas):
             rate *= math.sqrt(1.0 - self.beta2**steps) / (1.0 - self.beta1**steps)
         return {
             "lr": rate,
-            "one_minus_shampoo_beta": 1.0 - (self.beta2 if self.shampoo_beta is None else self.shampoo_beta),
+            "shampoo_beta": self.beta2 if self.shampoo_beta is None else self.shampoo_beta,
             "limit": float(self.max_precondition_dim),
             "vectors": float(self.precondition_1d),
             "first": float(steps == 0),

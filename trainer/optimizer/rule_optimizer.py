@@ -12,6 +12,7 @@ import torch
 
 from ...kernels import Rule, TensorRule, Update, storage, transforms
 from ...kernels.graphs import Recording
+from ...kernels.language import Derivation, derivation
 from ...kernels.states import slot_dtypes, state_type, states_for
 from ..validation import boolean, choice, integer, number
 from .base import LOW_PRECISION, Optimizer
@@ -29,8 +30,9 @@ class RuleOptimizer(Optimizer):
     """An optimizer that is an update rule and its hyper-parameters. Runs fused, on every engine.
 
     A subclass sets `rule`, takes its hyper-parameters in `__init__` and keeps each in an attribute of the name that the
-    rule uses. `lr`, `wd`, `decay` (lr wd) and `clip` are there already, with multipliers and schedule in them, and
-    `one_minus_x` is computed from `x`. What depends on the update count is returned by `hyper`.
+    rule uses. Some names are derived: `lr`, `wd`, `decay` (lr wd) and `clip`, with multipliers and schedule in them,
+    `one_minus_x`, and the bias corrections `correctionN` of `betaN`; `tristep.kernels.language.derived` has them all. What
+    else depends on the update count is returned by `hyper`.
 
     Args:
         clip_norm: multiply the gradients by min(1, clip_norm / (norm + 1e-6)), with the global norm of all gradients of a
@@ -150,7 +152,8 @@ class RuleOptimizer(Optimizer):
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """Hyper-parameters at a parameter's update number `t` (the first is 1), where they are not plain attributes.
 
-        `lr` and `wd` are the parameter's, multiplied already; what is returned under these names replaces them.
+        `lr` and `wd` are the parameter's, multiplied already. What is returned replaces attributes and derived values of
+        these names, and others are derived from it.
         """
         return {}
 
@@ -187,11 +190,17 @@ class RuleOptimizer(Optimizer):
             values["clip"] = math.inf
         row: list[float] = [self.rescale_grad]
         own = vars(self)
-        for name, other in _complements(rule):
+        for name, derived in _derivations(rule):
             value = values.get(name)
             if value is None:
                 value = own.get(name)
-            row.append(self._attribute(name, other, rule) if value is None else value)
+            if value is None and derived is not None:
+                source = values.get(derived.source)
+                if source is None:
+                    source = own.get(derived.source)
+                if source is not None:
+                    value = derived.compute(source, t)
+            row.append(self._class_attribute(name, derived, t, rule) if value is None else value)
         if self.rounding is not None:
             row.append(t)
         return row
@@ -212,17 +221,16 @@ class RuleOptimizer(Optimizer):
             for t, (*_, lr_mult, wd_mult, index) in zip(times, parameters, strict=True)
         ]
 
-    def _attribute(self, name: str, other: str | None, rule: Rule) -> float:
-        """A hyper-parameter of the rule that is an attribute of this name, or one minus the other."""
-        own = vars(self)
-        if name not in own and other in own:
-            return 1.0 - own[other]
+    def _class_attribute(self, name: str, derived: Derivation | None, t: int, rule: Rule) -> float:
+        """A hyper-parameter of the rule that is an attribute of the class, or derived from one."""
         if hasattr(self, name):
             return getattr(self, name)
-        if other is not None and hasattr(self, other):
-            return 1.0 - getattr(self, other)
+        if derived is not None and hasattr(self, derived.source):
+            return derived.compute(getattr(self, derived.source), t)
+        lacking = name if derived is None else derived.source
+        why = "" if derived is None else f", derived from {lacking!r}"
         raise TypeError(
-            f"rule {rule.name!r} needs {name!r}, which {type(self).__name__} lacks: set self.{name} in "
+            f"rule {rule.name!r} needs {name!r}{why}, which {type(self).__name__} lacks: set self.{lacking} in "
             "__init__, or return it from hyper(t, lr, wd)"
         )
 
@@ -383,6 +391,6 @@ def _state_dtype(value: Any) -> str:
 
 
 @functools.cache
-def _complements(rule: Rule | TensorRule) -> tuple[tuple[str, str | None], ...]:
-    """The names of a rule's hyper-parameters, and of those called `one_minus_x` what is taken from one."""
-    return tuple((name, name[10:] if name.startswith("one_minus_") else None) for name in rule.hyper)
+def _derivations(rule: Rule | TensorRule) -> tuple[tuple[str, Derivation | None], ...]:
+    """The names of a rule's hyper-parameters, and how those that are derived are."""
+    return tuple((name, derivation(name)) for name in rule.hyper)

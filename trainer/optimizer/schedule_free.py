@@ -117,4 +117,4 @@ class ScheduleFreeAdamW(_ScheduleFree):
         super().__init__(learning_rate, beta, warmup, power, r, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        return {"lr": lr * self.rate_scale, "correction2": 1.0 / (1.0 - self.beta2**t)}
+        return {"lr": lr * self.rate_scale}
