@@ -15,9 +15,10 @@ import workloads
 from workloads import Workload, parameters
 
 import tristep
-from tristep.kernels import Reduction, Rule, Update, compress, rules
+from tristep.kernels import Reduction, Rule, TensorRule, Update, compress, rules
 from tristep.kernels.functional import hyper_values
 from tristep.kernels.states import states_for
+from tristep.optimizer import RuleOptimizer, registered
 
 
 class Step(NamedTuple):
@@ -30,61 +31,33 @@ class Step(NamedTuple):
 
 Steps = dict[str, Step]
 
+# Of rules that are not those of an optimizer's defaults; others have these defaults.
 HYPER = {
     "lr": 1e-3, "wd": 0.01, "decay": 1e-5, "wd_lh": 0.0, "clip": float("inf"), "clip_weights": float("inf"),
-    "beta1": 0.9, "beta2": 0.999, "momentum": 0.9, "gamma1": 0.9, "gamma2": 0.9, "epsilon": 1e-8, "rho": 0.9, "lamda": 0.04,
-    "lamda1": 0.01, "beta": 1.0, "eta": 1e-3, "scaled": 1.0, "correction1": 1.1, "correction2": 1.1, "lower_bound": 0.0,
-    "upper_bound": float("inf"), "of_gradient": 0.1, "of_mean": 0.9, "scale": 100.0, "one_over_scale": 1.0, "apply": 1.0,
-    "key0": 1.0, "key1": 2.0, "share": 0.9, "of_momentum": 1.0, "of_delta": -1e-3, "epsilon_outside": 1e-8, "beta3": 0.999,
-    "correction3": 1.1, "alpha": 5.0, "seen": 1.0, "limit": 1.0, "gamma": 0.475, "adaptive": 1.0, "shrink": 0.5, "grow": 1.2,
-    "smallest": 1e-6, "largest": 50.0, "new": 0.01, "epsilon1": 1e-7, "epsilon2": 1e-3, "steps": 5.0, "ns_a": 3.4445,
-    "ns_b": -4.775, "ns_c": 2.0315, "adam_lr": 1e-3, "adam_decay": 1e-5, "adam_epsilon": 1e-8,
+    "beta1": 0.9, "beta2": 0.999, "momentum": 0.9, "gamma1": 0.9, "gamma2": 0.9, "epsilon": 1e-8, "rho": 0.05, "lamda": 0.04,
+    "eta": 1e-3, "scaled": 1.0, "of_gradient": 0.1, "scale": 100.0, "one_over_scale": 1.0, "apply": 1.0, "share": 0.9,
+    "of_momentum": 1.0, "of_delta": -1e-3, "epsilon_outside": 1e-8, "adaptive": 0.0,
 }  # fmt: skip
-OWN_HYPER = {
-    "ascent": {"rho": 0.05, "adaptive": 0.0},
-    "came": {"epsilon1": 1e-30, "epsilon2": 1e-16},
-    "muon": {"momentum": 0.95, "scale": 0.0, "of_gradient": 0.05, "of_mean": 0.95},
-    "schedule_free_adamw": {"beta": 0.9, "share": 0.01},
-    "schedule_free_sgd": {"beta": 0.9, "share": 0.01},
-    "sophia": {"rho": 0.04},
-}
 
-# Optimizers that do what a rule does: the class, and its arguments other than the learning rate. Of torch.optim's, `foreach`
-# and, where there is one, `fused` are timed; others by default.
+# Optimizers that do what a rule does: the class, and its arguments other than the learning rate. Other rules have the peer that `peer`
+# finds. Of torch.optim's, `foreach` and, where there is one, `fused` are timed; others by default.
 PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "adabelief": ("pytorch_optimizer", "AdaBelief", {"weight_decay": 0.01}),
-    "adadelta": ("torch.optim", "Adadelta", {"weight_decay": 0.01}),
-    "adafactor": ("torch.optim", "Adafactor", {"weight_decay": 0.01}),
-    "adagrad": ("torch.optim", "Adagrad", {"weight_decay": 0.01}),
-    "adam": ("torch.optim", "Adam", {"weight_decay": 0.01}),
-    "adamax": ("torch.optim", "Adamax", {"weight_decay": 0.01}),
-    "adamw": ("torch.optim", "AdamW", {"weight_decay": 0.01}),
-    "adan": ("pytorch_optimizer", "Adan", {"weight_decay": 0.01}),
     "ademamix": ("pytorch_optimizer", "AdEMAMix", {"weight_decay": 0.01, "weight_decouple": True}),
     "adopt": ("pytorch_optimizer", "ADOPT", {"weight_decay": 0.01, "weight_decouple": True}),
     "amsgrad": ("torch.optim", "Adam", {"weight_decay": 0.01, "amsgrad": True}),
     "asgd": ("torch.optim", "ASGD", {"weight_decay": 0.01, "t0": 0.0}),
-    "came": ("pytorch_optimizer", "CAME", {"weight_decay": 0.01}),
     "ftrl": ("pytorch_optimizer", "FTRL", {"beta": 1.0, "lambda_1": 0.01, "lambda_2": 0.01}),
     "heavy_ball": ("torch.optim", "SGD", {"weight_decay": 0.01, "momentum": 0.9}),
     "lamb": ("pytorch_optimizer", "Lamb", {"weight_decay": 0.01, "max_grad_norm": 0.0}),
     "lars": ("pytorch_optimizer", "LARS", {"weight_decay": 0.01, "momentum": 0.0}),
     "lars_momentum": ("pytorch_optimizer", "LARS", {"weight_decay": 0.01}),
-    "lion": ("pytorch_optimizer", "Lion", {"weight_decay": 0.01}),
     "mars": ("pytorch_optimizer", "MARS", {"weight_decay": 0.01, "weight_decay_1d": 0.01, "optimize_1d": True}),
-    "muon": ("torch.optim", "Muon", {"weight_decay": 0.01}),
-    "nadam": ("torch.optim", "NAdam", {"weight_decay": 0.01}),
     "nag": ("torch.optim", "SGD", {"weight_decay": 0.01, "momentum": 0.9, "nesterov": True}),
-    "novograd": ("pytorch_optimizer", "NovoGrad", {"weight_decay": 0.01}),
     "radam": ("torch.optim", "RAdam", {"weight_decay": 0.01, "decoupled_weight_decay": True}),
-    "rmsprop": ("torch.optim", "RMSprop", {"weight_decay": 0.01}),
     "rmsprop_centered": ("torch.optim", "RMSprop", {"weight_decay": 0.01, "centered": True, "momentum": 0.9}),
     "rmsprop_momentum": ("torch.optim", "RMSprop", {"weight_decay": 0.01, "momentum": 0.9}),
     "rmsprop_variance": ("torch.optim", "RMSprop", {"weight_decay": 0.01, "centered": True}),
     "rprop": ("torch.optim", "Rprop", {}),
-    "schedule_free_adamw": ("pytorch_optimizer", "ScheduleFreeAdamW", {"weight_decay": 0.01}),
-    "schedule_free_sgd": ("pytorch_optimizer", "ScheduleFreeSGD", {"weight_decay": 0.01}),
-    "sgd": ("torch.optim", "SGD", {"weight_decay": 0.01}),
     "sgd_momentum": ("torch.optim", "SGD", {"weight_decay": 0.01, "momentum": 0.9}),
     "sign_sgd": ("pytorch_optimizer", "SignSGD", {"weight_decay": 0.01, "momentum": 0.0}),
     "signum": ("pytorch_optimizer", "SignSGD", {"weight_decay": 0.01}),
@@ -336,7 +309,7 @@ def rule_step(name: str, workload: Workload, device: str) -> Step:
     gradients = [torch.randn_like(weight) for weight in weights]
     states = states_for(rule, weights)
     update = Update(rule, weights, states)
-    update.hyper[:] = [1.0, *hyper_values(rule, HYPER | OWN_HYPER.get(name, {}))]
+    update.hyper[:] = _hyper(rule)
     update.bind(gradients)
 
     def step() -> None:
@@ -349,11 +322,27 @@ def rule_step(name: str, workload: Workload, device: str) -> Step:
     return Step(step, moved=4 * (3 * workload.elements + 2 * sum(tensor.numel() for row in states for tensor in row)))
 
 
+def peer(name: str) -> tuple[str, str, dict[str, Any]] | None:
+    """The optimizer that does what this rule does: library, class and arguments.
+
+    If it is not one of `PEERS`, it is the class of the same name, in any case, in torch.optim or else in pytorch_optimizer;
+    None where there is no such class or its library is not installed.
+    """
+    if name in PEERS:
+        return PEERS[name] if is_installed(PEERS[name][0]) else None
+    for library in filter(is_installed, ("torch.optim", "pytorch_optimizer")):
+        for cls in dir(importlib.import_module(library)):
+            if cls.lower() == name.replace("_", "") and inspect.isclass(getattr(importlib.import_module(library), cls)):
+                return library, cls, {"weight_decay": 0.01}
+    return None
+
+
 def peer_steps(name: str, workload: Workload, device: str) -> Steps:
-    """By name, a step of each optimizer that does what this rule does; none where its library is not installed."""
-    if name not in PEERS or not is_installed(PEERS[name][0]):
+    """By name, a step of each optimizer that does what this rule does; none where there is no `peer`."""
+    found = peer(name)
+    if found is None:
         return {}
-    library, cls, arguments = PEERS[name]
+    library, cls, arguments = found
     make = getattr(importlib.import_module(library), cls)
     known = inspect.signature(make).parameters
     ways = [way for way in ("foreach", "fused") if way in known] if library == "torch.optim" else []
@@ -373,3 +362,14 @@ def _arrays_read(function: Rule | Reduction) -> int:
     w, g = list(tree.args.args)[:2]  # type: ignore[attr-defined]
     states = function.used if isinstance(function, Rule) else function.state
     return sum(name in names for name in (w.arg, g.arg, *states))
+
+
+def _hyper(rule: Rule | TensorRule) -> list[float]:
+    """What a rule is given, `rescale_grad` first: by the optimizer of this rule at its 100th update, or else `HYPER`."""
+    klass = registered().get(rule.name.replace("_", ""))
+    if klass is not None:
+        optimizer = klass()
+        if isinstance(optimizer, RuleOptimizer) and optimizer.rule is rule:
+            optimizer.begin_step(HYPER["lr"])
+            return optimizer.row(100, HYPER["lr"], HYPER["wd"], 0)
+    return [1.0, *hyper_values(rule, HYPER)]

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import optimizer_table
 import pytest
 import torch
+import ulps
+import updates
 
 from tristep.kernels import Update
 from tristep.kernels.backends import executor_for, has_numba, has_triton
 from tristep.kernels.states import states_for
 
-_ORACLES = Path(__file__).parents[1] / "oracles"
 _FAST = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU, tests/conftest.py has set TRITON_INTERPRET=1
 
 
@@ -86,19 +88,19 @@ def _load(path):
 @pytest.fixture(scope="session")
 def oracle_module():
     """The module `oracles/updates.py`."""
-    return _load(_ORACLES / "updates.py")
+    return updates
 
 
 @pytest.fixture(scope="session")
-def oracles(oracle_module):
-    """One step of each rule by name: functions of `oracles/updates.py`."""
-    return oracle_module.ORACLES
+def oracles():
+    """One step of each rule by name: the functions of the table of optimizers."""
+    return optimizer_table.ORACLES
 
 
-@pytest.fixture(scope="session")
-def ulps():
+@pytest.fixture(scope="session", name="ulps")
+def _ulps():
     """The module `oracles/ulps.py`."""
-    return _load(_ORACLES / "ulps.py")
+    return ulps
 
 
 @pytest.fixture

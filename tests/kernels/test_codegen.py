@@ -11,6 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 import pytest
+from optimizer_table import TABLE
 
 from tristep.kernels import Rule, rules
 from tristep.kernels.language import OPS
@@ -28,18 +29,14 @@ TARGETS = {
 # And how many states each changes; the others are not written.
 RULES = {name: len(found.changed) for name in rules.__all__ if isinstance(found := getattr(rules, name), Rule)}
 # In the quick tier those that are least alike: arithmetic, words, numbers of states, sums.
-QUICK = ("sgd", "adam", "ftrl", "rmsprop_centered", "adan", "lamb", "novograd", "sgld", "adopt")
 OF_RULES = pytest.mark.parametrize(
-    "rule", [pytest.param(name, marks=() if name in QUICK else pytest.mark.sample(0)) for name in RULES]
+    "rule", [pytest.param(name, marks=() if TABLE[name].quick else pytest.mark.sample(0)) for name in RULES]
 )
 SUMS = [(name, stage) for name in RULES for stage in range(len(getattr(rules, name).reductions))]
 # On all targets those that differ most, and the language's ops, of which the others are made, too.
 EVERYWHERE = ("adamw", "lamb", "sgld")
 COMPILED = [(target, rule) for target in TARGETS for rule in RULES if target in ("sm_90", "gfx942") or rule in EVERYWHERE]
 COMPILED_SUMS = [(target, *of) for target in TARGETS for of in SUMS if (target, of[0]) in COMPILED]
-REGISTERS = {"adopt": 72}  # else 64
-BUDGET = {"sgld": 1.3}  # its random numbers; else 0.5
-KEPT = {"sophia_curvature": 1}  # its weight, left alone, whose wide accesses AMD's compiler leaves out
 FLOAT64 = r"D(ADD|MUL|FMA|SETP|MNMX)\b.*|.*\.F64\b.*|MUFU\.\w*64H"  # instructions
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -276,7 +273,7 @@ def test_arithmetic_takes_at_most_half_of_the_time_that_memory_takes(rule, code)
     kernel = code(Case(rule=rule))
     each = len(kernel.full_tile_path) * kernel.warps * 32 / TILE
     moved = 4 * (reads(getattr(rules, rule)) + 1 + RULES[rule])
-    assert each <= BUDGET.get(rule, 0.5) * 7.8 * moved
+    assert each <= TABLE[rule].budget * 7.8 * moved
 
 
 @OF_RULES
@@ -304,7 +301,7 @@ def _spills_nothing(case, code):
     assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
     assert kernel.count(r"(LDS|STS|LDSM|STSM)\b.*") == kernel.used("SHARED") == kernel.shared == 0
     assert kernel.count(FLOAT64) == 0
-    assert 16 <= kernel.used("REG") <= REGISTERS.get(case.rule, 64)
+    assert 16 <= kernel.used("REG") <= TABLE[case.rule].registers
 
 
 @pytest.mark.sample(3)
@@ -473,12 +470,12 @@ def test_on_amd_wide_accesses_no_spills_no_shared_memory_no_float64(rule, code):
     assert re.findall(r"(?m)^\s*ds_\w+|^\s*scratch_\w+|^\s*v_\w+_f64\w*", kernel.text) == []
     for amount in ("vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size", "group_segment_fixed_size"):
         assert re.findall(rf"\.{amount}:\s*(\d+)", kernel.text) == ["0"], amount
-    each, written = TILE // (kernel.warps * 64), 1 + RULES[rule] - KEPT.get(rule, 0)
+    each, written = TILE // (kernel.warps * 64), 1 + RULES[rule] - TABLE[rule].unwritten
     stores = re.findall(r"(?m)^\s*(global_store_\w+|buffer_store_\w+|flat_store_\w+)", kernel.text)
     assert stores.count(f"global_store_dwordx{each}") == written
     assert stores.count("global_store_dword") == len(stores) - written == (1 + RULES[rule]) * each
     loads = re.findall(rf"(?m)^\s*global_load_dwordx{each}\b", kernel.text)
-    assert len(loads) >= reads(getattr(rules, rule)) - KEPT.get(rule, 0)
+    assert len(loads) >= reads(getattr(rules, rule)) - TABLE[rule].unwritten
 
 
 def test_float64_is_seen_on_amd(code):

@@ -1,6 +1,6 @@
 """Every rule on every engine and in every type does what the published equations say, to the last bits.
 
-The judges are NumPy in more digits (`oracles/updates.py`) and torch.optim, neither of them ours.
+The judges are NumPy in more digits (`oracles/optimizer_table.py`) and torch.optim, neither of them ours.
 """
 
 import math
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from optimizer_table import TABLE
 
 from tristep.kernels import TensorRule, Update, rule, rules, tl, update
 from tristep.kernels.layouts import compute_dtype
@@ -20,9 +21,9 @@ SMALL = [(), (0,), (1,), (3, 5), (2, 0, 3)]
 MATRICES = [(3, 5), (5, 3), (2, 4, 3), (2, 4, 3), (70, 30)]  # more, for rules of whole tensors: each form, with both rows
 RULES = [getattr(rules, name) for name in rules.__all__]
 
-# Sizes of weights, gradients and states. None is near 0, and averages outweigh what is added to them: so no rule comes near
-# a place where it jumps (the sign of 0) or where nothing but rounding errors is left (a variance of 0), and the tolerance
-# can be as small as it is. Zeros, infinities and NaN have tests of their own.
+# Sizes of weights, gradients and states; a rule's row in the table may have others. None is near 0, and averages outweigh
+# what is added to them: so no rule comes near a place where it jumps (the sign of 0) or where nothing but rounding errors is
+# left (a variance of 0), and the tolerance can be as small as it is. Zeros, infinities and NaN have tests of their own.
 RANGES = {
     "weight": (0.5, 2.0),
     "gradient": (0.25, 1.0),
@@ -58,18 +59,11 @@ POSITIVE = (
     *("var", "history", "n", "square", "step_square", "largest", "d", "v", "curvature", "norm2", "size", "row", "column"),
     *("unstable_row", "unstable_column", "unstable_var"),
 )
-# For one rule, so that it comes to both of two places, but not where it jumps between them.
-OWN_RANGES = {
-    "lion": {"mean": (0.01, 0.02)},  # outvotes the gradient in the first row, and not in the second
-    "stable_adamw": {"var": (0.05, 1.0)},  # gradients are as expected in the first row, and too large in the second
-}
-# Else 2. `nag` multiplies a difference, and the errors of it, by 1.9, and a variance is a difference, too; the others round
-# roots and quotients on their way, up to nine times, before these are multiplied.
-ULPS = {"nag": 3, "rmsprop_momentum": 3, "rmsprop_variance": 3, "rmsprop_centered": 4, "adadelta": 4, "ftrl": 4, "ftml": 6}
 # How far a sum of 65,537 squares may be off: that many roundings, of which most cancel, and some of them made on many lanes.
 SUM_ERROR = {F32: 1e-6, F64: 1e-14}
 
-# Two rows of hyper-parameters, for tensors in turn: the first limits gradients and weights, the second does not.
+# Two rows of hyper-parameters, for tensors in turn: the first limits gradients and weights, the second does not. Where a
+# name means something else in one rule, or that rule would not come to all of its cases, its row in the table has others.
 HYPER = [
     {
         "rescale_grad": 0.7,
@@ -186,23 +180,11 @@ HYPER = [
         "adam_epsilon": 1e-3,
     },
 ]
-# Where a name means something else in one rule, or that rule would not come to all of its cases.
-OWN_HYPER = {
-    "adopt": ({"epsilon": 0.9}, {}),
-    "ascent": ({"rho": 0.05}, {"rho": 2.0}),
-    "lion": ({"beta1": 0.99}, {"beta1": 0.9}),
-    "muon": ({"scale": 0.2}, {"scale": 0.0, "of_gradient": 0.0, "of_mean": 1.0}),
-    "schedule_free_adamw": ({"beta": 0.9, "share": 0.3}, {"beta": 0.98}),
-    "schedule_free_sgd": ({"beta": 0.9, "share": 0.3}, {"beta": 0.98}),
-    "sophia": ({"rho": 0.04}, {"rho": 0.04, "epsilon": 0.5}),
-    "sophia_curvature": ({"scale": 480.0}, {"scale": 1.0}),
-    "toward": ({"share": 1 - 1 / 0.9}, {"share": 1 - 1 / 0.98}),
-}
 
 
 def hyper_row(rule, k, dtype):
     """What a rule is given: rescale_grad and its hyper-parameters, by name, rounded once to the arithmetic's type."""
-    row, values = {}, HYPER[k] | OWN_HYPER.get(rule.name, ({}, {}))[k]
+    row, values = {}, HYPER[k] | TABLE[rule.name].hyper[k]
     for name in ("rescale_grad", *rule.hyper):
         value = 1.0 - values[name[10:]] if name.startswith("one_minus_") else values[name]
         row[name] = value if dtype == F64 else float(np.float32(value))
@@ -210,8 +192,9 @@ def hyper_row(rule, k, dtype):
 
 
 def draw(rng, rule, name, shape):
-    values = rng.uniform(*(RANGES | OWN_RANGES.get(rule.name, {}))[name], shape)
-    return values if name in POSITIVE else values * rng.choice([-1.0, 1.0], shape)
+    values = rng.uniform(*(RANGES | TABLE[rule.name].ranges)[name], shape)
+    positive = name in POSITIVE or name in getattr(rule, "nonnegative", ())
+    return values if positive else values * rng.choice([-1.0, 1.0], shape)
 
 
 class Step:
@@ -264,7 +247,7 @@ class Step:
                     scale=result.scale,
                     slack=result.slack,
                     arithmetic=self.dtype,
-                    ulps=ULPS.get(self.rule.name, 2),
+                    ulps=TABLE[self.rule.name].ulps,
                     what=f"{name} of tensor {i}, {shape}",
                 )
             if self.masters is not None:

@@ -1,12 +1,14 @@
 """Optimizers of recent papers against `pytorch_optimizer` and `torch.optim`, on every engine, in float64."""
 
 import copy
+import importlib
 import pickle
 import sys
 
 import numpy as np
 import pytest
 import torch
+from optimizer_table import TABLE
 
 import tristep
 from tristep import Trainer
@@ -17,135 +19,9 @@ reference = pytest.importorskip("pytorch_optimizer", reason="not installed")
 SHAPES = ((5, 3), (7,), (4, 4), ())
 STEPS = 25
 
-# Our name and arguments; their class and arguments. What they differ in is switched off on one side or the other.
-PEERS = {
-    "lion": (
-        ("lion", {"learning_rate": 0.01, "wd": 0.1}),
-        ("Lion", {"lr": 0.01, "betas": (0.9, 0.99), "weight_decay": 0.1, "weight_decouple": True}),
-    ),
-    "adan": (
-        ("adan", {"learning_rate": 0.01, "wd": 0.1}),
-        (
-            "Adan",
-            {
-                "lr": 0.01,
-                "betas": (0.98, 0.92, 0.99),
-                "weight_decay": 0.1,
-                "weight_decouple": False,  # which there means the proximal form
-                "max_grad_norm": 0.0,
-                "eps": 1e-8,
-            },
-        ),
-    ),
-    "ademamix": (
-        ("ademamix", {"learning_rate": 0.01, "wd": 0.1}),
-        ("AdEMAMix", {"lr": 0.01, "betas": (0.9, 0.999, 0.9999), "weight_decay": 0.1, "weight_decouple": True, "eps": 1e-8}),
-    ),
-    "ademamix, warm-up": (
-        ("ademamix", {"learning_rate": 0.01, "warmup": 20, "alpha": 3.0}),
-        (
-            "AdEMAMix",
-            {"lr": 0.01, "betas": (0.9, 0.999, 0.9999), "alpha": 3.0, "t_alpha_beta3": 20, "weight_decay": 0.0, "eps": 1e-8},
-        ),
-    ),
-    "adopt": (
-        ("adopt", {"learning_rate": 0.01}),
-        # There the limit is that of the next update.
-        ("ADOPT", {"lr": 0.01, "betas": (0.9, 0.9999), "eps": 1e-6, "clip_lambda": lambda step: (step - 1) ** 0.25}),
-    ),
-    "stable adamw": (
-        ("stableadamw", {"learning_rate": 0.01, "wd": 0.1}),
-        (
-            "StableAdamW",
-            {
-                "lr": 0.01,
-                "betas": (0.9, 0.99),
-                "weight_decay": 0.1,
-                "weight_decouple": True,
-                "eps": 1e-6,
-                "kahan_sum": False,
-            },
-        ),
-    ),
-    "mars": (
-        ("mars", {"learning_rate": 0.01, "wd": 0.1, "epsilon": 1e-300}),
-        (
-            "MARS",
-            {
-                "lr": 0.01,
-                "betas": (0.95, 0.99),
-                "gamma": 0.025,
-                "weight_decay": 0.1,
-                "weight_decouple": True,
-                "eps": 1e-300,
-                "optimize_1d": True,
-                "lr_1d": 0.01,
-                "betas_1d": (0.95, 0.99),
-                "weight_decay_1d": 0.1,
-            },
-        ),
-    ),
-    "came": (
-        ("came", {"learning_rate": 0.01, "wd": 0.1}),
-        (
-            "CAME",
-            {
-                "lr": 0.01,
-                "betas": (0.9, 0.999, 0.9999),
-                "weight_decay": 0.1,
-                "weight_decouple": True,
-                "eps1": 1e-30,
-                "eps2": 1e-16,
-                "clip_threshold": 1.0,
-            },
-        ),
-    ),
-    "novograd": (
-        ("novograd", {"learning_rate": 0.01, "wd": 0.1}),
-        ("NovoGrad", {"lr": 0.01, "betas": (0.95, 0.98), "weight_decay": 0.1, "weight_decouple": False, "eps": 1e-8}),
-    ),
-}
-
-
 EPSILON = torch.finfo(torch.float64).eps
-# As above, with classes of torch.optim, and which tensors they take, by number of dimensions.
-TORCH_PEERS = {
-    "muon": (("muon", {"learning_rate": 0.01, "wd": 0.1}), ("Muon", {"lr": 0.01, "weight_decay": 0.1}), (2,)),
-    "muon in AdamW's size": (
-        ("muon", {"learning_rate": 0.01, "momentum": 0.8, "nesterov": False, "match_adamw": True}),
-        (
-            "Muon",
-            {"lr": 0.01, "momentum": 0.8, "nesterov": False, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"},
-        ),
-        (2,),
-    ),
-    "muon's companion": (
-        ("muon", {"learning_rate": 0.01, "adam_learning_rate": 0.002, "wd": 0.1}),
-        ("AdamW", {"lr": 0.002, "weight_decay": 0.1}),
-        (0, 1),
-    ),
-    "radam": (
-        ("radam", {"learning_rate": 0.01, "wd": 0.1}),
-        ("RAdam", {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
-        (0, 1, 2),
-    ),
-    "radam, coupled": (
-        ("radam", {"learning_rate": 0.01, "wd": 0.1, "beta2": 0.9, "decoupled": False}),
-        ("RAdam", {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.9)}),
-        (0, 1, 2),
-    ),
-    "asgd": (
-        ("asgd", {"learning_rate": 0.05, "wd": 0.1, "lambd": 0.1}),
-        ("ASGD", {"lr": 0.05, "weight_decay": 0.1, "lambd": 0.1, "t0": 1e6}),
-        (0, 1, 2),
-    ),
-    "rprop": (("rprop", {"learning_rate": 0.01}), ("Rprop", {"lr": 0.01}), (0, 1, 2)),
-    "adafactor": (
-        ("adafactor", {"learning_rate": 0.1, "wd": 0.1, "epsilon1": EPSILON}),
-        ("Adafactor", {"lr": 0.1, "weight_decay": 0.1}),
-        (0, 1, 2),
-    ),
-}
+# By case, the name of our optimizer and its peer.
+PEERS = {case: (name.replace("_", ""), peer) for name, row in TABLE.items() for case, peer in row.peers.items()}
 
 
 def _parameters(device, dimensions=(0, 1, 2)):
@@ -163,18 +39,18 @@ def _train(params, step):
 
 
 @pytest.mark.sample(3, "triton")
-@pytest.mark.parametrize("name", [*PEERS, *TORCH_PEERS])
+@pytest.mark.parametrize("name", PEERS)
 def test_many_steps_like_the_reference(name, engine, device):
-    library = reference if name in PEERS else torch.optim
-    (ours, arguments), (theirs, their_arguments), *dimensions = (PEERS | TORCH_PEERS)[name]
-    params = _parameters(device, *dimensions)
-    trainer = Trainer(params, ours, arguments, engine=engine)
+    ours, peer = PEERS[name]
+    params = _parameters(device, peer.dimensions)
+    trainer = Trainer(params, ours, peer.arguments, engine=engine)
     _train(params, lambda: trainer.step(1))
-    expected = _parameters(device, *dimensions)
-    _train(expected, getattr(library, theirs)(expected, **their_arguments).step)
-    for ours, theirs, start in zip(params, expected, _parameters(device, *dimensions), strict=True):
-        close = {"rtol": 1e-7, "atol": 1e-8} if name == "asgd" else {"rtol": 1e-9, "atol": 1e-11}  # its rates are float32
-        torch.testing.assert_close(ours, theirs, **close)
+    expected = _parameters(device, peer.dimensions)
+    reference = getattr(importlib.import_module(peer.library), peer.name)(expected, **peer.their_arguments)
+    _train(expected, reference.step)
+    rtol, atol = peer.close
+    for ours, theirs, start in zip(params, expected, _parameters(device, peer.dimensions), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
         assert not torch.equal(ours, start)
 
 

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from optimizer_table import TABLE
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tristep
@@ -17,21 +18,8 @@ OURS = [
     for name in tristep.optim.__all__
     if not hasattr(torch.optim, name) and name not in ("as_torch", "clip_grad_norm_", "FusedOptimizer")
 ]
-# Arguments of each that are not the defaults.
-OPTIONS = {
-    "ADOPT": {"beta1": 0.8},
-    "AdEMAMix": {"alpha": 3.0, "warmup": 4},
-    "Adan": {"beta1": 0.9},
-    "DCASGD": {"momentum": 0.9, "lamda": 0.1},
-    "LARS": {"momentum": 0.8, "eta": 1.0},
-    "Lion": {"beta1": 0.5, "clip_gradient": 0.5},
-    "NAG": {"momentum": 0.7},
-    "Prodigy": {"d0": 0.1},
-    "SGLD": {"seed": 3},
-    "ScheduleFreeAdamW": {"warmup": 3},
-    "ScheduleFreeSGD": {"warmup": 3},
-    "Signum": {"momentum": 0.5},
-}
+# Arguments of each that are not the defaults, by the name in lower case.
+OPTIONS = {name.replace("_", ""): row.options for name, row in TABLE.items()}
 
 
 @tristep.rule
@@ -86,7 +74,7 @@ def _by_trainer(parameters, name, arguments, engine=None, steps=7, rates=()):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", OURS)
 def test_like_the_trainer(name, dtype):
-    options = OPTIONS.get(name, {})
+    options = OPTIONS.get(name.lower(), {})
     expected = _parameters(dtype)
     _by_trainer(expected, name, {"learning_rate": 0.02, "wd": 0.1, **options}, rates={4: 0.01})
     parameters = _parameters(dtype)
@@ -118,7 +106,7 @@ def test_like_the_trainer_on_every_engine(name, engine, device, monkeypatch):
 @pytest.mark.parametrize("name", sorted(set(OURS) - {"SGLD", "Prodigy"}))
 def test_groups_have_options_of_their_own(name):
     """Against a trainer for each group."""
-    settings = [(0.02, 0.1, OPTIONS.get(name, {})), (0.05, 0.0, {})]
+    settings = [(0.02, 0.1, OPTIONS.get(name.lower(), {})), (0.05, 0.0, {})]
     parts, expected = (slice(0, 2), slice(2, 4)), _parameters()
     trainers = [
         Trainer(expected[part], name, {"learning_rate": lr, "wd": wd, **options})

@@ -1,0 +1,130 @@
+"""As recent_updates.py, rules of whole matrices: Muon, Adafactor and CAME."""
+
+from types import SimpleNamespace
+
+import numpy as np
+from oracle_rows import Peer, clip, row, sum_of
+from updates import adamw
+
+# Newton & Schulz' iteration is done in bfloat16, of which 1 has an ulp of 2^-7, and its first steps multiply small singular
+# values, with their errors, by 3.4 each. Elements of an orthogonal matrix are 1 at most.
+BFLOAT16_ORTHOGONAL = 0.03
+EPSILON = float(np.finfo(np.float64).eps)
+
+
+@row(
+    hyper=({"scale": 0.2}, {"scale": 0.0, "of_gradient": 0.0, "of_mean": 1.0}),
+    peers={
+        "muon": Peer({"learning_rate": 0.01, "wd": 0.1}, "Muon", {"lr": 0.01, "weight_decay": 0.1}, "torch.optim", (2,)),
+        "muon in AdamW's size": Peer(
+            {"learning_rate": 0.01, "momentum": 0.8, "nesterov": False, "match_adamw": True},
+            "Muon",
+            {"lr": 0.01, "momentum": 0.8, "nesterov": False, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"},
+            "torch.optim",
+            (2,),
+        ),
+        "muon's companion": Peer(
+            {"learning_rate": 0.01, "adam_learning_rate": 0.002, "wd": 0.1},
+            "AdamW",
+            {"lr": 0.002, "weight_decay": 0.1},
+            "torch.optim",
+            (0, 1),
+        ),
+    },
+)
+def muon(w, g, state, h):
+    # Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks"; AdamW for all but matrices
+    m, var = state
+    if w.ndim != 2:
+        own = {"lr": h.adam_lr, "decay": h.adam_decay, "epsilon": h.adam_epsilon}
+        return adamw(w, g, state, SimpleNamespace(**vars(h) | own))
+    g = clip(h.rescale_grad * g, h.clip)
+    m = sum_of(h.momentum * m, h.one_minus_momentum * g)
+    # The iteration is an odd polynomial of the matrix, and so of each of its singular values.
+    left, values, right = np.linalg.svd((h.of_gradient * g + h.of_mean * m.value).astype(np.float64), full_matrices=False)
+    values = values / np.sqrt(np.sum(values**2))
+    for _ in range(int(h.steps)):
+        values = h.ns_a * values + h.ns_b * values**3 + h.ns_c * values**5
+    rows, columns = w.shape
+    # `scale` is the 0.2 of Liu et al. (2025), "Muon is scalable for LLM training", eq. 4
+    rate = h.lr * (h.scale * np.sqrt(max(rows, columns)) if h.scale else np.sqrt(max(1, rows / columns)))
+    moved = sum_of(w, -rate * ((left * values) @ right), -h.decay * w)
+    return moved._replace(slack=rate * BFLOAT16_ORTHOGONAL), [m, sum_of(var)]
+
+
+def _factored(square, averages, share, h):
+    # Shazeer & Stern (2018), algorithm 4, line 6 to 8, in means for sums; without rows and columns a plain average
+    row, column, var = averages
+    if square.ndim < 2:
+        var = sum_of((1 - share) * var, share * square)
+        return var.value, [sum_of(row), sum_of(column), var]
+    row, column = (
+        sum_of((1 - share) * old, share * new)._replace(slack=h.sum_error * share * new)
+        for old, new in ((row, _mean(square, -1)), (column, _mean(square, -2)))
+    )
+    return row.value * column.value / _mean(row.value, -2), [row, column, sum_of(var)]
+
+
+def _mean(x, axis):
+    return np.sum(x, axis=axis, keepdims=True) / x.shape[axis]
+
+
+def _rms(x):
+    return np.sqrt(np.sum(x**2) / x.size)
+
+
+@row(
+    peers={
+        "adafactor": Peer(
+            {"learning_rate": 0.1, "wd": 0.1, "epsilon1": EPSILON},
+            "Adafactor",
+            {"lr": 0.1, "weight_decay": 0.1},
+            "torch.optim",
+        ),
+    }
+)
+def adafactor(w, g, state, h):
+    # the same, algorithms 4 and 5. The limits are those of torch.optim.Adafactor, which adds epsilon1 to nothing.
+    if not w.size:
+        return sum_of(w), [sum_of(each) for each in state]
+    g = clip(h.rescale_grad * g, h.clip)
+    estimate, averages = _factored(g**2, state, h.new, h)
+    step = g / np.sqrt(np.maximum(estimate, h.epsilon1**2))
+    rate = h.lr * np.maximum(h.epsilon2, _rms(w)) / np.maximum(1, _rms(step) / h.limit)
+    moved = sum_of(w, -h.decay * w, -rate * step)
+    return moved._replace(slack=3 * h.sum_error * np.abs(rate * step)), averages
+
+
+@row(
+    peers={
+        "came": Peer(
+            {"learning_rate": 0.01, "wd": 0.1},
+            "CAME",
+            {
+                "lr": 0.01,
+                "betas": (0.9, 0.999, 0.9999),
+                "weight_decay": 0.1,
+                "weight_decouple": True,
+                "eps1": 1e-30,
+                "eps2": 1e-16,
+                "clip_threshold": 1.0,
+            },
+        ),
+    }
+)
+def came(w, g, state, h):
+    # Luo et al. (2023), algorithm 2; as in the authors' code, tensors without rows and columns are as steady as any
+    m, *state = state
+    if not w.size:
+        return sum_of(w), [sum_of(each) for each in (m, *state)]
+    g = clip(h.rescale_grad * g, h.clip)
+    estimate, averages = _factored(g**2 + h.epsilon1, state[:3], h.one_minus_beta2, h)
+    step = g / np.sqrt(estimate)
+    step = step / np.maximum(1, _rms(step) / h.limit)
+    m = sum_of(h.beta1 * m, h.one_minus_beta1 * step)._replace(slack=3 * h.sum_error * h.one_minus_beta1 * np.abs(step))
+    direction, unsteady = m.value, [sum_of(each) for each in state[3:]]
+    if w.ndim > 1:
+        estimate, unsteady = _factored((step - m.value) ** 2 + h.epsilon2, state[3:], h.one_minus_beta3, h)
+        direction = direction / np.sqrt(estimate)
+    moved = sum_of(w, -h.lr * direction, -h.decay * w)
+    return moved._replace(slack=3 * h.sum_error * np.abs(h.lr * direction)), [m, *averages, *unsteady]
