@@ -38,6 +38,8 @@ class Row(NamedTuple):
         ranges: sizes of states where they are not `RANGES` of test_parity.py.
         ulps: how far a step may be from the oracle's: farther where differences, or roots and quotients that were rounded on
             the way, up to nine times, are multiplied.
+        along_gradient: whether each element goes down its gradient, whatever came before: `cautious` then changes nothing.
+        packed_distance: how far 8-bit states may lead from float32 states in a few steps, in parts of the way.
         arrays: how many arrays a step reads and writes, those of its reductions twice; None: not tested.
         benchmarked: whether benchmarks/registry.py finds a peer, to be timed beside it.
         registers: the most that a thread of the compiled rule may take.
@@ -52,6 +54,8 @@ class Row(NamedTuple):
     hyper: tuple[dict[str, float], dict[str, float]] = ({}, {})
     ranges: dict[str, tuple[float, float]] = {}  # noqa: RUF012
     ulps: int = 2
+    along_gradient: bool = False
+    packed_distance: float = 0.1
     arrays: int | None = None
     benchmarked: bool = True
     registers: int = 64

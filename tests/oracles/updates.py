@@ -20,7 +20,7 @@ from oracle_rows import Result, clip, moments, norm_of, row, scaled, sign, sum_o
 __all__ = ["adamw", "normal", "philox"]
 
 
-@row(arrays=3, quick=True)
+@row(along_gradient=True, arrays=3, quick=True)
 def sgd(w, g, state, h):
     # SGDKernel
     g = clip(h.rescale_grad * g, h.clip)
@@ -58,7 +58,7 @@ def nag(w, g, state, h):
     return w, [sum_of(m, -h.lr * g, -h.lr * h.wd * w.value)]
 
 
-@row(options={"momentum": 0.5})
+@row(options={"momentum": 0.5}, packed_distance=0.3)
 def signum(w, g, state, h):
     # SignumKernel; Bernstein et al. (2018), algorithm 2
     (m,) = state
@@ -73,7 +73,7 @@ def sign_sgd(w, g, state, h):
     return sum_of(w, -h.lr * (h.wd + h.wd_lh) * w, -h.lr * sign(h.rescale_grad * g)), []
 
 
-@row
+@row(along_gradient=True)
 def adagrad(w, g, state, h):
     # AdaGrad of python/mxnet/optimizer/optimizer.py; Duchi et al. (2011)
     # and of torch.optim, which adds its epsilon to the root and its decay to the gradient
@@ -144,7 +144,7 @@ def rmsprop_centered(w, g, state, h):
     return w._replace(value=clip(w.value, h.clip_weights)), [n, mean, delta]
 
 
-@row(ulps=4)
+@row(ulps=4, along_gradient=True)
 def adadelta(w, g, state, h):
     # AdaDelta of optimizer.py, and of torch.optim, which adds the decay to the gradient; Zeiler (2012), algorithm 1
     square, step_square = state

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from optimizer_table import TABLE
+from optimizer_table import row_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tristep
@@ -18,8 +18,6 @@ OURS = [
     for name in tristep.optim.__all__
     if not hasattr(torch.optim, name) and name not in ("as_torch", "clip_grad_norm_", "FusedOptimizer")
 ]
-# Arguments of each that are not the defaults, by the name in lower case.
-OPTIONS = {name.replace("_", ""): row.options for name, row in TABLE.items()}
 
 
 @tristep.rule
@@ -74,7 +72,7 @@ def _by_trainer(parameters, name, arguments, engine=None, steps=7, rates=()):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", OURS)
 def test_like_the_trainer(name, dtype):
-    options = OPTIONS.get(name.lower(), {})
+    options = row_of(name).options
     expected = _parameters(dtype)
     _by_trainer(expected, name, {"learning_rate": 0.02, "wd": 0.1, **options}, rates={4: 0.01})
     parameters = _parameters(dtype)
@@ -106,7 +104,7 @@ def test_like_the_trainer_on_every_engine(name, engine, device, monkeypatch):
 @pytest.mark.parametrize("name", sorted(set(OURS) - {"SGLD", "Prodigy"}))
 def test_groups_have_options_of_their_own(name):
     """Against a trainer for each group."""
-    settings = [(0.02, 0.1, OPTIONS.get(name.lower(), {})), (0.05, 0.0, {})]
+    settings = [(0.02, 0.1, row_of(name).options), (0.05, 0.0, {})]
     parts, expected = (slice(0, 2), slice(2, 4)), _parameters()
     trainers = [
         Trainer(expected[part], name, {"learning_rate": lr, "wd": wd, **options})
