@@ -1,4 +1,4 @@
-"""Rules of recent papers, each with its own averages: Lion, Adan, AdEMAMix, ADOPT, Sophia, StableAdamW, MARS, NovoGrad.
+"""Rules of recent papers, each with its own averages: Lion, Tiger, Adan, ADOPT, Sophia, MARS, NovoGrad and others.
 
 `decay` is what is taken off the weight, lr wd as a rule. `correction` stands for 1 / (1 - beta^t).
 """
@@ -16,6 +16,15 @@ def lion(w, g, state, hyper):
     g = clipped(g, clip)
     vote = beta1 * mean + one_minus_beta1 * g
     return w - (lr * sign(vote) + decay * w), (beta2 * mean + one_minus_beta2 * g,)
+
+
+@rule
+def tiger(w, g, state, hyper):
+    """w <- w - lr sign(m) - decay w, with the new m. Su (2023), "Tiger: A Tight-fisted Optimizer"."""
+    (mean,) = state
+    lr, decay, clip, beta, one_minus_beta = hyper
+    mean = beta * mean + one_minus_beta * clipped(g, clip)
+    return w - (lr * sign(mean) + decay * w), (mean,)
 
 
 @rule(nonnegative=("square",))

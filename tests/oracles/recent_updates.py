@@ -30,6 +30,25 @@ def lion(w, g, state, h):
 
 
 @row(
+    hyper=({"beta": 0.965}, {"beta": 0.1}),  # outvoted by the average, and not
+    options={"beta": 0.8},
+    arrays=5,
+    peers={
+        "tiger": Peer(
+            {"learning_rate": 0.01, "wd": 0.1},
+            "Tiger",
+            {"lr": 0.01, "beta": 0.965, "weight_decay": 0.1, "weight_decouple": True},
+        ),
+    },
+)
+def tiger(w, g, state, h):
+    # Su (2023): sign momentum, with the new momentum
+    (m,) = state
+    m = sum_of(h.beta * m, h.one_minus_beta * clip(h.rescale_grad * g, h.clip))
+    return sum_of(w, -h.lr * sign(m.value), -h.decay * w), [m]
+
+
+@row(
     options={"beta1": 0.9},
     arrays=11,
     quick=True,

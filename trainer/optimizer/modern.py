@@ -1,4 +1,4 @@
-"""Other optimizers: Lion, Sophia, Prodigy, ASGD, Rprop. Decay is decoupled, if not said otherwise."""
+"""Other optimizers: Lion, Tiger, Sophia, Prodigy, ASGD, Rprop. Decay is decoupled, if not said otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .adam_variants import WithBetas
 from .base import register
 from .rule_optimizer import RuleOptimizer
 
-__all__ = ["ASGD", "Lion", "Prodigy", "Rprop", "Sophia"]
+__all__ = ["ASGD", "Lion", "Prodigy", "Rprop", "Sophia", "Tiger"]
 
 
 @register
@@ -34,6 +34,26 @@ class Lion(RuleOptimizer):
     def __init__(self, learning_rate: float | None = None, beta1: float = 0.9, beta2: float = 0.99, **kwargs: Any) -> None:
         self.beta1 = number("beta1", beta1, low=0, below=1)
         self.beta2 = number("beta2", beta2, low=0, below=1)
+        super().__init__(learning_rate=learning_rate, **kwargs)
+
+
+@register
+class Tiger(RuleOptimizer):
+    """Steps of equal length, by the sign of the gradient's average: Lion with one decay for both.
+
+    Args:
+        learning_rate: default 0.001.
+        beta: decay of the average, in [0, 1).
+        **kwargs: those of `Optimizer`.
+
+    Source: Su (2023), "Tiger: A Tight-fisted Optimizer", https://github.com/bojone/tiger, with one rate for all layers.
+    """
+
+    default_learning_rate = 0.001
+    rule = rules.tiger
+
+    def __init__(self, learning_rate: float | None = None, beta: float = 0.965, **kwargs: Any) -> None:
+        self.beta = real("beta", beta, low=0, below=1)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
 
