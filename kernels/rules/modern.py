@@ -1,4 +1,4 @@
-"""Rules of recent papers, each with its own averages: Lion, Tiger, Adan, ADOPT, Sophia, MARS, NovoGrad and others.
+"""Rules of recent papers, each with its own averages: Lion, Tiger, Adan, ADOPT, Grams, Sophia, MARS and others.
 
 `decay` is what is taken off the weight, lr wd as a rule. `correction` stands for 1 / (1 - beta^t).
 """
@@ -62,6 +62,17 @@ def ademamix(w, g, state, hyper):
     slow = beta3 * slow + one_minus_beta3 * g
     step = (correction1 * fast + alpha * slow) / (tl.sqrt(correction2 * var) + epsilon)
     return w - (lr * step + decay * w), (fast, slow, var)
+
+
+@rule(nonnegative=("var",))
+def grams(w, g, state, hyper):
+    """AdamW's step, of which only the size is taken, with the sign of the gradient. Cao, Li & Song (2024), alg. 1."""
+    mean, var = state
+    lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2 = hyper
+    g = clipped(g, clip)
+    mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
+    size = tl.abs(correction1 * mean) / (tl.sqrt(correction2 * var) + epsilon)
+    return w - (lr * (sign(g) * size) + decay * w), (mean, var)
 
 
 @rule(nonnegative=("var",))

@@ -130,6 +130,26 @@ def adopt(w, g, state, h):
     return sum_of(w, -h.lr * m.value, -h.decay * w), [m, sum_of(h.beta2 * v, h.one_minus_beta2 * g**2)]
 
 
+@row(
+    options={"beta1": 0.8},
+    along_gradient=True,
+    arrays=7,
+    peers={
+        "grams": Peer(
+            {"learning_rate": 0.01, "wd": 0.1},
+            "Grams",
+            {"lr": 0.01, "betas": (0.9, 0.999), "weight_decay": 0.1, "weight_decouple": True, "eps": 1e-6},
+        ),
+    },
+)
+def grams(w, g, state, h):
+    # Cao, Li & Song (2024), algorithm 1, with both bias corrections
+    g = clip(h.rescale_grad * g, h.clip)
+    mean, var = moments(g, *state, h)
+    adam = h.correction1 * mean.value / (np.sqrt(h.correction2 * var.value) + h.epsilon)
+    return sum_of(w, -h.lr * sign(g) * np.abs(adam), -h.decay * w), [mean, var]
+
+
 @row(hyper=({"rho": 0.04}, {"rho": 0.04, "epsilon": 0.5}), benchmarked=False)
 def sophia(w, g, state, h):
     # Liu et al. (2023), algorithm 3, lines 6 and 12 to 13, with rho for the paper's gamma

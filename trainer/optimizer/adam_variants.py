@@ -10,7 +10,7 @@ from ..validation import boolean, integer, number
 from .base import register
 from .rule_optimizer import RuleOptimizer
 
-__all__ = ["ADOPT", "MARS", "AdEMAMix", "Adan", "NovoGrad", "RAdam", "StableAdamW", "WithBetas", "rectified"]
+__all__ = ["ADOPT", "MARS", "AdEMAMix", "Adan", "Grams", "NovoGrad", "RAdam", "StableAdamW", "WithBetas", "rectified"]
 
 
 class WithBetas(RuleOptimizer):
@@ -124,6 +124,33 @@ class ADOPT(WithBetas):
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         return {"limit": (t - 1) ** 0.25}
+
+
+@register
+class Grams(WithBetas):
+    """AdamW that goes by the gradient's sign: a step has the size of Adam's and the direction of the newest gradient.
+
+    Args:
+        learning_rate: default 0.001.
+        beta1, beta2: decay of the averages, in [0, 1).
+        epsilon: added to the root, >= 0.
+        **kwargs: those of `Optimizer`.
+
+    Source: Cao, Li & Song (2024), "Grams: Gradient Descent with Adaptive Momentum Scaling", alg. 1.
+    """
+
+    default_learning_rate = 0.001
+    rule = rules.grams
+
+    def __init__(
+        self,
+        learning_rate: float | None = None,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
 
 @register
