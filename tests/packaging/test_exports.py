@@ -1,5 +1,6 @@
 """What a module defines by `@rule` or registers by `@register` is exported, and nothing else is."""
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -39,6 +40,20 @@ def test_every_optimizer_is_exported():
     assert sorted(tristep.optimizer.__all__) == sorted(names | _ours())
     for klass in tristep.optimizer.registered().values():
         assert getattr(tristep.optimizer, klass.__name__, klass) is klass
+
+
+def test_tools_that_run_nothing_find_the_same():
+    """What stands under TYPE_CHECKING, and the lists of the files that it imports."""
+    families = {klass.__module__ for klass in tristep.optimizer.registered().values()}
+    families = {name for name in families if name.startswith("tristep.trainer.optimizer.")}
+    text = (ROOT / "trainer" / "optimizer" / "__init__.py").read_text(encoding="utf-8")
+    assert {f"tristep.trainer.optimizer.{name}" for name in re.findall(r"from \.(\w+) import \*", text)} == families
+    assert _ours() <= {name for family in families for name in import_module(family).__all__}
+    text = (ROOT / "kernels" / "rules" / "__init__.py").read_text(encoding="utf-8")
+    families = {path.stem for path in (ROOT / "kernels" / "rules").glob("[!_]*.py")}
+    assert set(re.findall(r"^    (\w+): Any$", text, re.MULTILINE)) == {
+        name for name in families if isinstance(getattr(rules, name), (Rule, TensorRule))
+    }
 
 
 def test_every_optimizer_has_a_class_with_torchs_interface():
