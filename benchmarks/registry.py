@@ -39,8 +39,8 @@ HYPER = {
     "of_momentum": 1.0, "of_delta": -1e-3, "epsilon_outside": 1e-8, "adaptive": 0.0,
 }  # fmt: skip
 
-# Optimizers that do what a rule does: the class, and its arguments other than the learning rate. Other rules have the peer that `peer`
-# finds. Of torch.optim's, `foreach` and, where there is one, `fused` are timed; others by default.
+# Optimizers that do what a rule does: the class, and its arguments other than the learning rate. Other rules have the peer
+# that `peer` finds. Of torch.optim's, `foreach` and, where there is one, `fused` are timed; others by default.
 PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ademamix": ("pytorch_optimizer", "AdEMAMix", {"weight_decay": 0.01, "weight_decouple": True}),
     "adopt": ("pytorch_optimizer", "ADOPT", {"weight_decay": 0.01, "weight_decouple": True}),

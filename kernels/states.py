@@ -18,7 +18,7 @@ __all__ = [
     "allocate_states",
     "as_rows",
     "goes_with",
-    "kept_numbers",
+    "per_tensor_states",
     "slot_dtypes",
     "slot_shapes",
     "stacked_zeros",
@@ -65,7 +65,7 @@ def states_for(
         return _low_precision_states(rule, weights, state_dtype)
     if isinstance(rule, Rule):
         states = allocate_states(weights, len(rule.state))
-        return [row + kept for row, kept in zip(states, kept_numbers(weights, len(rule.kept)), strict=True)]
+        return [row + kept for row, kept in zip(states, per_tensor_states(weights, len(rule.kept)), strict=True)]
     shapes = [rule.shapes(weight.shape) for weight in weights]
     states = []
     for weight, row in zip(weights, shapes, strict=True):
@@ -77,12 +77,12 @@ def states_for(
 
 def _low_precision_states(rule: Rule, weights: Sequence[torch.Tensor], dtype: torch.dtype) -> list[tuple[torch.Tensor, ...]]:
     columns = [allocate_states(weights, 1, None if name in rule.full_precision else dtype) for name in rule.state]
-    kept = kept_numbers(weights, len(rule.kept))
+    kept = per_tensor_states(weights, len(rule.kept))
     return [tuple(row[0] for row in rows[:-1]) + rows[-1] for rows in zip(*columns, kept, strict=True)]
 
 
 @torch.inference_mode(False)
-def kept_numbers(weights: Sequence[torch.Tensor], n: int) -> list[tuple[torch.Tensor, ...]]:
+def per_tensor_states(weights: Sequence[torch.Tensor], n: int) -> list[tuple[torch.Tensor, ...]]:
     """`n` zeros without dimensions for each weight, in `compute_dtype`: rows of one array for each device and type."""
     kinds = [(weight.device, compute_dtype(weight.dtype)) for weight in weights]
     arrays = {

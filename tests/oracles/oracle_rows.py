@@ -41,7 +41,7 @@ class Row(NamedTuple):
         along_gradient: whether each element goes down its gradient, whatever came before: `cautious` then changes nothing.
         packed_distance: how far 8-bit states may lead from float32 states in a few steps, in parts of the way.
         arrays: how many arrays a step reads and writes, those of its reductions twice; None: not tested.
-        benchmarked: whether benchmarks/registry.py finds a peer, to be timed beside it.
+        benchmarked: whether benchmarks/registry.py finds a peer, to be timed against it.
         registers: the most that a thread of the compiled rule may take.
         budget: the most time its arithmetic may take, in parts of the time that its memory accesses take.
         unwritten: how many arrays that do not change a compiler for AMD leaves out of the wide accesses.

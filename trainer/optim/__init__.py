@@ -2,7 +2,7 @@
 
 from tristep.optim import AdamW  # instead of torch.optim
 
-Besides torch's own classes (`ports`) it has an adapter of each of tristep's other optimizers (`adapters`).
+It has torch's own classes (`ports`) and an adapter of each of tristep's other optimizers (`adapters`).
 """
 
 from typing import TYPE_CHECKING, Any

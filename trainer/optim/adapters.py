@@ -72,7 +72,7 @@ def _common(klass: type[gluon.RuleOptimizer]) -> dict[str, Any]:
 class _OfRule(FusedOptimizer):
     """A group's options make one `RuleOptimizer`, which is asked for rule and hyper-parameters.
 
-    What it carries from step to step besides states stands in the group, under "carried".
+    Its host state, in addition to the states, is stored in the group, under "carried".
     """
 
     _klass: ClassVar[type[gluon.RuleOptimizer]]
@@ -145,7 +145,7 @@ class _OfRule(FusedOptimizer):
     def _rounding(self, group: Group) -> int | storage.CodesOnly | None:
         return self._of(group).rounding
 
-    def _beside(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
+    def _master_dtype(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
         return self._of(group).master_dtype(weight)
 
     def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
@@ -212,8 +212,8 @@ class _OfRule(FusedOptimizer):
                     parameter.copy_(old)
         if written:
             raise RuntimeError(
-                "parameters were written to inside averaged_weights(), as by a step, which shows an average and then puts "
-                "back the values from before: these are there again, what was written is gone; take steps outside"
+                "parameters were written to inside averaged_weights(), as by a step, which shows an average and then "
+                "restores the values from before: these are there again, what was written is gone; take steps outside"
             )
 
 

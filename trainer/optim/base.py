@@ -42,7 +42,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _takes_sparse: ClassVar[bool] = False
     _takes_complex: ClassVar[bool] = True
     _plan: OptimizerPlan | None = None
-    _control: torch.Tensor | None = None  # float32 [2], what gradients are multiplied by, and whether a step is left out
+    _control: torch.Tensor | None = None  # float32 [2], what gradients are multiplied by, and whether a step is skipped
 
     def _rule(self, group: Group) -> Rule | TensorRule:
         """The rule for a group with these options."""
@@ -94,7 +94,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """The seed of stochastic rounding, if there is any."""
         return None
 
-    def _beside(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
+    def _master_dtype(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
         """The type of the split master of a weight, stored as `state[parameter]["compensation"]`, if anything is."""
         return None
 

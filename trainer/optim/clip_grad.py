@@ -28,7 +28,7 @@ def clip_grad_norm_(
         parameters: a parameter, or several; those without gradient are left out.
         max_norm: what the norm of all gradients together is to be at most.
         norm_type: 1, 2 or inf; other norms, and gradients that are sparse or complex, are left to torch. DTensors count with
-            the shards of all ranks; they may stand beside plain tensors, of which every rank has the same.
+            the shards of all ranks; they may be mixed with plain tensors, which are the same on every rank.
         error_if_nonfinite: whether a norm that is not finite is an error; to know it, the host waits for the device.
         foreach: taken for torch's sake, and without effect where torch is not asked.
 

@@ -15,7 +15,7 @@ from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.graphs import Recording
 from ...kernels.guards import PointerGuard
 from ...kernels.layouts import is_wrapper
-from ...kernels.states import allocate_states, as_rows, goes_with, kept_numbers, slot_dtypes, state_type, states_for
+from ...kernels.states import allocate_states, as_rows, goes_with, per_tensor_states, slot_dtypes, state_type, states_for
 from ..optimizer.sparse import RowUpdate, is_sparse
 from . import shards
 
@@ -219,7 +219,7 @@ class _Part:
         names = self._rule.kept if isinstance(self._rule, Rule) else ()
         if not names or self._sharded or as_rows(numbers := [state[-len(names) :] for state in states]) is not None:
             return states
-        joined = kept_numbers(self._weights, len(names))
+        joined = per_tensor_states(self._weights, len(names))
         torch._foreach_copy_(list(chain.from_iterable(joined)), list(chain.from_iterable(numbers)))
         for parameter, row in zip(self.parameters, joined, strict=True):
             for name, number in zip(names, row, strict=True):
@@ -229,7 +229,7 @@ class _Part:
     def _master_of(self, i: int) -> torch.Tensor | None:
         """The master of a parameter, made or converted if need be."""
         optimizer, parameter, weight = self._optimizer, self.parameters[i], self._weights[i]
-        dtype = optimizer._beside(self._groups[i], weight)
+        dtype = optimizer._master_dtype(self._groups[i], weight)
         if dtype is None:
             return None
         row = optimizer.state[parameter]

@@ -53,7 +53,7 @@ class Tiger(RuleOptimizer):
     rule = rules.tiger
 
     def __init__(self, learning_rate: float | None = None, beta: float = 0.965, **kwargs: Any) -> None:
-        self.beta = real("beta", beta, low=0, below=1)
+        self.beta = number("beta", beta, low=0, below=1)
         super().__init__(learning_rate=learning_rate, **kwargs)
 
 
