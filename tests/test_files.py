@@ -8,6 +8,7 @@ import stat
 import tracemalloc
 import zipfile
 import zlib
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -60,22 +61,24 @@ SAVED = {
 EACH = pytest.mark.parametrize(("make", "save", "load"), SAVED.values(), ids=SAVED)
 
 
-@pytest.fixture
-def cut_off():
-    """Lets the system refuse longer files, as a full disk does."""
+@contextmanager
+def cut_off(size):
+    """Lets the system refuse longer files, as a full disk does; also a log that pytest writes to, so not beyond the save."""
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @EACH
-def test_a_save_that_is_cut_off_leaves_the_old_file(make, save, load, tmp_path, cut_off):
+def test_a_save_that_is_cut_off_leaves_the_old_file(make, save, load, tmp_path):
     path = tmp_path / "a"
     save(make(), path)
     old = path.read_bytes()
-    cut_off(len(old) // 2)
-    with pytest.raises(OSError, match="too large"):
+    with cut_off(len(old) // 2), pytest.raises(OSError, match="too large"):
         save(make(2.0), path)
     assert path.read_bytes() == old
     assert os.listdir(tmp_path) == ["a"]
