@@ -174,7 +174,6 @@ def _clipped_by(norm_type, max_norm):
         q.grad = p.grad.full_tensor().clone()
     ours = tristep.optim.clip_grad_norm_(net.parameters(), max_norm, norm_type)
     torchs = torch.nn.utils.clip_grad_norm_(other.parameters(), max_norm, norm_type)
-    ours = shards.local(ours)
     pairs = zip(_whole(p.grad for p in net.parameters()), _whole(p.grad for p in other.parameters()), strict=True)
     return ours.item(), torchs.item(), _sent(list(pairs))
 

@@ -317,7 +317,7 @@ def test_a_killed_rank_is_named_on_all_that_are_left_and_saved_states_go_on(proc
     settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "5", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PROGRAM, __file__, "5", str(tmp_path)]
     done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "[0, 0, -9, -9, -9]\n", done.stderr
+    assert done.stdout.splitlines()[-1:] == ["[0, 0, -9, -9, -9]"], done.stderr  # after what Gloo says of its connections
     for rank in range(4):
         lines = (tmp_path / f"said {rank}").read_text(encoding="utf-8").splitlines()
         assert len(lines) == sum(rank < ranks - 1 for ranks, _, _ in STAGES)

@@ -6,6 +6,7 @@ import math
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -67,7 +68,8 @@ def clip_grad_norm_(
             return scale_to_norm_("parameters", gradients, float(max_norm), norm_type, decide=decide)
         except (TypeError, ValueError):  # gradients of other kinds; nothing has been changed yet
             pass
-    return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+    norm: Any = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+    return norm.full_tensor() if shards.is_dtensor(norm) else norm  # of this rank's shards it would be a part only
 
 
 @torch.no_grad()
