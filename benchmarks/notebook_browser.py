@@ -26,8 +26,9 @@ draws in software, on the cores that also run the kernel. It needs Debian's chro
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -151,14 +152,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file to write")
     arguments = parser.parse_args()
 
-    tools = _browser_tools()
+    chromium, lab_notebooks = _browser_tools()
     with tempfile.TemporaryDirectory(prefix="tristep-browser-") as name:
         folder = Path(name)
-        browser = tools.start(folder)
-        lab = tools.Lab(folder / "lab")
+        browser = chromium.start(folder)
+        lab = lab_notebooks.Lab(folder / "lab")
         try:
             names = arguments.only or CELLS
-            found = {f"{name}, JupyterLab": _in_lab(tools, lab, browser, name, arguments.keys) for name in names}
+            found = {f"{name}, JupyterLab": _in_lab(lab_notebooks, lab, browser, name, arguments.keys) for name in names}
             if not arguments.only:
                 found["canvas, page"] = _on_page(browser, folder / "page.html", arguments.keys)
         finally:
@@ -194,9 +195,9 @@ def picture() -> Scene:
     return Scene(panels, controls=[rate], width=9, height=4.5)
 
 
-def _in_lab(tools: Any, lab: Any, browser: Any, name: str, keys: int) -> dict[str, Any]:
+def _in_lab(lab_notebooks: Any, lab: Any, browser: Any, name: str, keys: int) -> dict[str, Any]:
     here = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport notebook_browser"
-    book = tools.Notebook(lab, browser, name, [NUMBERS, here, CELLS[name]])
+    book = lab_notebooks.Notebook(lab, browser, name, [NUMBERS, here, CELLS[name]])
     book.run_all()
     found = _timed(browser, name, keys)
     book.close()
@@ -236,15 +237,10 @@ def _timed(browser: Any, name: str, keys: int) -> dict[str, Any]:
     return found | ({"goal ms": GOALS[name]} if name in GOALS else {}) | {"every": painted, "every frame": frames}
 
 
-def _browser_tools() -> Any:
+def _browser_tools() -> tuple[Any, Any]:
     """The browser and the JupyterLab of the tests."""
-    path = Path(__file__).parents[1] / "tests" / "browser" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("browser_tools", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    return importlib.import_module("chromium"), importlib.import_module("lab_notebooks")
 
 
 if __name__ == "__main__":

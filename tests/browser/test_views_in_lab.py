@@ -9,10 +9,8 @@ pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
 pytest.importorskip("anywidget")
 pytest.importorskip("nbformat")
 
-from tristep.viz.style import THEMES
-
-LEFT, RIGHT = "\ue012", "\ue014"
-LIGHT = THEMES["light"]
+from chromium import rgb
+from scene_cases import LEFT, LIGHT, RIGHT
 
 BEGIN = """
 import json
@@ -99,7 +97,7 @@ def test_a_playground(book, browser):
     book.run('own = viz.Playground("rosenbrock", "adam", against=["sgd"], steps=20)\nown', "own")
     canvas = "[data-cell=own] .tristep-picture canvas"
     step = browser.find("[data-cell=own] input[data-control=step]")
-    before, colour = browser.digest(canvas), _rgb(LIGHT.colours[2])  # of the first arrow, down the gradient
+    before, colour = browser.digest(canvas), rgb(LIGHT.colours[2])  # of the first arrow, down the gradient
     arrow = _places(browser.pixels(canvas), colour)
     browser.keys(step, LEFT, LEFT, LEFT)
     moved = _places(browser.pixels(canvas), colour)
@@ -193,18 +191,14 @@ def test_optimizers_compared_by_a_magic(book, browser):
     entries = browser.driver.find_elements("css selector", "[data-cell=compared] .tristep-legend button")
     assert [entry.text for entry in entries] == ["adam", "lion", "sgd"]
     pixels = browser.pixels(canvas)
-    assert all(len(_places(pixels, _rgb(LIGHT.colours[k]))) > 100 for k in range(3))
+    assert all(len(_places(pixels, rgb(LIGHT.colours[k]))) > 100 for k in range(3))
     browser.keep("opt-compare")
     book.run("_.close()")
 
 
-def _rgb(colour):
-    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], dtype=np.uint8)
-
-
 def _ink_at(pixels, column, row):
     """How many pixels of a ring there are around this one."""
-    return len(_places(pixels[row - 7 : row + 8, column - 7 : column + 8], _rgb(LIGHT.ink)))
+    return len(_places(pixels[row - 7 : row + 8, column - 7 : column + 8], rgb(LIGHT.ink)))
 
 
 def _places(pixels, colour):

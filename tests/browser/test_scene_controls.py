@@ -1,0 +1,169 @@
+"""scene.js: sliders, choices, buttons, playing, and the legend, by mouse and by keyboard, with and without Python."""
+
+import pytest
+
+pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
+pytest.importorskip("anywidget")
+
+from scene_cases import DOWN, ENTER, LEFT, LIGHT, RIGHT, colour_at, one, swept
+
+from tristep.viz.scene import Axis, Button, Control, Line, Panel, Points, Scene
+
+
+def test_a_key_on_the_slider_changes_the_picture_and_back_gives_the_same(stage):
+    scene = swept(unit="per step")
+    stage.show(scene)
+    slider = stage.browser.find("input[type=range]")
+    assert slider.accessible_name == "learning rate"
+    assert slider.get_attribute("aria-valuetext") == "2 per step"
+    before = stage.browser.digest()
+    stage.browser.keys(slider, RIGHT)
+    assert stage.browser.digest() != before
+    assert slider.get_attribute("aria-valuetext") == "4 per step"
+    assert stage.browser.find("output").text == "4 per step"
+    pixels = stage.browser.pixels()
+    assert colour_at(pixels, stage.place(scene, 5, 4)) == LIGHT.colours[0]
+    assert colour_at(pixels, stage.place(scene, 5, 2)) == LIGHT.grid
+    stage.browser.keys(slider, LEFT)
+    assert stage.browser.digest() == before
+    assert stage.sent("control")[0] == {"kind": "control", "name": "rate", "index": 2}
+
+
+def test_python_gets_the_last_of_many_changes(stage):
+    stage.show(swept())
+    stage.browser.keys(stage.browser.find("input[type=range]"), LEFT, RIGHT, RIGHT, RIGHT, LEFT, RIGHT)
+    stage.browser.until(lambda: stage.sent("control")[-1]["index"] == 3, "the last change")
+    assert stage.sent("control")[0]["index"] == 0
+
+
+def test_keys_stay_with_the_picture(stage):
+    stage.show(swept())
+    stage.browser.run("window.keys = []; document.addEventListener('keydown', (event) => keys.push(event.key))")
+    stage.browser.keys(stage.browser.find("input[type=range]"), RIGHT)
+    stage.browser.keys(stage.browser.find("canvas"), DOWN, ENTER)
+    assert stage.browser.run("return keys") == []
+
+
+def test_a_choice(stage):
+    c = Control("f", "function", ["bowl", "saddle"], kind="choice")
+    scene = one(Line([0, 10], [[2, 2], [8, 8]], by=("f",), style=0, width=3), controls=[c])
+    stage.show(scene)
+    choice = stage.browser.find("select")
+    assert choice.accessible_name == "function"
+    stage.browser.keys(choice, DOWN)
+    assert colour_at(stage.browser.pixels(), stage.place(scene, 5, 8)) == LIGHT.colours[0]
+    assert stage.sent("control") == [{"kind": "control", "name": "f", "index": 1}]
+
+
+def test_play_goes_to_the_end_and_stops(stage):
+    stage.show(swept("play", seconds=0.2))
+    button = stage.browser.find("button[data-play]")
+    assert button.accessible_name == "Play learning rate"
+    button.click()
+    assert button.accessible_name == "Pause learning rate" or stage.browser.find("output").text == "8"
+    stage.browser.until(lambda: stage.browser.find("output").text == "8", "the end")
+    assert button.accessible_name == "Play learning rate"
+
+
+def test_nothing_plays_by_itself(stage):
+    stage.show(swept("play", seconds=0.05))
+    stage.browser.pixels()
+    stage.browser.pixels()
+    assert stage.browser.find("output").text == "2"
+
+
+def test_what_only_python_acts_on_is_there_only_with_python(stage):
+    controls = [Control("rate", "rate", [1, 2], remote=True), Control("step", "step", [1, 2])]
+    scene = one(Line([0, 1], [0, 1]), controls=controls, buttons=[Button("pause", "Pause")])
+    stage.show(scene, remote=False)
+    assert [each.accessible_name for each in stage.browser.driver.find_elements("css selector", "input")] == ["step"]
+    assert stage.browser.driver.find_elements("css selector", ".tristep-controls button") == []
+    stage.show(scene)
+    assert [each.accessible_name for each in stage.browser.driver.find_elements("css selector", "input")] == ["rate", "step"]
+    stage.browser.find("button[data-button=pause]").click()
+    assert stage.sent("button") == [{"kind": "button", "name": "pause"}]
+
+
+def test_the_legend_hides_and_shows_by_mouse_and_keyboard(stage):
+    scene = one(
+        Line([0, 10], [3, 3], style=0, width=3, name="SGD"),
+        Points([5], [8], style=0, size=12, name="SGD"),
+        Line([0, 10], [6, 6], style=5, width=3, name="Adam"),
+    )
+    stage.show(scene)
+    before = stage.browser.digest()
+    entries = stage.browser.driver.find_elements("css selector", ".tristep-legend button")
+    assert [entry.text for entry in entries] == ["SGD", "Adam"]
+    entries[0].click()
+    pixels = stage.browser.pixels()
+    assert colour_at(pixels, stage.place(scene, 5, 3)) == LIGHT.background
+    assert colour_at(pixels, stage.place(scene, 5, 8)) == LIGHT.grid
+    assert colour_at(pixels, stage.place(scene, 5, 6)) == LIGHT.colours[5]
+    entry = stage.browser.find(".tristep-legend button")
+    assert entry.get_attribute("aria-pressed") == "false"
+    stage.browser.keep("legend")
+    entry.send_keys(ENTER)
+    assert stage.browser.digest() == before
+    assert stage.browser.run("return document.activeElement.textContent") == "SGD"
+
+
+def test_a_click_on_the_legend_counts_while_the_picture_changes(stage):
+    scene = one(Line([0, 10], [3, 3], style=0, width=3, name="SGD"))
+    stage.show(scene)
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    entry = stage.browser.find(".tristep-legend button")
+    mouse = ActionChains(stage.browser.driver)
+    mouse.click_and_hold(entry).perform()
+    stage.update(one(Line([0, 10], [4, 4], style=0, width=3, name="SGD")))
+    mouse.release().perform()
+    assert stage.browser.find(".tristep-legend button").get_attribute("aria-pressed") == "false"
+
+
+def test_silence_of_python_is_told_until_it_answers(stage):
+    stage.show(swept(remote=True))
+    silence = stage.browser.find(".tristep-silence")
+    assert not silence.is_displayed()
+    stage.browser.keys(stage.browser.find("input"), RIGHT)
+    stage.browser.until(silence.is_displayed, "words about it")
+    assert "kernel has been restarted" in silence.text
+    stage.browser.run("shown.answered()")
+    assert not silence.is_displayed()
+
+
+def test_the_order_of_the_tab_key(stage):
+    scene = Scene(
+        [Panel(Axis("x", 0, 1), Axis("y", 0, 1), [Line([0, 1], [0, 1], name="loss")])],
+        controls=[Control("a", "a", [1, 2]), Control("b", "b", ["u", "v"], kind="choice")],
+        buttons=[Button("go", "Go")],
+    )
+    stage.show(scene)
+    met = []
+    stage.browser.run("document.activeElement.blur()")
+    for _ in range(5):
+        stage.browser.driver.switch_to.active_element.send_keys("\ue004")
+        met.append(stage.browser.run("return document.activeElement.tagName"))
+    assert met == ["BUTTON", "CANVAS", "INPUT", "SELECT", "BUTTON"]
+
+
+def test_an_update_keeps_what_is_set_unless_the_scene_sets_it(stage):
+    stage.show(swept())
+    stage.browser.keys(stage.browser.find("input[type=range]"), RIGHT, RIGHT)
+    scene = swept()
+    stage.update(scene)
+    assert stage.browser.find("output").text == "8"
+    assert colour_at(stage.browser.pixels(), stage.place(scene, 5, 8)) == LIGHT.colours[0]
+    other = Control("rate", "learning rate", [1, 2, 4, 8], 0)
+    stage.update(one(Line([0, 10], [[v, v] for v in other.values], by=("rate",)), controls=[other]))
+    assert stage.browser.find("output").text == "1"
+    longer = Control("rate", "learning rate", [1, 2, 4, 8, 9], 4)
+    stage.update(one(Line([0, 10], [[v, v] for v in longer.values], by=("rate",)), controls=[longer]))
+    assert stage.browser.find("output").text == "9"
+
+
+def test_the_slider_stays_under_the_hand_while_the_picture_changes(stage):
+    stage.show(swept())
+    slider = stage.browser.find("input[type=range]")
+    stage.browser.keys(slider, RIGHT)
+    stage.update(swept())
+    assert stage.browser.run("return document.activeElement === arguments[0]", slider)

@@ -1,0 +1,360 @@
+"""scene.js: what it draws where, in which colour and size, and that it follows updates and themes.
+
+The oracle of a pixel's place is arithmetic on the axes, between the two lines of the frame, which are found in the picture;
+of its colour, the style, or matplotlib's colormaps and norms.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
+pytest.importorskip("anywidget")
+
+from chromium import rgb  # noqa: E402
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize  # noqa: E402
+from scene_cases import LIGHT, RIGHT, colour_at, one, pixel_at  # noqa: E402
+
+from tristep.viz.scene import Arrows, Axis, Band, Control, Heatmap, Line, Panel, Points, RefLine, Scene, Text  # noqa: E402
+from tristep.viz.style import THEMES  # noqa: E402
+
+
+def test_a_line_goes_through_its_points_in_its_colour_and_leaves_gaps(stage):
+    x = np.linspace(1, 9, 9)
+    y = np.array([1, 5, 5, 5, np.nan, 2.5, 2.5, 8, 8])
+    scene = one(Line(x, y, style=0, width=3))
+    stage.show(scene)
+    pixels = stage.browser.pixels()
+    for at in [(3, 5), (2.5, 5), (6.5, 2.5), (7.5, 5.25), (8.5, 8)]:
+        assert colour_at(pixels, stage.place(scene, *at)) == LIGHT.colours[0]
+    for at in [(4.6, 5.1), (5.4, 2.5), (5.1, 3.5), (8.5, 5.3)]:
+        assert colour_at(pixels, stage.place(scene, *at)) == LIGHT.background
+    stage.browser.keep("line")
+
+
+def test_a_log_axis_a_downward_axis_and_the_other_way_round(stage):
+    scene = one(
+        Line([1e-3, 1e-1, 1e-1], [10, 10, 60], style=0, width=4),
+        x=Axis("rate", 1e-4, 1, "log"),
+        y=Axis("row", 0, 100, upwards=False),
+    )
+    stage.show(scene)
+    pixels = stage.browser.pixels()
+    for at in [(1.1e-3, 10), (1e-2, 10), (0.9e-1, 10), (1e-1, 35), (1e-1, 59)]:
+        assert colour_at(pixels, stage.place(scene, *at)) == LIGHT.colours[0]
+    _, top, _, bottom = stage.frame()
+    assert stage.place(scene, 1e-2, 10)[1] < (top + bottom) / 2
+    ink = (pixels == rgb(LIGHT.colours[0])).all(axis=2)
+    assert not ink[: int(stage.place(scene, 1e-3, 10)[1]) - 4].any()
+    assert not ink[:, : int(stage.place(scene, 1e-3, 10)[0]) - 2].any()
+
+
+@pytest.mark.parametrize("style", range(5))
+def test_dashes_are_those_of_the_style(stage, style):
+    scene = one(Line([1, 9], [5.2, 5.2], style=style, width=3))
+    stage.show(scene)
+    on_off = scene.to_bytes()  # the pattern is in the header
+    header = json.loads(on_off[4 : 4 + int.from_bytes(on_off[:4], "little")])
+    dashes = header["style"]["dashes"][style]
+    expected = sum(dashes[::2]) / sum(dashes) if dashes else 1
+    found = _share_of(stage.browser.pixels(), stage, scene, (1.05, 8.95), 5.2, LIGHT.colours[style])
+    assert found == pytest.approx(expected, abs=0.06)
+
+
+def test_points_that_are_far_away_lead_the_line_in_the_right_direction(stage):
+    scene = one(Line([0, 5, 1e30], [5, 5, 5], style=1, width=3), Line([2, 2], [-1e25, 1e25], style=0, width=3))
+    stage.show(scene)
+    pixels = stage.browser.pixels()
+    assert colour_at(pixels, stage.place(scene, 2, 8)) == LIGHT.colours[0]
+    assert _share_of(pixels, stage, scene, (5.5, 9.5), 5, LIGHT.colours[1]) == pytest.approx(0.8, abs=0.07)
+
+
+def test_upto_head_and_marker(stage):
+    step = Control("step", "step", [0, 2, 4], 1)
+    x = np.arange(5.0) + 1
+    scene = one(
+        Line(x, x * 0 + 8, style=0, upto="step", head=True, width=3),
+        Line(x, x * 0 + 3, style=5, marker=True, width=1, alpha=0.99),
+        controls=[step],
+    )
+    stage.show(scene)
+    pixels = stage.browser.pixels()
+    assert colour_at(pixels, stage.place(scene, 2.5, 8)) == LIGHT.colours[0]
+    assert colour_at(pixels, stage.place(scene, 3.5, 8.3)) == LIGHT.background
+    assert colour_at(pixels, stage.place(scene, 3.5, 8)) == LIGHT.grid
+    px, py = stage.place(scene, 3, 8)
+    assert colour_at(pixels, (px + 1, py - 4)) == LIGHT.colours[0]  # the dot is thicker than the line
+    stage.browser.keys(stage.browser.find("input[type=range]"), RIGHT)
+    pixels = stage.browser.pixels()
+    assert colour_at(pixels, stage.place(scene, 4.5, 8)) == LIGHT.colours[0]
+    assert colour_at(pixels, (px + 1, py - 4)) == LIGHT.background
+
+
+def test_a_band_lets_through_what_is_behind_it(stage):
+    x = np.linspace(0, 10, 11)
+    low, high = np.full(11, 4.0), np.full(11, 6.0)
+    high[5] = np.nan
+    scene = one(Band(x, low, high, style=1, alpha=0.4))
+    stage.show(scene)
+    pixels = stage.browser.pixels()
+    mixed = 0.4 * rgb(LIGHT.colours[1]) + 0.6 * rgb(LIGHT.background)
+    np.testing.assert_allclose(pixel_at(pixels, stage.place(scene, 2.5, 5.3)), mixed, atol=1.5)
+    for at in [(2.5, 6.5), (2.5, 3.5), (5, 5.3)]:
+        assert colour_at(pixels, stage.place(scene, *at)) == LIGHT.background
+
+
+@pytest.mark.parametrize(
+    ("palette", "scale", "colormap", "norm"),
+    [
+        ("sequential", "linear", "viridis", Normalize(-2, 3)),
+        ("sequential", "log", "viridis", LogNorm(1e-3, 10)),
+        ("diverging", "linear", "RdBu_r", Normalize(-3, 3)),
+        ("quiet", "linear", None, Normalize(-2, 3)),
+    ],
+)
+@pytest.mark.parametrize("upwards", [True, False])
+def test_cells_of_an_image_have_matplotlibs_colours(stage, palette, scale, colormap, norm, upwards):
+    rng = np.random.default_rng(0)
+    values = 10 ** rng.uniform(-3, 1, (4, 6)) if scale == "log" else rng.uniform(norm.vmin, norm.vmax, (4, 6))
+    values[1, 2] = np.nan
+    scene = one(
+        Heatmap(values, [0, 6], [0, 4], palette=palette, scale=scale, limits=(norm.vmin, norm.vmax), label="loss"),
+        x=Axis("x", 0, 7),
+        y=Axis("y", 0, 4, upwards=upwards),
+        width=7.0,
+    )
+    stage.show(scene)
+    pixels = stage.browser.pixels()
+    if colormap is None:  # from the background to 35 % of the way to the quiet colour
+        shades = [(1 - 0.35 * s) * rgb(LIGHT.background) / 255 + 0.35 * s * rgb(LIGHT.quiet) / 255 for s in (0, 1)]
+        colours = LinearSegmentedColormap.from_list("quiet", shades)
+    else:
+        colours = mpl.colormaps[colormap]
+    expected = 255 * colours(norm(values.astype(np.float32)))[..., :3]
+    for row, column in np.ndindex(4, 6):
+        found = pixel_at(pixels, stage.place(scene, column + 0.5, row + 0.5))
+        if (row, column) == (1, 2):
+            np.testing.assert_array_equal(found, rgb(LIGHT.background))
+        else:
+            np.testing.assert_allclose(found, expected[row, column], atol=6)  # one step of 256 colours
+    np.testing.assert_array_equal(pixel_at(pixels, stage.place(scene, 6.5, 0.5)), rgb(LIGHT.background))
+    _, top, right, bottom = stage.frame()
+    bar = pixels[:, right + 19].astype(int)  # the colours' bar, from the last to the first
+    ends = 255 * colours([1.0, 0.0])[:, :3]
+    np.testing.assert_allclose(bar[[top + 1, bottom - 2]], ends, atol=6)
+    stage.browser.keep(f"image-{palette}-{scale}-{'up' if upwards else 'down'}")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_categories_have_the_colours_of_lines(stage, theme):
+    values = np.array([[-1, 0, 1], [2, 3, 7]], dtype=np.int16)
+    scene = one(
+        Heatmap(values, [0, 10], [0, 10], palette="categories", words=["left", "right"], label="ends at", style="ink"),
+    )
+    stage.show(scene, theme=theme)
+    left, top, right, bottom = stage.frame(quiet=THEMES[theme].quiet)
+    pixels = stage.browser.pixels()
+    for (row, column), value in np.ndenumerate(values):
+        found = pixels[int(bottom - (row + 0.5) / 2 * (bottom - top)), int(left + (column + 0.5) / 3 * (right - left))]
+        expected = THEMES[theme].background if value < 0 else THEMES[theme].colours[value]
+        np.testing.assert_array_equal(found, rgb(expected))
+
+
+def test_an_image_follows_its_control_and_is_not_smeared(stage):
+    c = Control("c", "c", ["a", "b"])
+    cells = np.zeros((2, 2, 2), np.uint8)
+    cells[1, 0, 1] = 1
+    scene = one(Heatmap(cells, [0, 10], [0, 10], palette="categories", by=("c",)), controls=[c])
+    stage.show(scene)
+    inside, outside = (9.9, 4.8), (4.9, 4.8)
+    assert colour_at(stage.browser.pixels(), stage.place(scene, *inside)) == LIGHT.colours[0]
+    stage.browser.keys(stage.browser.find("input[type=range]"), RIGHT)
+    pixels = stage.browser.pixels()
+    assert colour_at(pixels, stage.place(scene, *inside)) == LIGHT.colours[1]
+    assert colour_at(pixels, stage.place(scene, *outside)) == LIGHT.colours[0]
+
+
+@pytest.mark.parametrize("marker", ["dot", "ring", "cross", "star"])
+def test_points(stage, marker):
+    scene = one(Points([3, 7], [4, 6], style=4, size=20, marker=marker))
+    stage.show(scene)
+    pixels = stage.browser.pixels()
+    ink = (pixels == rgb(LIGHT.colours[4])).all(axis=2)
+    for x, y in [(3, 4), (7, 6)]:
+        px, py = stage.place(scene, x, y)
+        rows, columns = np.nonzero(ink[int(py) - 20 : int(py) + 20, int(px) - 20 : int(px) + 20])
+        assert rows.size > 40
+        assert abs(columns.mean() - 20) < 1.5
+        assert abs(rows.mean() - 20) < 2
+        filled = ink[int(py) - 1 : int(py) + 2, int(px) - 1 : int(px) + 2].sum()
+        assert filled == 0 if marker == "ring" else filled >= 5
+    assert not ink[:, int(stage.place(scene, 5, 5)[0])].any()
+    stage.browser.keep(f"points-{marker}")
+
+
+def test_arrows_end_where_their_amounts_lead(stage):
+    scene = one(Arrows([2, np.nan], [2, 2], [6, 1], [0, 1], style=6, width=3))
+    stage.show(scene)
+    ink = (stage.browser.pixels() == rgb(LIGHT.colours[6])).all(axis=2)
+    columns = np.nonzero(ink)[1]
+    assert columns.min() == pytest.approx(stage.place(scene, 2, 2)[0], abs=1)
+    assert columns.max() == pytest.approx(stage.place(scene, 8, 2)[0], abs=4)  # a pointed end
+    middle = int(stage.place(scene, 4, 2)[0])
+    assert ink[:, middle].sum() == pytest.approx(4, abs=1)  # 3 points of 1/72 inch are 4 pixels of 1/96
+    head = int(stage.place(scene, 8, 2)[0]) - 14
+    assert ink[:, head].sum() > 8
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_reference_lines_cross_the_panel_and_have_their_label_next_to_them(stage, axis):
+    scene = one(RefLine([6.1], axis=axis, label="here", style=0, width=1.5), RefLine([20], axis=axis, style=0))
+    stage.show(scene)
+    pixels = stage.browser.pixels()
+    ink = (pixels == rgb(LIGHT.colours[0])).all(axis=2)
+    left, top, right, bottom = stage.frame()
+    px, py = stage.place(scene, 6.1, 6.1)
+    line = ink[top:bottom, int(px) - 1 : int(px) + 2] if axis == "x" else ink[int(py) - 1 : int(py) + 2, left:right].T
+    assert (line.sum(axis=1) >= 2).mean() > 0.98  # 1.5 points of 1/72 inch are 2 pixels of 1/96
+    assert ink[top:bottom, left:right].all(axis=0 if axis == "x" else 1).sum() <= 2  # the other one is outside
+    if axis == "x":
+        label = pixels[top + 3 : top + 18, int(px) + 4 : int(px) + 40]
+    else:
+        label = pixels[int(py) - 17 : int(py) - 3, right - 40 : right - 2]
+    bluest = label[..., 2].astype(int) - label[..., 0]
+    assert (bluest > 100).sum() > 30  # letters are thin: few pixels have all of their colour
+
+
+def test_words_stand_where_they_are_to_stand(stage):
+    scene = one(Text("first\nsecond", 0.5, 0.75, style="ink", align="center", size=14), frame=False)
+    stage.show(scene)
+    ink = (stage.browser.pixels() == rgb(LIGHT.ink)).all(axis=2)
+    rows, columns = np.nonzero(ink)
+    height, width = ink.shape
+    assert (columns.min() + columns.max()) / 2 == pytest.approx(width / 2, abs=5)
+    assert (rows.min() + rows.max()) / 2 == pytest.approx(height * 0.25, abs=8)
+    assert np.ptp(rows) > 14 * 96 / 72  # two lines
+
+
+def test_words_follow_their_control(stage):
+    c = Control("c", "c", [1, 2])
+    scene = one(Text(["M", "Many long words"], 0.1, 0.5, by=("c",), style="ink", size=16), controls=[c], frame=False)
+    stage.show(scene)
+    before = np.nonzero((stage.browser.pixels() < 160).all(axis=2))[1]
+    stage.browser.keys(stage.browser.find("input[type=range]"), RIGHT)
+    after = np.nonzero((stage.browser.pixels() < 160).all(axis=2))[1]
+    assert after.max() > before.max() + 80
+    assert after.min() == pytest.approx(before.min(), abs=2)
+
+
+def test_units_of_equal_length(stage):
+    scene = one(Line([0, 1], [0, 1]), x=Axis("x", -2, 2), y=Axis("y", 0, 1), equal=True)
+    stage.show(scene)
+    left, top, right, bottom = stage.frame()
+    assert (right - left) / (bottom - top) == pytest.approx(4, rel=0.02)
+
+
+def test_frames_of_a_grid_are_aligned(stage):
+    panels = [
+        Panel(Axis("x", 0, 1), Axis(f"y{row}", 0, 10.0 ** (3 * row)), [RefLine([0.5], style=0)], row=row, column=column)
+        for row in (0, 1)
+        for column in (0, 1)
+    ]
+    stage.show(Scene(panels, width=8, height=6, widths=[2, 1]))
+    ink = (stage.browser.pixels() == rgb(LIGHT.colours[0])).all(axis=2)
+    middles = [np.unique(np.nonzero(half.sum(axis=0) > 50)[0]) for half in np.array_split(ink, 2)]
+    np.testing.assert_array_equal(*middles)  # of each column in both rows
+    assert len(middles[0]) in (2, 4)
+
+
+def test_pixels_of_a_finer_screen_are_used(stage):
+    metrics = {"width": 1400, "height": 1000, "deviceScaleFactor": 2, "mobile": False}
+    stage.browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        stage.show(one(Line([0, 10], [0, 10]), width=5, height=4))
+        assert stage.browser.pixels().shape == (2 * 4 * 96, 2 * 5 * 96, 3)
+    finally:
+        stage.browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_canvas_within_pixels_of_the_screen_has_as_many_as_it_covers(stage):
+    """As on a page that is zoomed to 80 or 150 %; else the browser would scale what is drawn, and words get blurred."""
+    stage.browser.run("document.getElementById('stage').style = 'width: 333.3px; margin-left: 0.4px'")
+    stage.show(one(Line([0, 10], [0, 10]), width=5, height=4))
+    covered = stage.browser.driver.execute_async_script(
+        "const [done] = arguments;"
+        "const tell = ([{ devicePixelContentBoxSize: [box] }]) => done([box.blockSize, box.inlineSize]);"
+        "new ResizeObserver(tell).observe(document.querySelector('canvas'), { box: 'device-pixel-content-box' })"
+    )
+    assert covered[1] == 314  # from 10.4 to 323.7
+    assert list(stage.browser.pixels().shape[:2]) == covered
+
+
+def test_a_narrow_place_keeps_the_proportions(stage):
+    stage.browser.run("document.getElementById('stage').style.width = '320px'")
+    stage.show(one(Line([0, 10], [0, 10]), width=5, height=4))
+    height, width, _ = stage.browser.pixels().shape
+    assert width == 300  # less the padding
+    assert height == 240
+    stage.browser.run("document.getElementById('stage').style.width = '420px'")
+    assert stage.browser.pixels().shape[:2] == (320, 400)
+
+
+def test_colours_follow_the_system_and_jupyterlab_at_once(stage):
+    scene = one(Line([0, 10], [5, 5], style=0, width=3, name="loss"), title="A panel")
+    stage.show(scene)
+    light = stage.browser.digest()
+
+    def becomes(theme):
+        background = THEMES[theme].background
+        stage.browser.until(lambda: colour_at(stage.browser.pixels(), (1, 1)) == background, f"the {theme} background")
+
+    stage.browser.theme("dark")
+    becomes("dark")
+    assert (stage.browser.pixels() == rgb(THEMES["dark"].colours[0])).all(axis=2).sum() > 300
+    stage.browser.keep("dark")
+    stage.browser.run("document.body.dataset.jpThemeLight = 'true'")
+    becomes("light")
+    stage.browser.run("document.body.dataset.jpThemeLight = 'false'")
+    becomes("dark")
+    stage.browser.run("delete document.body.dataset.jpThemeLight")
+    stage.browser.theme("light")
+    becomes("light")
+    assert stage.browser.digest() == light
+
+
+def test_the_picture_in_words(stage):
+    scene = Scene(
+        [Panel(Axis("step", 0, 2), Axis("loss", 0, 1), [Line([0, 1, 2], [1, 0.5, 0.25], name="Adam")])],
+        title="Loss",
+        description="It falls.",
+    )
+    stage.show(scene)
+    canvas = stage.browser.find("canvas")
+    assert (canvas.aria_role, canvas.accessible_name) in [("img", "Loss. It falls."), ("image", "Loss. It falls.")]
+    cells = "return [...document.querySelectorAll('td')].map((cell) => cell.textContent)"
+    assert stage.browser.until(lambda: stage.browser.run(cells), "the table") == ["Adam", "loss", "0.25"]
+
+
+def test_words_are_never_markup(stage):
+    evil = '<img src=x onerror="window.broken = true">&amp;</script>'
+    scene = Scene(
+        [Panel(Axis(evil, 0, 1), Axis(evil, 0, 1), [Line([0, 1], [0, 1], name=evil)], title=evil)],
+        title=evil,
+        controls=[Control("a", evil, [evil, "b"], kind="choice")],
+        description=evil,
+    )
+    stage.show(scene)
+    stage.pointer(("move", *stage.place(scene, 0.5, 0.5)))
+    assert stage.browser.find(".tristep-title").text == evil
+    assert stage.browser.find(".tristep-readout b").get_attribute("textContent") == evil
+    assert stage.browser.run("return document.querySelectorAll('#stage img').length + Boolean(window.broken)") == 0
+
+
+def _share_of(pixels, stage, scene, ends, y, colour):
+    """How much of a horizontal stretch has this colour, or more of it than of the background."""
+    (x0, row), (x1, _) = stage.place(scene, ends[0], y), stage.place(scene, ends[1], y)
+    stretch = pixels[int(row), int(x0) : int(x1)].astype(float)
+    way = rgb(colour).astype(float) - rgb(LIGHT.background)
+    shares = (stretch - rgb(LIGHT.background)) @ way / (way @ way)
+    return float(np.clip(shares, 0, 1).mean())
