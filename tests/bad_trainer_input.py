@@ -1,0 +1,315 @@
+"""What users may get wrong with parameters, stores, steps and files, as a table, and the model that they do it to."""
+
+import math
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import Parameter
+
+from tristep import StaleGradientError, Trainer, lr_scheduler
+from tristep.kvstore import LocalStore
+from tristep.trainer.optimizer import Adam
+
+
+class Bad(NamedTuple):
+    """One mistake.
+
+    Attributes:
+        what: its name in the table.
+        do: makes it, in a world as `world_in_training` makes it.
+        error: the type that it raises.
+        says: what the message contains: the argument, what came and what is allowed.
+        before: what leads up to it.
+    """
+
+    what: str
+    do: object
+    error: type
+    says: tuple
+    before: object = None
+
+
+def world_in_training(tmp_path):
+    """A model in training: a trainer after one step, with gradients for the next."""
+    params = {
+        "embedding": Parameter(torch.randn(4, 2)),
+        "weight": Parameter(torch.randn(2, 3).half()),
+        "bias": Parameter(torch.randn(3)),
+    }
+    params["bias"].lr_mult = 0.5
+    instance, schedule = Adam(beta1=0.8, multi_precision=True), lr_scheduler.FactorScheduler(2, base_lr=0.1)
+    instance.lr_scheduler = schedule
+    world = SimpleNamespace(params=params, instance=instance, schedule=schedule, path=tmp_path / "file")
+    world.trainer = Trainer(params, instance)
+    for _ in range(2):
+        if world.params["bias"].grad is not None:
+            world.trainer.step(2)
+        for param in params.values():
+            param.grad = torch.randn_like(param)
+    return world
+
+
+def new_trainer(optimizer="sgd", optimizer_params=None, **kwargs):
+    """Make another trainer of the same parameters."""
+    return lambda world: Trainer(world.params, optimizer, optimizer_params, **kwargs)
+
+
+def trainer_of(make_params):
+    """Make a trainer of other parameters; those of the world are at hand."""
+    return lambda world: Trainer(make_params(world.params), "sgd")
+
+
+def sgd(**arguments):
+    return new_trainer("sgd", arguments)
+
+
+def step_with(batch_size):
+    return lambda world: world.trainer.step(batch_size)
+
+
+def stale_bias(world):
+    world.trainer.step(2)
+    world.params["weight"].grad = torch.randn(2, 3).half()
+    world.params["embedding"].grad = torch.randn(4, 2)
+
+
+def missing_bias(world):
+    world.params["bias"].grad = None
+
+
+def sparse_gradient(world):
+    weight = world.params["embedding"]
+    weight.grad = None
+    torch.nn.functional.embedding(torch.tensor([1, 3]), weight, sparse=True).sum().backward()
+    assert weight.grad.is_sparse
+
+
+def write_file(content):
+    return lambda world: world.path.write_bytes(content)
+
+
+def load_states(world):
+    world.trainer.load_states(world.path)
+
+
+def used_up(params):
+    generator = iter(params.values())
+    list(generator)
+    return generator
+
+
+class AddingStore(LocalStore):
+    @classmethod
+    def is_capable(cls, capability):
+        return False
+
+
+def two_layers():
+    return [torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)]
+
+
+NUMBERS = "must be a number, not {}"
+FLOATS = "torch.float64, torch.float32, torch.float16, torch.bfloat16"
+STORES = "'local', 'device', 'nccl', 'dist_sync'"
+
+OF_TRAINERS = [
+    # parameters
+    Bad("no parameters", trainer_of(lambda params: []), ValueError, ("params is empty", "nothing to train")),
+    Bad(
+        "a module without any",
+        trainer_of(lambda params: torch.nn.ReLU()),
+        ValueError,
+        ("params is empty", "nothing to train"),
+    ),
+    Bad("a generator used up", trainer_of(used_up), ValueError, ("params is empty", "a generator used up")),
+    Bad(
+        "one parameter",
+        trainer_of(lambda params: params["bias"]),
+        TypeError,
+        ("params must be a module, or a list", "got Parameter"),
+    ),
+    Bad(
+        "no params at all",
+        trainer_of(lambda params: None),
+        TypeError,
+        ("params must be a module, or a list", "got NoneType"),
+    ),
+    Bad(
+        "a tensor among parameters",
+        trainer_of(lambda params: [params["bias"], torch.ones(3)]),
+        TypeError,
+        ("params: '1' must be a torch.nn.Parameter, got Tensor", "wrap it in torch.nn.Parameter"),
+    ),
+    Bad(
+        "a name among parameters",
+        trainer_of(lambda params: [params["bias"], "weight"]),
+        TypeError,
+        ("params: '1' must be a torch.nn.Parameter, got str",),
+    ),
+    Bad(
+        "a module among parameters",
+        trainer_of(lambda params: {"layer": torch.nn.Linear(1, 1)}),
+        TypeError,
+        ("params: 'layer' must be a torch.nn.Parameter, got Linear",),
+    ),
+    Bad(
+        "a name that is a number",
+        trainer_of(lambda params: [(1, params["bias"])]),
+        TypeError,
+        ("params: names must be strings, got 1 (int)",),
+    ),
+    Bad(
+        "a name twice",
+        trainer_of(lambda params: [("a", params["bias"]), ("a", params["embedding"])]),
+        ValueError,
+        ("params: the names a stand for several parameters",),
+    ),
+    Bad(
+        "torch's rate in a group",
+        trainer_of(lambda params: [{"params": [params["bias"]], "lr": 0.1}]),
+        ValueError,
+        ("params[0] has the key 'lr'", "'params', 'lr_mult', 'wd_mult'", "relative to the optimizer's learning_rate"),
+    ),
+    Bad(
+        "a group of nothing",
+        trainer_of(lambda params: [{"lr_mult": 0.1}]),
+        ValueError,
+        ("params[0] has no 'params'", "a dict with 'params'"),
+    ),
+    Bad(
+        "a negative multiplier after a good one",
+        trainer_of(
+            lambda params: [{"params": [params["bias"]], "lr_mult": 2.0}, {"params": [params["weight"]], "wd_mult": -1}]
+        ),
+        ValueError,
+        ("params[1]['wd_mult']=-1", "must be finite and 0 or more"),
+    ),
+    Bad(
+        "complex weights",
+        trainer_of(lambda params: [params["bias"], Parameter(torch.ones(2, dtype=torch.complex64))]),
+        TypeError,
+        ("params: '1' is torch.complex64", "complex weights cannot be trained", FLOATS),
+    ),
+    Bad(
+        "integer weights",
+        trainer_of(lambda params: [("codes", Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False))]),
+        TypeError,
+        ("params: 'codes' is torch.int64", "weights of this type cannot be trained", FLOATS),
+    ),
+    Bad(
+        "sparse weights",
+        trainer_of(lambda params: [Parameter(torch.eye(3).to_sparse())]),
+        TypeError,
+        ("params: '0' is sparse (torch.sparse_coo)", "must be dense"),
+    ),
+    Bad(
+        "several devices",
+        trainer_of(lambda params: [params["bias"], Parameter(torch.ones(2, device="meta"))]),
+        ValueError,
+        ("params are on different devices ('0' on cpu, '1' on meta)", "move the model to one device"),
+    ),
+    Bad(
+        "a multiplier given while another optimizer argument is wrong",
+        lambda world: Trainer([{"params": [world.params["weight"]], "lr_mult": 3.0}], "sgd", {"momentum": 2}),
+        ValueError,
+        ("momentum=2", "less than 1"),
+    ),
+    # stores
+    Bad(
+        "a store that updates",
+        new_trainer(update_on_kvstore=True),
+        ValueError,
+        ("update_on_kvstore=True with kvstore='device'", "leave it out"),
+    ),
+    Bad(
+        "update_on_kvstore as text",
+        new_trainer(update_on_kvstore="no"),
+        TypeError,
+        ("update_on_kvstore='no'", "must be True or False"),
+    ),
+    Bad(
+        "compression as text",
+        new_trainer(compression_params="2bit"),
+        TypeError,
+        ("compression_params must be a dict, got str",),
+    ),
+    Bad(
+        "unknown compression",
+        new_trainer(compression_params={"type": "2bits"}),
+        ValueError,
+        ("compression_params['type']='2bits'", "'2bit', '1bit'", "Did you mean '2bit'"),
+    ),
+    Bad(
+        "compression without type",
+        new_trainer(compression_params={}),
+        ValueError,
+        ("compression_params needs 'type'", "'2bit', '1bit'"),
+    ),
+    Bad(
+        "threshold of 0",
+        new_trainer(compression_params={"type": "2bit", "threshold": 0}),
+        ValueError,
+        ("compression_params['threshold']=0", "greater than 0"),
+    ),
+    Bad(
+        "unknown key of compression",
+        new_trainer(compression_params={"type": "2bit", "treshold": 1}),
+        ValueError,
+        ("compression_params has the key 'treshold'", "Did you mean 'threshold'?"),
+    ),
+    # steps
+    Bad("batch of 0", step_with(0), ValueError, ("batch_size=0", "must be finite and greater than 0")),
+    Bad("batch of 0.0", step_with(0.0), ValueError, ("batch_size=0.0", "must be finite and greater than 0")),
+    Bad("negative batch", step_with(-4), ValueError, ("batch_size=-4", "must be finite and greater than 0")),
+    Bad("batch that is no number", step_with(math.nan), ValueError, ("batch_size=nan", "must be finite and greater than 0")),
+    Bad("infinite batch", step_with(math.inf), ValueError, ("batch_size=inf", "must be finite and greater than 0")),
+    Bad("batch as text", step_with("4"), TypeError, ("batch_size='4'", NUMBERS.format("str"))),
+    Bad("batch as bool", step_with(True), TypeError, ("batch_size=True", NUMBERS.format("bool"))),
+    Bad("batch as NumPy's bool", step_with(np.True_), TypeError, ("batch_size=", NUMBERS.format("bool"))),
+    Bad("no batch", step_with(None), TypeError, ("batch_size=None", NUMBERS.format("NoneType"))),
+    Bad("batch as list", step_with([4]), TypeError, ("batch_size=[4]", NUMBERS.format("list"))),
+    Bad("batch as array", step_with(np.array([4.0])), TypeError, ("batch_size=array", NUMBERS.format("ndarray"))),
+    Bad("batch as tensor of two", step_with(torch.ones(2)), TypeError, ("batch_size=tensor", NUMBERS.format("Tensor"))),
+    Bad("batch of update", lambda world: world.trainer.update(-1), ValueError, ("batch_size=-1", "greater than 0")),
+    Bad(
+        "a stale gradient",
+        step_with(2),
+        StaleGradientError,
+        ("no fresh gradient since the last step for 'bias': call backward()", "ignore_stale_grad=True"),
+        stale_bias,
+    ),
+    Bad(
+        "a missing gradient",
+        step_with(2),
+        StaleGradientError,
+        ("no fresh gradient since the last step for 'bias' (no gradient): call backward()", "ignore_stale_grad=True"),
+        missing_bias,
+    ),
+    Bad(
+        "no gradients",
+        step_with(2),
+        StaleGradientError,
+        ("'bias' (no gradient), 'embedding' (no gradient), 'weight' (no gradient)",),
+        lambda world: world.trainer.zero_grad(),
+    ),
+    Bad(
+        "a sparse gradient",
+        lambda world: Trainer(world.params, "adamw").step(2),
+        TypeError,
+        ("the gradient of 'embedding' is sparse (torch.sparse_coo)", "use sparse=False in the layer"),
+        sparse_gradient,
+    ),
+    # files
+    Bad("no file", load_states, FileNotFoundError, ("fname='", "file'", "there is no such file")),
+    Bad("an empty file", load_states, ValueError, ("fname='", "file'", "not a state file of tristep"), write_file(b"")),
+    Bad(
+        "another file",
+        load_states,
+        ValueError,
+        ("fname='", "file'", "not a state file of tristep"),
+        write_file(b"weights " * 99),
+    ),
+    Bad("another dict", lambda world: world.trainer.load_state_dict({}), ValueError, ("format None", "reads format 1")),
+]
