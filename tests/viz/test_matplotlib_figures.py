@@ -1,0 +1,257 @@
+"""Whole pictures of scenes by matplotlib: themes, words, grids, quick redraws, threads and settings."""
+
+import io
+import threading
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+mpl = pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
+
+from drawn_scenes import NAN, UNIT, one_panel, rendered  # noqa: E402
+from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
+from matplotlib.colors import to_rgb  # noqa: E402
+from PIL import Image as Pixels  # noqa: E402
+
+from tristep.viz.render.matplotlib import Picture, draw  # noqa: E402
+from tristep.viz.scene import Arrows, Axis, Band, Control, Heatmap, Line, Panel, Points, RefLine, Scene, Text  # noqa: E402
+from tristep.viz.style import THEMES  # noqa: E402
+
+LAYERS = [f"transformer.h.{i}.mlp.c_proj.weight" for i in range(60)]
+
+
+def _everything(seed=0, high=2.0):
+    """A scene with every kind of layer, two controls, two panels and a bar of colours."""
+    rng = np.random.default_rng(seed)
+    rate = Control("rate", "learning rate", [0.01, 0.1, 1.0], index=1)
+    step = Control("step", "step", list(range(20)), index=10, kind="play")
+    t = np.linspace(0, 1, 20)
+    paths = [Line(rng.random((3, 20)), rng.random((3, 20)), by=("rate",), upto="step", head=True, style=i) for i in range(3)]
+    named = Line(
+        t, np.where((t > 0.3) & (t < 0.5), NAN, 10.0 ** (-2 + t * rng.random(20))), name="loss", style=4, marker=True
+    )
+    picture = Panel(
+        Axis("x", 0, 1),
+        Axis("y", 0, 1),
+        [
+            Heatmap(rng.random((3, 12, 16)), [0, 1], [0, 1], by=("rate",), label="loss", limits=(0, 1)),
+            *paths,
+            Points([0.5], [0.5], marker="star", style="ink", name="minimum"),
+            Arrows([[0.2], [0.3], [0.4]], [0.2], [0.3], [0.1], by=("rate",), style=5, name="gradient"),
+            Text(["rate 0.01", "rate 0.1", "rate 1"], 0.02, 0.95, by=("rate",)),
+        ],
+        title="Paths",
+    )
+    curves = Panel(
+        Axis("time, s", 0, 1),
+        Axis("loss", 1e-3, high, "log"),
+        [
+            Band(t, 0.5 * named.y, 2 * named.y, style=4),
+            named,
+            RefLine([[0.1], [0.5], [0.9]], by=("rate",), label="here", style="quiet"),
+            RefLine([0.1], "y", label="target"),
+        ],
+        column=1,
+    )
+    return Scene([picture, curves], title="All of it", controls=[rate, step], width=9, height=4)
+
+
+def _crowded():
+    """A scene with long words wherever there are words."""
+    heat = Panel(
+        Axis("optimizer", 0, 6, ticks=[(i + 0.5, f"optimizer {i}") for i in range(6)]),
+        Axis("", 0, 60, ticks=[(i + 0.5, name) for i, name in enumerate(LAYERS)], upwards=False),
+        [
+            Heatmap(
+                np.arange(360.0).reshape(60, 6) + 1, [0, 6], [0, 60], scale="log", label="a long label for a bar of colours"
+            )
+        ],
+        title="The ratio of update to weight, tensor by tensor, in a title that is longer than its panel",
+        rows=2,
+    )
+    finder = Panel(
+        Axis("learning rate", 1e-6, 10, "log"),
+        Axis("a loss with a label that is far too long for so low a panel", -1e-5, 3e-5),
+        [
+            RefLine([10.0 ** (-2 + 0.05 * i)], label=f"suggested by rule {i}", name=f"rule number {i} of several", style=i)
+            for i in range(6)
+        ],
+        column=1,
+    )
+    small = Panel(
+        Axis("step", 0, 123456), Axis("weights", 2.1, 2.9, "log"), [Line([0, 1e5], [2.2, 2.8], name="w")], column=1, row=1
+    )
+    square = Panel(*UNIT, [Points([0, 1], [0, 1], name="corners")], column=2, rows=2, equal=True, title="A square")
+    title = "A title of many words that " + "goes on and " * 12 + "ends."
+    return Scene([heat, finder, small, square], title=title, width=11, height=5, widths=[2, 2, 1])
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_a_theme_gives_background_words_and_frame(theme):
+    figure = draw(_everything(), theme=theme)
+    colours = THEMES[theme]
+    pixels = rendered(figure)
+    np.testing.assert_allclose(pixels[1, 1], 255 * np.array(to_rgb(colours.background)), atol=1)
+    axes = figure.axes[1]
+    assert axes.get_facecolor()[:3] == to_rgb(colours.background)
+    assert axes.xaxis.label.get_color() == colours.ink
+    assert axes.xaxis.get_ticklabels()[0].get_color() == colours.quiet
+    assert axes.spines["left"].get_edgecolor()[:3] == to_rgb(colours.quiet)
+
+
+def test_the_legend_and_the_values_of_controls_stand_in_words():
+    figure = draw(_everything(), {"rate": 2})
+    words = [text.get_text() for text in figure.texts]
+    assert {"All of it", "minimum", "gradient", "loss", "learning rate: 1   step: 10"} == set(words)
+    sample = next(line for line in figure.artists if line.get_color() == THEMES["light"].colours[4])
+    assert sample.get_linestyle() == "--"
+    bare = Picture(_everything(), values=False).figure
+    assert "step" not in " ".join(text.get_text() for text in bare.texts)
+
+
+@pytest.mark.parametrize("scene", [_everything(), _crowded()], ids=["everything", "crowded"])
+def test_nothing_is_cut_and_no_words_overlap(scene):
+    figure = draw(scene)
+    figure.canvas.draw()
+    boxes = _boxes_of_words(figure)
+    assert len(boxes) > 20
+    for words, box in boxes:
+        assert box.x0 >= -1, words
+        assert box.y0 >= -1, words
+        assert box.x1 <= figure.bbox.width + 1, words
+        assert box.y1 <= figure.bbox.height + 1, words
+    for (words, box), (other, its) in combinations(boxes, 2):
+        assert not box.padded(-1).overlaps(its.padded(-1)), (words, other)
+
+
+def test_words_at_ticks_are_shortened_turned_or_left_out():
+    figure = draw(_crowded())
+    rows = [label.get_text() for label in figure.axes[0].yaxis.get_ticklabels()]
+    assert 5 < len(rows) < 40
+    assert rows[0] == LAYERS[0]
+    columns = figure.axes[0].xaxis.get_ticklabels()
+    assert [label.get_text() for label in columns] == [f"optimizer {i}" for i in range(6)]
+    assert {label.get_rotation() for label in columns} == {40}
+    narrow = draw(one_panel(y=Axis("", 0, 1, ticks=[(0.5, "a" * 30 + "b" * 30)]), width=4))
+    (label,) = narrow.axes[0].yaxis.get_ticklabels()
+    assert label.get_text().startswith("aaa")
+    assert label.get_text().endswith("bbb")
+    assert "…" in label.get_text()
+
+
+def test_panels_have_their_shares_of_the_grid():
+    panels = [Panel(*UNIT, [], rows=2), Panel(*UNIT, [], column=1), Panel(*UNIT, [], column=1, row=1)]
+    first, second, third = (axes.get_position() for axes in draw(Scene(panels, widths=[3, 1], heights=[1, 2])).axes)
+    assert first.width == pytest.approx(3 * second.width)
+    assert third.height == pytest.approx(2 * second.height)
+    assert (first.y1, first.y0) == pytest.approx((second.y1, third.y0))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("theme", THEMES)
+def test_a_quick_redraw_has_the_pixels_of_a_full_one(theme):
+    scene = _everything()
+    picture = Picture(scene, theme=theme)
+    for state in ({}, {"rate": 0}, {"step": 19}, {"rate": 2, "step": 0}, {}):
+        picture.show(state=state)
+        np.testing.assert_array_equal(_decoded(picture.png()), rendered(draw(scene, state, theme)))
+
+
+def test_new_data_new_limits_and_new_structures_are_followed():
+    picture = Picture(_everything())
+    before = _decoded(picture.png())
+    for scene in (_everything(1), _everything(2), _everything(2, high=30.0), _crowded(), _everything(3)):
+        picture.show(scene)
+        np.testing.assert_array_equal(_decoded(picture.png()), rendered(draw(scene)))
+    picture.show(_everything())
+    np.testing.assert_array_equal(_decoded(picture.png()), before)
+
+
+def test_what_does_not_change_is_drawn_once(monkeypatch):
+    drawn = []
+    full = FigureCanvasAgg.draw
+    monkeypatch.setattr(FigureCanvasAgg, "draw", lambda canvas: (drawn.append(canvas), full(canvas)))
+    picture = Picture(_everything())
+    for step in range(20):
+        picture.show(state={"step": step})
+        picture.png()
+    assert len(drawn) == 1
+    for seed in range(1, 6):  # the data of lines that no control changes: known to move from the first change on
+        picture.show(_everything(seed))
+        picture.png()
+    assert len(drawn) == 2
+
+
+def test_the_figure_can_be_saved_after_quick_redraws():
+    picture = Picture(_everything())
+    picture.png()
+    picture.show(state={"rate": 0})
+    picture.png()
+    file = io.BytesIO()
+    picture.figure.savefig(file, format="png", dpi=100)
+    np.testing.assert_array_equal(_decoded(file.getvalue()), rendered(draw(_everything(), {"rate": 0})))
+
+
+def test_threads_do_not_disturb_each_other():
+    scene = _everything()
+    expected = [rendered(draw(scene, {"rate": rate})) for rate in range(3)]
+    found = {}
+
+    def work(rate):
+        picture = Picture(scene)
+        for step in (3, 10):
+            picture.show(state={"rate": rate, "step": step})
+            found[rate] = picture.png()
+
+    threads = [threading.Thread(target=work, args=(rate,)) for rate in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rate in range(3):
+        np.testing.assert_array_equal(_decoded(found[rate]), expected[rate])
+
+
+def test_what_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="theme='blue': must be one of 'light', 'dark'"):
+        draw(_everything(), theme="blue")
+    with pytest.raises(ValueError, match="'rates' is no control"):
+        draw(_everything(), {"rates": 1})
+
+
+def test_settings_of_matplotlib_and_pyplot_are_left_alone():
+    import matplotlib.pyplot as plt
+
+    before = dict(mpl.rcParams)
+    Picture(_everything()).png()
+    assert dict(mpl.rcParams) == before
+    assert plt.get_fignums() == []
+
+
+def _decoded(png):
+    return np.array(Pixels.open(io.BytesIO(png)).convert("RGB"))
+
+
+def _boxes_of_words(figure):
+    """All words that are drawn with the pixels that they take."""
+    renderer = figure.canvas.get_renderer()
+    texts = list(figure.texts)
+    for axes in figure.axes:
+        if axes.axison:
+            for axis in (axes.xaxis, axes.yaxis):
+                low, high = sorted(axis.get_view_interval())
+                texts += [
+                    tick.label1
+                    for tick in axis.get_major_ticks()
+                    if low <= tick.get_loc() <= high and tick.label1.get_visible()
+                ]
+                texts += [
+                    tick.label2
+                    for tick in axis.get_major_ticks()
+                    if low <= tick.get_loc() <= high and tick.label2.get_visible()
+                ]
+                texts.append(axis.label)
+        texts += [text for text in axes.get_children() if isinstance(text, mpl.text.Text) and text.get_visible()]
+    turned = [text for text in texts if text.get_rotation() not in (0, 90)]  # their boxes are larger than they are
+    return [(text.get_text(), text.get_window_extent(renderer)) for text in texts if text.get_text() and text not in turned]

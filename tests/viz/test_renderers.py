@@ -1,0 +1,185 @@
+"""Renderers of views: how one is chosen, what an output holds with each, and pages that are written."""
+
+import base64
+import io
+import subprocess
+import sys
+import textwrap
+import types
+
+import pytest
+
+pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
+ipywidgets = pytest.importorskip("ipywidgets")
+
+from curve_views import RATE, Curve  # noqa: E402
+from PIL import Image as Pixels  # noqa: E402
+
+from tristep.viz.render.ipywidgets import SceneBox  # noqa: E402
+from tristep.viz.render.renderers import capabilities, set_renderer  # noqa: E402
+from tristep.viz.views.view import WIDGET  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("chosen_renderer")
+
+
+@pytest.mark.parametrize(
+    ("renderer", "kinds"),
+    [
+        ("text", {"text/plain"}),
+        ("matplotlib", {"text/plain", "image/png"}),
+        ("ipywidgets", {"text/plain", "image/png", WIDGET}),
+        ("canvas", {"text/plain", "image/png", WIDGET}),
+    ],
+)
+def test_an_output_has_its_renderers_data_and_all_below_and_no_html(renderer, kinds, canvas):
+    view = Curve([RATE])
+    set_renderer(renderer)
+    data, about = view._repr_mimebundle_()
+    assert set(data) == kinds
+    assert data["text/plain"] == "It rises to 1.0."
+    assert view.n_scenes == 1
+    if renderer != "text":
+        picture = Pixels.open(io.BytesIO(base64.b64decode(data["image/png"])))
+        assert picture.format == "PNG"
+        assert picture.size == ((450, 300) if renderer == "matplotlib" else (300, 200))
+        assert about["image/png"] == {"width": 300, "height": 200}
+    if WIDGET in kinds:
+        (widget,) = view.display.widgets
+        assert isinstance(widget, canvas.SceneWidget if renderer == "canvas" else SceneBox)
+        assert data[WIDGET]["model_id"] == widget.model_id
+
+
+@pytest.mark.packaging
+def test_missing_packages_lower_the_renderer(tmp_path):
+    code = f"""
+        import sys, types
+        import IPython
+        sys.modules.update(anywidget=None, ipywidgets=None)
+        from tristep.viz import Axis, Line, Panel, Scene, View, capabilities, set_renderer
+
+        class Curve(View):
+            def scene(self):
+                return Scene([Panel(Axis("x", 0, 1), Axis("y", 0, 1), [Line([0, 1], [0, 1])])])
+
+        IPython.get_ipython = lambda: types.SimpleNamespace(kernel=types.SimpleNamespace(), user_ns={{}})
+        picture = {{"image/png", "text/plain"}}
+        for renderer, kinds in [("matplotlib", picture), ("ipywidgets", picture | {{{WIDGET!r}}})]:
+            assert capabilities().renderer == renderer, capabilities()
+            data, _ = Curve()._repr_mimebundle_()
+            assert set(data) == kinds, set(data)
+            for attempt in (lambda: set_renderer("canvas"), lambda: Curve().html("page.html")):
+                try:
+                    attempt()
+                except ModuleNotFoundError as error:
+                    assert "tristep[notebook]" in str(error), error
+                else:
+                    raise AssertionError("no error")
+            sys.modules.pop("ipywidgets")  # which is there from now on
+    """
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code)]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "modules", "environment", "front_end", "renderer"),
+    [
+        (None, [], {}, "no notebook", "matplotlib"),
+        ({}, [], {}, "a terminal", "text"),
+        ({"kernel": True}, [], {}, "a kernel without a known front end", "canvas"),
+        ({"kernel": True}, [], {"JPY_SESSION_NAME": "a.ipynb"}, "Jupyter", "canvas"),
+        ({"kernel": True}, [], {"VSCODE_PID": "1"}, "VS Code", "canvas"),
+        ({"kernel": True}, ["google.colab"], {}, "Colab", "ipywidgets"),
+    ],
+)
+def test_the_renderer_is_chosen_by_what_is_found(shell, modules, environment, front_end, renderer, monkeypatch):
+    pytest.importorskip("anywidget")
+    for name in ("JPY_SESSION_NAME", "VSCODE_PID", "KAGGLE_KERNEL_RUN_TYPE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    found = None if shell is None else types.SimpleNamespace(kernel=shell.get("kernel"), user_ns={})
+    monkeypatch.setattr("IPython.get_ipython", lambda: found)
+    seen = capabilities()
+    assert (seen.front_end, seen.renderer) == (front_end, renderer)
+    assert seen.ipywidgets == ipywidgets.__version__
+    assert str(seen).startswith(f"{renderer}: ")
+
+
+def test_the_environment_chooses_until_set_renderer_does(monkeypatch):
+    monkeypatch.setenv("TRISTEP_VIZ", "text")
+    assert (capabilities().renderer, capabilities().reason) == ("text", "chosen by TRISTEP_VIZ")
+    set_renderer("matplotlib")
+    assert (capabilities().renderer, capabilities().reason) == ("matplotlib", "chosen by set_renderer()")
+    set_renderer("auto")
+    assert capabilities().renderer == "matplotlib"  # nothing shows anything here
+    with pytest.raises(ValueError, match="renderer='svg': must be one of 'auto', 'canvas', 'ipywidgets', 'matplot"):
+        set_renderer("svg")
+    set_renderer(None)
+    monkeypatch.setenv("TRISTEP_VIZ", "svg")
+    with pytest.raises(ValueError, match="TRISTEP_VIZ='svg'"):
+        capabilities()
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path, canvas):
+    view, path = Curve(), tmp_path / "page.html"
+    assert view.html(path) == path
+    assert path.read_text().startswith("Curve: It rises to 1.0.")
+    before = path.read_text()
+
+    def fail(*_):
+        raise OSError("no room")
+
+    canvas.page = fail
+    with pytest.raises(OSError, match="no room"):
+        view.html(path)
+    canvas.page = lambda *_: "\ud800"  # cannot be written as UTF-8
+    with pytest.raises(UnicodeEncodeError):
+        view.html(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
+    assert path.read_text() == before
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        view.html(tmp_path / "none" / "page.html")
+
+
+@pytest.mark.slow
+def test_a_notebook_keeps_widget_picture_and_words(tmp_path):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    code = textwrap.dedent("""
+        from tristep.viz import Axis, Control, Line, Panel, Scene, View, set_renderer
+
+        class Curve(View):
+            def scene(self):
+                power = Control("power", "power", [1, 2])
+                line = Line([0, 1, 2], [[0, 1, 2], [0, 1, 4]], by=("power",))
+                panel = Panel(Axis("x", 0, 2), Axis("y", 0, 4), [line])
+                return Scene([panel], controls=[power], description="Powers of x.")
+
+        set_renderer("ipywidgets")
+        view = Curve()
+        view
+    """)
+    later = textwrap.dedent("""
+        from tristep.viz import LiveLoop
+
+        loop = LiveLoop(({"loss": 1 / (step + 1)} for step in range(20)), mode="block")
+        loop.start()
+        print(loop.view.figure()._repr_png_(1.0)[0].hex())
+    """)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in (code, later)])
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
+    output, picture = notebook.cells[0].outputs
+    assert set(output.data) == {WIDGET, "text/plain"}
+    assert set(picture.data) == {"image/png", "text/plain"}  # what is left where there are no widgets
+    assert output.data["text/plain"] == picture.data["text/plain"] == "Powers of x."
+    assert base64.b64decode(picture.data["image/png"]).startswith(b"\x89PNG")
+    # That of a loop is the last one.
+    _, picture, printed = notebook.cells[1].outputs
+    assert base64.b64decode(picture.data["image/png"]).hex() == printed.text.strip()
+    states = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
+    models = {state["model_name"] for state in states.values()}
+    assert {"StackModel", "ImageModel", "LinkModel", "SelectionSliderModel"} <= models
+    assert output.data[WIDGET]["model_id"] in states

@@ -1,0 +1,163 @@
+"""Views of a recorded run's layers: heat maps of histograms and norms, update ratios, single weights."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from planted_runs import EDGES, layers_of, make_run, named_layers
+
+from tristep.viz import Heatmap, Line, Run, TensorHeatmap, Text, UpdateRatioView, WeightsView
+from tristep.viz.views.rows import Rows
+
+
+def test_a_heat_map_shows_each_tensor_in_its_row_and_its_values_at_the_bar():
+    view = TensorHeatmap(make_run(100, 3), "weight_norm")
+    scene = view.scene()
+    heat, bar, _, below = scene.panels
+    quantity = scene.controls[0]
+    assert quantity.values[quantity.index] == "norm of the weight"
+    (image,) = layers_of(scene, Heatmap, 0)
+    gradient = scene.state(quantity=quantity.values.index("norm of the gradient"))
+    values = image.chosen("values", gradient)
+    assert values.shape == (3, 100)
+    np.testing.assert_allclose(values, np.array([1.0, 0.5, 0.0])[:, None] * np.ones(100), atol=1e-6)  # 1, 0.1 and 0.01
+    for chosen, label in ((gradient, "norm of the gradient"), (scene.state(), "norm of the weight")):
+        assert [words.chosen("texts", chosen) for words in bar.layers if isinstance(words, Text)][-1] == label
+    texts = [words.chosen("texts", gradient) for words in bar.layers if isinstance(words, Text)]
+    assert texts == ["0.01", "0.1", "1", "norm of the gradient"]
+    texts = [str(words.texts) for words in below.layers if isinstance(words, Text)]
+    assert texts == ["0.0001", "0.01", "1", "share of elements"]
+    # The bars are right next to what they explain, and their labels end within the picture.
+    axes = view.figure().axes
+    for picture, bar in ((axes[0], axes[1]), (axes[2], axes[3])):
+        figure = picture.figure
+        boxes = [each.get_window_extent() for each in (picture, bar)]
+        assert 0 < (boxes[1].x0 - boxes[0].x1) / figure.dpi < 0.5
+        assert all(text.get_window_extent().x1 < figure.bbox.x1 for text in bar.texts)
+    assert [words for _, words in heat.y.ticks] == ["layer0.weight", "layer1.weight", "layer2.weight"]
+    assert not heat.y.upwards
+    # A click on the middle of a row is a click on its number, and its histograms are shown.
+    assert (heat.click.control, heat.click.along) == ("layer", "y")
+    (histogram,) = layers_of(scene, Heatmap, 2)
+    for layer in range(3):
+        shares = histogram.chosen("values", scene.state(layer=layer))
+        assert shares.shape == (32, 10)
+        np.testing.assert_allclose(shares[10 + layer], 0.75, rtol=1e-6)
+        np.testing.assert_allclose(shares[11 + layer], 0.25, rtol=1e-6)
+        assert np.isfinite(shares).sum() == 20
+    low, high = histogram.y
+    np.testing.assert_allclose(low + (high - low) * np.array([1, 31]) / 32, np.log10(EDGES[[0, -1]]), rtol=1e-6)
+
+
+def test_without_histograms_a_layer_shows_its_norms():
+    scene = TensorHeatmap(make_run(50, 3, histograms=False)).scene()
+    gradient = named_layers(scene, "norm of the gradient")
+    for layer in range(3):
+        np.testing.assert_allclose(gradient.chosen("y", scene.state(layer=layer)), 10.0**-layer, rtol=1e-5)
+
+
+def test_gradients_that_are_not_finite_are_crosses_on_empty_cells():
+    run = Run("sick", ["a", "b"])
+    norms, bad = np.ones((20, 2)), np.zeros((20, 2))
+    norms[7, 1], bad[7, 1] = np.inf, 3
+    run.add_tensors(range(1, 21), {"gradient_norm": norms, "gradient_nonfinite": bad})
+    scene = TensorHeatmap(run).scene()
+    crosses = named_layers(scene, "not finite")
+    np.testing.assert_allclose([crosses.x, crosses.y], [[8], [1]])
+    (image,) = layers_of(scene, Heatmap, 0)
+    assert np.argwhere(np.isnan(image.values)).tolist() == [[1, 7]]
+    assert len(scene.panels) == 1 + 1  # of one quantity the renderer's own bar, and no histograms but norms
+
+
+def test_crosses_can_be_told_apart_however_many_cells_they_stand_for():
+    bad = np.random.default_rng(4).random((512, 148)) < 0.03
+    bad[200:260] = True
+    bad[:, 9] = True
+    run = Run("sick", [f"layer{i}.weight" for i in range(148)])
+    run.add_tensors(range(1, 513), {"gradient_norm": np.where(bad, np.nan, 1.0), "gradient_nonfinite": bad.astype(float)})
+    scene = TensorHeatmap(run).scene()
+    crosses, rows = named_layers(scene, "not finite"), Rows(run)
+    group = [rows.row_of(name) for name in run.parameters]
+    n = len(rows.names)
+    cells = np.zeros((n, 256), dtype=bool)
+    for i in range(148):
+        cells[group[i]] |= bad.reshape(256, 2, 148).any(axis=1)[:, i]
+    column, row = ((crosses.x - 1.5) / 2).round().astype(int), crosses.y.astype(int)
+    assert cells[row, column].all()
+    for i in range(n):
+        own, there = np.sort(column[row == i]), np.flatnonzero(cells[i])
+        assert len(own) <= 32
+        assert (np.diff(own) >= 4).mean() > 0.9  # columns, of which a cross takes 3
+        assert np.abs(there[:, None] - own).min(axis=1).max() < 8
+
+
+def test_the_peak_of_steps_that_share_a_cell_is_seen():
+    run = Run("long", ["a"])
+    norms = np.ones((10_000, 1))
+    norms[5_000:5_100:3] = 100.0
+    run.add_tensors(range(1, 10_001), {"gradient_norm": norms})
+    scene = TensorHeatmap(run).scene()
+    (image,) = layers_of(scene, Heatmap, 0)
+    assert image.values.shape == (1, 256)
+    np.testing.assert_allclose(np.flatnonzero(image.values[0] > 50) / 256, 0.505, atol=0.008)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([f"block{i}.{part}" for i in range(50) for part in ("weight", "bias")], [f"block{i}" for i in range(50)]),
+        ([f"net.{i // 4}.{i % 4}.weight" for i in range(200)], [f"net.{i}" for i in range(50)]),
+        ([f"w{i}" for i in range(100)], [f"w{i} ... w{i + 1}" for i in range(0, 100, 2)]),
+    ],
+)
+def test_many_tensors_are_put_together(names, expected):
+    run = Run("many", names)
+    norms = np.ones((30, len(names)))
+    run.add_tensors(range(1, 31), {"gradient_norm": norms, "cosine": norms * np.linspace(-1, 0, len(names))})
+    rows = Rows(run)
+    assert rows.names == expected
+    each = len(names) // len(expected)
+    np.testing.assert_allclose(rows.of("gradient_norm", norms), each**0.5)
+    cosine = np.linspace(-1, 0, len(names)).reshape(-1, each).mean(axis=1)
+    np.testing.assert_allclose(rows.of("cosine", norms * np.linspace(-1, 0, len(names)))[3], cosine)
+    np.testing.assert_allclose(
+        rows.of("update_ratio", norms * np.arange(len(names)))[0], np.arange(len(names))[each - 1 :: each]
+    )
+    assert len(TensorHeatmap(run).scene().panels[0].y.ticks) <= 32
+
+
+def test_update_ratios_name_the_worst_of_many_tensors():
+    run = Run("many", [f"w{i}" for i in range(20)])
+    ratios = 10.0 ** np.random.default_rng(1).normal(-3, 0.1, (60, 20))
+    ratios[:, 7] = 0.3
+    run.add_tensors(range(1, 61), {"update_ratio": ratios})
+    view = UpdateRatioView(run)
+    scene = view.scene()
+    np.testing.assert_allclose(named_layers(scene, "w7").y, 0.3, rtol=1e-6)
+    expected = np.quantile(ratios, [0.1, 0.5, 0.9], axis=1, method="nearest")
+    band = named_layers(scene, "80 % of tensors")
+    np.testing.assert_allclose([band.low, named_layers(scene, "median").y, band.high], expected, rtol=1e-5)
+    assert len([line for line in layers_of(scene, Line) if line.name.startswith("w")]) == 5
+    assert "farthest from 1e-3: w7 0.3," in view.describe()
+    usual = named_layers(scene, "usual")
+    assert usual.low[0] < 1e-3 < usual.high[0]
+    few = UpdateRatioView(make_run(20, 3)).scene()
+    assert [line.name for line in layers_of(few, Line)] == ["layer0.weight", "layer1.weight", "layer2.weight"]
+
+
+def test_single_weights_and_the_norms_of_the_chosen_tensor():
+    run = make_run(40, 3)
+    for step in range(1, 41):
+        run.add_weights(step, {"layer1.weight": np.array([step / 10, -1.0])})
+    scene = WeightsView(run).scene()
+    layer = scene.controls[0]
+    assert layer.index == 1  # the one that has some
+    first = named_layers(scene, "followed weight 1")
+    np.testing.assert_allclose(first.chosen("y", scene.state()), np.arange(1, 41) / 10, rtol=1e-6)
+    assert np.isnan(first.chosen("y", scene.state(layer=0))).all()
+    np.testing.assert_allclose(
+        named_layers(scene, "norm of the gradient").chosen("y", scene.state(layer=2)), 0.01, rtol=1e-5
+    )
+    cosine = layers_of(scene, Line, 1)[0]
+    np.testing.assert_allclose(cosine.chosen("y", scene.state()), -0.5)
