@@ -52,8 +52,8 @@ GOAL = 0.95
 # The test files that a mutant of a group meets first, in addition to those named like its module.
 FIRST = {
     "rules": ("parity", "golden_optimizers", "optimizers", "modern"),
-    "storage": ("storage", "packed", "eight_bits", "low_precision"),
-    "engines": ("engines", "layouts", "parity", "reductions"),
+    "storage": ("storage", "packed", "eight_bits", "low_precision", "stochastic_rounding"),
+    "engines": ("engines", "layouts", "threads", "parity", "reductions"),
     "optimizers": ("optimizers", "golden_optimizers", "options", "modern"),
 }
 HEAD = 6  # test files that have a process of their own before the others, whose collection alone takes 10 s

@@ -34,8 +34,8 @@ class Row(NamedTuple):
         oracle: one step in NumPy, `(w, g, state, h) -> (new_w, new_state)`; None for rules that only have peers.
         peers: optimizers of other libraries, by the name of the test's case.
         options: arguments of the optimizer that are not its defaults, for tests of interfaces.
-        hyper: hyper-parameters for the oracle where they are not `HYPER` of test_parity.py, for tensors in turn.
-        ranges: sizes of states where they are not `RANGES` of test_parity.py.
+        hyper: hyper-parameters for the oracle where they are not `HYPER` of parity_steps.py, for tensors in turn.
+        ranges: sizes of states where they are not `RANGES` of parity_steps.py.
         ulps: how far a step may be from the oracle's: farther where differences, or roots and quotients that were rounded on
             the way, up to nine times, are multiplied.
         along_gradient: whether each element goes down its gradient, whatever came before: `cautious` then changes nothing.

@@ -1,0 +1,176 @@
+"""What the GPU compilers make of updates with other types of weights and states, and of measured ones; needs no GPU."""
+
+import re
+
+import pytest
+
+TILE = pytest.importorskip("tristep.kernels.backends.triton.compile", reason="Triton has builds for Linux only").TILE
+
+from machine_code import FLOAT64, RULES, SIZES, TARGETS, Case, compiled_code, fuses_nothing, spills_nothing  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+MIXED = [
+    Case(rule=rule, weight=weight, gradient=gradient, masters=masters)
+    for rule in ("sgd", "adam", "rmsprop_centered")
+    for weight, gradient, masters in [
+        ("bfloat16", "bfloat16", False),
+        ("bfloat16", "bfloat16", True),
+        ("float16", "float16", True),
+        ("bfloat16", "float32", True),
+        ("float32", "bfloat16", False),
+    ]
+]
+STORED = [
+    Case(rule=rule, weight=weight, gradient=weight, masters=masters, state=state, stochastic=stochastic)
+    for rule in ("sgd_momentum", "adamw", "adan")
+    for weight, masters, state, stochastic in [
+        ("float32", False, "bfloat16", False),
+        ("float32", False, "bfloat16", True),
+        ("bfloat16", False, None, True),
+        ("bfloat16", False, "bfloat16", True),
+        ("bfloat16", True, "bfloat16", False),
+        ("bfloat16", "int16", None, False),
+        ("bfloat16", "int16", "bfloat16", False),
+        ("bfloat16", "bfloat16", "bfloat16", False),
+        ("float16", "float16", None, False),
+    ]
+]
+STORED_ELSEWHERE = [
+    Case(target, "adamw", "bfloat16", "bfloat16", masters, True, None, "bfloat16", not masters)
+    for target in TARGETS
+    for masters in (False, "int16", "bfloat16")
+]
+STORED_SUMS = [Case(rule="lamb", weight="bfloat16", gradient="bfloat16", masters="int16", stage=0, state="bfloat16")]
+PACKED = [
+    Case(rule=rule, weight=weight, gradient=weight, masters=masters, state="uint8", stochastic=True)
+    for rule in ("sgd_momentum", "adamw", "adan")
+    for weight, masters in [("float32", False), ("bfloat16", False), ("bfloat16", "int16")]
+]
+PACKED_ELSEWHERE = [Case(target, "adamw", state="uint8", stochastic=True) for target in TARGETS]
+PACKED_SUMS = Case(rule="lamb", stage=0, state="uint8")
+MEASURED = [
+    *(Case(rule=rule, measured=True) for rule in ("sgd", "heavy_ball", "adamw", "novograd")),
+    Case(rule="adamw", weight="bfloat16", gradient="bfloat16", masters="int16", measured=True),
+]
+MEASURED_ELSEWHERE = [Case(target, "adamw", measured=True) for target in ("sm_100", "gfx942")]
+
+
+@pytest.fixture(scope="module")
+def code(compiling):
+    return compiled_code(compiling)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("case", [*MIXED, *STORED], ids=lambda case: case.name)
+def test_no_spills_no_shared_memory_no_float64_few_registers_whatever_is_stored(case, code):
+    spills_nothing(case, code)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("case", MIXED, ids=lambda case: case.name)
+def test_full_tiles_of_mixed_widths_take_one_access_a_tensor(case, code):
+    kernel = code(case)
+    stored = [case.weight] + ["float32"] * (RULES[case.rule] + case.masters)
+    loaded = [case.gradient] + ["float32"] * (RULES[case.rule] + case.masters) + [case.weight] * (not case.masters)
+    names = [name for _, name in kernel.full_tile_path]
+    assert kernel.warps * 32 * 4 == TILE
+    stores = sorted(name for name in names if name.startswith("STG"))
+    assert stores == sorted(f"STG.E.{4 * 8 * SIZES[kind]}" for kind in stored)
+    assert names.count("LDG.E.128") == loaded.count("float32")
+    assert not [name for name in names if name.startswith("LDG") and "16" in name]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("case", STORED, ids=lambda case: case.name)
+def test_full_low_precision_tiles_take_one_access_per_tensor(case, code):
+    """64 bits for 4 elements of 16, 128 for 4 of 32; nothing else is written, nor read in more pieces."""
+    kernel = code(case)
+    masters = {False: [], True: ["float32"]}.get(case.masters, [case.masters])
+    states = [case.state or "float32"] * RULES[case.rule]
+    bits = [4 * 8 * (SIZES | {"int16": 2})[kind] for kind in (case.weight, *masters, *states)]
+    names = [name for _, name in kernel.full_tile_path]
+    assert kernel.warps * 32 * 4 == TILE
+    assert sorted(name for name in names if name.startswith("STG")) == sorted(f"STG.E.{each}" for each in bits)
+    weights = [] if case.masters is True else [case.weight]
+    loaded = [*weights, case.gradient, *masters, *states]
+    assert names.count("LDG.E.128") == loaded.count("float32")
+    assert not [name for name in names if name.startswith("LDG") and "16" in name]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("case", [*STORED_ELSEWHERE, *STORED_SUMS], ids=lambda case: case.name)
+def test_low_precision_compiles_everywhere_and_in_reductions(case, code):
+    assert code(case).warps == 8
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
+def test_packed_states_take_one_access_for_4_codes(case, code):
+    """Single codes are loaded and stored on the path of other than full tiles alone, once for each element of a thread.
+
+    A block's largest number is found within a warp; the scales found go through shared memory once, 8 for a tile.
+    """
+    kernel, changed = code(case), RULES[case.rule]
+    assert kernel.warps * 32 * 4 == TILE
+    assert kernel.count(r"LDG\.E\.U8.*") == kernel.count(r"STG\.E\.U8") == 4 * changed
+    assert kernel.count(r"REDUX\.MAX.*") == 2 * changed
+    assert kernel.count(r"SHFL.*") == 0
+    assert kernel.shared == TILE // 128 * 4
+    assert kernel.count(r"LDS\b.*") == kernel.count(r"STS\b.*") == 2 * changed
+    assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
+    assert kernel.count(FLOAT64) == 0
+    assert 16 <= kernel.used("REG") <= 64
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("case", PACKED_ELSEWHERE, ids=lambda case: case.name)
+def test_packed_states_compile_everywhere(case, code):
+    assert code(case).warps == 8
+
+
+def test_reductions_of_packed_states(code):
+    sums = code(PACKED_SUMS)
+    assert sums.count(r"LDG\.E\.U8.*") == 4 * 2
+    assert sums.used("REG") <= 64
+
+
+def test_random_rounding_costs_few_instructions(code):
+    """Not those of Philox, 50 for each element and draw: there is one for the weight here."""
+    plain, random = (
+        len(code(Case(rule="adamw", weight="bfloat16", gradient="bfloat16", stochastic=stochastic)).full_tile_path)
+        for stochastic in (False, True)
+    )
+    assert random - plain < 12 * 4
+
+
+# Measured while updating. The barriers are those of sums over a block of threads.
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
+def test_measuring_reads_and_writes_nothing_twice_and_spills_nothing(case, code):
+    kernel, plain = code(case), code(case._replace(measured=False))
+    assert kernel.warps == 8
+    wide = r"LDG\.E\.128|STG\.E\.(64|128)"
+    path = [(predicated, name) for predicated, name in kernel.full_tile_path if re.fullmatch(wide, name)]
+    usual = [name for _, name in plain.full_tile_path if re.fullmatch(wide, name)]
+    assert not any(predicated for predicated, _ in path)
+    assert sorted(name for _, name in path) == sorted(usual[:: 2 if plain.warps == 4 else 1])
+    assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
+    assert kernel.count(FLOAT64) == 0
+    assert 16 <= kernel.used("REG") <= 64
+    assert kernel.count(r"BAR\.SYNC.*") <= 32  # both paths
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
+def test_nothing_is_fused_with_measures(case, code):
+    fuses_nothing(case, code)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("case", MEASURED_ELSEWHERE, ids=lambda case: case.name)
+def test_measuring_compiles_everywhere(case, code):
+    assert code(case).warps == 8

@@ -1,0 +1,132 @@
+"""Random rounding of weights and states: to a neighbour, right on average, and the same on every engine.
+
+The oracle is NumPy, comparing neighbours.
+"""
+
+import math
+
+import numpy as np
+import torch
+from low_precision import as_bfloat16, numbers, same, slowly, take
+
+from tristep.kernels import Update
+from tristep.kernels.states import states_for
+from tristep.kernels.storage import keys, random_bits
+
+F64, F32, F16, BF16, I16 = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int16
+
+
+def run_at_random(place, values, update_number=1, seed=0, repeat=1, states=None):
+    weights = [torch.zeros(len(values), dtype=BF16, device=place.device) for _ in range(repeat)]
+    states = states_for(take, weights, BF16)
+    for row in states:
+        row[0].fill_(1.0)
+    run = Update(take, weights, states, engine=place.engine, seed=seed)
+    run.hyper[:] = [1.0, update_number]
+    gradients = [torch.tensor(values, device=place.device)] * repeat
+    run.bind(gradients)
+    run()
+    return weights
+
+
+def test_random_rounding_goes_to_a_neighbour_and_is_right_on_average(place):
+    """With shares of 1/8 and so on between the neighbours; within 5 standard errors of the binomial distribution."""
+    n = 60_000
+    for share in (1 / 8, 1 / 2, 13 / 16):
+        for unit in (2.0**-7, -(2.0**-7), 2.0**-100):
+            value = np.float32(math.copysign(unit * 2.0**7, unit) + share * unit)
+            (weight,) = run_at_random(place, np.full(n, value))
+            got = weight.double().cpu().numpy()
+            low = math.copysign(abs(unit) * 2.0**7, unit)
+            high = low + unit
+            assert set(got) == {low, high}
+            error = math.sqrt(share * (1 - share) / n)
+            assert abs((got == high).mean() - share) < 5 * error
+
+
+def test_what_bfloat16_has_already_stays_as_it_is(place):
+    values = as_bfloat16(numbers(0, (5000,)))
+    (weight,) = run_at_random(place, values)
+    same(weight, values)
+
+
+def test_random_bits_are_alike_on_every_engine_and_in_any_tiles(compiled_place):
+    """The other one is torch's, in one piece, from int64."""
+    values = numbers(2, (70_001,))
+    for weight, place_in_list in zip(run_at_random(compiled_place, values, 7, 5, repeat=2), range(2), strict=True):
+        low, high = keys(5, np.array([7]), np.array([place_in_list]))[0]
+        random = random_bits(low, high, torch.arange(len(values))).numpy().astype(np.uint64)
+        cut = ((values.view(np.uint32) + random) >> np.uint64(16)).astype(np.uint32) << np.uint32(16)
+        same(weight, np.where(np.isnan(values), values, cut.view(np.float32)))
+
+
+def test_random_bits_differ_by_seed_update_and_tensor_and_repeat_with_them(place):
+    values = np.random.default_rng(0).normal(size=2000).astype(np.float32)
+    first, other = run_at_random(place, values, 1, 0, repeat=2)
+    again, _ = run_at_random(place, values, 1, 0, repeat=2)
+    assert torch.equal(first, again)
+    (later,) = run_at_random(place, values, 2, 0)
+    (seeded,) = run_at_random(place, values, 1, 1)
+    pairs = [(first, other), (first, later), (first, seeded)]
+    for a, b in pairs:  # half of all rounded otherwise than the nearest disagree, about 1/3 of random numbers
+        assert 0.2 < float((a != b).float().mean()) < 0.45
+
+
+def test_random_bits_are_uniform_and_independent_of_their_neighbours():
+    low, high = keys(0, np.array([1]), np.array([0]))[0]
+    index = torch.arange(1 << 17)
+    first = random_bits(low, high, index).double() / 2**16 - 0.5
+    error = 5 / math.sqrt(12 * len(index))
+    assert abs(float(first.mean())) < error
+    assert abs(float((first**2).mean()) - 1 / 12) < error
+    counts = np.bincount(random_bits(low, high, index).numpy() >> 8, minlength=256)
+    assert abs(((counts - 512) ** 2 / 512).sum() - 255) < 5 * math.sqrt(2 * 255)  # chi-squared
+    for lag in (1, 2, 32, 256, 1024, 4096, 65536):
+        product = float((first[:-lag] * first[lag:]).mean()) * 12
+        assert abs(product) < 5 / math.sqrt(len(index) - lag), lag
+    after = keys(0, np.array([2]), np.array([0]))[0]
+    second = random_bits(*after, index).double() / 2**16 - 0.5
+    salted = random_bits(low, high, index, 1).double() / 2**16 - 0.5
+    for other in (second, salted):
+        assert abs(float((first * other).mean()) * 12) < 5 / math.sqrt(len(index))
+
+
+def test_random_rounding_of_states(place):
+    weight = torch.zeros(40_000, device=place.device)
+    states = states_for(slowly, [weight], BF16)
+    run = Update(slowly, [weight], states, engine=place.engine, seed=3)
+    run.hyper[:] = [1.0, 1]
+    gradient = torch.full((40_000,), 1 + 2.0**-9, device=place.device)
+    run.bind([gradient])
+    run()
+    got = states[0][0].double()
+    assert set(got.tolist()) == {1.0, 1 + 2.0**-7}
+    assert abs(float((got > 1).double().mean()) - 0.25) < 5 * math.sqrt(0.25 * 0.75 / 40_000)
+    assert bool((states[0][1] == gradient).all())  # float32
+
+
+def test_a_weight_with_a_master_is_not_rounded_stochastically(place):
+    values = numbers(1, (1030,))
+    weight = torch.zeros(1030, dtype=BF16, device=place.device)
+    master = torch.zeros(1030, device=place.device)
+    run = Update(take, [weight], states_for(take, [weight], BF16), [master], engine=place.engine, seed=0)
+    run.hyper[:] = [1.0, 1]
+    gradient = torch.tensor(values, device=place.device)
+    run.bind([gradient])
+    run()
+    same(weight, as_bfloat16(values))
+    same(master, values)
+
+
+def test_keys_are_splitmix64():
+    """Outputs of the published generator for two seeds (Steele, Lea & Flood 2014), as far as its last step leaves them."""
+    published = {
+        0: [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC],
+        1234567: [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431],
+    }
+    for seed, outputs in published.items():
+        found = keys(seed, np.arange(1, 5), np.zeros(4, np.int64)).astype(np.int64)
+        assert found[:, 0].tolist() == [output >> 48 for output in outputs]
+        assert (found[:, 1] >> 1).tolist() == [(output >> 33) & 0x7FFF for output in outputs]
+    other = keys(0, np.ones(2, np.int64), np.arange(2)).astype(np.int64)  # a tensor's number is another start
+    assert other[0].tolist() != other[1].tolist()

@@ -1,0 +1,244 @@
+"""Steps of any rule next to its oracle, for tests: sizes of states, hyper-parameters, and the bounds of errors."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from optimizer_table import TABLE
+
+from tristep.kernels.layouts import compute_dtype
+
+F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+
+# Sizes of weights, gradients and states; a rule's row in the table may have others. None is near 0, and averages outweigh
+# what is added to them: so no rule comes near a place where it jumps (the sign of 0) or where nothing but rounding errors is
+# left (a variance of 0), and the tolerance can be as small as it is. Zeros, infinities and NaN have tests of their own.
+RANGES = {
+    "weight": (0.5, 2.0),
+    "gradient": (0.25, 1.0),
+    "mom": (0.4, 0.8),
+    "mean": (0.25, 0.7),
+    "delta": (0.2, 0.8),
+    "var": (0.5, 2.0),
+    "history": (0.5, 2.0),
+    "n": (1.0, 2.0),
+    "square": (0.5, 2.0),
+    "step_square": (0.5, 2.0),
+    "largest": (0.5, 2.0),
+    "previous": (0.5, 2.0),
+    "total": (0.5, 2.0),
+    "copy": (0.5, 2.0),
+    "d": (0.5, 2.0),
+    "v": (0.5, 2.0),
+    "z": (0.3, 2.0),
+    "fast": (0.25, 0.7),
+    "slow": (0.25, 0.7),
+    "change": (0.25, 0.7),
+    "average": (0.5, 2.0),
+    "curvature": (5.0, 40.0),
+    "norm2": (0.5, 2.0),
+    "size": (1e-3, 0.1),
+    "row": (0.5, 2.0),
+    "column": (0.5, 2.0),
+    "unstable_row": (0.5, 2.0),
+    "unstable_column": (0.5, 2.0),
+    "unstable_var": (0.5, 2.0),
+}
+POSITIVE = (
+    *("var", "history", "n", "square", "step_square", "largest", "d", "v", "curvature", "norm2", "size", "row", "column"),
+    *("unstable_row", "unstable_column", "unstable_var"),
+)
+# How far a sum of 65,537 squares may be off: that many roundings, of which most cancel, and some of them made on many lanes.
+SUM_ERROR = {F32: 1e-6, F64: 1e-14}
+
+# Two rows of hyper-parameters, for tensors in turn: the first limits gradients and weights, the second does not. Where a
+# name means something else in one rule, or that rule would not come to all of its cases, its row in the table has others.
+HYPER = [
+    {
+        "rescale_grad": 0.7,
+        "lr": 0.02,
+        "wd": 0.01,
+        "decay": 0.003,
+        "clip": 0.5,
+        "clip_weights": 1.5,
+        "momentum": 0.9,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "gamma1": 0.95,
+        "gamma2": 0.9,
+        "epsilon": 1e-8,
+        "wd_lh": 0.1,
+        "rho": 0.9,
+        "lamda": 0.04,
+        "lamda1": 0.01,
+        "beta": 1.0,
+        "eta": 0.1,
+        "scaled": 1.0,
+        "correction1": 1.25,
+        "correction2": 1.6,
+        "of_gradient": 0.3,
+        "of_mean": 0.9,
+        "of_momentum": 0.9,
+        "of_delta": 1.0,
+        "epsilon_outside": 1e-10,
+        "share": 0.9,
+        "lower_bound": 0.0,
+        "upper_bound": 2.0,
+        "scale": 1.5,
+        "one_over_scale": 0.5,
+        "apply": 1.0,
+        "key0": 16_777_215,
+        "key1": 12_345,
+        "beta3": 0.9999,
+        "alpha": 5.0,
+        "correction3": 2.5,
+        "seen": 1.0,
+        "limit": 0.4,
+        "gamma": 0.475,
+        "adaptive": 1.0,
+        "shrink": 0.5,
+        "grow": 1.2,
+        "smallest": 1e-3,
+        "largest": 0.1,
+        "new": 0.25,
+        "epsilon1": 1e-7,
+        "epsilon2": 1e-3,
+        "steps": 5,
+        "ns_a": 3.4445,
+        "ns_b": -4.775,
+        "ns_c": 2.0315,
+        "adam_lr": 0.01,
+        "adam_decay": 0.001,
+        "adam_epsilon": 1e-8,
+    },
+    {
+        "rescale_grad": 1.0,
+        "lr": 0.003,
+        "wd": 0.0,
+        "decay": 0.0,
+        "clip": math.inf,
+        "clip_weights": math.inf,
+        "momentum": 0.8,
+        "beta1": 0.8,
+        "beta2": 0.99,
+        "gamma1": 0.9,
+        "gamma2": 0.5,
+        "epsilon": 1e-3,
+        "wd_lh": 0.0,
+        "rho": 0.8,
+        "lamda": 0.5,
+        "lamda1": 0.5,
+        "beta": 0.5,
+        "eta": 0.001,
+        "scaled": 0.0,
+        "correction1": 1.0,
+        "correction2": 1.0,
+        "of_gradient": 1.2,
+        "of_mean": 0.5,
+        "of_momentum": 1.0,
+        "of_delta": -0.003,
+        "epsilon_outside": 0.01,
+        "share": 1.0,
+        "lower_bound": 3.0,
+        "upper_bound": math.inf,
+        "scale": 0.8,
+        "one_over_scale": 1.0,
+        "apply": 0.0,
+        "key0": 0,
+        "key1": 7,
+        "beta3": 0.99,
+        "alpha": 2.0,
+        "correction3": 1.0,
+        "seen": 0.0,
+        "limit": 2.0,
+        "gamma": 0.1,
+        "adaptive": 0.0,
+        "shrink": 0.5,
+        "grow": 1.2,
+        "smallest": 1e-6,
+        "largest": 50.0,
+        "new": 0.9,
+        "epsilon1": 1e-3,
+        "epsilon2": 2.0,
+        "steps": 3,
+        "ns_a": 1.875,
+        "ns_b": -1.25,
+        "ns_c": 0.375,
+        "adam_lr": 0.003,
+        "adam_decay": 0.0,
+        "adam_epsilon": 1e-3,
+    },
+]
+
+
+def hyper_row(rule, k, dtype):
+    """What a rule is given: rescale_grad and its hyper-parameters, by name, rounded once to the arithmetic's type."""
+    row, values = {}, HYPER[k] | TABLE[rule.name].hyper[k]
+    for name in ("rescale_grad", *rule.hyper):
+        value = 1.0 - values[name[10:]] if name.startswith("one_minus_") else values[name]
+        row[name] = value if dtype == F64 else float(np.float32(value))
+    return row
+
+
+def draw(rng, rule, name, shape):
+    values = rng.uniform(*(RANGES | TABLE[rule.name].ranges)[name], shape)
+    positive = name in POSITIVE or name in getattr(rule, "nonnegative", ())
+    return values if positive else values * rng.choice([-1.0, 1.0], shape)
+
+
+class Step:
+    """One step of a rule on random tensors, done by an engine, and by the oracle on the same numbers."""
+
+    def __init__(self, place, rule, shapes, weight_dtype, gradient_dtype, masters=False, special=None):
+        rng = np.random.default_rng(1)
+        self.dtype = compute_dtype(weight_dtype)
+        self.weights = [place.tensor(draw(rng, rule, "weight", shape), weight_dtype) for shape in shapes]
+        self.gradients = [place.tensor(draw(rng, rule, "gradient", shape), gradient_dtype) for shape in shapes]
+        self.states = [
+            tuple(
+                place.tensor(draw(rng, rule, *each), self.dtype)
+                for each in zip(rule.slots, rule.shapes(torch.Size(shape)), strict=True)
+            )
+            for shape in shapes
+        ]
+        self.masters = [place.tensor(draw(rng, rule, "weight", shape), self.dtype) for shape in shapes] if masters else None
+        if special is not None:
+            for gradient in self.gradients:
+                gradient[:] = torch.tensor(special, dtype=gradient_dtype)
+        self.rule = rule
+        self.hyper = [hyper_row(rule, i % len(HYPER), self.dtype) for i in range(len(shapes))]
+        self.before = [tensor.clone() for tensor in [*self.weights, *self.gradients]]
+
+    def read(self, ulps, i):
+        w = self.weights[i] if self.masters is None else self.masters[i]
+        h = SimpleNamespace(**{name: np.longdouble(value) for name, value in self.hyper[i].items()})
+        return ulps.numpy_of(w), ulps.numpy_of(self.gradients[i]), h
+
+    def expected(self, oracle, ulps, i):
+        w, g, h = self.read(ulps, i)
+        h.sum_error = SUM_ERROR[self.dtype]
+        h.all = [self.read(ulps, k) for k in range(len(self.weights))]
+        with np.errstate(all="ignore"):
+            return oracle(w, g, [ulps.numpy_of(tensor) for tensor in self.states[i]], h)
+
+    def check(self, place, oracle, ulps):
+        expected = [self.expected(oracle, ulps, i) for i in range(len(self.weights))]
+        place.run(
+            self.rule, self.weights, self.gradients, self.states, [[*row.values()] for row in self.hyper], self.masters
+        )
+        for i, (weight, states) in enumerate(expected):
+            shape = tuple(self.weights[i].shape)
+            got = [self.weights[i] if self.masters is None else self.masters[i], *self.states[i]]
+            for name, tensor, result in zip(("weight", *self.rule.slots), got, [weight, *states], strict=True):
+                ulps.assert_close(
+                    tensor,
+                    result.value,
+                    scale=result.scale,
+                    slack=result.slack,
+                    arithmetic=self.dtype,
+                    ulps=TABLE[self.rule.name].ulps,
+                    what=f"{name} of tensor {i}, {shape}",
+                )
+            if self.masters is not None:
+                assert torch.equal(self.weights[i], self.masters[i].to(self.weights[i].dtype))
