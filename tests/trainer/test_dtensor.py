@@ -1,12 +1,11 @@
 """tristep.optim on DTensors, as fully_shard and distribute_tensor make them, against torch.optim on the same."""
 
 import copy
-import re
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from dtensors import sent_by, whole_tensors
 
 import tristep
 from tristep.trainer.optim import shards
@@ -39,19 +38,6 @@ def _backward(net, step, rank=None):
     torch.nn.functional.mse_loss(net(x), y).backward()
 
 
-def _whole(tensors):
-    return [(each.full_tensor() if shards.is_dtensor(each) else each).detach().clone() for each in tensors]
-
-
-def _sent(value):
-    """As it can be sent to the test's process: with arrays instead of tensors."""
-    if isinstance(value, torch.Tensor):
-        return value.double().numpy()
-    if isinstance(value, dict):
-        return {key: _sent(each) for key, each in value.items()}
-    return type(value)(map(_sent, value)) if isinstance(value, (list, tuple)) else value
-
-
 def _trained(make, dtype, steps=4, shape=None):
     """The weights after training: with `shape` those of FSDP on such a mesh, gathered, else of one process alone."""
     net = _net(dtype)
@@ -61,7 +47,7 @@ def _trained(make, dtype, steps=4, shape=None):
     for step in range(steps):
         _backward(net, step, None if shape is None else dist.get_rank())
         optimizer.step()
-    return _whole(net.parameters()), optimizer, net
+    return whole_tensors(net.parameters()), optimizer, net
 
 
 OPTIMIZERS = {
@@ -150,7 +136,7 @@ def _state_goes_to_and_fro(source, target):
         for one, its in ((net, optimizer), (other, second)):
             _backward(one, 3, dist.get_rank())
             its.step()
-        pairs = zip(_whole(net.parameters()), _whole(other.parameters()), strict=True)
+        pairs = zip(whole_tensors(net.parameters()), whole_tensors(other.parameters()), strict=True)
         found.append(
             (sorted(saved["state"]), second.param_groups[0]["lr"], max((a - b).abs().max().item() for a, b in pairs))
         )
@@ -174,8 +160,10 @@ def _clipped_by(norm_type, max_norm):
         q.grad = p.grad.full_tensor().clone()
     ours = tristep.optim.clip_grad_norm_(net.parameters(), max_norm, norm_type)
     torchs = torch.nn.utils.clip_grad_norm_(other.parameters(), max_norm, norm_type)
-    pairs = zip(_whole(p.grad for p in net.parameters()), _whole(p.grad for p in other.parameters()), strict=True)
-    return ours.item(), torchs.item(), _sent(list(pairs))
+    pairs = zip(
+        whole_tensors(p.grad for p in net.parameters()), whole_tensors(p.grad for p in other.parameters()), strict=True
+    )
+    return ours.item(), torchs.item(), sent_by(list(pairs))
 
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, float("inf")])
@@ -186,65 +174,18 @@ def test_gradients_are_clipped_by_the_norm_of_all_shards(processes, norm_type):
             torch.testing.assert_close(a, b)
 
 
-def _placed(whole, placement, grad=None):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    parameter = torch.nn.Parameter(distribute_tensor(whole.clone(), mesh, [placement]))
-    if grad is not None:
-        parameter.grad = distribute_tensor(grad.clone(), mesh, [placement])
-    return parameter
-
-
-def _mixed():
-    """A parameter that is cut, one that is a DTensor on all ranks, and a plain one."""
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-
-    torch.manual_seed(1)
-    weights, grads = [torch.randn(5, 2) for _ in range(3)], [torch.randn(5, 2) for _ in range(3)]
-    plain = [torch.nn.Parameter(weight.clone()) for weight in weights]
-    for parameter, grad in zip(plain, grads, strict=True):
-        parameter.grad = grad.clone()
-    mixed = [_placed(weights[0], Shard(0), grads[0]), _placed(weights[1], Replicate()), copy.deepcopy(plain[2])]
-    mixed[2].grad = grads[2].clone()
-    # What a rank has of a sum over ranks is made whole before.
-    share = grads[1] * (1 + dist.get_rank()) / 3
-    mixed[1].grad = DTensor.from_local(share, mixed[1].device_mesh, [Partial()], run_check=False)
-    versions = [parameter._version for parameter in mixed]
-    for parameters in (plain, mixed):
-        optimizer = tristep.optim.LAMB(parameters, lr=0.1)
-        optimizer.step()
-        mean = [optimizer.state[parameter]["mean"] for parameter in parameters]
-    assert all(parameter._version > before for parameter, before in zip(mixed, versions, strict=True))
-    norms = []
-    mixed[1].grad = mixed[1].grad.redistribute(placements=[Replicate()])
-    for parameters in (plain, mixed):
-        norms.append(tristep.optim.clip_grad_norm_(parameters, 0.5).item())
-        mean += _whole(parameter.grad for parameter in parameters)
-    return _sent((_whole(plain), _whole(mixed), norms, _whole(mean[:3]), mean[3:]))
-
-
-def test_plain_tensors_and_dtensors_may_be_in_one_optimizer(processes):
-    for plain, mixed, norms, means, clipped in processes(2).run(_mixed):
-        assert means[0].shape == (5, 2)
-        assert norms[1] == pytest.approx(norms[0], rel=1e-6)
-        for a, b in [*zip(plain, mixed, strict=True), *zip(clipped[:3], clipped[3:], strict=True)]:
-            torch.testing.assert_close(a, b)
-
-
 def _not_finite():
     net = _sharded(_net())
     optimizer = tristep.optim.Lion(net.parameters(), lr=0.1, skip_nonfinite=True)
-    before = _whole(net.parameters())
+    before = whole_tensors(net.parameters())
     _backward(net, 0, dist.get_rank())
     if dist.get_rank() == 1:
         next(net.parameters()).grad.to_local()[0, 0] = float("nan")
     optimizer.step()
-    skipped = all(torch.equal(a, b) for a, b in zip(before, _whole(net.parameters()), strict=True))
+    skipped = all(torch.equal(a, b) for a, b in zip(before, whole_tensors(net.parameters()), strict=True))
     _backward(net, 0, dist.get_rank())
     optimizer.step()
-    return skipped, any(torch.equal(a, b) for a, b in zip(before, _whole(net.parameters()), strict=True))
+    return skipped, any(torch.equal(a, b) for a, b in zip(before, whole_tensors(net.parameters()), strict=True))
 
 
 def test_a_nonfinite_value_in_one_shard_is_seen_by_all(processes):
@@ -265,12 +206,12 @@ def _in_few_bits():
         optimizer.step()
         other.step()
     rows = [
-        (dict(zip(row, _whole(row.values()), strict=True)), other.state[q])
+        (dict(zip(row, whole_tensors(row.values()), strict=True)), other.state[q])
         for row, q in zip(optimizer.state.values(), alone.parameters(), strict=True)
     ]
     with optimizer.averaged_weights(), other.averaged_weights():
-        averages = _whole(net.parameters()), _whole(alone.parameters())
-    return _sent((rows, averages, (_whole(net.parameters()), _whole(alone.parameters()))))
+        averages = whole_tensors(net.parameters()), whole_tensors(alone.parameters())
+    return sent_by((rows, averages, (whole_tensors(net.parameters()), whole_tensors(alone.parameters()))))
 
 
 def test_low_precision_states_and_averages_are_sharded_as_the_parameters_are(processes):
@@ -282,19 +223,6 @@ def test_low_precision_states_and_averages_are_sharded_as_the_parameters_are(pro
                 torch.testing.assert_close(value, alone[key], rtol=0, atol=0)
         for ours, alone in pairs:
             torch.testing.assert_close(ours, alone, rtol=0, atol=0)
-
-
-def _noise():
-    from torch.distributed.tensor import Shard
-
-    parameter = _placed(torch.zeros(64, 4), Shard(0), torch.zeros(64, 4))
-    tristep.optim.SGLD([parameter], lr=0.1).step()
-    return _sent(_whole([parameter])[0])
-
-
-def test_shards_have_random_numbers_of_their_own(processes):
-    for noise in processes(2).run(_noise):
-        assert not np.isclose(noise[:32], noise[32:]).any()
 
 
 def _plans():
@@ -310,100 +238,3 @@ def _plans():
 
 def test_what_is_found_out_of_shards_is_kept_from_step_to_step(processes):
     assert processes(2).run(_plans) == [True, True]
-
-
-def _replaced():
-    from torch.distributed.tensor import Shard
-
-    whole, grad = torch.randn(5, 2), torch.randn(5, 2)
-    parameter, other = _placed(whole, Shard(0), grad), torch.nn.Parameter(whole.clone())
-    other.grad = grad
-    optimizer, alone = tristep.optim.AdamW([parameter], lr=0.05), torch.optim.AdamW([other], lr=0.05)
-    for _ in range(3):
-        optimizer.step()
-        alone.step()
-        parameter._local_tensor = parameter._local_tensor.clone()
-    return _sent((_whole([parameter]), _whole([other])))
-
-
-def test_a_shard_may_be_replaced(processes):
-    for ours, alone in processes(2).run(_replaced):
-        np.testing.assert_allclose(ours[0], alone[0], rtol=1e-6, atol=1e-7)
-
-
-def _odd_cuts():
-    """Ranks that have nothing at all, and columns instead of rows."""
-    from torch.distributed.tensor import Shard
-
-    found = []
-    for shape, dim in (((1,), 0), ((1, 3), 0), ((3, 5), 1), ((2, 1), 1)):
-        whole, grad = torch.randn(shape), torch.randn(shape)
-        for name in ("LAMB", "Lion"):
-            parameter, other = _placed(whole, Shard(dim), grad), torch.nn.Parameter(whole.clone())
-            other.grad = grad.clone()
-            for each in (parameter, other):
-                optimizer = getattr(tristep.optim, name)([each], lr=0.1, clip_norm=0.5)
-                optimizer.step()
-                optimizer.step()
-            found.append((*_whole([parameter, other]), *_whole([optimizer.state[other]["mean"]])))
-    return _sent(found)
-
-
-def test_a_rank_may_have_nothing_and_cuts_may_be_of_columns(processes):
-    for found in processes(2).run(_odd_cuts):
-        assert len(found) == 8
-        for cut, whole, mean in found:
-            assert mean.any()
-            np.testing.assert_allclose(cut, whole, rtol=1e-6, atol=1e-7)
-
-
-def _refused():
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-
-    whole = torch.randn(6, 4)
-    cut = _placed(whole, Shard(0), torch.ones(6, 4))
-    everywhere = _placed(whole, Replicate(), torch.ones(6, 4))
-    partial = torch.nn.Parameter(DTensor.from_local(whole, cut.device_mesh, [Partial()], run_check=False))
-    messages = []
-
-    def refuse(kind, what):
-        try:
-            what()
-        except kind as error:
-            messages.append(str(error))
-        else:
-            messages.append("")
-
-    refuse(TypeError, lambda: tristep.optim.SGD([partial], lr=0.1))
-    refuse(NotImplementedError, lambda: tristep.optim.Muon([cut], lr=0.1))
-    refuse(NotImplementedError, lambda: tristep.optim.Lion([cut], lr=0.1, state_dtype="8bit"))
-    refuse(NotImplementedError, lambda: tristep.optim.Lion([cut, everywhere], lr=0.1, clip_norm=1.0))
-    tristep.optim.Muon([everywhere], lr=0.1).step()  # all of it is here
-    optimizer = tristep.optim.AdamW([cut], lr=0.1)
-    optimizer.step()
-    state = optimizer.state[cut]
-    kept = state["exp_avg"]
-    state["exp_avg"] = torch.zeros(6, 4)
-    before = cut.full_tensor().clone()
-    refuse(ValueError, optimizer.step)
-    optimizer.state[cut]["exp_avg"] = kept.redistribute(placements=[Replicate()])
-    refuse(ValueError, optimizer.step)
-    assert torch.equal(before, cut.full_tensor())
-    refuse(TypeError, lambda: tristep.Trainer([cut], "sgd"))
-    return messages
-
-
-def test_what_cannot_be_cut_is_refused_with_the_way_out(processes):
-    expected = [
-        r"params\[0\] is a DTensor, of which every rank has a summand: .*redistribute",
-        r"Muon with sharded parameters: its rule, 'muon', is one of whole matrices.*ignored_params",
-        r"Lion with sharded parameters: state_dtype='8bit' .* must be 'bfloat16' or None",
-        r"Lion with sharded parameters: .*clip by tristep.optim.clip_grad_norm_ instead",
-        r"'exp_avg' of params\[0\] is a whole tensor, .*set_optimizer_state_dict",
-        r"'exp_avg' of params\[0\] is placed as .*Replicate.*set_optimizer_state_dict",
-        r"params: '0' is a DTensor: .*tristep.optim",
-    ]
-    for messages in processes(2).run(_refused):
-        assert len(messages) == len(expected)
-        for message, pattern in zip(messages, expected, strict=True):
-            assert re.match(pattern, message), (pattern, message)

@@ -1,24 +1,16 @@
 """Options of all optimizers by rule: cautious steps, decoupled weight decay, Lookahead; alone and together.
 
-The judges are `pytorch_optimizer`, `torch.optim` and NumPy, in float64.
+The oracles are `pytorch_optimizer`, `torch.optim` and NumPy, in float64.
 """
-
-import copy
-import math
-import pickle
 
 import numpy as np
 import pytest
 import torch
-from optimizer_table import TABLE
+from option_training import SHAPES, STEPS, parameters, train, trained
 
-import tristep
 from tristep import Trainer, optimizer
-from tristep.kernels import Rule, rule, rules
 from tristep.trainer.optimizer import plan as plan_module
 
-SHAPES = ((5, 3), (7,), (4, 4), ())
-STEPS = 17
 NO_EPSILON = 1e-300  # it stands in other places
 
 
@@ -34,26 +26,6 @@ def reference(monkeypatch):
 
     monkeypatch.setattr(library.base.optimizer.BaseOptimizer, "apply_cautious", staticmethod(apply_cautious))
     return library
-
-
-def parameters(device, dtype=torch.float64):
-    torch.manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape, dtype=dtype).to(device)) for shape in SHAPES]
-
-
-def train(params, step, steps=STEPS, seed=1):
-    torch.manual_seed(seed)
-    for _ in range(steps):
-        for param in params:
-            param.grad = torch.randn(param.shape, dtype=torch.float64).to(param)
-        step()
-
-
-def trained(device, name, arguments, engine=None, **others):
-    params = parameters(device)
-    trainer = Trainer(params, name, {"learning_rate": 0.05, **arguments}, engine=engine, **others)
-    train(params, lambda: trainer.step(1))
-    return params, trainer
 
 
 DECAY = {"weight_decay": 0.1, "weight_decouple": True}
@@ -353,136 +325,3 @@ def test_sparse_gradients_take_masks_and_decay_but_no_slow_weights(device):
     with pytest.raises(ValueError, match="lookahead=2 for 'weight', whose gradient is sparse: .*must be None"):
         trainer.step(1)
     assert torch.equal(table.weight, before)
-
-
-ELEMENTWISE = [name for name in optimizer.registered() if isinstance(optimizer.create(name).rule, Rule)]
-
-
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_every_optimizer_of_single_elements_takes_the_options(name, device):
-    """To go all the way from the slow weights is no Lookahead at all; and what is left of a step is longer."""
-    plain, _ = trained(device, name, {"wd": 0.0}, "eager")
-    params, trainer = trained(device, name, {"lookahead": 2, "lookahead_alpha": 1.0}, "eager")
-    torch.testing.assert_close(params, plain, rtol=1e-9, atol=1e-11)
-    assert trainer.state_dict()["state"]["0"]["slow_weight"].shape == SHAPES[0]
-    more = {"decoupled_wd": True, "wd": 0.1} if trainer.optimizer.couples_wd else {}
-    params, _ = trained(device, name, {"cautious": True} | more, "eager")
-    assert all(param.isfinite().all() for param in params)
-    if not TABLE[optimizer.create(name).rule.name].along_gradient:
-        assert not torch.equal(params[0], plain[0])
-
-
-@pytest.mark.parametrize("name", ["Prodigy", "SOAP"])
-def test_later_optimizers_by_torchs_interface(name, device):
-    params, _ = trained(device, name, {"wd": 0.1})
-    expected = parameters(device)
-    made = getattr(tristep.optim, name)(expected, lr=0.05, weight_decay=0.1)
-    train(expected, made.step)
-    torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
-
-
-def test_options_by_torchs_interface(device):
-    params, _ = trained(device, "nadam", ALL | {"clip_gradient": 0.7})
-    expected = parameters(device)
-    options = {name: value for name, value in ALL.items() if name != "wd"}
-    made = tristep.optim.as_torch(optimizer.Nadam)(expected, lr=0.05, weight_decay=0.1, clip_gradient=0.7, **options)
-    train(expected, made.step)
-    torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
-    assert "slow_weight" in made.state[expected[0]]
-
-
-def test_an_option_that_is_off_leaves_no_trace(device):
-    _, trainer = trained(device, "adamw", {})
-    assert trainer.optimizer.composed_rule is rules.adamw
-    assert sorted(trainer.state_dict()["state"]["0"]) == ["mean", "var"]
-    assert "cautious" not in repr(trainer.optimizer)
-    assert "lookahead" not in repr(trainer.optimizer)
-    assert "cautious=True, lookahead=3, lookahead_alpha=0.5" in repr(optimizer.create("adamw", cautious=True, lookahead=3))
-
-
-def test_an_optimizer_with_options_can_be_copied(device):
-    made = optimizer.create("adamw", cautious=True, lookahead=3)
-    for twin in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert twin.composed_rule is made.composed_rule
-
-
-class Halving(optimizer.RuleOptimizer):
-    rule = rules.sign_sgd
-    wd_lh = 0.0
-
-
-def test_options_of_an_optimizer_of_ones_own(device):
-    param = torch.nn.Parameter(torch.tensor([4.0, 2.0], device=device))
-    trainer = Trainer([param], Halving(learning_rate=1.0, lookahead=2))
-    for expected in ([3.0, 1.0], [3.0, 1.0], [2.0, 0.0]):
-        param.grad = torch.ones_like(param)
-        trainer.step(1)
-        assert param.tolist() == expected
-
-
-REFUSED = {
-    "muon": ({"cautious": True}, TypeError, "cautious=True: Muon has a rule of whole tensors"),
-    "adafactor": ({"lookahead": 5}, TypeError, "lookahead=5: Adafactor has a rule of whole tensors"),
-    "adamw": (
-        {"decoupled_wd": True},
-        ValueError,
-        "decoupled_wd=True: AdamW decays the weights apart from the gradient already",
-    ),
-    "adagrad": ({"decoupled_wd": True}, ValueError, "AdaGrad decays the weights apart from the gradient already"),
-    "stableadamw": ({"decoupled_wd": True}, ValueError, "StableAdamW decays the weights apart from the gradient already"),
-    "radam": ({"decoupled_wd": True}, ValueError, "RAdam decays the weights apart from the gradient already"),
-    "rprop": ({"decoupled_wd": True}, ValueError, "decoupled_wd=True: Rprop has no weight decay, so it must be False"),
-    "adam": ({"cautious": 1}, TypeError, "cautious=1: must be True or False"),
-    "nag": ({"lookahead": 0}, ValueError, "lookahead=0: must be 1 or more"),
-    "ftml": ({"lookahead": 2.5}, TypeError, "lookahead=2.5: must be an integer"),
-    "nadam": ({"lookahead_alpha": 0.0}, ValueError, "lookahead_alpha=0.0: must be .*greater than 0"),
-    "lion": ({"lookahead_alpha": 1.5}, ValueError, "lookahead_alpha=1.5: must be .*1 or less"),
-    "lamb": ({"look_ahead": 5}, TypeError, "LAMB has no argument 'look_ahead'.*Did you mean 'lookahead'"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_is(name):
-    arguments, error, message = REFUSED[name]
-    with pytest.raises(error, match=message):
-        optimizer.create(name, **arguments)
-
-
-@pytest.mark.parametrize(("name", "arguments"), [("nadam", {}), ("radam", {"decoupled": False}), ("asgd", {"lambd": 0.0})])
-def test_optimizers_whose_rules_know_both_kinds_of_decay(name, arguments, device):
-    """As if the decay were none, and taken off before the step."""
-    params, _ = trained(device, name, arguments | {"wd": 0.1, "decoupled_wd": True})
-    expected = parameters(device)
-    trainer = Trainer(expected, name, arguments | {"learning_rate": 0.05})
-    train(expected, lambda: _decay_and_step(expected, trainer))
-    torch.testing.assert_close(params, expected, rtol=1e-9, atol=1e-11)
-
-
-def _decay_and_step(params, trainer):
-    with torch.no_grad():
-        for param in params:
-            param.mul_(1.0 - 0.05 * 0.1)
-    trainer.step(1)
-
-
-def test_signum_without_momentum_has_decoupled_decay_only():
-    optimizer.create("signum", decoupled_wd=True)
-    with pytest.raises(ValueError, match="Signum decays the weights apart"):
-        optimizer.create("signum", momentum=0.0, decoupled_wd=True)
-
-
-@rule
-def _unnamed(w, g, state, hyper):
-    lr, missing = hyper
-    return w - lr * missing * g, state
-
-
-def test_a_missing_hyper_parameter_is_named_with_the_composed_rule(device):
-    class Lacking(optimizer.RuleOptimizer):
-        rule = _unnamed
-
-    param = torch.nn.Parameter(torch.ones(2, device=device))
-    param.grad = torch.ones_like(param)
-    with pytest.raises(TypeError, match="rule '_unnamed_lookahead' needs 'missing', which Lacking lacks"):
-        Trainer([param], Lacking(lookahead=1)).step(1)
-    assert math.isclose(param.sum().item(), 2.0)

@@ -1,0 +1,73 @@
+"""Trainings side by side and each alone, for tests."""
+
+import torch
+
+from tristep import optimizer
+from tristep.trainer import Ensemble
+from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
+from tristep.trainer.optimizer.plan import StepPlan
+from tristep.trainer.optimizer.updater import Updater
+
+SHAPES = ((5, 3), (7,), (4, 4))
+RATES = (0.1, 0.01, 0.1, 0.003)
+
+
+def both(make, shapes=SHAPES, steps=5, engine=None, dtype=torch.float32, gradients=None, device="cpu", stacked=False):
+    """`Ensemble` and single plans after the same steps, and the weights of both.
+
+    Stacked weights of the second shape begin at multiples of 4 bytes only.
+    """
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
+    optimizers, others = make(), make()
+    together = [[weight.clone() for weight in start] for _ in optimizers]
+    apart = [[weight.clone() for weight in start] for _ in optimizers]
+    stacks = [torch.stack(each) for each in zip(*together, strict=True)]
+    if stacked:
+        together, apart = ([list(row) for row in zip(*each, strict=True)] for each in (stacks, map(torch.clone, stacks)))
+    many = Ensemble(optimizers, stacks, engine, stacked=True) if stacked else Ensemble(optimizers, together, engine)
+    updaters = [Updater(each, engine) for each in others]
+    plans = [StepPlan(updater, list(range(len(start))), weights) for updater, weights in zip(updaters, apart, strict=True)]
+    for t in range(steps):
+        given = [[torch.randn(s, generator=generator).to(device, dtype) for s in shapes] for _ in optimizers]
+        given = given if gradients is None else gradients(t, given)
+        if stacked:  # places without a gradient lack those of all trainings
+            columns = zip(*given, strict=True)
+            many.step([None if any(each is None for each in column) else torch.stack(column) for column in columns])
+        else:
+            many.step(given)
+        for plan, grads in zip(plans, given, strict=True):
+            plan.step(grads)
+    return many, together, plans, apart
+
+
+def assert_equal(many, together, plans, apart):
+    """All weights, states, masters, counts and what is carried on."""
+    for i, plan in enumerate(plans):
+        for ours, theirs in zip(together[i], apart[i], strict=True):
+            assert torch.equal(ours, theirs)
+        ours, theirs = many.updaters[i], plan.updater
+        for k in range(len(apart[i])):
+            for a, b in zip(ours.states[k], theirs.states[k], strict=True):
+                assert a.dtype == b.dtype
+                assert torch.equal(a, b)
+        assert ours.masters.keys() == theirs.masters.keys()
+        assert all(torch.equal(ours.masters[k], theirs.masters[k]) for k in ours.masters)
+        assert ours.optimizer.counts == theirs.optimizer.counts
+        assert ours.optimizer.num_update == theirs.optimizer.num_update
+        if isinstance(ours.optimizer, optimizer.RuleOptimizer):
+            assert ours.optimizer.host_state() == theirs.optimizer.host_state()
+
+
+def rated(name, rates=RATES, **arguments):
+    takes_rate = name != "adadelta"
+    return lambda: [optimizer.create(name, **({"learning_rate": r} if takes_rate else {}), **arguments) for r in rates]
+
+
+def schedules():
+    kinds = [
+        {"lr_scheduler": CosineScheduler(max_update=6, base_lr=0.1, final_lr=0.001, warmup_steps=2)},
+        {"lr_scheduler": FactorScheduler(step=2, factor=0.5, base_lr=0.05)},
+        {"learning_rate": 0.02},
+    ]
+    return [optimizer.create("adam", **arguments) for arguments in kinds]

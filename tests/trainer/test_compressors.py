@@ -1,0 +1,174 @@
+"""Compressors: what they send, those of users, and what is refused."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from compressed_sums import TYPES, Thirds, params_of
+
+from tristep import kvstore
+from tristep.kvstore import CompressedAllReduce, create_compressor
+
+
+# Before those of several ranks, which then find its compiled loops in the cache.
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind != "powersgd"])
+def test_what_is_decoded_is_near_to_what_was_encoded(kind):
+    compressor = create_compressor(params_of(kind))
+    values = torch.randn(5000)
+    message = compressor.encode(values)
+    found = compressor.decode(message, 5000)
+    assert found.shape == values.shape
+    assert message.numel() * message.element_size() < 0.55 * 4 * 5000
+    assert torch.dot(found, values) > 0.2 * found.norm() * values.norm()
+
+
+# In one process.
+
+
+def test_one_rank_compresses_too():
+    """As a store of one device does in MXNet."""
+    reduce = CompressedAllReduce({"type": "2bit"}, 3)
+    bucket = torch.tensor([0.7, -2.0, 0.1])
+    reduce.start(bucket).wait()
+    assert bucket.tolist() == [0.5, -0.5, 0.0]
+    assert (reduce.ranks, reduce.bytes_sent) == (1, 0)
+
+
+def test_topk_sends_the_largest():
+    values = torch.tensor([0.1, -5.0, 0.0, 3.0, 0.2, -0.3])
+    compressor = create_compressor({"type": "topk", "ratio": 0.3})
+    assert compressor.decode(compressor.encode(values), 6).tolist() == [0.0, -5.0, 0.0, 3.0, 0.0, 0.0]
+
+
+def test_randomk_draws_every_index_equally_often_and_others_in_every_step():
+    compressor, n, steps = create_compressor({"type": "randomk", "ratio": 0.15, "seed": 3}), 103, 3000
+    counts = torch.zeros(n)
+    for step in range(steps):
+        indices = compressor.indices(step, n, torch.device("cpu"))
+        assert len(indices.unique()) == len(indices) == 16
+        counts[indices] += 1
+    expected = steps * 16 / n
+    assert (counts - expected).abs().max() < 0.25 * expected  # stretches are of 6 or of 7
+
+
+def test_powersgd_finds_a_matrix_of_low_rank():
+    torch.manual_seed(1)
+    matrix, vector = torch.randn(40, 2) @ torch.randn(2, 60), torch.randn(7)
+    reduce = CompressedAllReduce({"type": "powersgd", "rank": 2}, 2407, ((40, 60), (7,)))
+    for _ in range(2):
+        bucket = torch.cat([matrix.view(-1), vector])
+        reduce.start(bucket).wait()
+    torch.testing.assert_close(bucket[:2400].view(40, 60), matrix, rtol=1e-4, atol=1e-4)
+    assert torch.equal(bucket[2400:], vector)
+
+
+@pytest.mark.parametrize("register", [kvstore.register_compressor, kvstore.Compressor.register])
+def test_a_users_compressor_is_known_by_its_name(register, clean_registry):
+    assert register(Thirds) is Thirds
+    made = create_compressor({"type": "thirds", "largest": 2.0, "error_feedback": False})
+    assert isinstance(made, Thirds)
+    assert (made.largest, made.error_feedback) == (2.0, False)
+    assert "thirds" in kvstore.registered_compressors()
+    other = type("Thirds", (Thirds,), {"__module__": "elsewhere"})
+    with pytest.warns(UserWarning, match="compressor 'thirds' now means"):
+        kvstore.register_compressor(other)
+
+
+class Wrong(Thirds):
+    def decode(self, message, n):
+        return message
+
+
+class Longer(Thirds):
+    count = 0
+
+    def encode(self, values):
+        Longer.count += 1
+        return super().encode(values).repeat(Longer.count)
+
+    def decode(self, message, n):
+        return super().decode(message[:n], n)
+
+
+def _make(**params):
+    return lambda: create_compressor(params)
+
+
+def _reduce(*arguments, **options):
+    return lambda: CompressedAllReduce({"type": "int8"}, *arguments, **options)
+
+
+def _twice(reduce, bucket):
+    for _ in range(2):
+        reduce.start(bucket).wait()
+
+
+REFUSED = {
+    "no dict": (lambda: create_compressor("2bit"), TypeError, "compression_params must be a dict, got str"),
+    "no type": (_make(threshold=0.5), ValueError, "compression_params needs 'type', one of '2bit', '1bit'"),
+    "an unknown type": (_make(type="int9"), ValueError, r"compression_params\['type'\]='int9'.* Did you mean 'int8'"),
+    "another name": (_make(type="float16"), ValueError, "Did you mean 'fp16'"),
+    "no string": (_make(type=2), TypeError, r"compression_params\['type'\]=2: must be a string"),
+    "an unknown key": (_make(type="2bit", treshold=1.0), ValueError, "has the key 'treshold'.*Did you mean 'threshold'"),
+    "a key of another": (_make(type="int8", threshold=1.0), ValueError, "'int8' takes 'type', 'error_feedback'"),
+    "a threshold of 0": (_make(type="2bit", threshold=0), ValueError, "threshold.*greater than 0"),
+    "a threshold as text": (_make(type="1bit", threshold="1"), TypeError, "threshold.*must be a number"),
+    "too many": (_make(type="topk", ratio=1.5), ValueError, "ratio.*1 or less"),
+    "none": (_make(type="randomk", ratio=0), ValueError, "ratio.*greater than 0"),
+    "a rank of 0": (_make(type="powersgd", rank=0), ValueError, "rank.*1 or more"),
+    "half a feedback": (_make(type="int8", error_feedback=1), TypeError, "error_feedback.*True or False"),
+    "no class": (lambda: kvstore.register_compressor(3), TypeError, "takes a subclass of Compressor"),
+    "nothing to sum": (_reduce(0), ValueError, "numel=0"),
+    "another way": (_reduce(5, exchange="ring"), ValueError, "exchange='ring'"),
+    "an unknown engine": (_reduce(5, engine="gpu"), ValueError, "engine='gpu'"),
+    "a topk by chunks": (
+        lambda: CompressedAllReduce({"type": "topk"}, 5, exchange="all_to_all"), ValueError, "'topk' goes by 'all_gather'",
+    ),
+    "no shapes": (lambda: CompressedAllReduce({"type": "powersgd"}, 5), ValueError, "'powersgd' needs the shapes"),
+    "other shapes": (
+        lambda: CompressedAllReduce({"type": "powersgd"}, 5, [(2, 2)]), ValueError, "other than numel=5 elements",
+    ),
+    "another bucket": (lambda: _reduce(5)().start(torch.zeros(6)), ValueError, "bucket has 6 elements"),
+    "a matrix": (lambda: _reduce(6)().start(torch.zeros(2, 3)), TypeError, r"bucket is torch.float32 \(2, 3\)"),
+    "float64": (lambda: _reduce(5)().start(torch.zeros(5).double()), TypeError, "bucket is torch.float64"),
+    "another type's state": (
+        lambda: _reduce(5)().load_state_dict(CompressedAllReduce({"type": "sign"}, 5).state_dict()),
+        ValueError, "state has type='sign': this all-reduce has 'int8'",
+    ),
+    "another size's state": (
+        lambda: _reduce(5)().load_state_dict(_reduce(6)().state_dict()), ValueError, "state has numel=6",
+    ),
+    "no state": (lambda: _reduce(5)().load_state_dict([]), ValueError, "state is an empty list"),
+    "powersgd by itself": (lambda: _make(type="powersgd")().encode(torch.zeros(3)), TypeError, "is for matrices"),
+    "wrong values": (lambda: CompressedAllReduce(Wrong(), 5), ValueError, "decode gave torch.int8"),
+    "longer messages": (
+        lambda: _twice(CompressedAllReduce(Longer(), 5), torch.ones(5)), ValueError, "how long messages are",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case):
+    call, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_store_of_one_process_has_mxnets_types_only():
+    store = kvstore.create("device")
+    with pytest.raises(ValueError, match="in one process compression is '2bit' or '1bit', with error feedback"):
+        store.set_gradient_compression({"type": "int8"})
+
+
+def test_a_state_is_a_copy():
+    reduce = CompressedAllReduce({"type": "int8"}, 300)
+    reduce.start(torch.randn(300)).wait()
+    state = reduce.state_dict()
+    before = copy.deepcopy(state)
+    reduce.start(torch.randn(300)).wait()
+    assert torch.equal(state["worker"], before["worker"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reduce.load_state_dict(state)
+    assert torch.equal(reduce.state_dict()["worker"], before["worker"])

@@ -1,0 +1,147 @@
+"""States of updates that are cut among ranks: their bytes, saved on any number of ranks and loaded on another."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from sharded_training import (
+    LIMITS,
+    as_arrays,
+    backward,
+    equal,
+    make_net,
+    make_optimizer,
+    named,
+    same_state,
+    train_sharded,
+    weights_of,
+)
+from torch import nn
+
+import tristep
+from tristep import optimizer as optimizers
+from tristep.trainer import checkpoint
+from tristep.trainer.sync.sharded import ShardedUpdate
+
+
+def _count_bytes(name, arguments):
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(300, 300) for _ in range(11)), nn.Linear(300, 10))
+    names, params = named(net)
+    engine = "eager" if dist.get_world_size() > 2 else None
+    sharded = ShardedUpdate(optimizers.create(name, **arguments), params, names, engine=engine, bucket_bytes=2**20)
+    net(torch.ones(1, 300)).sum().backward()
+    sharded.reduce([True] * len(params))
+    sharded.update(sharded.buckets.used)
+    states = [tensor for state in sharded.updater.states.values() for tensor in state]
+    memory = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in states}
+    return sum(memory.values()), sum(param.numel() for param in params)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_each_rank_has_its_share_of_the_states_bytes(processes, ranks):
+    for held, elements in processes(ranks).run(_count_bytes, "adam", {}):
+        assert elements > 990_000
+        assert held <= 1.02 * 8 * elements / ranks
+
+
+def test_packed_states_take_a_quarter(processes):
+    wide = processes(2).run(_count_bytes, "adam", {})
+    for (packed, _), (held, _) in zip(processes(2).run(_count_bytes, "adam", {"state_dtype": "8bit"}), wide, strict=True):
+        assert packed < 0.28 * held
+
+
+FILES = [
+    ("adam", {"learning_rate": 0.01, "schedule": True}, torch.float32),
+    ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}, torch.bfloat16),
+    ("lamb", {"learning_rate": 0.01}, torch.float32),
+    # In float64 all ranks round the same matrices to bfloat16, whose directions amplify the last bits of a float32.
+    ("muon", {"learning_rate": 0.01}, torch.float64),
+    ("by hand", {"learning_rate": 0.01}, torch.float32),
+]
+
+
+def _save(name, arguments, dtype, path):
+    net = make_net(dtype)
+    names, params = named(net)
+    optimizer = make_optimizer(name, dict(arguments))
+    optimizer.param_dict, optimizer.rescale_grad = dict(enumerate(params)), 1 / 12
+    sharded = ShardedUpdate(optimizer, params, names, **LIMITS)
+    for step in range(3):
+        net.zero_grad()
+        backward(net, step, dist.get_rank(), dist.get_world_size(), None)
+        sharded.reduce([True] * len(params))
+        sharded.update(sharded.buckets.used)
+    state = sharded.state_dict(everywhere=False)
+    if dist.get_rank() == 0:
+        checkpoint.write(path, state)
+    assert bool(state["state"]) == (dist.get_rank() == 0)
+    return weights_of(net)
+
+
+@pytest.mark.parametrize(("name", "arguments", "dtype"), FILES)
+def test_saved_on_two_ranks_loaded_on_three_on_one_and_back(processes, tmp_path, name, arguments, dtype):
+    path = str(tmp_path / "states")
+    weights = processes(2).run(_save, name, arguments, dtype, path)[0]
+    on_two = processes(2).run(train_sharded, name, arguments, 2, dtype, None, False, (weights, path), 3)
+    on_three = processes(3).run(train_sharded, name, arguments, 2, dtype, None, False, (weights, path), 3)
+    net = make_net(dtype)
+    trainer = tristep.Trainer(net.named_parameters(), make_optimizer(name, dict(arguments)))
+    with torch.no_grad():
+        for param, weight in zip(net.parameters(), weights, strict=True):
+            param.copy_(torch.from_numpy(weight))
+    trainer.load_states(path)
+    for step in (3, 4):
+        net.zero_grad()
+        backward(net, step, 0, 1, None)
+        trainer.step(12)
+    atol = 2e-2 if name == "sgd" else 1e-6  # of bfloat16 weights
+    going_on = processes(2).run(train_sharded, name, arguments, 5, dtype)
+    equal(on_two[0][0][-1], going_on[0][0][-1])  # as if there had been no file
+    same_state(on_two[0][1], going_on[0][1])
+    equal(on_three[0][0][-1], on_two[0][0][-1], atol)
+    equal(weights_of(net), on_two[0][0][-1], atol)
+    # And what a trainer saved is loaded on three ranks.
+    again = str(tmp_path / "of a trainer")
+    trainer.save_states(again)
+    for _, state, *_ in processes(3).run(train_sharded, name, arguments, 0, dtype, None, False, (weights_of(net), again)):
+        same_state(state, as_arrays(trainer.state_dict()))
+
+
+def _eight_bits(path):
+    """Packed states of a net whose pieces are all large enough to be packed."""
+    torch.manual_seed(0)
+    net = nn.Linear(256, 128, bias=False)
+    names, params = named(net)
+    optimizer = optimizers.create("adam", learning_rate=0.01, state_dtype="8bit")
+    sharded = ShardedUpdate(optimizer, params, names)
+    for step in range(3):
+        net.zero_grad()
+        (net(torch.ones(2, 256) * (step + 1 + dist.get_rank())) ** 2).sum().backward()
+        sharded.reduce([True])
+        sharded.update(sharded.buckets.used)
+    state = sharded.state_dict()
+    if dist.get_rank() == 0:
+        checkpoint.write(path, state)
+    before = sharded.updater.states[0]
+    assert {tensor.dtype for tensor in before} == {torch.uint8}
+    dist.barrier()
+    sharded.load_state_dict(checkpoint.read(path))
+    same = [torch.equal(a, b) for a, b in zip(before, sharded.updater.states[0], strict=True)]
+    codes = [tensor.numpy().copy() for tensor in state["state"]["weight"].values()]
+    pieces = [tensor.numpy().copy() for tensor in before]
+    return same, codes, pieces, weights_of(net)
+
+
+def test_packed_states_are_put_together_and_cut_without_loss(processes, tmp_path):
+    found = processes(2).run(_eight_bits, str(tmp_path / "states"))
+    n = 256 * 128
+    for same, codes, _, weights in found:
+        assert all(same)
+        for k in range(2):  # each state
+            halves = [pieces[k] for _, _, pieces, _ in found]
+            assert (codes[k][:n] == np.concatenate([half[: n // 2] for half in halves])).all()
+            assert (codes[k][n:] == np.concatenate([half[n // 2 :] for half in halves])).all()
+        equal(weights, found[0][3])
+    first, second = (pieces[0][: n // 2] for _, _, pieces, _ in found)
+    assert (first != second).any()
