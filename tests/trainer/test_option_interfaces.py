@@ -1,4 +1,4 @@
-"""Options of optimizers: by torch's interface, off, copied, with optimizers of one's own, and what is refused."""
+"""Options of optimizers: by torch's interface, off, copied, with user-defined optimizers, and what is refused."""
 
 import copy
 import math
