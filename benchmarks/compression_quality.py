@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 from quality import TASKS
-from run import machine, write
+from timing import machine, write
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 

@@ -33,28 +33,26 @@ import itertools
 import json
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import notebook_pictures
 import numpy as np
 import torch
-from run import machine, write
+from notebook_timing import Row, Time, Watched, added, fastest, in_turns, row
+from notebook_training import WIDTH, demo_steps, gpt2_steps, training
+from timing import machine, write
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 
 import tristep
-from tristep import Trainer, viz
+from tristep import Trainer
 from tristep.demo import load, make_batches, network
-from tristep.viz import Dashboard, FrameBudget, LiveLoop, LossView, Recorder, Run, TrajectoryView, basin_map, simulate
+from tristep.viz import Dashboard, LossView, Run, TrajectoryView, basin_map, simulate
 from tristep.viz.record.probes import QUANTITIES
 from tristep.viz.simulate import RATES, Simulation
-
-Row = dict[str, Any]
 
 RACERS: dict[str, dict[str, Any]] = {
     "sgd": {},
@@ -84,27 +82,11 @@ def main() -> None:
         found = PARTS[name]()
         results[name] = {"machine": results["machine"], "found": found}
         print(name)
-        for row in found:
-            goal = f"{row['goal']:g}" if "goal" in row else ""
-            print(f"  {row['what']:<76}{row['clock']:10.4g}{row['processor']:11.4g} {row['unit']:<13}{goal}", flush=True)
+        for line in found:
+            goal = f"{line['goal']:g}" if "goal" in line else ""
+            print(f"  {line['what']:<76}{line['clock']:10.4g}{line['processor']:11.4g} {line['unit']:<13}{goal}", flush=True)
         if arguments.out:  # after each part, so that a run that is cut off leaves what it has seen
             write(arguments.out, results)
-
-
-class Time(NamedTuple):
-    """Seconds by the clock, and those of all of the process's threads."""
-
-    clock: float
-    processor: float
-
-
-def row(what: str, time: Time, unit: str, by: Time | None = None, goal: float | None = None) -> Row:
-    """A line of the table: a time in seconds or milliseconds, or as a multiple of another."""
-    clock, processor = (value * {"ms": 1e3}.get(unit, 1.0) for value in time)
-    if by is not None:
-        clock, processor = time.clock / by.clock, time.processor / by.processor
-    own: Row = {"what": what, "clock": clock, "processor": processor, "unit": unit}
-    return own if goal is None else own | {"goal": goal}
 
 
 def trajectories() -> list[Row]:
@@ -288,183 +270,6 @@ def add(run: Run, steps: np.ndarray) -> None:
     )
     for step, noise in zip(steps.tolist(), rng.random(len(steps)).tolist(), strict=True):
         run.add_scalars(step, {"loss": 3 / step**0.3 + 0.1 * noise, "learning_rate": 1e-3})
-
-
-class Watched:
-    """A recorded training with a live dashboard by a renderer of widgets, which in some of its stretches is not drawn.
-
-    Attributes:
-        plain: the mean time of a stretch without the dashboard.
-        rate: how many frames its widget gets in a second of the others.
-    """
-
-    def __init__(self, step: Callable[[], torch.Tensor], trainer: Trainer, steps: int, renderer: str) -> None:
-        self._step, self._trainer, self._steps = step, trainer, steps
-        self._recorder = Recorder(trainer)
-        self._frames, self._hidden = 0, 0.0
-        viz.set_renderer(renderer)
-        # Its budget does not see the time in which it is not drawn.
-        budget = FrameBudget(most=4, clock=lambda: time.perf_counter() - self._hidden)
-        self._view = Dashboard(self._recorder, budget=budget)
-        widget = self._view.widget()
-        shown, trait = (widget, "payload") if renderer == "canvas" else (widget.children[0], "value")
-        shown.observe(self._count, trait)
-        self._loop = LiveLoop(self._losses, trainer=trainer, recorder=self._recorder, view=self._view, mode="block")
-        self.plain = self.rate = Time(0.0, 0.0)
-
-    def run(self, pairs: int) -> tuple[Time, Time]:
-        """What the dashboard adds, as a share, and its standard error."""
-        self._order, self._times = orders(pairs + 1), {False: [], True: []}  # type: ignore[var-annotated]
-        self._loop.start()
-        plain, shown = (np.array(self._times[each][1:]) for each in (False, True))  # the first compile
-        self.plain = Time(*plain.mean(axis=0))
-        self.rate = Time(*(self._frames / shown.sum(axis=0)))
-        return share(plain, shown)
-
-    def _losses(self) -> Iterator[torch.Tensor]:
-        for number, drawn in enumerate(self._order):
-            self._loop.view = self._view if drawn else None
-            if number == 2:
-                self._frames = 0
-            clock, processor = time.perf_counter(), time.process_time()
-            for _ in range(self._steps):
-                yield self._step()
-            took = Time(time.perf_counter() - clock, time.process_time() - processor)
-            self._times[drawn].append(took)
-            self._hidden += 0.0 if drawn else took.clock
-        self._loop.view = None
-
-    def _count(self, change: object) -> None:
-        self._frames += 1
-
-
-def demo_steps() -> tuple[Callable[[], torch.Tensor], Trainer]:
-    """A function that takes a step of the demo's training, and the trainer."""
-    torch.manual_seed(0)
-    net, data = network(), load(torch.device("cpu"))
-    trainer = Trainer(net, "adam", {"learning_rate": 1e-3})
-    batches = itertools.cycle([(data["images"][each], data["labels"][each]) for each in make_batches(2)])
-
-    def step() -> torch.Tensor:
-        images, labels = next(batches)
-        loss = cross_entropy(net(images), labels)
-        trainer.zero_grad()
-        loss.backward()
-        trainer.step(1)
-        return loss
-
-    return step, trainer
-
-
-def gpt2_steps(by: str = "Trainer") -> tuple[Callable[[], torch.Tensor], Any]:
-    """A function that takes a step of a small GPT-2, and the trainer or torch's optimizer."""
-    torch.manual_seed(0)
-    net = SmallGPT2()
-    tokens = torch.randint(VOCABULARY, (4, 129))
-    source: Any
-    if by == "Trainer":
-        source = Trainer(net, "adamw", {"learning_rate": 1e-4})
-        update = partial(source.step, 1)
-    else:
-        source = torch.optim.AdamW(net.parameters(), lr=1e-4)
-        update = source.step
-
-    def step() -> torch.Tensor:
-        loss = cross_entropy(net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        source.zero_grad()
-        loss.backward()
-        update()
-        return loss
-
-    return step, source
-
-
-def training(by: str, count: int, recorded: bool) -> Callable[[], object]:
-    """A function that takes so many steps of a small GPT-2."""
-    step, source = gpt2_steps(by)
-    note = Recorder(source) if recorded else None
-
-    def steps() -> None:
-        for _ in range(count):
-            loss = step()
-            if note is not None:
-                note.step(loss=loss)
-            else:
-                loss.item()
-
-    return steps
-
-
-WIDTH, HEADS, BLOCKS, VOCABULARY, PLACES = 192, 6, 12, 4096, 128
-
-
-class Block(nn.Module):
-    """One of GPT-2's blocks, 12 tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attend, self.join = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in self.attend(self.first(x)).chunk(3, dim=-1))
-        x = x + self.join(scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.down(nn.functional.gelu(self.up(self.second(x))))
-
-
-class SmallGPT2(nn.Module):
-    """GPT-2's 148 tensors (Radford et al. 2019), narrower, with fewer words; the head shares the embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(PLACES, WIDTH)
-        self.blocks, self.last = nn.Sequential(*(Block() for _ in range(BLOCKS))), nn.LayerNorm(WIDTH)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
-        return self.last(self.blocks(x)) @ self.words.weight.T
-
-
-def fastest(run: Callable[[], object], times: int) -> Time:
-    """The fastest run, after one that is not timed."""
-    return in_turns({"": run}, times)[""]
-
-
-def in_turns(ways: Mapping[str, Callable[[], object]], times: int) -> dict[str, Time]:
-    """The fastest run of each way, all taken in turns."""
-    found = dict.fromkeys(ways, Time(float("inf"), float("inf")))
-    for turn in range(times + 1):
-        for name, run in ways.items():
-            clock, processor = time.perf_counter(), time.process_time()
-            run()
-            took = Time(time.perf_counter() - clock, time.process_time() - processor)
-            if turn:
-                found[name] = Time(*map(min, found[name], took))
-    return found
-
-
-def added(plain: Callable[[], object], more: Callable[[], object], pairs: int) -> tuple[Time, Time, Time]:
-    """The mean time of `plain`, what `more` takes above that, as a share, and the standard error of the share."""
-    times: dict[bool, list[Time]] = {False: [], True: []}
-    for second in orders(pairs + 1):
-        clock, processor = time.perf_counter(), time.process_time()
-        (more if second else plain)()
-        times[second].append(Time(time.perf_counter() - clock, time.process_time() - processor))
-    first, other = (np.array(times[each][1:]) for each in (False, True))  # the first ones compile
-    return Time(*first.mean(axis=0)), *share(first, other)
-
-
-def orders(pairs: int) -> list[bool]:
-    """Which of two is to run, so many times each: in turns, and each as often before the other as after it."""
-    return [bool((k + k // 2) % 2) for k in range(2 * pairs)]
-
-
-def share(plain: np.ndarray, more: np.ndarray) -> tuple[Time, Time]:
-    """By how much times [pairs, 2] are above others, as a share of these, and its standard error."""
-    apart = more - plain
-    error = apart.std(axis=0, ddof=1) / np.sqrt(len(apart))
-    return Time(*(apart.mean(axis=0) / plain.mean(axis=0))), Time(*(error / plain.mean(axis=0)))
 
 
 PARTS: dict[str, Callable[[], list[Row]]] = {

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from run import machine, write
+from timing import machine, write
 
 from tristep.viz.render.canvas import page
 from tristep.viz.scene import Axis, Control, Heatmap, Line, Panel, Scene

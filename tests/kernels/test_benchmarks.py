@@ -21,7 +21,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def benchmarks():
     """The modules by name."""
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("workloads", "registry", "goals", "run", "plot")
+    names = ("workloads", "registry", "goals", "timing", "run", "plot")
     try:
         yield {name: __import__(name) for name in names}
     finally:

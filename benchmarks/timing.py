@@ -1,0 +1,126 @@
+"""Steps timed in turns, what they ran on, and the file that keeps the results."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from registry import Step, copy_step
+
+import tristep
+
+SECONDS = {"cpu": 2.0, "cuda": 0.4}  # for which steps are called in turns
+
+
+def write(path: Path, results: Mapping[str, Any]) -> None:
+    """Write the file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    os.replace(part, path)
+
+
+def machine(device: str) -> str:
+    """One line about the machine and the versions."""
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, tristep {tristep.__version__}"
+    if device == "cuda":
+        import triton
+
+        return f"{torch.cuda.get_device_name()}, {versions}, triton {triton.__version__}"
+    import numba
+
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        name = names[0] if names else name
+    return f"{name}, {torch.get_num_threads()} threads, {platform.system()}, {versions}, numba {numba.__version__}"
+
+
+def race(
+    name: str,
+    steps: Mapping[str, Step],
+    device: str,
+    seconds: float | None = None,
+    least: int = 20,
+    copy: float | None = None,
+) -> dict[str, Any]:
+    """Time these in turns, and a copy of so many bytes with them; print a line, the first one's time against each."""
+    share = 1.0
+    if copy is not None:
+        copying, share = copy_step(copy, device)
+        steps = {**steps, "copy": copying}
+    times, turns = in_turns(steps, device, seconds or SECONDS[device], least)
+    first, *others = (other for other in steps if other != "copy")
+    ratios = {f"{other} / {first}": times[other] / times[first] for other in others}
+    found: dict[str, Any] = {"us": times, "turns": turns, **ratios}
+    line = f"{name:28}{first} {times[first]:10.1f} µs"
+    line += "".join(f", {other} x {times[other] / times[first]:.2f}" for other in others)
+    cold = {other: times.get(f"{other} (first of ten)") for other in (first, *others)}
+    if None not in cold.values():
+        line += f"; first of ten {cold[first]:.1f} µs"
+        line += "".join(f", x {cold[other] / cold[first]:.2f}" for other in others)  # type: ignore[operator]  # not None
+    if copy is not None:
+        found["of copy"] = times["copy"] / share / times[first]
+        line += f"; {found['of copy']:.2f} of copy"
+    print(line, flush=True)
+    return found
+
+
+def in_turns(steps: Mapping[str, Step], device: str, seconds: float, least: int = 20) -> tuple[dict[str, float], int]:
+    """Median µs of each, called in turn for about this long, at least so many times; and how many times it was.
+
+    A step that is shorter than a millisecond is called ten times in a row, as in the loop that trains a small model; the
+    first of these, which finds the processor's caches full of the others' code and data, stands under "(first of ten)".
+    """
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    firsts: dict[str, list[float]] = {}
+    for name, step in steps.items():
+        end = time.perf_counter() + seconds / 4
+        took = 0.0
+        for k in range(5):
+            if k > 1 and took > 100_000 and time.perf_counter() > end:
+                break
+            took = once(step, device)
+        if took < 1000:
+            firsts[f"{name} (first of ten)"] = []
+    turns, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end or turns < least:
+        turns += 1
+        for name, step in steps.items():
+            first = firsts.get(f"{name} (first of ten)")
+            if first is not None:
+                first.append(once(step, device))
+            for _ in range(1 if first is None else 9):
+                times[name].append(once(step, device))
+    return {name: statistics.median(values) for name, values in (times | firsts).items()}, turns
+
+
+def once(step: Step, device: str) -> float:
+    """µs of one step, and of waiting for the device, so that the host's share counts too where it is the larger one."""
+    if step.before is not None:
+        step.before()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    step.run()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begin) * 1e6
+
+
+def release(*containers: Iterable[Any]) -> None:
+    """Let go what these hold, and the memory with it."""
+    for container in containers:
+        container.clear()  # type: ignore[attr-defined]  # lists and dictionaries
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
