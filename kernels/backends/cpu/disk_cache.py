@@ -16,6 +16,7 @@ from typing import Any
 import numba
 
 from ... import random, storage
+from ...language import literals
 from .intrinsics import cached
 
 __all__ = ["cache_folder", "engine_text", "entry", "import_generated"]
@@ -39,7 +40,11 @@ def cache_folder() -> Path:
 def engine_text() -> str:
     """The text of all modules whose functions and constants are compiled into a loop, in addition to the rule."""
     folders = Path(__file__).parent, Path(str(storage.__file__)).parent
-    files = [Path(str(random.__file__)), *(file for folder in folders for file in sorted(folder.glob("*.py")))]
+    files = [
+        Path(literals.__file__),
+        Path(str(random.__file__)),
+        *(file for folder in folders for file in sorted(folder.glob("*.py"))),
+    ]
     return "".join(file.read_text(encoding="utf-8") for file in files)
 
 
