@@ -44,6 +44,10 @@ import numpy as np  # noqa: E402  # NumPy and torch read the thread counts too
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+# Modules that test files share, whose failed assertions are to show values, too.
+for _folder in (Path(__file__).parent, Path(__file__).parent / "oracles"):
+    pytest.register_assert_rewrite(*(path.stem for path in _folder.glob("[!_]*.py") if path.stem != "conftest"))
+
 torch.set_num_threads(THREADS)
 
 HAS_DEVICE = torch.cuda.is_available()  # true for ROCm too
