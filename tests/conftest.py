@@ -162,6 +162,13 @@ def processes() -> Iterator[Any]:
     forks.end()
 
 
+@pytest.fixture
+def eager_in_quick_tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what does not depend on the engine: in the quick tier, those that name none compile nothing."""
+    if request.config.getoption("--cases") == "quick":
+        monkeypatch.setenv("TRISTEP_ENGINE", "eager")
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seeds() -> None:
     random.seed(0)

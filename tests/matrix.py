@@ -6,7 +6,8 @@ and triton, take turns: one test has cases of the one, the next of the other. Tw
 
     @pytest.mark.cover("rule", "engine")   every combination of these parameters occurs, with all engines
     @pytest.mark.sample(2)                 only this many of its cases run; 0 for a test of the full tier alone
-    @pytest.mark.sample(2, "triton")       at most so many of those with this word in their name, "[...-triton-...]"
+    @pytest.mark.sample(2, "triton")       at most so many of those with this word in their name, "[...-triton-...]";
+                                           so many of each, if there are several words
 
 A value of a parameter given as `pytest.param(..., marks=pytest.mark.sample(0))` is one of the full tier alone.
 
@@ -80,7 +81,7 @@ def _quick(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
         case: [(factor, tuple(own[name] for name in factor)) for factor in factors]
         for case, own in zip(cases, values, strict=True)
     }
-    limits = {args[1]: args[0] for args in samples if len(args) == 2}
+    limits = {word: most for most, *words in samples for word in words}
     words = {case: limits.keys() & _words(case) for case in cases}
     used: Counter[object] = Counter()
     chosen: dict[pytest.Item, None] = {}

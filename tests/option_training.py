@@ -5,7 +5,7 @@ import torch
 from tristep import Trainer
 
 SHAPES = ((5, 3), (7,), (4, 4), ())
-STEPS = 17
+STEPS = 11
 
 
 def parameters(device, dtype=torch.float64):

@@ -70,11 +70,13 @@ class Processes:
     def run(self, function: Any, *args: Any) -> list[Any]:
         """What `function(*args)`, a function at the top level of a test's file, returns on each rank.
 
+        The engine that the environment names here is that of the ranks.
+
         Raises:
             RuntimeError: it raised on some rank; all processes are ended then.
         """
         for _, pipe in self._members:
-            pipe.send((function.__code__.co_filename, function.__name__, args))
+            pipe.send((function.__code__.co_filename, function.__name__, args, os.environ.get("TRISTEP_ENGINE", "")))
         answers: dict[int, Any] = {}
         pipes: Any = {pipe: rank for rank, (_, pipe) in enumerate(self._members)}
         while len(answers) < len(pipes):
@@ -121,7 +123,7 @@ def _serve(rank: int, ranks: int, port: int, address: int, key: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=SECONDS))
     while True:
         try:
-            path, name, args = pipe.recv()
+            path, name, args, os.environ["TRISTEP_ENGINE"] = pipe.recv()
         except EOFError:  # the test's process is gone
             return
         try:

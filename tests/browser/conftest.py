@@ -18,7 +18,8 @@ from scene_page import Stage
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    ours = [item for item in items if Path(__file__).parent in item.path.parents]
+    folder = str(Path(__file__).parent) + os.sep
+    ours = [item for item in items if str(item.path).startswith(folder)]
     for item in ours:
         item.add_marker("browser")
     if ours and not chromium_binaries() and not is_required():  # one line that says so, not one for each

@@ -64,6 +64,7 @@ def test_keys_change_the_picture_and_a_click_tells_python_where(book, browser):
     book.run("widget.close(); second.close()")
 
 
+@pytest.mark.sample(0)
 def test_a_running_task_changes_the_picture_and_leaves_the_controls_alone(book, browser):
     code = """
     import asyncio

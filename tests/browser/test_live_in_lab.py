@@ -12,7 +12,7 @@ pytest.importorskip("nbformat")
 LEFT, RIGHT = "\ue012", "\ue014"
 
 BEGIN = """
-import json, ipykernel, torch, tristep
+import json, time, ipykernel, torch, tristep
 from tristep import viz
 viz.set_renderer({renderer!r})
 if "loop" in globals():  # of another test, which may have failed
@@ -35,6 +35,7 @@ def train():
             trainer.step(1)
             rates.append(trainer.learning_rate)
             yield loss
+            time.sleep(0.002)  # of a larger net, which would not keep a processor busy all the time
     finally:
         closed.append(True)
 

@@ -92,6 +92,7 @@ def test_a_saved_notebook_shows_the_last_picture(notebook, browser, lab, rendere
     browser.complaints()  # of nbconvert's page, about what it wants from a network
 
 
+@pytest.mark.sample(0)
 def test_a_playground(book, browser):
     book.run(BEGIN.format(renderer="canvas"))
     book.run('own = viz.Playground("rosenbrock", "adam", against=["sgd"], steps=20)\nown', "own")

@@ -73,6 +73,16 @@ def compiled_place(request):
     return request.param
 
 
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 128 elements in Triton's interpreter, which adds up several values at once element by element."""
+    if has_triton() and os.environ.get("TRITON_INTERPRET") == "1":
+        from tristep.kernels.backends.triton import compile, launch
+
+        for target, name in ((compile, "TILE"), (launch, "TILE"), (launch.TritonUpdate, "tile")):
+            monkeypatch.setattr(target, name, 128)
+
+
 def _load(path):
     """The module in this file; it is registered, as pickling and inspecting need."""
     name = f"tests_{path.stem}"

@@ -12,6 +12,8 @@ import torch
 from tristep.kernels import MetricsBuffer, Update, metric, metrics, rules, tl, transforms
 from tristep.kernels.states import states_for
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 NAMES = [
     *("weight_square", "gradient_square", "update_square", "gradient_times_update"),
@@ -193,8 +195,8 @@ def test_any_layout(place, layout):
 
 
 def test_nan_and_infinity(place):
-    (w, w2), (g, g2) = tensors(place, [(3000,), (3000,)], F32)
-    g[5], g[7], g[2999] = math.nan, math.inf, -math.inf
+    (w, w2), (g, g2) = tensors(place, [(600,), (600,)], F32)
+    g[5], g[7], g[599] = math.nan, math.inf, -math.inf
     g2[1] = -math.inf
     into = MetricsBuffer(ALL, 2)
     step(place, rules.sgd, [w, w2], [g, g2], into)
@@ -208,7 +210,7 @@ def test_nan_and_infinity(place):
 
 
 def test_a_metric_of_ones_own(place):
-    (w,), (g,) = tensors(place, [(2 * 1024 + 5,)], F32)
+    (w,), (g,) = tensors(place, [(2 * place.tile + 5,)], F32)
     before, gradient = array(w), array(g)
     into = MetricsBuffer(of_my_own, 1)
     step(place, rules.sgd, [w], [g], into)
@@ -310,7 +312,7 @@ def test_an_update_with_a_metric_is_the_same_to_the_bit(place, name):
 def test_random_rounding_is_the_same_to_the_bit(compiled_place, dtype):
     outcomes = []
     for measured in (False, True):
-        weights, gradients = tensors(compiled_place, [(1200,)], dtype)
+        weights, gradients = tensors(compiled_place, [(compiled_place.tile + 200,)], dtype)
         states = states_for(rules.adamw, weights, BF16)
         into = MetricsBuffer(ALL, 1) if measured else None
         step(compiled_place, rules.adamw, weights, gradients, into, states=states, steps=2, seed=3)

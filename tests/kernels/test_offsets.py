@@ -122,6 +122,7 @@ def narrow_products(text):
 
 
 @pytest.mark.sample(4)
+@pytest.mark.sample(0, "symmetric product")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_product_of_32_bits_is_part_of_an_address(kernel, compiling):
     text = compiling.run(*KERNELS[kernel])

@@ -231,6 +231,7 @@ result = {
 
 
 @pytest.mark.slow
+@pytest.mark.sample(0)
 def test_what_composed_rules_cost_a_gpu(compiling):
     """Clipping and leaving out read and write no more tensors than the rule; an average is one more, read and written."""
     found = compiling.run(COMPILE)

@@ -131,7 +131,7 @@ def rmsprop_variance(w, g, state, h):
     return w._replace(value=clip(w.value, h.clip_weights)), [n, mean]
 
 
-@row(ulps=4, quick=True)
+@row(ulps=4)
 def rmsprop_centered(w, g, state, h):
     # RMSPropAlexUpdateKernel; Graves (2013), eq. 38 to 45
     n, mean, delta = state

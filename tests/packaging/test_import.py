@@ -54,26 +54,19 @@ def _without(names):
     return f"import sys; missing = {names!r}; sys.modules.update(dict.fromkeys(missing))\n"
 
 
-def test_importing_tristep_loads_no_heavy_module(tmp_path):
-    heavy = {"numba", "matplotlib", "ipywidgets", "IPython", "scipy", "sklearn", "pandas"}
-    loaded = _run("import sys, tristep; print(*sys.modules)", tmp_path).split()
-    assert "tristep" in loaded
-    assert heavy.isdisjoint(loaded)
-
-
-def test_importing_tristep_touches_no_device(tmp_path):
-    code = "import tristep, torch; print(torch.cuda.is_initialized())"
-    assert _run(code, tmp_path).split() == ["False"]
-
-
-def test_viz_is_listed_and_loaded_on_first_use(tmp_path):
+def test_importing_tristep_loads_no_heavy_module_and_touches_no_device_and_viz_is_loaded_on_first_use(tmp_path):
     code = """
-        import sys, tristep
+        import sys, tristep, torch
+        print(*sys.modules)
+        assert not torch.cuda.is_initialized()
         assert "viz" in dir(tristep)
-        assert "tristep.viz" not in sys.modules
         assert tristep.viz.__name__ == "tristep.viz"
     """
-    _run(code, tmp_path)
+    heavy = {"numba", "matplotlib", "ipywidgets", "IPython", "scipy", "sklearn", "pandas"}
+    loaded = _run(code, tmp_path).split()
+    assert "tristep" in loaded
+    assert heavy.isdisjoint(loaded)
+    assert "tristep.viz" not in loaded
 
 
 def test_unknown_names_are_attribute_errors():

@@ -6,6 +6,7 @@ Each table of exceptions can only shrink: an entry that is no longer needed fail
 """
 
 import ast
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,7 @@ PRIVATE_IMPORTS: set[str] = set()
 CYCLES: set[frozenset[str]] = set()
 
 
+@cache
 def _modules():
     """The product's modules by name: their paths and syntax trees."""
     found = {}
@@ -59,12 +61,9 @@ def _modules():
     return found
 
 
-MODULES = _modules()
-
-
 def _imports(name, body):
     """What a module imports from others of the product as soon as it is imported: pairs of a module and a name."""
-    path, _ = MODULES[name]
+    path, _ = _modules()[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in body:
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -77,7 +76,7 @@ def _imports(name, body):
 
 
 def _functions(name):
-    for node in ast.walk(MODULES[name][1]):
+    for node in ast.walk(_modules()[name][1]):
         if isinstance(node, ast.FunctionDef):
             yield node
 
@@ -116,7 +115,7 @@ def _cycles(graph):
 
 
 def test_files_are_short():
-    paths = [path for path, _ in MODULES.values()]
+    paths = [path for path, _ in _modules().values()]
     paths += [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
     assert {name for name, length in lengths.items() if length > MOST_LINES} == LONG_FILES
@@ -125,7 +124,7 @@ def test_files_are_short():
 def test_functions_have_few_parameters():
     found = {
         f"{name}.{function.name}"
-        for name in MODULES
+        for name in _modules()
         for function in _functions(name)
         if len(_arguments(function)) > MOST_PARAMETERS and function.name.startswith("_") and function.name != "__init__"
     }
@@ -135,7 +134,7 @@ def test_functions_have_few_parameters():
 def test_classes_are_small():
     classes = {
         f"{name}.{node.name}": len(_members(node))
-        for name, (_, tree) in MODULES.items()
+        for name, (_, tree) in _modules().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     }
@@ -145,7 +144,7 @@ def test_classes_are_small():
 def test_no_private_name_is_imported():
     found = {
         f"{name}: {base}.{imported}"
-        for name, (_, tree) in MODULES.items()
+        for name, (_, tree) in _modules().items()
         for base, imported in _imports(name, ast.walk(tree))
         if imported.startswith("_")
     }
@@ -154,10 +153,11 @@ def test_no_private_name_is_imported():
 
 def test_no_modules_import_each_other():
     graph = {}
-    for name, (_, tree) in MODULES.items():
+    for name, (_, tree) in _modules().items():
         targets = {
-            f"{base}.{imported}" if f"{base}.{imported}" in MODULES else base for base, imported in _imports(name, tree.body)
+            f"{base}.{imported}" if f"{base}.{imported}" in _modules() else base
+            for base, imported in _imports(name, tree.body)
         }
         # A package's own __init__ collects its modules, which may be imported without it.
-        graph[name] = {target for target in targets if target in MODULES and not name.startswith(f"{target}.")}
+        graph[name] = {target for target in targets if target in _modules() and not name.startswith(f"{target}.")}
     assert _cycles(graph) == CYCLES

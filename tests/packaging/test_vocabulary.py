@@ -73,7 +73,7 @@ def _found(where, text):
     for match in re.finditer(r"`([^`\n]+)`", text):
         line = text.count("\n", 0, match.start()) + 1
         hits += [(line, name, NAMES[name]) for name in re.findall(r"\w+", match[1]) if name in NAMES]
-    if where.endswith(".py"):
+    if where.endswith(".py") and any(name in text for name in NAMES):
         hits += [(line, name, NAMES[name]) for name, line in _names(ast.parse(text)) if name in NAMES]
     return [f"{where}:{line}: {term!r}: write {write}" for line, term, write in sorted(hits)]
 

@@ -58,7 +58,7 @@ OPTIMIZERS = {
 
 
 @pytest.fixture(autouse=True)
-def _registered(clean_registry):
+def _registered(clean_registry, eager_in_quick_tier):
     register(Averaged)
     register(Cautious)
 

@@ -11,6 +11,8 @@ import tristep
 from tristep import Trainer, optimizer
 from tristep.kernels import Rule, storage
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 F64, F32, BF16, U8 = torch.float64, torch.float32, torch.bfloat16, torch.uint8
 SHAPES = ((64, 80), (7,), (41, 100), ())
 
@@ -80,8 +82,8 @@ TOGETHER = {"dtype": BF16, "multi_precision": "remainder", "cautious": True, "cl
 @pytest.mark.parametrize(
     ("engine", "arguments"),
     [
-        ("triton", TOGETHER),
-        ("cpu", TOGETHER),
+        pytest.param("triton", TOGETHER, marks=pytest.mark.sample(0)),
+        pytest.param("cpu", TOGETHER, marks=pytest.mark.sample(0)),
         ("eager", TOGETHER),
         ("eager", {}),
         ("eager", {"dtype": BF16, "stochastic_rounding": True}),
@@ -176,6 +178,7 @@ def test_rounding_repeats_with_its_seed_and_leaves_weights_to_the_nearest(device
     assert "rounding_seed=1" in repr(trainer)
 
 
+@pytest.mark.sample(0, "cpu")
 def test_a_step_left_out_changes_nothing(engine, device, everything):
     params, trainer = stepped(device, engine=engine, skip_nonfinite=True, steps=3)
     before = everything(trainer, params)

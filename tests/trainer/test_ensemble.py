@@ -8,6 +8,8 @@ from tristep import optimizer
 from tristep.kernels import rules
 from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 NAMES = [name for name in optimizer.registered() if optimizer.registered()[name].__module__.startswith("tristep")]
 
 
@@ -16,7 +18,7 @@ def shapes_for(name):
 
 
 @pytest.mark.sample(16)
-@pytest.mark.sample(4, "triton")
+@pytest.mark.sample(2, "triton")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_as_alone(name, engine, device):
     steps = 2 if engine == "triton" and device.type == "cpu" else 5
@@ -177,7 +179,7 @@ def test_a_stack_without_gradients():
     assert_equal(many, *others)
 
 
-@pytest.mark.parametrize("steps", [3, 300])
+@pytest.mark.parametrize("steps", [3, 60, pytest.param(300, marks=pytest.mark.sample(0))])
 def test_rows_of_coming_steps_are_those_of_single_steps(steps):
     """Bias corrections are computed for many steps at once; a schedule, and a branch in user code, forbid that."""
 

@@ -11,6 +11,8 @@ from tristep import StaleGradientError, Trainer
 from tristep.trainer import in_backward
 from tristep.trainer.optimizer import Optimizer, registered
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 ARGUMENTS = {"lbsgd": {"batch_scale": 2}, "groupadagrad": {}, "nadam": {}, "lars": {"momentum": 0.9}, "rprop": {}}
 TOGETHER = ("prodigy",)
 
@@ -56,7 +58,7 @@ def _tensors(value):
     return [tensor for item in values for tensor in _tensors(item)]
 
 
-@pytest.mark.sample(3, "triton")
+@pytest.mark.sample(1, "triton")
 @pytest.mark.parametrize("name", [name for name in registered() if name not in TOGETHER])
 def test_the_numbers_of_an_ordinary_step(monkeypatch, name, engine, device):
     """With a schedule, multipliers, and an ordinary step in between: to the bit, but for rules that work on stacks."""

@@ -11,6 +11,8 @@ import torch
 import tristep
 from tristep import Trainer, optimizer
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 F64, F32, F16, BF16, I16 = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int16
 SHAPES = ((40, 30), (7,), (4, 4), ())
 STORED = {
@@ -97,6 +99,7 @@ def test_training_goes_on_to_the_bit(stored, engine, device, everything, tmp_pat
 
 
 @pytest.mark.sample(1)
+@pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lion"])
 def test_remainders_are_masters_to_the_bit(name, engine, device):
     """Gradients are given, so that weights half-way between two numbers, rounded otherwise, have no consequences."""

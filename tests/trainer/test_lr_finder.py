@@ -13,6 +13,8 @@ import tristep
 from tristep import lr_scheduler
 from tristep.trainer.snapshot import Snapshot
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 
 class Net(torch.nn.Module):
     """With running means, and random numbers from torch."""

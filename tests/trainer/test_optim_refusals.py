@@ -1,39 +1,79 @@
 """tristep.optim: what is refused, with torch's errors and nothing changed."""
 
+import inspect
 import warnings
+from typing import Any
 
 import pytest
 import torch
-from torch_peers import INFOS, all_data_of, classes_with_argument
+from torch_peers import ARGUMENTS, all_data_of, classes_with_argument
 
 import tristep
 
+# By argument, what torch refuses in some class that has it.
+WRONG: dict[str, list[Any]] = {
+    "lr": [-0.1, torch.tensor([0.1, 0.2])],
+    "betas": [(1.0, 0.0), (0.0, 1.0), (0.9, torch.tensor(0.99)), (torch.tensor(0.9), 0.99)],
+    "eps": [-1e-8, (-1e-30, 1e-3)],
+    "weight_decay": [-1.0],
+    "momentum": [-0.5],
+    "momentum_decay": [-0.2],
+    "rho": [1.1],
+    "alpha": [-0.1],
+    "lr_decay": [-0.5],
+    "initial_accumulator_value": [-1.0],
+    "etas": [(1.0, 0.5)],
+    "nesterov": [True],  # SGD's needs momentum
+    "beta2_decay": [0.8],
+    "d": [0.0],
+    "adjust_lr_fn": ["arbitrary"],
+}
 
-def _error_of(library, name, i):
-    wrong = INFOS[name].optim_error_inputs_func(device="cpu", dtype=torch.float32)[i]
-    given = wrong.optimizer_error_input
-    params = [torch.nn.Parameter(torch.ones(2, 2))] if given.params is None else given.params
+
+def _parameter(shape=(2, 2), dtype=torch.float32):
+    return torch.nn.Parameter(torch.ones(shape, dtype=dtype))
+
+
+WRONG_PARAMETERS = {
+    "none": list,
+    "no list": _parameter,
+    "numbers": lambda: [1.0],
+    "one twice": lambda: [_parameter()] * 2,
+    "one in two groups": lambda: [{"params": one} for one in [_parameter()] * 2],
+    "one without a name": lambda: [("weight", _parameter()), _parameter()],
+    "a group without names": lambda: [{"params": [_parameter()]}, {"params": [("weight", _parameter())]}],
+    "three dimensions": lambda: [_parameter((2, 2, 2))],
+    "complex": lambda: [_parameter(dtype=torch.complex64)],
+    "sparse": lambda: [torch.sparse_coo_tensor(size=(3,), requires_grad=True, check_invariants=True)],
+    "no leaf": lambda: [_parameter() * 2.0],
+}
+
+
+def _error_of(library, name, parameters=lambda: [_parameter()], **arguments):
+    given = parameters()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            getattr(library, name)(params, **given.kwargs).step()
+            optimizer = getattr(library, name)(given, **arguments)
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
         except (Exception, UserWarning) as error:
-            return error
+            return type(error)
     return None
 
 
-@pytest.mark.parametrize(
-    ("name", "i"),
-    [
-        pytest.param(name, i, id=f"{name}-{wrong.optimizer_error_input.desc}")
-        for name, info in INFOS.items()
-        for i, wrong in enumerate(info.optim_error_inputs_func(device="cpu", dtype=torch.float32))
-    ],
-)
-def test_what_torch_refuses_is_refused_with_an_error_of_its_type(name, i):
-    expected = _error_of(torch.optim, name, i)
-    assert expected is not None
-    assert type(_error_of(tristep.optim, name, i)) is type(expected)
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_what_torch_refuses_is_refused_with_an_error_of_its_type(name):
+    known = {key: each.default for key, each in inspect.signature(getattr(torch.optim, name)).parameters.items()}
+    cases: list[dict[str, Any]] = [{"no_such_argument": 1}]
+    for key in WRONG.keys() & known.keys():
+        cases += [{key: value} for value in WRONG[key] if isinstance(value, tuple) == isinstance(known[key], tuple)]
+    cases += [{"parameters": make} for label, make in WRONG_PARAMETERS.items() if label != "sparse" or name == "SparseAdam"]
+    refused = {str(case): error for case in cases if (error := _error_of(torch.optim, name, **case))}
+    assert len(refused) >= 10
+    assert {str(case): _error_of(tristep.optim, name, **case) for case in cases if str(case) in refused} == refused
 
 
 @pytest.mark.parametrize("name", classes_with_argument("capturable"))

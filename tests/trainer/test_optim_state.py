@@ -12,6 +12,8 @@ import torch
 
 import tristep
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 TORCHS = [name for name in tristep.optim.__all__ if hasattr(torch.optim, name)]
 
 OURS = [name for name in tristep.optim.__all__ if name not in (*TORCHS, "as_torch", "clip_grad_norm_", "FusedOptimizer")]

@@ -222,6 +222,7 @@ def test_what_is_driven_by_hand_and_fails_carries_nothing_on(monkeypatch):
 
 
 @pytest.mark.sample(1)
+@pytest.mark.sample(0, "triton")
 @pytest.mark.golden("sgld")
 @pytest.mark.golden("sgld", version=2)
 def test_the_noise_of_sgld_has_mxnets_moments(golden, engine, device, monkeypatch):

@@ -13,6 +13,8 @@ import tristep
 from tristep import Trainer, optimizer
 from tristep.kernels import Rule, rule, rules
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 ALL = {"cautious": True, "lookahead": 3, "wd": 0.1, "decoupled_wd": True}
 
 ELEMENTWISE = [name for name in optimizer.registered() if isinstance(optimizer.create(name).rule, Rule)]

@@ -182,6 +182,7 @@ def test_a_step_with_nonfinite_gradients_is_skipped(name, dtype, value, engine, 
 
 
 @pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu", "triton")
 def test_masters_are_clipped_and_averaged(engine, device):
     """bfloat16 weights with masters are the rounding of float32 weights that have the same gradients."""
     wide = [torch.nn.Parameter(param.detach().bfloat16().float()) for param in parameters(device)]
@@ -201,6 +202,7 @@ def test_masters_are_clipped_and_averaged(engine, device):
 
 
 @pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("name", ["adamw", "novograd", "prodigy"])
 def test_training_goes_on_from_a_file(name, engine, device, tmp_path):
     arguments = {"learning_rate": 0.05, **EVERYTHING}
@@ -231,6 +233,7 @@ def test_options_may_be_switched_on_later(engine, device):
     assert float(moved.norm()) == pytest.approx(0.05 * 1e-3, rel=2e-3)
 
 
+@pytest.mark.sample(0, "cpu")
 def test_nothing_waits_for_the_device(engine, device, monkeypatch):
     if engine == "triton":
         pytest.skip("the interpreter looks at the tensors itself")

@@ -11,6 +11,8 @@ from option_training import SHAPES, STEPS, parameters, train, trained
 from tristep import Trainer, optimizer
 from tristep.trainer.optimizer import plan as plan_module
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 NO_EPSILON = 1e-300  # it stands in other places
 
 
@@ -102,7 +104,8 @@ def test_lookahead_like_the_reference(reference, name, k, engine, device):
     torch.testing.assert_close(slow, [peer.state[param]["slow_params"] for param in expected], rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu", "triton")
 def test_all_options_at_once_around_norms_in_numpy(engine, device):
     """LAMB by its paper (alg. 2), masked, then decayed, then synchronised."""
     lr, wd, k, alpha = 0.05, 0.1, 3, 0.5
@@ -130,7 +133,8 @@ def test_all_options_at_once_around_norms_in_numpy(engine, device):
 ALL = {"cautious": True, "lookahead": 3, "wd": 0.1, "decoupled_wd": True}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
+@pytest.mark.sample(0, "triton")
 def test_masters_are_what_options_work_on(engine, device):
     """A bfloat16 weight with a master is the rounding of a float32 weight that has the same gradients."""
     wide = [torch.nn.Parameter(param.detach().bfloat16().float()) for param in parameters(device)]
@@ -192,6 +196,7 @@ def test_the_count_of_updates_may_start_anywhere(device):
 
 
 @pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu", "triton")
 def test_training_goes_on_from_a_file_to_the_bit(engine, device, tmp_path):
     for stop in (3, 5):  # at a synchronisation, and between two
         params = parameters(device)

@@ -29,6 +29,8 @@ from tristep.trainer.sync.buckets import GradientBuckets
 from tristep.trainer.sync.partition import can_cut, owners_of
 from tristep.trainer.sync.sharded import ShardedUpdate
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 
 def train_summed(name, arguments, steps, dtype=torch.float32, unused=None, multipliers=False):
     """The same with gradients that all ranks get, and an optimizer that each has as a whole."""

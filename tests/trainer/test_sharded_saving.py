@@ -23,6 +23,8 @@ from tristep import optimizer as optimizers
 from tristep.trainer import checkpoint
 from tristep.trainer.sync.sharded import ShardedUpdate
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 
 def _count_bytes(name, arguments):
     torch.manual_seed(0)

@@ -132,6 +132,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.sample(1, "cpu", "triton")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_recording_changes_no_bit(name, engine, device, everything):
     if engine == "triton" and name not in ("adam", "muon"):

@@ -14,7 +14,7 @@ from nbclient import NotebookClient  # noqa: E402
 
 SECONDS = 120  # until it is taken for hung
 SETUP = """
-    import torch, tristep
+    import time, torch, tristep
     from tristep import viz
     viz.set_renderer("ipywidgets")
     def made():
@@ -30,6 +30,7 @@ SETUP = """
             trainer.step(1)
             done += 1
             yield loss
+            time.sleep(0.002)  # so that the hundreds of steps of a busy processor need not be repeated
     """
 
 

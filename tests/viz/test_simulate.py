@@ -219,6 +219,7 @@ def test_tuned_learning_rates_where_all_diverge():
     assert np.isnan(found.best[0])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arguments", [{"optimizer": "adam", "learning_rate": 0.1}, {"optimizer": "sgd", "clip_norm": 0.5}])
 def test_basins_as_single_paths(arguments):
     found = basin_map("himmelblau", arguments, n=5, steps=200)
