@@ -11,6 +11,8 @@ import torch
 import tristep
 from tristep.kernels import metric, tl
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 
 @metric(gradient_cubes="sum", longest="max")
 def extra(w, g, new_w):
@@ -98,7 +100,7 @@ def test_all_quantities_are_those_found_outside(engine, device):
     assert np.array_equal(telemetry["update_histogram"].sum(axis=2), [sizes] * 3)
 
 
-@pytest.mark.sample(0, "triton")
+@pytest.mark.sample(0, "cpu", "triton")
 def test_reading_in_several_ways(engine, device):
     net = model(device)
     telemetry = tristep.Telemetry(metrics=["update_norm", "gradient_norm"], histograms=["weight"])
