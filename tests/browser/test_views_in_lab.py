@@ -29,6 +29,7 @@ def book(shared):
     return shared()
 
 
+@pytest.mark.sample(0)
 def test_a_race_on_a_canvas(book, browser):
     book.run(BEGIN.format(renderer="canvas"))
     book.run(TRAJECTORIES, "view")

@@ -162,6 +162,7 @@ def low_precision_storage():
     return storage
 
 
+@pytest.mark.sample(0, "cpu")
 def test_groups_of_several_types_put_their_results_into_one_slot(place):
     kinds = [(F64, F64), (F32, F32), (F32, BF16), (F16, F32)] * 2
     weights, gradients = [], []

@@ -102,7 +102,7 @@ def _recorded_states(config, arrays):
         yield states, master
 
 
-@pytest.mark.sample(4, "triton")
+@pytest.mark.sample(2, "triton")
 @pytest.mark.golden(*OPTIMIZERS[1], where=lambda config: _is_run(1, config))
 @pytest.mark.golden(*OPTIMIZERS[2], version=2, where=lambda config: _is_run(2, config))
 def test_updater_equals_mxnet(golden, engine, device, monkeypatch):

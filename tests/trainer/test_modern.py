@@ -39,6 +39,7 @@ def _train(params, step):
 
 
 @pytest.mark.sample(1, "triton")
+@pytest.mark.sample(5, "cpu")
 @pytest.mark.parametrize("name", PEERS)
 def test_many_steps_like_the_reference(name, engine, device):
     ours, peer = PEERS[name]

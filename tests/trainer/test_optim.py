@@ -9,6 +9,8 @@ from torch_peers import ARGUMENTS, CLOSE, CLOSE_IN_FLOAT32, classes_with_argumen
 
 import tristep
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 STEPS = 6
 
 CONFIGURATIONS = [

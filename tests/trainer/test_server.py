@@ -37,6 +37,7 @@ def _all_in_one(store):
     return store.rank, store.num_workers, store.num_servers, store.type, first, own, transposed.tolist(), mine.tolist()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("servers", [1, 2])
 def test_init_push_pull_and_barrier(run_job, servers):
     """The value of rank 0 wins; all pushes arrive; an array of 10 elements or more is cut over all servers."""
