@@ -91,8 +91,7 @@ class Seen:
         return self.browser.find(f"{self.cell} " + ("output" if self.canvas else ".widget-readout")).text
 
 
-@pytest.mark.sample(0, "ipywidgets")
-@pytest.mark.sample(1)
+@pytest.mark.sample(0)  # test_live_kernel.py has its Python half
 def test_a_loop_is_watched_and_steered(shared, browser, kernel, renderer):
     book = shared(kernel)
     version = book.run(BEGIN.format(renderer=renderer)).strip()

@@ -48,7 +48,7 @@ def code(compiling):
     return compiled_code(compiling)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("target", "rule"), [*COMPILED, *((target, own) for target in TARGETS for own in ("every_word", "in_a_cell"))]
 )
@@ -56,13 +56,13 @@ def test_every_rule_compiles_for(target, rule, code):
     assert code(Case(target, rule)).warps in (4, 8)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("target", "rule", "stage"), COMPILED_SUMS)
 def test_every_reduction_compiles_for(target, rule, stage, code):
     assert code(Case(target, rule, stage=stage)).warps in (4, 8)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("rule", "stage"), SUMS)
 def test_reductions_read_full_tiles_by_128_bit_accesses_only(rule, stage, code):
     """Without spills, float64 or too many registers. Threads exchange their sums through shared memory."""
@@ -155,7 +155,7 @@ def test_too_many_registers_are_seen(code):
 # AMD.
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @OF_RULES
 def test_on_amd_wide_accesses_no_spills_no_shared_memory_no_float64(rule, code):
     """A wave has 64 threads, so that 8 warps leave each of them 2 elements of a tile and 4 warps 4: 64 or 128 bits."""

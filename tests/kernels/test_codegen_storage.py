@@ -68,7 +68,7 @@ def test_no_spills_no_shared_memory_no_float64_few_registers_whatever_is_stored(
     spills_nothing(case, code)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", MIXED, ids=lambda case: case.name)
 def test_full_tiles_of_mixed_widths_take_one_access_a_tensor(case, code):
     kernel = code(case)
@@ -82,7 +82,7 @@ def test_full_tiles_of_mixed_widths_take_one_access_a_tensor(case, code):
     assert not [name for name in names if name.startswith("LDG") and "16" in name]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", STORED, ids=lambda case: case.name)
 def test_full_low_precision_tiles_take_one_access_per_tensor(case, code):
     """64 bits for 4 elements of 16, 128 for 4 of 32; nothing else is written, nor read in more pieces."""
@@ -99,7 +99,7 @@ def test_full_low_precision_tiles_take_one_access_per_tensor(case, code):
     assert not [name for name in names if name.startswith("LDG") and "16" in name]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", [*STORED_ELSEWHERE, *STORED_SUMS], ids=lambda case: case.name)
 def test_low_precision_compiles_everywhere_and_in_reductions(case, code):
     assert code(case).warps == 8

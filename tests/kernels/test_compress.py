@@ -327,7 +327,7 @@ def code(compiling):
     return cache(lambda job: compiling.run(COMPILE, job))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: "-".join(map(str, job)))
 def test_no_spills_no_float64_few_registers(job, code):
@@ -340,7 +340,7 @@ def test_no_spills_no_float64_few_registers(job, code):
 
 
 @pytest.mark.slow
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("job", ENCODING, ids=lambda job: "-".join(map(str, job)))
 def test_a_full_tile_moves_what_it_must_and_nothing_else(job, code):
     """12 bytes and a code for each value: float32 by accesses of 128 bits, and all codes that a thread has by one."""

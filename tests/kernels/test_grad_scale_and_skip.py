@@ -180,6 +180,7 @@ result = found
 """
 
 
+@pytest.mark.sample(0)
 @pytest.mark.slow
 def test_machine_code(compiling):
     """Wide stores of zeros behind a barrier; a few loads more for the control; else nothing."""

@@ -64,7 +64,7 @@ def same_states(found, expected):
             np.testing.assert_allclose(row[name], values, rtol=1e-12, err_msg=name)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", RULES)
 def test_a_cautious_rule_masks_its_step_and_nothing_else(place, numbers, name):
     base = getattr(rules, name)
@@ -100,7 +100,7 @@ def test_a_decoupled_rule_decays_in_addition_to_its_step(place, numbers, name):
         np.testing.assert_allclose(new, stepped - 0.02 * w.cpu().numpy(), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["sgd", "lamb", "novograd", "sgld", "sophia", "ademamix"])
 def test_lookahead_moves_the_slow_weight_where_it_is_time(place, numbers, name):
     base = getattr(rules, name)
@@ -144,7 +144,7 @@ def test_rules_are_composed_in_any_depth(place, numbers):
         np.testing.assert_allclose(new.cpu().numpy(), old + 0.3 * (decayed - old), rtol=1e-12)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kinds", [(F32, F32), (BF16, BF16), (BF16, F32)], ids=str)
 def test_composed_rules_of_other_types(place, numbers, kinds):
     """In float32 the share is that of float64, and the result its rounding."""

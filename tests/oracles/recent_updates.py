@@ -110,7 +110,6 @@ def ademamix(w, g, state, h):
     hyper=({"epsilon": 0.9}, {}),
     options={"beta1": 0.8},
     registers=72,
-    quick=True,
     peers={
         "adopt": Peer(
             {"learning_rate": 0.01},

@@ -11,6 +11,7 @@ from tristep import kvstore
 from tristep.kvstore import CompressedAllReduce, create_compressor
 
 
+@pytest.mark.sample(4)
 # Before those of several ranks, which then find its compiled loops in the cache.
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if kind != "powersgd"])
 def test_what_is_decoded_is_near_to_what_was_encoded(kind):

@@ -163,7 +163,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES)
 def test_replays_are_steps_to_the_bit(case):
     name, options, others = CASES[case]
