@@ -62,7 +62,7 @@ class EagerUpdate:
         reduction = self.table.rule.reductions[stage]
         largest, totals = reduction.op == "max", self.totals[stage].zero_()
         for i, gradient, part in self._parts():
-            values = self._compute(reduction, i, gradient, part)
+            values = reduction(*self._arguments(reduction, i, gradient, part))
             spread = [
                 torch.as_tensor(value, dtype=totals.dtype, device=totals.device).expand(gradient.shape) for value in values
             ]
@@ -117,9 +117,6 @@ class EagerUpdate:
                 flat = _flat(gradient)
                 for start in range(0, int(table.sizes[i]), step):
                     yield i, flat[start : start + step], slice(start, start + step)
-
-    def _compute(self, function: Any, i: int, gradient: torch.Tensor, part: slice) -> Any:
-        return function(*self._arguments(function, i, gradient, part))
 
     def _arguments(self, function: Any, i: int, gradient: torch.Tensor, part: slice) -> tuple[Any, ...]:
         table, rule = self.table, self._rule

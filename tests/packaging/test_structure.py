@@ -30,8 +30,6 @@ LARGE_CLASSES = {
     "tristep.viz.views.display.Display",
     "tristep.viz.views.view.View",
     # to be split
-    "tristep.kernels.backends.eager.EagerUpdate",
-    "tristep.kernels.backends.triton.launch.TritonUpdate",
     "tristep.kernels.groups.Group",
     "tristep.trainer.core.TrainerCore",
     "tristep.trainer.ensemble.group.EnsembleGroup",
@@ -43,7 +41,6 @@ LARGE_CLASSES = {
     "tristep.trainer.sync.kvstore.KVStoreSync",
     "tristep.trainer.sync.sharded.ShardedUpdate",
     "tristep.viz.live.runner.StepRunner",
-    "tristep.viz.record.series.Series",
 }
 PRIVATE_IMPORTS: set[str] = set()
 CYCLES: set[frozenset[str]] = set()

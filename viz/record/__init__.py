@@ -1,8 +1,9 @@
 """Training runs, recorded as plain arrays of bounded size."""
 
+from .blocks import Curve
 from .diagnosis import diagnose
 from .recorder import Recorder
 from .runs import Run, RunSet
-from .series import Curve, Series
+from .series import Series
 
 __all__ = ["Curve", "Recorder", "Run", "RunSet", "Series", "diagnose"]

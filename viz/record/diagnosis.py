@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from .blocks import Curve
 from .runs import Run
-from .series import Curve
 from .statistics import LARGEST, quantiles
 
 __all__ = ["diagnose", "nonfinite_gradients"]

@@ -13,7 +13,7 @@ import torch
 from ...trainer import Trainer, validation
 from ...trainer.lr_scheduler import InterpolatedScheduler, LRScheduler
 from ..record import Recorder, Run
-from ..record.series import POINTS
+from ..record.blocks import POINTS
 from ..scene import Axis, Button, Layer, Line, Panel, Points, RefLine, Scene
 from ..simulate.schedules import simulate_scheduler
 from ..style import COLOURS, DASHES

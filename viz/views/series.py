@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..record import Curve
-from ..record.series import POINTS
+from ..record.blocks import POINTS
 from ..scene import Axis, Panel, Scene, Text
 
 __all__ = ["axis_from_zero", "axis_value", "drawable", "empty_scene", "held", "middle_steps", "percentiles"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..record import Run, Series
-from ..record.series import POINTS
+from ..record.blocks import POINTS
 from ..record.statistics import quantiles
 from ..scene import Axis, Band, Control, Layer, Line, Panel, RefLine, Scene
 from .rows import Rows

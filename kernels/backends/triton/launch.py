@@ -34,10 +34,10 @@ class TritonUpdate:
         assert isinstance(table.rule, Rule)
         self.table, self._rule = table, table.rule
         self._upload = Uploader(table)
-        self._addresses = self._to_device(table.addresses)
+        self._addresses = _copied(table.addresses, table.device)
         self._sent: bytes | None = None
-        self._sizes = self._to_device(table.sizes)
-        self._tiles = self._to_device(table.tiles)
+        self._sizes = _copied(table.sizes, table.device)
+        self._tiles = _copied(table.tiles, table.device)
         self.totals, self.sums = table.room_for_sums()
         self._elsewhere = table.device.type == "cuda" and torch.cuda.device_count() > 1
         self._n_tiles = len(table.tiles)
@@ -102,9 +102,6 @@ class TritonUpdate:
     def _device(self) -> Any:
         return torch.cuda.device(self.table.device) if self._elsewhere else nullcontext()
 
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.table.device, copy=True)
-
     def _launcher(
         self, kernel: Any, function: Rule | Reduction | RuleWithMetric, partials: tuple[torch.Tensor, ...] = ()
     ) -> Launch:
@@ -123,7 +120,7 @@ class TritonUpdate:
         partials = torch.zeros(n_values, self._n_tiles, dtype=table.dtype, device=table.device)
         together = reduction.scope == "global"
         bounds = [0, n_tensors] if together else np.arange(n_tensors + 1)
-        firsts = self._to_device(np.searchsorted(table.tiles[:, 0], bounds).astype(np.int64))
+        firsts = _copied(np.searchsorted(table.tiles[:, 0], bounds).astype(np.int64), table.device)
         return (
             self._launcher(sums_kernel, reduction, (partials,)),
             Launch(
@@ -141,7 +138,7 @@ class TritonUpdate:
         partials = torch.zeros(n_values, max(self._n_tiles, 1), dtype=table.dtype, device=table.device)
         firsts = np.searchsorted(table.tiles[:, 0], np.arange(len(rows) + 1)).astype(np.int64)
         largest = np.array([by == "max" for by in metric.by], dtype=np.int32)
-        arrays = (self._to_device(array) for array in (firsts, rows.astype(np.int64), largest))
+        arrays = (_copied(array, table.device) for array in (firsts, rows.astype(np.int64), largest))
         arguments = (partials, *arrays, ring, partials.shape[1], n_rows)
         return (
             self._launcher(update_kernel, function, (partials,)),
@@ -184,3 +181,7 @@ class Launch:
                 if not last:
                     self._arguments, self._rest = self._arguments + self._rest, ()
                 self._again = partial(kernel[self._grid], *self._arguments)
+
+
+def _copied(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array).to(device, copy=True)
