@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from itertools import chain
 from operator import is_ as _is
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from ...kernels.graphs import Recording
 from ...kernels.guards import PointerGuard
 from ...kernels.layouts import is_wrapper
 from ...kernels.states import allocate_states, as_rows, goes_with, per_tensor_states, slot_dtypes, state_type, states_for
-from ..optimizer.sparse import RowUpdate, is_sparse
+from ..optimizer.sparse import SparseRows, is_sparse
 from . import shards
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class _Part:
         self._optimizer = optimizer
         self._rule = rule
         self._groups = [group for group, _ in members]
-        self._narrow, self._seed = optimizer._narrow(self._groups[0]), optimizer._rounding(self._groups[0])
+        self._narrow = optimizer._narrow(self._groups[0])
         self._names = [name_of(group, k) for group, k in members]
         self.parameters = [group["params"][k] for group, k in members]
         self._weights = [as_real(parameter) for parameter in self.parameters]
@@ -132,20 +132,18 @@ class _Part:
             states,
             self._masters,
             names=self._names,
-            seed=self._seed,
+            seed=optimizer._rounding(self._groups[0]),
             grad_scale_and_skip=optimizer._control,
         )
         if self._sharded:
             shards.join_shards(self._update, self.parameters)
             self._update.rng_offsets += np.array([shards.own_place(parameter) << 32 for parameter in self.parameters])
-        self._states = states
         self._active: list[bool] = []
         self._shared: list[tuple[Any, int]] = []  # rows of equal hyper-parameters, and the first of them
         self._changes: list[tuple[Any, dict[str, Any]]] = []  # new numbers of these rows, after the step
         self._stepping: list[Group] = []
-        self._met_sparse = False
-        self._by_row: tuple[RowUpdate, list[int]] | None = None
-        self._alive: list[Any] = []  # dense copies of gradients, until they have been used
+        self._sparse = SparseRows(self._names, self._without_sparse)
+        self._alive: list[Any] = []  # views of gradients and shards of them, until they have been used
 
     def holds(self) -> bool:
         """Whether states, and the shards of DTensors, are the tensors that they were."""
@@ -268,25 +266,16 @@ class _Part:
         if self._complex:
             gradients = [None if gradient is None else as_real(gradient.resolve_conj()) for gradient in gradients]
             self._alive = gradients
-        self._by_row = None
-        if self._met_sparse or not self._update.rebind(gradients, own=not self._alive):
+        if not self._sparse.rebind(self._update, gradients, not self._alive):
+            self._sparse.bind(self._update, gradients, not self._alive)
             active = [gradient is not None for gradient in gradients]
-            if self._met_sparse:
-                gradients = self._without_sparse(gradients)
-            try:
-                self._update.bind(gradients, own=not self._alive)
-            except TypeError:
-                if not any(map(is_sparse, gradients)):
-                    raise
-                self._met_sparse = True
-                self._update.bind(self._without_sparse(gradients))
             if active != self._active:
                 self._active, self._shared = active, []
         self._share()
         self._take_hyper()
 
-    def _without_sparse(self, gradients: list[Any]) -> list[Any]:
-        """The gradients to be taken as a whole; None for those to be taken by row."""
+    def _without_sparse(self, gradients: Sequence[Any]) -> tuple[list[Any], list[int]]:
+        """The gradients to be taken as a whole, None for the others, and the places of those to be taken by row."""
         optimizer = self._optimizer
         sparse = [i for i, gradient in enumerate(gradients) if is_sparse(gradient)]
         if sparse and not optimizer._takes_sparse:
@@ -298,16 +287,7 @@ class _Part:
         by_row = [i for i in sparse if optimizer._by_row(self._groups[i])]
         for i in sparse:
             whole[i] = None if i in by_row else gradients[i].to_dense()
-        self._alive = whole
-        if by_row:
-            weights = [self._weights[i].detach() for i in by_row]
-            every: Any = gradients, self._states, self._masters
-            given, states, masters = ([each[i] for i in by_row] for each in every)
-            names = [self._names[i] for i in by_row]
-            control = self._optimizer._control
-            rows = RowUpdate(self._rule, weights, given, states, masters, None, names, self._seed, control)
-            self._by_row = rows, by_row
-        return whole
+        return whole, by_row
 
     def _share(self) -> None:
         """Find the parameters that share hyper-parameters: those of one group and of equal numbers."""
@@ -342,14 +322,7 @@ class _Part:
 
     def run(self) -> None:
         """Update the parameters and, if that went well, their numbers."""
-        if self._by_row is None:
-            self._update()
-        else:
-            by_row, places = self._by_row
-            by_row.hyper[:] = self._update.hyper[places]
-            by_row.compute()
-            self._update()
-            by_row.write_back()
+        self._sparse.run(self._update)
         for rows, numbers in self._changes:
             for name, array in self._numbers.items():
                 array[rows] = numbers[name]
@@ -357,7 +330,7 @@ class _Part:
             self._optimizer._end(group)
         if self._sharded:  # autograd looks at the DTensor's version, the update has counted its shard's
             increment_version([parameter for parameter in self._sharded if parameter.grad is not None])
-        self._by_row, self._alive = None, []
+        self._alive = []
 
     def advance(self) -> None:
         """All that a step does on the host, for one that is launched otherwise."""

@@ -16,15 +16,14 @@ from ...kernels.metrics import MetricsBuffer
 from ...kernels.states import allocate_states, goes_with, slot_shapes
 from .base import Optimizer
 from .counts import Index
+from .hyper_rows import HyperRows
 from .rule_optimizer import RuleOptimizer
-from .sparse import RowUpdate, is_sparse, split
+from .sparse import SparseRows, split
 
 if TYPE_CHECKING:
     from .updater import Updater
 
 __all__ = ["StepPlan", "new_master"]
-
-_UNKNOWN = object()
 
 
 class StepPlan:
@@ -65,21 +64,11 @@ class StepPlan:
         self.update: Update | None = None
         self._updates: dict[Rule, Update] = {}  # by rule: an optimizer may go from one to another and back
         self._grads: Sequence[torch.Tensor | None] = ()  # where the optimizer updates by hand, from `prepare` to `run`
-        self._met_sparse = False  # whether there has been a sparse gradient, for which to look from then on
-        # Of a step with such gradients: their rows, whose they are, gradients taken as a whole, and those that are sparse.
-        self._by_row: tuple[RowUpdate, list[int], list[torch.Tensor | None], list[torch.Tensor]] | None = None
-        self._slots = updater.optimizer.slots(self.indices)
-        self._active = [True] * len(self.indices)
-        # Active parameters that share hyper-parameters: rows, the count's slot, lr_mult, wd_mult, the first's
-        # index. Rows are None where they are all.
-        self._shared: list[tuple[Any, int, float, float, Index]] = []
-        self._counted: Any = self._slots
-        self._multipliers: Any = _UNKNOWN
-        # A parameter's attributes; the dictionaries are live, so that looking whether they are empty is enough.
-        self._own = [getattr(updater.optimizer.param_dict.get(index), "__dict__", {}) for index in self.indices]
+        self._sparse = SparseRows(list(map(repr, self._names)), self._split)
+        self._hyper = HyperRows(updater.optimizer, self.indices)
         self._by_rule = isinstance(updater.optimizer, RuleOptimizer)
         if isinstance(updater.optimizer, RuleOptimizer):
-            self._make_update(updater.optimizer, updater.optimizer.rule_for(self._slots))
+            self._make_update(updater.optimizer, updater.optimizer.rule_for(self._hyper.slots))
         else:
             with torch.no_grad():  # a state may be a copy of the weight, but has no history
                 for index, weight in zip(self.indices, self.weights, strict=True):
@@ -89,7 +78,7 @@ class StepPlan:
     @property
     def references(self) -> list[Reference] | None:
         """Weak references to the gradients of the last step; None if only some of them are known."""
-        return None if self.update is None or self._met_sparse else self.update.references
+        return None if self.update is None or self._sparse.met else self.update.references
 
     def step(self, grads: Sequence[torch.Tensor | None], into: MetricsBuffer | None = None) -> None:
         """`prepare` and `run`."""
@@ -120,28 +109,19 @@ class StepPlan:
 
     def _step_prepared(self, optimizer: Any, update: Update, into: MetricsBuffer | None = None) -> None:
         """A step with the gradients that are bound to the update."""
-        multipliers = self._read_multipliers(optimizer)
-        if multipliers != self._multipliers:
-            self._share(optimizer, multipliers)
-        if not self._shared:
+        times = self._hyper.times(optimizer)
+        if not times:
             return
         # Everything that may fail comes before the counts move.
-        counts = optimizer.step_counts.values
-        times = [int(counts[slot]) + 1 for _, slot, _, _, _ in self._shared]
         before = optimizer.host_state() if optimizer.host_state_names else ()
         try:
-            rows = optimizer.rows_of_step(times, self._shared, update.rule)
-            for (where, *_), row in zip(self._shared, rows, strict=True):
-                if where is None:
-                    update.broadcast_hyper(row)
-                else:
-                    update.hyper[where] = row
-            self._run(update, into)
+            self._hyper.write(optimizer, times, update)
+            self._sparse.run(update, into)
         except BaseException:
             optimizer.load_host_state(before)
             raise
         if optimizer.counts_as_step:
-            optimizer.step_counts.advance(self._counted, max(times))
+            self._hyper.count(optimizer, times)
 
     def total(self) -> torch.Tensor | None:
         """The sum of squares of all gradients of the last step, if its rule skips steps with non-finite ones."""
@@ -155,12 +135,14 @@ class StepPlan:
         optimizer: Any = self.updater.optimizer
         update = self._prepare(optimizer, grads)
         update.hyper[:] = rows
-        self._run(update, into)
+        self._sparse.run(update, into)
 
     def host_step(self, update: Update, active: list[bool]) -> None:
         """The host half of a step with this update, whose kernels are replayed by a CUDA graph."""
-        if self.update is not update or self._active != active:
-            self.update, self._active, self._multipliers = update, active, _UNKNOWN
+        if self.update is not update:
+            self.update = update
+            self._hyper.forget()
+        self._hyper.use(active)
         update.host_only = True
         try:
             self._step_prepared(self.updater.optimizer, update)
@@ -170,17 +152,11 @@ class StepPlan:
     @property
     def active(self) -> list[bool]:
         """Which weights had a gradient at the last step."""
-        return self._active
+        return self._hyper.active
 
     def has_states(self) -> bool:
         """Whether it works on the states and masters that the updater has now."""
         return self.update is not None and self.is_of_states(self.update)
-
-    def _run(self, update: Update, into: MetricsBuffer | None) -> None:
-        if self._by_row is None:
-            update(into)
-        else:
-            self._step_by_row(update, *self._by_row, into)
 
     def is_of_states(self, update: Update) -> bool:
         """Whether this update works on the states and masters that the updater has now."""
@@ -191,67 +167,21 @@ class StepPlan:
 
     def _prepare(self, optimizer: RuleOptimizer, grads: Sequence[torch.Tensor | None]) -> Update:
         """What the step is to be taken with, these gradients bound to it."""
-        rule, update = optimizer.rule_for(self._slots), self.update
+        rule, update = optimizer.rule_for(self._hyper.slots), self.update
         if switched := update is None or update.rule is not rule:
             update = self._use(optimizer, rule)
-        if not self._met_sparse and update.rebind(grads, own=self._gradients_own):
-            self._by_row = None
-        else:
+        if not self._sparse.rebind(update, grads, self._gradients_own):
             if not update.fits(optimizer.master_dtype):
                 update = self._make_update(optimizer, rule)
-            self._bind(optimizer, update, grads)
+            self._sparse.bind(update, grads, self._gradients_own)
             switched = True
         if switched:
-            active = [grad is not None for grad in grads]
-            if active != self._active:
-                self._active, self._multipliers = active, _UNKNOWN
+            self._hyper.use([grad is not None for grad in grads])
         return update
 
-    def _bind(self, optimizer: RuleOptimizer, update: Update, grads: Sequence[torch.Tensor | None]) -> None:
-        """Take these gradients for the step. Checks all of them and changes no weight."""
-        self._by_row = None
-        if not (self._met_sparse and any(map(is_sparse, grads))):
-            try:
-                update.bind(grads, own=self._gradients_own)
-                return
-            except TypeError:  # to look for sparse gradients at every step would cost those who have none
-                if not optimizer.takes_sparse or not any(map(is_sparse, grads)):
-                    raise
-                self._met_sparse = True
-        names, updater = list(map(repr, self._names)), self.updater
-        whole, rows = split(optimizer, self.indices, names, self.weights, grads)
-        update.bind(whole)
-        by_row = RowUpdate(
-            update.rule,
-            [self.weights[i] for i in rows],
-            [grads[i] for i in rows],  # type: ignore[misc]  # these are there
-            [updater.states[self.indices[i]] for i in rows],
-            [updater.masters.get(self.indices[i]) for i in rows],
-            updater.engine,
-            [names[i] for i in rows],
-            optimizer.rounding,
-            updater.control,
-        )
-        self._by_row = by_row, rows, whole, [grad for grad in grads if grad is not None and is_sparse(grad)]
-
-    def _step_by_row(
-        self,
-        update: Update,
-        by_row: RowUpdate,
-        rows: list[int],
-        whole: list[Any],
-        sparse: list[torch.Tensor],
-        into: MetricsBuffer | None,
-    ) -> None:
-        """Update rows and whole weights. `whole`, the gradients of these, has been kept alive until here."""
-        by_row.hyper[:] = update.hyper[rows]
-        by_row.compute()
-        update(into)
-        by_row.write_back()
-        if self._zero_grads:
-            for grad in sparse:
-                grad.zero_()
-        self._by_row = None
+    def _split(self, grads: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
+        optimizer: Any = self.updater.optimizer
+        return split(optimizer, self.indices, list(map(repr, self._names)), self.weights, grads)
 
     def _use(self, optimizer: RuleOptimizer, rule: Rule) -> Update:
         """Go on with another rule, with the `Update` that was made for it before if that still has the right states."""
@@ -311,38 +241,12 @@ class StepPlan:
             self._zero_grads,
         )
         if self._rng_offsets is None:
-            pairs = zip(self.indices, self._slots, strict=True)
+            pairs = zip(self.indices, self._hyper.slots, strict=True)
             self._rng_offsets = np.array([index if isinstance(index, int) else slot for index, slot in pairs])
         self.update.rng_offsets, self.update.all_reduce_global = self._rng_offsets, self._all_reduce_global
         self._updates[rule] = self.update
-        self._multipliers = _UNKNOWN
+        self._hyper.forget()
         return self.update
-
-    def _read_multipliers(self, optimizer: RuleOptimizer) -> Any:
-        """All that multipliers depend on, to be compared with the last step's; None as long as nobody has set any."""
-        if not any(self._own) and not (optimizer.lr_mult or optimizer.wd_mult):
-            return None
-        own = [tuple(map(attributes.get, ("lr_mult", "wd_mult", "grad_req"))) for attributes in self._own]
-        return own, dict(optimizer.lr_mult), dict(optimizer.wd_mult)
-
-    def _share(self, optimizer: RuleOptimizer, multipliers: Any) -> None:
-        """Find the active parameters with equal counts and multipliers, which share one row of hyper-parameters."""
-        counts = optimizer.step_counts.values[self._slots].tolist()
-        members: dict[Any, list[int]] = {}
-        for i, index in enumerate(self.indices):
-            if self._active[i]:
-                pair = (1.0, 1.0) if multipliers is None else optimizer.multipliers(index)
-                members.setdefault((counts[i], *pair) if optimizer.uniform_hyper else i, []).append(i)
-        self._shared = []
-        for rows in members.values():
-            index = self.indices[rows[0]]
-            lr_mult, wd_mult = (1.0, 1.0) if multipliers is None else optimizer.multipliers(index)
-            where = None if len(rows) == len(self.indices) else np.array(rows)
-            self._shared.append((where, int(self._slots[rows[0]]), lr_mult, wd_mult, index))
-        counted = self._slots[np.array(self._active, dtype=bool)]
-        in_a_row = counted.size > 0 and bool((np.diff(counted) == 1).all())
-        self._counted = slice(int(counted[0]), int(counted[-1]) + 1) if in_a_row else counted
-        self._multipliers = multipliers
 
     @torch.no_grad()
     def _step_by_hand(self, optimizer: Optimizer, grads: Sequence[torch.Tensor | None]) -> None:
@@ -364,9 +268,7 @@ class StepPlan:
         if optimizer.lr_scheduler is not None and active:  # a rate that is none must be detected before the first update
             counts = optimizer.step_counts.values[optimizer.slots(active)]
             optimizer.rate_at(max(optimizer.num_update, int(counts.max()) + 1))
-        if any(self._own):
-            for index in active:
-                optimizer.multipliers(index)  # wrong ones must be detected before the first update, too
+        self._hyper.check_multipliers(optimizer, active)  # wrong ones must be detected before the first update, too
         together: dict[torch.dtype, list[Any]] = {}
         for index, weight, grad in zip(self.indices, self.weights, grads, strict=True):
             if grad is not None:

@@ -6,19 +6,20 @@ sparse layouts, and gradients for optimizers that take none, are left to the ker
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update, storage
+from ...kernels.metrics import MetricsBuffer
 
 if TYPE_CHECKING:
     from .counts import Index
     from .rule_optimizer import RuleOptimizer
 
-__all__ = ["RowUpdate", "is_sparse", "split"]
+__all__ = ["RowUpdate", "SparseRows", "is_sparse", "split"]
 
 
 class RowUpdate:
@@ -86,6 +87,77 @@ class RowUpdate:
         """Put the copies where they come from."""
         for whole, rows, piece in self._pieces:
             whole.index_copy_(0, rows, piece)
+
+
+class SparseRows:
+    """Steps of an `Update` some of whose gradients may be sparse: the rows that these have are updated apart.
+
+    Args:
+        names: what messages call the weights.
+        split: a function of all gradients, called where some are sparse: those to be taken as a whole, None for the others,
+            and the places of those to be taken by row. It raises an error for those that cannot be taken.
+
+    Attributes:
+        met: whether there has been a sparse gradient, for which to look from then on.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        split: Callable[[Sequence[torch.Tensor | None]], tuple[list[torch.Tensor | None], list[int]]],
+    ) -> None:
+        self._names, self._split, self.met = list(names), split, False
+        self._by_row: tuple[RowUpdate, list[int]] | None = None
+        self._sparse: list[torch.Tensor] = []
+
+    def rebind(self, update: Update, gradients: Sequence[torch.Tensor | None], own: bool) -> bool:
+        """As `Update.rebind`; False once there have been sparse gradients."""
+        if self.met or not update.rebind(gradients, own=own):
+            return False
+        self._by_row = None
+        return True
+
+    def bind(self, update: Update, gradients: Sequence[torch.Tensor | None], own: bool) -> None:
+        """As `Update.bind`. Checks everything and changes no weight."""
+        self._by_row = None
+        if not (self.met and any(map(is_sparse, gradients))):
+            try:
+                update.bind(gradients, own=own)
+                return
+            except TypeError:  # to look for sparse gradients at every step would cost those who have none
+                if not any(map(is_sparse, gradients)):
+                    raise
+        whole, places = self._split(gradients)
+        update.bind(whole)
+        self.met = True
+        self._sparse = [gradient for gradient in gradients if gradient is not None and is_sparse(gradient)]
+        by_row = RowUpdate(
+            update.rule,
+            [update.weights[i] for i in places],
+            [gradients[i] for i in places],  # type: ignore[misc]  # these are there
+            [update.states[i] for i in places],
+            [update.masters[i] for i in places],
+            update.engine,
+            [self._names[i] for i in places],
+            update.seed,
+            update.grad_scale_and_skip,
+        )
+        self._by_row = by_row, places
+
+    def run(self, update: Update, into: MetricsBuffer | None = None) -> None:
+        """Call the update, after `bind` or `rebind`."""
+        if self._by_row is None:
+            update(into)
+            return
+        by_row, places = self._by_row
+        by_row.hyper[:] = update.hyper[places]
+        by_row.compute()
+        update(into)
+        by_row.write_back()
+        if update.zero_grads:
+            for gradient in self._sparse:
+                gradient.zero_()
+        self._by_row, self._sparse = None, []
 
 
 def is_sparse(gradient: Any) -> bool:
