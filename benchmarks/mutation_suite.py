@@ -48,7 +48,8 @@ class Suite:
         for name in sorted(name for name in listing.split("\0") if name and os.path.lexists(ROOT / name)):
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.tree / name, follow_symlinks=False)
-            if name.startswith(("kernels/", "trainer/", *TESTS)):
+            shared = name.startswith("tests/") and (name.count("/") == 1 or name.startswith("tests/oracles/"))
+            if shared or name.startswith(("kernels/", "trainer/", *TESTS)):
                 found.update(f"{name}\0".encode() + (self.tree / name).read_bytes() + b"\0")
         tests = self.map["tests"] if self.map["tree"] == found.hexdigest() else {}
         self.map = {"tree": found.hexdigest(), "tests": tests, "pass": []}
