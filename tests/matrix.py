@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 TAKE_TURNS = ("cpu", "triton")
+EAGER = "eager_in_quick_tier"  # the fixture of tests/conftest.py
 HELP = "which cases of parametrised tests run: quick (each value of each parameter), full (all), rest (all but quick), i/n"
 
 
@@ -33,13 +34,15 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     if asked == "full" or any("::" in argument for argument in config.args):
         return
     quick = quick_tier(items)
+    # Cases that the quick tier runs on the eager engine are to run on the best one, too.
+    rest = {item for item in items if item not in quick or EAGER in getattr(item, "fixturenames", ())}
     if asked == "quick":
         chosen = quick
     elif asked == "rest":
-        chosen = {item for item in items if item not in quick}
+        chosen = rest
     else:
         slice_, n = _slice(asked)
-        chosen = {item for item in items if item not in quick and zlib.crc32(item.nodeid.encode()) % n == slice_}
+        chosen = {item for item in rest if zlib.crc32(item.nodeid.encode()) % n == slice_}
     left_out = [item for item in items if item not in chosen]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

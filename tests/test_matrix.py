@@ -132,6 +132,16 @@ def test_quick_and_rest_and_quick_and_all_slices_are_everything():
     assert sorted(select(items, "quick", "tests/test_file.py::test_it")) == everything  # asked for by name
 
 
+def test_what_the_quick_tier_runs_eagerly_is_run_again():
+    items = cases(PRODUCT)
+    for item in items:
+        item.fixturenames = ["eager_in_quick_tier"]
+    everything = sorted(item.nodeid for item in items)
+    assert len(select(items, "quick")) == len(RULES)
+    slices = [select(items, f"{k}/3") for k in range(3)]
+    assert sorted(select(items, "rest")) == everything == sorted(itertools.chain(*slices))
+
+
 @pytest.mark.parametrize("asked", ["all", "1/0", "1/2/3", "-1/4"])
 def test_another_word_is_refused(asked):
     with pytest.raises(pytest.UsageError, match="must be quick, full, rest, or a slice"):
