@@ -14,7 +14,7 @@ FOLDERS = {"kernels": "tristep.kernels", "trainer": "tristep.trainer", "viz": "t
 MOST_LINES, MOST_PARAMETERS, MOST_MEMBERS = 400, 12, 25
 
 LONG_FILES: set[str] = set()
-MANY_PARAMETERS = {  # functions of Triton, which takes no records
+MANY_PARAMETERS = {  # they take functions, which in a tuple would not be in the key of Triton's cache
     "tristep.kernels.compress.triton._kernel",
     "tristep.kernels.compress.triton._put_message",
     "tristep.kernels.compress.triton._tile",

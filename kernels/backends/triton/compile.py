@@ -15,6 +15,7 @@ from ...states import slot_dtypes
 from ...storage import Storage
 from .kernels import sums_kernel, update_kernel
 from .ops import TYPES, bind
+from .tile import Arguments, Layout
 
 __all__ = ["TILE", "compile_for", "kernel_constants", "launch_options", "options_for"]
 
@@ -57,31 +58,31 @@ def kernel_constants(
 ) -> dict[str, Any]:
     """The constants of a kernel in the order of its arguments; `types` are those of weight, gradient and arithmetic."""
     weight_dtype, gradient_dtype, dtype = types
-    constants = {
-        "FUNCTION": bind(function),
-        "EXTRAS": (function.n_numbers > 0) + 2 * ("index" in function.extras),
-        "STATES": tuple(rule.state.index(name) for name in function.state),
-        "HYPER": tuple(1 + rule.hyper.index(name) for name in function.own_hyper),
-        "SUMS": tuple(range(function.n_numbers)),
-        "N_STATES": len(rule.state),
-        "N_HYPER": len(rule.hyper) + 2 * stored.stochastic,
-        "WEIGHT_TYPE": TYPES[weight_dtype],
-        "GRADIENT_TYPE": TYPES[gradient_dtype],
-        "COMPUTE": TYPES[dtype],
-        "STATE_TYPES": tuple(
+    layout = Layout(
+        weight=TYPES[weight_dtype],
+        gradient=TYPES[gradient_dtype],
+        compute=TYPES[dtype],
+        states=tuple(
             (tl.uint8 if name in rule.nonnegative else tl.int8) if kind == torch.uint8 else TYPES[kind]
             for name, kind in zip(rule.state, stored.states, strict=True)
         ),
-        "MASTER": int(stored.master),
-        "STOCHASTIC": stored.stochastic + stored.codes_only,  # 1: all that is stored in low precision, 2: packed states only
-        "ALIGNED": aligned,
-        "TILE": TILE,
-    }
+        changed=tuple(name in rule.changed for name in rule.state),
+        master=int(stored.master),
+        stochastic=stored.stochastic + stored.codes_only,
+        n_hyper=len(rule.hyper) + 2 * stored.stochastic,
+        aligned=aligned,
+        tile=TILE,
+    )
+    arguments = Arguments(
+        states=tuple(rule.state.index(name) for name in function.state),
+        hyper=tuple(1 + rule.hyper.index(name) for name in function.own_hyper),
+        sums=tuple(range(function.n_numbers)),
+        index="index" in function.extras,
+    )
+    constants = {"FUNCTION": bind(function), "ARGUMENTS": arguments, "LAYOUT": layout}
     if isinstance(function, Reduction):
         return constants | {"N_VALUES": function.n_values, "LARGEST": function.op == "max"}
-    changed = tuple(name in rule.changed for name in rule.state)
-    gathered = {"SUMMED": _gathered_by(function, "sum"), "MAXIMA": _gathered_by(function, "max")}
-    return constants | {"CHANGED": changed} | gathered | {"ZERO": zero_grads}
+    return constants | {"SUMMED": _gathered_by(function, "sum"), "MAXIMA": _gathered_by(function, "max"), "ZERO": zero_grads}
 
 
 def options_for(

@@ -19,65 +19,45 @@ __all__ = ["sums_kernel", "update_kernel"]
 def update_kernel(
     addresses,  # int64 [rows, n_tensors]
     gradients,  # int64 [n_tensors]; 0 skips the tensor
-    hyper,  # compute type [n_tensors, 1 + N_HYPER]
+    hyper,  # compute type [n_tensors, 1 + n_hyper]
     sizes,  # int64 [n_tensors]
     tiles,  # int32 [n_programs, 2]
-    sums,  # compute type [n_tensors, len(SUMS)]
+    sums,  # compute type [n_tensors, n_sums]
     partials,  # compute type [n_values, n_programs]: the metric's values of each program
     n_tensors,
     control,  # float32 [2], `grad_scale_and_skip` of TensorTable; or None
     FUNCTION: tl.constexpr,
-    EXTRAS: tl.constexpr,
-    STATES: tl.constexpr,
-    HYPER: tl.constexpr,
-    SUMS: tl.constexpr,
-    N_STATES: tl.constexpr,
-    N_HYPER: tl.constexpr,
-    WEIGHT_TYPE: tl.constexpr,
-    GRADIENT_TYPE: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    STATE_TYPES: tl.constexpr,
-    MASTER: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    TILE: tl.constexpr,
-    CHANGED: tl.constexpr,
+    ARGUMENTS: tl.constexpr,  # Arguments
+    LAYOUT: tl.constexpr,  # Layout
     SUMMED: tl.constexpr,  # which values of the metric, if there is one, are added up
     MAXIMA: tl.constexpr,  # and of which the maximum is taken
     ZERO: tl.constexpr,
 ):
     n_tensors = n_tensors.to(tl.int64)  # and so all products that are offsets, which may be beyond 2^31
     tiles += 2 * tl.program_id(0).to(tl.int64)
-    tensor, start = tl.load(tiles).to(tl.int64), tl.load(tiles + 1).to(tl.int64) * TILE
+    tensor, start = tl.load(tiles).to(tl.int64), tl.load(tiles + 1).to(tl.int64) * LAYOUT.tile
     gradient = tl.load(gradients + tensor)
     stepping = gradient != 0
     if control is not None:
         stepping &= tl.load(control + 1) == 0.0
     if stepping:
         n = tl.load(sizes + tensor)
-        offsets = start + tl.arange(0, TILE)
-        if start + TILE <= n:
+        offsets = start + tl.arange(0, LAYOUT.tile)
+        column, row, own = addresses + tensor, hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
+        if start + LAYOUT.tile <= n:
             new = compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
-                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, MASTER, True, ALIGNED,
+                column, n_tensors, gradient, row, own, control, start, offsets, n, FUNCTION, ARGUMENTS, LAYOUT, True
             )  # fmt: skip
-            store_tile(
-                addresses, hyper, tensor, n_tensors, start, offsets, n, new[0], new[1], N_STATES, N_HYPER, CHANGED,
-                WEIGHT_TYPE, COMPUTE, STATE_TYPES, MASTER, STOCHASTIC, True, ALIGNED,
-            )  # fmt: skip
+            store_tile(column, n_tensors, row, start, offsets, n, new[0], new[1], LAYOUT, True)
             if len(SUMMED) + len(MAXIMA) > 0:
-                store_partials(partials, new[2], offsets, n, COMPUTE, SUMMED, MAXIMA, True)
+                store_partials(partials, new[2], offsets, n, LAYOUT.compute, SUMMED, MAXIMA, True)
         else:
             new = compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
-                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, MASTER, False, ALIGNED,
+                column, n_tensors, gradient, row, own, control, start, offsets, n, FUNCTION, ARGUMENTS, LAYOUT, False
             )  # fmt: skip
-            store_tile(
-                addresses, hyper, tensor, n_tensors, start, offsets, n, new[0], new[1], N_STATES, N_HYPER, CHANGED,
-                WEIGHT_TYPE, COMPUTE, STATE_TYPES, MASTER, STOCHASTIC, False, ALIGNED,
-            )  # fmt: skip
+            store_tile(column, n_tensors, row, start, offsets, n, new[0], new[1], LAYOUT, False)
             if len(SUMMED) + len(MAXIMA) > 0:
-                store_partials(partials, new[2], offsets, n, COMPUTE, SUMMED, MAXIMA, False)
+                store_partials(partials, new[2], offsets, n, LAYOUT.compute, SUMMED, MAXIMA, False)
     elif control is not None:
         if len(SUMMED) + len(MAXIMA) > 0:  # the metrics of a skipped step are 0
             for k in tl.static_range(len(SUMMED) + len(MAXIMA)):
@@ -85,7 +65,7 @@ def update_kernel(
     if ZERO:
         if gradient != 0:
             tl.debug_barrier()  # all threads of the tile have read theirs
-            fill_with_zeros(gradient, start, tl.load(sizes + tensor), GRADIENT_TYPE, TILE, ALIGNED)
+            fill_with_zeros(gradient, start, tl.load(sizes + tensor), LAYOUT)
 
 
 @triton.jit(
@@ -103,26 +83,14 @@ def sums_kernel(
     n_tensors,
     control,
     FUNCTION: tl.constexpr,
-    EXTRAS: tl.constexpr,
-    STATES: tl.constexpr,
-    HYPER: tl.constexpr,
-    SUMS: tl.constexpr,
-    N_STATES: tl.constexpr,
-    N_HYPER: tl.constexpr,
-    WEIGHT_TYPE: tl.constexpr,
-    GRADIENT_TYPE: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    STATE_TYPES: tl.constexpr,
-    MASTER: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    TILE: tl.constexpr,
+    ARGUMENTS: tl.constexpr,
+    LAYOUT: tl.constexpr,
     N_VALUES: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
     n_tensors = n_tensors.to(tl.int64)  # and so all products that are offsets, which may be beyond 2^31
     tiles += 2 * tl.program_id(0).to(tl.int64)
-    tensor, start = tl.load(tiles).to(tl.int64), tl.load(tiles + 1).to(tl.int64) * TILE
+    tensor, start = tl.load(tiles).to(tl.int64), tl.load(tiles + 1).to(tl.int64) * LAYOUT.tile
     gradient = tl.load(gradients + tensor)
     partials += tl.program_id(0)
     stepping = gradient != 0
@@ -130,22 +98,21 @@ def sums_kernel(
         stepping &= tl.load(control + 1) == 0.0
     if stepping:
         n = tl.load(sizes + tensor)
-        offsets = start + tl.arange(0, TILE)
-        if start + TILE <= n:
+        offsets = start + tl.arange(0, LAYOUT.tile)
+        column, row, own = addresses + tensor, hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
+        if start + LAYOUT.tile <= n:
             values = compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
-                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, MASTER, True, ALIGNED,
+                column, n_tensors, gradient, row, own, control, start, offsets, n, FUNCTION, ARGUMENTS, LAYOUT, True
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
-                value = spread(values[k], offsets, COMPUTE)
+                value = spread(values[k], offsets, LAYOUT.compute)
                 tl.store(partials + k * tl.num_programs(0).to(tl.int64), gathered(value, LARGEST))
         else:
             values = compute_tile(
-                addresses, gradient, hyper, sums, tensor, n_tensors, start, offsets, n, control, FUNCTION, EXTRAS, STATES,
-                HYPER, SUMS, N_STATES, N_HYPER, WEIGHT_TYPE, GRADIENT_TYPE, COMPUTE, STATE_TYPES, MASTER, False, ALIGNED,
+                column, n_tensors, gradient, row, own, control, start, offsets, n, FUNCTION, ARGUMENTS, LAYOUT, False
             )  # fmt: skip
             for k in tl.static_range(N_VALUES):
-                value = tl.where(offsets < n, spread(values[k], offsets, COMPUTE), 0.0)
+                value = tl.where(offsets < n, spread(values[k], offsets, LAYOUT.compute), 0.0)
                 tl.store(partials + k * tl.num_programs(0).to(tl.int64), gathered(value, LARGEST))
     else:
         for k in tl.static_range(N_VALUES):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from ... import storage
 from .memory import is_packed, load, load_key, pack, put, round_to, store, unpack
 
-__all__ = ["compute_tile", "fill_with_zeros", "store_tile"]
+__all__ = ["Arguments", "Layout", "compute_tile", "fill_with_zeros", "store_tile"]
 
 _FULL, _SPLIT, _KAHAN = (
     tl.constexpr(int(kind)) for kind in (storage.MasterKind.FULL, storage.MasterKind.SPLIT, storage.MasterKind.KAHAN)
@@ -16,180 +18,180 @@ _FULL, _SPLIT, _KAHAN = (
 _SALT = tl.constexpr(storage.SALT)
 
 
+class Layout(NamedTuple):
+    """What all tensors of a launch have in common: a constant of its kernel.
+
+    Attributes:
+        weight, gradient, compute: Triton's types of weights and gradients in memory, and of the arithmetic.
+        states: the type of each state in memory; uint8 and int8 are those of packed ones, unsigned and signed.
+        changed: for each state whether the rule changes it.
+        master: a `storage.MasterKind`.
+        stochastic: 1 if all that is stored in low precision is rounded stochastically, 2 if packed states only.
+        n_hyper: the hyper-parameters of a row, its first element aside.
+        aligned: whether all addresses are multiples of 16 bytes.
+        tile: elements of one program.
+    """
+
+    weight: Any
+    gradient: Any
+    compute: Any
+    states: tuple[Any, ...]
+    changed: tuple[bool, ...]
+    master: int
+    stochastic: int
+    n_hyper: int
+    aligned: bool
+    tile: int
+
+
+class Arguments(NamedTuple):
+    """Which arguments a rule's function takes: a constant of its kernel.
+
+    Attributes:
+        states, hyper, sums: the places of its states, and of numbers in their rows: hyper-parameters, and results of a
+            reduction.
+        index: whether it takes the elements' indices.
+    """
+
+    states: tuple[int, ...]
+    hyper: tuple[int, ...]
+    sums: tuple[int, ...]
+    index: bool
+
+
 @triton.jit
-def _load_states(
-    addresses,
-    tensor,
-    n_tensors,
-    start,
-    offsets,
-    n,
-    STATES: tl.constexpr,
-    STATE_TYPES: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    FULL: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
+def _load_states(column, n_tensors, start, offsets, n, ARGUMENTS: tl.constexpr, LAYOUT: tl.constexpr, FULL: tl.constexpr):
     states = ()
-    for k in tl.static_range(len(STATES)):
-        address = tl.load(addresses + (2 + STATES[k]) * n_tensors + tensor)
-        if is_packed(STATE_TYPES[STATES[k]]):
-            state = unpack(address, start, offsets, n, STATE_TYPES[STATES[k]], FULL, ALIGNED)
+    for k in tl.static_range(len(ARGUMENTS.states)):
+        address = tl.load(column + (2 + ARGUMENTS.states[k]) * n_tensors)
+        if is_packed(LAYOUT.states[ARGUMENTS.states[k]]):
+            state = unpack(address, start, offsets, n, LAYOUT.states[ARGUMENTS.states[k]], FULL, LAYOUT.aligned)
         else:
-            state = load(address, offsets, n, STATE_TYPES[STATES[k]], COMPUTE, FULL, ALIGNED)
+            state = load(
+                address, offsets, n, LAYOUT.states[ARGUMENTS.states[k]], LAYOUT.compute, FULL, LAYOUT.aligned
+            )  # fmt: skip
         states = states + (state,)  # type: ignore[assignment]
     return states
 
 
 @triton.jit
-def _load_numbers(row, COLUMNS: tl.constexpr):
+def _load_hyper(row, ARGUMENTS: tl.constexpr):
     values = ()
-    for k in tl.static_range(len(COLUMNS)):
-        values = values + (tl.load(row + COLUMNS[k]),)  # type: ignore[assignment]
+    for k in tl.static_range(len(ARGUMENTS.hyper)):
+        values = values + (tl.load(row + ARGUMENTS.hyper[k]),)  # type: ignore[assignment]
     return values
 
 
 @triton.jit
-def _call(FUNCTION: tl.constexpr, EXTRAS: tl.constexpr, w, g, states, hyper, sums, index):
-    if EXTRAS == 0:
+def _load_sums(row, ARGUMENTS: tl.constexpr):
+    values = ()
+    for k in tl.static_range(len(ARGUMENTS.sums)):
+        values = values + (tl.load(row + ARGUMENTS.sums[k]),)  # type: ignore[assignment]
+    return values
+
+
+@triton.jit
+def _call(FUNCTION: tl.constexpr, w, g, states, hyper, sums, index, ARGUMENTS: tl.constexpr):
+    if len(ARGUMENTS.sums) == 0 and not ARGUMENTS.index:
         return FUNCTION(w, g, states, hyper)
-    elif EXTRAS == 1:
-        return FUNCTION(w, g, states, hyper, sums)
-    elif EXTRAS == 2:
+    elif len(ARGUMENTS.sums) == 0:
         return FUNCTION(w, g, states, hyper, index)
-    else:
+    elif ARGUMENTS.index:
         return FUNCTION(w, g, states, hyper, sums, index)
+    else:
+        return FUNCTION(w, g, states, hyper, sums)
 
 
 @triton.jit
 def compute_tile(
-    addresses,
-    gradient,
-    hyper,
-    sums,
-    tensor,
+    column,
     n_tensors,
+    gradient,
+    row,
+    sums,
+    control,
     start,
     offsets,
     n,
-    control,
     FUNCTION: tl.constexpr,
-    EXTRAS: tl.constexpr,
-    STATES: tl.constexpr,
-    HYPER: tl.constexpr,
-    SUMS: tl.constexpr,
-    N_STATES: tl.constexpr,
-    N_HYPER: tl.constexpr,
-    WEIGHT_TYPE: tl.constexpr,
-    GRADIENT_TYPE: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    STATE_TYPES: tl.constexpr,
-    MASTER: tl.constexpr,
+    ARGUMENTS: tl.constexpr,
+    LAYOUT: tl.constexpr,
     FULL: tl.constexpr,
-    ALIGNED: tl.constexpr,
 ):
-    hyper += tensor * (1 + N_HYPER)
-    if MASTER == _FULL:
-        master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
-        w = load(master, offsets, n, COMPUTE, COMPUTE, FULL, ALIGNED)
+    # `column`: of the tensor in the table of addresses; `row`, `sums`: its hyper-parameters and results of a reduction.
+    if LAYOUT.master == _FULL:
+        master = tl.load(column + (2 + len(LAYOUT.states)) * n_tensors)
+        w = load(master, offsets, n, LAYOUT.compute, LAYOUT.compute, FULL, LAYOUT.aligned)
     else:
-        w = load(tl.load(addresses + tensor), offsets, n, WEIGHT_TYPE, COMPUTE, FULL, ALIGNED)
-        if MASTER == _SPLIT:
-            master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
-            low = load(master, offsets, n, tl.int16, tl.int32, FULL, ALIGNED)
-            w = (w.to(tl.int32, bitcast=True) + low).to(COMPUTE, bitcast=True)
-        elif MASTER == _KAHAN:
-            master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
-            w += load(master, offsets, n, WEIGHT_TYPE, COMPUTE, FULL, ALIGNED)
-    g = load(gradient, offsets, n, GRADIENT_TYPE, COMPUTE, FULL, ALIGNED)
-    rescale = tl.load(hyper)
+        w = load(tl.load(column), offsets, n, LAYOUT.weight, LAYOUT.compute, FULL, LAYOUT.aligned)
+        if LAYOUT.master == _SPLIT:
+            master = tl.load(column + (2 + len(LAYOUT.states)) * n_tensors)
+            low = load(master, offsets, n, tl.int16, tl.int32, FULL, LAYOUT.aligned)
+            w = (w.to(tl.int32, bitcast=True) + low).to(LAYOUT.compute, bitcast=True)
+        elif LAYOUT.master == _KAHAN:
+            master = tl.load(column + (2 + len(LAYOUT.states)) * n_tensors)
+            w += load(master, offsets, n, LAYOUT.weight, LAYOUT.compute, FULL, LAYOUT.aligned)
+    g = load(gradient, offsets, n, LAYOUT.gradient, LAYOUT.compute, FULL, LAYOUT.aligned)
+    rescale = tl.load(row)
     if control is not None:
-        rescale *= tl.load(control).to(COMPUTE)
+        rescale *= tl.load(control).to(LAYOUT.compute)
     g *= rescale
-    states = _load_states(addresses, tensor, n_tensors, start, offsets, n, STATES, STATE_TYPES, COMPUTE, FULL, ALIGNED)
-    numbers = _load_numbers(sums + tensor * len(SUMS), SUMS)
-    return _call(FUNCTION, EXTRAS, w, g, states, _load_numbers(hyper, HYPER), numbers, offsets)
+    states = _load_states(column, n_tensors, start, offsets, n, ARGUMENTS, LAYOUT, FULL)
+    hyper, numbers = _load_hyper(row, ARGUMENTS), _load_sums(sums, ARGUMENTS)
+    return _call(FUNCTION, w, g, states, hyper, numbers, offsets, ARGUMENTS)
 
 
 @triton.jit
-def _store_weight(
-    address,
-    master,
-    w,
-    offsets,
-    n,
-    WEIGHT_TYPE: tl.constexpr,
-    MASTER: tl.constexpr,
-    FULL: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
+def _store_weight(address, master, w, offsets, n, LAYOUT: tl.constexpr, FULL: tl.constexpr):
     # The weight, rounded, and alongside what that took off; see storage/master.py.
-    if MASTER == _SPLIT:
+    if LAYOUT.master == _SPLIT:
         bits = w.to(tl.uint32, bitcast=True)
         nan = (bits & 0x7FFFFFFF) > 0x7F800000
         high = tl.where(nan, (bits >> 16) | 0x40, (bits + 0x8000) >> 16).to(tl.uint16)
         low = tl.where(nan, 0, bits & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True)
-        put(address, high.to(tl.bfloat16, bitcast=True), offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
-        put(master, low, offsets, n, tl.int16, FULL, ALIGNED)
+        put(address, high.to(tl.bfloat16, bitcast=True), offsets, n, LAYOUT.weight, FULL, LAYOUT.aligned)
+        put(master, low, offsets, n, tl.int16, FULL, LAYOUT.aligned)
     else:
-        rounded = round_to(w, WEIGHT_TYPE)
+        rounded = round_to(w, LAYOUT.weight)
         lost = w - rounded.to(w.dtype)
         lost = tl.where(tl.abs(lost) < float("inf"), lost, 0.0)
-        put(address, rounded, offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
-        put(master, round_to(lost, WEIGHT_TYPE), offsets, n, WEIGHT_TYPE, FULL, ALIGNED)
+        put(address, rounded, offsets, n, LAYOUT.weight, FULL, LAYOUT.aligned)
+        put(master, round_to(lost, LAYOUT.weight), offsets, n, LAYOUT.weight, FULL, LAYOUT.aligned)
 
 
 @triton.jit
-def store_tile(
-    addresses,
-    hyper,
-    tensor,
-    n_tensors,
-    start,
-    offsets,
-    n,
-    w,
-    states,
-    N_STATES: tl.constexpr,
-    N_HYPER: tl.constexpr,
-    CHANGED: tl.constexpr,
-    WEIGHT_TYPE: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    STATE_TYPES: tl.constexpr,
-    MASTER: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-    FULL: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):
+def store_tile(column, n_tensors, row, start, offsets, n, w, states, LAYOUT: tl.constexpr, FULL: tl.constexpr):
+    # `column`, `row`: as for compute_tile.
     key = 0
-    if STOCHASTIC:
-        key = load_key(hyper + tensor * (1 + N_HYPER), N_HYPER)
-    if MASTER == _FULL:
-        master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
-        store(master, w, offsets, n, COMPUTE, FULL, ALIGNED)
-    if MASTER == _SPLIT or MASTER == _KAHAN:  # noqa: SIM109  # the compiler knows no `in` of tuples
-        master = tl.load(addresses + (2 + N_STATES) * n_tensors + tensor)
-        _store_weight(tl.load(addresses + tensor), master, w, offsets, n, WEIGHT_TYPE, MASTER, FULL, ALIGNED)
+    if LAYOUT.stochastic:
+        key = load_key(row, LAYOUT.n_hyper)
+    if LAYOUT.master == _FULL:
+        master = tl.load(column + (2 + len(LAYOUT.states)) * n_tensors)
+        store(master, w, offsets, n, LAYOUT.compute, FULL, LAYOUT.aligned)
+    if LAYOUT.master == _SPLIT or LAYOUT.master == _KAHAN:  # the compiler knows no `in` of tuples
+        master = tl.load(column + (2 + len(LAYOUT.states)) * n_tensors)
+        _store_weight(tl.load(column), master, w, offsets, n, LAYOUT, FULL)
     else:
-        AT_RANDOM: tl.constexpr = STOCHASTIC == 1 and MASTER != _FULL and tl.bfloat16 == WEIGHT_TYPE
-        store(tl.load(addresses + tensor), w, offsets, n, WEIGHT_TYPE, FULL, ALIGNED, AT_RANDOM, key)
-    for k in tl.static_range(N_STATES):
-        if CHANGED[k] and is_packed(STATE_TYPES[k]):
+        AT_RANDOM: tl.constexpr = LAYOUT.stochastic == 1 and LAYOUT.master != _FULL and LAYOUT.weight == tl.bfloat16
+        store(tl.load(column), w, offsets, n, LAYOUT.weight, FULL, LAYOUT.aligned, AT_RANDOM, key)
+    for k in tl.static_range(len(LAYOUT.states)):
+        if LAYOUT.changed[k] and is_packed(LAYOUT.states[k]):
             pack(
-                tl.load(addresses + (2 + k) * n_tensors + tensor), states[k] + tl.full(offsets.shape, -0.0, COMPUTE), start,
-                offsets, n, STATE_TYPES[k], FULL, ALIGNED, STOCHASTIC > 0, key, (k + 1) * _SALT & 0xFFFFFFFF,
+                tl.load(column + (2 + k) * n_tensors), states[k] + tl.full(offsets.shape, -0.0, LAYOUT.compute), start,
+                offsets, n, LAYOUT.states[k], FULL, LAYOUT.aligned, LAYOUT.stochastic > 0, key, (k + 1) * _SALT & 0xFFFFFFFF,
             )  # fmt: skip
-        elif CHANGED[k]:
+        elif LAYOUT.changed[k]:
             store(
-                tl.load(addresses + (2 + k) * n_tensors + tensor), states[k], offsets, n, STATE_TYPES[k], FULL, ALIGNED,
-                STOCHASTIC == 1 and STATE_TYPES[k] == tl.bfloat16, key, (k + 1) * _SALT & 0xFFFFFFFF,
+                tl.load(column + (2 + k) * n_tensors), states[k], offsets, n, LAYOUT.states[k], FULL, LAYOUT.aligned,
+                LAYOUT.stochastic == 1 and LAYOUT.states[k] == tl.bfloat16, key, (k + 1) * _SALT & 0xFFFFFFFF,
             )  # fmt: skip
 
 
 @triton.jit
-def fill_with_zeros(address, start, n, TYPE: tl.constexpr, TILE: tl.constexpr, ALIGNED: tl.constexpr):
-    offsets, zeros = start + tl.arange(0, TILE), tl.zeros((TILE,), dtype=TYPE)
-    if start + TILE <= n:
-        put(address, zeros, offsets, n, TYPE, True, ALIGNED)
+def fill_with_zeros(address, start, n, LAYOUT: tl.constexpr):
+    offsets = start + tl.arange(0, LAYOUT.tile)
+    zeros = tl.full(offsets.shape, 0.0, LAYOUT.gradient)
+    if start + LAYOUT.tile <= n:
+        put(address, zeros, offsets, n, LAYOUT.gradient, True, LAYOUT.aligned)
     else:
-        put(address, zeros, offsets, n, TYPE, False, ALIGNED)
+        put(address, zeros, offsets, n, LAYOUT.gradient, False, LAYOUT.aligned)
