@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from .guards import Reference
 from .language import Rule, TensorRule
 from .layouts import dense_strides, same_order
 from .metrics import MetricsBuffer
-from .states import as_rows
+from .reduction_states import ReductionStates
 from .table import GRADIENT, TensorTable, addresses_of
 
 __all__ = ["Group", "GroupArguments", "group_key", "itself"]
@@ -77,10 +77,7 @@ class Group:
         self.execute = make(self.table)
         self._empty = np.flatnonzero(self.table.sizes == 0).tolist()
         self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies, and functions giving what to copy
-        self._active: tuple[list[bool], torch.Tensor] | None = None
-        self._rows_on_device: Any = None
-        stages = range(len(owner.rule.reductions))
-        self._kept_rows = [as_rows(kept) if len((kept := self._kept(k))[0]) else None for k in stages]
+        self.reduction_states = ReductionStates(self.table, self.execute)
 
     def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
         table, stacked = self.table, bool(self._first)
@@ -164,73 +161,10 @@ class Group:
             for _, gradient in self.sources:
                 gradient().zero_()
 
+    @cached_property
     def rows_on_device(self) -> slice | torch.Tensor:
         """Which of the weights it has, to index a tensor on their device."""
-        if self._rows_on_device is None:
-            whole = isinstance(self.rows, slice)
-            self._rows_on_device = self.rows if whole else torch.from_numpy(self.rows).to(self.table.device)
-        return self._rows_on_device
-
-    def active(self) -> torch.Tensor:
-        """Which tensors have a gradient."""
-        found = [gradient is not None for gradient in self.table.gradients]
-        if self._active is None or found != self._active[0]:
-            self._active = found, torch.tensor(found, device="cpu").to(self.table.device, non_blocking=True)
-        return self._active[1]
-
-    def first_active(self) -> int | None:
-        return next((i for i, gradient in enumerate(self.table.gradients) if gradient is not None), None)
-
-    def kept(self, stage: int, rows: slice = slice(None)) -> torch.Tensor:
-        """The per-tensor states of a reduction, [n_tensors, n]."""
-        array = self._kept_rows[stage]
-        return torch.stack([torch.stack(row) for row in self._kept(stage)[rows]]) if array is None else array[rows]
-
-    def finished(self, stage: int, rows: slice) -> torch.Tensor:
-        """The new per-tensor states of these tensors, computed from their sums, [n_rows, n]."""
-        table, reduction, kept = self.table, self.table.rule.reductions[stage], self.kept(stage, rows)
-        assert reduction.finished is not None
-        columns = [1 + table.rule.hyper.index(name) for name in reduction.finish_hyper]
-        hyper = self.execute.hyper[rows]
-        totals, own = self.execute.totals[stage][rows], tuple(hyper[:, column] for column in columns)
-        new = reduction.finished(totals.unbind(1), kept.unbind(1), own)
-        new = [torch.as_tensor(value, dtype=kept.dtype, device=kept.device).expand(len(kept)) for value in new]
-        return torch.stack(new, dim=1)
-
-    def store_kept(self, stage: int, new: torch.Tensor) -> None:
-        """Store these per-tensor states, and hand them to what comes after the reduction."""
-        if self.table.rule.skips_nonfinite:
-            before = self.kept(stage)
-            new = torch.where(self.execute.totals[0].isfinite(), new.to(before), before)
-        if self.table.grad_scale_and_skip is not None:
-            before = self.kept(stage)
-            new = torch.where(self.table.grad_scale_and_skip[1] != 0, before, new.to(before))
-        room = self.execute.sums[stage][:, : new.shape[1]]
-        room[:] = new
-        if (array := self._kept_rows[stage]) is not None:
-            array.copy_(room)
-        else:
-            torch._foreach_copy_([number for row in self._kept(stage) for number in row], list(room.flatten().unbind()))
-
-    def load_kept(self, stage: int) -> None:
-        """Hand a reduction its per-tensor states, and the results of the reduction before it."""
-        reduction, execute = self.table.rule.reductions[stage], self.execute
-        execute.sums[stage][:, : len(reduction.kept)] = self.kept(stage)
-        if reduction.feeds_next:
-            execute.sums[stage][:, len(reduction.kept) :] = execute.sums[stage - 1]
-
-    def _kept(self, stage: int) -> list[tuple[torch.Tensor, ...]]:
-        rule = self.table.rule
-        start = len(rule.state) + sum(len(earlier.kept) for earlier in rule.reductions[:stage])
-        return [row[start : start + len(rule.reductions[stage].kept)] for row in self.table.states]
-
-    def append_previous(self, stage: int) -> None:
-        """Append the results of the reduction before this one to its own."""
-        reduction, execute = self.table.rule.reductions[stage], self.execute
-        own = reduction.n_own_results
-        if reduction.finished is None:
-            execute.sums[stage][:, :own] = execute.totals[stage]
-        execute.sums[stage][:, own:] = execute.sums[stage - 1]
+        return self.rows if isinstance(self.rows, slice) else torch.from_numpy(self.rows).to(self.table.device)
 
 
 def _strides(weight: torch.Tensor, companions: Sequence[torch.Tensor | None], stacked: bool = False) -> tuple[int, ...]:

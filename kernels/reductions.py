@@ -33,7 +33,7 @@ def run_reductions(
     for k, reduction in enumerate(reductions):
         for group in groups:
             if "kept" in reduction.extras:
-                group.load_kept(k)
+                group.reduction_states.load(k)
             group.execute.run_reduction(k)
         if reduction.scope == "global" and (len(groups) > 1 or all_reduce_global is not None):
             join_totals([group.execute.totals[k] for group in groups], reduction.op, all_reduce_global)
@@ -43,7 +43,7 @@ def run_reductions(
             _finish(groups, k, reduction)
         if reduction.feeds_next:
             for group in groups:
-                group.append_previous(k)
+                group.reduction_states.append_previous(k)
 
 
 def _all_reduce_each(
@@ -53,24 +53,23 @@ def _all_reduce_each(
     device = groups[0].table.device
     found = torch.zeros(n_weights, reduction.n_values, dtype=widest(device.type), device=device)
     for group in groups:
-        found[group.rows_on_device()] = group.execute.totals[stage].to(found)
+        found[group.rows_on_device] = group.execute.totals[stage].to(found)
     all_reduce_per_tensor(found, reduction.op)
     for group in groups:
-        group.execute.totals[stage].copy_(found[group.rows_on_device()])
+        group.execute.totals[stage].copy_(found[group.rows_on_device])
 
 
 def _finish(groups: Sequence[Group], stage: int, reduction: Reduction) -> None:
     """Compute the per-tensor states of a reduction from its sums."""
+    states = [group.reduction_states for group in groups]
     if reduction.scope == "tensor":
-        for group in groups:
-            found, before = group.finished(stage, slice(None)), group.kept(stage)
-            group.store_kept(stage, torch.where(group.active()[:, None], found, before))
+        for each in states:
+            each.finish_each(stage)
         return
-    for group in groups:  # any tensor's will do: all have the same sums and have the same states
-        if (i := group.first_active()) is not None:
-            found = group.finished(stage, slice(i, i + 1))
-            for each in groups:
-                each.store_kept(stage, found)
+    for one in states:  # any tensor's will do: all have the same sums and have the same states
+        if (found := one.finish_first(stage)) is not None:
+            for each in states:
+                each.store(stage, found)
             return
 
 

@@ -77,7 +77,7 @@ def kernel_constants(
         states=tuple(rule.state.index(name) for name in function.state),
         hyper=tuple(1 + rule.hyper.index(name) for name in function.own_hyper),
         sums=tuple(range(function.n_numbers)),
-        index="index" in function.extras,
+        takes_index="index" in function.extras,
     )
     constants = {"FUNCTION": bind(function), "ARGUMENTS": arguments, "LAYOUT": layout}
     if isinstance(function, Reduction):

@@ -50,13 +50,13 @@ class Arguments(NamedTuple):
     Attributes:
         states, hyper, sums: the places of its states, and of numbers in their rows: hyper-parameters, and results of a
             reduction.
-        index: whether it takes the elements' indices.
+        takes_index: whether it takes the elements' indices.
     """
 
     states: tuple[int, ...]
     hyper: tuple[int, ...]
     sums: tuple[int, ...]
-    index: bool
+    takes_index: bool
 
 
 @triton.jit
@@ -92,11 +92,11 @@ def _load_sums(row, ARGUMENTS: tl.constexpr):
 
 @triton.jit
 def _call(FUNCTION: tl.constexpr, w, g, states, hyper, sums, index, ARGUMENTS: tl.constexpr):
-    if len(ARGUMENTS.sums) == 0 and not ARGUMENTS.index:
+    if len(ARGUMENTS.sums) == 0 and not ARGUMENTS.takes_index:
         return FUNCTION(w, g, states, hyper)
     elif len(ARGUMENTS.sums) == 0:
         return FUNCTION(w, g, states, hyper, index)
-    elif ARGUMENTS.index:
+    elif ARGUMENTS.takes_index:
         return FUNCTION(w, g, states, hyper, sums, index)
     else:
         return FUNCTION(w, g, states, hyper, sums)

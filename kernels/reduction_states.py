@@ -1,0 +1,101 @@
+"""ReductionStates: what the reductions of a launch keep of each tensor from step to step, and what they have found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .states import as_rows
+from .table import TensorTable
+
+__all__ = ["ReductionStates"]
+
+
+class ReductionStates:
+    """The per-tensor states of a rule's reductions, and the rows that pass results on to what comes after.
+
+    Args:
+        table: the tensors.
+        execute: what a backend's executor has made of it, with `totals`, `sums` and `hyper`.
+    """
+
+    def __init__(self, table: TensorTable, execute: Any) -> None:
+        self._table, self._execute, self._rule = table, execute, table.rule
+        self._active: tuple[list[bool], torch.Tensor] | None = None
+        # One array for all tensors, where their states are its rows.
+        stages = range(len(self._rule.reductions))
+        self._arrays = [as_rows(of_tensors) if len((of_tensors := self._of_tensors(k))[0]) else None for k in stages]
+
+    def load(self, stage: int) -> None:
+        """Hand a reduction its per-tensor states, and the results of the reduction before it."""
+        reduction, sums = self._rule.reductions[stage], self._execute.sums
+        sums[stage][:, : len(reduction.kept)] = self._states(stage)
+        if reduction.feeds_next:
+            sums[stage][:, len(reduction.kept) :] = sums[stage - 1]
+
+    def finish_each(self, stage: int) -> None:
+        """Compute the new states of all tensors that have a gradient, each from its own sums."""
+        found = self._finished(stage, slice(None))
+        self.store(stage, torch.where(self._active_on_device()[:, None], found, self._states(stage)))
+
+    def finish_first(self, stage: int) -> torch.Tensor | None:
+        """The new states of the first tensor that has a gradient, [1, n]; None if there is none."""
+        for i, gradient in enumerate(self._table.gradients):
+            if gradient is not None:
+                return self._finished(stage, slice(i, i + 1))
+        return None
+
+    def store(self, stage: int, new: torch.Tensor) -> None:
+        """Store these per-tensor states, and hand them to what comes after the reduction."""
+        table, execute = self._table, self._execute
+        if self._rule.skips_nonfinite:
+            before = self._states(stage)
+            new = torch.where(execute.totals[0].isfinite(), new.to(before), before)
+        if table.grad_scale_and_skip is not None:
+            before = self._states(stage)
+            new = torch.where(table.grad_scale_and_skip[1] != 0, before, new.to(before))
+        room = execute.sums[stage][:, : new.shape[1]]
+        room[:] = new
+        if (array := self._arrays[stage]) is not None:
+            array.copy_(room)
+        else:
+            torch._foreach_copy_(
+                [number for row in self._of_tensors(stage) for number in row], list(room.flatten().unbind())
+            )
+
+    def append_previous(self, stage: int) -> None:
+        """Append the results of the reduction before this one to its own."""
+        reduction, execute = self._rule.reductions[stage], self._execute
+        own = reduction.n_own_results
+        if reduction.finished is None:
+            execute.sums[stage][:, :own] = execute.totals[stage]
+        execute.sums[stage][:, own:] = execute.sums[stage - 1]
+
+    def _of_tensors(self, stage: int) -> list[tuple[torch.Tensor, ...]]:
+        rule = self._rule
+        start = len(rule.state) + sum(len(earlier.kept) for earlier in rule.reductions[:stage])
+        return [row[start : start + len(rule.reductions[stage].kept)] for row in self._table.states]
+
+    def _states(self, stage: int, rows: slice = slice(None)) -> torch.Tensor:
+        """The per-tensor states of a reduction, [n_tensors, n]."""
+        array = self._arrays[stage]
+        return torch.stack([torch.stack(row) for row in self._of_tensors(stage)[rows]]) if array is None else array[rows]
+
+    def _finished(self, stage: int, rows: slice) -> torch.Tensor:
+        """The new per-tensor states of these tensors, computed from their sums, [n_rows, n]."""
+        reduction, before = self._rule.reductions[stage], self._states(stage, rows)
+        assert reduction.finished is not None
+        columns = [1 + self._rule.hyper.index(name) for name in reduction.finish_hyper]
+        hyper = self._execute.hyper[rows]
+        totals, own = self._execute.totals[stage][rows], tuple(hyper[:, column] for column in columns)
+        new = reduction.finished(totals.unbind(1), before.unbind(1), own)
+        new = [torch.as_tensor(value, dtype=before.dtype, device=before.device).expand(len(before)) for value in new]
+        return torch.stack(new, dim=1)
+
+    def _active_on_device(self) -> torch.Tensor:
+        """Which tensors have a gradient."""
+        found = [gradient is not None for gradient in self._table.gradients]
+        if self._active is None or found != self._active[0]:
+            self._active = found, torch.tensor(found, device="cpu").to(self._table.device, non_blocking=True)
+        return self._active[1]
