@@ -317,21 +317,3 @@ def test_points_that_are_not_there():
         found.at(rate=0.3)
     with pytest.raises(ValueError, match="by='f1'"):
         found.best("f1")
-
-
-@pytest.mark.parametrize(("width", "expected"), [(4, 1), (2048, 2)])
-def test_only_steps_of_little_arithmetic_are_taken_by_one_thread(width, expected):
-    before, seen = torch.get_num_threads(), []
-
-    def loss(outputs, labels):
-        seen.append(torch.get_num_threads())
-        return torch.nn.functional.mse_loss(outputs, labels)
-
-    data = [(torch.ones(64, width), torch.zeros(64, width))] * 2
-    try:
-        torch.set_num_threads(2)
-        tristep.sweep(lambda: torch.nn.Linear(width, width), loss, data, optimizer="sgd")
-        assert seen == [2, expected]
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

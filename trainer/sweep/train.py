@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from ..ensemble import Ensemble
 from ..fit import device_of, unpack_batch
 from ..optimizer import Optimizer
 from ..trainer import Trainer
-from .cpu import ShortSoftmax, ThreadLimit
 
 __all__ = ["Batches", "train_separately", "train_together"]
 
@@ -72,31 +70,26 @@ def train_together(
     given: Any = gradients
 
     def one(own: dict[str, torch.Tensor], inputs: tuple[Any, ...], labels: Any) -> torch.Tensor:
-        with ShortSoftmax() if place.type == "cpu" else nullcontext():
-            return loss(functional_call(first, own, inputs), labels).mean()
+        return loss(functional_call(first, own, inputs), labels).mean()
 
     all_copies = vmap(one, in_dims=(0, None, None), randomness="different")
     losses: list[torch.Tensor] = []
-    with ThreadLimit(place) as threads:
-        for batch in batches:
-            inputs, labels = unpack_batch("data", batch, place)
-            try:
-                with threads.counting():
-                    values = all_copies(weights | others, inputs, labels)
-                    found = torch.autograd.grad(
-                        values.sum(), list(weights.values()), allow_unused=True, materialize_grads=True
-                    )
-            except RuntimeError as error:
-                if losses:
-                    raise
-                raise RuntimeError(
-                    f"the copies of {type(first).__name__} cannot be run as one by torch.func.vmap; "
-                    f"sweep(..., together=False) trains one after the other. What it says: {error}"
-                ) from error
-            torch._foreach_copy_(gradients, list(found))
-            many.step(given)
-            given = None  # they are the same tensors from now on
-            losses.append(values.detach())
+    for batch in batches:
+        inputs, labels = unpack_batch("data", batch, place)
+        try:
+            values = all_copies(weights | others, inputs, labels)
+            found = torch.autograd.grad(values.sum(), list(weights.values()), allow_unused=True, materialize_grads=True)
+        except RuntimeError as error:
+            if losses:
+                raise
+            raise RuntimeError(
+                f"the copies of {type(first).__name__} cannot be run as one by torch.func.vmap; "
+                f"sweep(..., together=False) trains one after the other. What it says: {error}"
+            ) from error
+        torch._foreach_copy_(gradients, list(found))
+        many.step(given)
+        given = None  # they are the same tensors from now on
+        losses.append(values.detach())
     stacked = {name: each.detach().contiguous() for name, each in (weights | others).items()}
     # A tensor that is there by two names is stacked by the first.
     names = {tensor: name for name, tensor in itertools.chain(first.named_parameters(), first.named_buffers())}
