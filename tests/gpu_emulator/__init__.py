@@ -1,0 +1,17 @@
+"""An emulator of NVIDIA GPUs for Triton's kernels: it executes their PTX on the CPU, on the memory of CPU tensors.
+
+Triton's interpreter runs a kernel's Python text; this runs what Triton's compiler has made of it. So it sees what the
+interpreter cannot: branches compiled wrongly, offsets of 32 bits, wrong hints of alignment, arguments that a launcher has
+mixed up, barriers that are missing. It checks each access to memory, searches for races, and counts instructions, bytes and
+sectors.
+
+    ptx            parses the text of a kernel
+    arithmetic     what instructions compute, on arrays
+    memory         global and shared memory, with all checks
+    machine        executes a launch: control flow, and instructions that move data
+    driver         the Triton driver whose GPU this is, with a queue of launches and copies
+    cases          rules and gradient codes, run here and by the cpu engine
+
+Not emulated: the time that anything takes, caches, and tensor cores. Source of the semantics: NVIDIA, "Parallel Thread
+Execution ISA", chapter 9.
+"""

@@ -1,0 +1,245 @@
+"""Rules and gradient codes on the emulator and on the cpu engine, which must agree.
+
+Rules without sums agree to the bit, since neither engine fuses operations. Sums are added up in another order, and what
+follows from them differs by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from parity_steps import draw, hyper_row
+
+from tristep.kernels import MetricsBuffer, Rule, Update, compress, rules, storage
+from tristep.kernels.layouts import compute_dtype
+from tristep.trainer import Telemetry
+
+__all__ = ["SIZES", "CodeCase", "RuleCase", "cases", "difference", "largest_difference"]
+
+# Below, at and above a block of packed states (128) and a tile (1,024), and several tiles.
+SIZES = (0, 1, 3, 127, 128, 1023, 1024, 1025, 5000, 2048, 129)
+_WITHOUT_GRADIENT = 4
+_EXTENSIVE = ("adamw", "sgd_momentum", "adan", "lamb")  # rules that go through all storage and all that is folded in
+_MOST_ULPS = {"exact": 0, "sums": 8, "metrics": 64}
+
+Tensors = dict[str, list[torch.Tensor]]
+
+
+class RuleCase(NamedTuple):
+    """Two steps of a rule on tensors of `SIZES`, one of which has no gradient.
+
+    Attributes:
+        rule: its name.
+        weight, gradient, master, state: names of types; gradients' default is the weights', the others' is none.
+        offset: elements by which tensors are off a multiple of 64 bytes.
+        seed: of stochastic rounding.
+        control: what gradients are multiplied by, and whether steps are skipped.
+        zero_grads: fill gradients with zeros in the same pass.
+        metrics: compute what telemetry does.
+        small: gradients whose squares are subnormal.
+    """
+
+    rule: str
+    weight: str = "float32"
+    gradient: str | None = None
+    master: str | None = None
+    state: str | None = None
+    offset: int = 0
+    seed: int | None = None
+    control: tuple[float, float] | None = None
+    zero_grads: bool = False
+    metrics: bool = False
+    small: bool = False
+
+    @property
+    def limit(self) -> int:
+        """The largest difference in ulps."""
+        kind = "metrics" if self.metrics else "sums" if getattr(rules, self.rule).reductions else "exact"
+        return _MOST_ULPS[kind]
+
+    def __str__(self) -> str:
+        given = {k: v for k, v in self._asdict().items() if k != "rule" and v != self._field_defaults[k]}
+        return "-".join([self.rule, *(k if v is True else f"{k}={v}".replace(" ", "") for k, v in given.items())])
+
+    def run(self, engine: str, sizes: tuple[int, ...] = SIZES, edit: Callable[[Update], None] | None = None) -> Tensors:
+        """All tensors afterwards, by name. `edit` is called before each step with the update that is about to run."""
+        rule, rng = getattr(rules, self.rule), np.random.default_rng(5)
+        given = self.weight, self.gradient or self.weight, self.master, self.state
+        weight, gradient, master, state = (None if name is None else getattr(torch, name) for name in given)
+        dtype = compute_dtype(weight)
+        wide = [torch.as_tensor(draw(rng, rule, "weight", n)).to(dtype) for n in sizes]
+        weights = [_placed(values, weight, self.offset) for values in wide]
+        masters: list[torch.Tensor | None] = [None] * len(sizes)
+        if master is not None:
+            pairs = zip(weights, wide, strict=True)
+            exact = [values if master == dtype else storage.master_for(w, values, master) for w, values in pairs]
+            masters = [_placed(values, master, self.offset) for values in exact]
+        states = []
+        for n in sizes:
+            row = [self._state(rng, rule, name, n, dtype, state) for name in rule.state]
+            states.append((*row, *(torch.tensor(0.7, dtype=dtype) for _ in rule.kept)))
+        into = MetricsBuffer(Telemetry()._measure, len(sizes), 4) if self.metrics else None
+        control = None if self.control is None else torch.tensor(self.control)
+        names = [f"tensor {i}" for i in range(len(sizes))]
+        update = Update(rule, weights, states, masters, engine, names, self.seed, control, self.zero_grads)
+        every = []
+        for step in range(2):
+            gradients = [self._gradient(rng, rule, n, gradient) for n in sizes]
+            for i in range(len(sizes)):
+                row_of = 0 if self.rule == "prodigy" else 1 if self.small else i % 2  # Prodigy has one for all tensors
+                update.hyper[i] = [*hyper_row(rule, row_of, dtype).values(), *([] if self.seed is None else [7 + step])]
+            update.bind([None if i == _WITHOUT_GRADIENT else each for i, each in enumerate(gradients)])
+            if edit is not None:
+                edit(update)
+            if into is not None:
+                into.begin_step()
+            update(into)
+            if into is not None:
+                into.end_step()
+            every += gradients
+        found = {"gradient": every, "weight": weights, "master": [each for each in masters if each is not None]}
+        found |= {name: [row[k] for row in states] for k, name in enumerate(rule.slots)}
+        if into is not None:  # sums of float32, whatever the buffer's type
+            found["metrics"] = [torch.from_numpy(into.values(into.arrived(wait=True))).to(dtype)]
+        return found
+
+    def _state(self, rng: Any, rule: Rule, name: str, n: int, dtype: Any, state: torch.dtype | None) -> torch.Tensor:
+        values = torch.as_tensor(draw(rng, rule, name, n)) * (not self.small)
+        kind = dtype if state is None or name in rule.full_precision else state
+        if kind != torch.uint8:
+            return _placed(values, kind, self.offset)
+        packed = torch.zeros(storage.packed_size(n), dtype=torch.uint8)
+        return _placed(storage.copy(packed, values.float(), values.shape, name in rule.nonnegative), torch.uint8)
+
+    def _gradient(self, rng: Any, rule: Rule, n: int, gradient: torch.dtype) -> torch.Tensor:
+        values = torch.as_tensor(draw(rng, rule, "gradient", n)) * (2e-22 if self.small else 1.0)
+        return _placed(values, gradient, self.offset)
+
+
+class CodeCase(NamedTuple):
+    """All that a gradient code does with n values: encode, decode, sum up to a message and to values, and votes.
+
+    Attributes:
+        code: its name.
+        n: values.
+        dtype: the name of their type.
+        residual: whether what is left over is kept.
+        ranks: whose messages are summed up.
+        special: with NaN, infinity and a subnormal number; bytes of messages are not compared then.
+    """
+
+    code: str
+    n: int
+    dtype: str = "float32"
+    residual: bool = True
+    ranks: int = 1
+    special: bool = False
+    limit = 0
+
+    def __str__(self) -> str:
+        left = "-residual" if self.residual else ""
+        return f"{self.code}-{self.n}-{self.dtype}{left}-ranks={self.ranks}{'-special' if self.special else ''}"
+
+    def run(self, engine: str) -> Tensors:
+        """All tensors afterwards, by name."""
+        code, dtype, rng = compress.CODES[self.code], getattr(torch, self.dtype), np.random.default_rng(3)
+        found: Tensors = {}
+
+        def new(name: str, values: Any, kind: torch.dtype = torch.uint8) -> torch.Tensor:
+            tensor = _placed(torch.as_tensor(values), kind)
+            found.setdefault(name, []).append(tensor)
+            return tensor
+
+        def left(n: int) -> torch.Tensor | None:
+            return new("residual", rng.normal(size=n), torch.float32) if self.residual else None
+
+        n, threshold = self.n, 0.5
+        for chunks in (1, 3):
+            chunk, every = code.chunk(n, chunks), []
+            for _ in range(self.ranks):
+                values = rng.normal(size=n)
+                if self.special:
+                    values[[3, 150, 260]] = np.nan, np.inf, 1e-41
+                given, residual = new("values", values, dtype), left(n)
+                every.append(new("messages", np.full((chunks, code.size(chunk)), 205)))
+                for _ in range(2):
+                    compress.encode(code, given, residual, every[-1], threshold, engine)
+                compress.decode(code, every[-1], new("decoded", np.zeros(n), dtype), threshold, engine)
+            for k in range(chunks):
+                together = new("received", torch.stack([each[k] for each in every]))
+                length = min(max(n - k * chunk, 0), chunk)
+                total = new("total", np.full((1, code.size(chunk)), 205))
+                compress.reduce(code, together, left(chunk), total, length, threshold, engine)
+                compress.reduce(code, together, None, new("sum", np.zeros(length), dtype), None, threshold, engine)
+                if code.vote is not None:
+                    votes = new("votes", np.full((1, code.votes_size(chunk, self.ranks)), 205))
+                    compress.reduce_votes(code, together, votes, engine)
+                    voted = new("voted", np.zeros(length), dtype)
+                    compress.decode_votes(code, self.ranks, votes, voted, threshold, engine)
+        return {name: tensors for name, tensors in found.items() if not self.special or tensors[0].is_floating_point()}
+
+
+def cases() -> Iterator[RuleCase | CodeCase]:
+    """All cases: each rule in each type, and those of `_EXTENSIVE` with all storage; each code."""
+    for name in rules.__all__:
+        rule = getattr(rules, name)
+        if not isinstance(rule, Rule):
+            continue
+        yield RuleCase(name)
+        yield RuleCase(name, "bfloat16")
+        yield RuleCase(name, "float16", offset=1)
+        yield RuleCase(name, "float64", offset=1)
+        if rule.reductions:  # on GPUs roots of subnormal sums are 0
+            yield RuleCase(name, small=True)
+        if name in _EXTENSIVE:
+            yield RuleCase(name, "bfloat16", "bfloat16", "float32")
+            yield RuleCase(name, "float16", "float16", "float16")
+            yield RuleCase(name, "bfloat16", "bfloat16", "int16")
+            yield RuleCase(name, "float32", "bfloat16", state="bfloat16", seed=3)
+            yield RuleCase(name, "bfloat16", "bfloat16", state="bfloat16", seed=3)
+            for offset in (0, 1):
+                yield RuleCase(name, state="uint8", offset=offset)
+                yield RuleCase(name, state="uint8", seed=3, offset=offset)
+                yield RuleCase(name, "bfloat16", "bfloat16", "int16", "uint8", offset, 3)
+            yield RuleCase(name, control=(0.125, 0.0), zero_grads=True)
+            yield RuleCase(name, control=(1.0, 1.0), zero_grads=True, offset=1)
+            yield RuleCase(name, metrics=True)
+    for name in compress.CODES:
+        yield CodeCase(name, 1, ranks=2)
+        yield CodeCase(name, 1024, "bfloat16")
+        yield CodeCase(name, 1025, "float16", residual=False)
+        yield CodeCase(name, 5000, ranks=3)
+        yield CodeCase(name, 5000, "bfloat16", residual=False, ranks=3, special=True)
+
+
+def largest_difference(expected: Tensors, found: Tensors) -> tuple[float, str]:
+    """The largest difference in ulps, and where it is."""
+    pairs = [
+        (difference(a, b), f"{name}[{k}]")
+        for name in found
+        for k, (a, b) in enumerate(zip(found[name], expected[name], strict=True))
+    ]
+    return max(pairs, key=lambda pair: pair[0])
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference of elements, in ulps of the larger one or of the root mean square of all; NaN equals NaN."""
+    if not a.numel():
+        return 0.0
+    if not a.is_floating_point():
+        return float((a.double() - b.double()).abs().max())
+    info, (x, y) = torch.finfo(a.dtype), (tensor.detach().double() for tensor in (a, b))
+    same = (x == y) | (x.isnan() & y.isnan())
+    size = torch.maximum(torch.maximum(x.abs(), y.abs()), x.nan_to_num(0, 0, 0).square().mean().sqrt())
+    ulp = torch.exp2(torch.floor(torch.log2(size.clamp(min=info.tiny)))) * info.eps
+    return float(torch.where(same, 0.0, ((x - y).abs() / ulp).nan_to_num(float("inf"))).max())
+
+
+def _placed(values: torch.Tensor, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
+    """A tensor so many elements behind a multiple of 64 bytes, with room around it that belongs to nobody."""
+    memory = torch.empty(values.numel() + 192 + offset, dtype=dtype)
+    start = (-memory.data_ptr() % 64 + 64) // dtype.itemsize + offset
+    return memory[start : start + values.numel()].view(values.shape).copy_(values.to(dtype))

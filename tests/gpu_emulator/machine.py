@@ -1,0 +1,298 @@
+"""Executes a launch: all threads of many CTAs at once, a register being an array with an element for each thread.
+
+Control flow goes by basic blocks. Of the blocks that threads are at, the first in the text runs next, for those threads, so
+that threads which have gone different ways meet again. At bar.sync threads wait for those of their CTA.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .arithmetic import FLOATS, UNSIGNED, Approximate, compute, dtype_of
+from .memory import GlobalMemory, Ranges, SharedMemory, Threads
+from .ptx import Block, Instruction, Kernel, Operand
+
+__all__ = ["Launch"]
+
+_AT_ONCE = 1 << 15  # threads
+_DONE, _WAITING = 1 << 30, 1 << 20  # "blocks" of threads that have returned; added to the block after a barrier
+_ORDERING = ("griddepcontrol", "fence", "membar")  # memory is in order here
+_UNDEFINED = b"\xa5"  # in registers that have never been set: LLVM does not define halves that nobody reads
+
+
+class Launch:
+    """One launch of a kernel.
+
+    Args:
+        kernel: what is launched.
+        grid: CTAs in each of three directions.
+        parameters: by name, as unsigned numbers.
+        ranges: memory that the kernel may touch.
+        defect: called with each message of something wrong.
+        approximate: how results of approximate instructions are rounded.
+
+    Attributes:
+        issued: instructions by name, each counted once for each warp that issues it.
+        memory: what it has read and written.
+        ctas: how many there are.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        parameters: dict[str, int],
+        ranges: Ranges,
+        defect: Callable[[str], None],
+        approximate: Approximate,
+    ) -> None:
+        self.kernel, self.grid, self.parameters, self.approximate = kernel, grid, parameters, approximate
+        self._defect = defect
+        self.memory = GlobalMemory(ranges, self.defect)
+        self.issued: Counter[str] = Counter()
+        self.ctas = grid[0] * grid[1] * grid[2]
+
+    def run(self) -> None:
+        at_once = max(_AT_ONCE // self.kernel.threads, 1)
+        with np.errstate(all="ignore"):
+            for first in range(0, self.ctas, at_once):
+                _Batch(self, first, min(at_once, self.ctas - first)).run()
+            self.memory.find_races(self.kernel.threads)
+
+    def defect(self, message: str, line: int = 0) -> None:
+        place = f" [line {line} of the PTX: {self.kernel.line(line)}]" if line else ""
+        self._defect(f"{self.kernel.name}{self.grid}: {message}{place}")
+
+
+class _Batch:
+    """Some CTAs of a launch, executed together."""
+
+    def __init__(self, launch: Launch, first: int, ctas: int) -> None:
+        self._launch, self._kernel, self._ctas = launch, launch.kernel, ctas
+        per_cta = launch.kernel.threads
+        self._n = ctas * per_cta
+        self._ids = np.arange(self._n, dtype=np.int64) + first * per_cta
+        self._epochs = np.zeros(self._n, dtype=np.int64)  # how often each thread has passed bar.sync
+        self._at = np.zeros(self._n, dtype=np.int32)  # the block that each thread is at
+        self._registers: dict[str, np.ndarray] = {}
+        self._shared = SharedMemory(ctas, max(launch.kernel.shared, 1), launch.defect)
+        thread, cta, (x, y, z) = self._ids % per_cta, self._ids // per_cta, launch.grid
+        special = {"tid.x": thread, "tid.y": 0, "tid.z": 0, "ntid.x": per_cta, "laneid": thread & 31, "warpid": thread >> 5}
+        special |= {"ctaid.x": cta % x, "ctaid.y": cta // x % y, "ctaid.z": cta // (x * y)}
+        special |= {"nctaid.x": x, "nctaid.y": y, "nctaid.z": z}
+        self._special = {f"%{name}": np.broadcast_to(v, self._n).astype(np.uint32) for name, v in special.items()}
+
+    @property
+    def _threads(self) -> Threads:
+        return Threads(self._ids, self._epochs, self._kernel.threads)
+
+    def run(self) -> None:
+        while (block := int(self._at.min())) < _DONE:
+            if block >= _WAITING:  # all that have not returned wait
+                if not self._release():
+                    raise RuntimeError(f"{self._kernel.name}: threads wait for ever")
+                continue
+            mask = self._at == block
+            self._run_block(block, self._kernel.blocks[block], None if mask.all() else mask)
+
+    def _run_block(self, number: int, block: Block, mask: np.ndarray | None) -> None:
+        warps = self._n // 32 if mask is None else int(mask.reshape(-1, 32).any(axis=1).sum())
+        for name, count in block.counts.items():
+            self._launch.issued[name] += count * warps
+        for each in block.body:
+            self._execute(each, mask)
+        here: Any = slice(None) if mask is None else mask
+        end, after = block.end, number + 1 if number + 1 < len(self._kernel.blocks) else _DONE
+        if end is None:
+            self._at[here] = after
+        elif end.parts[0] in ("ret", "exit") and end.guard is None:
+            self._at[here] = _DONE
+        elif end.parts[0] == "bra":
+            taken = self._guarded(end, mask)
+            self._at[here] = after
+            self._at[slice(None) if taken is None else taken] = block.target
+        elif end.guard is None and [operand.value for operand in end.operands] == [0]:
+            self._wait(end, mask, after)
+        else:
+            raise _unknown(end)
+
+    def _wait(self, barrier: Instruction, mask: np.ndarray | None, after: int) -> None:
+        if mask is not None:
+            arrived, live = (each.reshape(self._ctas, -1) for each in (mask, self._at < _DONE))
+            if (arrived.any(axis=1) & (arrived != live).any(axis=1)).any():
+                self._launch.defect("bar.sync that not all threads of a CTA reach together", barrier.line)
+        self._at[slice(None) if mask is None else mask] = after + _WAITING
+        self._release()
+
+    def _release(self) -> bool:
+        """Let the CTAs go on all of whose threads wait, or have returned; whether there are any."""
+        at = self._at.reshape(self._ctas, -1)
+        over = (at >= _WAITING).all(axis=1) & (at < _DONE).any(axis=1)
+        go = np.repeat(over, self._kernel.threads) & (self._at < _DONE)
+        self._at[go] -= _WAITING
+        self._epochs = self._epochs + go
+        return bool(over.any())
+
+    def _guarded(self, each: Instruction, mask: np.ndarray | None) -> np.ndarray | None:
+        """The threads of the mask that execute an instruction."""
+        if each.guard is None:
+            return mask
+        guard = self._registers[each.guard]
+        guard = ~guard if each.negated else guard
+        return guard if mask is None else guard & mask
+
+    def _execute(self, each: Instruction, mask: np.ndarray | None) -> None:
+        mask = self._guarded(each, mask)
+        if mask is not None and not mask.any():
+            return
+        name = each.parts[0]
+        if name in ("ld", "st"):
+            self._access(each, mask)
+        elif name == "mov":
+            self._move(each, mask)
+        elif name in ("shfl", "redux"):
+            self._exchange(each, mask)
+        elif name in ("ldmatrix", "stmatrix"):
+            self._access_matrices(each, mask)
+        elif name not in _ORDERING:
+            target, *sources = each.operands
+            value = compute(each, lambda k, kind: self._value(sources[k], kind), self._launch.approximate)
+            self._set(target, value, mask)
+
+    # Operands
+
+    def _value(self, operand: Operand, kind: Any) -> Any:
+        """Its value in a type: an array, or a number that all threads share."""
+        if operand.kind in ("register", "special"):
+            found = (self._special if operand.kind == "special" else self._registers).get(operand.value)
+            if found is None:
+                if operand.kind == "special":
+                    raise NotImplementedError(f"the emulator does not know the register {operand.value}")
+                found = np.frombuffer(_UNDEFINED * (self._n * 8), dtype=UNSIGNED[operand.bits])[: self._n]
+            bits = 8 * np.dtype(kind).itemsize
+            if 8 * found.dtype.itemsize > bits:  # the lower ones
+                found = found.astype(UNSIGNED[bits])
+            return found.view(kind) if found.dtype != kind else found
+        if operand.kind == "integer":
+            bits = 8 * np.dtype(kind).itemsize
+            if kind == np.bool_:
+                return np.bool_(operand.value)
+            return UNSIGNED[bits](operand.value & ((1 << bits) - 1)).view(kind)
+        if operand.kind == "float":
+            return UNSIGNED[operand.bits](operand.value).view(FLOATS[operand.bits]).view(kind)
+        if operand.value != "global_smem":
+            raise NotImplementedError(f"the emulator does not know the operand {operand.value!r}")
+        return kind(0)  # where shared memory begins
+
+    def _values(self, operand: Operand, kind: Any) -> np.ndarray:
+        return np.broadcast_to(self._value(operand, kind), (self._n,))
+
+    def _set(self, operand: Operand, value: Any, mask: np.ndarray | None) -> None:
+        bits, value = UNSIGNED[operand.bits], np.asarray(value)
+        if value.dtype.itemsize < np.dtype(bits).itemsize:  # signed numbers keep their sign
+            value = value.astype(np.dtype(f"{value.dtype.kind}{np.dtype(bits).itemsize}"))
+        value = np.broadcast_to(value.view(bits) if value.dtype != bits else value, (self._n,))
+        if mask is not None:
+            value = np.where(mask, value, self._registers.get(operand.value, bits(0)))
+        self._registers[operand.value] = value
+
+    # Memory
+
+    def _access(self, each: Instruction, mask: np.ndarray | None) -> None:
+        """ld and st of parameters, global and shared memory."""
+        loads, space, kind = each.parts[0] == "ld", each.parts[1], dtype_of(each.parts[-1])
+        data, place = each.operands if loads else each.operands[::-1]
+        members, size = data.value if data.kind == "vector" else (data,), np.dtype(kind).itemsize
+        if space == "param":
+            value = self._launch.parameters[place.value.value] >> (8 * place.offset)
+            self._set(data, UNSIGNED[8 * size](value & ((1 << 8 * size) - 1)).view(kind), mask)
+        elif space == "shared":
+            address = self._values(place.value, np.uint32).astype(np.int64) + place.offset
+            if loads:
+                found = self._shared.load(address, mask, size * len(members), self._threads, each.line)
+                for k, member in enumerate(members):
+                    part = np.ascontiguousarray(found.reshape(self._n, len(members), size)[:, k])
+                    self._set(member, part.view(kind).ravel(), mask)
+            else:
+                values = np.stack([self._values(member, kind) for member in members], axis=1)
+                self._shared.store(address, mask, values.view(np.uint8), self._threads, each.line)
+        elif space == "global":
+            address = self._values(place.value, np.int64) + place.offset
+            whole, memory = size * len(members), self._launch.memory
+            allowed = memory.check("load" if loads else "store", address, mask, whole, self._threads, each.line)
+            for k, member in enumerate(members):
+                if loads:
+                    self._set(member, memory.load(address + k * size, allowed, size).view(kind), mask)
+                else:
+                    memory.store(address + k * size, allowed, size, self._values(member, kind).view(UNSIGNED[8 * size]))
+        else:
+            raise _unknown(each)
+
+    def _access_matrices(self, each: Instruction, mask: np.ndarray | None) -> None:
+        """ldmatrix and stmatrix: matrices of 8 rows of 8 numbers of 16 bits in shared memory.
+
+        Lanes 8 k to 8 k + 7 have the addresses of matrix k's rows; each lane has two neighbours of a row of each matrix.
+        """
+        if each.parts[1:4] != ["sync", "aligned", "m8n8"] or "trans" in each.parts or each.parts[-1] != "b16":
+            raise _unknown(each)
+        loads, lane = each.parts[0] == "ldmatrix", np.arange(32)
+        members, place = each.operands if loads else each.operands[::-1]
+        rows = (self._values(place.value, np.uint32).astype(np.int64) + place.offset).reshape(-1, 32)
+        if ((rows % 16 != 0) & (True if mask is None else mask.reshape(-1, 32))).any():
+            self._launch.defect("row of a matrix is misaligned", each.line)
+        for k, member in enumerate(members.value):
+            address = (rows[:, 8 * k + lane // 4] + 4 * (lane % 4)).ravel()
+            if loads:
+                found = self._shared.load(address, mask, 4, self._threads, each.line)
+                self._set(member, found.view(np.uint32).ravel(), mask)
+            else:
+                value = np.ascontiguousarray(self._values(member, np.uint32)).view(np.uint8).reshape(self._n, 4)
+                self._shared.store(address, mask, value, self._threads, each.line)
+
+    def _move(self, each: Instruction, mask: np.ndarray | None) -> None:
+        """mov, also between a register and the parts of one."""
+        (target, source), kind = each.operands, dtype_of(each.parts[-1])
+        if target.kind == "vector":  # the lowest bits first
+            bits = 8 * np.dtype(kind).itemsize // len(target.value)
+            for k, member in enumerate(target.value):
+                if member.value != "_":
+                    self._set(member, (self._values(source, kind) >> kind(k * bits)).astype(UNSIGNED[bits]), mask)
+        elif source.kind == "vector":
+            bits = 8 * np.dtype(kind).itemsize // len(source.value)
+            parts = [self._values(member, UNSIGNED[bits]).astype(kind) for member in source.value]
+            self._set(target, np.bitwise_or.reduce([part << kind(k * bits) for k, part in enumerate(parts)]), mask)
+        else:
+            self._set(target, self._value(source, kind), mask)
+
+    def _exchange(self, each: Instruction, mask: np.ndarray | None) -> None:
+        """shfl and redux: what the threads of a warp tell each other."""
+        lanes = self._values(each.operands[-1], np.uint32)
+        if (lanes[slice(None) if mask is None else mask] != 0xFFFFFFFF).any():
+            raise _unknown(each)
+        if mask is not None and (mask.reshape(-1, 32).any(axis=1) != mask.reshape(-1, 32).all(axis=1)).any():
+            self._launch.defect(f"{each.name} that not all lanes of a warp reach together", each.line)
+        kind, how = dtype_of(each.parts[-1]), each.parts[2]
+        value = self._values(each.operands[1], kind).reshape(-1, 32)
+        if each.parts[0] == "redux" and how in _REDUCTIONS:
+            self._set(each.operands[0], np.repeat(_REDUCTIONS[how](value, axis=1).astype(kind), 32), mask)
+        elif how == "bfly" and each.operands[2].kind == "integer" and each.operands[3].value == 31:
+            self._set(each.operands[0], value[:, np.arange(32) ^ each.operands[2].value].ravel(), mask)
+        else:
+            raise _unknown(each)
+
+
+_REDUCTIONS: dict[str, Any] = {
+    "max": np.max,
+    "min": np.min,
+    "add": np.sum,
+    "and": np.bitwise_and.reduce,
+    "or": np.bitwise_or.reduce,
+}
+
+
+def _unknown(each: Instruction) -> NotImplementedError:
+    return NotImplementedError(f"the emulator does not know {each.name!r} in this form, line {each.line} of the PTX")

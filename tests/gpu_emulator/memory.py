@@ -1,0 +1,242 @@
+"""Global and shared memory: each access is checked, counted, and remembered for the search for races.
+
+Global addresses are those of the host's memory. They are reached through views of the whole address space, but only after
+they have been found inside a known range, and aligned as the access must be.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["SECTOR", "Access", "GlobalMemory", "Range", "Ranges", "SharedMemory", "Threads"]
+
+SECTOR = 32  # bytes, in which memory is read and written
+_LOWEST = 1 << 16  # address
+_everything = np.ctypeslib.as_array((ctypes.c_uint8 * ((1 << 47) - _LOWEST)).from_address(_LOWEST))
+_VIEWS = {size: _everything.view(f"u{size}") for size in (1, 2, 4, 8)}
+_elsewhere = np.zeros(64, dtype=np.uint64)  # where lanes read that may not read where they want to
+
+Defect = Callable[[str, int], None]  # called with a message and the line of the PTX
+
+
+class Range(NamedTuple):
+    """Memory that a kernel may touch: its first address, its bytes, and what messages call it."""
+
+    first: int
+    size: int
+    name: str
+
+
+class Threads(NamedTuple):
+    """Which threads make an access.
+
+    Attributes:
+        ids: of each lane: its thread's number in the launch.
+        epochs: how often that has passed bar.sync.
+        per_cta: threads of a CTA.
+    """
+
+    ids: np.ndarray
+    epochs: np.ndarray
+    per_cta: int
+
+
+class Access(NamedTuple):
+    """An access of some threads, as it is remembered."""
+
+    address: np.ndarray
+    ids: np.ndarray
+    epochs: np.ndarray
+    size: int
+    stores: bool
+    line: int
+
+
+class Ranges:
+    """Known memory, in order; ranges that overlap are joined."""
+
+    def __init__(self, ranges: Iterable[Range]) -> None:
+        firsts, ends, self._names = [], [], []
+        for first, size, name in sorted(each for each in ranges if each.size > 0):
+            if firsts and first < ends[-1]:
+                ends[-1] = max(ends[-1], first + size)
+            else:
+                firsts.append(first)
+                ends.append(first + size)
+                self._names.append(name)
+        self._firsts, self._ends = (np.array(each or [0], dtype=np.int64) for each in (firsts, ends))
+
+    def contain(self, address: np.ndarray, size: int) -> np.ndarray:
+        """For each address whether so many bytes from there are in one range."""
+        place = np.searchsorted(self._firsts, address, side="right") - 1
+        return (place >= 0) & (address + size <= self._ends[place])
+
+    def describe(self, address: int) -> str:
+        """The address by the range that is nearest below."""
+        place = max(int(np.searchsorted(self._firsts, address, side="right")) - 1, 0)
+        first, end = int(self._firsts[place]), int(self._ends[place])
+        return f"byte {address - first} of {self._names[place] if self._names else 'nothing'} ({end - first} bytes)"
+
+
+class GlobalMemory:
+    """Global memory as one launch uses it.
+
+    Attributes:
+        bytes: by "load" and "store": what threads ask for.
+        sectors: by the same: those that warps touch, summed over their accesses.
+    """
+
+    def __init__(self, ranges: Ranges, defect: Defect) -> None:
+        self._ranges, self._defect = ranges, defect
+        self.bytes, self.sectors = {"load": 0, "store": 0}, {"load": 0, "store": 0}
+        self._accesses: list[Access] = []
+
+    def check(self, kind: str, address: np.ndarray, mask: Any, size: int, threads: Threads, line: int) -> Any:
+        """The lanes that may make this access, as a mask or None for all; the others are reported."""
+        wrong = address & (size - 1) != 0
+        wrong = wrong if mask is None else wrong & mask
+        if wrong.any():
+            self._report(f"misaligned {kind}", wrong, address, size, threads, line)
+            mask = ~wrong if mask is None else mask & ~wrong
+        used = slice(None) if mask is None else mask
+        if not self._ranges.contain(address[used], size).all():
+            wrong = ~self._ranges.contain(address, size)
+            wrong = wrong if mask is None else wrong & mask
+            self._report(f"{kind} out of bounds", wrong, address, size, threads, line)
+            mask = ~wrong if mask is None else mask & ~wrong
+        self._count(kind, address, mask, size, threads, line)
+        return mask
+
+    @staticmethod
+    def load(address: np.ndarray, mask: Any, size: int) -> np.ndarray:
+        """Unsigned numbers of so many bytes; any number for lanes that are not in the mask."""
+        place = (address if mask is None else np.where(mask, address, _elsewhere.ctypes.data)) - _LOWEST
+        return _VIEWS[size][place // size]
+
+    @staticmethod
+    def store(address: np.ndarray, mask: Any, size: int, value: np.ndarray) -> None:
+        used = slice(None) if mask is None else mask
+        _VIEWS[size][(address[used] - _LOWEST) // size] = value[used]
+
+    def footprint(self) -> dict[str, int]:
+        """By "load" and "store": the bytes of all different sectors, which memory must move at least."""
+        found = {}
+        for kind in ("load", "store"):
+            touched = [each.address // SECTOR for each in self._accesses if each.stores == (kind == "store")]
+            found[kind] = SECTOR * len(np.unique(np.concatenate(touched))) if touched else 0
+        return found
+
+    def find_races(self, per_cta: int) -> None:
+        """Report a byte that one thread writes and another one touches, with no bar.sync of both between the two."""
+        if not self._accesses:
+            return
+        unit = min(each.size for each in self._accesses)
+        columns: list[list[np.ndarray]] = [[], [], [], [], []]
+        for each in self._accesses:
+            times = each.size // unit
+            place = (each.address[:, None] // unit + np.arange(times)).ravel()
+            own = np.repeat(each.ids, times), np.repeat(each.epochs, times)
+            for column, part in zip(
+                columns, (place, *own, np.full(len(place), each.stores), np.full(len(place), each.line)), strict=True
+            ):
+                column.append(part)
+        place, ids, epochs, stores, lines = map(np.concatenate, columns)
+        place, which = np.unique(place, return_inverse=True)
+        stored, low, high = np.zeros(len(place), dtype=bool), np.full(len(place), 1 << 62), np.full(len(place), -1)
+        stored[which[stores]] = True
+        np.minimum.at(low, which, ids)
+        np.maximum.at(high, which, ids)
+        keep = (stored & (low != high))[which]  # several threads touch it, and one of them writes
+        which, ids, epochs, stores, lines = which[keep], ids[keep], epochs[keep], stores[keep], lines[keep]
+        order = np.lexsort((epochs, which))
+        for some in np.split(order, np.flatnonzero(np.diff(which[order])) + 1) if len(order) else ():
+            where = self._ranges.describe(int(place[which[some[0]]]) * unit)
+            if self._is_race(where, ids[some], epochs[some], stores[some], lines[some], per_cta):
+                return
+
+    def _is_race(
+        self, where: str, ids: np.ndarray, epochs: np.ndarray, stores: np.ndarray, lines: np.ndarray, per_cta: int
+    ) -> bool:
+        if len(ctas := np.unique(ids // per_cta)) > 1:  # of which no barrier is common
+            self._defect(f"race of CTAs {ctas[:4].tolist()} at {where}", int(lines[stores][0]))
+            return True
+        for epoch in np.unique(epochs):
+            now = epochs == epoch
+            if (now & stores).any() and len(threads := np.unique(ids[now])) > 1:
+                self._defect(f"race of threads {(threads % per_cta)[:4].tolist()} at {where}", int(lines[now & stores][0]))
+                return True
+        return False
+
+    def _count(self, kind: str, address: np.ndarray, mask: Any, size: int, threads: Threads, line: int) -> None:
+        # A warp's lanes that touch one sector share its transfer. Lanes that do nothing have the sector -1.
+        sectors = address // SECTOR if mask is None else np.where(mask, address // SECTOR, -1)
+        sectors = np.sort(sectors.reshape(-1, 32), axis=1)
+        self.sectors[kind] += int((np.diff(sectors, axis=1) != 0).sum() + (sectors[:, 0] >= 0).sum())
+        used = slice(None) if mask is None else mask
+        self.bytes[kind] += len(address[used]) * size
+        self._accesses.append(Access(address[used], threads.ids[used], threads.epochs[used], size, kind == "store", line))
+
+    def _report(self, what: str, wrong: np.ndarray, address: np.ndarray, size: int, threads: Threads, line: int) -> None:
+        k = int(np.flatnonzero(wrong)[0])
+        cta, thread = divmod(int(threads.ids[k]), threads.per_cta)
+        where = self._ranges.describe(int(address[k]))
+        self._defect(f"{what}, {size} bytes at {where}, by thread {thread} of CTA {cta} and {wrong.sum() - 1} others", line)
+
+
+class SharedMemory:
+    """Shared memory of several CTAs, with who has touched each byte last, and in which epoch.
+
+    An epoch is the time between two bar.sync: in one epoch, a byte that a thread writes may be touched by no other.
+    """
+
+    def __init__(self, ctas: int, size: int, defect: Defect) -> None:
+        self._size, self._defect = size, defect
+        self._bytes = np.zeros((ctas, size), dtype=np.uint8)
+        self._writer, self._reader = (np.full((ctas, size), -1, dtype=np.int64) for _ in range(2))  # epoch << 20 | thread
+
+    def load(self, address: np.ndarray, mask: Any, size: int, threads: Threads, line: int) -> np.ndarray:
+        """uint8 [lanes, size]."""
+        lanes, place, now, me = self._places("load", address, mask, size, threads, line)
+        writer, reader = self._writer[place], self._reader[place]
+        if ((writer >= now) & (writer != me)).any():
+            self._defect("shared load races with a store since the last bar.sync", line)
+        if (writer < 0).any():
+            self._defect("shared load of what was never stored", line)
+        several = now | 0xFFFFF
+        self._reader[place] = np.where((reader >= now) & (reader != me), several, me)
+        found = np.zeros((len(address), size), dtype=np.uint8)
+        found[lanes] = self._bytes[place]
+        return found
+
+    def store(self, address: np.ndarray, mask: Any, value: np.ndarray, threads: Threads, line: int) -> None:
+        """`value` is uint8 [lanes, size]."""
+        lanes, place, now, me = self._places("store", address, mask, value.shape[1], threads, line)
+        writer, reader = self._writer[place], self._reader[place]
+        if ((writer >= now) & (writer != me)).any():
+            self._defect("shared store races with a store since the last bar.sync", line)
+        if ((reader >= now) & (reader != me)).any():
+            self._defect("shared store races with a load since the last bar.sync", line)
+        self._bytes[place] = value[lanes]
+        if (self._bytes[place] != value[lanes]).any():
+            self._defect("threads store different values to one place of shared memory", line)
+        self._writer[place] = np.broadcast_to(me, place[1].shape)
+
+    def _places(
+        self, kind: str, address: np.ndarray, mask: Any, size: int, threads: Threads, line: int
+    ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
+        """The lanes with a valid address, where their bytes are, and the marks of their epoch and of themselves."""
+        lanes = np.arange(len(address)) if mask is None else np.flatnonzero(mask)
+        address = address[lanes].astype(np.int64)
+        wrong = (address % size != 0) | (address < 0) | (address + size > self._size)
+        if wrong.any():
+            first = int(address[wrong][0])
+            self._defect(f"shared {kind}, {size} bytes at {first} of {self._size}: misaligned or out of bounds", line)
+            lanes, address = lanes[~wrong], address[~wrong]
+        own = threads.ids[lanes] - threads.ids[0]
+        place = own[:, None] // threads.per_cta, address[:, None] + np.arange(size)
+        now = threads.epochs[lanes][:, None] << 20
+        return lanes, place, now, now | (own % threads.per_cta)[:, None]

@@ -1,0 +1,116 @@
+"""Defects planted into kernels and launches, which the emulator must notice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tristep.kernels import Update
+from tristep.kernels.backends.triton import launch
+from tristep.kernels.table import GRADIENT
+
+from .cases import RuleCase, largest_difference
+from .driver import install
+
+__all__ = ["EXPECTED", "find_all"]
+
+_SIZES = 2048, 1500
+_FAR = 1 << 31  # elements
+EXPECTED = {  # what a message must say
+    "a store without its mask": "store out of bounds",
+    "an offset of 32 bits": "out of bounds",
+    "a wrong alignment": "misaligned",
+    "no barriers": "since the last bar.sync",
+    "swapped rows of pointers": "differs in",
+    "a tile done twice": "race of CTAs",
+}
+
+
+def find_all() -> dict[str, list[str]]:
+    """What is found wrong, by defect; and by "nothing" what is without any."""
+    adamw, lamb, sgd = RuleCase("adamw"), RuleCase("lamb"), RuleCase("sgd")
+    return {
+        "nothing": [*_found(adamw), *_found(lamb), *_found(sgd, before=_move_beyond_32_bits)],
+        "a store without its mask": _found(sgd, _without_masks),
+        "an offset of 32 bits": _found(sgd, _in_32_bits, _move_beyond_32_bits),
+        "a wrong alignment": _found(RuleCase("sgd", offset=1), kernel_constants=_constants_if_aligned),
+        "no barriers": _found(lamb, _without_barriers),
+        "swapped rows of pointers": _found(adamw, before=_swap_states),
+        "a tile done twice": _found(adamw, before=_repeat_tile),
+    }
+
+
+def _found(
+    case: RuleCase,
+    edit: Callable[[str], str] | None = None,
+    before: Callable[[Update], None] | None = None,
+    **patches: Any,
+) -> list[str]:
+    """What is found wrong with two tensors, after an edit of the PTX, of the update before each step, or of the launcher."""
+    emulator = install()
+    emulator.defects.clear()
+    emulator.edit = edit
+    try:
+        with mock.patch.dict(vars(launch), patches):
+            got = case.run("triton", _SIZES, before)
+    finally:
+        emulator.edit = None
+    difference, where = largest_difference(case.run("cpu", _SIZES), got)
+    return [*emulator.defects, *([f"differs in {where}"] if difference > case.limit else [])]
+
+
+def _without_masks(ptx: str) -> str:
+    return re.sub(r"@%p\d+ (st\.global)", r"\1", ptx)
+
+
+def _in_32_bits(ptx: str) -> str:
+    """The first element of a tile, its number times 1,024, as a product of 32 bits is."""
+    product = r"((?:mul\.wide\.s32|shl\.b64)\s+(%rd\d+), %rd?\d+, (?:1024|10);)"
+    return re.sub(product, r"\1 shl.b64 \2, \2, 32; shr.s64 \2, \2, 32;", ptx)
+
+
+def _without_barriers(ptx: str) -> str:
+    return re.sub(r"bar\.sync[^;]*;", "", ptx)
+
+
+_kernel_constants = launch.kernel_constants
+
+
+def _constants_if_aligned(*given: Any) -> Any:
+    *others, _, zero_grads = given
+    return _kernel_constants(*others, True, zero_grads)
+
+
+def _swap_states(update: Update) -> None:
+    for execute in _executors(update):
+        execute._addresses[[2, 3]] = execute._addresses[[3, 2]]
+
+
+def _repeat_tile(update: Update) -> None:
+    for execute in _executors(update):
+        execute._tiles[1] = execute._tiles[0]
+
+
+def _move_beyond_32_bits(update: Update) -> None:
+    """Make the tensors the last elements of larger ones, which need no memory as long as nobody touches the rest."""
+    for execute in _executors(update):
+        if int(execute._sizes.min()) > _FAR:
+            continue
+        execute._addresses -= 4 * _FAR
+        execute._sizes += _FAR
+        execute._tiles[:, 1] += _FAR // execute.tile
+        execute._upload = partial(_upload_far, execute.table, execute._upload)
+
+
+def _upload_far(table: Any, upload: Any) -> None:
+    upload()
+    upload.gradients.copy_(torch.from_numpy(table.addresses[GRADIENT] - 4 * _FAR))
+
+
+def _executors(update: Update) -> list[Any]:
+    return [group.execute for group in update._groups]
