@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from .language import Metric, Rule, metric, tl
-from .language.codegen import RuleSource, function_of_text
+from .language.codegen import RuleSource
 from .language.reduction import ElementwiseFunction
+from .language.text import function_of_text
 from .layouts import widest
 
 __all__ = [

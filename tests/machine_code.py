@@ -57,7 +57,7 @@ def halved(x: float, factor=0.5):
     return x * factor
 
 @rule
-def in_a_cell(w: "a block", g, state, hyper):
+def in_a_cell(w: "a block", g, state: tuple, hyper) -> tuple:
     (mean,) = state
     (lr,) = hyper
     mean = halved(mean) + halved(g, 0.25)

@@ -7,18 +7,17 @@ names of that rule.
 from __future__ import annotations
 
 import itertools
-import linecache
 import types
-import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from .function import Function
 from .ops import tl
 from .reduction import Reduction
 from .rule import Rule
+from .text import function_of_text
 
-__all__ = ["RuleSource", "function_of_text", "tuple_text"]
+__all__ = ["RuleSource", "tuple_text"]
 
 
 class RuleSource:
@@ -111,20 +110,6 @@ class RuleSource:
         name, (arguments, unpacking) = f"{self.rule.name}_{what}", first
         body = "".join(f"    {line}\n" for line in (*unpacking, *lines, f"return {result}"))
         return function_of_text(name, f"def {name}({arguments}):\n{body}", self._names)
-
-
-_numbers = itertools.count()
-
-
-def function_of_text(name: str, text: str, names: Mapping[str, Any]) -> types.FunctionType:
-    """The function of this name that the text defines, where these names are known; `inspect` finds the text."""
-    file = f"<tristep {name} {next(_numbers)}>"
-    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
-    known = dict(names)
-    exec(compile(text, file, "exec"), known)
-    function = known.pop(name)
-    weakref.finalize(function, linecache.cache.pop, file, None)
-    return function
 
 
 def tuple_text(names: Iterable[str]) -> str:

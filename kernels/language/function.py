@@ -20,6 +20,7 @@ import torch
 from .checks import check_form, parse_function
 from .literals import is_number, name_literals
 from .ops import OPS, TORCH_OPS, is_tl
+from .text import function_of_text
 
 __all__ = ["Function", "jit"]
 
@@ -54,6 +55,13 @@ class Function:
         parts += [callee.source for callee in self._callees.values()]
         return "\n\n".join(parts)
 
+    @cached_property
+    def _without_annotations(self) -> types.FunctionType:
+        """The function; of another text if it has annotations, which Triton would take for names that it must know."""
+        if not self.fn.__annotations__:
+            return self.fn
+        return function_of_text(self.name, ast.unparse(self.tree), self.fn.__globals__)
+
     def bind(
         self,
         language: str,
@@ -70,7 +78,7 @@ class Function:
             names = dict(self.fn.__globals__)
             names.update({name: callee.bind(language, namespace, wrap, number) for name, callee in self._callees.items()})
             names.update({name: namespace for name, value in names.items() if is_tl(value)})
-            code, defaults = self.fn.__code__, self.fn.__defaults__
+            code, defaults = self._without_annotations.__code__, self.fn.__defaults__
             if number is not None:
                 code, numbers = name_literals(self.tree, code.co_filename)
                 names.update({name: number(value) for name, value in numbers.items()})

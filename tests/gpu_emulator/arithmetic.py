@@ -7,6 +7,7 @@ An instruction that is not known raises NotImplementedError with its line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +66,13 @@ _TO_INTEGRAL = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil
 
 
 def dtype_of(name: str) -> Any:
-    """NumPy's type of a type of PTX; an unsigned integer of its bits where there is none."""
+    """NumPy's type of a type of PTX; an unsigned integer of its bits where there is none.
+
+    Raises:
+        NotImplementedError: there is no such type.
+    """
+    if not re.fullmatch(r"pred|b?f16(x2)?|[bsuf](8|16|32|64)", name):
+        raise NotImplementedError(f"the emulator does not know the type {name!r}")
     if name == "pred":
         return np.bool_
     if name == "bf16" or name.endswith("x2"):
@@ -82,7 +89,9 @@ def rounded(value: np.ndarray, ulps: float) -> np.ndarray:
 def compute(each: Instruction, get: Get, approximate: Approximate = rounded) -> Any:
     """The value that an instruction gives its first operand."""
     name, parts = each.parts[0], each.parts
-    if name in _BY_NAME:
+    if name not in _KNOWN:
+        found = None
+    elif name in _BY_NAME:
         found = _BY_NAME[name](each, get)
     elif name == "cvt":
         found = _convert(each, get)
@@ -198,6 +207,7 @@ _BY_NAME = {
     "shl": _shift,
     "shr": _shift,
 }
+_KNOWN = {"cvt", "fma", "div", "rem", "mad", *_BY_NAME, *_BITWISE, *_INTEGER, *_EXACT, *_APPROXIMATE}
 
 
 def _float(each: Instruction, values: list[Any], approximate: Approximate) -> Any:
@@ -219,11 +229,25 @@ def _float(each: Instruction, values: list[Any], approximate: Approximate) -> An
         found = approximate(function(values[0].astype(np.float64)), ulps)
     elif name == "div" and ("full" in parts or "approx" in parts):
         found = approximate(values[0].astype(np.float64) / values[1].astype(np.float64), 2)
+    elif name == "fma" and "rn" in parts and kind == np.float32:
+        found = _fused(*values)
     elif name in _EXACT and not {"sat", "rz", "rm", "rp"} & set(parts) and ("rn" in parts or name in ("add", "sub", "mul")):
         found = np.asarray(_EXACT[name](*values), dtype=kind)
     else:
         return None
     return _with_nan(_flushed(found) if ftz else found)
+
+
+def _fused(a: Any, b: Any, c: Any) -> np.ndarray:
+    """a * b + c of float32, rounded once: the sum in float64 is rounded to odd, so that the second rounding does no harm."""
+    product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)  # 48 bits at most, so exact
+    total = product + c
+    rest = total - product
+    error = (product - (total - rest)) + (c - rest)  # of that sum: Knuth's TwoSum
+    even = (total.view(np.int64) & 1) == 0
+    toward = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    odd = np.where((error != 0) & even & np.isfinite(total), toward, total)
+    return odd.astype(np.float32)
 
 
 def _convert(each: Instruction, get: Get) -> Any:

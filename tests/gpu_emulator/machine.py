@@ -80,6 +80,7 @@ class _Batch:
         self._at = np.zeros(self._n, dtype=np.int32)  # the block that each thread is at
         self._registers: dict[str, np.ndarray] = {}
         self._shared = SharedMemory(ctas, max(launch.kernel.shared, 1), launch.defect)
+        self._local = np.full((self._n, launch.kernel.local), 0xA5, dtype=np.uint8)
         thread, cta, (x, y, z) = self._ids % per_cta, self._ids // per_cta, launch.grid
         special = {"tid.x": thread, "tid.y": 0, "tid.z": 0, "ntid.x": per_cta, "laneid": thread & 31, "warpid": thread >> 5}
         special |= {"ctaid.x": cta % x, "ctaid.y": cta // x % y, "ctaid.z": cta // (x * y)}
@@ -159,6 +160,8 @@ class _Batch:
         elif name in ("ldmatrix", "stmatrix"):
             self._access_matrices(each, mask)
         elif name not in _ORDERING:
+            if not each.operands:
+                raise _unknown(each)
             target, *sources = each.operands
             value = compute(each, lambda k, kind: self._value(sources[k], kind), self._launch.approximate)
             self._set(target, value, mask)
@@ -184,9 +187,9 @@ class _Batch:
             return UNSIGNED[bits](operand.value & ((1 << bits) - 1)).view(kind)
         if operand.kind == "float":
             return UNSIGNED[operand.bits](operand.value).view(FLOATS[operand.bits]).view(kind)
-        if operand.value != "global_smem":
+        if operand.value not in ("global_smem", "__local_depot0"):
             raise NotImplementedError(f"the emulator does not know the operand {operand.value!r}")
-        return kind(0)  # where shared memory begins
+        return kind(0)  # where shared memory begins, or a thread's own
 
     def _values(self, operand: Operand, kind: Any) -> np.ndarray:
         return np.broadcast_to(self._value(operand, kind), (self._n,))
@@ -203,7 +206,7 @@ class _Batch:
     # Memory
 
     def _access(self, each: Instruction, mask: np.ndarray | None) -> None:
-        """ld and st of parameters, global and shared memory."""
+        """ld and st of parameters, and of global, shared and local memory."""
         loads, space, kind = each.parts[0] == "ld", each.parts[1], dtype_of(each.parts[-1])
         data, place = each.operands if loads else each.operands[::-1]
         members, size = data.value if data.kind == "vector" else (data,), np.dtype(kind).itemsize
@@ -229,8 +232,29 @@ class _Batch:
                     self._set(member, memory.load(address + k * size, allowed, size).view(kind), mask)
                 else:
                     memory.store(address + k * size, allowed, size, self._values(member, kind).view(UNSIGNED[8 * size]))
+        elif space == "local":
+            address = self._values(place.value, np.uint32).astype(np.int64) + place.offset
+            self._access_local(each, mask, members, address)
         else:
             raise _unknown(each)
+
+    def _access_local(self, each: Instruction, mask: np.ndarray | None, members: Any, address: np.ndarray) -> None:
+        """ld and st of memory of a thread's own."""
+        kind, have = dtype_of(each.parts[-1]), self._kernel.local
+        lanes, size = np.arange(self._n) if mask is None else np.flatnonzero(mask), np.dtype(kind).itemsize
+        wrong = (address[lanes] < 0) | (address[lanes] + size * len(members) > have)
+        if wrong.any():
+            self._launch.defect(f"local {each.parts[0]} at {address[lanes][wrong][0]} of {have} bytes", each.line)
+            lanes = lanes[~wrong]
+        for k, member in enumerate(members):
+            place = lanes[:, None], address[lanes][:, None] + np.arange(k * size, (k + 1) * size)
+            if each.parts[0] == "ld":
+                found = np.zeros((self._n, size), dtype=np.uint8)
+                found[lanes] = self._local[place]
+                self._set(member, found.view(kind).ravel(), mask)
+            else:
+                value = np.ascontiguousarray(self._values(member, kind)).view(np.uint8).reshape(self._n, size)
+                self._local[place] = value[lanes]
 
     def _access_matrices(self, each: Instruction, mask: np.ndarray | None) -> None:
         """ldmatrix and stmatrix: matrices of 8 rows of 8 numbers of 16 bits in shared memory.
@@ -281,6 +305,9 @@ class _Batch:
             self._set(each.operands[0], np.repeat(_REDUCTIONS[how](value, axis=1).astype(kind), 32), mask)
         elif how == "bfly" and each.operands[2].kind == "integer" and each.operands[3].value == 31:
             self._set(each.operands[0], value[:, np.arange(32) ^ each.operands[2].value].ravel(), mask)
+        elif how == "idx" and each.operands[3].value == 31:
+            lane = self._values(each.operands[2], np.uint32).reshape(-1, 32) & np.uint32(31)
+            self._set(each.operands[0], np.take_along_axis(value, lane.astype(np.int64), axis=1).ravel(), mask)
         else:
             raise _unknown(each)
 

@@ -78,6 +78,7 @@ class Kernel:
         text, shared: as given.
         name: of the entry.
         threads: of a CTA.
+        local: bytes of memory of each thread's own.
         parameters: their names in order.
         blocks: in the order of the text.
 
@@ -92,6 +93,7 @@ class Kernel:
             raise ValueError("the PTX has no entry with a number of threads")
         self.name, self.threads = entry[1], int(entry[3])
         self.parameters = re.findall(r"(\w+)\s*(?:,|$)", entry[2].strip(), re.M)
+        self.local = 0
         self._bits: dict[str, int] = {}  # of registers, by name or by prefix
         self.blocks = self._blocks(text[entry.end() : text.index("\n}", entry.end())], text.count("\n", 0, entry.end()) + 1)
 
@@ -107,7 +109,10 @@ class Kernel:
             code = raw.split("//")[0].strip()
             while (label := re.match(r"(\$?\w+):\s*", code)) is not None:
                 labels[label[1]], code = len(instructions), code[label.end() :]
-            if code in ("{", "}") or code.startswith((".loc", ".pragma")):
+            if (declared := re.fullmatch(r"\.local .*\[(\d+)\];", code)) is not None:
+                self.local += int(declared[1])
+            code = re.sub(r"^\{\s*(?=\.reg)|^[{}]$|(?<=;)\s*\}$", "", code)  # braces of a scope
+            if code.startswith((".loc", ".pragma")):
                 continue
             *statements, unfinished = f"{unfinished} {code}".split(";")
             for statement in map(str.strip, statements):
@@ -132,7 +137,7 @@ class Kernel:
         if text[0] == "[":
             base, _, offset = text[1:-1].replace(" ", "").partition("+")
             return Operand("memory", self._operand(base), 0, int(offset or "0", 0))
-        if text[0] == "%":
+        if text[0] == "%" or text in self._bits:
             bits = self._bits.get(text) or self._bits.get(re.sub(r"\d+$", "", text))
             return Operand("special", text, 32) if bits is None else Operand("register", text, bits)
         if re.fullmatch(r"0[fF][0-9A-Fa-f]{8}|0[dD][0-9A-Fa-f]{16}", text):
