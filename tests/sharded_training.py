@@ -81,7 +81,7 @@ def train_sharded(
     sharded = ShardedUpdate(optimizer, params, names, engine=engine, **LIMITS)
     sharded.buckets.broadcast_weights()
     if native:
-        sharded.buckets.native = lambda bucket: bucket.even
+        sharded.buckets.collectives.native = lambda bucket: len(set(bucket.parts)) == 1
     if loaded is not None:
         weights, path = loaded
         with torch.no_grad():

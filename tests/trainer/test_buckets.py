@@ -71,7 +71,7 @@ def _train(steps, dtype, sided=False, set_to_none=True, parts=1):
     buckets = GradientBuckets(params, **SMALL)
     buckets.broadcast_weights()
     optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9)
-    each, events = [], []
+    each = []
     per = 12 // ranks
     for step in range(steps):
         optimizer.zero_grad(set_to_none=set_to_none)
@@ -83,12 +83,11 @@ def _train(steps, dtype, sided=False, set_to_none=True, parts=1):
                 _loss(net, x[k::parts], y[k::parts], left).backward()
         _loss(net, x[parts - 1 :: parts], y[parts - 1 :: parts], left).backward()
         assert not before
-        events.append(list(buckets.events))
         fresh = [param.grad is not None and bool(param.grad.any()) for param in params]
         counts = buckets.finish(fresh).tolist()
         optimizer.step()
         each.append(_weights(net))
-    return each, counts, buckets.used, events, len(buckets.buckets)
+    return each, counts, buckets.used
 
 
 def _same_on_all(found):
@@ -119,7 +118,7 @@ def test_a_parameter_that_only_some_ranks_use_counts_on_all(processes):
     found = processes(2).run(_train, 4, torch.float64, True)
     _same_on_all(found)
     names = [name for name, _ in Net().named_parameters()]
-    for each, counts, used, *_ in found:
+    for each, counts, used in found:
         by_name = dict(zip(names, counts, strict=True))
         assert by_name["left.weight"] == by_name["right.bias"] == 1
         assert by_name["first.weight"] == by_name["shared.weight"] == 2
@@ -137,11 +136,25 @@ def _plain_net(width, depth):
 def _overlap():
     net = _plain_net(32, 8)
     params = list(net.parameters())
+    events = []
+    for i, param in enumerate(params):  # before those of the buckets
+        param.register_post_accumulate_grad_hook(lambda _, i=i: events.append(("arrived", i)))
     buckets = GradientBuckets(params, bucket_bytes=9_000, first_bucket_bytes=4_000)
+    flats, all_reduce = [], dist.all_reduce
+
+    def noted(values, *args, **settings):
+        started = [k for k, flat in enumerate(flats) if values is flat]
+        events.extend(("started", k) for k in started)
+        return all_reduce(values, *args, **settings)
+
+    dist.all_reduce = noted
     for _ in range(2):
+        events.clear()
+        flats[:] = [bucket.flat for bucket in buckets.buckets]
         net(torch.ones(2, 32)).sum().backward()
-        launched = list(buckets.events)
+        launched = list(events)
         buckets.finish([True] * len(params))
+    dist.all_reduce = all_reduce
     return launched, [[member.param for member in bucket.members] for bucket in buckets.buckets]
 
 

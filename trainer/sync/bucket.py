@@ -1,4 +1,4 @@
-"""One bucket: which parameters are in it, where their gradients are, and the sum that is scattered over ranks."""
+"""Buckets: which parameters are in each, and where their gradients are."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ import torch
 
 from ...kernels.layouts import is_dense
 from ...kernels.states import PACK_FROM
-from .. import dist_utils
 
 __all__ = [
     "ALIGNMENT",
     "BLOCK",
     "Bucket",
     "Member",
-    "Pool",
-    "ScatteredSum",
     "check_gradient",
     "gaps_of",
-    "group_params",
-    "make_bucket",
+    "make_buckets",
 ]
 
 ALIGNMENT = 8  # elements between the starts of two gradients: 16 bytes of the narrowest type
@@ -54,12 +50,14 @@ class Bucket:
         bounds: where each rank's part begins, and the end.
         weight_dtype: the type of the parameters; None if there are none.
         members: its parameters.
+        extra: elements behind the members that are summed with them; None if there are none.
         own: in buckets that are scattered this rank's part of the sum.
     """
 
     def __init__(self, flat: torch.Tensor, bounds: Sequence[int], weight_dtype: torch.dtype | None) -> None:
         self.flat, self.bounds, self.weight_dtype = flat, list(bounds), weight_dtype
         self.members: list[Member] = []
+        self.extra: torch.Tensor | None = None
         self.own: torch.Tensor | None = None
         self.handle: Any = None
         self.waiting = 0  # members whose gradient has not come yet
@@ -70,105 +68,75 @@ class Bucket:
         self.reducer: Any = None
 
     @property
-    def even(self) -> bool:
-        """Whether all ranks' parts are of one size."""
-        return len({end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False)}) == 1
-
-    @property
     def parts(self) -> list[int]:
         """The sizes of the ranks' parts."""
         return [end - start for start, end in zip(self.bounds, self.bounds[1:], strict=False)]
 
 
-class Pool:
-    """Buffers that are used again and again, as messages in flight are never many."""
-
-    def __init__(self) -> None:
-        self._free: dict[Any, list[torch.Tensor]] = {}
-
-    def take(self, size: int, like: torch.Tensor) -> torch.Tensor:
-        """A buffer of so many elements, of undefined contents, of this type and on this device."""
-        free = self._free.get((like.device, like.dtype), [])
-        fitting = [k for k, buffer in enumerate(free) if buffer.numel() >= size]
-        if fitting:
-            return free.pop(min(fitting, key=lambda k: free[k].numel()))[:size]
-        return torch.empty(size, dtype=like.dtype, device=like.device)
-
-    def give(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back, when all that uses it is queued."""
-        root = buffer if buffer._base is None else buffer._base
-        self._free.setdefault((root.device, root.dtype), []).append(root)
-
-
-class ScatteredSum:
-    """A sum that is scattered: every rank gets its part of all ranks' buckets and adds these up, in the ranks' order.
-
-    It is for parts of different sizes, and for gloo, whose own way sends as much as an all-reduce.
-    """
-
-    def __init__(self, bucket: Bucket, rank: int, group: Any, pool: Pool) -> None:
-        own = bucket.own
-        assert own is not None
-        self._own, self._parts, self._pool = own, bucket.parts, pool
-        self._got = pool.take(own.numel() * len(self._parts), own)
-        sizes = [own.numel()] * len(self._parts), self._parts
-        self._work = dist_utils.all_to_all(self._got, bucket.flat, group, async_op=True, sizes=sizes)
-
-    def wait(self) -> None:
-        self._work.wait()
-        parts = self._got.view(len(self._parts), self._own.numel())
-        if len(self._parts) == 1:
-            self._own.copy_(parts[0])
-        else:
-            torch.add(parts[0], parts[1], out=self._own)
-        for part in parts[2:]:
-            self._own.add_(part)
-        self._pool.give(self._got)
-
-
-def group_params(
-    params: Sequence[torch.Tensor], order: Sequence[int], trained: Sequence[int], limit: int, first_limit: int
-) -> list[tuple[tuple[torch.device, torch.dtype, torch.dtype, bool], list[int]]]:
-    """The parameters of each bucket, and of what kind they are, in the order in which buckets will be full.
+def make_buckets(
+    params: Sequence[torch.nn.Parameter],
+    order: Sequence[int],
+    trained: Sequence[int],
+    limits: tuple[int, int],
+    ranks: int,
+    owners: Sequence[int] | None = None,
+    *,
+    extra: int = 0,
+    exact: bool = True,
+) -> list[Bucket]:
+    """Buckets for the gradients of these parameters, in the order in which they will be full.
 
     Parameters that require no gradient come first, in buckets of their own: these need not be waited for.
+
+    Args:
+        params: all parameters.
+        order: their indices in the order in which their gradients come.
+        trained: for each whether it requires a gradient.
+        limits: the bytes from which a bucket is full, and those for the first one of its kind.
+        ranks: over how many a bucket is divided.
+        owners: for each parameter the rank in whose part it is as a whole; None to divide buckets into equal parts.
+        extra: elements of the last bucket behind its members, of float32 or float64.
+        exact: whether sums of such types are exact and go to all ranks, so that the extra ones need no bucket of their own.
     """
-    buckets: list[tuple[int, Any, list[int]]] = []  # with the place of the last member
+    groups = _groups(params, order, trained, *limits)
+    wide = [k for k, (kind, _) in enumerate(groups) if kind[3] and kind[1] in (torch.float32, torch.float64)]
+    carrier = groups.pop(wide[-1]) if wide and exact else ((params[0].device, torch.float32, None, False), [])
+    buckets = [_bucket(params, members, kind[:3], ranks, owners) for kind, members in groups]
+    return [*buckets, _bucket(params, carrier[1], carrier[0][:3], ranks, owners, extra)]
+
+
+def _groups(
+    params: Sequence[torch.Tensor], order: Sequence[int], trained: Sequence[int], limit: int, first_limit: int
+) -> list[tuple[tuple[torch.device, torch.dtype, torch.dtype, bool], list[int]]]:
+    """The parameters of each bucket, and of what kind they are."""
+    groups: list[tuple[int, Any, list[int]]] = []  # with the place of the last member
     filling: dict[Any, list[int]] = {}
     filled: dict[Any, int] = {}
     begun: set[Any] = set()
+    places: dict[int, int] = {}
     for place, i in enumerate(sorted(order, key=lambda i: bool(trained[i]))):
         dtype = getattr(params[i], "grad_dtype", None) or params[i].dtype
         kind = params[i].device, dtype, params[i].dtype, bool(trained[i])
+        places[i] = place
         filling.setdefault(kind, []).append(i)
         filled[kind] = filled.get(kind, 0) + params[i].numel() * dtype.itemsize
         if filled[kind] >= (limit if kind in begun else min(limit, first_limit)):
-            buckets.append((place, kind, filling.pop(kind)))
+            groups.append((place, kind, filling.pop(kind)))
             filled[kind] = 0
             begun.add(kind)
-    places = {i: place for place, i in enumerate(sorted(order, key=lambda i: bool(trained[i])))}
-    buckets += [(places[members[-1]], kind, members) for kind, members in filling.items()]
-    return [(kind, members) for _, kind, members in sorted(buckets, key=lambda bucket: bucket[0])]
+    groups += [(places[members[-1]], kind, members) for kind, members in filling.items()]
+    return [(kind, members) for _, kind, members in sorted(groups, key=lambda group: group[0])]
 
 
-def make_bucket(
+def _bucket(
     params: Sequence[torch.nn.Parameter],
     members: Sequence[int],
     kind: tuple[torch.device, torch.dtype, torch.dtype | None],
     ranks: int,
-    owners: Sequence[int] | None = None,
-    counts: int = 0,
+    owners: Sequence[int] | None,
+    extra: int = 0,
 ) -> Bucket:
-    """A bucket for the gradients of these parameters.
-
-    Args:
-        params: all parameters.
-        members: the indices of those in the bucket, in their order.
-        kind: the device and type of the buffer, and the type of the parameters.
-        ranks: over how many the buffer is divided.
-        owners: for each parameter the rank in whose part it is as a whole; None to divide the buffer into equal parts.
-        counts: elements that are kept free behind the last member.
-    """
+    """A bucket for the gradients of these parameters; its kind is the device and type of the buffer, and their own type."""
     device, dtype, weight_dtype = kind
     parts = [members] if owners is None else [[i for i in members if owners[i] == r] for r in range(ranks)]
     starts, bounds, end = {}, [0], 0
@@ -179,12 +147,13 @@ def make_bucket(
             end += params[i].numel()
         end = -(-end // BLOCK) * BLOCK
         bounds.append(end)
-    if owners is None or counts:
-        last = max((starts[i] + params[i].numel() for i in members), default=0) + counts
-        length = -(-last // (ranks * BLOCK)) * BLOCK
+    last = max((starts[i] + params[i].numel() for i in members), default=0)
+    if owners is None or extra:
+        length = -(-(last + extra) // (ranks * BLOCK)) * BLOCK
         bounds = [rank * length for rank in range(ranks + 1)]
     flat = torch.zeros(bounds[-1], dtype=dtype, device=device)
     bucket = Bucket(flat, bounds, weight_dtype)
+    bucket.extra = flat[last : last + extra] if extra else None
     for i in (i for part in parts for i in part):
         param, start = params[i], starts[i]
         size = param.numel()

@@ -17,7 +17,6 @@ from .. import checkpoint, dist_utils
 from ..dist_utils import global_rank
 from ..optimizer import RuleOptimizer, Updater
 from .buckets import GradientBuckets
-from .gather import FlatAllGather
 from .partition import Piece, in_memory_order, shaped_like, weight_of
 
 __all__ = ["ShardStates"]
@@ -35,7 +34,8 @@ class ShardStates:
 
     def __init__(self, updater: Updater, buckets: GradientBuckets, pieces: Sequence[Piece], cuts: bool) -> None:
         self.updater, self.buckets, self.pieces, self.cuts = updater, buckets, pieces, cuts
-        self.params, self.names, self.rank = buckets.params, buckets.names, buckets.rank
+        self.params, self.names = buckets.params, buckets.names
+        self.collectives = buckets.collectives
         self.device = self.params[0].device
 
     def state_dict(self, everywhere: bool = True) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class ShardStates:
         """
         optimizer = self.updater.optimizer
         with self._scratch() as whole:
-            keep = everywhere or self.rank == 0
+            keep = everywhere or self.collectives.rank == 0
             if self._has_states():
                 if self.cuts:
                     self._collect_cut(whole, keep)
@@ -91,7 +91,7 @@ class ShardStates:
 
     def _has_states(self) -> bool:
         found = torch.tensor([float(bool(self.updater.states))], device=self.device)
-        dist_utils.all_reduce(found, dist.ReduceOp.MAX, self.buckets.group)
+        dist_utils.all_reduce(found, dist.ReduceOp.MAX, self.collectives.group)
         return bool(found.item())
 
     def _state(self, optimizer: RuleOptimizer, piece: Piece) -> tuple[torch.Tensor, ...]:
@@ -117,7 +117,7 @@ class ShardStates:
                     storage.copy(whole.states[i][k], values, values.shape, slot in rule.nonnegative)
         self._collect_numbers(optimizer, states, whole)
         present = torch.tensor([float(i in self.updater.masters) for i in range(len(self.params))], device=self.device)
-        dist_utils.all_reduce(present, dist.ReduceOp.MAX, self.buckets.group)
+        dist_utils.all_reduce(present, dist.ReduceOp.MAX, self.collectives.group)
         if present.any():
             for i, values in self._whole_tensors(self.updater.masters, False):
                 if keep and present[i]:
@@ -141,7 +141,7 @@ class ShardStates:
                     if tensor.dtype == torch.uint8:
                         tensor = storage.unpacked(tensor, torch.Size([size]), unsigned)
                     flat[piece.at : piece.at + size] = tensor
-            FlatAllGather(self.buckets, bucket, flat).wait()
+            self.collectives.gather(bucket, flat).wait()
             flat = flat.cpu()
             for member in bucket.members:
                 like = torch.empty_like(self.params[member.param], device="cpu", dtype=dtype)
@@ -159,7 +159,7 @@ class ShardStates:
         for piece in self.pieces:
             if piece.start == 0:
                 numbers[piece.param] = torch.stack(states[piece.param][first:]).to(numbers)
-        dist_utils.all_reduce(numbers, group=self.buckets.group)
+        dist_utils.all_reduce(numbers, group=self.collectives.group)
         for i, state in whole.states.items():
             for tensor, value in zip(state[first:], numbers[int(i)].cpu(), strict=True):
                 tensor.copy_(value)
@@ -167,7 +167,7 @@ class ShardStates:
     def _collect_owned(self, whole: Updater, keep: bool) -> dict[str, Any]:
         """The state of parameters that belong to ranks as a whole, tensor by tensor."""
         mine = [piece.param for piece in self.pieces]
-        group, device = self.buckets.group, self.device
+        group, device = self.collectives.group, self.device
         whole.states = {i: self.updater.states[i] for i in mine if i in self.updater.states}
         whole.masters = {i: master for i, master in self.updater.masters.items() if i in mine}
         self.updater.optimizer.slots(range(len(self.params)))
@@ -190,7 +190,7 @@ class ShardStates:
                 if nesting is not None:
                     layout[name] = nesting
                 for slot, shape, dtype in slots:
-                    there = rank == self.rank
+                    there = rank == self.collectives.rank
                     tensor = own[name][slot].contiguous() if there else torch.empty(shape, dtype=dtype, device=device)
                     sent = tensor.to(device).view(torch.uint8) if dtype == torch.int16 else tensor.to(device)
                     dist_utils.broadcast(sent, global_rank(group, rank), group)

@@ -86,7 +86,6 @@ class ShardedUpdate:
                     f"params: {name!r} has gaps in memory (shape {tuple(param.shape)}, strides {param.stride()}), so it "
                     "cannot be cut among ranks: use .contiguous(), or update_on_kvstore=False"
                 )
-        self.rank, self.ranks = self.buckets.rank, self.buckets.ranks
         self.pieces: list[Piece] = []
         self._made = False
         self._plan: StepPlan | None = None
@@ -184,15 +183,17 @@ class ShardedUpdate:
         if self._made:
             return
         self._made = True
-        self.pieces = pieces_of(self.buckets.buckets, self.rank)
+        self.pieces = pieces_of(self.buckets.buckets, self.buckets.collectives.rank)
         for piece in self.pieces:
             bucket = self.buckets.buckets[piece.bucket]
-            own, low = bucket.own, bucket.bounds[self.rank]
+            own, low = bucket.own, bucket.bounds[self.buckets.collectives.rank]
             assert own is not None
             flat = own[piece.at - low : piece.at - low + piece.stop - piece.start]
             self._gradients.append(flat if self.cuts else shaped_like(flat, self.params[piece.param]))
         self._gathers = [
-            WeightGather(bucket, self.params, self.buckets) for bucket in self.buckets.buckets if bucket.members
+            WeightGather(bucket, self.params, self.buckets.collectives, self.cuts)
+            for bucket in self.buckets.buckets
+            if bucket.members
         ]
 
     def _refuse_early(self) -> None:
@@ -281,7 +282,9 @@ class ShardedUpdate:
                 self._all_reduce_global(zeros, reduction.op)
 
     def _all_reduce_global(self, totals: torch.Tensor, by: str) -> None:
-        dist_utils.all_reduce(totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, self.buckets.group)
+        dist_utils.all_reduce(
+            totals, dist.ReduceOp.SUM if by == "sum" else dist.ReduceOp.MAX, self.buckets.collectives.group
+        )
         if self._total is None:
             self._total = totals[0]
 
