@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...kernels.metrics import MetricsBuffer
 from .. import cost_model, dist_utils
 from ..compression import CompressedAllReduce, create_compressor
 from ..dist_utils import check_alike, check_same
@@ -50,7 +49,7 @@ def check_compression(compression_params: Any) -> None:
 
 
 class CollectiveSync(GradientSync):
-    """Base of the synchronizations that sum gradients in buckets.
+    """Base of the synchronizations that sum gradients in buckets, while backward runs and in `count_fresh`.
 
     Args:
         group: the process group.
@@ -232,9 +231,6 @@ class CollectiveSync(GradientSync):
             self._late = host, event, trained
         return [self.num_replicas] * len(fresh)
 
-    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
-        pass  # it has been done while backward ran, and in `count_fresh`
-
     def accumulate(self, on: bool) -> None:
         if on and self._buckets is not None:
             self._accumulating.enter_context(self._buckets.accumulate())
@@ -309,9 +305,6 @@ class AllReduceSync(CollectiveSync):
         reducer = None if self._compression_params is None else self._reducer
         params: Any = self._replica.params
         self._buckets = GradientBuckets(params, self._names, self._group, reducer=reducer)
-
-    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
-        raise NotImplementedError  # `updates` is false
 
 
 def _settings(optimizer: Optimizer) -> dict[str, Any]:

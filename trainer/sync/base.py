@@ -59,7 +59,6 @@ class GradientSync(abc.ABC):
     def start(self) -> None:
         """Give every replica the first one's weights, in place. Raises where the store cannot do what is asked of it."""
 
-    @abc.abstractmethod
     def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
         """Of each parameter in how many replicas it is fresh. No weight is changed.
 
@@ -67,6 +66,7 @@ class GradientSync(abc.ABC):
             fresh: by replica in this process and by parameter, whether its gradient has been written to since it was used.
             ignore_stale_grad: whether a parameter that is not fresh in some replicas is no error.
         """
+        return list(map(sum, zip(*fresh, strict=True)))
 
     def follow_weights(self) -> None:  # noqa: B027  # there may be nothing to do
         """Let the weights of the first replica here be those of all: anybody may have written to them since the last step.
@@ -75,17 +75,16 @@ class GradientSync(abc.ABC):
             RuntimeError: they have been changed where a store cannot take others; nothing has been changed.
         """
 
-    @abc.abstractmethod
-    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
+    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:  # noqa: B027  # as above
         """Make the gradients of the chosen parameters the sums of all fresh ones, in every replica."""
 
-    @abc.abstractmethod
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
         """Update the chosen parameters in every replica with the sums of all fresh gradients, which stay as they are.
 
         Where it fails, no weight has changed, if it is in its power. `into` is where the updates are to put what they
         measure, in rows by index of parameter; what is updated elsewhere leaves it.
         """
+        raise NotImplementedError
 
     def end_step(self) -> None:  # noqa: B027  # as above
         """The trainer has updated the replicas here."""

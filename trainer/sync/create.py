@@ -104,11 +104,9 @@ def sync_for(
     if _is_dist(kvstore):  # in a server's process this does not come back
         kvstore = stores.create(kvstore)  # type: ignore[arg-type]
 
-    def make() -> KVStore:
-        return stores.create(kvstore) if isinstance(kvstore, str) else kvstore
-
-    def decide(store: KVStore, sparse: bool) -> bool:
+    def make(sparse: bool) -> tuple[KVStore, bool]:
+        store: Any = stores.create(kvstore) if isinstance(kvstore, str) else kvstore
         largest = max(param.numel() for param in replicas[0].params)
-        return updates_on_store(kvstore, store.is_capable("optimizer"), update_on_kvstore, sparse, largest)
+        return store, updates_on_store(kvstore, store.is_capable("optimizer"), update_on_kvstore, sparse, largest)
 
-    return KVStoreSync(make, replicas, names, optimizer, decide, compression_params, engine)
+    return KVStoreSync(make, replicas, names, optimizer, compression_params, engine)

@@ -13,7 +13,7 @@ import torch
 from ...kernels.metrics import MetricsBuffer
 from .. import checkpoint
 from ..kvstore.base import KVStore
-from ..optimizer import Optimizer, Updater
+from ..optimizer import Optimizer
 from ..optimizer.sparse import is_sparse
 from ..replica import Replica
 from .base import GradientSync, Residuals
@@ -31,45 +31,41 @@ class KVStoreSync(GradientSync):
     A store that updates is given the optimizer once; its attributes change from step to step.
 
     Args:
-        make: makes the store, or gives one, when it is needed.
+        make: makes the store, or gives one, when it is needed, and decides whether it updates the weights; called with
+            whether there are sparse gradients.
         replicas: of the model.
         names: of the parameters.
         optimizer: what is to update the weights.
-        decide: whether the store updates them; called with the store and whether there are sparse gradients.
         compression_params: for the store; None compresses nothing.
         engine: who computes the store's updates, where that is where the replicas are.
+
+    Attributes:
+        store: what the replicas meet in, once it is needed.
     """
 
     def __init__(
         self,
-        make: Callable[[], KVStore],
+        make: Callable[[bool], tuple[KVStore, bool]],
         replicas: Sequence[Replica],
         names: Sequence[str],
         optimizer: Optimizer,
-        decide: Callable[[KVStore, bool], bool],
         compression_params: Mapping[str, Any] | None = None,
         engine: str | None = None,
     ) -> None:
         self.num_replicas = len(replicas)
-        self._engine = engine
-        self._make, self._decide = make, decide
+        self.store: KVStore | None = None
+        self._make, self._engine = make, engine
         self._replicas, self._names, self._optimizer = list(replicas), list(names), optimizer
         self._compression_params = compression_params
-        self._store: KVStore | None = None
         self._control: torch.Tensor | None = None
         # The first replica's weights as a store last gave them that takes no others; to notice those.
         self._given: list[torch.Tensor] | None = None
         self._lazy = [any(map(_is_lazy, params)) for params in zip(*(replica.params for replica in replicas), strict=True)]
 
-    @property
-    def store(self) -> KVStore | None:
-        """What the replicas meet in, once it is needed."""
-        return self._store
-
     def start(self) -> None:
-        self._refuse_unequal()
-        store = self._make()
-        updates = self._decide(store, self._has_sparse())
+        _refuse_unequal(self._replicas, self._names, self._lazy)
+        sparse = any(is_sparse(param.grad) for replica in self._replicas for param in replica.params)
+        store, updates = self._make(sparse)
         if self._control is not None and updates and type(store)._inside is KVStore._inside:
             super().use_control(self._control)  # which refuses
         if self._compression_params is not None:
@@ -77,13 +73,13 @@ class KVStoreSync(GradientSync):
         keys = list(range(len(self._names)))
         if updates:  # first, since a store may keep values otherwise for an optimizer that looks at whole tensors
             store.set_optimizer(self._optimizer)
-        weights, everywhere = self._replicas[0].weights(), self._everywhere(keys)
+        weights, everywhere = self._replicas[0].weights(), _everywhere(self._replicas, keys)
         if store.takes_lists:
             store.broadcast(keys, weights, everywhere)
         else:
             for key in keys:
                 store.broadcast(key, weights[key], everywhere[key])
-        self._store, self.updates = store, updates
+        self.store, self.updates = store, updates
         if (inside := store._inside()) is not None:
             updater, values = inside
             if values[0].device == self._replicas[0].params[0].device:
@@ -106,17 +102,14 @@ class KVStoreSync(GradientSync):
         for replica in self._replicas[1:]:
             torch._foreach_copy_(replica.weights(), weights, non_blocking=True)
 
-    def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
-        return list(map(sum, zip(*fresh, strict=True)))
-
     def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
         keys = _places(chosen)
-        pushed = [self._values(i, fresh) for i in keys]
+        pushed = [_values(self._replicas, i, fresh) for i in keys]
         pulled = [
             [_own(replica, i, value) for replica, value in zip(self._replicas, values, strict=True)]
             for i, values in zip(keys, pushed, strict=True)
         ]
-        self._pushpull(keys, pushed, pulled)
+        _pushpull(self._live, keys, pushed, pulled)
         for i, outs in zip(keys, pulled, strict=True):
             for replica, out in zip(self._replicas, outs, strict=True):
                 if not _is_that(replica.params[i].grad, out):
@@ -124,13 +117,15 @@ class KVStoreSync(GradientSync):
 
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
         keys = _places(chosen)
-        pushed = [self._values(i, fresh) for i in keys]
+        pushed = [_values(self._replicas, i, fresh) for i in keys]
         inside = self._live._inside()
         if inside is not None:
-            inside[0].into = into
-            self._copy_control(inside[0])
+            updater, control = inside[0], self._control
+            updater.into = into
+            if control is not None and updater.control is not None and updater.control is not control:
+                updater.control.copy_(control)  # to where the store is, which is another device
         try:
-            self._pushpull(keys, pushed, self._everywhere(keys))
+            _pushpull(self._live, keys, pushed, _everywhere(self._replicas, keys))
         finally:
             if inside is not None:
                 inside[0].into = None
@@ -143,7 +138,7 @@ class KVStoreSync(GradientSync):
                 "a loss scaler with compression_params: what an overflow leaves in the residuals never goes away; leave one "
                 "of them out"
             )
-        inside = None if self._store is None else self._store._inside()
+        inside = None if self.store is None else self.store._inside()
         if self.updates and inside is None:
             super().use_control(control)
         self._control = control
@@ -219,59 +214,10 @@ class KVStoreSync(GradientSync):
             for param, weight in zip(replica.weights(), weights, strict=True):
                 param.copy_(weight)
 
-    def _copy_control(self, updater: Updater) -> None:
-        """Bring the loss scaler's control to where the store is, if that is another device."""
-        if self._control is not None and updater.control is not None and updater.control is not self._control:
-            updater.control.copy_(self._control)
-
     @property
     def _live(self) -> KVStore:
-        assert self._store is not None
-        return self._store
-
-    def _refuse_unequal(self) -> None:
-        """Replicas that came with weights have equal ones; lazy ones get the first replica's."""
-        first = self._replicas[0].weights()
-        for r, replica in enumerate(self._replicas[1:], 1):
-            weights = [weight.to(model.device) for weight, model in zip(replica.weights(), first, strict=True)]
-            differ = zip(self._names, _differ(weights, first), self._lazy, strict=True)
-            if odd := [repr(name) for name, differs, lazy in differ if differs and not lazy]:
-                raise ValueError(
-                    f"params[{r}] has other weights than params[0] ({len(odd)} of {len(first)}, such as {odd[0]}); "
-                    "they would be overwritten: replicas of a model begin with equal weights, as tristep.replicate(module, "
-                    "devices) or load_state_dict gives them; different models need a trainer each"
-                )
-
-    def _pushpull(
-        self, keys: Sequence[int], values: Sequence[list[torch.Tensor]], out: Sequence[list[torch.Tensor]]
-    ) -> None:
-        store = self._live
-        if store.takes_lists:
-            store.pushpull(keys, values, out=out)
-            return
-        for key, value, into in zip(keys, values, out, strict=True):
-            store.pushpull(key, value, out=into, priority=-key)
-
-    def _everywhere(self, keys: Sequence[int]) -> list[list[torch.Tensor]]:
-        """The weights of these keys in all replicas."""
-        return [[replica.params[key].detach() for replica in self._replicas] for key in keys]
-
-    def _has_sparse(self) -> bool:
-        return any(is_sparse(param.grad) for replica in self._replicas for param in replica.params)
-
-    def _values(self, i: int, fresh: Sequence[Sequence[bool]]) -> list[torch.Tensor]:
-        """What the replicas have to push for a parameter: all dense, or all sparse."""
-        found: list[Any] = [
-            replica.params[i].grad if own[i] else None for replica, own in zip(self._replicas, fresh, strict=True)
-        ]
-        there: list[torch.Tensor] = [gradient.detach() for gradient in found if gradient is not None]
-        if not all(map(is_sparse, there)):
-            there = [gradient.to_dense() if is_sparse(gradient) else gradient for gradient in there]
-        values = iter(there)
-        return [
-            torch.zeros_like(there[0], device=replica.params[i].device) if gradient is None else next(values)
-            for replica, gradient in zip(self._replicas, found, strict=True)
-        ]
+        assert self.store is not None
+        return self.store
 
 
 def updates_on_store(
@@ -355,6 +301,48 @@ def _differ(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> 
             bits = _BITS[tensor.element_size()]
             found.append((tensor.view(bits) != other.view(bits)).any())
     return torch.stack([each.to(found[0].device) for each in found]).tolist()  # waits for the device once
+
+
+def _refuse_unequal(replicas: Sequence[Replica], names: Sequence[str], lazy: Sequence[bool]) -> None:
+    """Replicas that came with weights have equal ones; lazy ones get the first replica's."""
+    first = replicas[0].weights()
+    for r, replica in enumerate(replicas[1:], 1):
+        weights = [weight.to(model.device) for weight, model in zip(replica.weights(), first, strict=True)]
+        differ = zip(names, _differ(weights, first), lazy, strict=True)
+        if odd := [repr(name) for name, differs, was_lazy in differ if differs and not was_lazy]:
+            raise ValueError(
+                f"params[{r}] has other weights than params[0] ({len(odd)} of {len(first)}, such as {odd[0]}); "
+                "they would be overwritten: replicas of a model begin with equal weights, as tristep.replicate(module, "
+                "devices) or load_state_dict gives them; different models need a trainer each"
+            )
+
+
+def _pushpull(
+    store: KVStore, keys: Sequence[int], values: Sequence[list[torch.Tensor]], out: Sequence[list[torch.Tensor]]
+) -> None:
+    if store.takes_lists:
+        store.pushpull(keys, values, out=out)
+        return
+    for key, value, into in zip(keys, values, out, strict=True):
+        store.pushpull(key, value, out=into, priority=-key)
+
+
+def _everywhere(replicas: Sequence[Replica], keys: Sequence[int]) -> list[list[torch.Tensor]]:
+    """The weights of these keys in all replicas."""
+    return [[replica.params[key].detach() for replica in replicas] for key in keys]
+
+
+def _values(replicas: Sequence[Replica], i: int, fresh: Sequence[Sequence[bool]]) -> list[torch.Tensor]:
+    """What the replicas have to push for a parameter: all dense, or all sparse."""
+    found: list[Any] = [replica.params[i].grad if own[i] else None for replica, own in zip(replicas, fresh, strict=True)]
+    there: list[torch.Tensor] = [gradient.detach() for gradient in found if gradient is not None]
+    if not all(map(is_sparse, there)):
+        there = [gradient.to_dense() if is_sparse(gradient) else gradient for gradient in there]
+    values = iter(there)
+    return [
+        torch.zeros_like(there[0], device=replica.params[i].device) if gradient is None else next(values)
+        for replica, gradient in zip(replicas, found, strict=True)
+    ]
 
 
 def _places(chosen: Sequence[bool]) -> list[int]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ...kernels.metrics import MetricsBuffer
 from .base import GradientSync
 
 __all__ = ["NoSync"]
@@ -20,12 +17,3 @@ class NoSync(GradientSync):
 
     def start(self) -> None:
         pass
-
-    def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
-        return list(map(sum, zip(*fresh, strict=True)))
-
-    def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
-        pass
-
-    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
-        raise NotImplementedError
