@@ -65,11 +65,8 @@ class ByHand(optimizers.Optimizer):
         weight.sub_(self._get_lr(index) * state[0])
 
 
-def train_sharded(
-    name, arguments, steps, dtype=torch.float32, unused=None, multipliers=False, loaded=None, start=0, native=False
-):
-    """Weights after each step, the whole state at the end, and what this rank has of it."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+def make_training(name, arguments, dtype, multipliers):
+    """A net, its parameters with their names, an optimizer for their summed gradients, and an engine."""
     net = make_net(dtype)
     names, params = named(net)
     if multipliers:
@@ -77,7 +74,16 @@ def train_sharded(
     optimizer = make_optimizer(name, dict(arguments))
     optimizer.param_dict = dict(enumerate(params))
     optimizer.rescale_grad = 1 / 12
-    engine = "eager" if ranks > 2 else None  # so that not every process has to compile
+    engine = "eager" if dist.get_world_size() > 2 else None  # so that not every process has to compile
+    return net, names, params, optimizer, engine
+
+
+def train_sharded(
+    name, arguments, steps, dtype=torch.float32, unused=None, multipliers=False, loaded=None, start=0, native=False
+):
+    """Weights after each step, the whole state at the end, and what this rank has of it."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    net, names, params, optimizer, engine = make_training(name, arguments, dtype, multipliers)
     sharded = ShardedUpdate(optimizer, params, names, engine=engine, **LIMITS)
     sharded.buckets.broadcast_weights()
     if native:

@@ -36,7 +36,6 @@ LARGE_CLASSES = {
     "tristep.trainer.optim.plan._Part",
     "tristep.trainer.optimizer.plan.StepPlan",
     "tristep.trainer.sync.allreduce.CollectiveSync",
-    "tristep.trainer.sync.sharded.ShardedUpdate",
     "tristep.viz.live.runner.StepRunner",
 }
 PRIVATE_IMPORTS: set[str] = set()

@@ -13,6 +13,7 @@ from sharded_training import (
     equal,
     make_net,
     make_optimizer,
+    make_training,
     named,
     same_state,
     train_sharded,
@@ -35,15 +36,9 @@ pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 def train_summed(name, arguments, steps, dtype=torch.float32, unused=None, multipliers=False):
     """The same with gradients that all ranks get, and an optimizer that each has as a whole."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    net = make_net(dtype)
-    names, params = named(net)
-    if multipliers:
-        params[0].lr_mult, params[3].wd_mult, params[4].lr_mult = 0.5, 0.0, 2.0
-    optimizer = make_optimizer(name, dict(arguments))
-    optimizer.param_dict = dict(enumerate(params))
-    optimizer.rescale_grad = 1 / 12
+    net, names, params, optimizer, engine = make_training(name, arguments, dtype, multipliers)
     buckets = GradientBuckets(params, names, **LIMITS)
-    updater = Updater(optimizer, "eager" if ranks > 2 else None)
+    updater = Updater(optimizer, engine)
     plan, each = None, []
     for step in range(steps):
         net.zero_grad()

@@ -27,7 +27,7 @@ from ..dist_utils import process_group
 from ..optimizer import Optimizer, RuleOptimizer, Updater
 from ..optimizer.plan import StepPlan
 from .buckets import GradientBuckets
-from .gather import WeightGather
+from .gather import WeightGathers
 from .partition import Piece, can_cut, owners_of, pieces_of, shaped_like, weight_of
 from .shard_states import ShardStates
 
@@ -72,27 +72,20 @@ class ShardedUpdate:
         **settings: Any,
     ) -> None:
         self.updater = Updater(optimizer, engine)
-        self.params = list(params)
         self.cuts = can_cut(optimizer)
-        self._device = self.params[0].device
         group = process_group(group)
-        ranks = dist.get_world_size(group)
-        owners = None if self.cuts else owners_of([param.numel() for param in self.params], ranks)
-        self.buckets = GradientBuckets(self.params, names, group, scatter=True, owners=owners, **settings)
-        self.names = self.buckets.names
-        for name, param in zip(self.names, self.params, strict=True):
+        owners = None if self.cuts else owners_of([param.numel() for param in params], dist.get_world_size(group))
+        self.buckets = GradientBuckets(params, names, group, scatter=True, owners=owners, **settings)
+        for name, param in zip(self.buckets.names, self.buckets.params, strict=True):
             if self.cuts and not is_dense(param):
                 raise ValueError(
                     f"params: {name!r} has gaps in memory (shape {tuple(param.shape)}, strides {param.stride()}), so it "
                     "cannot be cut among ranks: use .contiguous(), or update_on_kvstore=False"
                 )
         self.pieces: list[Piece] = []
-        self._made = False
         self._plan: StepPlan | None = None
-        self._gradients: list[torch.Tensor] = []
-        self._weight_addresses: list[int] = []
-        self._strides = [param.stride() for param in self.params]
-        self._gathers: list[WeightGather] = []
+        self._gradients: list[torch.Tensor] | None = None  # of the pieces, once there are buckets
+        self._weights = WeightGathers(self.buckets, self.cuts)
         self._total: torch.Tensor | None = None  # what the first reduction over all tensors has found in the last update
 
     def reduce(self, fresh: Sequence[bool]) -> torch.Tensor:
@@ -109,13 +102,10 @@ class ShardedUpdate:
             RuntimeError: before `reduce`.
             TypeError, ValueError: as of a step; nothing has been changed.
         """
-        self._refuse_early()
-        self._follow_weights()
+        own = self._follow()
         self._total = None
         optimizer: Any = self.updater.optimizer
-        gradients = [
-            gradient if used[piece.param] else None for gradient, piece in zip(self._gradients, self.pieces, strict=True)
-        ]
+        gradients = [gradient if used[piece.param] else None for gradient, piece in zip(own, self.pieces, strict=True)]
         if isinstance(optimizer, RuleOptimizer):
             self._step_by_rule(optimizer, used, gradients)
         elif any(used):
@@ -124,14 +114,14 @@ class ShardedUpdate:
                 optimizer._update_count(others)
             if self.pieces:
                 self._planned().step(gradients)
-        self._gather(used)
+        self._weights.gather(used)
 
     def total(self) -> torch.Tensor | None:
         """As `Updater.total`, of the last update; the same on all ranks."""
         rule: Any = getattr(self.updater.optimizer, "composed_rule", None)
         if self._total is None or not getattr(rule, "skips_nonfinite", False):
             return None
-        narrow = any(compute_dtype(param.dtype) == torch.float32 for param in self.params)
+        narrow = any(compute_dtype(param.dtype) == torch.float32 for param in self.buckets.params)
         return self._total.float() if narrow else self._total  # infinite where the update takes it to be so
 
     def use_control(self, control: torch.Tensor) -> None:
@@ -145,16 +135,10 @@ class ShardedUpdate:
         Raises:
             RuntimeError: before `reduce`.
         """
-        self._refuse_early()
-        self._follow_weights()
-        pieces = self.pieces
-        self.updater.apply(
-            rule,
-            hyper,
-            [piece.param for piece in pieces],
-            [weight_of(piece, self.params[piece.param], self.cuts) for piece in pieces],
-        )
-        self._gather([True] * len(self.params))
+        self._follow()
+        weights = [weight_of(piece, self.buckets.params[piece.param], self.cuts) for piece in self.pieces]
+        self.updater.apply(rule, hyper, [piece.param for piece in self.pieces], weights)
+        self._weights.gather([True] * len(self.buckets.params))
 
     def state_dict(self, everywhere: bool = True) -> dict[str, Any]:
         """The whole state, in the form of a trainer's whose state is not cut, with tensors on the CPU.
@@ -180,31 +164,30 @@ class ShardedUpdate:
 
     def _make(self) -> None:
         """Find this rank's pieces, when there are buckets."""
-        if self._made:
+        if self._gradients is not None:
             return
-        self._made = True
-        self.pieces = pieces_of(self.buckets.buckets, self.buckets.collectives.rank)
+        rank, self._gradients = self.buckets.collectives.rank, []
+        self.pieces = pieces_of(self.buckets.buckets, rank)
         for piece in self.pieces:
             bucket = self.buckets.buckets[piece.bucket]
-            own, low = bucket.own, bucket.bounds[self.buckets.collectives.rank]
+            own, low = bucket.own, bucket.bounds[rank]
             assert own is not None
             flat = own[piece.at - low : piece.at - low + piece.stop - piece.start]
-            self._gradients.append(flat if self.cuts else shaped_like(flat, self.params[piece.param]))
-        self._gathers = [
-            WeightGather(bucket, self.params, self.buckets.collectives, self.cuts)
-            for bucket in self.buckets.buckets
-            if bucket.members
-        ]
+            self._gradients.append(flat if self.cuts else shaped_like(flat, self.buckets.params[piece.param]))
 
-    def _refuse_early(self) -> None:
-        if not self._made:
+    def _follow(self) -> list[torch.Tensor]:
+        """See where the weights are now. Gives the gradients of the pieces."""
+        if self._gradients is None:
             raise RuntimeError("there are no summed up gradients: call reduce() first")
+        if self._weights.follow():
+            self._plan = None
+        return self._gradients
 
     def _planned(self) -> StepPlan:
         if self._plan is None:
             indices = [piece.param for piece in self.pieces]
-            weights = [weight_of(piece, self.params[piece.param], self.cuts) for piece in self.pieces]
-            names = [self.names[i] for i in indices]
+            weights = [weight_of(piece, self.buckets.params[piece.param], self.cuts) for piece in self.pieces]
+            names = [self.buckets.names[i] for i in indices]
             # Random numbers of pieces of a parameter must not be the same.
             offsets = np.array([piece.param + (piece.start // storage.BLOCK << 32) for piece in self.pieces], dtype=np.int64)
             self._plan = StepPlan(
@@ -212,25 +195,13 @@ class ShardedUpdate:
             )
         return self._plan
 
-    def _follow_weights(self) -> None:
-        if self.cuts and [param.stride() for param in self.params] != self._strides:
-            raise ValueError(
-                "a parameter has got other strides since the first step, as by .t() or another memory format: each process "
-                "has the states of pieces of its memory, which cannot follow; change layouts before the first step"
-            )
-        addresses = [param.data_ptr() for param in self.params]
-        if addresses != self._weight_addresses:
-            self._weight_addresses, self._plan = addresses, None
-            for gather in self._gathers:
-                gather.follow()
-
     def _step_by_rule(
         self, optimizer: RuleOptimizer, used: Sequence[bool], gradients: Sequence[torch.Tensor | None]
     ) -> None:
         """A step in which the optimizer counts all parameters, and this rank updates its own."""
         if not any(used):
             return
-        slots = optimizer.slots(range(len(self.params)))
+        slots = optimizer.slots(range(len(used)))
         chosen = np.array(used, dtype=bool)
         own = chosen & np.isin(np.arange(len(used)), [piece.param for piece in self.pieces])
         counts, before, carried = optimizer.step_counts, optimizer.num_update, optimizer.host_state()
@@ -277,7 +248,7 @@ class ShardedUpdate:
             return
         for reduction in rule.reductions:  # the other ranks wait for this one's share
             if reduction.scope == "global":
-                device = self._device
+                device = self.buckets.params[0].device
                 zeros = torch.zeros(reduction.n_values, dtype=widest(device.type), device=device)
                 self._all_reduce_global(zeros, reduction.op)
 
@@ -287,16 +258,3 @@ class ShardedUpdate:
         )
         if self._total is None:
             self._total = totals[0]
-
-    def _gather(self, used: Sequence[bool]) -> None:
-        """Give all ranks all pieces of what was used. While a bucket is copied to the parameters, the next is on its way."""
-        running = None
-        for gather in self._gathers:
-            if not any(used[member.param] for member in gather.bucket.members):
-                continue
-            gather.start()
-            if running is not None:
-                running.finish()
-            running = gather
-        if running is not None:
-            running.finish()
