@@ -35,7 +35,6 @@ LARGE_CLASSES = {
     "tristep.trainer.kvstore.server.core.ServerCore",
     "tristep.trainer.optim.plan._Part",
     "tristep.trainer.optimizer.plan.StepPlan",
-    "tristep.trainer.sync.allreduce.CollectiveSync",
     "tristep.viz.live.runner.StepRunner",
 }
 PRIVATE_IMPORTS: set[str] = set()

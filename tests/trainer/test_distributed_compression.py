@@ -122,13 +122,13 @@ def test_what_was_not_sent_is_kept_back_and_no_more(processes, params):
 def _automatic(link):
     """What "auto" takes on a link that is said to be measured, or on the real one, what it prints, and trained weights."""
     from tristep.trainer import cost_model
-    from tristep.trainer.sync import allreduce
+    from tristep.trainer.sync import compressed
 
     store = {"kvstore": "dist_sync", "compression_params": {"type": "auto"}}
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as printed:
         if link is not None:
             patch.setattr(cost_model, "measure_link", lambda group: cost_model.Link(*link, measured=True))
-            patch.setattr(allreduce, "_copy_speed", lambda device: 20e9)
+            patch.setattr(compressed, "_copy_speed", lambda device: 20e9)
         weights, _, trainer = train("sgd", {"learning_rate": 0.01}, dtype=torch.float32, **store)
     chosen = trainer._sync._compression_params
     return chosen, printed.getvalue(), weights

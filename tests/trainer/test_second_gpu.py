@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tristep
 from tristep.trainer import capture, cost_model
-from tristep.trainer.sync import allreduce
+from tristep.trainer.sync.agreement import RankAgreement
+from tristep.trainer.sync.compressed import choose_compression
 
 SECOND = torch.device("cuda", 1)
 
@@ -100,11 +101,9 @@ def test_counts_are_copied_without_waiting_and_the_event_is_of_their_device(curr
     parameters = [torch.nn.Parameter(torch.ones(2), requires_grad=trained) for trained in (True, False, True)]
     with FakeTensorMode():
         counts, sums = torch.ones(3, device=SECOND), torch.ones(2, device=SECOND)
-        exchange = SimpleNamespace(
-            _late=None, num_replicas=2, _replica=SimpleNamespace(params=parameters), _live=SimpleNamespace(flag_sums=sums)
-        )
+        agreement = RankAgreement(None, 2, ["a", "b", "c"], parameters, None)
         with Operations() as operations:
-            found = allreduce.AllReduceSync._counts(exchange, [True, False, True], counts, False)
+            found = agreement.counts([True, False, True], counts, sums, False)
     assert found == [2, 2, 2]
     assert current.recorded == [SECOND]
     names = [name for name, _ in operations.seen]
@@ -115,15 +114,16 @@ def test_counts_are_copied_without_waiting_and_the_event_is_of_their_device(curr
 @pytest.mark.parametrize(("late", "missing"), [([2.0, 0.0, 2.0], None), ([2.0, 0.0, 1.0], "'c'")])
 def test_late_counts_tell_of_missing_gradients_of_what_is_trained(late, missing):
     parameters = [torch.nn.Parameter(torch.ones(2), requires_grad=trained) for trained in (True, False, True)]
-    exchange = SimpleNamespace(
-        _late=None, num_replicas=2, _names=["a", "b", "c"], _check_flags=lambda sums: None,
-        _replica=SimpleNamespace(params=parameters), _live=SimpleNamespace(flag_slots=[], flag_sums=torch.zeros(0)),
-    )  # fmt: skip
-    exchange._late = torch.tensor(late), SimpleNamespace(synchronize=lambda: None), torch.tensor([True, False, True])
-    counts = torch.tensor([2.0, 2.0, 2.0])
+    agreement = RankAgreement(None, 2, ["a", "b", "c"], parameters, None)
+    agreement._late = (
+        torch.tensor(late + [0.0] * 4),
+        SimpleNamespace(synchronize=lambda: None),
+        torch.tensor([True, False, True]),
+    )
+    counts, sums = torch.tensor([2.0, 2.0, 2.0]), torch.zeros(4)
 
     def step():
-        return allreduce.AllReduceSync._counts(exchange, [True, False, True], counts, False)
+        return agreement.counts([True, False, True], counts, sums, False)
 
     if missing is None:
         assert step() == [2, 2, 2]
@@ -141,9 +141,9 @@ def test_the_link_is_measured_from_the_parameters_device(current, monkeypatch):
 
     monkeypatch.setattr(cost_model, "measure_link", measure_link)
     with FakeTensorMode():
-        exchange = SimpleNamespace(_group=None, _replica=SimpleNamespace(params=[torch.ones(2, device=SECOND)]))
+        params = [torch.ones(2, device=SECOND)]
     with pytest.raises(InterruptedError):
-        allreduce.AllReduceSync._choose(exchange)
+        choose_compression(params, None)
     assert found == [SECOND]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..compression import wait_all
 from .bucket import Bucket, Member, check_gradient
 from .collectives import BucketCollectives
 
@@ -84,9 +85,7 @@ class BucketQueue:
             self.begin(flags)
         self._start(len(self.buckets), counted)
         started = [bucket for bucket in self.buckets if bucket.started]
-        running = [bucket for bucket in started if bucket.reducer is not None]
-        while running:  # the second messages of all are on their way together
-            running = [bucket for bucket in running if not bucket.handle.advance()]
+        wait_all([bucket.handle for bucket in started if bucket.reducer is not None])
         for bucket in started:
             if bucket.reducer is None:
                 bucket.handle.wait()
@@ -114,26 +113,23 @@ class BucketQueue:
                     )
 
     def _start(self, end: int, counted: Sequence[bool]) -> None:
-        """Start the buckets up to this one, not including it."""
+        """Start the buckets up to this one, not including it, with zeros where there is no gradient."""
         while self._next < end:
             bucket = self.buckets[self._next]
-            if not bucket.idle:
-                self._fill(bucket, counted)
-                bucket.handle = self._collectives.sum(bucket)
-                bucket.started = True
             self._next += 1
-
-    def _fill(self, bucket: Bucket, counted: Sequence[bool]) -> None:
-        """Put the gradients into the bucket, zeros where there is none."""
-        if bucket.gaps:
-            torch._foreach_zero_(bucket.gaps)
-        self._copy_in([member for member in bucket.members if counted[member.param]])
-        for member in bucket.members:
-            if not counted[member.param]:
-                member.room.zero_()
-        bucket.versions = [member.view._version for member in bucket.members]
-        if bucket.extra is not None:
-            bucket.extra.copy_(torch.tensor([*counted, *self._flags], dtype=torch.float32), non_blocking=True)
+            if bucket.idle:
+                continue
+            if bucket.gaps:
+                torch._foreach_zero_(bucket.gaps)
+            self._copy_in([member for member in bucket.members if counted[member.param]])
+            for member in bucket.members:
+                if not counted[member.param]:
+                    member.room.zero_()
+            bucket.versions = [member.view._version for member in bucket.members]
+            if bucket.extra is not None:
+                bucket.extra.copy_(torch.tensor([*counted, *self._flags], dtype=torch.float32), non_blocking=True)
+            bucket.handle = self._collectives.sum(bucket)
+            bucket.started = True
 
     def _copy_in(self, members: Sequence[Member]) -> None:
         """Copy gradients to their places, and make them views of these."""

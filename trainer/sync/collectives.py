@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,14 +39,34 @@ class BucketCollectives:
             return dist_utils.all_reduce(bucket.flat, group=self.group, async_op=True)
         if self.native(bucket):
             return dist_utils.reduce_scatter(bucket.own, bucket.flat, self.group, async_op=True)
-        return _ScatteredSum(bucket, self.group, self.pool)
+        # For parts of different sizes, and for gloo, whose own way sends as much as an all-reduce, every rank gets its part
+        # of all ranks' buckets and adds these up, in the ranks' order.
+        own, parts, pool = bucket.own, bucket.parts, self.pool
+        got = pool.take(own.numel() * len(parts), own)
+        sizes = [own.numel()] * len(parts), parts
+
+        def add_up() -> None:
+            first, *others = got.view(len(parts), own.numel())
+            if others:
+                torch.add(first, others[0], out=own)
+            else:
+                own.copy_(first)
+            for part in others[1:]:
+                own.add_(part)
+            pool.give(got)
+
+        return _Pending(dist_utils.all_to_all(got, bucket.flat, self.group, async_op=True, sizes=sizes), add_up)
 
     def gather(self, bucket: Bucket, flat: torch.Tensor) -> Any:
         """Start to give all ranks each other's parts of `flat`, cut as this bucket is; gives what can be waited for."""
         own = flat[bucket.bounds[self.rank] : bucket.bounds[self.rank + 1]]
         if self.native(bucket):
             return dist_utils.all_gather(flat, own, self.group, async_op=True)
-        return _Gather(bucket, own, flat, self.group, self.pool)
+        sent = self.pool.take(own.numel() * self.ranks, own)
+        sent.view(self.ranks, own.numel()).copy_(own.expand(self.ranks, own.numel()))
+        sizes = bucket.parts, [own.numel()] * self.ranks
+        work = dist_utils.all_to_all(flat, sent, self.group, async_op=True, sizes=sizes)
+        return _Pending(work, lambda: self.pool.give(sent))
 
     def native(self, bucket: Bucket) -> bool:
         """Whether the backend's own reduce-scatter and all-gather are to be used: parts are equal, and it is not gloo."""
@@ -72,42 +93,12 @@ class Pool:
         self._free.setdefault((root.device, root.dtype), []).append(root)
 
 
-class _ScatteredSum:
-    """A sum that is scattered: every rank gets its part of all ranks' buckets and adds these up, in the ranks' order.
+class _Pending:
+    """A collective that is under way, with something to do after it."""
 
-    It is for parts of different sizes, and for gloo, whose own way sends as much as an all-reduce.
-    """
-
-    def __init__(self, bucket: Bucket, group: Any, pool: Pool) -> None:
-        own = bucket.own
-        assert own is not None
-        self._own, self._parts, self._pool = own, bucket.parts, pool
-        self._got = pool.take(own.numel() * len(self._parts), own)
-        sizes = [own.numel()] * len(self._parts), self._parts
-        self._work = dist_utils.all_to_all(self._got, bucket.flat, group, async_op=True, sizes=sizes)
+    def __init__(self, work: Any, then: Callable[[], None]) -> None:
+        self._work, self._then = work, then
 
     def wait(self) -> None:
         self._work.wait()
-        parts = self._got.view(len(self._parts), self._own.numel())
-        if len(self._parts) == 1:
-            self._own.copy_(parts[0])
-        else:
-            torch.add(parts[0], parts[1], out=self._own)
-        for part in parts[2:]:
-            self._own.add_(part)
-        self._pool.give(self._got)
-
-
-class _Gather:
-    """An all-gather within one flat tensor, for what `_ScatteredSum` is for."""
-
-    def __init__(self, bucket: Bucket, own: torch.Tensor, flat: torch.Tensor, group: Any, pool: Pool) -> None:
-        ranks, self._pool = len(bucket.parts), pool
-        self._sent = pool.take(own.numel() * ranks, own)
-        self._sent.view(ranks, own.numel()).copy_(own.expand(ranks, own.numel()))
-        sizes = bucket.parts, [own.numel()] * ranks
-        self._work = dist_utils.all_to_all(flat, self._sent, group, async_op=True, sizes=sizes)
-
-    def wait(self) -> None:
-        self._work.wait()
-        self._pool.give(self._sent)
+        self._then()

@@ -12,8 +12,9 @@ from ..kvstore.server import compressor_of
 from ..optimizer import Optimizer
 from ..replica import Replica
 from ..validation import boolean, choice
-from .allreduce import AllReduceSync, check_compression
+from .allreduce import AllReduceSync
 from .base import GradientSync
+from .compressed import check_compression
 from .kvstore import KVStoreSync, updates_on_store
 from .none import NoSync
 from .zero import ZeroSync

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from ...kernels import Rule
 from ...kernels.metrics import MetricsBuffer
 from ..optimizer import RuleOptimizer
 from .allreduce import CollectiveSync
+from .bucket import Bucket
+from .buckets import GradientBuckets
 from .sharded import ShardedUpdate
 
 __all__ = ["ZeroSync"]
@@ -27,13 +29,12 @@ class ZeroSync(CollectiveSync):
         self._control: torch.Tensor | None = None
         self._shards: ShardedUpdate | None = None
 
-    def _make(self) -> None:
-        reducer = None if self._compression_params is None else self._reducer
+    def _make(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
         params: Any = self._replica.params
         self._shards = ShardedUpdate(self._optimizer, params, self._names, self._group, engine=self._engine, reducer=reducer)
-        self._buckets = self._shards.buckets
         if self._control is not None:
             self._shards.use_control(self._control)
+        return self._shards.buckets
 
     def _finish(self, fresh: Sequence[bool]) -> torch.Tensor:
         return self._whole.reduce(fresh)
