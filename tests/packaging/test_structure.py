@@ -32,7 +32,6 @@ LARGE_CLASSES = {
     # to be split
     "tristep.trainer.core.TrainerCore",
     "tristep.trainer.ensemble.group.EnsembleGroup",
-    "tristep.trainer.kvstore.server.core.ServerCore",
     "tristep.trainer.optim.plan._Part",
     "tristep.trainer.optimizer.plan.StepPlan",
     "tristep.viz.live.runner.StepRunner",

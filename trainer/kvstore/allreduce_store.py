@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from .. import checkpoint, dist_utils
 from ..compression import CompressedAllReduce, create_compressor, wait_all
-from .base import Key, KVStore
+from .base import Key, KVStore, optimizer_updater
 from .local import LocalStore
 
 __all__ = ["NAMES", "CollectiveStore"]
@@ -88,7 +88,7 @@ class CollectiveStore(LocalStore):
         Raises:
             RuntimeError: no optimizer updates what is stored, or rank 0 could not write the file.
         """
-        self._optimizers_updater()
+        optimizer_updater(self._updater)
         failure: str | None = None
         if self.rank == 0:
             try:
@@ -107,7 +107,7 @@ class CollectiveStore(LocalStore):
             ValueError, FileNotFoundError: on some rank there is no such file, or it does not fit; nothing has been changed
                 there or on any other.
         """
-        self._optimizers_updater()
+        optimizer_updater(self._updater)
         failure: Exception | None = None
         try:
             checkpoint.read(fname)

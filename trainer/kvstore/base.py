@@ -18,6 +18,7 @@ __all__ = [
     "known_value",
     "known_values",
     "new_values",
+    "optimizer_updater",
     "register",
     "registered",
     "same_shapes",
@@ -234,3 +235,14 @@ def same_shapes(key: Key, tensors: Sequence[torch.Tensor], like: Any, what: str)
     for tensor in tensors:
         if tensor.shape != like.shape:
             raise ValueError(f"{what} of key {key!r} is {tuple(tensor.shape)}, what is stored is {tuple(like.shape)}")
+
+
+def optimizer_updater(updater: Any) -> Updater:
+    """A store's updater, if that is an optimizer's.
+
+    Raises:
+        RuntimeError: it is not.
+    """
+    if not isinstance(updater, Updater):
+        raise RuntimeError("no optimizer updates what is stored, so there are no states: call set_optimizer() first")
+    return updater

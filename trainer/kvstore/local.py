@@ -11,7 +11,7 @@ import torch
 from .. import checkpoint
 from ..compression import GradientCompression, local_compression
 from ..optimizer import Optimizer, Updater, get_updater
-from .base import Key, KVStore, known_values, new_values
+from .base import Key, KVStore, known_values, new_values, optimizer_updater
 
 __all__ = ["NAMES", "LocalStore"]
 
@@ -143,7 +143,7 @@ class LocalStore(KVStore):
         Raises:
             RuntimeError: no optimizer updates what is stored.
         """
-        updater, keys = self._optimizers_updater(), list(self._values)
+        updater, keys = optimizer_updater(self._updater), list(self._values)
         checkpoint.write(fname, checkpoint.collect(updater, [str(key) for key in keys], self._params(), keys))
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
@@ -153,7 +153,7 @@ class LocalStore(KVStore):
             RuntimeError: no optimizer updates what is stored.
             ValueError, FileNotFoundError: there is no such file, or it does not fit; nothing has been changed.
         """
-        updater, keys = self._optimizers_updater(), list(self._values)
+        updater, keys = optimizer_updater(self._updater), list(self._values)
         checkpoint.restore(updater, [str(key) for key in keys], self._params(), checkpoint.read(fname), keys)
 
     def __repr__(self) -> str:
@@ -167,11 +167,6 @@ class LocalStore(KVStore):
 
     def _params(self) -> list[torch.Tensor]:
         return list(self._values.values())
-
-    def _optimizers_updater(self) -> Updater:
-        if not isinstance(self._updater, Updater):
-            raise RuntimeError("no optimizer updates what is stored, so there are no states: call set_optimizer() first")
-        return self._updater
 
     def _sums(self, keys: Sequence[Key], values: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """The sum of each key's tensors, compressed first if that is wanted, in the order of their list."""

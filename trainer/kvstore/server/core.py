@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from ....kernels import Rule
 from ... import checkpoint
 from ...optimizer import Optimizer, RuleOptimizer, Updater
 from ...optimizer.plan import StepPlan
-from ..base import Key, known_value, same_shapes
+from ..base import Key, known_value, optimizer_updater, same_shapes
 
 __all__ = ["ServerCore", "check_fits", "takes_parts"]
 
 _MOST_PLANS = 32
+
+
+@dataclass
+class _Worker:
+    """What the server knows of a worker.
+
+    Attributes:
+        rescale_grad: its own; None: the optimizer's.
+        pulled: the count of updates of each key at its last pull.
+        weights: by key those that its next gradients are of, where the optimizer asks for them. If it has not pulled yet,
+            they are the ones of the time at which the optimizer came.
+        delays: how often its gradient of a key was so many updates behind.
+    """
+
+    rescale_grad: float | None = None
+    pulled: dict[Key, int] = field(default_factory=dict)
+    weights: dict[Key, torch.Tensor] = field(default_factory=dict)
+    delays: Counter[int] = field(default_factory=Counter)
 
 
 class ServerCore:
@@ -37,18 +55,11 @@ class ServerCore:
         self.values: dict[Key, torch.Tensor] = {}
         self._servers = servers
         self._cut: set[Key] = set()
-        self._rows: dict[Key, int] = {}  # of `_updates` and `_pulled`
-        self._updates = np.zeros(0, dtype=np.int64)
-        self._pulled = np.zeros((workers, 0), dtype=np.int64)  # the count of updates at a worker's last pull
-        self._delays = [Counter[int]() for _ in range(workers)]
+        self._updates = Counter[Key]()
         self._updater: Callable[..., None] | None = None
         self._plans: dict[tuple[Key, ...], StepPlan] = {}
         self._rule: Any = None
-        self._rescale_grad: dict[int, float] = {}
-        # The weights that each worker's next gradients are of, where the optimizer asks for them. Those of a worker that
-        # has not pulled yet are the ones of the time at which the optimizer came.
-        self._at_first: dict[Key, torch.Tensor] = {}
-        self._of_worker: list[dict[Key, torch.Tensor]] = [{} for _ in range(workers)]
+        self._workers = [_Worker() for _ in range(workers)]
 
     @property
     def num_update(self) -> int:
@@ -68,12 +79,8 @@ class ServerCore:
             check_fits(getattr(self._updater, "optimizer", self._updater), cut, self._servers)
         self._cut.update(cut)
         for key, value in values.items():
-            self._rows[key] = len(self._rows)
             self.values[key] = torch.empty(value.shape, dtype=value.dtype, device=self.device).copy_(value)
-            self._remember(key)
-        more = len(values)
-        self._updates = np.concatenate([self._updates, np.zeros(more, dtype=np.int64)])
-        self._pulled = np.concatenate([self._pulled, np.zeros((len(self._pulled), more), dtype=np.int64)], axis=1)
+        self._keep_weights(values)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Let this optimizer update the values from now on, with states of its own.
@@ -83,10 +90,10 @@ class ServerCore:
         """
         check_fits(optimizer, self._cut, self._servers)
         self._updater = Updater(optimizer)
-        self._plans, self._rule, self._rescale_grad = {}, None, {}
-        self._at_first, self._of_worker = {}, [{} for _ in self._of_worker]
-        for key in self.values:
-            self._remember(key)
+        self._plans, self._rule = {}, None
+        for worker in self._workers:
+            worker.rescale_grad, worker.weights = None, {}
+        self._keep_weights(self.values)
 
     def set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
         """Let `updater(key, pushed, stored)` change what is stored.
@@ -107,10 +114,10 @@ class ServerCore:
             worker: its number.
             changes: any of "settings" (by attribute), "lr_scheduler", and "multipliers" (lr_mult and wd_mult by key).
         """
-        optimizer = self._optimizers_updater().optimizer
+        optimizer = optimizer_updater(self._updater).optimizer
         settings = dict(changes.get("settings", {}))
         if "rescale_grad" in settings:
-            self._rescale_grad[worker] = settings.pop("rescale_grad")
+            self._workers[worker].rescale_grad = settings.pop("rescale_grad")
         for attribute, value in settings.items():
             setattr(optimizer, attribute, value)
         if "lr_scheduler" in changes:
@@ -128,20 +135,18 @@ class ServerCore:
         """
         if self._updater is None:
             raise RuntimeError("nothing says what a push does to the stored values: call set_optimizer() before push()")
-        weights = self.values_of(keys)
+        weights, known = self.values_of(keys), self._workers[worker]
         for key, grad, weight in zip(keys, grads, weights, strict=True):
             same_shapes(key, [grad], weight, "value")
         if self.device.type != "cpu":
             grads = [grad.to(self.device) for grad in grads]
         if isinstance(self._updater, Updater):
-            self._update(self._updater, worker, tuple(keys), grads, weights)
+            self._update(self._updater, known, tuple(keys), grads, weights)
         else:
             for key, grad, weight in zip(keys, grads, weights, strict=True):
                 self._updater(key, grad, weight)
-        rows = [self._rows[key] for key in keys]
-        delays, counts = np.unique(self._updates[rows] - self._pulled[worker, rows], return_counts=True)
-        self._delays[worker].update(dict(zip(delays.tolist(), counts.tolist(), strict=True)))
-        self._updates[rows] += 1
+        known.delays.update([self._updates[key] - known.pulled.get(key, 0) for key in keys])
+        self._updates.update(keys)
 
     @torch.no_grad()
     def pull(self, worker: int, keys: Sequence[Key], out: Sequence[torch.Tensor]) -> None:
@@ -153,11 +158,11 @@ class ServerCore:
         values = self.values_of(keys)
         if values:
             torch._foreach_copy_(list(out), values)
-        rows = [self._rows[key] for key in keys]
-        self._pulled[worker, rows] = self._updates[rows]
+        known = self._workers[worker]
+        known.pulled.update((key, self._updates[key]) for key in keys)
         if self.keeps_pulled:
             kept = out if self.device.type == "cpu" else [value.clone() for value in values]
-            self._of_worker[worker].update(zip(keys, kept, strict=True))
+            known.weights.update(zip(keys, kept, strict=True))
 
     def values_of(self, keys: Sequence[Key]) -> list[torch.Tensor]:
         """The values of these keys themselves, which the next push may change.
@@ -175,7 +180,7 @@ class ServerCore:
 
     def delays(self) -> list[Counter[int]]:
         """For each worker, how often its gradient of a key was so many updates behind."""
-        return [Counter(delays) for delays in self._delays]
+        return [Counter(worker.delays) for worker in self._workers]
 
     def states(self) -> dict[str, Any]:
         """As `checkpoint.collect`, with a state for every key.
@@ -183,7 +188,7 @@ class ServerCore:
         Raises:
             RuntimeError: there is no optimizer.
         """
-        updater, keys = self._optimizers_updater(), list(self.values)
+        updater, keys = optimizer_updater(self._updater), list(self.values)
         if new := [key for key in keys if key not in updater.states]:
             StepPlan(updater, new, [self.values[key] for key in new])
         return checkpoint.collect(updater, [str(key) for key in keys], list(self.values.values()), keys)
@@ -195,25 +200,23 @@ class ServerCore:
             RuntimeError: there is no optimizer.
             ValueError, TypeError: it does not fit; nothing has been changed.
         """
-        updater, keys = self._optimizers_updater(), list(self.values)
+        updater, keys = optimizer_updater(self._updater), list(self.values)
         rescale_grad = updater.optimizer.rescale_grad
         checkpoint.restore(updater, [str(key) for key in keys], list(self.values.values()), saved, keys)
         updater.optimizer.rescale_grad = rescale_grad
         self._plans = {}
 
-    def _optimizers_updater(self) -> Updater:
-        if not isinstance(self._updater, Updater):
-            raise RuntimeError("no optimizer updates what is stored, so there are no states: call set_optimizer() first")
-        return self._updater
-
-    def _remember(self, key: Key) -> None:
-        if self.keeps_pulled:
-            self._at_first[key] = self.values[key].clone()
+    def _keep_weights(self, keys: Iterable[Key]) -> None:
+        """Keep these weights as they are now, for all workers, if the optimizer asks for them."""
+        for key in keys if self.keeps_pulled else ():
+            weight = self.values[key].clone()
+            for worker in self._workers:
+                worker.weights[key] = weight
 
     def _update(
         self,
         updater: Updater,
-        worker: int,
+        known: _Worker,
         keys: tuple[Key, ...],
         grads: Sequence[torch.Tensor],
         weights: list[torch.Tensor],
@@ -229,13 +232,10 @@ class ServerCore:
             plan = self._plans[keys] = StepPlan(updater, keys, weights)
         if self.keeps_pulled:
             place = optimizer.composed_rule.slots.index(optimizer.weight_of_gradient)  # type: ignore[attr-defined]
-            pulled = self._of_worker[worker]
-            torch._foreach_copy_(
-                [updater.states[key][place] for key in keys],
-                [pulled[key] if key in pulled else self._at_first[key] for key in keys],
-            )
+            pulled = [known.weights[key] for key in keys]
+            torch._foreach_copy_([updater.states[key][place] for key in keys], pulled)
         default = optimizer.rescale_grad
-        optimizer.rescale_grad = self._rescale_grad.get(worker, default)
+        optimizer.rescale_grad = default if known.rescale_grad is None else known.rescale_grad
         try:
             plan.step(list(grads))
         finally:
