@@ -34,7 +34,6 @@ LARGE_CLASSES = {
     "tristep.trainer.ensemble.group.EnsembleGroup",
     "tristep.trainer.optim.plan._Part",
     "tristep.trainer.optimizer.plan.StepPlan",
-    "tristep.viz.live.runner.StepRunner",
 }
 PRIVATE_IMPORTS: set[str] = set()
 CYCLES: set[frozenset[str]] = set()

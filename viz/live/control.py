@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 from ..render.notebook import has_front_end, request, running_event_loop
+from .executor import SliceExecutor
 from .runner import ENDED, StepRunner
 from .screen import Screen
 from .steps import StepSource
@@ -22,30 +23,33 @@ class LoopControl:
 
     Args:
         loop: the `LiveLoop`.
-        runner, source, screen: those of the loop.
+        source: of its steps.
         trainer: with which no other loop may train meanwhile, or None.
 
     Attributes:
         trainer: as above.
     """
 
-    def __init__(self, loop: Any, runner: StepRunner, source: StepSource, screen: Screen, trainer: Any) -> None:
+    def __init__(self, loop: Any, source: StepSource, trainer: Any) -> None:
         self.trainer = trainer
-        self._loop, self._runner, self._source, self._screen = loop, runner, source, screen
+        self._loop, self._source = loop, source
+        self._runner: StepRunner = loop.runner
+        self._executor: SliceExecutor = loop.executor
+        self._screen: Screen = loop.screen
 
     def start(self) -> None:
         """See `LiveLoop.start`."""
-        runner = self._runner
+        runner, executor = self._runner, self._executor
         if runner.status != "ready":
             raise RuntimeError(f"start() of a loop that is {runner.status} already: resume() goes on with a paused one")
-        if runner.mode == "auto":
-            runner.mode = "task" if running_event_loop() is not None and has_front_end() else "block"
-        if runner.mode == "task":
-            runner.find_event_loop()
+        if executor.mode == "auto":
+            executor.mode = "task" if running_event_loop() is not None and has_front_end() else "block"
+        if executor.mode == "task":
+            executor.find_event_loop()
         self._refuse_shared_trainer()
         self._loop.cell = request().get("metadata", {}).get("cellId")
         _started.add(self._loop)
-        later = runner.mode == "block" and not has_front_end()  # a picture for the file: that of the end
+        later = executor.mode == "block" and not has_front_end()  # a picture for the file: that of the end
         if not later:
             self._screen.show()
         self._go()
@@ -84,7 +88,7 @@ class LoopControl:
             self._loop.start()
         if runner.status == "running":
             try:
-                runner.wait(timeout)
+                self._executor.wait(timeout)
             except KeyboardInterrupt:
                 self._pause()
         self._raise()
@@ -105,7 +109,7 @@ class LoopControl:
 
     def _go(self, limit: int | None = None) -> None:
         self._screen.unseen_from = None
-        self._runner.go(limit)
+        self._executor.go(limit)
 
     def _pause(self) -> None:
         self._runner.ask("paused")
@@ -116,7 +120,7 @@ class LoopControl:
             raise self._runner.exception
 
     def _raise_in_cell(self) -> None:
-        if self._runner.mode == "block":
+        if self._executor.mode == "block":
             self._raise()
 
     def _refuse_shared_trainer(self) -> None:

@@ -6,22 +6,12 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from ..render.notebook import in_notebook
+from .runner import StepRunner
 
-__all__ = ["Interruptible", "Interrupts", "gets_signals", "interrupts"]
-
-
-class Interruptible(Protocol):
-    """What an interrupt pauses."""
-
-    @property
-    def is_breakable(self) -> bool:
-        """Whether an interrupt may break off a step at this moment."""
-
-    def interrupt(self) -> None:
-        """Pause after the current step, or break it off; never waits."""
+__all__ = ["Interrupts", "gets_signals", "interrupts", "pausing"]
 
 
 class Interrupts:
@@ -32,7 +22,7 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self._runners: list[Interruptible] = []
+        self._runners: list[StepRunner] = []
         self._taken = 0
 
     def __call__(self, number: int, frame: Any) -> None:
@@ -41,7 +31,7 @@ class Interrupts:
             runner.interrupt()
 
     @contextmanager
-    def paused(self, runner: Interruptible) -> Iterator[None]:
+    def paused(self, runner: StepRunner) -> Iterator[None]:
         """A context in which an interrupt pauses this one."""
         if not gets_signals():
             yield
@@ -77,3 +67,16 @@ interrupts = Interrupts()
 def gets_signals() -> bool:
     """Whether this thread is the one that signals come to."""
     return threading.current_thread() is threading.main_thread()
+
+
+@contextmanager
+def pausing(runner: StepRunner) -> Iterator[None]:
+    """A context in which a first Ctrl-C pauses, and a second one, in the same step, breaks it off."""
+    if not gets_signals():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: runner.interrupt())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)

@@ -14,6 +14,7 @@ from ..views import FrameBudget, View
 from .branches import Branches, Snapshot
 from .control import LoopControl
 from .epochs import Epochs
+from .executor import SliceExecutor
 from .learning_rates import LearningRate
 from .recording import StepRecording
 from .runner import StepRunner
@@ -110,12 +111,13 @@ class LiveLoop:
         self.recording = StepRecording(recorder, name)
         source = StepSource(steps)
         training = TrainingSteps(source, self.rate, self.recording)
-        self.runner = StepRunner(training, mode, self.run.name)
+        self.runner = StepRunner(training)
+        self.executor = SliceExecutor(self.runner, mode, self.run.name)
         own = [steps] if is_stateful(steps) else []
         self.branches = Branches(self.runner, self.rate, self.recording, [*stateful, *own])
         self.runs, self.snapshots, self.recorder = self.branches.runs, self.branches.snapshots, recorder
         self.screen = Screen(self.runner, pauses_unseen)
-        self.control = LoopControl(self, self.runner, source, self.screen, trainer)
+        self.control = LoopControl(self, source, trainer)
         training.attach(self.runner, self.screen, self)
         self.view = LiveView(self, budget=budget) if isinstance(view, str) else view
 
@@ -167,11 +169,11 @@ class LiveLoop:
     @property
     def mode(self) -> str:
         """What runs it; "auto" until it has been started."""
-        return self.runner.mode
+        return self.executor.mode
 
     @mode.setter
     def mode(self, mode: str) -> None:
-        self.runner.mode = choice("mode", mode, MODES)
+        self.executor.mode = choice("mode", mode, MODES)
 
     @property
     def n_steps(self) -> int:

@@ -40,7 +40,7 @@ class TrainingSteps:
         self._recording.note(self._runner.n_steps, value, self._rate.last)
 
     def after_slice(self, turn: int) -> None:
-        """Let the view follow."""
+        """Some steps have been taken, and the next ones wait for this: let the view follow."""
         if self._recording.recorder is None:
             with self._runner.gate.at_rest():
                 self._recording.look()
@@ -54,19 +54,15 @@ class TrainingSteps:
             self._source.close()
 
     def on_status(self, interrupted: bool) -> None:
-        """Show the status."""
+        """Another status has been taken up, after an interrupt or not: show it."""
         runner = self._runner
         with runner.gate.at_rest():
             self._recording.flush()
         self._screen.refresh()
         if interrupted and runner.status == "paused":  # it may have been the last step
             say_paused(runner.n_steps)
-        if (
-            runner.status == "failed"
-            and runner.mode == "task"
-            and self._screen.view is None
-            and runner.exception is not None
-        ):
+        unseen = self._loop.mode == "task" and self._screen.view is None
+        if runner.status == "failed" and unseen and runner.exception is not None:
             traceback.print_exception(runner.exception)
 
 

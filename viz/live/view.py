@@ -76,7 +76,7 @@ class LiveView(LossView):
 
     def event_loop(self) -> asyncio.AbstractEventLoop | None:
         """The one that runs the steps."""
-        return self.loop.runner.event_loop
+        return self.loop.executor.event_loop
 
     def status(self) -> str:
         """How far the loop is, in words."""
