@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..kernels.backends import choose_engine
 from ..kernels.graphs import Recording
-from . import checkpoint
 from .accumulation import AccumulationWatch
 from .ascent import refuse_written
 from .capture import record_step
@@ -26,7 +25,7 @@ from .replica import Replica
 from .step import Stepper
 from .sync.base import GradientSync
 from .sync.create import check_one_reduces, check_store, sync_for
-from .sync.kvstore import KVStoreSync, check_residuals
+from .sync.kvstore import KVStoreSync
 from .sync.none import NoSync
 from .telemetry import Telemetry, attached
 from .validation import boolean, number
@@ -82,15 +81,14 @@ class TrainerCore:
         self._ascended: DisplacedWeights | None = None  # between `ascend` and the next step
         self._averaging = False  # whether the weights are those of `averaged_weights` now
         self._replaced = False  # whether another trainer has taken the optimizer over
-        self._replicas = [Replica(self._params, self._names, self._updater, zero_grads)]
-        for parameters in replicas[1:]:
-            self._replicas.append(Replica(parameters, self._names, Updater(self._optimizer, engine), zero_grads))
+        models = [Replica(self._params, self._names, self._updater, zero_grads)]
+        models += [Replica(each, self._names, Updater(self._optimizer, engine), zero_grads) for each in replicas[1:]]
         if isinstance(self._optimizer, RuleOptimizer):
             self._optimizer._updater = weakref.ref(self._updater)  # and not the last replica's
-        stores = kvstore, self._replicas, self._names, self._optimizer, compression_params, update_on_kvstore, engine
-        self._stepper = Stepper(self._replicas, sync_for(*stores), self._optimizer, zero_grads)
+        stores = kvstore, models, self._names, self._optimizer, compression_params, update_on_kvstore, engine
+        self._stepper = Stepper(models, sync_for(*stores), self._optimizer, zero_grads)
         self.telemetry = telemetry
-        self._adopt_optimizer()
+        _adopt(self._optimizer, self)
 
     @property
     def telemetry(self) -> Telemetry | None:
@@ -105,52 +103,6 @@ class TrainerCore:
     def _sync(self) -> GradientSync:
         return self._stepper.sync
 
-    def _state(self) -> dict[str, Any]:
-        """See `Trainer.state_dict`."""
-        if self._ascended is not None:
-            raise RuntimeError(
-                "between ascend() and step() the weights are not those that training goes on with, and nothing is to be "
-                "saved: save after step()"
-            )
-        if not self._stepper.is_alone:
-            self._stepper.start()
-        state, residuals = self._sync.state_dict(), self._sync.residuals()
-        if state is None:
-            state = checkpoint.collect(self._updater, self._names, self._params)
-        if residuals:
-            state["residuals"] = residuals
-        return state if self._loss_scaler is None else state | {"loss_scaler": self._loss_scaler.state_dict()}
-
-    def _load_state(self, state_dict: Mapping[str, Any]) -> None:
-        """See `Trainer.load_state_dict`."""
-        state_dict = checkpoint.with_plain_names(state_dict)
-        scaling = state_dict.get("loss_scaler") if isinstance(state_dict, Mapping) else None
-        if scaling is not None:
-            if self._loss_scaler is None:
-                raise ValueError(
-                    "saved state has a loss scaler, this trainer has none: call tristep.amp.init_trainer(trainer) before"
-                )
-            self._loss_scaler.check(scaling)
-        residuals = state_dict.get("residuals", {}) if isinstance(state_dict, Mapping) else {}
-        check_residuals(self._names, self._params, residuals)
-        if not self._stepper.is_alone:
-            self._stepper.start()
-        if self._sync.updates:
-            self._sync.load_state_dict(state_dict)
-        else:
-            for replica in self._replicas:
-                checkpoint.restore(replica.updater, self._names, replica.params, state_dict)
-        self._sync.load_residuals(residuals)
-        for replica in self._replicas:
-            replica.forget_counts()
-        if scaling is not None:
-            self._loss_scaler.load_state_dict(scaling)
-        if self._ascended is not None:  # weights that have been written since `ascend` are those that were loaded
-            if not self._ascended.written():
-                self._ascended.restore()
-            self._ascended = None
-        self._stepper.forget_plans()
-
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: all but what the next step creates again. A copy's parameters have no gradients yet."""
         if not self._stepper.is_alone:
@@ -159,16 +111,16 @@ class TrainerCore:
             )
         if self._averaging or (self._backward is not None and self._backward.is_open):
             raise RuntimeError("a Trainer cannot be copied inside averaged_weights() or step_in_backward(): leave it first")
-        without = {k: v for k, v in vars(self).items() if k not in ("_replicas", "_stepper")}
+        without = {k: v for k, v in vars(self).items() if k != "_stepper"}
         before = None if self._ascended is None else self._ascended.before
         return without | {"_backward": None, "_watch": None, "_ascended": before}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._replicas = [Replica(self._params, self._names, self._updater, self._zero_grads)]
-        self._stepper = Stepper(self._replicas, NoSync(1), self._optimizer, self._zero_grads)
+        replica = Replica(self._params, self._names, self._updater, self._zero_grads)
+        self._stepper = Stepper([replica], NoSync(1), self._optimizer, self._zero_grads)
         if self._ascended is not None:
-            self._ascended = DisplacedWeights(self._replicas, state["_ascended"])
+            self._ascended = DisplacedWeights([replica], state["_ascended"])
         self._watch = AccumulationWatch(self._params, is_over=True)
         self._optimizer.trainer = weakref.ref(self)
         if isinstance(self._optimizer, RuleOptimizer):
@@ -181,8 +133,7 @@ class TrainerCore:
         if ignore_stale_grad is not False:
             ignore_stale_grad = boolean("ignore_stale_grad", ignore_stale_grad)
         if self._averaging or self._replaced:
-            self._refuse_averaged("step()")
-            self._refuse_replaced()
+            self._refuse_step("step()")
         stepper, optimizer, telemetry = self._stepper, self._optimizer, self._telemetry
         stepper.start()
         if self._ascended is not None and (written := self._ascended.written()):
@@ -206,7 +157,7 @@ class TrainerCore:
             reduced = self._reduced_by_torch or not isinstance(self._sync, NoSync | KVStoreSync)
             self._watch.after_step(not (self._zero_grads or reduced or Recording.current is not None))
         if Recording.current is not None:
-            record_step(Recording.current, self._replicas[0], self._scale / batch_size)
+            record_step(Recording.current, self._stepper.replicas[0], self._scale / batch_size)
 
     def _backward_step(self) -> BackwardStep:
         """What takes steps inside backward, where that can be.
@@ -214,11 +165,10 @@ class TrainerCore:
         Raises:
             TypeError, ValueError, RuntimeError: see `Trainer.step_in_backward`; nothing has been changed.
         """
-        self._refuse_together("step_in_backward()")
+        self._stepper.refuse_together("step_in_backward()")
         if self._ascended is not None:
             raise RuntimeError("ascend() has moved the weights up, and needs all gradients to move them back: use step()")
-        self._refuse_averaged("step_in_backward()")
-        self._refuse_replaced()
+        self._refuse_step("step_in_backward()")
         if self._loss_scaler is not None:
             raise RuntimeError("a loss scaler must see all gradients before any weight is updated: use step()")
         if self._backward is not None and self._backward.is_open:
@@ -230,36 +180,15 @@ class TrainerCore:
             )
         self._stepper.check_initialized()
         check_optimizer(self._optimizer)
-        self._backward = self._backward or BackwardStep(self._replicas[0])
+        self._backward = self._backward or BackwardStep(self._stepper.replicas[0])
         return self._backward
-
-    def _refuse_together(self, what: str) -> None:
-        if not self._stepper.is_alone:
-            raise RuntimeError(
-                f"{what} of a trainer with several copies of the model, or a store: it is for one copy without a store; use "
-                "step()"
-            )
 
     def _refuse_averaged(self, what: str) -> None:
         if self._averaging:
             raise RuntimeError(f"{what} inside averaged_weights(), whose weights are restored at its end: leave it first")
 
-    def _adopt_optimizer(self) -> None:
-        """Become the trainer of the optimizer, which counts the updates of one."""
-        optimizer = self._optimizer
-        before = None if optimizer.trainer is None else optimizer.trainer()
-        if before is not None:
-            before._replaced = True
-        if optimizer.trainer is not None and optimizer.counts:
-            warnings.warn(
-                f"{type(optimizer).__name__} has counted {optimizer.num_update} updates for another Trainer, and counts on: "
-                "bias corrections and schedules go on from there, with states that start again; give each Trainer an "
-                "optimizer of its own",
-                stacklevel=3,
-            )
-        optimizer.trainer = weakref.ref(self)
-
-    def _refuse_replaced(self) -> None:
+    def _refuse_step(self, what: str) -> None:
+        self._refuse_averaged(what)
         if self._replaced:
             raise RuntimeError(
                 f"the {type(self._optimizer).__name__} of this Trainer has been given to another Trainer since, and an "
@@ -269,7 +198,7 @@ class TrainerCore:
     def _use_control(self, control: torch.Tensor) -> None:
         """Take a loss scaler's control for updates from now on. Raises RuntimeError where that cannot be."""
         self._sync.use_control(control)
-        for replica in self._replicas:
+        for replica in self._stepper.replicas:
             replica.updater.control = control
             replica.forget_plan()  # it works with other kernels from now on
 
@@ -287,3 +216,18 @@ def _make_optimizer(optimizer: Any, optimizer_params: Any) -> Optimizer:
             f"{type(optimizer).__name__}(...), or give optimizer={type(optimizer).__name__.lower()!r} by name"
         )
     return create(optimizer, **arguments)
+
+
+def _adopt(optimizer: Optimizer, trainer: TrainerCore) -> None:
+    """Make this the trainer of the optimizer, which counts the updates of one."""
+    before = None if optimizer.trainer is None else optimizer.trainer()
+    if before is not None:
+        before._replaced = True
+    if optimizer.trainer is not None and optimizer.counts:
+        warnings.warn(
+            f"{type(optimizer).__name__} has counted {optimizer.num_update} updates for another Trainer, and counts on: "
+            "bias corrections and schedules go on from there, with states that start again; give each Trainer an "
+            "optimizer of its own",
+            stacklevel=3,
+        )
+    optimizer.trainer = weakref.ref(trainer)

@@ -59,6 +59,14 @@ class Stepper:
         """Whether there is one replica, and no store."""
         return len(self.replicas) == 1 and isinstance(self.sync, NoSync)
 
+    def refuse_together(self, what: str) -> None:
+        """An error for what is for one replica without a store, where there are several, or a store."""
+        if not self.is_alone:
+            raise RuntimeError(
+                f"{what} of a trainer with several copies of the model, or a store: it is for one copy without a store; use "
+                "step()"
+            )
+
     def start(self, what: str | None = None) -> None:
         """Start the synchronization, once. `what` is what cannot be called where a store updates the weights."""
         if not self._started:

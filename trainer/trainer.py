@@ -17,6 +17,7 @@ from .interrupts import uninterrupted
 from .optimizer import Optimizer, RuleOptimizer
 from .params import is_lazy
 from .replica import Replica
+from .state import collect_state, load_state
 from .validation import boolean, number
 
 __all__ = ["StaleGradientError", "Trainer", "UpdateOnKVStoreError"]
@@ -88,7 +89,7 @@ class Trainer(TrainerCore):
     @property
     def replicas(self) -> list[Replica]:
         """The replicas of the model in this process."""
-        return self._replicas
+        return self._stepper.replicas
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the learning rate. Raises UserWarning if a scheduler determines it, ValueError if it is negative."""
@@ -195,8 +196,7 @@ class Trainer(TrainerCore):
         Raises:
             UpdateOnKVStoreError: the store updates the weights.
         """
-        self._refuse_averaged("update()")
-        self._refuse_replaced()
+        self._refuse_step("update()")
         self._stepper.start("update()")
         self._step(batch_size, ignore_stale_grad, reduce=False)
 
@@ -231,7 +231,7 @@ class Trainer(TrainerCore):
         """
         rho = number("rho", rho, above=0)
         adaptive = boolean("adaptive", adaptive)
-        self._refuse_together("ascend()")
+        self._stepper.refuse_together("ascend()")
         if self._ascended is not None:
             raise RuntimeError("ascend() has moved the weights up already: take a step() first")
         self._refuse_averaged("ascend()")
@@ -304,7 +304,7 @@ class Trainer(TrainerCore):
 
         Source: `torch.cuda.graph`.
         """
-        self._refuse_together("capture()")
+        self._stepper.refuse_together("capture()")
         device = self._params[0].device
         check_capture(self._updater, device, self._telemetry)
         return CapturedStep(fn, device, warmup)
@@ -318,7 +318,12 @@ class Trainer(TrainerCore):
         Raises:
             RuntimeError: between `ascend` and `step`, when the weights are displaced.
         """
-        return self._state()
+        if self._ascended is not None:
+            raise RuntimeError(
+                "between ascend() and step() the weights are not those that training goes on with, and nothing is to be "
+                "saved: save after step()"
+            )
+        return collect_state(self._stepper, self._loss_scaler)
 
     @uninterrupted
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -331,7 +336,12 @@ class Trainer(TrainerCore):
         Raises:
             ValueError, TypeError: it does not fit this trainer; nothing has been changed.
         """
-        self._load_state(state_dict)
+        load_state(self._stepper, self._loss_scaler, state_dict)
+        if self._ascended is not None:  # weights that have been written since `ascend` are those that were loaded
+            if not self._ascended.written():
+                self._ascended.restore()
+            self._ascended = None
+        self._stepper.forget_plans()
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Write `state_dict` to a file (safetensors with JSON in its metadata), atomically."""
@@ -355,5 +365,5 @@ class Trainer(TrainerCore):
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self._params if not is_lazy(parameter))
-        copies = f"{len(self._replicas)} copies of " if len(self._replicas) > 1 else ""
+        copies = f"{len(self.replicas)} copies of " if len(self.replicas) > 1 else ""
         return f"Trainer({copies}{len(self._params)} parameters, {count:,} elements, {self._optimizer!r})"

@@ -30,7 +30,6 @@ LARGE_CLASSES = {
     "tristep.viz.views.display.Display",
     "tristep.viz.views.view.View",
     # to be split
-    "tristep.trainer.core.TrainerCore",
     "tristep.trainer.ensemble.group.EnsembleGroup",
     "tristep.trainer.optim.plan._Part",
     "tristep.trainer.optimizer.plan.StepPlan",

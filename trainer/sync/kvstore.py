@@ -18,7 +18,7 @@ from ..optimizer.sparse import is_sparse
 from ..replica import Replica
 from .base import GradientSync, Residuals
 
-__all__ = ["KVStoreSync", "check_residuals", "updates_on_store"]
+__all__ = ["KVStoreSync", "updates_on_store"]
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers by size in bytes
 LARGE = 16 * 2**20  # elements; a parameter of more is not updated by a local store
@@ -255,29 +255,6 @@ def updates_on_store(
     if sparse:
         return "dist" in kind and capable
     return capable and _environment() and not (kvstore == "local" and largest > LARGE)
-
-
-def check_residuals(names: Sequence[str], params: Sequence[torch.Tensor], saved: Any) -> None:
-    """Refuse what no exchange of a trainer with these parameters gave as its residuals.
-
-    Raises:
-        TypeError, ValueError: it does not fit.
-    """
-    if not isinstance(saved, Mapping):
-        raise TypeError(f"saved state: residuals must be a dict, got {type(saved).__name__}")
-    by_name = dict(zip(names, params, strict=True))
-    for name, sources in saved.items():
-        if name not in by_name:
-            raise ValueError(f"saved state: {name!r} has residuals, but is not among this trainer's parameters")
-        for source, tensor in sources.items():
-            if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"saved state: residual {source} of {name!r} must be a tensor, got {type(tensor).__name__}")
-            shape = checkpoint.shape_of(by_name[name])
-            if shape not in (None, list(tensor.shape)) or tensor.dtype != torch.float32:
-                raise ValueError(
-                    f"saved state: residual {source} of {name!r} is {tensor.dtype} {tuple(tensor.shape)}: it must be "
-                    f"torch.float32 {() if shape is None else tuple(shape)}"
-                )
 
 
 def _environment() -> bool:
