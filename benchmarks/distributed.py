@@ -174,7 +174,7 @@ def _sharded(make: Make) -> Step:
     def step(x: Tensor, y: Tensor) -> None:
         net.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()
-        sharded.reduce(fresh)
+        sharded.buckets.finish(fresh)
         sharded.update(sharded.buckets.used)
 
     return step

@@ -98,7 +98,7 @@ def train_sharded(
     for step in range(start, start + steps):
         net.zero_grad()
         backward(net, step, rank, ranks, unused if step else None)
-        sharded.reduce([param.grad is not None for param in params])
+        sharded.buckets.finish([param.grad is not None for param in params])
         used = sharded.buckets.used
         sharded.update(used)
         each.append(weights_of(net))

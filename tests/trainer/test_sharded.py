@@ -157,7 +157,7 @@ def _small(ranks_with_pieces):
     for step in range(3):
         net.zero_grad()
         net(torch.ones(2, 4) * (step + 1 + dist.get_rank())).square().sum().backward()
-        sharded.reduce([True, True])
+        sharded.buckets.finish([True, True])
         sharded.update(sharded.buckets.used)
     assert bool(sharded.pieces) == (dist.get_rank() < ranks_with_pieces)
     return weights_of(net), as_arrays(sharded.state_dict())
@@ -180,7 +180,7 @@ def _average():
     for step in range(3):
         net.zero_grad()
         backward(net, step, dist.get_rank(), 2, None)
-        sharded.reduce([True] * len(params))
+        sharded.buckets.finish([True] * len(params))
         sharded.update(sharded.buckets.used)
     sharded.apply(*optimizer.average_in_use())
     return weights_of(net)
@@ -216,7 +216,7 @@ def _nonfinite():
                 params[-1].grad[0] = float("inf")
         else:
             backward(net, step, dist.get_rank(), 2, None)
-        sharded.reduce([True] * len(params))
+        sharded.buckets.finish([True] * len(params))
         sharded.update(sharded.buckets.used)
         seen.append(weights_of(net))
         totals.append(sharded.total().item())
@@ -238,7 +238,7 @@ def _at_random():
     optimizer = optimizers.create("sgd", learning_rate=2.0**-10, stochastic_rounding=True)
     sharded = ShardedUpdate(optimizer, [weight], ["w"])
     weight.sum().backward()
-    sharded.reduce([True])
+    sharded.buckets.finish([True])
     sharded.update(sharded.buckets.used)
     return weight.detach().float().numpy().copy()
 

@@ -33,7 +33,7 @@ def _count_bytes(name, arguments):
     engine = "eager" if dist.get_world_size() > 2 else None
     sharded = ShardedUpdate(optimizers.create(name, **arguments), params, names, engine=engine, bucket_bytes=2**20)
     net(torch.ones(1, 300)).sum().backward()
-    sharded.reduce([True] * len(params))
+    sharded.buckets.finish([True] * len(params))
     sharded.update(sharded.buckets.used)
     states = [tensor for state in sharded.updater.states.values() for tensor in state]
     memory = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in states}
@@ -72,7 +72,7 @@ def _save(name, arguments, dtype, path):
     for step in range(3):
         net.zero_grad()
         backward(net, step, dist.get_rank(), dist.get_world_size(), None)
-        sharded.reduce([True] * len(params))
+        sharded.buckets.finish([True] * len(params))
         sharded.update(sharded.buckets.used)
     state = sharded.state_dict(everywhere=False)
     if dist.get_rank() == 0:
@@ -120,7 +120,7 @@ def _eight_bits(path):
     for step in range(3):
         net.zero_grad()
         (net(torch.ones(2, 256) * (step + 1 + dist.get_rank())) ** 2).sum().backward()
-        sharded.reduce([True])
+        sharded.buckets.finish([True])
         sharded.update(sharded.buckets.used)
     state = sharded.state_dict()
     if dist.get_rank() == 0:

@@ -95,7 +95,7 @@ class CollectiveSync(GradientSync):
         }
         # Of a sum rank 0 alone gives its own, so that it stays what it is.
         own = [new and (i not in summed or self.writes) for i, new in enumerate(fresh[0])]
-        found = self._finish(own)
+        found = self._live.finish(own)
         known = [new or i in summed for i, new in enumerate(own)]
         counts = self._agreement.counts(known, found, self._live.flag_sums, ignore_stale_grad)
         counts = [summed.get(i, count) for i, count in enumerate(counts)]
@@ -106,9 +106,6 @@ class CollectiveSync(GradientSync):
                 if counts[i] and param.grad is not None
             }
         return counts
-
-    def _finish(self, fresh: Sequence[bool]) -> torch.Tensor:
-        return self._live.finish(fresh)
 
     def end_step(self) -> None:
         self._sums = {}

@@ -49,7 +49,7 @@ class Bucket:
         flat: the buffer.
         bounds: where each rank's part begins, and the end.
         weight_dtype: the type of the parameters; None if there are none.
-        members: its parameters.
+        members: its parameters, by their starts.
         extra: elements behind the members that are summed with them; None if there are none.
         own: in buckets that are scattered this rank's part of the sum.
     """
@@ -166,7 +166,7 @@ def _bucket(
 def gaps_of(bucket: Bucket) -> list[torch.Tensor]:
     """The stretches of a bucket that belong to no member."""
     gaps, end = [], 0
-    for member in sorted(bucket.members, key=lambda member: member.start):
+    for member in bucket.members:
         gaps.append(bucket.flat[end : member.start])
         end = member.start + member.size
     gaps.append(bucket.flat[end:])

@@ -66,7 +66,7 @@ def compressed_sum(
 ) -> CompressedAllReduce:
     """What sums a bucket, for the arguments of a `CollectiveSync`."""
     shapes, end = [], 0
-    for member in sorted(bucket.members, key=lambda member: member.start):
+    for member in bucket.members:
         shape = member.view.shape if member.view.is_contiguous() else torch.Size([member.size])
         shapes += [torch.Size([member.start - end]), shape]
         end = member.start + member.size

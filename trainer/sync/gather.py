@@ -80,7 +80,7 @@ class _WeightGather:
         self._others: list[tuple[int, torch.Tensor]] = []
         bounds, rank = bucket.bounds, collectives.rank
         low, high, end = bounds[rank], bounds[rank + 1], 0
-        for member in sorted(bucket.members, key=lambda member: member.start):
+        for member in bucket.members:
             param = params[member.param].detach()
             for first, last, into in ((0, low, self._others), (low, high, self._own), (high, bounds[-1], self._others)):
                 start, stop = max(first - member.start, 0), min(last - member.start, member.size)

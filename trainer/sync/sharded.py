@@ -41,7 +41,7 @@ class ShardedUpdate:
         update.buckets.broadcast_weights()
         for x, y in batches:
             loss(net(x), y).backward()
-            update.reduce(fresh)
+            update.buckets.finish(fresh)
             update.update(update.buckets.used)
 
     Args:
@@ -53,9 +53,9 @@ class ShardedUpdate:
         **settings: `bucket_bytes`, `first_bucket_bytes` and `reducer` of `GradientBuckets`.
 
     Attributes:
-        buckets: the gradients. After `reduce` those of the parameters are still this rank's own.
+        buckets: the gradients. After their `finish` those of the parameters are still this rank's own.
         updater: has the states of this rank's pieces, by the parameter's index.
-        pieces: what this rank has; empty before the first `reduce`.
+        pieces: what this rank has; empty before the first `update`.
 
     Raises:
         TypeError, ValueError: an argument that does not fit.
@@ -88,18 +88,12 @@ class ShardedUpdate:
         self._weights = WeightGathers(self.buckets, self.cuts)
         self._total: torch.Tensor | None = None  # what the first reduction over all tensors has found in the last update
 
-    def reduce(self, fresh: Sequence[bool]) -> torch.Tensor:
-        """Sum up the gradients, each rank its part; as `GradientBuckets.finish`. Its `used` can be handed to `update`."""
-        counts = self.buckets.finish(fresh)
-        self._make()
-        return counts
-
     @torch.no_grad()
     def update(self, used: Sequence[bool]) -> None:
         """Update the parameters that are used, the same ones on all ranks, and give all ranks the new weights.
 
         Raises:
-            RuntimeError: before `reduce`.
+            RuntimeError: there are no buckets yet.
             TypeError, ValueError: as of a step; nothing has been changed.
         """
         own = self._follow()
@@ -133,7 +127,7 @@ class ShardedUpdate:
         """Apply another rule to the parameters, as `Updater.apply`, such as the one that shows averaged weights.
 
         Raises:
-            RuntimeError: before `reduce`.
+            RuntimeError: there are no buckets yet.
         """
         self._follow()
         weights = [weight_of(piece, self.buckets.params[piece.param], self.cuts) for piece in self.pieces]
@@ -155,17 +149,26 @@ class ShardedUpdate:
             ValueError, TypeError: it does not fit; nothing has been changed.
         """
         self.buckets.make()
-        self._make()
+        self._find_pieces()
         self._states().load_state_dict(state_dict)
         self._plan = None
 
     def _states(self) -> ShardStates:
         return ShardStates(self.updater, self.buckets, self.pieces, self.cuts)
 
-    def _make(self) -> None:
-        """Find this rank's pieces, when there are buckets."""
+    def _follow(self) -> list[torch.Tensor]:
+        """See where the weights are now. Gives the gradients of this rank's pieces."""
+        if not self.buckets.buckets:
+            raise RuntimeError("there are no summed up gradients: call buckets.finish() first")
+        gradients = self._find_pieces()
+        if self._weights.follow():
+            self._plan = None
+        return gradients
+
+    def _find_pieces(self) -> list[torch.Tensor]:
+        """Find this rank's pieces, once there are buckets. Gives their gradients."""
         if self._gradients is not None:
-            return
+            return self._gradients
         rank, self._gradients = self.buckets.collectives.rank, []
         self.pieces = pieces_of(self.buckets.buckets, rank)
         for piece in self.pieces:
@@ -174,13 +177,6 @@ class ShardedUpdate:
             assert own is not None
             flat = own[piece.at - low : piece.at - low + piece.stop - piece.start]
             self._gradients.append(flat if self.cuts else shaped_like(flat, self.buckets.params[piece.param]))
-
-    def _follow(self) -> list[torch.Tensor]:
-        """See where the weights are now. Gives the gradients of the pieces."""
-        if self._gradients is None:
-            raise RuntimeError("there are no summed up gradients: call reduce() first")
-        if self._weights.follow():
-            self._plan = None
         return self._gradients
 
     def _planned(self) -> StepPlan:

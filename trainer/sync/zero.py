@@ -36,9 +36,6 @@ class ZeroSync(CollectiveSync):
             self._shards.use_control(self._control)
         return self._shards.buckets
 
-    def _finish(self, fresh: Sequence[bool]) -> torch.Tensor:
-        return self._whole.reduce(fresh)
-
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
         self._whole.update(chosen)
         self.end_step()
