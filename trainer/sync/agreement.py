@@ -17,15 +17,7 @@ _MOST_EXACT = 2**12  # ranks, whose flags have exact sums in float32
 
 
 class RankAgreement:
-    """Compares what ranks do, without waiting for a GPU: where one is used, a step later.
-
-    Args:
-        group: the process group.
-        ranks: how many there are.
-        names: of the parameters.
-        params: the parameters.
-        optimizer: the optimizer.
-    """
+    """Compares what ranks do. Arguments are as those of `CollectiveSync`; `ranks` is how many there are."""
 
     def __init__(
         self, group: Any, ranks: int, names: Sequence[str], params: Sequence[torch.Tensor], optimizer: Optimizer

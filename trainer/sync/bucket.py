@@ -10,15 +10,7 @@ import torch
 from ...kernels.layouts import is_dense
 from ...kernels.states import PACK_FROM
 
-__all__ = [
-    "ALIGNMENT",
-    "BLOCK",
-    "Bucket",
-    "Member",
-    "check_gradient",
-    "gaps_of",
-    "make_buckets",
-]
+__all__ = ["Bucket", "Member", "check_gradient", "gaps_of", "make_buckets"]
 
 ALIGNMENT = 8  # elements between the starts of two gradients: 16 bytes of the narrowest type
 BLOCK = 128  # elements of which a rank's part is a multiple, and at which large parameters start: packed states have blocks

@@ -19,10 +19,7 @@ COPIED_AT_ONCE = 2**16  # bytes; the next gradient takes the memory of one that 
 class BucketQueue:
     """One round of sums after the other: from the first gradient that comes until all ranks have all sums.
 
-    Args:
-        params: the parameters.
-        names: what messages call them.
-        collectives: start the sums.
+    It is part of `GradientBuckets`, whose arguments are the same.
 
     Attributes:
         buckets: in the order in which they are started; empty before `use`.
@@ -127,7 +124,9 @@ class BucketQueue:
                     member.room.zero_()
             bucket.versions = [member.view._version for member in bucket.members]
             if bucket.extra is not None:
-                bucket.extra.copy_(torch.tensor([*counted, *self._flags], dtype=torch.float32), non_blocking=True)
+                bucket.extra.fill_(1.0)
+                given = self._flags if all(counted) else [*counted, *self._flags]
+                bucket.extra[-len(given) :].copy_(torch.tensor(given, dtype=torch.float32), non_blocking=True)
             bucket.handle = self._collectives.sum(bucket)
             bucket.started = True
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -106,17 +106,14 @@ class GradientBuckets:
         """In the order in which they are started; empty before the first `finish`."""
         return self._queue.buckets
 
-    def broadcast_weights(self, buffers: Mapping[str, torch.Tensor] | None = None) -> None:
-        """Give all ranks rank 0's parameters, and these buffers. To be called on all ranks.
+    def broadcast_weights(self) -> None:
+        """Give all ranks rank 0's parameters. To be called on all ranks.
 
         Raises:
             ValueError: ranks have other names, shapes or types; on all ranks, and nothing has been changed.
         """
-        named: dict[str, torch.Tensor] = dict(zip(self.names, self.params, strict=True))
-        group = self.collectives.group
-        check_alike("parameter", named, group)
-        check_alike("buffer", buffers or {}, group)
-        broadcast_coalesced([*self.params, *(buffers or {}).values()], group)
+        check_alike("parameter", dict(zip(self.names, self.params, strict=True)), self.collectives.group)
+        broadcast_coalesced(self.params, self.collectives.group)
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -188,11 +185,10 @@ class GradientBuckets:
         trained = [int(param.requires_grad) for param in self.params]
         plan = torch.tensor([*self._order, *rest, *trained], dtype=torch.int64, device=self.params[0].device)
         dist_utils.broadcast(plan, global_rank(group, 0), group)
-        order, trained = plan[:n].tolist(), plan[n:].tolist()
-        exact, extra = not self._scatter and self._reducer is None, n + len(self.flag_slots)
-        made = make_buckets(
-            self.params, order, trained, self._limits, self.collectives.ranks, self._owners, extra=extra, exact=exact
-        )
+        listed, ranks, extra = plan.tolist(), self.collectives.ranks, n + len(self.flag_slots)
+        exact = not self._scatter and self._reducer is None
+        params = self.params, listed[:n], listed[n:]
+        made = make_buckets(*params, self._limits, ranks, self._owners, extra=extra, exact=exact)
         for bucket in made:
             if self._reducer is not None and bucket.extra is None:
                 bucket.reducer, bucket.gaps = self._reducer(bucket), gaps_of(bucket)
