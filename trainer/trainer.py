@@ -139,11 +139,8 @@ class Trainer(TrainerCore):
             loss(net(x), y).backward()
             trainer.step(batch_size)
         """
-        self._sync.accumulate(True)
-        try:
+        with self._sync.accumulate():
             yield
-        finally:
-            self._sync.accumulate(False)
 
     @contextmanager
     def step_in_backward(self, batch_size: float, ignore_stale_grad: bool = False) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -222,8 +223,13 @@ class _OtherProcess(GradientSync):
     def end_step(self):
         self.log.append("end")
 
-    def accumulate(self, on):
-        self.log.append(on)
+    @contextmanager
+    def accumulate(self):
+        self.log.append(True)
+        try:
+            yield
+        finally:
+            self.log.append(False)
 
     def end_save(self):
         self.log.append("saved")

@@ -7,8 +7,8 @@ its share of the weights, whose states only it has.
 from __future__ import annotations
 
 import abc
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -53,7 +53,6 @@ class CollectiveSync(GradientSync):
         self._compression_params = compression_params
         check_compression(compression_params)
         self._buckets: GradientBuckets | None = None
-        self._accumulating = contextlib.ExitStack()
         # Gradients that are sums already, of a step that was refused after that: the tensors, their versions, their counts.
         self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
         self.num_replicas = dist.get_world_size(group)
@@ -111,11 +110,8 @@ class CollectiveSync(GradientSync):
         self._sums = {}
         self._live.flag_slots = self._agreement.flags()
 
-    def accumulate(self, on: bool) -> None:
-        if on and self._buckets is not None:
-            self._accumulating.enter_context(self._buckets.accumulate())
-        elif not on:
-            self._accumulating.close()
+    def accumulate(self) -> AbstractContextManager[None]:
+        return super().accumulate() if self._buckets is None else self._buckets.accumulate()
 
     def end_save(self) -> None:
         dist_utils.barrier(self._group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class GradientSync(abc.ABC):
     step that has failed after `reduce` is repeated, that is called without the parameters whose gradients are sums already.
 
     Gradients that were added up by several backward passes are reduced as they are. One that starts to reduce while backward
-    runs has to wait with that in `accumulate(True)`. It may know better than `fresh` which gradients are fresh, from hooks,
+    runs has to wait with that in `accumulate()`. It may know better than `fresh` which gradients are fresh, from hooks,
     and ignore that argument.
 
     Attributes:
@@ -89,8 +90,9 @@ class GradientSync(abc.ABC):
     def end_step(self) -> None:  # noqa: B027  # as above
         """The trainer has updated the replicas here."""
 
-    def accumulate(self, on: bool) -> None:  # noqa: B027  # as above
-        """Whether backward passes from now on are only to add up gradients, with nothing sent."""
+    def accumulate(self) -> AbstractContextManager[None]:
+        """A context in which backward passes are only to add up gradients, with nothing sent."""
+        return nullcontext()
 
     def use_control(self, control: torch.Tensor) -> None:
         """Take a loss scaler's control for updates from now on, as `Updater.control`; where the trainer updates, nothing.

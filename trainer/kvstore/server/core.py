@@ -55,7 +55,7 @@ class ServerCore:
         self.values: dict[Key, torch.Tensor] = {}
         self._servers = servers
         self._cut: set[Key] = set()
-        self._updates = Counter[Key]()
+        self._updates = Counter[Key]()  # of each key
         self._updater: Callable[..., None] | None = None
         self._plans: dict[tuple[Key, ...], StepPlan] = {}
         self._rule: Any = None
