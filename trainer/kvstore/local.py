@@ -143,8 +143,8 @@ class LocalStore(KVStore):
         Raises:
             RuntimeError: no optimizer updates what is stored.
         """
-        updater, keys = optimizer_updater(self._updater), list(self._values)
-        checkpoint.write(fname, checkpoint.collect(updater, [str(key) for key in keys], self._params(), keys))
+        updater, names = optimizer_updater(self._updater), list(map(str, self._values))
+        checkpoint.write(fname, checkpoint.collect(updater, names, list(self._values.values()), list(self._values)))
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what `save_optimizer_states` wrote.
@@ -153,8 +153,8 @@ class LocalStore(KVStore):
             RuntimeError: no optimizer updates what is stored.
             ValueError, FileNotFoundError: there is no such file, or it does not fit; nothing has been changed.
         """
-        updater, keys = optimizer_updater(self._updater), list(self._values)
-        checkpoint.restore(updater, [str(key) for key in keys], self._params(), checkpoint.read(fname), keys)
+        updater, names, saved = optimizer_updater(self._updater), list(map(str, self._values)), checkpoint.read(fname)
+        checkpoint.restore(updater, names, list(self._values.values()), saved, list(self._values))
 
     def __repr__(self) -> str:
         return f"LocalStore({self.type!r}, {len(self._values)} keys)"
@@ -164,9 +164,6 @@ class LocalStore(KVStore):
 
     def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
         return {} if self._compression is None else self._compression.residuals
-
-    def _params(self) -> list[torch.Tensor]:
-        return list(self._values.values())
 
     def _sums(self, keys: Sequence[Key], values: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """The sum of each key's tensors, compressed first if that is wanted, in the order of their list."""

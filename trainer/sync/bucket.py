@@ -156,13 +156,12 @@ def _bucket(
 
 
 def gaps_of(bucket: Bucket) -> list[torch.Tensor]:
-    """The stretches of a bucket that belong to no member."""
+    """The stretches of a bucket before, between and behind its members; some may be empty."""
     gaps, end = [], 0
     for member in bucket.members:
         gaps.append(bucket.flat[end : member.start])
         end = member.start + member.size
-    gaps.append(bucket.flat[end:])
-    return [gap for gap in gaps if gap.numel()]
+    return [*gaps, bucket.flat[end:]]
 
 
 def check_gradient(name: str, view: torch.Tensor, gradient: Any) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from .. import dist_utils
 from ..dist_utils import broadcast_coalesced, check_alike, global_rank
+from ..params import is_lazy
 from ..validation import integer
 from .bucket import Bucket, gaps_of, make_buckets
 from .bucket_queue import BucketQueue
@@ -82,7 +83,7 @@ class GradientBuckets:
         if len(self.names) != len(self.params):
             raise ValueError(f"{len(self.names)} names for {len(self.params)} params: there must be as many")
         for name, param in zip(self.names, self.params, strict=True):
-            if isinstance(param, torch.nn.UninitializedParameter):
+            if is_lazy(param):
                 raise ValueError(f"params: {name!r} is not initialized yet: run the model once before")
         if owners is not None and not scatter:
             raise ValueError("owners given without scatter=True: parameters are owned where sums are scattered")
@@ -191,7 +192,7 @@ class GradientBuckets:
         made = make_buckets(*params, self._limits, ranks, self._owners, extra=extra, exact=exact)
         for bucket in made:
             if self._reducer is not None and bucket.extra is None:
-                bucket.reducer, bucket.gaps = self._reducer(bucket), gaps_of(bucket)
+                bucket.reducer, bucket.gaps = self._reducer(bucket), [gap for gap in gaps_of(bucket) if gap.numel()]
             if self._scatter and bucket.extra is None:
                 part = bucket.flat[bucket.bounds[rank] : bucket.bounds[rank + 1]]
                 bucket.own = torch.zeros_like(part) if bucket.reducer is None else part

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from .. import cost_model, dist_utils
 from ..compression import CompressedAllReduce, create_compressor
 from .base import Residuals
-from .bucket import Bucket
+from .bucket import Bucket, gaps_of
 from .buckets import GradientBuckets
 from .partition import in_memory_order, shaped_like
 
@@ -65,12 +65,10 @@ def compressed_sum(
     bucket: Bucket, compression_params: Mapping[str, Any], group: Any, engine: str | None
 ) -> CompressedAllReduce:
     """What sums a bucket, for the arguments of a `CollectiveSync`."""
-    shapes, end = [], 0
-    for member in bucket.members:
-        shape = member.view.shape if member.view.is_contiguous() else torch.Size([member.size])
-        shapes += [torch.Size([member.start - end]), shape]
-        end = member.start + member.size
-    shapes.append(torch.Size([bucket.flat.numel() - end]))
+    first, *gaps = gaps_of(bucket)
+    shapes = [first.shape]
+    for member, gap in zip(bucket.members, gaps, strict=True):
+        shapes += [member.view.shape if member.view.is_contiguous() else member.room.shape, gap.shape]
     return CompressedAllReduce(
         compression_params, bucket.flat.numel(), shapes, device=bucket.flat.device, group=group, engine=engine
     )

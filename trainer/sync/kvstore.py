@@ -15,6 +15,7 @@ from .. import checkpoint
 from ..kvstore.base import KVStore
 from ..optimizer import Optimizer
 from ..optimizer.sparse import is_sparse
+from ..params import is_lazy
 from ..replica import Replica
 from .base import GradientSync, Residuals
 
@@ -60,7 +61,7 @@ class KVStoreSync(GradientSync):
         self._control: torch.Tensor | None = None
         # The first replica's weights as a store last gave them that takes no others; to notice those.
         self._given: list[torch.Tensor] | None = None
-        self._lazy = [any(map(_is_lazy, params)) for params in zip(*(replica.params for replica in replicas), strict=True)]
+        self._lazy = [any(map(is_lazy, params)) for params in zip(*(replica.params for replica in replicas), strict=True)]
 
     def start(self) -> None:
         _refuse_unequal(self._replicas, self._names, self._lazy)
@@ -103,7 +104,7 @@ class KVStoreSync(GradientSync):
             torch._foreach_copy_(replica.weights(), weights, non_blocking=True)
 
     def reduce(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]]) -> None:
-        keys = _places(chosen)
+        keys = [i for i, wanted in enumerate(chosen) if wanted]
         pushed = [_values(self._replicas, i, fresh) for i in keys]
         pulled = [
             [_own(replica, i, value) for replica, value in zip(self._replicas, values, strict=True)]
@@ -116,7 +117,7 @@ class KVStoreSync(GradientSync):
                     replica.params[i].grad = out
 
     def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
-        keys = _places(chosen)
+        keys = [i for i, wanted in enumerate(chosen) if wanted]
         pushed = [_values(self._replicas, i, fresh) for i in keys]
         inside = self._live._inside()
         if inside is not None:
@@ -252,20 +253,12 @@ def updates_on_store(
                 f"update_on_kvstore=True with kvstore={kvstore!r}, which cannot hold an optimizer: must be False or None"
             )
         return update_on_kvstore
-    if sparse:
+    if sparse or not capable:
         return "dist" in kind and capable
-    return capable and _environment() and not (kvstore == "local" and largest > LARGE)
-
-
-def _environment() -> bool:
     text = os.environ.get("MXNET_UPDATE_ON_KVSTORE", "1")
     if text not in ("0", "1"):
         raise ValueError(f"environment variable MXNET_UPDATE_ON_KVSTORE={text!r}: must be 0 or 1")
-    return text == "1"
-
-
-def _is_lazy(param: torch.Tensor) -> bool:
-    return isinstance(param, torch.nn.UninitializedParameter)
+    return text == "1" and not (kvstore == "local" and largest > LARGE)
 
 
 def _differ(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[bool]:
@@ -320,10 +313,6 @@ def _values(replicas: Sequence[Replica], i: int, fresh: Sequence[Sequence[bool]]
         torch.zeros_like(there[0], device=replica.params[i].device) if gradient is None else next(values)
         for replica, gradient in zip(replicas, found, strict=True)
     ]
-
-
-def _places(chosen: Sequence[bool]) -> list[int]:
-    return [i for i, wanted in enumerate(chosen) if wanted]
 
 
 def _own(replica: Replica, i: int, value: torch.Tensor) -> torch.Tensor:
