@@ -227,9 +227,11 @@ def _float(each: Instruction, values: list[Any], approximate: Approximate) -> An
     if name in _APPROXIMATE and "approx" in parts and kind == np.float32:
         function, ulps = _APPROXIMATE[name]
         found = approximate(function(values[0].astype(np.float64)), ulps)
+    elif name == "rsqrt" and kind == np.float64 and not ftz:
+        found = 1 / np.sqrt(values[0])
     elif name == "div" and ("full" in parts or "approx" in parts):
         found = approximate(values[0].astype(np.float64) / values[1].astype(np.float64), 2)
-    elif name == "fma" and "rn" in parts and kind == np.float32:
+    elif name == "fma" and "rn" in parts and kind != np.float16:
         found = _fused(*values)
     elif name in _EXACT and not {"sat", "rz", "rm", "rp"} & set(parts) and ("rn" in parts or name in ("add", "sub", "mul")):
         found = np.asarray(_EXACT[name](*values), dtype=kind)
@@ -239,15 +241,45 @@ def _float(each: Instruction, values: list[Any], approximate: Approximate) -> An
 
 
 def _fused(a: Any, b: Any, c: Any) -> np.ndarray:
-    """a * b + c of float32, rounded once: the sum in float64 is rounded to odd, so that the second rounding does no harm."""
-    product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)  # 48 bits at most, so exact
-    total = product + c
-    rest = total - product
-    error = (product - (total - rest)) + (c - rest)  # of that sum: Knuth's TwoSum
-    even = (total.view(np.int64) & 1) == 0
-    toward = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
-    odd = np.where((error != 0) & even & np.isfinite(total), toward, total)
-    return odd.astype(np.float32)
+    """a * b + c, rounded once, as a sum that has been rounded to odd may be rounded again without harm.
+
+    Source: Boldo and Melquiond (2008), "Emulation of a FMA and correctly rounded sums", fig. 4.
+    """
+    if a.dtype == np.float32:
+        product = a.astype(np.float64) * b.astype(np.float64)  # 48 bits at most, so exact
+        return _to_odd(*_two_sum(product, c.astype(np.float64))).astype(np.float32)
+    (high, low), c = _two_product(a, b), np.asarray(c)
+    inner, rest = _two_sum(c, low)
+    outer, other = _two_sum(high, inner)
+    found = outer + _to_odd(*_two_sum(rest, other))
+    return np.where(np.isfinite(outer), found, a * b + c)
+
+
+def _two_sum(a: Any, b: Any) -> tuple[Any, Any]:
+    """The sum, and its error."""
+    total = a + b
+    rest = total - a
+    return total, (a - (total - rest)) + (b - rest)
+
+
+def _two_product(a: Any, b: Any) -> tuple[Any, Any]:
+    """The product of float64, and its error."""
+    (a_high, a_low), (b_high, b_low) = (_halves(each) for each in (a, b))
+    product = a * b
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def _halves(x: Any) -> tuple[Any, Any]:
+    scaled = x * 134217729.0  # 2^27 + 1
+    high = scaled - (scaled - x)
+    return high, x - high
+
+
+def _to_odd(total: Any, error: Any) -> np.ndarray:
+    """A sum of float64 with an error, as that of its two neighbours whose last bit is 1."""
+    total, error = np.broadcast_arrays(total, error)
+    wrong = (error != 0) & ((np.ascontiguousarray(total).view(np.int64) & 1) == 0) & np.isfinite(total)
+    return np.where(wrong, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)
 
 
 def _convert(each: Instruction, get: Get) -> Any:

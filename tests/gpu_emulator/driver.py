@@ -96,7 +96,7 @@ class Emulator:
         self._tables.add(table)
 
     def ranges(self) -> Iterator[Range]:
-        """The tensors of all tables, which kernels may touch besides their arguments."""
+        """The tensors of all tables, which kernels may touch in addition to their arguments."""
         for table in self._tables:
             yield from _ranges_of(table)
 

@@ -95,7 +95,7 @@ class _Batch:
         while (block := int(self._at.min())) < _DONE:
             if block >= _WAITING:  # all that have not returned wait
                 if not self._release():
-                    raise RuntimeError(f"{self._kernel.name}: threads wait for ever")
+                    raise RuntimeError(f"{self._kernel.name}: threads wait at barriers that others never reach")
                 continue
             mask = self._at == block
             self._run_block(block, self._kernel.blocks[block], None if mask.all() else mask)
