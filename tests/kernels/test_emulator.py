@@ -5,6 +5,8 @@ tensor and aligned, and no two threads race. That the emulator would notice is s
 """
 
 import importlib.util
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,23 @@ def test_planted_defects_are_found(emulated):
     assert found.keys() == expected.keys()
     missed = {name: found[name][:3] for name, words in expected.items() if not any(words in each for each in found[name])}
     assert not missed
+
+
+# Tests that ask for the triton engine. Triton's interpreter runs these everywhere else; without those of products of
+# matrices, for which a GPU has instructions that the emulator does not know, and of sines of float64.
+XDIST = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
+FILES = (
+    *("grad_scale_and_skip", "language", "layouts", "metrics", "norms", "packed", "parity", "random"),
+    *("reduction_state", "reductions", "stochastic_rounding", "storage", "compress", "transforms", "transforms_norms"),
+)
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("name", FILES)
+def test_tests_of_kernels_pass_on_the_emulator(name, fresh_python):
+    chosen = "triton and not (words_mean_what_they_mean_in_numpy and float64)"
+    command = ["-m", "pytest", "-p", "gpu_emulator.plugin", "-p", "no:cacheprovider", "-q", "--cases", "quick", "-k", chosen]
+    path = f"{TESTS.parent / 'src'}{os.pathsep}{TESTS}"
+    said = fresh_python(*command, TESTS / "kernels" / f"test_{name}.py", PYTHONPATH=path, unset=XDIST)
+    assert re.search(r"\d+ passed", said)
+    assert int(re.search(r"on the emulator: (\d+) launches", said)[1]) > 0
