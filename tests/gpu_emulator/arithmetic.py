@@ -71,7 +71,7 @@ def dtype_of(name: str) -> Any:
     Raises:
         NotImplementedError: there is no such type.
     """
-    if not re.fullmatch(r"pred|b?f16(x2)?|[bsuf](8|16|32|64)", name):
+    if not re.fullmatch(r"pred|bf16|(bf|f|s|u)16x2|[bsuf](8|16|32|64)", name):
         raise NotImplementedError(f"the emulator does not know the type {name!r}")
     if name == "pred":
         return np.bool_
@@ -97,8 +97,10 @@ def compute(each: Instruction, get: Get, approximate: Approximate = rounded) -> 
         found = _convert(each, get)
     elif name in _BITWISE:
         found = _BITWISE[name](*_sources(each, get))
-    elif parts[-1].startswith("bf16") or (parts[-1] == "f16x2"):
-        found = _sign_of_pair(each, get)
+    elif parts[-1] in ("bf16", "bf16x2", "f16x2"):
+        found = _sign_of_floats(each, get)
+    elif parts[-1] in ("s16x2", "u16x2"):
+        found = _integer_pairs(each, get)
     elif parts[-1][0] == "f":
         found = _float(each, _sources(each, get), approximate)
     elif parts[-1] == "pred":
@@ -135,13 +137,22 @@ def _integer(each: Instruction, get: Get) -> Any:
     return _INTEGER[name](a, *others) if name in _INTEGER else None
 
 
-def _sign_of_pair(each: Instruction, get: Get) -> Any:
+def _sign_of_floats(each: Instruction, get: Get) -> Any:
     """abs and neg of numbers of 16 bits, one or two in a register."""
     name, kind = each.parts[0], dtype_of(each.parts[-1])
     sign = kind(0x8000) if kind == np.uint16 else kind(0x80008000)
     if name not in ("abs", "neg"):
         return None
     return get(0, kind) & ~sign if name == "abs" else get(0, kind) ^ sign
+
+
+def _integer_pairs(each: Instruction, get: Get) -> Any:
+    """add, min and max of two integers of 16 bits in a register."""
+    if each.parts[0] not in ("add", "min", "max"):
+        return None
+    kind = np.int16 if each.parts[-1] == "s16x2" else np.uint16
+    a, b = np.broadcast_arrays(*_sources(each, get))
+    return _INTEGER[each.parts[0]](*(np.ascontiguousarray(value).view(kind) for value in (a, b))).view(np.uint32)
 
 
 def _select(each: Instruction, get: Get) -> Any:
