@@ -7,13 +7,14 @@ as they run the rule, and reduce the values over each tensor. `MetricsBuffer` is
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
+from . import streams
 from .language import Metric, Rule, metric, tl
 from .language.codegen import RuleSource
 from .language.reduction import ElementwiseFunction
@@ -256,12 +257,13 @@ class MetricsBuffer:
         if self._ring is not None:
             self.arrived(wait=True)
         shape, before = (self.n_rows, len(self.metric.names)), self._host
-        self._pinned = device.type == "cuda" and torch.cuda.is_available()
-        self._host = torch.empty(self._places, *shape, dtype=widest(device.type), device="cpu", pin_memory=self._pinned)
+        self._pinned = streams.is_asynchronous(device)
+        make = streams.pinned if self._pinned else partial(torch.empty, device="cpu")
+        self._host = make(self._places, *shape, dtype=widest(device.type))
         if before is not None:
             self._host.copy_(before)
         self._ring = self._host
-        if _is_apart(device):
+        if self._pinned or device.type != "cpu":  # the host cannot read the device's memory
             self._ring = torch.empty(min(self._places, SLOTS), *shape, dtype=self._host.dtype, device=device)
         self._sent = self._arrived = self.count
 
@@ -280,22 +282,10 @@ class MetricsBuffer:
         if not self._pinned:  # these copies are over
             self._arrived = self.count
         elif self._sent < self.count:
-            self._events.append((self.count, _event(self._ring.device)))
+            self._events.append((self.count, streams.record_event(self._ring.device)))
         self._sent = self.count
 
     def _look(self) -> None:
         """See which copies are over."""
         while self._events and self._events[0][1].query():
             self._arrived = self._events.pop(0)[0]
-
-
-def _is_apart(device: torch.device) -> bool:
-    """Whether the host cannot read this device's memory."""
-    return device.type != "cpu"
-
-
-def _event(device: torch.device) -> Any:
-    """One that is over when all that is queued on the device's current stream is."""
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
+from . import streams
 from .backends import choose_engine, executor_for
 from .checks import check_list
 from .graphs import Recording
@@ -325,7 +326,7 @@ def _plan(rule: Rule, tensors: Sequence[torch.Tensor], argument: str = "tensors"
     if tensors:
         device = tensors[0].device
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None  # two would share its totals
-        if Recording.current is not None or (stream is not None and torch.cuda.is_current_stream_capturing()):
+        if Recording.current is not None or streams.is_capturing(device):
             raise RuntimeError(
                 "norms and clipping of lists cannot be captured in a CUDA graph, as their lists may change: use the "
                 "optimizer's clip_norm, or torch.nn.utils.clip_grad_norm_"

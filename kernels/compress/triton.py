@@ -7,13 +7,13 @@ fills whole sectors of 32 bytes.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from .. import streams
 from ..backends.triton.memory import round_to
 from ..backends.triton.ops import TYPES, bind
 from .codecs import BLOCK, TILE, Job, mean_of_shares, share_of_largest
@@ -26,7 +26,7 @@ _BLOCK = tl.constexpr(BLOCK)
 def run(job: Job) -> None:
     """Do the job, on the current stream of its tensors' device."""
     sizes = job.source.stride(0), job.target.stride(0)  # 1 where they are values, which are not read then
-    with torch.cuda.device(job.source.device) if job.source.is_cuda else nullcontext():
+    with streams.on_device(job.source.device):
         _kernel[(job.chunks * (job.chunk // TILE),)](
             job.source, job.residual, job.target, job.n, job.chunk, *sizes, float(job.parameter), job.ranks,
             **_constants(job), **OPTIONS,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import MetricsBuffer, metrics
+from tristep.kernels import MetricsBuffer, metrics, streams
 
 
 def values(into):
@@ -33,17 +33,11 @@ class Event:
 @pytest.fixture
 def gpu_like(monkeypatch):
     """Rings of 4 slots apart from the host's memory, copied to it by copies that are over when the test says so."""
-    monkeypatch.setattr(metrics, "_is_apart", lambda device: True)
-    monkeypatch.setattr(metrics, "_event", Event)
+    monkeypatch.setattr(streams, "is_asynchronous", lambda device: True)
+    monkeypatch.setattr(streams, "record_event", Event)
+    monkeypatch.setattr(streams, "pinned", torch.empty)
     monkeypatch.setattr(metrics, "SLOTS", 4)
     monkeypatch.setattr(Event, "pending", ())
-    move = MetricsBuffer._move
-
-    def moved(self, device):
-        move(self, device)
-        self._pinned = True
-
-    monkeypatch.setattr(MetricsBuffer, "_move", moved)
 
 
 def write(into, number):

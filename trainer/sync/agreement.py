@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...kernels import streams
 from ..dist_utils import check_alike, check_same
 from ..optimizer import Optimizer
 
@@ -77,11 +78,9 @@ class RankAgreement:
         if not ignore_stale_grad:
             trained = torch.tensor([param.requires_grad for param in self._params])
             found = torch.cat([counts, flag_sums])
-            host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            host = streams.pinned(*found.shape, dtype=found.dtype)
             host.copy_(found, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(counts.device))
-            self._late = host, event, trained
+            self._late = host, streams.record_event(counts.device), trained
         return [self._ranks] * len(fresh)
 
     def _check_flags(self, flag_sums: torch.Tensor, late: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...kernels import streams
 from .. import cost_model, dist_utils
 from ..compression import CompressedAllReduce, create_compressor
 from .base import Residuals
@@ -41,7 +41,7 @@ def check_compression(compression_params: Any) -> None:
 def choose_compression(params: Sequence[torch.Tensor], group: Any) -> dict[str, Any] | None:
     """The fastest compression on the link between these processes, by the cost model and measured speeds."""
     device = params[0].device
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+    with streams.on_device(device):
         link = cost_model.measure_link(group)
     speed = torch.tensor([_copy_speed(device)], device=device)
     dist_utils.all_reduce(speed, dist.ReduceOp.MIN, group)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from triton.compiler import CompiledKernel
 
+from ... import streams
 from ...language import Metric, Reduction, Rule
 from ...metrics import MetricsBuffer, RuleWithMetric, with_metric
 from ...table import TensorTable
@@ -100,7 +101,7 @@ class TritonUpdate:
         return self._upload.hyper.view(self.table.hyper.shape)
 
     def _device(self) -> Any:
-        return torch.cuda.device(self.table.device) if self._elsewhere else nullcontext()
+        return streams.on_device(self.table.device) if self._elsewhere else nullcontext()
 
     def _launcher(
         self, kernel: Any, function: Rule | Reduction | RuleWithMetric, partials: tuple[torch.Tensor, ...] = ()

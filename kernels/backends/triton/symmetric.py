@@ -5,7 +5,6 @@ Imported only where it is used, since it imports triton. With TRITON_INTERPRET=1
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import cache
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ... import streams
 from .memory import round_to
 
 __all__ = ["symmetric_product"]
@@ -43,7 +43,7 @@ def symmetric_product(
     third = out if added is None else added.view(out.shape)
     if out.numel():
         pairs = block_pairs(-(-rows // ROWS), x.device)
-        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        with streams.on_device(x.device):
             symmetric_kernel[(len(pairs), n)](
                 stack, third, out, pairs, rows, columns, *stack.stride(), *third.stride(), float(alpha), float(beta),
                 ROWS=ROWS, DEPTH=DEPTH, ADDED=added is not None, WIDE=triton.knobs.runtime.interpret, num_warps=8,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 
+from ... import streams
 from ...graphs import Recording
 from ...table import GRADIENT, TensorTable
 
@@ -27,12 +31,13 @@ class Uploader:
         self.table = table
         self._split = table.addresses[GRADIENT].nbytes
         size = self._split + table.hyper.nbytes
-        pinned = table.device.type == "cuda" and torch.cuda.is_available()
-        self._ring = [torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned) for _ in range(self.RING)]
+        self._is_asynchronous = streams.is_asynchronous(table.device)
+        make = streams.pinned if self._is_asynchronous else partial(torch.empty, device="cpu")
+        self._ring = [make(size, dtype=torch.uint8) for _ in range(self.RING)]
         self._views = [buffer.numpy().data for buffer in self._ring]
         arrays = (table.addresses[GRADIENT], table.hyper)
         self._now = [array.data.cast("B") for array in arrays if array.size]
-        self._events = [torch.cuda.Event() for _ in range(self.RING)] if pinned else None
+        self._events: list[Any] = [None] * self.RING  # of the copies out of the buffers
         self._slot = 0
         self._sent: bytes | None = None
         self._device = torch.empty(size, dtype=torch.uint8, device=table.device)
@@ -43,7 +48,7 @@ class Uploader:
         """Copy over what changed since the last call, if anything did, on the current stream."""
         if Recording.current is not None:
             return
-        if self._events is not None and torch.cuda.is_current_stream_capturing():
+        if self._is_asynchronous and streams.is_capturing(self.table.device):
             raise RuntimeError(
                 "a step is being captured in a CUDA graph, which would take the same rates and counts at every replay: use "
                 "capture(function) of the Trainer, or of the optimizer of tristep.optim, which keeps them live"
@@ -52,10 +57,10 @@ class Uploader:
         if now == self._sent:
             return
         slot, self._slot = self._slot, (self._slot + 1) % self.RING
-        if self._events is not None:
+        if self._events[slot] is not None:
             self._events[slot].synchronize()  # of a copy that is a whole ring old: over, in practice
         self._views[slot][:] = now
         self._device.copy_(self._ring[slot], non_blocking=True)
-        if self._events is not None:
-            self._events[slot].record()
+        if self._is_asynchronous:
+            self._events[slot] = streams.record_event(self.table.device)
         self._sent = now

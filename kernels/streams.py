@@ -1,0 +1,42 @@
+"""Streams of GPUs: everything is queued on the device of the tensors that it works on, whichever is the current one."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+__all__ = ["is_asynchronous", "is_capturing", "on_device", "pinned", "record_event"]
+
+
+def is_asynchronous(device: torch.device) -> bool:
+    """Whether work on this device is queued on a stream, so that the host need not wait for it."""
+    return device.type == "cuda" and torch.cuda.is_available()
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which this is the current GPU; it does nothing for other devices."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether what is queued on the device's current stream becomes part of a CUDA graph."""
+    if not is_asynchronous(device):
+        return False
+    if device.index in (None, torch.cuda.current_device()):
+        return torch.cuda.is_current_stream_capturing()
+    with on_device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def pinned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Memory of the host, page-locked, which copies to and from a GPU use behind the host's back."""
+    return torch.empty(*shape, dtype=dtype, device="cpu", pin_memory=True)
+
+
+def record_event(device: torch.device) -> Any:
+    """An event that is over when all that has been queued on the device's current stream is: `query()`, `synchronize()`."""
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
