@@ -9,8 +9,11 @@ sectors.
     arithmetic     what instructions compute, on arrays
     memory         global and shared memory, with all checks
     machine        executes a launch: control flow, and instructions that move data
-    driver         the Triton driver whose GPU this is, with a queue of launches and copies
+    stream         launches and copies that are queued, and run late
+    driver         the Triton driver whose GPU this is
     cases          rules and gradient codes, run here and by the cpu engine
+    planted        defects that must be noticed
+    plugin         for pytest: runs tests of the triton engine here
 
 Not emulated: the time that anything takes, caches, and tensor cores. Source of the semantics: NVIDIA, "Parallel Thread
 Execution ISA", chapter 9.

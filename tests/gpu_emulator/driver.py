@@ -24,6 +24,7 @@ from .arithmetic import rounded
 from .machine import Launch
 from .memory import Range, Ranges
 from .ptx import Kernel
+from .stream import Stream
 
 __all__ = ["Emulator", "install"]
 
@@ -58,14 +59,16 @@ class Emulator:
     """What Triton 3.5 to 3.9 ask of a driver, and what is known of all launches.
 
     Attributes:
-        launches: those that have been run.
+        launches: those that have been made.
         defects: what has been found wrong, each message once.
+        stream: where launches are queued; None: they are run at once. See stream.py.
         edit: if not None, applied to the text of each kernel that is launched, to plant a defect.
     """
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
         self.defects: list[str] = []
+        self.stream: Stream | None = None
         self.edit: Callable[[str], str] | None = None
         self._error, self._random = 0.0, np.random.default_rng(0)
         self._kernels: dict[str, Kernel] = {}  # by their text
@@ -167,8 +170,11 @@ class _Launcher:
         parameters = dict(zip(kernel.parameters, values, strict=False))
         ranges = Ranges([*emulator.ranges(), *buffers])
         launch = Launch(kernel, (x, y, z), parameters, ranges, emulator.defect, emulator.approximate)
-        launch.run()
         emulator.launches.append(launch)
+        if emulator.stream is None:
+            launch.run()
+        else:  # arguments stay alive until then, as memory of a GPU is used again in the stream's order
+            emulator.stream.add(lambda: (launch.run(), arguments))
 
 
 def _bits(name: str, kind: str, argument: Any, buffers: list[Range], defect: Callable[[str], None]) -> int:

@@ -10,14 +10,17 @@ from unittest import mock
 
 import torch
 
-from tristep.kernels import Update
+from tristep.kernels import MetricsBuffer, Update
 from tristep.kernels.backends.triton import launch
+from tristep.kernels.metrics import update_square
+from tristep.kernels.rules import adamw
 from tristep.kernels.table import GRADIENT
 
 from .cases import RuleCase, largest_difference
 from .driver import install
+from .stream import Event, Stream, late
 
-__all__ = ["EXPECTED", "find_all"]
+__all__ = ["EXPECTED", "find_all", "late_steps"]
 
 _SIZES = 2048, 1500
 _FAR = 1 << 31  # elements
@@ -33,15 +36,15 @@ EXPECTED = {  # what a message must say
 
 def find_all() -> dict[str, list[str]]:
     """What is found wrong, by defect; and by "nothing" what is without any."""
-    adamw, lamb, sgd = RuleCase("adamw"), RuleCase("lamb"), RuleCase("sgd")
+    plain, lamb, sgd = RuleCase("adamw"), RuleCase("lamb"), RuleCase("sgd")
     return {
-        "nothing": [*_found(adamw), *_found(lamb), *_found(sgd, before=_move_beyond_32_bits)],
+        "nothing": [*_found(plain), *_found(lamb), *_found(sgd, before=_move_beyond_32_bits)],
         "a store without its mask": _found(sgd, _without_masks),
         "an offset of 32 bits": _found(sgd, _in_32_bits, _move_beyond_32_bits),
         "a wrong alignment": _found(RuleCase("sgd", offset=1), kernel_constants=_constants_if_aligned),
         "no barriers": _found(lamb, _without_barriers),
-        "swapped rows of pointers": _found(adamw, before=_swap_states),
-        "a tile done twice": _found(adamw, before=_repeat_tile),
+        "swapped rows of pointers": _found(plain, before=_swap_states),
+        "a tile done twice": _found(plain, before=_repeat_tile),
     }
 
 
@@ -114,3 +117,44 @@ def _upload_far(table: Any, upload: Any) -> None:
 
 def _executors(update: Update) -> list[Any]:
     return [group.execute for group in update._groups]
+
+
+def late_steps(engine: str, event: Callable[[Stream], Any] = Event) -> dict[str, Any]:
+    """30 steps with other hyper-parameters and gradients each, queued; the weights, and metrics by the step they are of.
+
+    Metrics are read while steps are under way. `event` makes the events that the host waits for.
+    """
+    torch.manual_seed(0)
+    sizes, rule = (5, 1030, 2048), adamw
+    weights = [torch.ones(n) for n in sizes]
+    states = [tuple(torch.zeros(n) for _ in rule.state) for n in sizes]
+    gradients = [[torch.randn(n) for n in sizes] for _ in range(3)]
+    found: dict[int, list[float]] = {}
+
+    def run() -> None:
+        update, into = Update(rule, weights, states, engine=engine), MetricsBuffer(update_square, len(sizes), 64)
+        for step in range(30):
+            update.hyper[:] = 0.5
+            update.hyper[:, 1] = 0.1 / (step + 1)
+            update.bind(gradients[step % len(gradients)])
+            into.begin_step()
+            update(into)
+            into.end_step()
+            if step % 5 == 4:
+                note(into, False)
+        note(into, True)
+
+    def note(into: MetricsBuffer, wait: bool) -> None:
+        steps = into.arrived(wait)
+        new = range(max(steps.start, len(found)), steps.stop)
+        found.update(zip(new, into.values(new)[:, :, 0].tolist(), strict=True))
+
+    if engine == "triton":
+        emulator = install()
+        emulator.defects.clear()
+        with late(emulator, event) as stream:
+            run()
+            assert stream.queued > 60
+    else:
+        run()
+    return {"weights": [weight.tolist() for weight in weights], "metrics": found}
