@@ -37,7 +37,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tristep import optimizer
 from tristep.trainer.optimizer import Updater
-from tristep.trainer.optimizer.plan import StepPlan
 from tristep.trainer.sync.buckets import GradientBuckets
 from tristep.trainer.sync.sharded import ShardedUpdate
 
@@ -149,7 +148,7 @@ def _buckets(make: Make) -> Step:
     buckets.broadcast_weights()
     adamw = optimizer.create("adamw", **ADAMW)
     adamw.rescale_grad = 1 / dist.get_world_size()
-    plan = StepPlan(Updater(adamw), range(len(params)), params)
+    plan = Updater(adamw).make_plan(range(len(params)), params)
     fresh = [True] * len(params)
 
     def step(x: Tensor, y: Tensor) -> None:

@@ -5,7 +5,6 @@ import torch
 from tristep import optimizer
 from tristep.trainer import Ensemble
 from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
-from tristep.trainer.optimizer.plan import StepPlan
 from tristep.trainer.optimizer.updater import Updater
 
 SHAPES = ((5, 3), (7,), (4, 4))
@@ -13,7 +12,7 @@ RATES = (0.1, 0.01, 0.1, 0.003)
 
 
 def both(make, shapes=SHAPES, steps=5, engine=None, dtype=torch.float32, gradients=None, device="cpu", stacked=False):
-    """`Ensemble` and single plans after the same steps, and the weights of both.
+    """`Ensemble` and single updaters after the same steps, and the weights of both.
 
     Stacked weights of the second shape begin at multiples of 4 bytes only.
     """
@@ -27,7 +26,7 @@ def both(make, shapes=SHAPES, steps=5, engine=None, dtype=torch.float32, gradien
         together, apart = ([list(row) for row in zip(*each, strict=True)] for each in (stacks, map(torch.clone, stacks)))
     many = Ensemble(optimizers, stacks, engine, stacked=True) if stacked else Ensemble(optimizers, together, engine)
     updaters = [Updater(each, engine) for each in others]
-    plans = [StepPlan(updater, list(range(len(start))), weights) for updater, weights in zip(updaters, apart, strict=True)]
+    plans = [updater.make_plan(range(len(start)), weights) for updater, weights in zip(updaters, apart, strict=True)]
     for t in range(steps):
         given = [[torch.randn(s, generator=generator).to(device, dtype) for s in shapes] for _ in optimizers]
         given = given if gradients is None else gradients(t, given)
@@ -38,15 +37,13 @@ def both(make, shapes=SHAPES, steps=5, engine=None, dtype=torch.float32, gradien
             many.step(given)
         for plan, grads in zip(plans, given, strict=True):
             plan.step(grads)
-    return many, together, plans, apart
+    return many, together, updaters, apart
 
 
-def assert_equal(many, together, plans, apart):
+def assert_equal(many, together, updaters, apart):
     """All weights, states, masters, counts and what is carried on."""
-    for i, plan in enumerate(plans):
-        for ours, theirs in zip(together[i], apart[i], strict=True):
-            assert torch.equal(ours, theirs)
-        ours, theirs = many.updaters[i], plan.updater
+    for i, (ours, theirs) in enumerate(zip(many.updaters, updaters, strict=True)):
+        assert all(map(torch.equal, together[i], apart[i]))
         for k in range(len(apart[i])):
             for a, b in zip(ours.states[k], theirs.states[k], strict=True):
                 assert a.dtype == b.dtype

@@ -18,6 +18,7 @@ from ..kernels.backends import choose_engine
 from ..kernels.graphs import Recording
 from .interrupts import interrupts_wait
 from .optimizer import RuleOptimizer, Updater
+from .optimizer.plan import StepPlan
 from .replica import Replica
 from .validation import integer
 
@@ -141,13 +142,12 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
 def record_step(recording: Recording, replica: Replica, rescale_grad: float) -> None:
     """Let a replay do on the host what the step just taken did, with gradients multiplied by `rescale_grad`."""
     plan, optimizer = replica.plan, replica.updater.optimizer
-    assert plan is not None
-    update: Any = plan.update
-    active = list(plan.active)
+    assert isinstance(plan, StepPlan)
+    update, active = plan.update, list(plan.rows.active)
 
     def holds() -> bool:
         composed: Any = optimizer
-        return replica.plan is plan and plan.is_of_states(update) and update.rule is composed.composed_rule
+        return replica.plan is plan and plan.states.is_current(update) and update.rule is composed.composed_rule
 
     def advance() -> None:
         before, optimizer.rescale_grad = optimizer.rescale_grad, rescale_grad

@@ -122,7 +122,7 @@ class BackwardStep:
         self._into = into
         params = self._params
         if any(i not in self._updater.states for i in range(len(params))):
-            StepPlan(self._updater, range(len(params)), params, self._names)  # makes states, in few pieces of memory
+            self._updater.make_plan(range(len(params)), params, self._names)  # makes states, in few pieces of memory
         wanted = [i for i, param in enumerate(params) if param.requires_grad]
         self.updated = [False] * len(params)
         self._slots = optimizer.slots(range(len(params)))
@@ -196,11 +196,13 @@ class BackwardStep:
         optimizer: Any = self._updater.optimizer
         params = [self._params[i] for i in members]
         plan = self._plans.get(tuple(members))
-        if plan is None or not plan.has_states():
+        if plan is None or not plan.states.is_current(plan.update):
             if len(self._plans) > 2 * len(self._params):  # gradients come in another order again and again
                 self._plans.clear()
-            plan = StepPlan(self._updater, members, params, [self._names[i] for i in members], own=True)
-            self._plans[tuple(members)] = plan
+            names = [self._names[i] for i in members]
+            made = self._updater.make_plan(members, params, names, own=True)
+            assert isinstance(made, StepPlan)
+            plan = self._plans[tuple(members)] = made
         plan.step_with([param.grad for param in params], [self._rows[i] for i in members], self._into)
         for i, param in zip(members, params, strict=True):
             param.grad = None

@@ -11,7 +11,7 @@ from ..kernels.guards import GradGuard
 from ..kernels.metrics import MetricsBuffer
 from .optimizer import Optimizer, RuleOptimizer, Updater
 from .optimizer.counts import StepCounts
-from .optimizer.plan import StepPlan
+from .optimizer.updater import Plan
 
 __all__ = ["Collected", "Replica", "update_together"]
 
@@ -48,7 +48,7 @@ class Replica:
     def __init__(self, params: Sequence[torch.Tensor], names: Sequence[str], updater: Updater, zero_grads: bool) -> None:
         self.params, self.names, self.updater = list(params), list(names), updater
         self.guard = GradGuard(self.params, self.names)
-        self.plan: StepPlan | None = None
+        self.plan: Plan | None = None
         self.counts: StepCounts | None = None
         self.host_state: tuple[Any, ...] | None = None
         self._zero_grads = zero_grads
@@ -103,7 +103,7 @@ class Replica:
         Makes states where there are none; `undo` gives what takes them away again.
         """
         if self.plan is None:
-            plan = StepPlan(self.updater, range(len(self.params)), self.params, self.names, True, self._zero_grads)
+            plan = self.updater.make_plan(range(len(self.params)), self.params, self.names, True, self._zero_grads)
             plan.prepare(gradients)
             self.plan = plan
         else:

@@ -31,8 +31,6 @@ LARGE_CLASSES = {
     "tristep.viz.views.view.View",
     # to be split
     "tristep.trainer.ensemble.group.EnsembleGroup",
-    "tristep.trainer.optim.plan._Part",
-    "tristep.trainer.optimizer.plan.StepPlan",
 }
 PRIVATE_IMPORTS: set[str] = set()
 CYCLES: set[frozenset[str]] = set()

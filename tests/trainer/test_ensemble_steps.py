@@ -12,7 +12,6 @@ from tristep.kernels import rules
 from tristep.trainer import Ensemble
 from tristep.trainer.ensemble import make_optimizer
 from tristep.trainer.lr_scheduler import CosineScheduler, FactorScheduler
-from tristep.trainer.optimizer.plan import StepPlan
 from tristep.trainer.optimizer.updater import Updater
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
@@ -175,7 +174,7 @@ def test_nothing_has_changed_where_an_optimizer_refuses():
     many.step(gradients)  # and goes on as if nothing had been
     alone = torch.ones(3)
     own = optimizer.Nadam(0.1)
-    plan = StepPlan(Updater(own), [0], [alone])
+    plan = Updater(own).make_plan([0], [alone])
     plan.step([torch.ones(3)])
     plan.step([torch.ones(3)])
     assert torch.equal(weights[0][0], alone)

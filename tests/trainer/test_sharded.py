@@ -25,7 +25,6 @@ import tristep
 from tristep import optimizer as optimizers
 from tristep.trainer import checkpoint
 from tristep.trainer.optimizer import Updater
-from tristep.trainer.optimizer.plan import StepPlan
 from tristep.trainer.sync.buckets import GradientBuckets
 from tristep.trainer.sync.partition import can_cut, owners_of
 from tristep.trainer.sync.sharded import ShardedUpdate
@@ -44,7 +43,7 @@ def train_summed(name, arguments, steps, dtype=torch.float32, unused=None, multi
         net.zero_grad()
         backward(net, step, rank, ranks, unused if step else None)
         buckets.finish([param.grad is not None for param in params])
-        plan = plan or StepPlan(updater, range(len(params)), params, names)
+        plan = plan or updater.make_plan(range(len(params)), params, names)
         plan.step([param.grad if used else None for param, used in zip(params, buckets.used, strict=True)])
         each.append(weights_of(net))
     return each, as_arrays(checkpoint.collect(updater, names, params)), None, None

@@ -18,8 +18,7 @@ import torch
 from ...kernels import Rule
 from ..interrupts import interrupts_wait, uninterrupted
 from ..optimizer import Optimizer, RuleOptimizer, create
-from ..optimizer.plan import StepPlan
-from ..optimizer.updater import Updater
+from ..optimizer.updater import Plan, Updater
 from ..validation import number
 from .group import EnsembleGroup, TensorLists, weight_names
 from .rows import NUMBERS
@@ -109,7 +108,7 @@ class Ensemble:
             kinds.setdefault(kind, []).append(i)
         self._engine = engine
         self._updaters: list[Updater] = []
-        self._alone: dict[int, StepPlan] = {}
+        self._alone: dict[int, Plan] = {}
         self._groups = [
             EnsembleGroup([self.optimizers[i] for i in members], members, self._weights, engine)
             for kind, members in kinds.items()
@@ -270,7 +269,7 @@ class Ensemble:
         """Let these trainings be updated each by itself, from the states they have."""
         for i in members:
             weights = self._weights.lists[i]
-            self._alone[i] = StepPlan(self.updaters[i], list(range(len(weights))), weights, weight_names(i, weights))
+            self._alone[i] = self.updaters[i].make_plan(range(len(weights)), weights, weight_names(i, weights))
         self._alone = dict(sorted(self._alone.items()))
 
     def _like_the_one_before(self, i: int) -> bool:

@@ -13,7 +13,7 @@ from ...kernels import Rule, Update, choose_engine
 from ...kernels.layouts import is_dense
 from ...kernels.states import stacked_zeros
 from ..optimizer import RuleOptimizer
-from ..optimizer.plan import new_master
+from ..optimizer.states import new_master
 from ..optimizer.updater import Updater
 from .rows import SharedRows
 

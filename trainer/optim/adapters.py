@@ -15,7 +15,8 @@ from .. import optimizer as gluon
 from ..validation import did_you_mean, number
 from . import ports, shards
 from .base import FusedOptimizer
-from .plan import Group, Numbers, as_real, name_of
+from .groups import Group, Numbers, name_of
+from .states import as_real
 
 # What torch has other names or other ways for: lr, weight_decay, schedulers, GradScaler, groups.
 _NOT_OPTIONS = (

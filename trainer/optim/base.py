@@ -17,7 +17,8 @@ from ...kernels.layouts import is_wrapper
 from ..capture import CapturedStep
 from ..interrupts import uninterrupted
 from . import shards
-from .plan import Group, Numbers, OptimizerPlan, name_of
+from .groups import Group, Numbers, name_of
+from .plan import OptimizerPlan
 from .saved import check_numbers
 
 __all__ = ["FusedOptimizer"]

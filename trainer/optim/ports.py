@@ -16,7 +16,7 @@ from ...kernels import Rule, TensorRule, rules
 from ..optimizer.adam_variants import rectified
 from ..optimizer.adaptive import bias_correction, nesterov_momentum
 from .base import FusedOptimizer
-from .plan import Group, Numbers, name_of
+from .groups import Group, Numbers, name_of
 
 __all__ = [
     "ASGD",

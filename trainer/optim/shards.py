@@ -18,6 +18,7 @@ from ...kernels.layouts import is_wrapper
 
 __all__ = [
     "add_up",
+    "check_placement",
     "cut_among",
     "is_dtensor",
     "join_shards",
@@ -77,6 +78,23 @@ def cut_among(parameter: torch.Tensor) -> Cut:
         return ()
     mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
     return tuple((mesh, k) for k, each in enumerate(placements) if not each.is_replicate() and mesh.size(k) > 1)
+
+
+def check_placement(name: str, key: str, state: torch.Tensor, parameter: torch.Tensor) -> None:
+    """Refuse the state `key` of a parameter where it is cut otherwise than that."""
+    if not (is_dtensor(state) or (cut_among(parameter) and state.shape == parameter.shape != ())):
+        return
+    shard: Any = state
+    if not is_dtensor(state) or not is_dtensor(parameter):
+        wrong = "a whole tensor" if is_dtensor(parameter) else "a DTensor"
+    elif (shard.device_mesh, shard.placements) != (parameter.device_mesh, parameter.placements):  # type: ignore[attr-defined]
+        wrong = f"placed as {shard.placements} on {shard.device_mesh}"
+    else:
+        return
+    raise ValueError(
+        f"{key!r} of {name} is {wrong}, otherwise than the parameter: load the states by "
+        "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which cuts them as they are to be"
+    )
 
 
 def own_place(parameter: torch.Tensor) -> int:

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...kernels import Update
-from .base import Optimizer
+from ...kernels import Rule, Update
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
 
@@ -18,75 +17,74 @@ _UNKNOWN = object()
 
 
 class HyperRows:
-    """The rows of hyper-parameters that a list of parameters has at each step.
+    """The rows of hyper-parameters that a list of an optimizer's parameters has at each step; see `PlanRows`.
 
     Args:
         optimizer: whose parameters they are.
         indices: of the parameters.
-
-    Attributes:
-        slots: where the optimizer's counts have those of the parameters.
-        active: for each parameter whether the next step updates it.
     """
 
-    def __init__(self, optimizer: Optimizer, indices: Sequence[Index]) -> None:
-        self._indices = list(indices)
-        self.slots = optimizer.slots(self._indices)
+    def __init__(self, optimizer: RuleOptimizer, indices: Sequence[Index]) -> None:
+        self._optimizer, self._indices = optimizer, list(indices)
+        self._slots = optimizer.slots(self._indices)
         self.active = [True] * len(self._indices)
         # A parameter's attributes; the dictionaries are live, so that looking whether they are empty is enough.
         self._own = [getattr(optimizer.param_dict.get(index), "__dict__", {}) for index in self._indices]
         # Active parameters that share hyper-parameters: rows, the count's slot, lr_mult, wd_mult, the first's
         # index. Rows are None where they are all.
         self._shared: list[tuple[Any, int, float, float, Index]] = []
-        self._counted: Any = self.slots
+        self._counted: Any = self._slots
         self._multipliers: Any = _UNKNOWN  # by which `_shared` was found
+        self._times: list[int] = []  # the coming update numbers, of those that share a row
+        self._before: tuple[Any, ...] = ()  # the host state before the step
+
+    def rule(self) -> Rule:
+        return self._optimizer.rule_for(self._slots)
 
     def use(self, active: list[bool]) -> None:
-        """Update these parameters from now on."""
         if active != self.active:
             self.active, self._multipliers = active, _UNKNOWN
 
     def forget(self) -> None:
-        """Find again what is shared, with the counts that there are then."""
         self._multipliers = _UNKNOWN
 
-    def times(self, optimizer: RuleOptimizer) -> list[int]:
-        """How many updates, with the coming one, those have had that share a row; none if no parameter is active."""
-        multipliers = self._read_multipliers(optimizer)
+    def write(self, update: Update) -> bool:
+        optimizer = self._optimizer
+        self._before = optimizer.host_state() if optimizer.host_state_names else ()
+        multipliers = self._read_multipliers()
         if multipliers != self._multipliers:
-            self._share(optimizer, multipliers)
+            self._share(multipliers)
         counts = optimizer.step_counts.values
-        return [int(counts[slot]) + 1 for _, slot, _, _, _ in self._shared]
-
-    def write(self, optimizer: RuleOptimizer, times: list[int], update: Update) -> None:
-        """Give an update the hyper-parameters of the step with these numbers."""
+        self._times = times = [int(counts[slot]) + 1 for _, slot, _, _, _ in self._shared]
+        if not times:
+            return False
         rows = optimizer.rows_of_step(times, self._shared, update.rule)  # type: ignore[arg-type]  # its own
         for (where, *_), row in zip(self._shared, rows, strict=True):
             if where is None:
                 update.broadcast_hyper(row)
             else:
                 update.hyper[where] = row
+        return True
 
-    def count(self, optimizer: RuleOptimizer, times: list[int]) -> None:
-        """Count the step with these numbers."""
-        optimizer.step_counts.advance(self._counted, max(times))
+    def undo(self) -> None:
+        self._optimizer.load_host_state(self._before)
 
-    def check_multipliers(self, optimizer: Optimizer, indices: Sequence[Index]) -> None:
-        """Raise the error of `Optimizer.multipliers` for a parameter whose multipliers are not valid."""
-        if any(self._own):
-            for index in indices:
-                optimizer.multipliers(index)
+    def count(self) -> None:
+        if self._optimizer.counts_as_step:
+            self._optimizer.step_counts.advance(self._counted, max(self._times))
 
-    def _read_multipliers(self, optimizer: RuleOptimizer) -> Any:
+    def _read_multipliers(self) -> Any:
         """All that multipliers depend on, to be compared with the last step's; None as long as nobody has set any."""
+        optimizer = self._optimizer
         if not any(self._own) and not (optimizer.lr_mult or optimizer.wd_mult):
             return None
         own = [tuple(map(attributes.get, ("lr_mult", "wd_mult", "grad_req"))) for attributes in self._own]
         return own, dict(optimizer.lr_mult), dict(optimizer.wd_mult)
 
-    def _share(self, optimizer: RuleOptimizer, multipliers: Any) -> None:
+    def _share(self, multipliers: Any) -> None:
         """Find the active parameters with equal counts and multipliers, which share one row of hyper-parameters."""
-        counts = optimizer.step_counts.values[self.slots].tolist()
+        optimizer = self._optimizer
+        counts = optimizer.step_counts.values[self._slots].tolist()
         members: dict[Any, list[int]] = {}
         for i, index in enumerate(self._indices):
             if self.active[i]:
@@ -97,8 +95,8 @@ class HyperRows:
             index = self._indices[rows[0]]
             lr_mult, wd_mult = (1.0, 1.0) if multipliers is None else optimizer.multipliers(index)
             where = None if len(rows) == len(self._indices) else np.array(rows)
-            self._shared.append((where, int(self.slots[rows[0]]), lr_mult, wd_mult, index))
-        counted = self.slots[np.array(self.active, dtype=bool)]
+            self._shared.append((where, int(self._slots[rows[0]]), lr_mult, wd_mult, index))
+        counted = self._slots[np.array(self.active, dtype=bool)]
         in_a_row = counted.size > 0 and bool((np.diff(counted) == 1).all())
         self._counted = slice(int(counted[0]), int(counted[-1]) + 1) if in_a_row else counted
         self._multipliers = multipliers

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...kernels import Rule, Update
@@ -13,10 +14,15 @@ from ...kernels.metrics import MetricsBuffer
 from ..interrupts import uninterrupted
 from .base import Optimizer
 from .counts import Index
+from .custom_plan import CustomPlan
+from .hyper_rows import HyperRows
 from .plan import StepPlan
 from .rule_optimizer import RuleOptimizer
+from .states import UpdaterStates
 
-__all__ = ["Updater", "get_updater"]
+__all__ = ["Plan", "Updater", "get_updater"]
+
+Plan = StepPlan | CustomPlan
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
@@ -54,7 +60,8 @@ class Updater:
         self.masters: dict[Index, torch.Tensor] = {}
         self.control: torch.Tensor | None = None
         self.into: MetricsBuffer | None = None
-        self._plan: StepPlan | None = None
+        self._plan: Plan | None = None
+        self._planned: tuple[list[Index], list[torch.Tensor]] = [], []  # of which that is
         if isinstance(optimizer, RuleOptimizer):
             optimizer._updater = weakref.ref(self)
 
@@ -74,13 +81,39 @@ class Updater:
             raise ValueError(
                 f"{len(indices)} indices came with {len(grads)} gradients and {len(weights)} weights: there must be as many"
             )
-        plan = self._plan
-        if plan is None or plan.indices != indices or any(a is not b for a, b in zip(plan.weights, weights, strict=True)):
-            plan = self._plan = StepPlan(self, indices, weights)
+        plan, (planned, those) = self._plan, self._planned
+        if plan is None or planned != indices or any(a is not b for a, b in zip(those, weights, strict=True)):
+            plan = self._plan = self.make_plan(indices, weights)
+            self._planned = indices, weights
         plan.step(grads, into=self.into)
 
+    def make_plan(
+        self,
+        indices: Sequence[Index],
+        weights: Sequence[torch.Tensor],
+        names: Sequence[str] | None = None,
+        own: bool = False,
+        zero_grads: bool = False,
+        rng_offsets: np.ndarray | None = None,
+        all_reduce_global: Callable[[torch.Tensor, str], None] | None = None,
+    ) -> Plan:
+        """A plan for stepping these weights, the parameters of these indices; states that they lack are created.
+
+        Args:
+            names: what messages call them; default their names or indices in the optimizer.
+            own: as for `StepPlan`.
+            zero_grads, rng_offsets, all_reduce_global: as for `UpdaterStates`.
+        """
+        optimizer = self.optimizer
+        if not isinstance(optimizer, RuleOptimizer):
+            return CustomPlan(self, indices, weights, zero_grads)
+        if names is None:
+            names = [str(optimizer.idx2name.get(index, index)) for index in indices]
+        states = UpdaterStates(self, indices, weights, names, zero_grads, rng_offsets, all_reduce_global)
+        return StepPlan(states, HyperRows(optimizer, indices), own)
+
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_plan": None}
+        return vars(self) | {"_plan": None, "_planned": ([], [])}
 
     def apply(
         self,

@@ -25,7 +25,7 @@ from ...kernels.layouts import compute_dtype, is_dense, widest
 from .. import dist_utils
 from ..dist_utils import process_group
 from ..optimizer import Optimizer, RuleOptimizer, Updater
-from ..optimizer.plan import StepPlan
+from ..optimizer.updater import Plan
 from .buckets import GradientBuckets
 from .gather import WeightGathers
 from .partition import Piece, can_cut, owners_of, pieces_of, shaped_like, weight_of
@@ -83,7 +83,7 @@ class ShardedUpdate:
                     "cannot be cut among ranks: use .contiguous(), or update_on_kvstore=False"
                 )
         self.pieces: list[Piece] = []
-        self._plan: StepPlan | None = None
+        self._plan: Plan | None = None
         self._gradients: list[torch.Tensor] | None = None  # of the pieces, once there are buckets
         self._weights = WeightGathers(self.buckets, self.cuts)
         self._total: torch.Tensor | None = None  # what the first reduction over all tensors has found in the last update
@@ -179,15 +179,15 @@ class ShardedUpdate:
             self._gradients.append(flat if self.cuts else shaped_like(flat, self.buckets.params[piece.param]))
         return self._gradients
 
-    def _planned(self) -> StepPlan:
+    def _planned(self) -> Plan:
         if self._plan is None:
             indices = [piece.param for piece in self.pieces]
             weights = [weight_of(piece, self.buckets.params[piece.param], self.cuts) for piece in self.pieces]
             names = [self.buckets.names[i] for i in indices]
             # Random numbers of pieces of a parameter must not be the same.
             offsets = np.array([piece.param + (piece.start // storage.BLOCK << 32) for piece in self.pieces], dtype=np.int64)
-            self._plan = StepPlan(
-                self.updater, indices, weights, names, rng_offsets=offsets, all_reduce_global=self._all_reduce_global
+            self._plan = self.updater.make_plan(
+                indices, weights, names, rng_offsets=offsets, all_reduce_global=self._all_reduce_global
             )
         return self._plan
 
@@ -240,7 +240,8 @@ class ShardedUpdate:
                     rows[i] = optimizer.row(t, lr * lr_mult, optimizer.wd * wd_mult, i, rule)
         if any_own:
             width = 1 + len(rule.hyper) + (optimizer.rounding is not None)
-            self._planned().step_with(gradients, [rows.get(piece.param, [0.0] * width) for piece in self.pieces])
+            plan: Any = self._planned()  # a StepPlan
+            plan.step_with(gradients, [rows.get(piece.param, [0.0] * width) for piece in self.pieces])
             return
         for reduction in rule.reductions:  # the other ranks wait for this one's share
             if reduction.scope == "global":

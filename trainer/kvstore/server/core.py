@@ -12,7 +12,7 @@ import torch
 from ....kernels import Rule
 from ... import checkpoint
 from ...optimizer import Optimizer, RuleOptimizer, Updater
-from ...optimizer.plan import StepPlan
+from ...optimizer.updater import Plan
 from ..base import Key, known_value, optimizer_updater, same_shapes
 
 __all__ = ["ServerCore", "check_fits", "takes_parts"]
@@ -57,7 +57,7 @@ class ServerCore:
         self._cut: set[Key] = set()
         self._updates = Counter[Key]()  # of each key
         self._updater: Callable[..., None] | None = None
-        self._plans: dict[tuple[Key, ...], StepPlan] = {}
+        self._plans: dict[tuple[Key, ...], Plan] = {}
         self._rule: Any = None
         self._workers = [_Worker() for _ in range(workers)]
 
@@ -190,7 +190,7 @@ class ServerCore:
         """
         updater, keys = optimizer_updater(self._updater), list(self.values)
         if new := [key for key in keys if key not in updater.states]:
-            StepPlan(updater, new, [self.values[key] for key in new])
+            updater.make_plan(new, [self.values[key] for key in new])
         return checkpoint.collect(updater, [str(key) for key in keys], list(self.values.values()), keys)
 
     def load_states(self, saved: Mapping[str, Any]) -> None:
@@ -229,7 +229,7 @@ class ServerCore:
         if plan is None:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans = {}
-            plan = self._plans[keys] = StepPlan(updater, keys, weights)
+            plan = self._plans[keys] = updater.make_plan(keys, weights)
         if self.keeps_pulled:
             place = optimizer.composed_rule.slots.index(optimizer.weight_of_gradient)  # type: ignore[attr-defined]
             pulled = [known.weights[key] for key in keys]

@@ -1,0 +1,121 @@
+"""Parameter groups as torch has them, and GroupRows: the hyper-parameters of a step that their options make."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...kernels import Rule, TensorRule, Update
+
+if TYPE_CHECKING:
+    from .base import FusedOptimizer
+
+__all__ = ["Group", "GroupRows", "Numbers", "name_of"]
+
+Group = dict[str, Any]
+Numbers = MutableMapping[str, Any]
+
+
+class GroupRows:
+    """The rows of hyper-parameters that parameters of some groups have at each step; see `PlanRows`.
+
+    Args:
+        optimizer: whose parameters they are. Those of its numbers that are shown stand in its `state`.
+        rule: that of all these groups.
+        parameters: in order.
+        groups: for each parameter the one that it is in.
+    """
+
+    def __init__(
+        self,
+        optimizer: FusedOptimizer,
+        rule: Rule | TensorRule,
+        parameters: Sequence[torch.Tensor],
+        groups: Sequence[Group],
+    ) -> None:
+        self._optimizer, self._rule, self._groups = optimizer, rule, groups
+        self._numbers = self._first_numbers(parameters)
+        self.active = [True] * len(groups)
+        self._shared: list[tuple[Any, int]] = []  # rows of equal hyper-parameters, and the first of them
+        self._changes: list[tuple[Any, dict[str, Any]]] = []  # new numbers of these rows, after the step
+        self._stepping: list[Group] = []
+
+    def rule(self) -> Rule | TensorRule:
+        return self._rule
+
+    def use(self, active: list[bool]) -> None:
+        if active != self.active:
+            self.active, self._shared = active, []
+
+    def forget(self) -> None:
+        self._shared = []
+
+    def write(self, update: Update) -> bool:
+        optimizer = self._optimizer
+        self._share()
+        scale = getattr(optimizer, "grad_scale", None) if optimizer._control is None else None
+        unscale = 1.0 if scale is None else 1.0 / float(scale)
+        self._stepping = list({id(self._groups[first]): self._groups[first] for _, first in self._shared}.values())
+        for group in self._stepping:
+            optimizer._begin(group)
+        self._changes = []
+        for rows, first in self._shared:
+            group = self._groups[first]
+            numbers = {name: array[first] for name, array in self._numbers.items()}
+            numbers["step"] += 1
+            row = optimizer._row(group, numbers)
+            row[0] *= -unscale if group.get("maximize") else unscale
+            update.hyper[rows] = row
+            if optimizer._counted(group):
+                self._changes.append((rows, numbers))
+        return True  # without gradients, too: other ranks may wait for this one's share of a sum
+
+    def undo(self) -> None:
+        """Nothing that lasts has been changed."""
+
+    def count(self) -> None:
+        for rows, numbers in self._changes:
+            for name, array in self._numbers.items():
+                array[rows] = numbers[name]
+        for group in self._stepping:
+            self._optimizer._end(group)
+
+    def _first_numbers(self, parameters: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
+        """One array for each number; where they are shown, `state` has views of its elements."""
+        optimizer = self._optimizer
+        first = [
+            optimizer._first_numbers(group, parameter, optimizer.state.get(parameter, {}))
+            for group, parameter in zip(self._groups, parameters, strict=True)
+        ]
+        dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+        arrays = {}
+        for name in first[0]:
+            values = torch.tensor([numbers[name] for numbers in first], dtype=dtype, device="cpu")
+            if name in optimizer._shown:
+                for i, parameter in enumerate(parameters):
+                    row = optimizer.state[parameter]
+                    if name in row:
+                        values[i] = float(row[name])
+                    row[name] = values[i]
+            arrays[name] = values.numpy()
+        return arrays
+
+    def _share(self) -> None:
+        """Find the parameters that share hyper-parameters: those of one group and of equal numbers."""
+        arrays = self._numbers.values()
+        if self._shared and all((array[rows] == array[first]).all() for rows, first in self._shared for array in arrays):
+            return
+        members: dict[Any, list[int]] = {}
+        for i, (group, active) in enumerate(zip(self._groups, self.active, strict=True)):
+            if active:
+                members.setdefault((id(group), *(float(array[i]) for array in arrays)), []).append(i)
+        everything = [slice(None)] if len(members) == 1 and all(self.active) else map(np.array, members.values())
+        self._shared = [(rows, each[0]) for rows, each in zip(everything, members.values(), strict=True)]
+
+
+def name_of(group: Group, k: int) -> str:
+    """What messages call a group's parameter."""
+    return repr(group["param_names"][k]) if "param_names" in group else f"params[{k}]"

@@ -1,0 +1,201 @@
+"""ParameterStates: the states and masters in a torch optimizer's `state`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...kernels import Rule, TensorRule, Update, storage
+from ...kernels.guards import PointerGuard
+from ...kernels.layouts import is_wrapper
+from ...kernels.states import allocate_states, as_rows, goes_with, per_tensor_states, slot_dtypes, state_type, states_for
+from ..optimizer.sparse import is_sparse
+from . import shards
+from .groups import Group
+
+if TYPE_CHECKING:
+    from .base import FusedOptimizer
+
+__all__ = ["ParameterStates", "as_real", "same_objects"]
+
+
+class ParameterStates:
+    """The states and masters of some parameters in an optimizer's `state`; see `PlanStates`.
+
+    Args:
+        optimizer: whose parameters they are.
+        parameters: in order.
+        groups: for each parameter the one that it is in. These store states alike.
+        names: what messages call the parameters.
+
+    Attributes:
+        sharded: the DTensors among the parameters.
+        own_gradients: whether gradients are used as they are, not views or shards of them.
+    """
+
+    def __init__(
+        self, optimizer: FusedOptimizer, parameters: list[torch.Tensor], groups: list[Group], names: list[str]
+    ) -> None:
+        self._optimizer, self._parameters, self._groups, self.names = optimizer, parameters, groups, names
+        self._narrow = optimizer._narrow(groups[0])
+        self._weights = [as_real(parameter) for parameter in parameters]
+        self._complex = any(parameter.is_complex() for parameter in parameters)
+        self.sharded = [parameter for parameter in parameters if is_wrapper(parameter)]
+        self.own_gradients = not (self.sharded or self._complex)
+        self._shards = list(map(shards.local, self.sharded))
+        self._rows: list[dict[str, Any]] = []
+        self._values: list[Any] = []  # of these rows
+        self._tensors: list[torch.Tensor] = []
+        self._guard = PointerGuard([])
+
+    def make_update(self, rule: Rule | TensorRule) -> Update:
+        optimizer, n = self._optimizer, len(self._parameters)
+        if self.sharded:
+            optimizer._check_shards(rule, self._narrow, self._parameters)
+        found = [self._found(rule, i) for i in range(n)]
+        states = self._with_joined_numbers(rule, [self._states_of(rule, i, each) for i, each in enumerate(found)])
+        masters = [self._master_of(i) for i in range(n)]
+        self._rows = [optimizer.state[parameter] for parameter in self._parameters if parameter in optimizer.state]
+        self._values = list(chain.from_iterable(map(dict.values, self._rows)))
+        self._tensors = [*chain.from_iterable(states), *(master for master in masters if master is not None)]
+        self._guard = PointerGuard(self._tensors)  # users offload states, say, by giving them other memory
+        update = Update(
+            rule,
+            self._weights,
+            states,
+            masters,
+            names=self.names,
+            seed=optimizer._rounding(self._groups[0]),
+            grad_scale_and_skip=optimizer._control,
+        )
+        if self.sharded:
+            shards.join_shards(update, self._parameters)
+            update.rng_offsets += np.array([shards.own_place(parameter) << 32 for parameter in self._parameters])
+        return update
+
+    def is_current(self, update: Update) -> bool:
+        """Whether states, and the shards of DTensors, are the tensors that they were."""
+        if self._complex:  # views of complex tensors do not notice when these are given other memory
+            return False
+        if self.sharded and not same_objects(self._shards, list(map(shards.local, self.sharded))):
+            return False
+        values = list(chain.from_iterable(map(dict.values, self._rows)))
+        return same_objects(self._values, values) and self._guard.passes(self._tensors) and update.fits()
+
+    def fits(self, update: Update) -> bool:
+        return update.fits()
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Those of the parameters, as an `Update` needs them."""
+        gradients: list[Any] = [parameter.grad for parameter in self._parameters]
+        if self.sharded:
+            gradients = list(map(shards.local_gradient, self.names, self._parameters, gradients))
+        if self._complex:
+            gradients = [None if gradient is None else as_real(gradient.resolve_conj()) for gradient in gradients]
+        return gradients
+
+    def split(self, grads: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
+        optimizer, whole = self._optimizer, list(grads)
+        sparse = [i for i, grad in enumerate(grads) if is_sparse(grad)]
+        if sparse and not optimizer._takes_sparse:
+            raise RuntimeError(
+                f"the gradient of {self.names[sparse[0]]} is sparse, which {type(optimizer).__name__} does not support: "
+                "use sparse=False in the layer, or SparseAdam, SGD or Adagrad"
+            )
+        by_row = [i for i in sparse if optimizer._by_row(self._groups[i])]
+        for i in sparse:
+            whole[i] = None if i in by_row else grads[i].to_dense()  # type: ignore[union-attr]  # it is there
+        return whole, by_row
+
+    def _found(self, rule: Rule | TensorRule, i: int) -> dict[str, torch.Tensor]:
+        """The states that a parameter has already."""
+        optimizer = self._optimizer
+        row = optimizer.state.get(self._parameters[i], {})
+        found = {}
+        for slot, shape in zip(rule.slots, rule.shapes(self._weights[i].shape), strict=True):
+            key = optimizer._keys.get(slot, slot)
+            if row.get(key) is None:
+                continue
+            if row[key].layout != torch.strided:  # as torch's SGD keeps the momentum of sparse gradients
+                row[key] = row[key].to_dense()
+            shards.check_placement(self.names[i], key, row[key], self._parameters[i])
+            found[slot] = as_real(row[key])
+            if found[slot].dtype == torch.uint8 and isinstance(rule, Rule):
+                shape = torch.Size([storage.packed_size(self._weights[i].numel())])
+            if found[slot].shape != shape:
+                raise ValueError(
+                    f"{key!r} of {self.names[i]} has shape {tuple(row[key].shape)}, the parameter "
+                    f"{tuple(self._parameters[i].shape)}: the state of another model?"
+                )
+        return found
+
+    def _states_of(self, rule: Rule | TensorRule, i: int, usable: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The states of a parameter: those found, converted where they do not go with it, and new ones."""
+        optimizer, parameter, weight = self._optimizer, self._parameters[i], self._weights[i]
+        types = dict(zip(rule.slots, slot_dtypes(rule, weight.dtype, state_type(weight, self._narrow)), strict=True))
+        fitting = {slot for slot, state in usable.items() if goes_with(state, weight, types[slot])}
+        if len(fitting) < len(rule.slots):
+            (made,) = states_for(rule, [weight.detach()], self._narrow)
+            new = dict(zip(rule.slots, made, strict=True))
+            optimizer._first_states(self._groups[i], weight.detach(), new)
+            for slot, state in new.items():
+                if slot in fitting:
+                    new[slot] = usable[slot]
+                    continue
+                if slot in usable:
+                    storage.copy(state, usable[slot], weight.shape, slot in getattr(rule, "nonnegative", ()))
+                if state.numel() or not weight.numel():  # a factored state has no elements where it is not used
+                    shown = torch.view_as_complex(state) if parameter.is_complex() and state.dim() else state
+                    optimizer.state[parameter][optimizer._keys.get(slot, slot)] = shards.placed_as(parameter, shown)
+            usable = new
+        return tuple(usable[slot] for slot in rule.slots)
+
+    def _with_joined_numbers(
+        self, rule: Rule | TensorRule, states: list[tuple[torch.Tensor, ...]]
+    ) -> list[tuple[torch.Tensor, ...]]:
+        """The states, with the numbers that the rule keeps of each tensor in one array: one call computes all of them."""
+        names = rule.kept if isinstance(rule, Rule) else ()
+        if not names or self.sharded or as_rows(numbers := [state[-len(names) :] for state in states]) is not None:
+            return states
+        joined = per_tensor_states(self._weights, len(names))
+        torch._foreach_copy_(list(chain.from_iterable(joined)), list(chain.from_iterable(numbers)))
+        for parameter, row in zip(self._parameters, joined, strict=True):
+            for name, number in zip(names, row, strict=True):
+                self._optimizer.state[parameter][self._optimizer._keys.get(name, name)] = number
+        return [state[: -len(names)] + row for state, row in zip(states, joined, strict=True)]
+
+    def _master_of(self, i: int) -> torch.Tensor | None:
+        """The master of a parameter, made or converted if need be."""
+        optimizer, parameter, weight = self._optimizer, self._parameters[i], self._weights[i]
+        dtype = optimizer._master_dtype(self._groups[i], weight)
+        if dtype is None:
+            return None
+        row = optimizer.state[parameter]
+        found = row.get("compensation")
+        if found is not None:
+            shards.check_placement(self.names[i], "compensation", found, parameter)
+            found = shards.local(found)
+        if found is None or not goes_with(found, weight, dtype):
+            ((master,),) = allocate_states([weight.detach()], 1, dtype)
+            row["compensation"] = shards.placed_as(parameter, master)
+            return master if found is None else master.copy_(found)
+        return found
+
+
+def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two lists have the very same objects."""
+    return len(a) == len(b) and all(map(is_, a, b))
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a complex one's real and imaginary parts, which rules take for numbers of their own.
+
+    Of a DTensor it is this rank's shard.
+    """
+    tensor = shards.local(tensor)
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor

@@ -1,0 +1,143 @@
+"""UpdaterStates: the states and masters that an `Updater` has of a list of parameters."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from operator import is_
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ...kernels import Rule, TensorRule, Update, storage
+from ...kernels.states import allocate_states, goes_with, slot_shapes
+from .counts import Index
+from .rule_optimizer import RuleOptimizer
+from .sparse import split
+
+if TYPE_CHECKING:
+    from .updater import Updater
+
+__all__ = ["UpdaterStates", "new_master"]
+
+
+class UpdaterStates:
+    """The states and masters of a list of parameters, in the dictionaries of an `Updater`; see `PlanStates`.
+
+    Args:
+        updater: that of a `RuleOptimizer`.
+        indices: of the parameters.
+        weights: the parameters, in the same order.
+        names: what messages call them.
+        zero_grads, rng_offsets, all_reduce_global: as those of `Update`. The offsets' default is the indices, so that random
+            numbers do not depend on what is updated together.
+    """
+
+    def __init__(
+        self,
+        updater: Updater,
+        indices: Sequence[Index],
+        weights: Sequence[torch.Tensor],
+        names: Sequence[str],
+        zero_grads: bool = False,
+        rng_offsets: np.ndarray | None = None,
+        all_reduce_global: Callable[[torch.Tensor, str], None] | None = None,
+    ) -> None:
+        self._updater, self._indices, self._weights = updater, list(indices), list(weights)
+        self._optimizer: RuleOptimizer = updater.optimizer  # type: ignore[assignment]  # it is one
+        self.names = list(map(repr, names))
+        if rng_offsets is None:
+            pairs = zip(indices, self._optimizer.slots(indices), strict=True)
+            rng_offsets = np.array([index if isinstance(index, int) else slot for index, slot in pairs])
+        self._zero_grads, self._rng_offsets, self._all_reduce_global = zero_grads, rng_offsets, all_reduce_global
+
+    def make_update(self, rule: Rule | TensorRule) -> Update:
+        """Match states and masters to the weights as they are now, creating, moving and converting where needed."""
+        updater, optimizer = self._updater, self._optimizer
+        self._check(rule)
+        self._create_missing()
+        for index, weight in zip(self._indices, self._weights, strict=True):
+            state = updater.states[index]
+            if len(state) != len(rule.slots):
+                (state,) = optimizer.states_for([weight])
+                optimizer.start_state(weight.detach(), state)
+            elif not all(map(goes_with, state, itertools.repeat(weight), optimizer.state_dtypes(weight))):
+                (moved,) = optimizer.states_for([weight])
+                for slot, new, old in zip(rule.slots, moved, state, strict=True):
+                    storage.copy(new, old, weight.shape, _unsigned(rule, slot))
+                state = moved
+            updater.states[index] = state
+            dtype, old = optimizer.master_dtype(weight), updater.masters.get(index)
+            if dtype is None:
+                updater.masters.pop(index, None)
+            elif old is None or not goes_with(old, weight, dtype):
+                updater.masters[index] = new_master(weight.detach(), old, dtype)
+        update = Update(
+            rule,
+            self._weights,
+            [updater.states[index] for index in self._indices],
+            [updater.masters.get(index) for index in self._indices],
+            updater.engine,
+            self.names,
+            optimizer.rounding,
+            updater.control,
+            self._zero_grads,
+        )
+        update.rng_offsets, update.all_reduce_global = self._rng_offsets, self._all_reduce_global
+        return update
+
+    def is_current(self, update: Update) -> bool:
+        states, masters = self._updater.states, self._updater.masters
+        return all(map(is_, map(states.get, self._indices), update.states)) and all(
+            map(is_, map(masters.get, self._indices), update.masters)
+        )
+
+    def fits(self, update: Update) -> bool:
+        return update.fits(self._optimizer.master_dtype)
+
+    def split(self, grads: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
+        return split(self._optimizer, self._indices, self.names, self._weights, grads)
+
+    def _check(self, rule: Rule | TensorRule) -> None:
+        """Refuse weights that cannot be stored as asked for, or whose shape has changed."""
+        for name, index, weight in zip(self.names, self._indices, self._weights, strict=True):
+            self._optimizer.check_storage(name, weight)
+            state = self._updater.states.get(index, ())
+            shapes = slot_shapes(rule, weight.shape, state) if len(state) == len(rule.slots) else []
+            for tensor, shape in zip(state, shapes, strict=False):
+                if tensor.shape != shape:
+                    raise ValueError(
+                        f"{name} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved "
+                        "or converted between steps, but not change its shape"
+                    )
+
+    def _create_missing(self) -> None:
+        """Make the states of all weights that have none, in few pieces of memory."""
+        states = self._updater.states
+        rows = zip(self._indices, self.names, self._weights, strict=True)
+        missing = [(index, name, weight.detach()) for index, name, weight in rows if index not in states]
+        if not missing:
+            return
+        made = self._optimizer.states_for([weight for _, _, weight in missing])
+        for (index, name, weight), state in zip(missing, made, strict=True):
+            try:
+                self._optimizer.start_state(weight, state)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+            states[index] = state
+
+
+def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """A master of this type for a weight; `old` is its master so far."""
+    if old is not None and storage.kind_of(weight.dtype, old.dtype) is None:  # of the type that the weight was of
+        old = None
+    ((master,),) = allocate_states([weight], 1, dtype)
+    whole = storage.combined(weight, None if old is None else old.to(weight.device))
+    if storage.kind_of(weight.dtype, dtype) == storage.MasterKind.FULL:
+        return master.copy_(whole)
+    return master.copy_(storage.master_for(weight, whole, dtype))
+
+
+def _unsigned(rule: Rule | TensorRule, slot: str) -> bool:
+    return slot in getattr(rule, "nonnegative", ())  # there are none in rules of whole tensors
