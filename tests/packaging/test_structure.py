@@ -29,8 +29,6 @@ LARGE_CLASSES = {
     "tristep.viz.live.loop.LiveLoop",
     "tristep.viz.views.display.Display",
     "tristep.viz.views.view.View",
-    # to be split
-    "tristep.trainer.ensemble.group.EnsembleGroup",
 }
 PRIVATE_IMPORTS: set[str] = set()
 CYCLES: set[frozenset[str]] = set()

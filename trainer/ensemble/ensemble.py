@@ -117,7 +117,7 @@ class Ensemble:
         for kind, members in kinds.items():
             if kind[0] is None:
                 self._separate(members)
-        if not all(group.stacked for group in self._groups):
+        if not all(group.states.stacked for group in self._groups):
             _ = self.updaters  # where optimizers find the numbers that rules keep
         self._gradients: TensorLists | None = None
 
@@ -131,7 +131,7 @@ class Ensemble:
         if not self._updaters:
             self._updaters = [Updater(optimizer, self._engine) for optimizer in self.optimizers]
             for group in self._groups:
-                group.hand_over(self._updaters)
+                group.states.hand_over(self._updaters)
         return self._updaters
 
     @property
@@ -198,7 +198,7 @@ class Ensemble:
             while True:
                 self.step()
                 yield
-        moving = [group for group in self._groups if not group.is_steady]
+        moving = [group for group in self._groups if not group.rows.is_steady]
         try:
             while True:
                 with interrupts_wait():
@@ -208,8 +208,7 @@ class Ensemble:
                 yield
         finally:
             for group in self._groups:
-                group.count()
-                group.update.count_change()
+                group.end_repeats()
 
     def restart(self) -> bool:
         """Reset states and counts to those before the first step, for the weights as they are now.
@@ -240,10 +239,10 @@ class Ensemble:
         try:
             for group in groups:
                 done.append(group)
-                group.form_rows()
+                group.rows.write(group.update)
         except BaseException:
             for group in done:
-                group.undo()
+                group.rows.undo()
             raise
 
     def _checked(self, gradients: Sequence[Any]) -> TensorLists:
