@@ -60,8 +60,7 @@ class Updater:
         self.masters: dict[Index, torch.Tensor] = {}
         self.control: torch.Tensor | None = None
         self.into: MetricsBuffer | None = None
-        self._plan: Plan | None = None
-        self._planned: tuple[list[Index], list[torch.Tensor]] = [], []  # of which that is
+        self._plan: tuple[Plan, list[Index], list[torch.Tensor]] | None = None  # of which indices and weights
         if isinstance(optimizer, RuleOptimizer):
             optimizer._updater = weakref.ref(self)
 
@@ -81,11 +80,10 @@ class Updater:
             raise ValueError(
                 f"{len(indices)} indices came with {len(grads)} gradients and {len(weights)} weights: there must be as many"
             )
-        plan, (planned, those) = self._plan, self._planned
-        if plan is None or planned != indices or any(a is not b for a, b in zip(those, weights, strict=True)):
-            plan = self._plan = self.make_plan(indices, weights)
-            self._planned = indices, weights
-        plan.step(grads, into=self.into)
+        known = self._plan
+        if known is None or known[1] != indices or any(a is not b for a, b in zip(known[2], weights, strict=True)):
+            known = self._plan = self.make_plan(indices, weights), indices, weights
+        known[0].step(grads, into=self.into)
 
     def make_plan(
         self,
@@ -113,7 +111,7 @@ class Updater:
         return StepPlan(states, HyperRows(optimizer, indices), own)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_plan": None, "_planned": ([], [])}
+        return vars(self) | {"_plan": None}
 
     def apply(
         self,
@@ -152,4 +150,4 @@ class Updater:
 
     def total(self) -> torch.Tensor | None:
         """The sum of squares of all gradients of the last call, if its rule skips steps with non-finite ones."""
-        return None if self._plan is None else self._plan.total()
+        return None if self._plan is None else self._plan[0].total()
