@@ -103,6 +103,12 @@ class Emulator:
         for table in self._tables:
             yield from _ranges_of(table)
 
+    def tensors(self) -> Iterator[Any]:
+        """All tensors that tables work on now."""
+        for table in self._tables:
+            yield from (table.weights, table.states, table.masters)
+            yield [None if gradient is None else gradient() for gradient in table.gradients]
+
     # What Triton asks.
 
     def get_current_target(self) -> GPUTarget:
@@ -173,8 +179,9 @@ class _Launcher:
         emulator.launches.append(launch)
         if emulator.stream is None:
             launch.run()
-        else:  # arguments stay alive until then, as memory of a GPU is used again in the stream's order
-            emulator.stream.add(lambda: (launch.run(), arguments))
+        else:  # what it uses stays alive until then, as a GPU's memory is used again in the stream's order
+            alive = arguments, list(emulator.tensors())
+            emulator.stream.add(lambda: (launch.run(), alive))
 
 
 def _bits(name: str, kind: str, argument: Any, buffers: list[Range], defect: Callable[[str], None]) -> int:

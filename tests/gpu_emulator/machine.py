@@ -207,7 +207,7 @@ class _Batch:
 
     def _access(self, each: Instruction, mask: np.ndarray | None) -> None:
         """ld and st of parameters, and of global, shared and local memory."""
-        loads, space, kind = each.parts[0] == "ld", each.parts[1], dtype_of(each.parts[-1])
+        loads, space, kind = each.parts[0] == "ld", each.parts[1].removesuffix("::cta"), dtype_of(each.parts[-1])
         data, place = each.operands if loads else each.operands[::-1]
         members, size = data.value if data.kind == "vector" else (data,), np.dtype(kind).itemsize
         if space == "param":

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 from tristep.kernels import MetricsBuffer, Update
@@ -20,7 +21,7 @@ from .cases import RuleCase, largest_difference
 from .driver import install
 from .stream import Event, Stream, late
 
-__all__ = ["EXPECTED", "find_all", "late_steps"]
+__all__ = ["EXPECTED", "Over", "find_all", "find_late"]
 
 _SIZES = 2048, 1500
 _FAR = 1 << 31  # elements
@@ -119,42 +120,50 @@ def _executors(update: Update) -> list[Any]:
     return [group.execute for group in update._groups]
 
 
-def late_steps(engine: str, event: Callable[[Stream], Any] = Event) -> dict[str, Any]:
-    """30 steps with other hyper-parameters and gradients each, queued; the weights, and metrics by the step they are of.
+def find_late(event: Callable[[Stream], Any] = Event) -> list[str]:
+    """What is found wrong with steps that are queued. `event` makes the events that the host waits for."""
+    emulator = install()
+    emulator.defects.clear()
+    weights, metrics = _many_steps("cpu")
+    with late(emulator, event) as stream:
+        late_weights, late_metrics = _many_steps("triton")
+        assert stream.queued > 60
+    wrong = [] if all(map(torch.equal, weights, late_weights)) else ["weights"]
+    wrong += [f"metrics of step {k}" for k in metrics if not np.allclose(metrics[k], late_metrics[k], rtol=1e-5)]
+    return [*emulator.defects, *wrong]
 
-    Metrics are read while steps are under way. `event` makes the events that the host waits for.
-    """
+
+class Over:
+    """An event that is over before what it waits for is."""
+
+    def __init__(self, stream: Stream) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+def _many_steps(engine: str) -> tuple[list[torch.Tensor], dict[int, np.ndarray]]:
+    """30 steps with other hyper-parameters and gradients each: the weights, and by step the metrics, read along the way."""
     torch.manual_seed(0)
-    sizes, rule = (5, 1030, 2048), adamw
+    sizes = 5, 1030, 2048
     weights = [torch.ones(n) for n in sizes]
-    states = [tuple(torch.zeros(n) for _ in rule.state) for n in sizes]
+    states = [tuple(torch.zeros(n) for _ in adamw.state) for n in sizes]
     gradients = [[torch.randn(n) for n in sizes] for _ in range(3)]
-    found: dict[int, list[float]] = {}
-
-    def run() -> None:
-        update, into = Update(rule, weights, states, engine=engine), MetricsBuffer(update_square, len(sizes), 64)
-        for step in range(30):
-            update.hyper[:] = 0.5
-            update.hyper[:, 1] = 0.1 / (step + 1)
-            update.bind(gradients[step % len(gradients)])
-            into.begin_step()
-            update(into)
-            into.end_step()
-            if step % 5 == 4:
-                note(into, False)
-        note(into, True)
-
-    def note(into: MetricsBuffer, wait: bool) -> None:
-        steps = into.arrived(wait)
-        new = range(max(steps.start, len(found)), steps.stop)
-        found.update(zip(new, into.values(new)[:, :, 0].tolist(), strict=True))
-
-    if engine == "triton":
-        emulator = install()
-        emulator.defects.clear()
-        with late(emulator, event) as stream:
-            run()
-            assert stream.queued > 60
-    else:
-        run()
-    return {"weights": [weight.tolist() for weight in weights], "metrics": found}
+    update, into = Update(adamw, weights, states, engine=engine), MetricsBuffer(update_square, len(sizes), 64)
+    found: dict[int, np.ndarray] = {}
+    for step in range(30):
+        update.hyper[:] = 0.5
+        update.hyper[:, 1] = 0.1 / (step + 1)
+        update.bind(gradients[step % len(gradients)])
+        into.begin_step()
+        update(into)
+        into.end_step()
+        if step % 5 == 4:
+            steps = into.arrived(wait=step == 29)
+            new = range(max(steps.start, len(found)), steps.stop)
+            found.update(zip(new, into.values(new)[:, :, 0], strict=True))
+    return weights, found

@@ -50,6 +50,12 @@ from gpu_emulator import planted
 result = planted.EXPECTED, planted.find_all()
 """
 
+LATE = """
+from gpu_emulator import planted
+
+result = planted.find_late(), planted.find_late(planted.Over)
+"""
+
 
 @pytest.fixture(scope="module")
 def emulated():
@@ -88,6 +94,16 @@ def test_planted_defects_are_found(emulated):
     assert found.keys() == expected.keys()
     missed = {name: found[name][:3] for name, words in expected.items() if not any(words in each for each in found[name])}
     assert not missed
+
+
+def test_launches_and_copies_may_run_late(emulated):
+    """The host waits before it overwrites a buffer that is still to be copied, and before it reads one. Events that do not
+    wait are noticed in both.
+    """
+    found, without_events = emulated.run(LATE)
+    assert found == []
+    assert "weights" in without_events
+    assert any("metrics" in each for each in without_events)
 
 
 # Tests that ask for the triton engine. Triton's interpreter runs these everywhere else; without those of products of
