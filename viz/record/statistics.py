@@ -31,16 +31,18 @@ def smoothed(values: np.ndarray, widths: Sequence[float], scale: str = "linear")
     there = np.abs(values) < LARGEST
     if scale == "log":
         there &= values > 0
-        values = np.log(values, out=np.zeros(len(values)), where=there)
-    filled, result = np.where(there, values, 0.0), np.where(there, values, np.nan)[None].repeat(len(widths), axis=0)
+    result = np.where(there, values, np.nan)[None].repeat(len(widths), axis=0)
+    filled = np.zeros(len(values))
+    filled[there] = np.log(values[there]) if scale == "log" else values[there]
     for i, width in enumerate(widths):
         # Not by way of frequencies: a loss of 1e30 would reach all others by its rounding.
         reach = min(math.ceil(REACH * width), len(values))
         if reach > 0:
             weights = np.exp(-np.arange(reach) / width)
             total, weight = (np.convolve(each, weights)[: len(values)] for each in (filled, there.astype(float)))
-            result[i] = np.divide(total, weight, out=np.full(len(values), np.nan), where=there)
-    return np.exp(result) if scale == "log" else result
+            averages = np.divide(total, weight, out=np.full(len(values), np.nan), where=there)
+            result[i] = np.exp(averages) if scale == "log" else averages
+    return result
 
 
 def quantiles(values: np.ndarray, shares: Sequence[float]) -> np.ndarray:
