@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 IPYKERNEL_6 := $(VENV)/ipykernel-6.31.0
+TRITONS := $(addprefix $(VENV)/triton-,3.5.1 3.6.0 3.7.1 3.8.0)
 CPU_RESULTS ?= benchmarks/results/cpu.json
 GPU_RESULTS ?= benchmarks/results/gpu.json
 
@@ -30,7 +31,7 @@ demo: $(VENV)/with-notebook
 test: CASES := quick
 test-full: CASES := full
 test-slice: CASES = $(or $(SLICE),$(error SLICE is missing, such as SLICE=3/8))
-test test-full test-slice: $(VENV)/with-test $(IPYKERNEL_6)
+test test-full test-slice: $(VENV)/with-test $(IPYKERNEL_6) $(TRITONS)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cases $(CASES)
 
 lint: $(VENV)/with-dev
@@ -69,6 +70,12 @@ clean:
 # are those of the present one.
 $(IPYKERNEL_6): | $(VENV)/with-test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ ipykernel==$(patsubst ipykernel-%,%,$(notdir $@))
+
+# Earlier Tritons, each in a folder of its own, whose compilers tests try. There are none for macOS and Windows.
+$(TRITONS): | $(VENV)/with-test
+	if $(BIN)/python -c 'import triton' 2>/dev/null; then \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$(patsubst triton-%,%,$(notdir $@)); \
+	else mkdir -p $@; fi
 
 # One stamp for each extra of pyproject.toml; pip adds what is missing and leaves the rest alone.
 $(VENV)/with-%: pyproject.toml constraints.txt

@@ -1,0 +1,145 @@
+"""Compiles kernels for GPUs with the Triton that is installed, and runs a sample of them on the emulator.
+
+    python -m gpu_emulator.sweep --targets sm_75 sm_90 --all
+
+prints a line of JSON. Without --all, some kernels of each kind. It is run with each version of Triton that tristep supports;
+see tests/kernels/test_triton_versions.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tristep.kernels import Rule, compress, rules
+from tristep.kernels.backends.triton import reduce
+from tristep.kernels.backends.triton.compile import compile_for
+from tristep.kernels.compress.triton import compile_for as compile_code
+from tristep.trainer import Telemetry
+
+from .cases import CodeCase, RuleCase, cases, largest_difference
+from .driver import install
+
+__all__ = ["TARGETS", "main"]
+
+TARGETS = {f"sm_{n}": GPUTarget("cuda", n, 32) for n in (75, 80, 86, 90, 100, 120)}
+TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
+SAMPLE = (
+    RuleCase("adamw", "bfloat16", "bfloat16", "int16", "uint8", seed=3),
+    RuleCase("lamb", "bfloat16", metrics=True),
+    CodeCase("int8", 5000, "bfloat16", ranks=3),
+    CodeCase("2bit", 5000, ranks=3),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, required=True)
+    parser.add_argument("--all", action="store_true")
+    arguments = parser.parse_args()
+    chosen: list[Any] = list(_compiled_cases() if arguments.all else SAMPLE)
+    compiled, failed = 0, []
+    for target in arguments.targets:
+        for name, make in _kernels(chosen):
+            try:
+                make(TARGETS[target])
+                compiled += 1
+            except Exception as error:  # noqa: PERF203  # whatever a compiler raises; all of it is reported
+                failed.append(f"{target} {name}: {type(error).__name__}: {_cause(error)}")
+    emulator, emulated = install(), 0
+    for case in SAMPLE:
+        emulator.defects.clear()
+        difference, where = largest_difference(case.run("cpu"), case.run("triton"))
+        emulated += 1
+        failed += [f"emulated {case}: {message}" for message in emulator.defects]
+        if difference > case.limit:
+            failed.append(f"emulated {case}: {difference:g} ulps at {where}")
+    print(json.dumps({"triton": triton.__version__, "compiled": compiled, "emulated": emulated, "failed": failed}))
+
+
+def _compiled_cases() -> Iterator[RuleCase | CodeCase]:
+    """All rules in three types, all storage of those rules that have each, and codes in two forms."""
+    for case in cases():
+        if isinstance(case, CodeCase):
+            if case.n == 5000:
+                yield case
+        elif case.weight == "float64":
+            yield case._replace(offset=0)
+        elif case.offset == 0 and not case.small:
+            yield case
+
+
+def _kernels(chosen: list[RuleCase | CodeCase]) -> Iterator[tuple[str, Callable[[GPUTarget], Any]]]:
+    """A name, and a function that compiles for a target, of each kernel."""
+    for case in chosen:
+        if isinstance(case, CodeCase):
+            yield from _kernels_of_code(case)
+            continue
+        rule: Rule = getattr(rules, case.rule)
+        options = _options(case)
+        yield str(case), lambda target, rule=rule, options=options: compile_for(target, rule, **options)
+        for stage in range(len(rule.reductions)):
+            plain = options | {"metric": None, "zero_grads": False, "stage": stage}
+            yield f"{case}, reduction {stage}", lambda target, rule=rule, plain=plain: compile_for(target, rule, **plain)
+    for largest in (False, True):
+        constants = {"N_VALUES": 2, "LARGEST": largest, "TOGETHER": largest, "BLOCK": 1024}
+        types = {"partials": "*fp32", "firsts": "*i64", "totals": "*fp32"}
+        yield f"totals, {largest=}", lambda target, given=(types, constants): _compile(reduce.totals_kernel, *given, target)
+    types = {"partials": "*fp32", "firsts": "*i64", "rows": "*i64", "largest": "*i32", "ring": "*fp64"}
+    yield "metrics", lambda target: _compile(reduce.metrics_kernel, types, {"BLOCK": 4096}, target)
+
+
+def _options(case: RuleCase) -> dict[str, Any]:
+    weight, gradient, master, state = (
+        None if name is None else getattr(torch, name)
+        for name in (case.weight, case.gradient or case.weight, case.master, case.state)
+    )
+    return {
+        "weight_dtype": weight,
+        "gradient_dtype": gradient,
+        "masters": False if master is None else master,
+        "aligned": case.offset == 0,
+        "state_dtype": state,
+        "stochastic": case.seed is not None,
+        "metric": Telemetry()._measure if case.metrics else None,
+        "grad_scale_and_skip": case.control is not None,
+        "zero_grads": case.zero_grads,
+    }
+
+
+def _kernels_of_code(case: CodeCase) -> Iterator[tuple[str, Callable[[GPUTarget], Any]]]:
+    code, dtype = compress.CODES[case.code], getattr(torch, case.dtype)
+    ways = [("values", "messages"), ("messages", "values"), ("messages", "messages")]
+    ways += [("messages", "votes"), ("votes", "values")] if code.vote is not None else []
+    for reads, writes in ways:
+        source, target = (torch.empty(2, 2, dtype=dtype if what == "values" else torch.uint8) for what in (reads, writes))
+        residual = torch.empty(2) if writes == "messages" and case.residual else None
+        job = compress.Job(code, source, residual, target, case.n, 4096, 0.5, case.ranks, reads, writes)
+        yield f"{case}, {reads} to {writes}", lambda target, job=job: compile_code(target, job)
+
+
+def _compile(kernel: Any, types: dict[str, str], constants: dict[str, Any], target: GPUTarget) -> Any:
+    signature = {name: types.get(name, "constexpr" if name in constants else "i32") for name in kernel.arg_names}
+    source = ASTSource(kernel, signature=signature, constexprs=constants)
+    return triton.compile(source, target=target, options={"enable_fp_fusion": False})
+
+
+def _cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[-200:]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # only to keep Triton 3.9 from warning
+    sys.exit(main())
