@@ -1,0 +1,35 @@
+"""Kernels keep to the numbers of instructions in benchmarks/results/static_gpu.json; see benchmarks/static_gpu.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton has builds for Linux only")
+
+pytestmark = pytest.mark.slow
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+KNOWN = json.loads((BENCHMARKS / "results" / "static_gpu.json").read_text(encoding="utf-8"))["kernels"]
+MORE = 1.1  # for other versions of Triton
+
+MEASURE = """
+import sys
+folder, name = arguments
+sys.path[:0] = [folder]
+import static_gpu
+result = sorted(static_gpu.KERNELS) if name is None else static_gpu.measure(name)
+"""
+
+
+def test_all_kernels_of_the_table_are_known(compiling):
+    assert compiling.run(MEASURE, [str(BENCHMARKS), None]) == sorted(KNOWN)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", KNOWN)
+def test_instructions_stay_within_the_table(name, compiling):
+    found, known = compiling.run(MEASURE, [str(BENCHMARKS), name]), KNOWN[name]
+    assert found["instructions"] <= MORE * known["instructions"]
+    assert found["registers"] <= max(64, known["registers"])
+    assert found["in_flight_KiB"] >= 48  # of each SM, which an H200 needs for its bandwidth
+    assert found["bytes"] == pytest.approx(known["bytes"])
