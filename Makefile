@@ -10,7 +10,7 @@ CPU_RESULTS ?= benchmarks/results/cpu.json
 GPU_RESULTS ?= benchmarks/results/gpu.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-slice lint bench lab books gpu gpu-test gpu-bench clean
+.PHONY: help demo test test-full test-slice lint bench lab books gpu gpu-smoke gpu-test gpu-bench gpu-sanitize clean
 
 help:
 	@echo "make demo    train something small and look at it"
@@ -22,7 +22,9 @@ help:
 	@echo "make bench   time the updates against torch.optim on this machine's CPU; PARTS='steps clip' for some of it"
 	@echo "make lab     JupyterLab on the tutorials"
 	@echo "make books   run the tutorials and write their notebooks, after a change to one"
-	@echo "make gpu     on a GPU machine: tests (gpu-test), then benchmarks (gpu-bench), with its own python3; installs nothing"
+	@echo "make gpu     on a GPU machine: gpu-smoke, gpu-test and gpu-bench, with its own python3; installs nothing"
+	@echo "             gpu-smoke takes 3 minutes; gpu-test SHARD=1/4 is a part of the tests, gpu-bench PARTS='steps clip' of the"
+	@echo "             benchmarks; what has passed for this commit is not repeated. gpu-sanitize needs compute-sanitizer"
 	@echo "make clean   remove .venv, builds and caches"
 
 demo: $(VENV)/with-notebook
@@ -49,14 +51,21 @@ lab: $(VENV)/with-dev
 books: $(VENV)/with-test
 	$(BIN)/python tutorials/build.py
 
-# Nothing is installed there, and its versions are not ours. Each half can be run alone: gpu-test, gpu-bench.
+# Nothing is installed there, and its versions are not ours. Each part can be run alone, and goes on where it was ended.
 gpu:
-	$(MAKE) --keep-going gpu-test gpu-bench
+	$(MAKE) --keep-going gpu-smoke gpu-test gpu-bench
 
-gpu-test gpu-bench: export PYTHONPATH := $(CURDIR)/src
+gpu-smoke gpu-test gpu-bench gpu-sanitize: export PYTHONPATH := $(CURDIR)/src
+
+gpu-smoke:
+	python3 tests/gpu_smoke.py
 
 gpu-test:
-	python3 tests/on_gpu.py
+	python3 tests/on_gpu.py $(if $(SHARD),--shard $(SHARD))
+
+gpu-sanitize:
+	compute-sanitizer --tool memcheck python3 tests/gpu_smoke.py --parts rules storage
+	compute-sanitizer --tool racecheck python3 tests/gpu_smoke.py --parts rules storage
 
 gpu-bench:
 	python3 benchmarks/run.py --gpu --out $(GPU_RESULTS) $(if $(PARTS),--only $(PARTS))

@@ -1,22 +1,29 @@
 """Runs the tests that a GPU changes anything for, several files at once, with whatever pytest is there.
 
-    python tests/on_gpu.py               all of them
-    python tests/on_gpu.py FILE ...      those of these files
+    python tests/on_gpu.py                    all of them
+    python tests/on_gpu.py --shard 1/4        a quarter of the files, those of equal total size
+    python tests/on_gpu.py FILE ...           those of these files
 
-Of a file that failed the last lines are shown. Plugins and pinned versions may be missing there: warnings are no errors, and
-parallel work is done by processes.
+Results go to benchmarks/results/gpu_tests.json as soon as a file's tests have ended; files that have passed for this commit
+are not run again, unless they are named. Of a file that failed the last lines are shown. Plugins and pinned versions may be
+missing there: warnings are no errors, and parallel work is done by processes.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "gpu_tests.json"
 # The engines that a GPU's tensors get to, and what is marked as needing one.
 SELECTION = ["-k", "triton or eager or gpu", "-m", "not packaging"]
 OPTIONS = ["-q", "--cases=full", "-o", "addopts=--import-mode=importlib", "-W", "default"]
@@ -24,29 +31,78 @@ NOTHING_SELECTED = 5  # pytest's exit status
 
 
 def main() -> int:
-    files = [Path(name) for name in sys.argv[1:]]
-    files = files or sorted((ROOT / "tests").glob("**/test_*.py"), key=lambda path: -path.stat().st_size)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--shard", help="such as 1/4", default="1/1")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    results = Results(arguments.out)
+    files = arguments.files
+    if not files:
+        chosen = shard(sorted((ROOT / "tests").glob("**/test_*.py")), arguments.shard)
+        files = [file for file in chosen if not results.has_passed(file)]
     begin = time.perf_counter()
-    workers = min(8, os.cpu_count() or 1)
-    with ThreadPoolExecutor(workers) as pool:
-        failed = sum(pool.map(run, files))
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        failed = sum(pool.map(lambda file: run(file, results), files))
     print(f"{len(files)} files, {failed} failed, {time.perf_counter() - begin:.0f} s")
     return 1 if failed else 0
 
 
-def run(file: Path) -> bool:
+def shard(files: list[Path], which: str) -> list[Path]:
+    """The k-th of n lists of files that are about equally long, the largest files first.
+
+    Raises:
+        ValueError: `which` is no "k/n" with k from 1 to n.
+    """
+    k, _, n = which.partition("/")
+    if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+        raise ValueError(f"--shard {which}: must be k/n with k from 1 to n, such as 1/4")
+    lists: list[list[Path]] = [[] for _ in range(int(n))]
+    for file in sorted(files, key=lambda path: -path.stat().st_size):
+        min(lists, key=lambda each: sum(path.stat().st_size for path in each)).append(file)
+    return lists[int(k) - 1]
+
+
+class Results:
+    """What each file's tests have given for this commit, in a file that is always complete."""
+
+    def __init__(self, path: Path) -> None:
+        command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self._path, self._lock = path, threading.Lock()
+        self._found: dict[str, Any] = known if known.get("commit") == commit else {"commit": commit, "files": {}}
+
+    def has_passed(self, file: Path) -> bool:
+        return self._found["files"].get(_name(file), {}).get("passed", False)
+
+    def add(self, file: Path, passed: bool, summary: str, seconds: float) -> None:
+        with self._lock:
+            self._found["files"][_name(file)] = {"passed": passed, "summary": summary, "seconds": round(seconds, 1)}
+            written = self._path.with_suffix(".new")
+            written.write_text(json.dumps(self._found, indent=1) + "\n", encoding="utf-8")
+            written.replace(self._path)
+
+
+def run(file: Path, results: Results) -> bool:
     """Whether a test of this file failed."""
     begin = time.perf_counter()
     found = subprocess.run(
         [sys.executable, "-m", "pytest", *OPTIONS, *SELECTION, str(file)], cwd=ROOT, capture_output=True, text=True
     )
-    if found.returncode == NOTHING_SELECTED:
-        return False
     lines = (found.stdout + found.stderr).strip().splitlines()
-    print(f"{file.name}: {lines[-1] if lines else 'no output'}, {time.perf_counter() - begin:.0f} s in all", flush=True)
-    if found.returncode:
+    summary, seconds = lines[-1] if lines else "no output", time.perf_counter() - begin
+    failed = found.returncode not in (0, NOTHING_SELECTED)
+    results.add(file, not failed, summary, seconds)
+    if found.returncode != NOTHING_SELECTED:
+        print(f"{file.name}: {summary}, {seconds:.0f} s in all", flush=True)
+    if failed:
         print("\n".join(lines[-60:]), flush=True)
-    return bool(found.returncode)
+    return failed
+
+
+def _name(file: Path) -> str:
+    return str(file.resolve().relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -106,6 +106,20 @@ def test_launches_and_copies_may_run_late(emulated):
     assert any("metrics" in each for each in without_events)
 
 
+SMOKE = """
+import gpu_smoke
+result = {name: gpu_smoke.PARTS[name]("cpu") for name in ("rules", "optimizers", "storage")}
+"""
+
+
+@pytest.mark.sample(0)
+def test_the_smoke_test_of_gpus_passes_on_the_emulator(emulated):
+    """Those of its parts that need no streams."""
+    found = emulated.run(SMOKE)
+    assert found["rules"]["cases"] > 100
+    assert found["optimizers"]["cases"] == 10
+
+
 # Tests that ask for the triton engine. Triton's interpreter runs these everywhere else; without those of products of
 # matrices, for which a GPU has instructions that the emulator does not know, and of sines of float64.
 XDIST = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")

@@ -1,0 +1,230 @@
+"""The first minutes on a GPU: what can be wrong there and nowhere else, in parts that end.
+
+    python tests/gpu_smoke.py                        all parts, on cuda
+    python tests/gpu_smoke.py --parts rules graphs   some of them
+
+Results go to benchmarks/results/gpu_smoke.json as soon as a part ends, and parts that have passed for this commit are not
+repeated, unless they are named. It needs torch and Triton only: no numba, and no pytest.
+
+    versions      what is installed, and the GPU
+    rules         two steps of every rule in three types, against the eager engine, which computes in torch's operations
+    optimizers    ten steps of tristep.optim against torch.optim
+    storage       AdamW with every kind of storage, against the eager engine
+    graphs        a captured training step, replayed with another learning rate, against the same steps without a graph
+    waiting       steps in which torch refuses whatever makes the host wait for the GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+import torch  # noqa: E402
+
+import tristep  # noqa: E402
+from tristep.kernels import Rule, Update, rules  # noqa: E402
+from tristep.kernels.states import states_for  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "gpu_smoke.json"
+SIZES = (1, 127, 1024, 1025, 5000)
+# A step is some ten operations of half an ulp each; square roots and quotients are off by two more on GPUs.
+ULPS = 32
+HYPER = {"lr": 0.01, "wd": 0.01, "clip": math.inf, "beta1": 0.9, "beta2": 0.99, "beta3": 0.999, "epsilon": 1e-6}
+
+
+def versions(device: str) -> dict[str, Any]:
+    import triton
+
+    found = {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        found |= {"gpu": properties.name, "cuda": torch.version.cuda, "capability": f"{properties.major}.{properties.minor}"}
+    return found
+
+
+def rules_alone(device: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in rules.__all__:
+        rule = getattr(rules, name)
+        if isinstance(rule, Rule):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                with torch.random.fork_rng():
+                    ours, theirs = (_steps_of_rule(rule, dtype, device, engine) for engine in ("triton", "eager"))
+                found[f"{name}, {dtype}"] = _largest(ours, theirs)
+    _refuse(found)
+    return {"cases": len(found), "most_ulps": max(found.values())}
+
+
+def _steps_of_rule(rule: Rule, dtype: torch.dtype, device: str, engine: str) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    weights = [(torch.rand(n) + 0.5).to(device, dtype) for n in SIZES]
+    states = states_for(rule, weights)
+    for row in states:
+        for name, state in zip(rule.slots, row, strict=True):  # averages of squares are above the squares of averages
+            state.copy_(torch.rand(state.shape) / 2 + (1.5 if name in rule.nonnegative or name == "n" else 0.5))
+    update = Update(rule, weights, states, engine=engine)
+    update.hyper[:] = [1.0, *(HYPER.get(name, 0.5) for name in rule.hyper)]
+    for _ in range(2):
+        update.bind([(torch.rand(n) + 0.25).to(device, dtype) for n in SIZES])
+        update()
+    return [*weights, *(state for row in states for state in row)]
+
+
+def optimizers(device: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop"):
+        results = []
+        for module in (tristep.optim, torch.optim):
+            torch.manual_seed(0)
+            net = torch.nn.Sequential(torch.nn.Linear(33, 65), torch.nn.Tanh(), torch.nn.Linear(65, 3)).to(device)
+            x, y = torch.randn(16, 33).to(device), torch.randn(16, 3).to(device)
+            optimizer = getattr(module, name)(net.parameters(), lr=1e-3)
+            for _ in range(10):
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(net(x), y).backward()
+                optimizer.step()
+            results.append([parameter.detach() for parameter in net.parameters()])
+        found[name] = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True))
+    wrong = {name: error for name, error in found.items() if not error < 1e-4}
+    if wrong:
+        raise AssertionError(f"other weights than torch.optim's: {wrong}")
+    return {"cases": len(found), "largest_relative_difference": max(found.values())}
+
+
+def storage(device: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for options in (
+            {"state_dtype": "bfloat16", "stochastic_rounding": True},
+            {"state_dtype": "8bit"},
+            {"state_dtype": "8bit", "stochastic_rounding": True},
+            {"multi_precision": True},
+            {"multi_precision": "remainder", "state_dtype": "8bit"},
+        ):
+            if "multi_precision" in options and dtype == torch.float32:
+                continue
+            ours, theirs = (_train(dtype, device, engine, options) for engine in ("triton", "eager"))
+            # Codes of 8 bits, and numbers rounded at random, may differ by one where float32 differs in its last bit.
+            found[f"{dtype} {options}"] = max(
+                float((a.float() - b.float()).abs().max()) for a, b in zip(ours, theirs, strict=True)
+            )
+    wrong = {name: error for name, error in found.items() if not error < 0.02}
+    if wrong:
+        raise AssertionError(f"other weights than the eager engine's: {wrong}")
+    return {"cases": len(found), "largest_difference": max(found.values())}
+
+
+def _train(dtype: torch.dtype, device: str, engine: str, options: dict[str, Any]) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(n).to(device, dtype)) for n in SIZES]
+    trainer = tristep.Trainer(params, "adamw", {"learning_rate": 0.01, **options}, engine=engine)
+    for _ in range(5):
+        for param in params:
+            param.grad = torch.randn(param.shape).to(device, dtype)
+        trainer.step(1)
+    return [param.detach() for param in params]
+
+
+def graphs(device: str) -> dict[str, Any]:
+    results = []
+    for captured in (True, False):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(33, 65), torch.nn.Tanh(), torch.nn.Linear(65, 3)).to(device)
+        trainer = tristep.Trainer(net, "adamw", {"learning_rate": 0.01, "clip_norm": 0.5})
+
+        def train(x: torch.Tensor, y: torch.Tensor, net: Any = net, trainer: Any = trainer) -> torch.Tensor:
+            loss = torch.nn.functional.mse_loss(net(x), y)
+            trainer.zero_grad(set_to_none=False)
+            loss.backward()
+            trainer.step(1)
+            return loss
+
+        step = trainer.capture(train) if captured else train
+        for k in range(12):
+            torch.manual_seed(k)
+            trainer.set_learning_rate(0.01 / (k + 1))
+            step(torch.randn(16, 33).to(device), torch.randn(16, 3).to(device))
+        results.append([parameter.detach() for parameter in net.parameters()])
+    error = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(*results, strict=True))
+    if not error < 1e-4:
+        raise AssertionError(f"weights of replayed steps are off by {error}")
+    return {"largest_relative_difference": error}
+
+
+def waiting(device: str) -> dict[str, Any]:
+    params = [torch.nn.Parameter(torch.randn(n, device=device)) for n in SIZES]
+    trainer = tristep.Trainer(params, "adamw", {"learning_rate": 0.01, "clip_norm": 1.0}, telemetry=True)
+    for k in range(30):
+        for param in params:
+            param.grad = torch.ones_like(param)
+        if k == 3:  # the first steps allocate and compile
+            torch.cuda.set_sync_debug_mode("error")
+        trainer.set_learning_rate(0.01 / (k + 1))
+        trainer.step(1)
+    torch.cuda.set_sync_debug_mode("default")
+    return {"steps": 27}
+
+
+def _largest(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    """The largest difference in ulps of the larger number, or of the root mean square of its tensor."""
+    most = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        x, y = a.double().cpu(), b.double().cpu()
+        size = torch.maximum(x.abs(), y.abs()).clamp(min=float(y.square().mean().sqrt()))
+        units = (x - y).abs() / (size * torch.finfo(a.dtype).eps)
+        most = max(most, float(torch.where((x == y) | (x.isnan() & y.isnan()), 0.0, units.nan_to_num(math.inf)).max()))
+    return most
+
+
+def _refuse(found: dict[str, float]) -> None:
+    if wrong := {name: ulps for name, ulps in found.items() if not ulps <= ULPS}:
+        raise AssertionError(f"ulps from the eager engine: {wrong}")
+
+
+PARTS = {
+    "versions": versions,
+    "rules": rules_alone,
+    "optimizers": optimizers,
+    "storage": storage,
+    "graphs": graphs,
+    "waiting": waiting,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parts", nargs="+", choices=PARTS)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    known = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
+    parts = known.get("parts", {}) if known.get("commit") == commit else {}
+    failed = 0
+    for name in arguments.parts or [name for name in PARTS if not parts.get(name, {}).get("passed")]:
+        begin = time.perf_counter()
+        try:
+            parts[name] = {"passed": True, **PARTS[name](arguments.device)}
+        except Exception as error:  # it is the result of this part
+            parts[name], failed = {"passed": False, "error": f"{type(error).__name__}: {error}"[:2000]}, failed + 1
+        parts[name]["seconds"] = round(time.perf_counter() - begin, 1)
+        print(name, json.dumps(parts[name]), flush=True)
+        written = arguments.out.with_suffix(".new")
+        written.write_text(json.dumps({"commit": commit, "parts": parts}, indent=1) + "\n", encoding="utf-8")
+        written.replace(arguments.out)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
