@@ -179,24 +179,25 @@ class EagerUpdate:
         values: list[Any] = [w] * len(places)
         if kind in (storage.MasterKind.SPLIT, storage.MasterKind.KAHAN):
             values = list(storage.split(self._spread(w, i, part), self.table.weight_dtype, kind))
-        salts: list[int | None] = [0 if kind == storage.MasterKind.NONE else None, None][: len(places)]
+        weight_slot = len(self._rule.state) if kind == storage.MasterKind.NONE else None
+        slots: list[int | None] = [weight_slot, None][: len(places)]
         for name in changed:
-            own = 1 + self._rule.state.index(name)
+            own = self._rule.state.index(name)
             if self._states[i][name].dtype == torch.uint8:
                 self._pack(i, name, part, self._spread(new[name], i, part), own)
             else:
                 places.append(self._states[i][name])
                 values.append(new[name])
-                salts.append(own)
+                slots.append(own)
         if self.table.storage.stochastic and not self.table.storage.codes_only:
-            for k, (place, salt) in enumerate(zip(places, salts, strict=True)):
-                if place.dtype == torch.bfloat16 and salt is not None:
+            for k, (place, slot) in enumerate(zip(places, slots, strict=True)):
+                if place.dtype == torch.bfloat16 and slot is not None:
                     value = self._spread(values[k], i, part)
-                    values[k] = storage.rounded_at_random(value, self._random_bits(value, i, part, salt))
+                    values[k] = storage.rounded_at_random(value, self._random_bits(value, i, part, slot))
         _write([place[part] for place in places], values, self.table.grad_scale_and_skip)
 
-    def _pack(self, i: int, name: str, part: slice, value: torch.Tensor, salt: int) -> None:
-        random = self._random_bits(value, i, part, salt) if self.table.storage.stochastic else None
+    def _pack(self, i: int, name: str, part: slice, value: torch.Tensor, slot: int) -> None:
+        random = self._random_bits(value, i, part, slot) if self.table.storage.stochastic else None
         packed = storage.encode(value, name in self._rule.nonnegative, random)
         for place, each in zip(self._packed(self._states[i][name], i, part), packed, strict=True):
             scale_and_skip = self.table.grad_scale_and_skip
@@ -207,11 +208,11 @@ class EagerUpdate:
         table = self.table
         return torch.as_tensor(value, dtype=table.dtype, device=table.device).expand(self._weights[i][part].shape)
 
-    def _random_bits(self, value: torch.Tensor, i: int, part: slice, salt: int) -> torch.Tensor:
+    def _random_bits(self, value: torch.Tensor, i: int, part: slice, slot: int) -> torch.Tensor:
         start, table = part.start or 0, self.table
         index = torch.arange(start, start + value.numel(), device=table.device)
         low, high = table.hyper[i, -2:].tolist()
-        return storage.random_bits(low, high, index, salt)
+        return storage.random_bits(low, high, index, slot)
 
 
 class TensorUpdate:

@@ -5,7 +5,7 @@ arithmetic is float32, or packed, in uint8 (packed.py). What is stored alongside
 """
 
 from .kinds import Storage, of_tensors
-from .low_precision import HASH, SALT, CodesOnly, keys, random_bits, rounded_at_random
+from .low_precision import HASH, SALT, CodesOnly, keys, random_bits, rounded_at_random, salt_and_shift
 from .master import MasterKind, combined, kind_of, master_for, split
 from .packed import BLOCK, CUT, LEVELS, copy, decode, encode, packed_size, pieces, scales_at, stretch, unpacked, zero_level
 
@@ -30,6 +30,7 @@ __all__ = [
     "pieces",
     "random_bits",
     "rounded_at_random",
+    "salt_and_shift",
     "scales_at",
     "split",
     "stretch",

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["HASH", "SALT", "CodesOnly", "keys", "random_bits", "rounded_at_random"]
+__all__ = ["HASH", "SALT", "CodesOnly", "keys", "random_bits", "rounded_at_random", "salt_and_shift"]
 
 _WORD = 0xFFFFFFFF
 # A multiplication spreads the elements, two more and three shifts mix them with the key (the constants are those of
 # Ettinger's "lowbias32"). Philox would need 50 instructions for each element, which is more than most rules have.
 HASH = 0x9E3779B1, 0x21F0AAAD, 0x735A2D97
-SALT = 0x85EBCA6B  # by which the keys of a tensor's states differ
+SALT = 0x85EBCA6B  # by which the keys of pairs of slots differ
 
 
 class CodesOnly(NamedTuple):
@@ -38,13 +38,23 @@ def keys(seed: int | CodesOnly, updates: np.ndarray, offsets: np.ndarray) -> np.
     return np.stack([x >> np.uint64(48), (x >> np.uint64(32)) & np.uint64(0xFFFF)], axis=-1).astype(np.float64)
 
 
-def random_bits(low: float, high: float, index: torch.Tensor, salt: int = 0) -> torch.Tensor:
-    """16 bits for each index, those of an int64; always the same for the same key."""
-    key = ((int(low) | int(high) << 16) + salt * SALT) & _WORD
+def salt_and_shift(slot: int) -> tuple[int, int]:
+    """What is added to the key of a slot, and how many bits its 16 are above the lowest: two slots share a hash of 32.
+
+    Args:
+        slot: k of state k, and the number of states of the weight.
+    """
+    return slot // 2 * SALT & _WORD, 16 * (1 - slot % 2)
+
+
+def random_bits(low: float, high: float, index: torch.Tensor, slot: int = 0) -> torch.Tensor:
+    """16 bits for each index, those of an int64; always the same for the same key and slot; see `salt_and_shift`."""
+    salt, shift = salt_and_shift(slot)
+    key = ((int(low) | int(high) << 16) + salt) & _WORD
     h = (index * HASH[0] & _WORD) ^ key
     h = (h ^ (h >> 16)) * HASH[1] & _WORD
     h = (h ^ (h >> 15)) * HASH[2] & _WORD
-    return h >> 16
+    return (h >> shift) & 0xFFFF
 
 
 def rounded_at_random(value: torch.Tensor, random: torch.Tensor) -> torch.Tensor:

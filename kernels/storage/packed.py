@@ -82,7 +82,8 @@ def encode(
     scales = blocks.abs().amax(dim=1)
     scales = torch.where(scales < torch.finfo(torch.float32).tiny, 0.0, scales)  # some devices know no smaller ones
     scales = torch.where(scales.isinf(), torch.nan, scales)
-    shrunk = torch.where(scales > 0, (1 - zero_level(unsigned)) / scales, 0.0)
+    range_ = torch.full_like(scales, 1 - zero_level(unsigned))  # torch takes a number over a tensor for a product
+    shrunk = torch.where(scales > 0, range_ / scales, 0.0)
     bits = ((blocks * shrunk[:, None]).abs() + zero_level(unsigned)).view(torch.int32).view(-1)[:n]
     bits = bits.clamp(max=0x7F800000)  # those of some NaN, a GPU's among them, leave no room to round up
     # Numbers between those that codes have, not the codes themselves, whose rounding errors are smaller than 8.

@@ -55,7 +55,7 @@ def test_random_bits_are_alike_on_every_engine_and_in_any_tiles(compiled_place):
     values = numbers(2, (compiled_place.tile + 2000,))
     for weight, place_in_list in zip(run_at_random(compiled_place, values, 7, 5, repeat=2), range(2), strict=True):
         low, high = keys(5, np.array([7]), np.array([place_in_list]))[0]
-        random = random_bits(low, high, torch.arange(len(values))).numpy().astype(np.uint64)
+        random = random_bits(low, high, torch.arange(len(values)), len(take.state)).numpy().astype(np.uint64)
         cut = ((values.view(np.uint32) + random) >> np.uint64(16)).astype(np.uint32) << np.uint32(16)
         same(weight, np.where(np.isnan(values), values, cut.view(np.float32)))
 

@@ -133,15 +133,16 @@ def _stored_as(stored: Storage, rule: Rule, name: str) -> torch.dtype:
 def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list[str], halves: list[str]) -> list[str]:
     """The lines that store an element's new values."""
 
-    def at_random(value: str, salt: int) -> str:
-        return f"store_at_random({value}, key_of(key0, key1, {salt * storage.SALT & 0xFFFFFFFF}), start + i)"
+    def at_random(value: str, slot: int) -> str:
+        salt, shift = storage.salt_and_shift(slot)
+        return f"store_at_random({value}, key_of(key0, key1, {salt}), start + i, {shift})"
 
     if stored.master == MasterKind.SPLIT:
         lines = ["w[i] = high_bits(value)", "m[i] = low_bits(value)"]
     elif stored.master == MasterKind.KAHAN:
         lines = ["rounded = store_weight(value)", "w[i] = rounded", "m[i] = lost(value, rounded)"]
     elif stored.stochastic and not stored.codes_only and weight_dtype == torch.bfloat16 and not stored.master:
-        lines = [f"w[i] = {at_random('value', 0)}"]
+        lines = [f"w[i] = {at_random('value', len(rule.state))}"]
     else:
         lines = ["w[i] = store_weight(value)"]
     for k, name in enumerate(rule.state):
@@ -149,7 +150,7 @@ def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list
             new = f"new[{k}]"
             if states[k] in halves:
                 stochastic = stored.stochastic and not stored.codes_only
-                new = at_random(new, 1 + k) if stochastic else f"store_bfloat16({new})"
+                new = at_random(new, k) if stochastic else f"store_bfloat16({new})"
             lines.append(f"{states[k]}[i] = {new}")
     return [*lines, "m[i] = value"] if stored.master == MasterKind.FULL else lines
 
@@ -187,8 +188,8 @@ def _pack_lines(rule: Rule, states: list[str], packed: list[str], row: dict[str,
         if states[k] in packed and name in rule.changed:
             codes, scales = _where_packed(row[states[k]])
             kind = "_at_random" * (key is not None) + "_unsigned" * (name in rule.nonnegative)
-            salt = (1 + k) * storage.SALT & 0xFFFFFFFF
-            given = "0" if key is None else f"key_of(hyper[{key}], hyper[{key + 1}], {salt})"
+            salt, shift = storage.salt_and_shift(k)
+            given = "0, 0" if key is None else f"key_of(hyper[{key}], hyper[{key + 1}], {salt}), {shift}"
             lines += f"\n    pack{kind}({states[k]}, {codes}, {scales}, {given}, start)"
     return lines
 

@@ -68,11 +68,11 @@ def _random(key, index):
 
 
 @jit
-def store_at_random(value, key, index):
-    h = _random(key, index)
+def store_at_random(value, key, index, shift):
+    random = (_random(key, index) >> np.uint32(shift)) & np.uint32(0xFFFF)
     bits = bits_of_float(np.float32(value))
     nan = (bits >> np.uint32(16)) | np.uint32(0x40)
-    cut = np.uint32(bits + (h >> np.uint32(16))) >> np.uint32(16)
+    cut = np.uint32(bits + random) >> np.uint32(16)
     return np.uint16(nan if (bits & _POSITIVE) > _NAN_ABOVE else cut)
 
 
@@ -151,28 +151,28 @@ def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
         return np.uint8(code if level <= top else np.int32(0))
 
     @jit_exact
-    def pack_block(values, codes, shrunk, key, start):
+    def pack_block(values, codes, shrunk, key, shift, start):
         for i in range(codes.size):
             level = min(np.int32(bits_of_float(np.abs(values[i] * shrunk) + zero)), infinite)  # of some NaN it is more
             codes[i] = pack_level(values[i], np.int32(level + half) >> cut)
 
     @jit_exact
-    def pack_block_at_random(values, codes, shrunk, key, start):
+    def pack_block_at_random(values, codes, shrunk, key, shift, start):
         for i in range(codes.size):
             level = min(np.int32(bits_of_float(np.abs(values[i] * shrunk) + zero)), infinite)
-            random = _random(key, start + i) >> np.uint32(13)
+            random = ((_random(key, start + i) >> np.uint32(shift)) & np.uint32(0xFFFF)) << np.uint32(3)
             codes[i] = pack_level(values[i], np.int32(level + np.int32(random & np.uint32(0x7FFF0) | np.uint32(8))) >> cut)
 
     def packing(pack_one):
         @jit_variant(f"{kind}_{pack_one.py_func.__name__}")
-        def pack(values, codes, scales, key, start):
+        def pack(values, codes, scales, key, shift, start):
             for k in range(scales.size):
                 piece = slice(k * block, min(k * block + block, codes.size))
                 bits = largest(values[piece])
                 scale = float_of_bits(np.uint32(bits)) if bits >= least else none
                 shrunk = range_ / scale if bits >= least and bits < infinite else none
                 scales[k] = scale if bits < infinite else nan
-                pack_one(values[piece], codes[piece], shrunk, key, start + k * block)
+                pack_one(values[piece], codes[piece], shrunk, key, shift, start + k * block)
 
         return pack
 

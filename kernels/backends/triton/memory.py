@@ -14,6 +14,7 @@ from ... import storage
 __all__ = ["is_packed", "load", "load_key", "pack", "put", "round_to", "store", "unpack"]
 
 _H0, _H1, _H2 = map(tl.constexpr, storage.HASH)
+_SALT = tl.constexpr(storage.SALT)
 _BLOCK, _CUT, _HALF = map(tl.constexpr, (storage.BLOCK, storage.CUT, 1 << (storage.CUT - 1)))
 # Of packed states, which go by tl.int8, or by tl.uint8 where they are never negative; see storage/packed.py.
 _LEVELS, _UNSIGNED_LEVELS = map(tl.constexpr, storage.LEVELS)
@@ -66,7 +67,7 @@ def unpack(address, start, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, A
 @triton.jit
 def pack(
     address, value, start, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
-    AT_RANDOM: tl.constexpr, key, SALT: tl.constexpr,
+    AT_RANDOM: tl.constexpr, key, SLOT: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
     if not FULL:
@@ -83,7 +84,7 @@ def pack(
     bits = (tl.abs(blocks * shrunk[:, None]) + ZERO).to(tl.int32, bitcast=True)
     bits = tl.reshape(bits, (offsets.shape[0],))
     if AT_RANDOM:
-        random = (_random(key, offsets, SALT) >> 13) & 0x7FFF0
+        random = (_random(key, offsets, SLOT) << 3) & 0x7FFF0
         bits = (bits + (random.to(tl.int32) | 8)) >> _CUT
     else:
         bits = (bits + _HALF) >> _CUT
@@ -127,18 +128,19 @@ def load_key(row, N_HYPER: tl.constexpr):
 
 
 @triton.jit
-def _random(key, index, SALT: tl.constexpr):
-    h = (index.to(tl.uint32) * _H0) ^ (key + SALT)
+def _random(key, index, SLOT: tl.constexpr):
+    # 16 bits: the compiler computes the hash of two slots once. As `random_bits` of storage/low_precision.py.
+    h = (index.to(tl.uint32) * _H0) ^ (key + (SLOT // 2 * _SALT & 0xFFFFFFFF))
     h = (h ^ (h >> 16)) * _H1
-    return (h ^ (h >> 15)) * _H2
+    h = (h ^ (h >> 15)) * _H2
+    return h >> 16 if SLOT % 2 == 0 else h & 0xFFFF
 
 
 @triton.jit
-def _round_at_random(value, key, index, SALT: tl.constexpr):
-    h = _random(key, index, SALT)
+def _round_at_random(value, key, index, SLOT: tl.constexpr):
     bits = value.to(tl.uint32, bitcast=True)
     nan = (bits >> 16) | 0x40
-    cut = (bits + (h >> 16)) >> 16
+    cut = (bits + _random(key, index, SLOT)) >> 16
     return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, nan, cut).to(tl.uint16).to(tl.bfloat16, bitcast=True)
 
 
@@ -156,9 +158,9 @@ def put(address, value, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, ALIG
 @triton.jit
 def store(
     address, value, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
-    AT_RANDOM: tl.constexpr = False, key=None, SALT: tl.constexpr = 0,
+    AT_RANDOM: tl.constexpr = False, key=None, SLOT: tl.constexpr = 0,
 ):  # fmt: skip
     if AT_RANDOM:
-        put(address, _round_at_random(value, key, offsets, SALT), offsets, n, TYPE, FULL, ALIGNED)
+        put(address, _round_at_random(value, key, offsets, SLOT), offsets, n, TYPE, FULL, ALIGNED)
     else:
         put(address, round_to(value, TYPE), offsets, n, TYPE, FULL, ALIGNED)

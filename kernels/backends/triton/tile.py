@@ -15,7 +15,6 @@ __all__ = ["Arguments", "Layout", "compute_tile", "fill_with_zeros", "store_tile
 _FULL, _SPLIT, _KAHAN = (
     tl.constexpr(int(kind)) for kind in (storage.MasterKind.FULL, storage.MasterKind.SPLIT, storage.MasterKind.KAHAN)
 )
-_SALT = tl.constexpr(storage.SALT)
 
 
 class Layout(NamedTuple):
@@ -173,17 +172,17 @@ def store_tile(column, n_tensors, row, start, offsets, n, w, states, LAYOUT: tl.
         _store_weight(tl.load(column), master, w, offsets, n, LAYOUT, FULL)
     else:
         AT_RANDOM: tl.constexpr = LAYOUT.stochastic == 1 and LAYOUT.master != _FULL and LAYOUT.weight == tl.bfloat16
-        store(tl.load(column), w, offsets, n, LAYOUT.weight, FULL, LAYOUT.aligned, AT_RANDOM, key)
+        store(tl.load(column), w, offsets, n, LAYOUT.weight, FULL, LAYOUT.aligned, AT_RANDOM, key, len(LAYOUT.states))
     for k in tl.static_range(len(LAYOUT.states)):
         if LAYOUT.changed[k] and is_packed(LAYOUT.states[k]):
             pack(
                 tl.load(column + (2 + k) * n_tensors), states[k] + tl.full(offsets.shape, -0.0, LAYOUT.compute), start,
-                offsets, n, LAYOUT.states[k], FULL, LAYOUT.aligned, LAYOUT.stochastic > 0, key, (k + 1) * _SALT & 0xFFFFFFFF,
+                offsets, n, LAYOUT.states[k], FULL, LAYOUT.aligned, LAYOUT.stochastic > 0, key, k,
             )  # fmt: skip
         elif LAYOUT.changed[k]:
             store(
                 tl.load(column + (2 + k) * n_tensors), states[k], offsets, n, LAYOUT.states[k], FULL, LAYOUT.aligned,
-                LAYOUT.stochastic == 1 and LAYOUT.states[k] == tl.bfloat16, key, (k + 1) * _SALT & 0xFFFFFFFF,
+                LAYOUT.stochastic == 1 and LAYOUT.states[k] == tl.bfloat16, key, k,
             )  # fmt: skip
 
 
