@@ -83,6 +83,11 @@ class _Operations(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+def _unset(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Memory whose contents are wrong for sure, not what an earlier tensor has left there."""
+    return torch.full(shape, float("nan") if dtype.is_floating_point else 0xA5, dtype=dtype)
+
+
 @contextmanager
 def late(emulator: Any, event: Callable[[Stream], Any] = Event) -> Iterator[Stream]:
     """A context in which the emulator's launches, and asynchronous copies, run late; all have been run at its end.
@@ -95,7 +100,7 @@ def late(emulator: Any, event: Callable[[Stream], Any] = Event) -> Iterator[Stre
     patches = {
         "is_asynchronous": lambda device: True,
         "is_capturing": lambda device: False,
-        "pinned": torch.empty,
+        "pinned": _unset,
         "record_event": lambda device: event(stream),
     }
     try:
