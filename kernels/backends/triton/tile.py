@@ -74,18 +74,10 @@ def _load_states(column, n_tensors, start, offsets, n, ARGUMENTS: tl.constexpr, 
 
 
 @triton.jit
-def _load_hyper(row, ARGUMENTS: tl.constexpr):
+def _load_numbers(row, PLACES: tl.constexpr):
     values = ()
-    for k in tl.static_range(len(ARGUMENTS.hyper)):
-        values = values + (tl.load(row + ARGUMENTS.hyper[k]),)  # type: ignore[assignment]
-    return values
-
-
-@triton.jit
-def _load_sums(row, ARGUMENTS: tl.constexpr):
-    values = ()
-    for k in tl.static_range(len(ARGUMENTS.sums)):
-        values = values + (tl.load(row + ARGUMENTS.sums[k]),)  # type: ignore[assignment]
+    for k in tl.static_range(len(PLACES)):
+        values = values + (tl.load(row + PLACES[k]),)  # type: ignore[assignment]
     return values
 
 
@@ -136,7 +128,9 @@ def compute_tile(
         rescale *= tl.load(control).to(LAYOUT.compute)
     g *= rescale
     states = _load_states(column, n_tensors, start, offsets, n, ARGUMENTS, LAYOUT, FULL)
-    hyper, numbers = _load_hyper(row, ARGUMENTS), _load_sums(sums, ARGUMENTS)
+    HYPER: tl.constexpr = ARGUMENTS.hyper  # up to 3.6 Triton takes no attribute for a constant argument
+    SUMS: tl.constexpr = ARGUMENTS.sums
+    hyper, numbers = _load_numbers(row, HYPER), _load_numbers(sums, SUMS)
     return _call(FUNCTION, w, g, states, hyper, numbers, offsets, ARGUMENTS)
 
 
