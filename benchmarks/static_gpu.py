@@ -13,6 +13,7 @@ at the bandwidth of a copy. Below 1, instructions are what such a kernel waits f
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import re
 import subprocess
@@ -27,7 +28,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from tristep.kernels import Rule, rules
-from tristep.kernels.backends.triton.compile import TILE, compile_for
+from tristep.kernels.backends.triton.compile import BLOCK, MOST_BLOCKS, compile_for
 from tristep.trainer import Telemetry
 
 RESULTS = Path(__file__).parent / "results" / "static_gpu.json"
@@ -69,6 +70,7 @@ FLOAT = ("FADD", "FMUL", "FFMA")
 MULTIPLY = ("IMAD", "IMUL")
 MEMORY = ("LDG", "STG", "LDS", "STS", "LDSM", "STSM", "SHFL", "REDUX")
 SPECIAL = ("MUFU", "F2I", "I2F", "F2F")
+BRANCH, EXIT = re.compile(r"(@!?\w+ )?BRA (LBB\d+)"), re.compile(r"(@!?\w+ )?EXIT\b")
 UNIFORM = "U"  # the uniform pipe, once for a warp
 REGISTERS, MOST_WARPS = 65536, 64  # of an SM
 
@@ -92,11 +94,11 @@ def measure(name: str) -> dict[str, Any]:
     rule, options = KERNELS[name]
     compiled = compile_for(GPUTarget("cuda", 90, 32), rule, **options)
     warps, path = compiled.metadata.num_warps, full_tile(compiled.asm["sass"])
-    elements = TILE // (32 * warps)  # of a thread
+    elements = MOST_BLOCKS * BLOCK // (32 * warps)  # of a thread
     counts = Counter(pipe_of(instruction) for instruction in path)
     issued = sum(counts.values())
-    loads = sum(wide_load(instruction) for instruction in path)
-    registers, bytes_ = registers_of(compiled), bytes_of(rule, **options)
+    read, written = bytes_of(rule, **options)
+    registers, bytes_ = registers_of(compiled), read + written
     threads = {"issue": issued, **{pipe: counts[pipe] for pipe in PER_CYCLE if pipe != "issue"}}
     cycles = {pipe: number / elements / PER_CYCLE[pipe] for pipe, number in threads.items()}
     bound = max(cycles, key=lambda pipe: cycles[pipe])
@@ -109,34 +111,49 @@ def measure(name: str) -> dict[str, Any]:
         "shared": compiled.metadata.shared,
         "bytes": bytes_,
         "bound": bound,
-        "in_flight_KiB": resident * 32 * loads / 1024,
+        "in_flight_KiB": resident // warps * BLOCK * read / 1024,  # a block is read before anything is computed
         "margin": {gpu: bytes_ / each.bandwidth / (cycles[bound] / (each.clock * each.sms)) for gpu, each in GPUS.items()},
     }
 
 
 def full_tile(sass: str) -> list[str]:
-    """The instructions that a thread executes whose tile is full.
+    """The instructions that a thread executes whose tile is full, block after block.
 
-    Branches that are taken there lead to the code without masks, and around slow cases such as subnormal quotients.
+    Of the paths through the code of a block it is the shortest that stores several elements at once: others have masks, and
+    slow cases such as subnormal quotients.
     """
     lines = [line.rpartition("\t")[2] for line in sass.splitlines() if "\t" in line or re.fullmatch(r"LBB\d+:", line)]
     labels = {line[:-1]: i for i, line in enumerate(lines) if re.fullmatch(r"LBB\d+:", line)}
-    for taken in (True, False):  # the first branch is that of the tile
-        path, i, first = [], 0, True
-        while i < len(lines):
-            line = lines[i]
-            i += 1
-            if line[:-1] in labels:
-                continue
-            path.append(line)
-            branch = re.match(r"(@!?\w+ )?BRA (LBB\d+)", line)
-            if branch is not None and (taken or not first or branch[1] is None):
-                i = labels[branch[2]]
-            first = first and branch is None
-            if re.match(r"EXIT\b", line):
-                break
-        if any(re.match(r"STG\.E\.(64|128)", line) for line in path):
-            return path
+    branches = {i: (found[1], labels[found[2]]) for i, line in enumerate(lines) if (found := BRANCH.match(line))}
+    (head,) = {to for i, (_, to) in branches.items() if to < i - 1}  # the code ends with a branch to itself
+    backwards = {i for i, (_, to) in branches.items() if to == head}
+    ends = {i for i, line in enumerate(lines) if EXIT.match(line)}
+    before = shortest(lines, branches, 0, {head})
+    block, last = (shortest(lines, branches, head, to, "STG") for to in (backwards, ends))
+    code = [*before[:-1], *block * (MOST_BLOCKS - 1), *last]
+    return [lines[i] for i in code if lines[i][:-1] not in labels]
+
+
+def shortest(
+    lines: list[str], branches: dict[int, tuple[str | None, int]], start: int, ends: set[int], wide: str | None = None
+) -> list[int]:
+    """The shortest path from an instruction to one of the ends, with a `wide` access of several elements on it."""
+    queue: list[tuple[int, int, bool, tuple[int, ...]]] = [(0, start, wide is None, ())]
+    seen = set()
+    while queue:
+        length, i, found, path = heapq.heappop(queue)
+        found = found or re.match(rf"{wide}\.E\.(64|128)", lines[i]) is not None
+        if i in ends and found:
+            return [*path, i]
+        if (i, found) in seen:
+            continue
+        seen.add((i, found))
+        guard, to = branches.get(i, (None, i + 1))
+        following = {to} if guard is None else {to, i + 1}
+        if re.match(r"EXIT\b", lines[i]):
+            following = set()
+        for each in following:
+            heapq.heappush(queue, (length + 1, each, found, (*path, i)))
     raise ValueError("there is no path with wide stores")
 
 
@@ -151,12 +168,6 @@ def pipe_of(instruction: str) -> str:
     if name in SPECIAL:
         return "special"
     return "uniform" if name.startswith(UNIFORM) or name in ("EXIT", "BRA", "BAR", "NOP", "S2R", "S2UR") else "integer"
-
-
-def wide_load(instruction: str) -> int:
-    """Bytes that a thread reads at once, of a tile; 0 of numbers that all threads of a tile read."""
-    found = re.match(r"LDG\.E(?:\.(64|128))?", instruction)
-    return 0 if found is None or found[1] is None else int(found[1]) // 8
 
 
 def registers_of(compiled: Any) -> int:
@@ -175,15 +186,16 @@ def bytes_of(
     masters: bool | torch.dtype = False,
     state_dtype: torch.dtype | None = None,
     **others: Any,
-) -> float:
-    """Bytes that must move for an element: what is read, and what is written."""
+) -> tuple[float, float]:
+    """Bytes that are read for an element, and those that are written."""
     state = 4.0 if state_dtype is None else state_dtype.itemsize + (4 / 128 if state_dtype == U8 else 0)
-    weight = 2.0 * weight_dtype.itemsize
+    weight = alongside = 0.0
     if masters is True:  # the weight is written only
-        weight = weight_dtype.itemsize + 2.0 * 4
-    elif masters:
-        weight += 2.0 * masters.itemsize
-    return weight + gradient_dtype.itemsize + state * (len(rule.used) + len(rule.changed))
+        alongside = 4.0
+    else:
+        weight, alongside = weight_dtype.itemsize, masters.itemsize if masters else 0.0
+    read = weight + alongside + gradient_dtype.itemsize + state * len(rule.used)
+    return read, weight_dtype.itemsize + alongside + state * len(rule.changed)
 
 
 if __name__ == "__main__":

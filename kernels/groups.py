@@ -70,7 +70,8 @@ class Group:
             weights[k] = torch.empty_strided(weights[k].shape, strides[k], dtype=weights[k].dtype, device=device)
         make = executor_for(engine_for(owner.rule, device, owner.engine), isinstance(owner.rule, TensorRule))
         kinds = gradient_dtype, states, masters
-        self.table = TensorTable(owner.rule, weights, *kinds, make.tile, aligned, owner.seed, owner.stacked)  # type: ignore[arg-type]
+        tile = make.tile_for(sum(weight.numel() for weight in weights))
+        self.table = TensorTable(owner.rule, weights, *kinds, tile, aligned, owner.seed, owner.stacked)  # type: ignore[arg-type]
         self._grad_scale_and_skip, self.table.zero_grads = owner.grad_scale_and_skip, owner.zero_grads
         if owner.grad_scale_and_skip is not None:
             self.table.grad_scale_and_skip = owner.grad_scale_and_skip.to(device)

@@ -226,7 +226,8 @@ class _Plan:
         self._groups: list[tuple[Any, list[int], TensorTable, Any]] = []
         for (device, dtype, aligned), indices in members.items():
             make = executor_for(choose_engine(device), False)
-            table = TensorTable(rule, [dense[i] for i in indices], dtype, [()] * len(indices), None, make.tile, aligned)
+            tile = make.tile_for(sum(dense[i].numel() for i in indices))
+            table = TensorTable(rule, [dense[i] for i in indices], dtype, [()] * len(indices), None, tile, aligned)
             table.hyper[:, 0] = 1.0
             rows = slice(None) if len(indices) == len(tensors) else np.array(indices)
             self._groups.append((rows, indices, table, make(table)))

@@ -26,15 +26,18 @@ _MASK = 0xFFFFFFFF
 
 
 def normal(key0: int, key1: int, index: torch.Tensor) -> torch.Tensor:
-    """Standard normal numbers, float32, by Box and Muller (1958) from the first two words that Philox gives.
+    """Standard normal numbers, float32, by Box and Muller (1958): 4 of the 4 words that Philox gives for `index // 4`.
+
+    Two words make two numbers, one by the cosine and one by the sine.
 
     Args:
         key0, key1: integers in [0, 2^32).
-        index: int64, the counter's lower 64 bits.
+        index: int64, 0 or more.
     """
-    first, second = _philox(key0, key1, index)
+    words = _philox(key0, key1, index >> 2)
+    first, second = (torch.where((index & 2) == 0, words[k], words[k + 2]) for k in (0, 1))
     radius = torch.sqrt(-2.0 * _logarithm(((first >> 8) + 1).to(torch.float32) * 2.0**-24))
-    return radius * _cosine((second >> 8).to(torch.float32) * 2.0**-24)
+    return radius * _cosine(((second >> 8).to(torch.float32) * 2.0**-24 - 0.25 * (index & 1)).abs())
 
 
 def _logarithm(x: torch.Tensor) -> torch.Tensor:
@@ -60,7 +63,7 @@ def _cosine(turns: torch.Tensor) -> torch.Tensor:
     return x * (value + SINE[0])
 
 
-def _philox(key0: int, key1: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _philox(key0: int, key1: int, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     c0, c1 = index & _MASK, (index >> 32) & _MASK
     c2 = c3 = torch.zeros_like(index)
     for _ in range(ROUNDS):
@@ -68,7 +71,7 @@ def _philox(key0: int, key1: int, index: torch.Tensor) -> tuple[torch.Tensor, to
         high1, low1 = _multiplied(c2, MULTIPLIERS[1])
         c0, c1, c2, c3 = high1 ^ c1 ^ key0, low1, high0 ^ c3 ^ key1, low0
         key0, key1 = (key0 + KEYS[0]) & _MASK, (key1 + KEYS[1]) & _MASK
-    return c0, c1
+    return c0, c1, c2, c3
 
 
 def _multiplied(word: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -151,10 +151,13 @@ def _every_word(name):
     )
 
 
+SHARED = r"(LDS|STS|LDSM|STSM|BAR)\b"
+
+
 def spills_nothing(case, code):
     kernel = code(case)
     assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
-    assert kernel.count(r"(LDS|STS|LDSM|STSM)\b.*") == kernel.used("SHARED") == kernel.shared == 0
+    assert not [name for _, name in kernel.full_tile_path if re.match(SHARED, name)]  # others put threads' elements in order
     assert kernel.count(FLOAT64) == 0
     assert 16 <= kernel.used("REG") <= TABLE[case.rule].registers
 

@@ -5,16 +5,31 @@ arithmetic is float32, or packed, in uint8 (packed.py). What is stored alongside
 """
 
 from .kinds import Storage, of_tensors
-from .low_precision import HASH, SALT, CodesOnly, keys, random_bits, rounded_at_random, salt_and_shift
+from .low_precision import HASH, NEXT, CodesOnly, keys, multiplier, random_bits, rounded_at_random
 from .master import MasterKind, combined, kind_of, master_for, split
-from .packed import BLOCK, CUT, LEVELS, copy, decode, encode, packed_size, pieces, scales_at, stretch, unpacked, zero_level
+from .packed import (
+    BLOCK,
+    CUT,
+    LEVELS,
+    ROOM,
+    copy,
+    decode,
+    encode,
+    first_level,
+    first_number,
+    packed_size,
+    pieces,
+    scales_at,
+    unpacked,
+)
 
 __all__ = [
     "BLOCK",
     "CUT",
     "HASH",
     "LEVELS",
-    "SALT",
+    "NEXT",
+    "ROOM",
     "CodesOnly",
     "MasterKind",
     "Storage",
@@ -22,18 +37,18 @@ __all__ = [
     "copy",
     "decode",
     "encode",
+    "first_level",
+    "first_number",
     "keys",
     "kind_of",
     "master_for",
+    "multiplier",
     "of_tensors",
     "packed_size",
     "pieces",
     "random_bits",
     "rounded_at_random",
-    "salt_and_shift",
     "scales_at",
     "split",
-    "stretch",
     "unpacked",
-    "zero_level",
 ]

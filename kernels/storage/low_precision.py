@@ -10,13 +10,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["HASH", "SALT", "CodesOnly", "keys", "random_bits", "rounded_at_random", "salt_and_shift"]
+__all__ = ["HASH", "NEXT", "CodesOnly", "keys", "multiplier", "random_bits", "rounded_at_random"]
 
 _WORD = 0xFFFFFFFF
-# A multiplication spreads the elements, two more and three shifts mix them with the key (the constants are those of
-# Ettinger's "lowbias32"). Philox would need 50 instructions for each element, which is more than most rules have.
+# A multiplication spreads groups of 4 elements, which a thread of a GPU holds, two more and two shifts mix them with the key
+# (the constants are those of Ettinger's "lowbias32"). What it gives is the seed of a congruential generator, whose next
+# numbers are those of the elements of the group, for one slot after the other: one multiplication each. Philox would need
+# 50 instructions for each element, which is more than most rules have.
 HASH = 0x9E3779B1, 0x21F0AAAD, 0x735A2D97
-SALT = 0x85EBCA6B  # by which the keys of pairs of slots differ
+NEXT = 1664525  # Press et al. (1992), "Numerical Recipes in C", section 7.1
 
 
 class CodesOnly(NamedTuple):
@@ -38,27 +40,28 @@ def keys(seed: int | CodesOnly, updates: np.ndarray, offsets: np.ndarray) -> np.
     return np.stack([x >> np.uint64(48), (x >> np.uint64(32)) & np.uint64(0xFFFF)], axis=-1).astype(np.float64)
 
 
-def salt_and_shift(slot: int) -> tuple[int, int]:
-    """What is added to the key of a slot, and how many bits its 16 are above the lowest: two slots share a hash of 32.
+def multiplier(slot: int, element: int = 0) -> int:
+    """What a group's hash is multiplied by for an element of it, from 0 to 3, and a slot.
 
     Args:
         slot: k of state k, and the number of states of the weight.
+        element: which of the group.
     """
-    return slot // 2 * SALT & _WORD, 16 * (1 - slot % 2)
+    return pow(NEXT, 4 * slot + element, 1 << 32)
 
 
 def random_bits(low: float, high: float, index: torch.Tensor, slot: int = 0) -> torch.Tensor:
-    """16 bits for each index, those of an int64; always the same for the same key and slot; see `salt_and_shift`."""
-    salt, shift = salt_and_shift(slot)
-    key = ((int(low) | int(high) << 16) + salt) & _WORD
-    h = (index * HASH[0] & _WORD) ^ key
+    """32 bits for each index, an int64; always the same for the same key and slot. The upper ones are the better ones."""
+    h = ((index >> 2) * HASH[0] & _WORD) ^ (int(low) | int(high) << 16)
     h = (h ^ (h >> 16)) * HASH[1] & _WORD
     h = (h ^ (h >> 15)) * HASH[2] & _WORD
-    return (h >> shift) & 0xFFFF
+    for bit in (0, 1):
+        h = h * (1 + (index >> bit & 1) * (multiplier(0, 1 << bit) - 1)) & _WORD
+    return h * multiplier(slot) & _WORD
 
 
 def rounded_at_random(value: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
-    """float32 as bfloat16: up or down, with the probability of the bits that are cut off."""
+    """float32 as bfloat16: up or down, with the probability of the bits that are cut off; by the upper 16 of 32 bits."""
     bits = value.view(torch.int32).to(torch.int64) & _WORD
-    cut = ((bits + random) >> 16).to(torch.int32) << 16
+    cut = ((bits + (random >> 16)) >> 16).to(torch.int32) << 16
     return torch.where(torch.isnan(value), value, cut.view(torch.float32)).to(torch.bfloat16)

@@ -2,16 +2,18 @@
 
 Source of blocks with a code each: Dettmers et al. (2022), "8-bit Optimizers via Block-wise Quantization".
 
-A packed state of n elements is one stretch of bytes: n codes, zeros up to a multiple of 16, and the largest absolute value
-of each block as float32. Their numbers are spaced like those of a floating-point type with 4 bits of mantissa, down to
-1/256 of the block's largest, or 2^-16 in states that are never negative, and evenly below that. So a code is what a few
-operations on a float32's bits leave of it (`encode`), the same on every backend:
+A packed state of n elements is one stretch of bytes: n codes, zeros up to a multiple of 16, and the scale of each block as
+float32, a power of two at or below its largest absolute value, or the next one. Their numbers are spaced like those of a
+floating-point type with 4 bits of mantissa, down to 1/256 of the block's largest, or 2^-16 in states that are never negative,
+and evenly below that. So a code is what a few operations on a float32's bits leave of it (`encode`):
 
-    y = |x| (1 - c) / largest + c     in [c, 1], where c has the bits of code 0
-    code = bits of y, rounded to the nearest, or stochastically, at the 4th bit of the mantissa; less those of c
+    y = |x| / scale + c     in [c, 31/16], where c = 2^-7, or 2^-15 in states that are never negative
+    code = bits of y, rounded to the nearest, or stochastically, at the 4th bit of the mantissa; the lowest 7 or 8 of them
 
-A number that was decoded is encoded as what it was, also with stochastic rounding. No number above zero becomes zero in a
-state that is never negative: it may be in a denominator. Where one number of a block is not finite, all of them become NaN.
+All of that but the rounding is exact, and therefore the same on every backend. Numbers that were decoded are encoded as they
+were, unless their block's largest was rounded to what has half the scale, as one of 50 is; they then change once. No normal number above zero becomes zero in a
+state that is never negative: it may be in a denominator. Where one number of a block is not finite, or 1.93 * 2^127 or more,
+all of them become NaN, and the codes mean nothing.
 """
 
 from __future__ import annotations
@@ -25,21 +27,26 @@ __all__ = [
     "BLOCK",
     "CUT",
     "LEVELS",
+    "ROOM",
     "copy",
     "decode",
     "encode",
+    "first_level",
+    "first_number",
     "packed_size",
     "pieces",
     "scales_at",
-    "stretch",
     "unpacked",
-    "zero_level",
 ]
 
 BLOCK = 128  # elements that share a scale: those that one warp of a GPU holds, 4 to a thread, so that it finds it alone
 CUT = 19  # bits of a float32's mantissa that a code lacks
 # The largest code, apart from a sign in the eighth bit, of states of either sign and of those that are never negative.
 LEVELS = 127, 255
+# What is added to the bits of a block's largest before those of its exponent are taken for its scale: 31/16 - c is the most
+# that is left of it by then.
+ROOM = 0x8FFFF, 0x800FF
+_INFINITE, _GREATEST, _LEAST = 0x7F800000, 0x7F000000, 0x00400000  # bits of infinity, 2^127, 2^-127
 
 
 def scales_at(n: int) -> int:
@@ -52,19 +59,14 @@ def packed_size(n: int) -> int:
     return scales_at(n) + 4 * -(-n // BLOCK)
 
 
-def _base(unsigned: bool) -> int:
-    """What is taken off the bits that are left of a number to get its code."""
-    return (127 << 23 >> CUT) - LEVELS[unsigned]
+def first_level(unsigned: bool) -> int:
+    """The bits that are left of c, the number of code 0: those of the largest code are the last below 2."""
+    return (128 << 23 >> CUT) - 1 - LEVELS[unsigned]
 
 
-def zero_level(unsigned: bool) -> float:
-    """c: what is added to numbers from 0 to 1 - c before their bits are cut."""
-    return float(np.array(_base(unsigned) << CUT, dtype=np.int32).view(np.float32))
-
-
-def stretch(unsigned: bool) -> np.float32:
-    """1 / (1 - c), as float32, by which the largest code becomes 1 exactly."""
-    return np.float32(1) / np.float32(1 - zero_level(unsigned))
+def first_number(unsigned: bool) -> float:
+    """c, the number of code 0."""
+    return float(np.array(first_level(unsigned) << CUT, dtype=np.int32).view(np.float32))
 
 
 def encode(
@@ -75,32 +77,30 @@ def encode(
     Args:
         values: the numbers.
         unsigned: whether they are never negative; the sign of those that are is lost then.
-        random: 16 bits for each, as `random_bits` gives them, by which they are rounded; by default to the nearest.
+        random: 32 bits for each, as `random_bits` gives them, by which they are rounded; by default to the nearest.
     """
-    n, base = len(values), _base(unsigned)
+    n, first = len(values), first_level(unsigned)
     blocks = torch.nn.functional.pad(values, (0, -n % BLOCK)).view(-(-n // BLOCK), BLOCK)
-    scales = blocks.abs().amax(dim=1)
-    scales = torch.where(scales < torch.finfo(torch.float32).tiny, 0.0, scales)  # some devices know no smaller ones
+    sizes = blocks.abs().view(torch.int32)  # in the order of the numbers, with NaN above all
+    exponents = (sizes.amax(dim=1).clamp(max=_INFINITE) + ROOM[unsigned]) & _INFINITE
+    scales = exponents.view(torch.float32)
     scales = torch.where(scales.isinf(), torch.nan, scales)
-    range_ = torch.full_like(scales, 1 - zero_level(unsigned))  # torch takes a number over a tensor for a product
-    shrunk = torch.where(scales > 0, range_ / scales, 0.0)
-    bits = ((blocks * shrunk[:, None]).abs() + zero_level(unsigned)).view(torch.int32).view(-1)[:n]
-    bits = bits.clamp(max=0x7F800000)  # those of some NaN, a GPU's among them, leave no room to round up
-    # Numbers between those that codes have, not the codes themselves, whose rounding errors are smaller than 8.
-    bits = bits + (1 << (CUT - 1) if random is None else ((random << 3) & 0x7FFF0 | 8).to(torch.int32))
-    codes = (bits >> CUT) - base
+    inverse = (_GREATEST - exponents).clamp(min=_LEAST).view(torch.float32)
+    bits = (blocks.abs() * inverse[:, None] + first_number(unsigned)).view(torch.int32).view(-1)[:n]
+    bits = bits + (1 << (CUT - 1) if random is None else (random >> (32 - CUT)).to(torch.int32))
+    levels = bits >> CUT
     if unsigned:
-        codes = torch.where((codes == 0) & (values != 0), 1, codes)
+        levels = torch.maximum(levels, sizes.view(-1)[:n].clamp(max=first + 1))
     else:
-        codes = codes | torch.where(torch.signbit(values), 128, 0)
-    return torch.where(bits >> CUT > base + LEVELS[unsigned], 0, codes).to(torch.uint8), scales
+        levels = levels & 127 | torch.where(torch.signbit(values), 128, 0)
+    return (levels & 255).to(torch.uint8), scales
 
 
 def decode(codes: torch.Tensor, scales: torch.Tensor, unsigned: bool = False) -> torch.Tensor:
     """What `encode` made codes and scales of, rounded."""
-    wide = codes.to(torch.int32)
-    bits = (wide if unsigned else wide & 127) + _base(unsigned) << CUT
-    sizes = (bits.view(torch.float32) - zero_level(unsigned)) * float(stretch(unsigned))
+    wide, first = codes.to(torch.int32), first_level(unsigned)
+    bits = (wide if unsigned else wide & 127) + first << CUT
+    sizes = bits.view(torch.float32) - first_number(unsigned)
     values = sizes * scales.repeat_interleave(BLOCK)[: len(codes)]
     return values if unsigned else torch.where(wide > 127, -values, values)
 

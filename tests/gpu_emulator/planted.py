@@ -73,8 +73,8 @@ def _without_masks(ptx: str) -> str:
 
 
 def _in_32_bits(ptx: str) -> str:
-    """The first element of a tile, its number times 1,024, as a product of 32 bits is."""
-    product = r"((?:mul\.wide\.s32|shl\.b64)\s+(%rd\d+), %rd?\d+, (?:1024|10);)"
+    """The first element of a tile, its number times its size, as a product of 32 bits is."""
+    product = r"(mul\.lo\.s64\s+(%rd\d+), %rd\d+, %rd\d+;)"
     return re.sub(product, r"\1 shl.b64 \2, \2, 32; shr.s64 \2, \2, 32;", ptx)
 
 
@@ -107,7 +107,7 @@ def _move_beyond_32_bits(update: Update) -> None:
             continue
         execute._addresses -= 4 * _FAR
         execute._sizes += _FAR
-        execute._tiles[:, 1] += _FAR // execute.tile
+        execute._tiles[:, 1] += _FAR // execute.table.tile
         execute._upload = partial(_upload_far, execute.table, execute._upload)
 
 

@@ -29,8 +29,8 @@ class Place(NamedTuple):
 
     @property
     def tile(self) -> int:
-        """The engine's elements per tile."""
-        return executor_for(self.engine, whole=False).tile
+        """The engine's elements per tile, of few."""
+        return executor_for(self.engine, whole=False).tile_for(0)
 
     def tensor(self, array, dtype):
         """A tensor with these values, rounded to `dtype`, at the start of memory of its own."""
@@ -79,8 +79,8 @@ def small_tiles(monkeypatch):
     if has_triton() and os.environ.get("TRITON_INTERPRET") == "1":
         from tristep.kernels.backends.triton import compile, launch
 
-        for target, name in ((compile, "TILE"), (launch, "TILE"), (launch.TritonUpdate, "tile")):
-            monkeypatch.setattr(target, name, 128)
+        for module in (compile, launch):
+            monkeypatch.setattr(module, "BLOCK", 128)
 
 
 def _load(path):

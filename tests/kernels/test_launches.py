@@ -295,7 +295,7 @@ def test_the_device_has_what_is_bound(scenes):
 def test_later_launches_have_the_arguments_of_the_first(scenes):
     """The first goes through Triton's JIT, which binds them to the kernel's parameters; the others bypass it."""
     found = scenes["arguments"]
-    assert found == {"parameters": 15, "counts": [15], "alike": True, "launches": 7}
+    assert found == {"parameters": 16, "counts": [16], "alike": True, "launches": 7}
 
 
 def test_other_values_and_other_numbers_of_tensors_compile_nothing(scenes):

@@ -114,7 +114,7 @@ def test_more_tiles_than_are_added_up_at_a_time(monkeypatch):
     launch = pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
     monkeypatch.setattr(launch, "TOTALS", 4)
     place = Triton()
-    weights, gradients = tensors(place, [(5 * launch.TILE + 1,), (2,)], F32)
+    weights, gradients = tensors(place, [(5 * launch.BLOCK + 1,), (2,)], F32)
     before = [array(weight) for weight in weights]
     into = MetricsBuffer(ALL, 2)
     step(place, rules.sgd, weights, gradients, into)

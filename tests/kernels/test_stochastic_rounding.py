@@ -55,7 +55,9 @@ def test_random_bits_are_alike_on_every_engine_and_in_any_tiles(compiled_place):
     values = numbers(2, (compiled_place.tile + 2000,))
     for weight, place_in_list in zip(run_at_random(compiled_place, values, 7, 5, repeat=2), range(2), strict=True):
         low, high = keys(5, np.array([7]), np.array([place_in_list]))[0]
-        random = random_bits(low, high, torch.arange(len(values)), len(take.state)).numpy().astype(np.uint64)
+        random = random_bits(low, high, torch.arange(len(values)), len(take.state)).numpy().astype(np.uint64) >> np.uint64(
+            16
+        )
         cut = ((values.view(np.uint32) + random) >> np.uint64(16)).astype(np.uint32) << np.uint32(16)
         same(weight, np.where(np.isnan(values), values, cut.view(np.float32)))
 
@@ -73,22 +75,31 @@ def test_random_bits_differ_by_seed_update_and_tensor_and_repeat_with_them(place
 
 
 def test_random_bits_are_uniform_and_independent_of_their_neighbours():
+    """Within 5 standard errors each: of an element, of its neighbours, of the next update, and of other slots."""
     low, high = keys(0, np.array([1]), np.array([0]))[0]
     index = torch.arange(1 << 17)
-    first = random_bits(low, high, index).double() / 2**16 - 0.5
+    first = random_bits(low, high, index).double() / 2**32 - 0.5
     error = 5 / math.sqrt(12 * len(index))
     assert abs(float(first.mean())) < error
     assert abs(float((first**2).mean()) - 1 / 12) < error
-    counts = np.bincount(random_bits(low, high, index).numpy() >> 8, minlength=256)
+    counts = np.bincount(random_bits(low, high, index).numpy() >> 24, minlength=256)
     assert abs(((counts - 512) ** 2 / 512).sum() - 255) < 5 * math.sqrt(2 * 255)  # chi-squared
-    for lag in (1, 2, 32, 256, 1024, 4096, 65536):
+    for lag in (1, 2, 3, 4, 5, 32, 256, 1024, 4096, 65536):
         product = float((first[:-lag] * first[lag:]).mean()) * 12
         assert abs(product) < 5 / math.sqrt(len(index) - lag), lag
     after = keys(0, np.array([2]), np.array([0]))[0]
-    second = random_bits(*after, index).double() / 2**16 - 0.5
-    salted = random_bits(low, high, index, 1).double() / 2**16 - 0.5
-    for other in (second, salted):
-        assert abs(float((first * other).mean()) * 12) < 5 / math.sqrt(len(index))
+    others = {"next update": random_bits(*after, index)} | {
+        slot: random_bits(low, high, index, slot) for slot in range(1, 6)
+    }
+    for name, other in others.items():
+        for lag in range(4):  # the elements of a group have one hash
+            value = other.double() / 2**32 - 0.5
+            product = float((first[: len(index) - lag] * value[lag:]).mean()) * 12
+            assert abs(product) < 5 / math.sqrt(len(index) - lag), (name, lag)
+            pairs = (random_bits(low, high, index) >> 28)[: len(index) - lag] * 16 + (other >> 28)[lag:]
+            counts = np.bincount(pairs.numpy(), minlength=256)
+            mean = (len(index) - lag) / 256
+            assert abs(((counts - mean) ** 2 / mean).sum() - 255) < 5 * math.sqrt(2 * 255), (name, lag)
 
 
 def test_random_rounding_of_states(place):

@@ -367,11 +367,17 @@ def philox(counter, key):
 
 
 def normal(key0, key1, index):
-    """Box & Muller (1958) with the upper 24 bits of Philox's first two words; the first is from (0, 1], so it has a log."""
+    """Box & Muller (1958), both numbers of both pairs of Philox's four words for index // 4, of the upper 24 bits of each.
+
+    The first of a pair is from (0, 1], so it has a log.
+    """
     index = np.asarray(index, dtype=np.uint64)
-    first, second, _, _ = philox((index & np.uint64(0xFFFFFFFF), index >> np.uint64(32), 0 * index, 0 * index), (key0, key1))
-    first, second = ((word >> np.uint64(8)).astype(np.longdouble) for word in (first, second))
-    x = np.abs(second / 2**24 - 0.5) - 0.25  # cos(2 pi u) = sin(2 pi x), which is right to the last bit near 0 too
+    group, place = index // np.uint64(4), index % np.uint64(4)
+    words = philox((group & np.uint64(0xFFFFFFFF), group >> np.uint64(32), 0 * group, 0 * group), (key0, key1))
+    words = [(word >> np.uint64(8)).astype(np.longdouble) for word in words]
+    first, second = np.where(place < 2, words[0], words[2]), np.where(place < 2, words[1], words[3])
+    # cos(2 pi u) = sin(2 pi x) for this x, which is right to the last bit near 0 too; and sin(2 pi u) is that of u - 1/4
+    x = np.abs(np.abs(second / 2**24 - np.where(place % 2 == 0, 0, np.longdouble(0.25))) - 0.5) - 0.25
     return np.sqrt(-2 * np.log((first + 1) / 2**24)) * np.sin(2 * np.longdouble(_PI) * x)
 
 

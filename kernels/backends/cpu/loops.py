@@ -134,8 +134,7 @@ def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list
     """The lines that store an element's new values."""
 
     def at_random(value: str, slot: int) -> str:
-        salt, shift = storage.salt_and_shift(slot)
-        return f"store_at_random({value}, key_of(key0, key1, {salt}), start + i, {shift})"
+        return f"store_at_random({value}, key_of(key0, key1), start + i, {storage.multiplier(slot)})"
 
     if stored.master == MasterKind.SPLIT:
         lines = ["w[i] = high_bits(value)", "m[i] = low_bits(value)"]
@@ -188,8 +187,7 @@ def _pack_lines(rule: Rule, states: list[str], packed: list[str], row: dict[str,
         if states[k] in packed and name in rule.changed:
             codes, scales = _where_packed(row[states[k]])
             kind = "_at_random" * (key is not None) + "_unsigned" * (name in rule.nonnegative)
-            salt, shift = storage.salt_and_shift(k)
-            given = "0, 0" if key is None else f"key_of(hyper[{key}], hyper[{key + 1}], {salt}), {shift}"
+            given = "0, 0" if key is None else f"key_of(hyper[{key}], hyper[{key + 1}]), {storage.multiplier(k)}"
             lines += f"\n    pack{kind}({states[k]}, {codes}, {scales}, {given}, start)"
     return lines
 

@@ -52,24 +52,28 @@ def _store_float16(value):
 
 
 _H0, _H1, _H2 = map(np.uint32, storage.HASH)
-_NAN_ABOVE, _POSITIVE = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF)
+_NEXT, _NEXT2 = (np.uint32(storage.multiplier(0, element)) for element in (1, 2))
+_NAN_ABOVE, _POSITIVE, _ONE = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF), np.uint32(1)
 
 
 @jit
-def key_of(low, high, salt):
-    return np.uint32(np.uint32(low) + (np.uint32(high) << np.uint32(16)) + np.uint32(salt))
+def key_of(low, high):
+    return np.uint32(np.uint32(low) + (np.uint32(high) << np.uint32(16)))
 
 
 @jit
-def _random(key, index):
-    h = np.uint32(np.uint32(np.uint32(index) * _H0) ^ key)
+def _random(key, index, multiplier):
+    h = np.uint32(np.uint32(np.uint32(np.int64(index) >> 2) * _H0) ^ key)
     h = np.uint32(np.uint32(h ^ (h >> np.uint32(16))) * _H1)
-    return np.uint32(np.uint32(h ^ (h >> np.uint32(15))) * _H2)
+    h = np.uint32(np.uint32(h ^ (h >> np.uint32(15))) * _H2)
+    h = np.uint32(h * (_NEXT if index & 1 else _ONE))
+    h = np.uint32(h * (_NEXT2 if index & 2 else _ONE))
+    return np.uint32(h * np.uint32(multiplier))
 
 
 @jit
-def store_at_random(value, key, index, shift):
-    random = (_random(key, index) >> np.uint32(shift)) & np.uint32(0xFFFF)
+def store_at_random(value, key, index, multiplier):
+    random = _random(key, index, multiplier) >> np.uint32(16)
     bits = bits_of_float(np.float32(value))
     nan = (bits >> np.uint32(16)) | np.uint32(0x40)
     cut = np.uint32(bits + random) >> np.uint32(16)
@@ -117,21 +121,19 @@ def lost_float16(value, rounded):
 
 def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
     """How packed states are read and written, to the nearest or at random; see storage/packed.py."""
-    block, cut = storage.BLOCK, np.int32(storage.CUT)
-    levels = np.int32(storage.LEVELS[unsigned])
-    base = np.int32((127 << 23 >> storage.CUT) - storage.LEVELS[unsigned])
-    zero, stretch = np.float32(storage.zero_level(unsigned)), storage.stretch(unsigned)
-    range_, half, top = np.float32(1) - zero, np.int32(1 << (storage.CUT - 1)), base + levels
-    none, least, infinite, nan = np.float32(0), np.int32(0x00800000), np.int32(0x7F800000), np.float32(np.nan)
+    block, cut = storage.BLOCK, np.uint32(storage.CUT)
+    first, room = np.uint32(storage.first_level(unsigned)), np.int32(storage.ROOM[unsigned])
+    zero, half = np.float32(storage.first_number(unsigned)), np.uint32(1 << (storage.CUT - 1))
+    infinite, greatest, least = np.int32(0x7F800000), np.int32(0x7F000000), np.int32(0x00400000)
     kind = "unsigned" if unsigned else "signed"
 
     @jit_exact
     def unpack_block(codes, scale, values):
         for i in range(codes.size):
-            code = np.int32(codes[i])
-            size = code if unsigned else code & np.int32(127)
-            number = (float_of_bits(np.uint32((size + base) << cut)) - zero) * stretch * scale
-            sign = np.uint32(0 if unsigned else (code & np.int32(128)) << np.int32(24))
+            code = np.uint32(codes[i])
+            size = code if unsigned else code & np.uint32(127)
+            number = (float_of_bits(np.uint32((size + first) << cut)) - zero) * scale
+            sign = np.uint32(0 if unsigned else (code & np.uint32(128)) << np.uint32(24))
             values[i] = float_of_bits(bits_of_float(number) | sign)
 
     @jit_exact
@@ -142,37 +144,32 @@ def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
         return bits
 
     @jit_exact
-    def pack_level(number, level):
-        code = np.int32(level - base)
+    def pack_number(number, inverse, cut_at):
+        level = np.uint32(bits_of_float(np.abs(number * inverse) + zero) + cut_at) >> cut
         if unsigned:
-            code = np.int32(max(code, np.int32(number != none)))
-        else:
-            code |= np.int32(bits_of_float(number) >> np.uint32(24)) & np.int32(128)
-        return np.uint8(code if level <= top else np.int32(0))
+            return np.uint8(max(level, min(bits_of_float(number) & _POSITIVE, np.uint32(first + _ONE))))
+        return np.uint8((level & np.uint32(127)) | ((bits_of_float(number) >> np.uint32(24)) & np.uint32(128)))
 
     @jit_exact
-    def pack_block(values, codes, shrunk, key, shift, start):
+    def pack_block(values, codes, inverse, key, multiplier, start):
         for i in range(codes.size):
-            level = min(np.int32(bits_of_float(np.abs(values[i] * shrunk) + zero)), infinite)  # of some NaN it is more
-            codes[i] = pack_level(values[i], np.int32(level + half) >> cut)
+            codes[i] = pack_number(values[i], inverse, half)
 
     @jit_exact
-    def pack_block_at_random(values, codes, shrunk, key, shift, start):
+    def pack_block_at_random(values, codes, inverse, key, multiplier, start):
         for i in range(codes.size):
-            level = min(np.int32(bits_of_float(np.abs(values[i] * shrunk) + zero)), infinite)
-            random = ((_random(key, start + i) >> np.uint32(shift)) & np.uint32(0xFFFF)) << np.uint32(3)
-            codes[i] = pack_level(values[i], np.int32(level + np.int32(random & np.uint32(0x7FFF0) | np.uint32(8))) >> cut)
+            random = _random(key, start + i, multiplier)
+            codes[i] = pack_number(values[i], inverse, random >> np.uint32(32 - storage.CUT))
 
     def packing(pack_one):
         @jit_variant(f"{kind}_{pack_one.py_func.__name__}")
-        def pack(values, codes, scales, key, shift, start):
+        def pack(values, codes, scales, key, multiplier, start):
             for k in range(scales.size):
                 piece = slice(k * block, min(k * block + block, codes.size))
-                bits = largest(values[piece])
-                scale = float_of_bits(np.uint32(bits)) if bits >= least else none
-                shrunk = range_ / scale if bits >= least and bits < infinite else none
-                scales[k] = scale if bits < infinite else nan
-                pack_one(values[piece], codes[piece], shrunk, key, shift, start + k * block)
+                exponent = np.int32(min(largest(values[piece]), infinite) + room) & infinite
+                inverse = float_of_bits(np.uint32(max(np.int32(greatest - exponent), least)))
+                scales[k] = float_of_bits(np.uint32(exponent)) if exponent < infinite else np.float32(np.nan)
+                pack_one(values[piece], codes[piece], inverse, key, multiplier, start + k * block)
 
         return pack
 

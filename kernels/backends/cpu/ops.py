@@ -16,7 +16,7 @@ __all__ = ["bind"]
 # Philox-4x32-10 in words of 32 bits; see random.py.
 _M0, _M1 = map(np.uint64, random.MULTIPLIERS)
 _K0, _K1 = map(np.uint64, random.KEYS)
-_MASK, _32, _8, _1 = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(8), np.uint64(1)
+_MASK, _34, _32, _8, _2, _1 = np.uint64(0xFFFFFFFF), *map(np.uint64, (34, 32, 8, 2, 1))
 _STEP, _HALF, _QUARTER = np.float32(2.0**-24), np.float32(0.5), np.float32(0.25)
 _S0, _S1, _S2, _S3, _S4 = map(np.float32, random.SINE)
 _L0, _L1, _L2, _L3 = map(np.float32, random.LOGARITHM)
@@ -26,21 +26,23 @@ _ROOT_HALF, _LOG2 = np.int32(random.ROOT_HALF), np.float32(random.LOG2)
 @jit
 def _normal(key0, key1, index):
     k0, k1 = np.uint64(key0), np.uint64(key1)
-    c0, c1 = np.uint64(index) & _MASK, np.uint64(index) >> _32
+    c0, c1 = np.uint64(index) >> _2 & _MASK, np.uint64(index) >> _34
     c2 = c3 = np.uint64(0)
     for _ in range(random.ROUNDS):
         product0, product1 = c0 * _M0, c2 * _M1
         c0, c1 = (product1 >> _32) ^ c1 ^ k0, product1 & _MASK
         c2, c3 = (product0 >> _32) ^ c3 ^ k1, product0 & _MASK
         k0, k1 = (k0 + _K0) & _MASK, (k1 + _K1) & _MASK
-    bits = np.int32(bits_of_float(np.float32(np.int32((c0 >> _8) + _1)) * _STEP))
+    first, second = (c2, c3) if index & 2 else (c0, c1)
+    bits = np.int32(bits_of_float(np.float32(np.int32((first >> _8) + _1)) * _STEP))
     exponent = np.int32(bits - _ROOT_HALF) >> np.int32(23)
     mantissa = float_of_bits(np.uint32(bits - (exponent << np.int32(23))))
     s = (mantissa - np.float32(1)) / (mantissa + np.float32(1))
     square = s * s
     logarithm = np.float32(exponent) * _LOG2 + s * (_L0 + square * (_L1 + square * (_L2 + square * _L3)))
     radius = np.sqrt(np.float32(-2) * logarithm)
-    x = np.abs(np.float32(np.int32(c1 >> _8)) * _STEP - _HALF) - _QUARTER
+    turns = np.abs(np.float32(np.int32(second >> _8)) * _STEP - (_QUARTER if index & 1 else np.float32(0)))
+    x = np.abs(turns - _HALF) - _QUARTER
     square = x * x
     return radius * x * (_S0 + square * (_S1 + square * (_S2 + square * (_S3 + square * _S4))))
 

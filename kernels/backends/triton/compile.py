@@ -17,9 +17,19 @@ from .kernels import sums_kernel, update_kernel
 from .ops import TYPES, bind
 from .tile import Arguments, Layout
 
-__all__ = ["TILE", "compile_for", "kernel_constants", "launch_options", "options_for"]
+__all__ = ["BLOCK", "compile_for", "kernel_constants", "launch_options", "options_for", "tile_for"]
 
-TILE = 1024  # elements of one program
+BLOCK = 1024  # elements that a program computes at a time
+MOST_BLOCKS = 16  # of a program
+ENOUGH = 2048  # programs, twice those that the largest GPUs run at a time
+
+
+def tile_for(elements: int) -> int:
+    """Elements of one program, of this many of all: the more, the less is spent on what is done once for each program."""
+    blocks = MOST_BLOCKS
+    while blocks > 1 and elements < ENOUGH * blocks * BLOCK:
+        blocks //= 2
+    return blocks * BLOCK
 
 
 def launch_options(
@@ -43,8 +53,10 @@ def launch_options(
     return {"num_warps": 8 if mixed or max(n_states, n_sums) > 2 else 4, "enable_fp_fusion": False}
 
 
-def _gathered_by(function: Rule | RuleWithMetric, how: str) -> tuple[int, ...]:
-    """Which values of its metric, if it has one, are gathered in this way."""
+def _gathered_by(function: Rule | Reduction | RuleWithMetric, how: str) -> tuple[int, ...]:
+    """Which of its values, if it has any, are gathered in this way."""
+    if isinstance(function, Reduction):
+        return tuple(range(function.n_values)) if function.op == how else ()
     return tuple(k for k, by in enumerate(function.metric.by) if by == how) if isinstance(function, RuleWithMetric) else ()
 
 
@@ -71,7 +83,7 @@ def kernel_constants(
         stochastic=stored.stochastic + stored.codes_only,
         n_hyper=len(rule.hyper) + 2 * stored.stochastic,
         aligned=aligned,
-        tile=TILE,
+        block=BLOCK,
     )
     arguments = Arguments(
         states=tuple(rule.state.index(name) for name in function.state),
@@ -80,9 +92,8 @@ def kernel_constants(
         takes_index="index" in function.extras,
     )
     constants = {"FUNCTION": bind(function), "ARGUMENTS": arguments, "LAYOUT": layout}
-    if isinstance(function, Reduction):
-        return constants | {"N_VALUES": function.n_values, "LARGEST": function.op == "max"}
-    return constants | {"SUMMED": _gathered_by(function, "sum"), "MAXIMA": _gathered_by(function, "max"), "ZERO": zero_grads}
+    constants |= {"SUMMED": _gathered_by(function, "sum"), "MAXIMA": _gathered_by(function, "max")}
+    return constants if isinstance(function, Reduction) else constants | {"ZERO": zero_grads}
 
 
 def options_for(
@@ -126,7 +137,7 @@ def compile_for(
     constants = kernel_constants(function, rule, types, stored, aligned, zero_grads)
     signature = {"addresses": "*i64", "gradients": "*i64", "hyper": real, "sizes": "*i64", "tiles": "*i32", "sums": real}
     signature["partials"] = real
-    signature |= {"n_tensors": "i32", "control": "*fp32"}
+    signature |= {"n_tensors": "i32", "blocks": "i32", "control": "*fp32"}
     constants |= {} if grad_scale_and_skip else {"control": None}
     signature |= dict.fromkeys(constants, "constexpr")
     kernel = update_kernel if stage is None else sums_kernel

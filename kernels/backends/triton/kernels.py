@@ -1,19 +1,33 @@
-"""The generic kernels: load, rescale, rule or reduction, store; one program per tile, whatever the rule."""
+"""The generic kernels: load, rescale, rule or reduction, store; one program per tile, block by block, whatever the rule."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .reduce import gathered, spread, store_partials
-from .tile import compute_tile, fill_with_zeros, store_tile
+from .reduce import found_too, nothing_found, store_partials
+from .tile import compute_block, fill_with_zeros, load_addresses, load_numbers, store_block
 
 __all__ = ["sums_kernel", "update_kernel"]
 
 
+@triton.jit
+def _tile_of(tiles, gradients, sizes, control, blocks, LAYOUT: tl.constexpr):
+    # Which tensor, its gradient, and what `load` has to know of the tile: where it begins, its elements, those of the tensor.
+    tiles += 2 * tl.program_id(0).to(tl.int64)
+    size = blocks.to(tl.int64) * LAYOUT.block
+    tensor, first = tl.load(tiles).to(tl.int64), tl.load(tiles + 1).to(tl.int64) * size
+    gradient, n = tl.load(gradients + tensor), tl.load(sizes + tensor)
+    left = tl.minimum(n - first, size).to(tl.int32)
+    stepping = gradient != 0
+    if control is not None:
+        stepping &= tl.load(control + 1) == 0.0
+    return tensor, gradient, (first, tl.where(stepping, left, 0), n), left
+
+
 # Compiled once, whatever the number of tensors, on which the alignment of `hyper` and of `sums` depends too.
 @triton.jit(
-    do_not_specialize=["n_tensors"],
+    do_not_specialize=["n_tensors", "blocks"],
     do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums", "partials", "control"],
 )
 def update_kernel(
@@ -25,6 +39,7 @@ def update_kernel(
     sums,  # compute type [n_tensors, n_sums]
     partials,  # compute type [n_values, n_programs]: the metric's values of each program
     n_tensors,
+    blocks,  # of a tile
     control,  # float32 [2], `grad_scale_and_skip` of TensorTable; or None
     FUNCTION: tl.constexpr,
     ARGUMENTS: tl.constexpr,  # Arguments
@@ -34,42 +49,36 @@ def update_kernel(
     ZERO: tl.constexpr,
 ):
     n_tensors = n_tensors.to(tl.int64)  # and so all products that are offsets, which may be beyond 2^31
-    tiles += 2 * tl.program_id(0).to(tl.int64)
-    tensor, start = tl.load(tiles).to(tl.int64), tl.load(tiles + 1).to(tl.int64) * LAYOUT.tile
-    gradient = tl.load(gradients + tensor)
-    stepping = gradient != 0
-    if control is not None:
-        stepping &= tl.load(control + 1) == 0.0
-    if stepping:
-        n = tl.load(sizes + tensor)
-        offsets = start + tl.arange(0, LAYOUT.tile)
-        column, row, own = addresses + tensor, hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
-        if start + LAYOUT.tile <= n:
-            new = compute_tile(
-                column, n_tensors, gradient, row, own, control, start, offsets, n, FUNCTION, ARGUMENTS, LAYOUT, True
-            )  # fmt: skip
-            store_tile(column, n_tensors, row, start, offsets, n, new[0], new[1], LAYOUT, True)
+    tensor, gradient, tile, left = _tile_of(tiles, gradients, sizes, control, blocks, LAYOUT)
+    own = load_addresses(addresses + tensor, n_tensors, LAYOUT)
+    row, given = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
+    numbers = load_numbers(row, given, control, ARGUMENTS, LAYOUT)
+    found = nothing_found(len(SUMMED) + len(MAXIMA), LAYOUT)
+    at = 0
+    while at < tile[1]:  # the interpreter of Triton 3.6 knows no range() of loaded numbers
+        if at + LAYOUT.block <= tile[1]:
+            new = compute_block(own, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, True)
+            store_block(own, numbers[3], at, tile, new[0], new[1], LAYOUT, True)
             if len(SUMMED) + len(MAXIMA) > 0:
-                store_partials(partials, new[2], offsets, n, LAYOUT.compute, SUMMED, MAXIMA, True)
+                found = found_too(found, new[2], at, tile, LAYOUT, MAXIMA, True)
         else:
-            new = compute_tile(
-                column, n_tensors, gradient, row, own, control, start, offsets, n, FUNCTION, ARGUMENTS, LAYOUT, False
-            )  # fmt: skip
-            store_tile(column, n_tensors, row, start, offsets, n, new[0], new[1], LAYOUT, False)
+            new = compute_block(own, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
+            store_block(own, numbers[3], at, tile, new[0], new[1], LAYOUT, False)
             if len(SUMMED) + len(MAXIMA) > 0:
-                store_partials(partials, new[2], offsets, n, LAYOUT.compute, SUMMED, MAXIMA, False)
-    elif control is not None:
-        if len(SUMMED) + len(MAXIMA) > 0:  # the metrics of a skipped step are 0
-            for k in tl.static_range(len(SUMMED) + len(MAXIMA)):
-                tl.store(partials + k * tl.num_programs(0).to(tl.int64) + tl.program_id(0), 0.0)
+                found = found_too(found, new[2], at, tile, LAYOUT, MAXIMA, False)
+        at += LAYOUT.block
+    store_partials(partials, found, SUMMED, MAXIMA)
     if ZERO:
         if gradient != 0:
             tl.debug_barrier()  # all threads of the tile have read theirs
-            fill_with_zeros(gradient, start, tl.load(sizes + tensor), LAYOUT)
+            at = 0
+            while at < left:
+                fill_with_zeros(gradient, at, (tile[0], left, tile[2]), LAYOUT)
+                at += LAYOUT.block
 
 
 @triton.jit(
-    do_not_specialize=["n_tensors"],
+    do_not_specialize=["n_tensors", "blocks"],
     do_not_specialize_on_alignment=["addresses", "gradients", "hyper", "sizes", "tiles", "sums", "partials", "control"],
 )
 def sums_kernel(
@@ -81,39 +90,27 @@ def sums_kernel(
     sums,
     partials,  # compute type [N_VALUES, n_programs]: what each program found
     n_tensors,
+    blocks,
     control,
     FUNCTION: tl.constexpr,
     ARGUMENTS: tl.constexpr,
     LAYOUT: tl.constexpr,
-    N_VALUES: tl.constexpr,
-    LARGEST: tl.constexpr,
+    SUMMED: tl.constexpr,  # which values are added up: all, or none
+    MAXIMA: tl.constexpr,  # and of which the maximum is taken
 ):
-    n_tensors = n_tensors.to(tl.int64)  # and so all products that are offsets, which may be beyond 2^31
-    tiles += 2 * tl.program_id(0).to(tl.int64)
-    tensor, start = tl.load(tiles).to(tl.int64), tl.load(tiles + 1).to(tl.int64) * LAYOUT.tile
-    gradient = tl.load(gradients + tensor)
-    partials += tl.program_id(0)
-    stepping = gradient != 0
-    if control is not None:
-        stepping &= tl.load(control + 1) == 0.0
-    if stepping:
-        n = tl.load(sizes + tensor)
-        offsets = start + tl.arange(0, LAYOUT.tile)
-        column, row, own = addresses + tensor, hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
-        if start + LAYOUT.tile <= n:
-            values = compute_tile(
-                column, n_tensors, gradient, row, own, control, start, offsets, n, FUNCTION, ARGUMENTS, LAYOUT, True
-            )  # fmt: skip
-            for k in tl.static_range(N_VALUES):
-                value = spread(values[k], offsets, LAYOUT.compute)
-                tl.store(partials + k * tl.num_programs(0).to(tl.int64), gathered(value, LARGEST))
+    n_tensors = n_tensors.to(tl.int64)
+    tensor, gradient, tile, _ = _tile_of(tiles, gradients, sizes, control, blocks, LAYOUT)
+    own = load_addresses(addresses + tensor, n_tensors, LAYOUT)
+    row, given = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
+    numbers = load_numbers(row, given, control, ARGUMENTS, LAYOUT)
+    found = nothing_found(len(SUMMED) + len(MAXIMA), LAYOUT)
+    at = 0
+    while at < tile[1]:
+        if at + LAYOUT.block <= tile[1]:
+            values = compute_block(own, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, True)
+            found = found_too(found, values, at, tile, LAYOUT, MAXIMA, True)
         else:
-            values = compute_tile(
-                column, n_tensors, gradient, row, own, control, start, offsets, n, FUNCTION, ARGUMENTS, LAYOUT, False
-            )  # fmt: skip
-            for k in tl.static_range(N_VALUES):
-                value = tl.where(offsets < n, spread(values[k], offsets, LAYOUT.compute), 0.0)
-                tl.store(partials + k * tl.num_programs(0).to(tl.int64), gathered(value, LARGEST))
-    else:
-        for k in tl.static_range(N_VALUES):
-            tl.store(partials + k * tl.num_programs(0).to(tl.int64), 0.0)
+            values = compute_block(own, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
+            found = found_too(found, values, at, tile, LAYOUT, MAXIMA, False)
+        at += LAYOUT.block
+    store_partials(partials, found, SUMMED, MAXIMA)

@@ -15,7 +15,7 @@ from ... import streams
 from ...language import Metric, Reduction, Rule
 from ...metrics import MetricsBuffer, RuleWithMetric, with_metric
 from ...table import TensorTable
-from .compile import TILE, kernel_constants, options_for
+from .compile import BLOCK, kernel_constants, options_for, tile_for
 from .kernels import sums_kernel, update_kernel
 from .reduce import metrics_kernel, totals_kernel
 from .upload import Uploader
@@ -28,8 +28,12 @@ TOTALS = 4096  # tiles whose metrics are added up at a time
 class TritonUpdate:
     """Runs one table on a GPU: keeps its arrays on the device, copies what has changed, launches once."""
 
-    tile = TILE
     looks_at_tensors = multiplies_on_host = False  # but at memory, and on the device
+
+    @staticmethod
+    def tile_for(elements: int) -> int:
+        """Elements of a tile, of a table of this many."""
+        return tile_for(elements)
 
     def __init__(self, table: TensorTable) -> None:
         assert isinstance(table.rule, Rule)
@@ -113,7 +117,8 @@ class TritonUpdate:
         types = table.weight_dtype, table.gradient_dtype, table.dtype
         constants = kernel_constants(function, self._rule, types, table.storage, table.aligned, table.zero_grads)
         options = options_for(function, types, table.storage)
-        return Launch(kernel, self._n_tiles, (*arguments, len(table.sizes), table.grad_scale_and_skip), constants, options)
+        arguments = *arguments, len(table.sizes), table.tile // BLOCK, table.grad_scale_and_skip
+        return Launch(kernel, self._n_tiles, arguments, constants, options)
 
     def _sums_launcher(self, stage: int) -> tuple[Launch, Launch]:
         table, reduction = self.table, self._rule.reductions[stage]

@@ -11,26 +11,51 @@ import triton.language as tl
 
 from ... import storage
 
-__all__ = ["is_packed", "load", "load_key", "pack", "put", "round_to", "store", "unpack"]
+__all__ = [
+    "has_packed",
+    "indices",
+    "is_packed",
+    "load",
+    "load_key",
+    "pack",
+    "put",
+    "random_words",
+    "round_to",
+    "store",
+    "unpack",
+]
 
 _H0, _H1, _H2 = map(tl.constexpr, storage.HASH)
-_SALT = tl.constexpr(storage.SALT)
+_NEXT, _NEXT2 = (tl.constexpr(storage.multiplier(0, element)) for element in (1, 2))
 _BLOCK, _CUT, _HALF = map(tl.constexpr, (storage.BLOCK, storage.CUT, 1 << (storage.CUT - 1)))
+_WARP = tl.constexpr(32)
 # Of packed states, which go by tl.int8, or by tl.uint8 where they are never negative; see storage/packed.py.
-_LEVELS, _UNSIGNED_LEVELS = map(tl.constexpr, storage.LEVELS)
-_ZERO, _UNSIGNED_ZERO = (tl.constexpr(storage.zero_level(unsigned)) for unsigned in (False, True))
-_STRETCH, _UNSIGNED_STRETCH = (tl.constexpr(float(storage.stretch(unsigned))) for unsigned in (False, True))
+_FIRST, _UNSIGNED_FIRST = (tl.constexpr(storage.first_level(unsigned)) for unsigned in (False, True))
+_ZERO, _UNSIGNED_ZERO = (tl.constexpr(storage.first_number(unsigned)) for unsigned in (False, True))
+_ROOM, _UNSIGNED_ROOM = map(tl.constexpr, storage.ROOM)
+
+
+@triton.constexpr_function
+def _multiplier(first, slot):  # as that of storage/low_precision.py, which Triton does not call
+    return pow(first, 4 * slot, 1 << 32)
 
 
 @triton.jit
-def load(address, offsets, n, TYPE: tl.constexpr, COMPUTE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
-    pointer = address.to(tl.pointer_type(TYPE))
+def _pointers(address, offsets, tile, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = address.to(tl.pointer_type(TYPE)) + tile[0]
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
+    return pointer + offsets
+
+
+@triton.jit
+def load(address, offsets, tile, TYPE: tl.constexpr, COMPUTE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
+    # `tile`: where it begins in its tensor, how many elements it has, and how many the tensor has; `offsets`: in the tile.
+    pointers = _pointers(address, offsets, tile, TYPE, ALIGNED)
     if FULL:
-        value = tl.load(pointer + offsets)
+        value = tl.load(pointers)
     else:
-        value = tl.load(pointer + offsets, mask=offsets < n)
+        value = tl.load(pointers, mask=offsets < tile[1])
     return value.to(COMPUTE)
 
 
@@ -39,68 +64,73 @@ def is_packed(TYPE):
     return TYPE in (tl.uint8, tl.int8)
 
 
-@triton.jit
-def _scales(address, n):
-    return (address + (n + 15) // 16 * 16).to(tl.pointer_type(tl.float32))
+@triton.constexpr_function
+def has_packed(types):
+    return tl.uint8 in types or tl.int8 in types
 
 
 @triton.jit
-def unpack(address, start, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
+def _scales(address, at, tile, ROWS: tl.constexpr):
+    # Of pointers that the compiler knew to be contiguous it would put several into a thread: not where scales are found.
+    first = address + (tile[2] + 15) // 16 * 16 + tile[0] // _BLOCK * 4
+    return (first + (at // _BLOCK + tl.arange(0, ROWS)) * 4).to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def unpack(address, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
     ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
-    code = load(address, offsets, n, tl.uint8, tl.int32, FULL, ALIGNED)
-    if tl.uint8 == TYPE:
-        bits = (code + (127 * 16 - _UNSIGNED_LEVELS)) << _CUT
-        size = (bits.to(tl.float32, bitcast=True) - _UNSIGNED_ZERO) * _UNSIGNED_STRETCH
-    else:
-        bits = ((code & 127) + (127 * 16 - _LEVELS)) << _CUT
-        size = (bits.to(tl.float32, bitcast=True) - _ZERO) * _STRETCH
-        sign = (code & 128) << 24
-        size = (size.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
-    rows = start // _BLOCK + tl.arange(0, ROWS)
+    FIRST: tl.constexpr = _UNSIGNED_FIRST if tl.uint8 == TYPE else _FIRST
+    ZERO: tl.constexpr = _UNSIGNED_ZERO if tl.uint8 == TYPE else _ZERO
+    code = load(address, offsets, tile, tl.uint8, tl.int32, FULL, ALIGNED)
+    size = code if tl.uint8 == TYPE else code & 127
+    size = ((size << _CUT) + (FIRST << _CUT)).to(tl.float32, bitcast=True)
     if FULL:
-        scale = tl.load(_scales(address, n) + rows)
+        scale = tl.load(_scales(address, at, tile, ROWS))
     else:
-        scale = tl.load(_scales(address, n) + rows, mask=rows * _BLOCK < n, other=0.0)
-    return tl.reshape(tl.reshape(size, (ROWS, _BLOCK)) * scale[:, None], (offsets.shape[0],))
+        scale = tl.load(_scales(address, at, tile, ROWS), mask=at + tl.arange(0, ROWS) * _BLOCK < tile[1], other=0.0)
+    # Both products are exact, the scale being a power of two, and so is their difference.
+    zero = scale * -ZERO
+    value = tl.fma(tl.reshape(size, (ROWS, _BLOCK)), scale[:, None], zero[:, None])
+    value = tl.reshape(value, (offsets.shape[0],))
+    if tl.int8 == TYPE:
+        value = (value.to(tl.int32, bitcast=True) | ((code & 128) << 24)).to(tl.float32, bitcast=True)
+    return value
 
 
 @triton.jit
 def pack(
-    address, value, start, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
-    AT_RANDOM: tl.constexpr, key, SLOT: tl.constexpr,
+    address, value, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
+    AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
     if not FULL:
-        value = tl.where(offsets < n, value, 0.0)
-    LEVELS: tl.constexpr = _UNSIGNED_LEVELS if tl.uint8 == TYPE else _LEVELS
+        value = tl.where(offsets < tile[1], value, 0.0)
+    FIRST: tl.constexpr = _UNSIGNED_FIRST if tl.uint8 == TYPE else _FIRST
     ZERO: tl.constexpr = _UNSIGNED_ZERO if tl.uint8 == TYPE else _ZERO
-    BASE: tl.constexpr = 127 * 16 - LEVELS
-    blocks = tl.reshape(value, (ROWS, _BLOCK))
-    # Among the bits of the sizes, which are in the same order, NaN is the largest.
-    largest = tl.max(blocks.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
-    scale = largest.to(tl.float32, bitcast=True)
-    scale = tl.where(largest < 0x00800000, 0.0, tl.where(largest < 0x7F800000, scale, float("nan")))
-    shrunk = tl.where(scale > 0.0, tl.div_rn(1.0 - ZERO, tl.where(scale > 0.0, scale, 1.0)), 0.0)
-    bits = (tl.abs(blocks * shrunk[:, None]) + ZERO).to(tl.int32, bitcast=True)
-    bits = tl.reshape(bits, (offsets.shape[0],))
+    ROOM: tl.constexpr = _UNSIGNED_ROOM if tl.uint8 == TYPE else _ROOM
+    sizes = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # in the order of the numbers, with NaN above all
+    largest = tl.max(tl.reshape(sizes, (ROWS, _BLOCK)), axis=1)
+    exponent = (tl.minimum(largest, 0x7F800000) + ROOM) & 0x7F800000
+    scale = tl.where(exponent == 0x7F800000, float("nan"), exponent.to(tl.float32, bitcast=True))
+    inverse = tl.maximum(0x7F000000 - exponent, 0x00400000).to(tl.float32, bitcast=True)
+    level = tl.fma(tl.reshape(tl.abs(value), (ROWS, _BLOCK)), inverse[:, None], ZERO)
+    level = tl.reshape(level, (offsets.shape[0],)).to(tl.uint32, bitcast=True)
     if AT_RANDOM:
-        random = (_random(key, offsets, SLOT) << 3) & 0x7FFF0
-        bits = (bits + (random.to(tl.int32) | 8)) >> _CUT
+        level += (words * _multiplier(_NEXT, SLOT)) >> (32 - _CUT)
     else:
-        bits = (bits + _HALF) >> _CUT
-    code = bits - BASE
+        level += _HALF
     if tl.uint8 == TYPE:
-        code = tl.where((code == 0) & (value != 0.0), 1, code)
+        code = tl.maximum(level >> _CUT, tl.minimum(sizes.to(tl.uint32, bitcast=True), FIRST + 1))
     else:
-        code |= (value.to(tl.int32, bitcast=True) >> 24) & 128
-    # Without a sign, since a GPU's own NaN, 0x7fffffff, has become negative.
-    code = tl.where(bits.to(tl.uint32, bitcast=True) > BASE + LEVELS, 0, code)
-    put(address, code.to(tl.uint8), offsets, n, tl.uint8, FULL, ALIGNED)
-    rows = start // _BLOCK + tl.arange(0, ROWS)
-    if FULL:
-        tl.store(_scales(address, n) + rows, scale)
-    else:
-        tl.store(_scales(address, n) + rows, scale, mask=rows * _BLOCK < n)
+        # The bit above a level's lowest 7 is that of the exponent, always 1.
+        code = (level >> _CUT) & ((value.to(tl.uint32, bitcast=True) >> 24) | 127)
+    put(address, code.to(tl.uint8), offsets, tile, tl.uint8, FULL, ALIGNED)
+    # With a column for each thread of a warp, all of which know the scale, it need not go through shared memory.
+    first = tl.broadcast_to(tl.arange(0, _WARP)[None, :] == 0, (ROWS, _WARP))
+    if not FULL:
+        first &= (at + tl.arange(0, ROWS) * _BLOCK < tile[1])[:, None]
+    scales = tl.broadcast_to(_scales(address, at, tile, ROWS)[:, None], (ROWS, _WARP))
+    tl.store(scales, tl.broadcast_to(scale[:, None], (ROWS, _WARP)), mask=first)
 
 
 @triton.jit
@@ -128,39 +158,51 @@ def load_key(row, N_HYPER: tl.constexpr):
 
 
 @triton.jit
-def _random(key, index, SLOT: tl.constexpr):
-    # 16 bits: the compiler computes the hash of two slots once. As `random_bits` of storage/low_precision.py.
-    h = (index.to(tl.uint32) * _H0) ^ (key + (SLOT // 2 * _SALT & 0xFFFFFFFF))
+def indices(at, tile, BLOCK: tl.constexpr):
+    # Of the block's elements in their tensor; so computed that the compiler sees which have all but the lowest 2 bits in
+    # common. It would see less of the contiguity of addresses then.
+    local = tl.arange(0, BLOCK)
+    return ((tile[0] + at) // 4 + local // 4) * 4 + local % 4
+
+
+@triton.jit
+def random_words(key, at, tile, BLOCK: tl.constexpr):
+    # As `random_bits` of storage/low_precision.py does, up to the slot. Of the 4 elements in a thread the compiler computes
+    # the hash once, and knows the multipliers.
+    local = tl.arange(0, BLOCK)
+    group = (tile[0] >> 2).to(tl.uint32) + (at >> 2).to(tl.uint32)
+    h = ((group + (local >> 2).to(tl.uint32)) * _H0) ^ key
     h = (h ^ (h >> 16)) * _H1
     h = (h ^ (h >> 15)) * _H2
-    return h >> 16 if SLOT % 2 == 0 else h & 0xFFFF
+    h *= tl.where(local % 2 != 0, _NEXT, 1).to(tl.uint32)
+    return h * tl.where(local // 2 % 2 != 0, _NEXT2, 1).to(tl.uint32)
 
 
 @triton.jit
-def _round_at_random(value, key, index, SLOT: tl.constexpr):
-    bits = value.to(tl.uint32, bitcast=True)
-    nan = (bits >> 16) | 0x40
-    cut = (bits + _random(key, index, SLOT)) >> 16
-    return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, nan, cut).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+def _round_at_random(value, random):
+    # NaN is cut off as it is: as the result of arithmetic it has the highest bit of the mantissa, which stays.
+    random = tl.where(value == value, random, 0)
+    cut = (value.to(tl.uint32, bitcast=True) + (random >> 16)) >> 16
+    return cut.to(tl.uint16).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
-def put(address, value, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
-    pointer = address.to(tl.pointer_type(TYPE))
-    if ALIGNED:
-        pointer = tl.multiple_of(pointer, 16)
+def put(address, value, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
+    # Without the hint neighbouring threads store neighbouring elements. Narrow ones would take more registers for it.
+    pointers = _pointers(address, offsets, tile, TYPE, ALIGNED and (FULL or TYPE.primitive_bitwidth < 32))
     if FULL:
-        tl.store(pointer + offsets, value)
+        tl.store(pointers, value)
     else:
-        tl.store(pointer + offsets, value, mask=offsets < n)
+        tl.store(pointers, value, mask=offsets < tile[1])
 
 
 @triton.jit
 def store(
-    address, value, offsets, n, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
-    AT_RANDOM: tl.constexpr = False, key=None, SLOT: tl.constexpr = 0,
+    address, value, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
+    AT_RANDOM: tl.constexpr = False, words=None, SLOT: tl.constexpr = 0,
 ):  # fmt: skip
     if AT_RANDOM:
-        put(address, _round_at_random(value, key, offsets, SLOT), offsets, n, TYPE, FULL, ALIGNED)
+        value = _round_at_random(value, words * _multiplier(_NEXT, SLOT))
+        put(address, value, offsets, tile, TYPE, FULL, ALIGNED)
     else:
-        put(address, round_to(value, TYPE), offsets, n, TYPE, FULL, ALIGNED)
+        put(address, round_to(value, TYPE), offsets, tile, TYPE, FULL, ALIGNED)

@@ -40,9 +40,13 @@ _ROOT_HALF, _LOG2 = tl.constexpr(random.ROOT_HALF), tl.constexpr(random.LOG2)
 
 @triton.jit
 def _normal(key0, key1, index):
-    low = index.to(tl.uint32)
+    # Of 4 elements in a thread the compiler computes the words once, and the radius once for two.
+    group = index >> 2
     seed = key0.to(tl.uint64) | (key1.to(tl.uint64) << 32)
-    first, second, _, _ = tl.philox(seed, low, (index >> 32).to(tl.uint32), low * 0, low * 0)
+    zero = (group * 0).to(tl.uint32)
+    word0, word1, word2, word3 = tl.philox(seed, group.to(tl.uint32), (group >> 32).to(tl.uint32), zero, zero)
+    first = tl.where((index & 2) == 0, word0, word2)
+    second = tl.where((index & 2) == 0, word1, word3)
     bits = (((first >> 8) + 1).to(tl.float32) * 5.9604644775390625e-08).to(tl.int32, bitcast=True)
     exponent = (bits - _ROOT_HALF) >> 23
     mantissa = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
@@ -50,7 +54,8 @@ def _normal(key0, key1, index):
     square = s * s
     logarithm = exponent.to(tl.float32) * _LOG2 + s * (_L0 + square * (_L1 + square * (_L2 + square * _L3)))
     radius = tl.sqrt(-2.0 * logarithm)
-    x = tl.abs((second >> 8).to(tl.float32) * 5.9604644775390625e-08 - 0.5) - 0.25
+    turns = tl.abs((second >> 8).to(tl.float32) * 5.9604644775390625e-08 - tl.where((index & 1) == 0, 0.0, 0.25))
+    x = tl.abs(turns - 0.5) - 0.25
     square = x * x
     return radius * x * (_S0 + square * (_S1 + square * (_S2 + square * (_S3 + square * _S4))))
 

@@ -7,17 +7,24 @@ import triton.language as tl
 
 from .ops import maximum
 
-__all__ = ["gathered", "metrics_kernel", "spread", "store_partials", "totals_kernel"]
+__all__ = ["found_too", "metrics_kernel", "nothing_found", "store_partials", "totals_kernel"]
+
+_TOGETHER = tl.constexpr(4)  # elements of 32 bits that a thread loads at once
+
+
+@triton.constexpr_function
+def _is_in(k, numbers):
+    return k in numbers
 
 
 @triton.jit
-def spread(value, offsets, COMPUTE: tl.constexpr):
+def _spread(value, offsets, COMPUTE: tl.constexpr):
     # One number for each element, of a constant or a comparison too.
     return value + tl.zeros_like(offsets).to(COMPUTE)
 
 
 @triton.jit
-def gathered(values, LARGEST: tl.constexpr):
+def _gathered(values, LARGEST: tl.constexpr):
     # The sum; or the maximum of values that are 0 or more, which are in the order of their bits, with NaN above all.
     if LARGEST:
         if values.dtype == tl.float64:
@@ -40,50 +47,54 @@ def _plus_4(a0, a1, a2, a3, b0, b1, b2, b3):
 
 
 @triton.jit
-def _masked(value, offsets, n, COMPUTE: tl.constexpr, FULL: tl.constexpr):
-    value = spread(value, offsets, COMPUTE)
-    if not FULL:
-        value = tl.where(offsets < n, value, 0.0)
-    return value
+def nothing_found(COUNT: tl.constexpr, LAYOUT: tl.constexpr):
+    # For each value what the threads of a program have found so far.
+    found = ()
+    for _ in tl.static_range(COUNT):
+        found = found + (tl.zeros((LAYOUT.block // _TOGETHER,), LAYOUT.compute),)  # type: ignore[assignment]
+    return found
 
 
 @triton.jit
-def store_partials(
-    partials,
-    values,
-    offsets,
-    n,
-    COMPUTE: tl.constexpr,
-    SUMMED: tl.constexpr,
-    MAXIMA: tl.constexpr,
-    FULL: tl.constexpr,
-):
+def found_too(found, values, at, tile, LAYOUT: tl.constexpr, MAXIMA: tl.constexpr, FULL: tl.constexpr):
+    # And the values of one more block; first those of the elements that a thread has loaded at once.
+    offsets = at + tl.arange(0, LAYOUT.block)
+    result = ()
+    for k in tl.static_range(len(values)):
+        value = _spread(values[k], offsets, LAYOUT.compute)
+        if not FULL:
+            value = tl.where(offsets < tile[1], value, 0.0)
+        value = tl.reshape(value, (LAYOUT.block // _TOGETHER, _TOGETHER))
+        if _is_in(k, MAXIMA):
+            result = result + (maximum(found[k], tl.reduce(value, 1, maximum)),)  # type: ignore[assignment]
+        else:
+            result = result + (found[k] + tl.sum(value, axis=1),)  # type: ignore[assignment]
+    return result
+
+
+@triton.jit
+def store_partials(partials, found, SUMMED: tl.constexpr, MAXIMA: tl.constexpr):
     # Four sums at a time: what takes long is that threads wait for each other, once for each time.
     partials += tl.program_id(0)
     step = tl.num_programs(0).to(tl.int64)
     for j in tl.static_range(len(SUMMED) // 4):
-        a = _masked(values[SUMMED[4 * j]], offsets, n, COMPUTE, FULL)
-        b = _masked(values[SUMMED[4 * j + 1]], offsets, n, COMPUTE, FULL)
-        c = _masked(values[SUMMED[4 * j + 2]], offsets, n, COMPUTE, FULL)
-        d = _masked(values[SUMMED[4 * j + 3]], offsets, n, COMPUTE, FULL)
-        a, b, c, d = tl.reduce((a, b, c, d), 0, _plus_4)
+        a, b, c, d = tl.reduce(
+            (found[SUMMED[4 * j]], found[SUMMED[4 * j + 1]], found[SUMMED[4 * j + 2]], found[SUMMED[4 * j + 3]]), 0, _plus_4
+        )
         tl.store(partials + SUMMED[4 * j] * step, a)
         tl.store(partials + SUMMED[4 * j + 1] * step, b)
         tl.store(partials + SUMMED[4 * j + 2] * step, c)
         tl.store(partials + SUMMED[4 * j + 3] * step, d)
     if len(SUMMED) % 4 > 1:
         first: tl.constexpr = len(SUMMED) // 4 * 4
-        a = _masked(values[SUMMED[first]], offsets, n, COMPUTE, FULL)
-        b = _masked(values[SUMMED[first + 1]], offsets, n, COMPUTE, FULL)
-        a, b = tl.reduce((a, b), 0, _plus_2)
+        a, b = tl.reduce((found[SUMMED[first]], found[SUMMED[first + 1]]), 0, _plus_2)
         tl.store(partials + SUMMED[first] * step, a)
         tl.store(partials + SUMMED[first + 1] * step, b)
     if len(SUMMED) % 2 == 1:
         last: tl.constexpr = SUMMED[len(SUMMED) - 1]
-        tl.store(partials + last * step, tl.sum(_masked(values[last], offsets, n, COMPUTE, FULL), axis=0))
+        tl.store(partials + last * step, tl.sum(found[last], axis=0))
     for j in tl.static_range(len(MAXIMA)):
-        value = _masked(values[MAXIMA[j]], offsets, n, COMPUTE, FULL)
-        tl.store(partials + MAXIMA[j] * step, gathered(value, True))
+        tl.store(partials + MAXIMA[j] * step, _gathered(found[MAXIMA[j]], True))
 
 
 @triton.jit(do_not_specialize=["n_tiles", "n_tensors"], do_not_specialize_on_alignment=["partials", "firsts", "totals"])
@@ -112,12 +123,12 @@ def totals_kernel(
             else:
                 total += value
             start += BLOCK
-        total = gathered(total, LARGEST)
+        total = _gathered(total, LARGEST)
         if TOGETHER:
             row = 0
             while row < n_tensors:
                 rows = row + tl.arange(0, BLOCK).to(tl.int64)
-                tl.store(totals + rows * N_VALUES + k, spread(total, rows, totals.dtype.element_ty), mask=rows < n_tensors)
+                tl.store(totals + rows * N_VALUES + k, _spread(total, rows, totals.dtype.element_ty), mask=rows < n_tensors)
                 row += BLOCK
         else:
             tl.store(totals + tensor * N_VALUES + k, total)
@@ -151,6 +162,6 @@ def metrics_kernel(
         total += value
         most = maximum(most, value)
         start += BLOCK
-    found = tl.where(tl.load(largest + k) != 0, gathered(most, True), gathered(total, False))
+    found = tl.where(tl.load(largest + k) != 0, _gathered(most, True), _gathered(total, False))
     place = (slot.to(tl.int64) * n_rows + tl.load(rows + tensor)) * tl.num_programs(1) + k
     tl.store(ring + place, found.to(ring.dtype.element_ty))
