@@ -36,7 +36,12 @@ TUNING = {
     "kernels/backends/cpu/driver.py": {"TILE": "elements at a time"},
     "kernels/backends/cpu/loops.py": {"UNPACKED": "elements at a time"},
     "kernels/backends/cpu/threads.py": {"PARALLEL_FROM": "from where threads pay"},
-    "kernels/backends/triton/compile.py": {"TILE": "elements of a program", "launch_options": "warps of a program"},
+    "kernels/backends/triton/compile.py": {
+        "BLOCK": "elements at a time",
+        "MOST_BLOCKS": "elements of a program",
+        "ENOUGH": "programs of a launch",
+        "launch_options": "warps of a program",
+    },
     "kernels/backends/triton/launch.py": {"TOTALS": "tiles at a time"},
     "kernels/backends/triton/upload.py": {"Uploader.RING": "how far the host may be ahead"},
     "kernels/states.py": {"ALIGNMENT": "bytes, for wide accesses"},

@@ -50,7 +50,7 @@ FIRST = {
 }
 HEAD = 6  # test files that have a process of their own before the others, whose collection alone takes 10 s
 # What backends/cpu builds into its loops from storage, apart from constants. numba's cache does not notice when it changes.
-BUILT_IN = ("_base", "zero_level", "stretch")
+BUILT_IN = ("exponents",)
 
 _short = partial(textwrap.shorten, width=60, placeholder="...")
 _SITE = (

@@ -33,16 +33,17 @@ class Limit(NamedTuple):
 STACKS_ON_CPU, STACKS_ELSEWHERE = Limit(2**18, 2**21), Limit(2**21, 2**24)
 
 
+def tile_for(elements: int) -> int:
+    """Elements of a tile, of a table of this many."""
+    return TILE
+
+
 class EagerUpdate:
     """Runs one table with torch operations: large CPU tensors in tiles, small tensors joined."""
 
+    tile_for = staticmethod(tile_for)
     looks_at_tensors = True
     multiplies_on_host = False
-
-    @staticmethod
-    def tile_for(elements: int) -> int:
-        """Elements of a tile, of a table of this many."""
-        return TILE
 
     def __init__(self, table: TensorTable) -> None:
         assert isinstance(table.rule, Rule)
@@ -222,12 +223,8 @@ class EagerUpdate:
 class TensorUpdate:
     """Runs a rule of whole tensors: one tensor after the other, or small ones of equal shape and hyper-parameters as one."""
 
+    tile_for = staticmethod(tile_for)
     multiplies_on_host = False
-
-    @staticmethod
-    def tile_for(elements: int) -> int:
-        """Elements of a tile, of a table of this many."""
-        return TILE
 
     def __init__(self, table: TensorTable) -> None:
         assert isinstance(table.rule, TensorRule)

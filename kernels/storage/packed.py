@@ -3,36 +3,40 @@
 Source of blocks with a code each: Dettmers et al. (2022), "8-bit Optimizers via Block-wise Quantization".
 
 A packed state of n elements is one stretch of bytes: n codes, zeros up to a multiple of 16, and the scale of each block as
-float32, a power of two at or below its largest absolute value, or the next one. Their numbers are spaced like those of a
-floating-point type with 4 bits of mantissa, down to 1/256 of the block's largest, or 2^-16 in states that are never negative,
-and evenly below that. So a code is what a few operations on a float32's bits leave of it (`encode`):
+float32. A code is a sign and a floating-point number with 3 bits of exponent and 4 of mantissa, or, in states that are never
+negative, such a number with 4 bits of exponent; both have subnormal ones. A scale is the least power of two by which the
+block's largest absolute value can be divided to become such a number, so that dividing is exact. Rounding is to the nearest
+or stochastic. It is done on the bits of a float32 that are in the same order (`encode`):
 
-    y = |x| / scale + c     in [c, 31/16], where c = 2^-7, or 2^-15 in states that are never negative
-    code = bits of y, rounded to the nearest, or stochastically, at the 4th bit of the mantissa; the lowest 7 or 8 of them
+    v = |x| / scale, which is at most 31/16 times 2^8 or 2^16
+    bits of v, or of (v + 4) / 2 if that is more; from the 4th bit of the mantissa on, less those of 2
 
-All of that but the rounding is exact, and therefore the same on every backend. Numbers that were decoded are encoded as they
-were, unless their block's largest was rounded to what has half the scale, as one of 50 is; they then change once. No normal number above zero becomes zero in a
-state that is never negative: it may be in a denominator. Where one number of a block is not finite, or 1.93 * 2^127 or more,
-all of them become NaN, and the codes mean nothing.
+All of that but the rounding is exact, and therefore the same on every backend. Numbers that were decoded are encoded as the
+same numbers, though perhaps by other codes and half the scale. No normal number above zero becomes zero in a state that is
+never negative: it may be in a denominator. Where one number of a block is not finite, or above 31/16 * 2^127, all of them
+become NaN, and the codes mean nothing.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 __all__ = [
     "BLOCK",
     "CUT",
-    "LEVELS",
+    "FIRST",
+    "HALF",
+    "INFINITE",
+    "LEAST",
+    "ONE",
     "ROOM",
+    "check_scales",
     "copy",
     "decode",
     "encode",
-    "first_level",
-    "first_number",
+    "exponents",
     "packed_size",
     "pieces",
     "scales_at",
@@ -41,12 +45,15 @@ __all__ = [
 
 BLOCK = 128  # elements that share a scale: those that one warp of a GPU holds, 4 to a thread, so that it finds it alone
 CUT = 19  # bits of a float32's mantissa that a code lacks
-# The largest code, apart from a sign in the eighth bit, of states of either sign and of those that are never negative.
-LEVELS = 127, 255
-# What is added to the bits of a block's largest before those of its exponent are taken for its scale: 31/16 - c is the most
-# that is left of it by then.
-ROOM = 0x8FFFF, 0x800FF
-_INFINITE, _GREATEST, _LEAST = 0x7F800000, 0x7F000000, 0x00400000  # bits of infinity, 2^127, 2^-127
+ROOM = (1 << CUT) - 1  # what is added to the bits of a block's largest before those of its exponent are taken for its scale
+FIRST = 128 << 4  # the bits that are left of 2, the number of code 0
+LEAST, INFINITE = 27 << 23, 255 << 23  # bits of the exponent of 2^-100, to which scales are limited, and of infinity
+ONE, HALF = 127 << 23, 126 << 23  # bits of 1 and of 1/2
+
+
+def exponents(unsigned: bool) -> int:
+    """The powers of two between a block's scale and its largest number: 8, or 16 if numbers are never negative."""
+    return 16 if unsigned else 8
 
 
 def scales_at(n: int) -> int:
@@ -59,16 +66,6 @@ def packed_size(n: int) -> int:
     return scales_at(n) + 4 * -(-n // BLOCK)
 
 
-def first_level(unsigned: bool) -> int:
-    """The bits that are left of c, the number of code 0: those of the largest code are the last below 2."""
-    return (128 << 23 >> CUT) - 1 - LEVELS[unsigned]
-
-
-def first_number(unsigned: bool) -> float:
-    """c, the number of code 0."""
-    return float(np.array(first_level(unsigned) << CUT, dtype=np.int32).view(np.float32))
-
-
 def encode(
     values: torch.Tensor, unsigned: bool = False, random: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,18 +76,18 @@ def encode(
         unsigned: whether they are never negative; the sign of those that are is lost then.
         random: 32 bits for each, as `random_bits` gives them, by which they are rounded; by default to the nearest.
     """
-    n, first = len(values), first_level(unsigned)
-    blocks = torch.nn.functional.pad(values, (0, -n % BLOCK)).view(-(-n // BLOCK), BLOCK)
-    sizes = blocks.abs().view(torch.int32)  # in the order of the numbers, with NaN above all
-    exponents = (sizes.amax(dim=1).clamp(max=_INFINITE) + ROOM[unsigned]) & _INFINITE
-    scales = exponents.view(torch.float32)
-    scales = torch.where(scales.isinf(), torch.nan, scales)
-    inverse = (_GREATEST - exponents).clamp(min=_LEAST).view(torch.float32)
-    bits = (blocks.abs() * inverse[:, None] + first_number(unsigned)).view(torch.int32).view(-1)[:n]
+    n, between = len(values), exponents(unsigned) << 23
+    blocks = torch.nn.functional.pad(values, (0, -n % BLOCK)).view(-(-n // BLOCK), BLOCK).abs()
+    sizes = blocks.view(torch.int32)  # in the order of the numbers, with NaN above all
+    largest = ((sizes.amax(dim=1).clamp(max=INFINITE) + ROOM) & INFINITE).clamp(min=LEAST)
+    scales = torch.where(largest == INFINITE, torch.nan, (largest - between).view(torch.float32))
+    less = (ONE + between - largest)[:, None]  # that of the exponent which dividing by the scale takes away
+    linear = (blocks * (less + HALF).view(torch.float32) + 2.0).view(torch.int32)
+    bits = torch.maximum(sizes + less, linear).view(-1)[:n]
     bits = bits + (1 << (CUT - 1) if random is None else (random >> (32 - CUT)).to(torch.int32))
     levels = bits >> CUT
     if unsigned:
-        levels = torch.maximum(levels, sizes.view(-1)[:n].clamp(max=first + 1))
+        levels = torch.maximum(levels, sizes.view(-1)[:n].clamp(max=FIRST + 1))
     else:
         levels = levels & 127 | torch.where(torch.signbit(values), 128, 0)
     return (levels & 255).to(torch.uint8), scales
@@ -98,16 +95,35 @@ def encode(
 
 def decode(codes: torch.Tensor, scales: torch.Tensor, unsigned: bool = False) -> torch.Tensor:
     """What `encode` made codes and scales of, rounded."""
-    wide, first = codes.to(torch.int32), first_level(unsigned)
-    bits = (wide if unsigned else wide & 127) + first << CUT
-    sizes = bits.view(torch.float32) - first_number(unsigned)
-    values = sizes * scales.repeat_interleave(BLOCK)[: len(codes)]
+    wide = codes.to(torch.int32)
+    level = ((wide if unsigned else wide & 127) + FIRST << CUT).view(torch.float32)
+    values = torch.minimum(level, 2.0 * level - 4.0) * scales.repeat_interleave(BLOCK)[: len(codes)]
     return values if unsigned else torch.where(wide > 127, -values, values)
 
 
 def pieces(packed: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Views of the codes and scales of a packed state of n elements."""
     return packed[:n], packed[scales_at(n) :].view(torch.float32)
+
+
+def check_scales(name: str, packed: torch.Tensor) -> None:
+    """Refuse a packed state whose scales are no powers of two, 0 or NaN, as those of development versions were once.
+
+    Args:
+        name: whose it is, for the message.
+        packed: [packed_size(n)].
+
+    Raises:
+        ValueError: it would be read as other numbers than were saved.
+    """
+    blocks = -(-packed.numel() // (BLOCK + 4))
+    scales = packed[packed.numel() - 4 * blocks :].view(torch.float32)
+    mantissas, _ = torch.frexp(scales)
+    if not bool(((mantissas == 0.5) | (scales == 0) | scales.isnan()).all()):
+        raise ValueError(
+            f"{name} is packed in 8 bits, but its scales are no powers of two: it is damaged, or of a development version "
+            "of before December 2026. Save it with state_dtype='float32' by the version that wrote it, or begin with new states"
+        )
 
 
 def unpacked(packed: torch.Tensor, shape: Any, unsigned: bool = False) -> torch.Tensor:

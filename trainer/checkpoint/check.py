@@ -10,7 +10,7 @@ import torch
 from ...kernels import Rule
 from ...kernels.layouts import compute_dtype
 from ...kernels.states import slot_shapes
-from ...kernels.storage import kind_of
+from ...kernels.storage import check_scales, kind_of
 from ..optimizer import Optimizer, RuleOptimizer
 from ..optimizer.settings import check_settings
 from ..validation import integer
@@ -154,6 +154,8 @@ def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tenso
                     f"saved state: {slot} of {name!r} is {tensor.dtype}; for a weight of {weight.dtype} it must be "
                     f"{dtype}: load it before the model is converted"
                 )
+            if tensor.dtype == torch.uint8:
+                check_scales(f"saved state: {slot} of {name!r}", tensor)
 
 
 def saved_rule(optimizer: RuleOptimizer, settings: Mapping[str, Any]) -> Rule:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...kernels.storage import check_scales
 from ..checkpoint import MOST_UPDATES
 from ..validation import integer
 
@@ -41,6 +42,8 @@ def check_numbers(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], sh
         _make(type(optimizer), k, {n: v for n, v in options.items() if isinstance(v, kinds) and not isinstance(v, bool)})
     for key, row in state.items():
         for name, value in row.items() if isinstance(row, Mapping) else ():
+            if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.dim() == 1:
+                check_scales(f"saved state: {name!r} of parameter {key!r}", value)
             value = _number_in(value)
             if name == "step" and isinstance(value, int | float):
                 count = int(value) if math.isfinite(value) and value == int(value) else value

@@ -18,16 +18,17 @@ from .threads import PARALLEL_FROM, run_threads
 __all__ = ["CpuUpdate"]
 
 
+def tile_for(elements: int) -> int:
+    """Elements of a tile, of a table of this many."""
+    return TILE
+
+
 class CpuUpdate:
     """Runs one table on the CPU in one native call, on several threads if there is enough work."""
 
+    tile_for = staticmethod(tile_for)
     looks_at_tensors = False  # but at memory
     multiplies_on_host = True  # gradients by the factor in the table's grad_scale_and_skip, which is on the host anyway
-
-    @staticmethod
-    def tile_for(elements: int) -> int:
-        """Elements of a tile, of a table of this many."""
-        return TILE
 
     def __init__(self, table: TensorTable) -> None:
         self.table = table

@@ -121,10 +121,10 @@ def lost_float16(value, rounded):
 
 def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
     """How packed states are read and written, to the nearest or at random; see storage/packed.py."""
-    block, cut = storage.BLOCK, np.uint32(storage.CUT)
-    first, room = np.uint32(storage.first_level(unsigned)), np.int32(storage.ROOM[unsigned])
-    zero, half = np.float32(storage.first_number(unsigned)), np.uint32(1 << (storage.CUT - 1))
-    infinite, greatest, least = np.int32(0x7F800000), np.int32(0x7F000000), np.int32(0x00400000)
+    block, cut, first = storage.BLOCK, np.uint32(storage.CUT), np.uint32(storage.FIRST)
+    nearest, room, nan = np.uint32(1 << (storage.CUT - 1)), np.int32(storage.ROOM), np.float32(np.nan)
+    least, infinite, one, half = map(np.int32, (storage.LEAST, storage.INFINITE, storage.ONE, storage.HALF))
+    between, two, four = np.int32(storage.exponents(unsigned) << 23), np.float32(2), np.float32(4)
     kind = "unsigned" if unsigned else "signed"
 
     @jit_exact
@@ -132,7 +132,9 @@ def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
         for i in range(codes.size):
             code = np.uint32(codes[i])
             size = code if unsigned else code & np.uint32(127)
-            number = (float_of_bits(np.uint32((size + first) << cut)) - zero) * scale
+            level = float_of_bits(np.uint32((size + first) << cut))
+            linear = two * level - four
+            number = (linear if linear < level else level) * scale
             sign = np.uint32(0 if unsigned else (code & np.uint32(128)) << np.uint32(24))
             values[i] = float_of_bits(bits_of_float(number) | sign)
 
@@ -144,32 +146,35 @@ def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
         return bits
 
     @jit_exact
-    def pack_number(number, inverse, cut_at):
-        level = np.uint32(bits_of_float(np.abs(number * inverse) + zero) + cut_at) >> cut
+    def pack_number(number, less, inverse, cut_at):
+        size = np.int32(bits_of_float(number) & _POSITIVE)
+        linear = np.int32(bits_of_float(np.abs(number) * inverse + two))
+        level = np.uint32(np.uint32(max(np.int32(size + less), linear)) + cut_at) >> cut
         if unsigned:
-            return np.uint8(max(level, min(bits_of_float(number) & _POSITIVE, np.uint32(first + _ONE))))
+            return np.uint8(max(level, min(np.uint32(size), np.uint32(first + _ONE))))
         return np.uint8((level & np.uint32(127)) | ((bits_of_float(number) >> np.uint32(24)) & np.uint32(128)))
 
     @jit_exact
-    def pack_block(values, codes, inverse, key, multiplier, start):
+    def pack_block(values, codes, less, key, multiplier, start):
+        inverse = float_of_bits(np.uint32(less + half))
         for i in range(codes.size):
-            codes[i] = pack_number(values[i], inverse, half)
+            codes[i] = pack_number(values[i], less, inverse, nearest)
 
     @jit_exact
-    def pack_block_at_random(values, codes, inverse, key, multiplier, start):
+    def pack_block_at_random(values, codes, less, key, multiplier, start):
+        inverse = float_of_bits(np.uint32(less + half))
         for i in range(codes.size):
             random = _random(key, start + i, multiplier)
-            codes[i] = pack_number(values[i], inverse, random >> np.uint32(32 - storage.CUT))
+            codes[i] = pack_number(values[i], less, inverse, random >> np.uint32(32 - storage.CUT))
 
     def packing(pack_one):
         @jit_variant(f"{kind}_{pack_one.py_func.__name__}")
         def pack(values, codes, scales, key, multiplier, start):
             for k in range(scales.size):
                 piece = slice(k * block, min(k * block + block, codes.size))
-                exponent = np.int32(min(largest(values[piece]), infinite) + room) & infinite
-                inverse = float_of_bits(np.uint32(max(np.int32(greatest - exponent), least)))
-                scales[k] = float_of_bits(np.uint32(exponent)) if exponent < infinite else np.float32(np.nan)
-                pack_one(values[piece], codes[piece], inverse, key, multiplier, start + k * block)
+                exponent = max(np.int32(min(largest(values[piece]), infinite) + room) & infinite, least)
+                scales[k] = float_of_bits(np.uint32(exponent - between)) if exponent < infinite else nan
+                pack_one(values[piece], codes[piece], np.int32(one + between - exponent), key, multiplier, start + k * block)
 
         return pack
 

@@ -13,7 +13,7 @@ __all__ = ["sums_kernel", "update_kernel"]
 
 @triton.jit
 def _tile_of(tiles, gradients, sizes, control, blocks, LAYOUT: tl.constexpr):
-    # Which tensor, its gradient, and what `load` has to know of the tile: where it begins, its elements, those of the tensor.
+    # The tensor, its gradient, what `load` has to know of the tile: where it begins, its elements and those of the tensor.
     tiles += 2 * tl.program_id(0).to(tl.int64)
     size = blocks.to(tl.int64) * LAYOUT.block
     tensor, first = tl.load(tiles).to(tl.int64), tl.load(tiles + 1).to(tl.int64) * size

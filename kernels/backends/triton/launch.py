@@ -28,12 +28,8 @@ TOTALS = 4096  # tiles whose metrics are added up at a time
 class TritonUpdate:
     """Runs one table on a GPU: keeps its arrays on the device, copies what has changed, launches once."""
 
+    tile_for = staticmethod(tile_for)
     looks_at_tensors = multiplies_on_host = False  # but at memory, and on the device
-
-    @staticmethod
-    def tile_for(elements: int) -> int:
-        """Elements of a tile, of a table of this many."""
-        return tile_for(elements)
 
     def __init__(self, table: TensorTable) -> None:
         assert isinstance(table.rule, Rule)
@@ -117,8 +113,8 @@ class TritonUpdate:
         types = table.weight_dtype, table.gradient_dtype, table.dtype
         constants = kernel_constants(function, self._rule, types, table.storage, table.aligned, table.zero_grads)
         options = options_for(function, types, table.storage)
-        arguments = *arguments, len(table.sizes), table.tile // BLOCK, table.grad_scale_and_skip
-        return Launch(kernel, self._n_tiles, arguments, constants, options)
+        numbers = len(table.sizes), table.tile // BLOCK, table.grad_scale_and_skip
+        return Launch(kernel, self._n_tiles, (*arguments, *numbers), constants, options)
 
     def _sums_launcher(self, stage: int) -> tuple[Launch, Launch]:
         table, reduction = self.table, self._rule.reductions[stage]

@@ -27,12 +27,11 @@ __all__ = [
 
 _H0, _H1, _H2 = map(tl.constexpr, storage.HASH)
 _NEXT, _NEXT2 = (tl.constexpr(storage.multiplier(0, element)) for element in (1, 2))
-_BLOCK, _CUT, _HALF = map(tl.constexpr, (storage.BLOCK, storage.CUT, 1 << (storage.CUT - 1)))
-_WARP = tl.constexpr(32)
 # Of packed states, which go by tl.int8, or by tl.uint8 where they are never negative; see storage/packed.py.
-_FIRST, _UNSIGNED_FIRST = (tl.constexpr(storage.first_level(unsigned)) for unsigned in (False, True))
-_ZERO, _UNSIGNED_ZERO = (tl.constexpr(storage.first_number(unsigned)) for unsigned in (False, True))
-_ROOM, _UNSIGNED_ROOM = map(tl.constexpr, storage.ROOM)
+_BLOCK, _CUT, _FIRST, _ROOM = map(tl.constexpr, (storage.BLOCK, storage.CUT, storage.FIRST, storage.ROOM))
+_LEAST, _INFINITE, _ONE, _HALF = map(tl.constexpr, (storage.LEAST, storage.INFINITE, storage.ONE, storage.HALF))
+_BETWEEN, _UNSIGNED_BETWEEN = (tl.constexpr(storage.exponents(unsigned) << 23) for unsigned in (False, True))
+_NEAREST, _WARP = map(tl.constexpr, (1 << (storage.CUT - 1), 32))
 
 
 @triton.constexpr_function
@@ -79,19 +78,15 @@ def _scales(address, at, tile, ROWS: tl.constexpr):
 @triton.jit
 def unpack(address, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
     ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
-    FIRST: tl.constexpr = _UNSIGNED_FIRST if tl.uint8 == TYPE else _FIRST
-    ZERO: tl.constexpr = _UNSIGNED_ZERO if tl.uint8 == TYPE else _ZERO
     code = load(address, offsets, tile, tl.uint8, tl.int32, FULL, ALIGNED)
     size = code if tl.uint8 == TYPE else code & 127
-    size = ((size << _CUT) + (FIRST << _CUT)).to(tl.float32, bitcast=True)
+    level = ((size << _CUT) + (_FIRST << _CUT)).to(tl.float32, bitcast=True)
+    level = tl.minimum(level, tl.fma(level, 2.0, -4.0))
     if FULL:
         scale = tl.load(_scales(address, at, tile, ROWS))
     else:
         scale = tl.load(_scales(address, at, tile, ROWS), mask=at + tl.arange(0, ROWS) * _BLOCK < tile[1], other=0.0)
-    # Both products are exact, the scale being a power of two, and so is their difference.
-    zero = scale * -ZERO
-    value = tl.fma(tl.reshape(size, (ROWS, _BLOCK)), scale[:, None], zero[:, None])
-    value = tl.reshape(value, (offsets.shape[0],))
+    value = tl.reshape(tl.reshape(level, (ROWS, _BLOCK)) * scale[:, None], (offsets.shape[0],))
     if tl.int8 == TYPE:
         value = (value.to(tl.int32, bitcast=True) | ((code & 128) << 24)).to(tl.float32, bitcast=True)
     return value
@@ -105,25 +100,24 @@ def pack(
     ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
     if not FULL:
         value = tl.where(offsets < tile[1], value, 0.0)
-    FIRST: tl.constexpr = _UNSIGNED_FIRST if tl.uint8 == TYPE else _FIRST
-    ZERO: tl.constexpr = _UNSIGNED_ZERO if tl.uint8 == TYPE else _ZERO
-    ROOM: tl.constexpr = _UNSIGNED_ROOM if tl.uint8 == TYPE else _ROOM
+    BETWEEN: tl.constexpr = _UNSIGNED_BETWEEN if tl.uint8 == TYPE else _BETWEEN
     sizes = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # in the order of the numbers, with NaN above all
     largest = tl.max(tl.reshape(sizes, (ROWS, _BLOCK)), axis=1)
-    exponent = (tl.minimum(largest, 0x7F800000) + ROOM) & 0x7F800000
-    scale = tl.where(exponent == 0x7F800000, float("nan"), exponent.to(tl.float32, bitcast=True))
-    inverse = tl.maximum(0x7F000000 - exponent, 0x00400000).to(tl.float32, bitcast=True)
-    level = tl.fma(tl.reshape(tl.abs(value), (ROWS, _BLOCK)), inverse[:, None], ZERO)
+    largest = tl.maximum((tl.minimum(largest, _INFINITE) + _ROOM) & _INFINITE, _LEAST)
+    scale = tl.where(largest == _INFINITE, float("nan"), (largest - BETWEEN).to(tl.float32, bitcast=True))
+    less = (_ONE + BETWEEN) - largest
+    inverse = (less + _HALF).to(tl.float32, bitcast=True)
+    linear = tl.fma(tl.reshape(tl.abs(value), (ROWS, _BLOCK)), inverse[:, None], 2.0).to(tl.int32, bitcast=True)
+    level = tl.maximum(tl.reshape(sizes, (ROWS, _BLOCK)) + less[:, None], linear)
     level = tl.reshape(level, (offsets.shape[0],)).to(tl.uint32, bitcast=True)
     if AT_RANDOM:
         level += (words * _multiplier(_NEXT, SLOT)) >> (32 - _CUT)
     else:
-        level += _HALF
+        level += _NEAREST
     if tl.uint8 == TYPE:
-        code = tl.maximum(level >> _CUT, tl.minimum(sizes.to(tl.uint32, bitcast=True), FIRST + 1))
+        code = tl.maximum(level >> _CUT, tl.minimum(sizes.to(tl.uint32, bitcast=True), _FIRST + 1))
     else:
-        # The bit above a level's lowest 7 is that of the exponent, always 1.
-        code = (level >> _CUT) & ((value.to(tl.uint32, bitcast=True) >> 24) | 127)
+        code = (level >> _CUT) | ((value.to(tl.uint32, bitcast=True) >> 24) & 128)
     put(address, code.to(tl.uint8), offsets, tile, tl.uint8, FULL, ALIGNED)
     # With a column for each thread of a warp, all of which know the scale, it need not go through shared memory.
     first = tl.broadcast_to(tl.arange(0, _WARP)[None, :] == 0, (ROWS, _WARP))
