@@ -8,13 +8,15 @@ sectors.
     ptx            parses the text of a kernel
     arithmetic     what instructions compute, on arrays
     memory         global and shared memory, with all checks
+    registers      the values of operands
+    asynchronous   copies to shared memory and products of tensor cores, which take effect where they are waited for
     machine        executes a launch: control flow, and instructions that move data
     stream         launches and copies that are queued, and run late
     driver         the Triton driver whose GPU this is
-    cases          rules and gradient codes, run here and by the cpu engine
+    cases          rules and gradient codes, run here and by the cpu engine, and products of matrices
     planted        defects that must be noticed
     plugin         for pytest: runs tests of the triton engine here
 
-Not emulated: the time that anything takes, caches, and tensor cores. Source of the semantics: NVIDIA, "Parallel Thread
+Not emulated: the time that anything takes, and caches. Source of the semantics: NVIDIA, "Parallel Thread
 Execution ISA", chapter 9.
 """

@@ -238,6 +238,8 @@ def _float(each: Instruction, values: list[Any], approximate: Approximate) -> An
     if name in _APPROXIMATE and "approx" in parts and kind == np.float32:
         function, ulps = _APPROXIMATE[name]
         found = approximate(function(values[0].astype(np.float64)), ulps)
+    elif name == "rcp" and parts[1:] == ["approx", "ftz", "f64"]:  # of the upper half of the number, the upper half
+        found = _upper_half(_flushed(1 / _upper_half(values[0])))
     elif name == "rsqrt" and kind == np.float64 and not ftz:
         found = 1 / np.sqrt(values[0])
     elif name == "div" and ("full" in parts or "approx" in parts):
@@ -249,6 +251,11 @@ def _float(each: Instruction, values: list[Any], approximate: Approximate) -> An
     else:
         return None
     return _with_nan(_flushed(found) if ftz else found)
+
+
+def _upper_half(x: np.ndarray) -> np.ndarray:
+    """float64 numbers whose lower 32 bits have been set to 0."""
+    return (np.ascontiguousarray(x).view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64)
 
 
 def _fused(a: Any, b: Any, c: Any) -> np.ndarray:
@@ -351,5 +358,6 @@ def _with_nan(value: Any) -> np.ndarray:
 
 def _flushed(value: Any) -> Any:
     """Subnormal numbers as zeros of their sign."""
-    small = np.abs(value) < np.finfo(np.float32).tiny
-    return np.where(small, np.copysign(np.float32(0), value), value) if np.any(small) else value
+    value = np.asarray(value)
+    small = np.abs(value) < np.finfo(value.dtype).tiny
+    return np.where(small, np.copysign(value.dtype.type(0), value), value) if np.any(small) else value

@@ -1,7 +1,7 @@
-"""Rules and gradient codes on the emulator and on the cpu engine, which must agree.
+"""Rules and gradient codes on the emulator and on the cpu engine, which must agree; and products of matrices.
 
 Rules without sums agree to the bit, since neither engine fuses operations. Sums are added up in another order, and what
-follows from them differs by rounding.
+follows from them differs by rounding. Products are compared with those of float64.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tristep.kernels import MetricsBuffer, Rule, Update, compress, rules, storag
 from tristep.kernels.layouts import compute_dtype
 from tristep.trainer import Telemetry
 
-__all__ = ["SIZES", "CodeCase", "RuleCase", "cases", "difference", "largest_difference"]
+__all__ = ["SIZES", "CodeCase", "ProductCase", "RuleCase", "cases", "difference", "largest_difference"]
 
 # Below, at and above a block of packed states (128) and a tile (1,024), and several tiles.
 SIZES = (0, 1, 3, 127, 128, 1023, 1024, 1025, 5000, 2048, 129)
@@ -63,6 +63,10 @@ class RuleCase(NamedTuple):
     def __str__(self) -> str:
         given = {k: v for k, v in self._asdict().items() if k != "rule" and v != self._field_defaults[k]}
         return "-".join([self.rule, *(k if v is True else f"{k}={v}".replace(" ", "") for k, v in given.items())])
+
+    def compare(self) -> tuple[float, str]:
+        """The largest difference of the engines in ulps, and where it is."""
+        return largest_difference(self.run("cpu"), self.run("triton"))
 
     def run(self, engine: str, sizes: tuple[int, ...] = SIZES, edit: Callable[[Update], None] | None = None) -> Tensors:
         """All tensors afterwards, by name. `edit` is called before each step with the update that is about to run."""
@@ -143,6 +147,10 @@ class CodeCase(NamedTuple):
         left = "-residual" if self.residual else ""
         return f"{self.code}-{self.n}-{self.dtype}{left}-ranks={self.ranks}{'-special' if self.special else ''}"
 
+    def compare(self) -> tuple[float, str]:
+        """The largest difference of the engines, and where it is."""
+        return largest_difference(self.run("cpu"), self.run("triton"))
+
     def run(self, engine: str) -> Tensors:
         """All tensors afterwards, by name."""
         code, dtype, rng = compress.CODES[self.code], getattr(torch, self.dtype), np.random.default_rng(3)
@@ -182,8 +190,48 @@ class CodeCase(NamedTuple):
         return {name: tensors for name, tensors in found.items() if not self.special or tensors[0].is_floating_point()}
 
 
-def cases() -> Iterator[RuleCase | CodeCase]:
-    """All cases: each rule in each type, and those of `_EXTENSIVE` with all storage; each code."""
+class ProductCase(NamedTuple):
+    """2 x x^T, or with a matrix added 2 x x^T - added / 2.
+
+    Attributes:
+        shape: of x.
+        dtype: the name of its type.
+        turned: whether x's columns are its contiguous dimension.
+        added: whether a matrix is added.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "bfloat16"
+    turned: bool = False
+    added: bool = False
+    limit = 1
+
+    def __str__(self) -> str:
+        words = [name for name in ("turned", "added") if getattr(self, name)]
+        return "-".join(["product", "x".join(map(str, self.shape)), self.dtype, *words])
+
+    def compare(self) -> tuple[float, str]:
+        """The largest error as a share of what rounding each sum and the result may give, and where it is."""
+        from tristep.kernels.backends.triton.symmetric import symmetric_product
+
+        rng, dtype = np.random.default_rng(7), getattr(torch, self.dtype)
+        *stack, rows, columns = self.shape
+        x = torch.as_tensor(rng.normal(size=(*stack, columns, rows) if self.turned else self.shape)).to(dtype)
+        x = x.mT if self.turned else x
+        matrix = torch.as_tensor(rng.normal(size=(*stack, rows, rows)))
+        added = (matrix + matrix.mT).to(dtype) if self.added else None
+        found = symmetric_product(x, added=added, alpha=2.0, beta=-0.5).double()
+        wide, other = x.double(), torch.zeros(()) if added is None else added.double()
+        exact, size = 2 * wide @ wide.mT - other / 2, 2 * wide.abs() @ wide.abs().mT + other.abs() / 2
+        info = torch.finfo(dtype)
+        sums = (columns + 3) * 2.0**-24 * size  # products are exact; so many roundings, of at most that size each
+        shares = (found - exact).abs() / (sums + info.eps / 2 * (exact.abs() + sums).clamp(min=info.tiny))
+        worst = int(shares.nan_to_num(float("inf")).argmax())
+        return float(shares.flatten()[worst]), f"element {worst}"
+
+
+def cases() -> Iterator[RuleCase | CodeCase | ProductCase]:
+    """All cases: each rule in each type, and those of `_EXTENSIVE` with all storage; each code; products of matrices."""
     for name in rules.__all__:
         rule = getattr(rules, name)
         if not isinstance(rule, Rule):
@@ -213,6 +261,14 @@ def cases() -> Iterator[RuleCase | CodeCase]:
         yield CodeCase(name, 1025, "float16", residual=False)
         yield CodeCase(name, 5000, ranks=3)
         yield CodeCase(name, 5000, "bfloat16", residual=False, ranks=3, special=True)
+    for dtype in ("bfloat16", "float16"):  # copied to shared memory ahead, where sizes are multiples of 16
+        for turned, added in ((False, False), (True, True)):
+            yield ProductCase((1, 1), dtype, turned, added)
+            yield ProductCase((2, 144, 336), dtype, turned, added)
+            yield ProductCase((16, 64), dtype, turned, added)
+            yield ProductCase((300, 3), dtype, turned, added)
+            yield ProductCase((2, 130, 70), dtype, turned, added)
+            yield ProductCase((3, 300), dtype, turned, added)
 
 
 def largest_difference(expected: Tensors, found: Tensors) -> tuple[float, str]:

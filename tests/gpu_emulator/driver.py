@@ -174,7 +174,8 @@ class _Launcher:
         if emulator.edit is not None:
             kernel = Kernel(emulator.edit(kernel.text), kernel.shared)
         parameters = dict(zip(kernel.parameters, values, strict=False))
-        ranges = Ranges([*emulator.ranges(), *buffers])
+        constants = (Range(each.ctypes.data, each.nbytes, name) for name, each in kernel.constants.items())
+        ranges = Ranges([*emulator.ranges(), *buffers, *constants])
         launch = Launch(kernel, (x, y, z), parameters, ranges, emulator.defect, emulator.approximate)
         emulator.launches.append(launch)
         if emulator.stream is None:

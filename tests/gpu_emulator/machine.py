@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import FLOATS, UNSIGNED, Approximate, compute, dtype_of
+from .arithmetic import UNSIGNED, Approximate, compute, dtype_of
+from .asynchronous import Copies, Products
 from .memory import GlobalMemory, Ranges, SharedMemory, Threads
-from .ptx import Block, Instruction, Kernel, Operand
+from .ptx import Block, Instruction, Kernel, unknown
+from .registers import Registers
 
 __all__ = ["Launch"]
 
-_AT_ONCE = 1 << 15  # threads
+_AT_ONCE, _SHARED_AT_ONCE = 1 << 15, 1 << 21  # threads, and bytes of shared memory
 _DONE, _WAITING = 1 << 30, 1 << 20  # "blocks" of threads that have returned; added to the block after a barrier
 _ORDERING = ("griddepcontrol", "fence", "membar")  # memory is in order here
-_UNDEFINED = b"\xa5"  # in registers that have never been set: LLVM does not define halves that nobody reads
 
 
 class Launch:
@@ -57,14 +58,14 @@ class Launch:
         self.ctas = grid[0] * grid[1] * grid[2]
 
     def run(self) -> None:
-        at_once = max(_AT_ONCE // self.kernel.threads, 1)
+        at_once = max(min(_AT_ONCE // self.kernel.threads, _SHARED_AT_ONCE // max(self.kernel.shared, 1)), 1)
         with np.errstate(all="ignore"):
             for first in range(0, self.ctas, at_once):
                 _Batch(self, first, min(at_once, self.ctas - first)).run()
             self.memory.find_races(self.kernel.threads)
 
     def defect(self, message: str, line: int = 0) -> None:
-        place = f" [line {line} of the PTX: {self.kernel.line(line)}]" if line else ""
+        place = f" [line {line} of the PTX: {self.kernel.line(line)[:120]}]" if line else ""
         self._defect(f"{self.kernel.name}{self.grid}: {message}{place}")
 
 
@@ -78,14 +79,18 @@ class _Batch:
         self._ids = np.arange(self._n, dtype=np.int64) + first * per_cta
         self._epochs = np.zeros(self._n, dtype=np.int64)  # how often each thread has passed bar.sync
         self._at = np.zeros(self._n, dtype=np.int32)  # the block that each thread is at
-        self._registers: dict[str, np.ndarray] = {}
-        self._shared = SharedMemory(ctas, max(launch.kernel.shared, 1), launch.defect)
+        self._shared = SharedMemory(ctas, launch.kernel.shared, launch.defect)
         self._local = np.full((self._n, launch.kernel.local), 0xA5, dtype=np.uint8)
         thread, cta, (x, y, z) = self._ids % per_cta, self._ids // per_cta, launch.grid
         special = {"tid.x": thread, "tid.y": 0, "tid.z": 0, "ntid.x": per_cta, "laneid": thread & 31, "warpid": thread >> 5}
         special |= {"ctaid.x": cta % x, "ctaid.y": cta // x % y, "ctaid.z": cta // (x * y)}
         special |= {"nctaid.x": x, "nctaid.y": y, "nctaid.z": z}
-        self._special = {f"%{name}": np.broadcast_to(v, self._n).astype(np.uint32) for name, v in special.items()}
+        registers = {f"%{name}": np.broadcast_to(v, self._n).astype(np.uint32) for name, v in special.items()}
+        symbols = {name: each.ctypes.data for name, each in launch.kernel.constants.items()}
+        symbols |= {"global_smem": 0, "__local_depot0": 0}  # where shared memory begins, or a thread's own
+        self._registers = Registers(self._n, registers, symbols, launch.defect)
+        self._copies = Copies(self._registers, self._shared, launch.memory)
+        self._products = Products(self._registers, self._shared)
 
     @property
     def _threads(self) -> Threads:
@@ -119,7 +124,7 @@ class _Batch:
         elif end.guard is None and [operand.value for operand in end.operands] == [0]:
             self._wait(end, mask, after)
         else:
-            raise _unknown(end)
+            raise unknown(end)
 
     def _wait(self, barrier: Instruction, mask: np.ndarray | None, after: int) -> None:
         if mask is not None:
@@ -142,7 +147,7 @@ class _Batch:
         """The threads of the mask that execute an instruction."""
         if each.guard is None:
             return mask
-        guard = self._registers[each.guard]
+        guard = self._registers.guard(each.guard)
         guard = ~guard if each.negated else guard
         return guard if mask is None else guard & mask
 
@@ -159,49 +164,18 @@ class _Batch:
             self._exchange(each, mask)
         elif name in ("ldmatrix", "stmatrix"):
             self._access_matrices(each, mask)
+        elif name == "cp" and each.parts[1] == "async":
+            self._copies.execute(each, mask, self._threads)
+        elif name == "wgmma":
+            self._products.execute(each, mask, self._threads)
+        elif name == "fence" and each.parts[1:3] == ["proxy", "async"]:
+            self._shared.fence(mask)
         elif name not in _ORDERING:
             if not each.operands:
-                raise _unknown(each)
+                raise unknown(each)
             target, *sources = each.operands
-            value = compute(each, lambda k, kind: self._value(sources[k], kind), self._launch.approximate)
-            self._set(target, value, mask)
-
-    # Operands
-
-    def _value(self, operand: Operand, kind: Any) -> Any:
-        """Its value in a type: an array, or a number that all threads share."""
-        if operand.kind in ("register", "special"):
-            found = (self._special if operand.kind == "special" else self._registers).get(operand.value)
-            if found is None:
-                if operand.kind == "special":
-                    raise NotImplementedError(f"the emulator does not know the register {operand.value}")
-                found = np.frombuffer(_UNDEFINED * (self._n * 8), dtype=UNSIGNED[operand.bits])[: self._n]
-            bits = 8 * np.dtype(kind).itemsize
-            if 8 * found.dtype.itemsize > bits:  # the lower ones
-                found = found.astype(UNSIGNED[bits])
-            return found.view(kind) if found.dtype != kind else found
-        if operand.kind == "integer":
-            bits = 8 * np.dtype(kind).itemsize
-            if kind == np.bool_:
-                return np.bool_(operand.value)
-            return UNSIGNED[bits](operand.value & ((1 << bits) - 1)).view(kind)
-        if operand.kind == "float":
-            return UNSIGNED[operand.bits](operand.value).view(FLOATS[operand.bits]).view(kind)
-        if operand.value not in ("global_smem", "__local_depot0"):
-            raise NotImplementedError(f"the emulator does not know the operand {operand.value!r}")
-        return kind(0)  # where shared memory begins, or a thread's own
-
-    def _values(self, operand: Operand, kind: Any) -> np.ndarray:
-        return np.broadcast_to(self._value(operand, kind), (self._n,))
-
-    def _set(self, operand: Operand, value: Any, mask: np.ndarray | None) -> None:
-        bits, value = UNSIGNED[operand.bits], np.asarray(value)
-        if value.dtype.itemsize < np.dtype(bits).itemsize:  # signed numbers keep their sign
-            value = value.astype(np.dtype(f"{value.dtype.kind}{np.dtype(bits).itemsize}"))
-        value = np.broadcast_to(value.view(bits) if value.dtype != bits else value, (self._n,))
-        if mask is not None:
-            value = np.where(mask, value, self._registers.get(operand.value, bits(0)))
-        self._registers[operand.value] = value
+            value = compute(each, lambda k, kind: self._registers.value(sources[k], kind), self._launch.approximate)
+            self._registers.set(target, value, mask)
 
     # Memory
 
@@ -212,31 +186,33 @@ class _Batch:
         members, size = data.value if data.kind == "vector" else (data,), np.dtype(kind).itemsize
         if space == "param":
             value = self._launch.parameters[place.value.value] >> (8 * place.offset)
-            self._set(data, UNSIGNED[8 * size](value & ((1 << 8 * size) - 1)).view(kind), mask)
+            self._registers.set(data, UNSIGNED[8 * size](value & ((1 << 8 * size) - 1)).view(kind), mask)
         elif space == "shared":
-            address = self._values(place.value, np.uint32).astype(np.int64) + place.offset
+            address = self._registers.values(place.value, np.uint32).astype(np.int64) + place.offset
             if loads:
                 found = self._shared.load(address, mask, size * len(members), self._threads, each.line)
                 for k, member in enumerate(members):
                     part = np.ascontiguousarray(found.reshape(self._n, len(members), size)[:, k])
-                    self._set(member, part.view(kind).ravel(), mask)
+                    self._registers.set(member, part.view(kind).ravel(), mask)
             else:
-                values = np.stack([self._values(member, kind) for member in members], axis=1)
+                values = np.stack([self._registers.values(member, kind) for member in members], axis=1)
                 self._shared.store(address, mask, values.view(np.uint8), self._threads, each.line)
         elif space == "global":
-            address = self._values(place.value, np.int64) + place.offset
+            address = self._registers.values(place.value, np.int64) + place.offset
             whole, memory = size * len(members), self._launch.memory
             allowed = memory.check("load" if loads else "store", address, mask, whole, self._threads, each.line)
             for k, member in enumerate(members):
                 if loads:
-                    self._set(member, memory.load(address + k * size, allowed, size).view(kind), mask)
+                    self._registers.set(member, memory.load(address + k * size, allowed, size).view(kind), mask)
                 else:
-                    memory.store(address + k * size, allowed, size, self._values(member, kind).view(UNSIGNED[8 * size]))
+                    memory.store(
+                        address + k * size, allowed, size, self._registers.values(member, kind).view(UNSIGNED[8 * size])
+                    )
         elif space == "local":
-            address = self._values(place.value, np.uint32).astype(np.int64) + place.offset
+            address = self._registers.values(place.value, np.uint32).astype(np.int64) + place.offset
             self._access_local(each, mask, members, address)
         else:
-            raise _unknown(each)
+            raise unknown(each)
 
     def _access_local(self, each: Instruction, mask: np.ndarray | None, members: Any, address: np.ndarray) -> None:
         """ld and st of memory of a thread's own."""
@@ -251,9 +227,9 @@ class _Batch:
             if each.parts[0] == "ld":
                 found = np.zeros((self._n, size), dtype=np.uint8)
                 found[lanes] = self._local[place]
-                self._set(member, found.view(kind).ravel(), mask)
+                self._registers.set(member, found.view(kind).ravel(), mask)
             else:
-                value = np.ascontiguousarray(self._values(member, kind)).view(np.uint8).reshape(self._n, size)
+                value = np.ascontiguousarray(self._registers.values(member, kind)).view(np.uint8).reshape(self._n, size)
                 self._local[place] = value[lanes]
 
     def _access_matrices(self, each: Instruction, mask: np.ndarray | None) -> None:
@@ -261,21 +237,29 @@ class _Batch:
 
         Lanes 8 k to 8 k + 7 have the addresses of matrix k's rows; each lane has two neighbours of a row of each matrix.
         """
-        if each.parts[1:4] != ["sync", "aligned", "m8n8"] or "trans" in each.parts or each.parts[-1] != "b16":
-            raise _unknown(each)
+        if each.parts[1:4] != ["sync", "aligned", "m8n8"] or each.parts[-1] != "b16":
+            raise unknown(each)
         loads, lane = each.parts[0] == "ldmatrix", np.arange(32)
         members, place = each.operands if loads else each.operands[::-1]
-        rows = (self._values(place.value, np.uint32).astype(np.int64) + place.offset).reshape(-1, 32)
+        rows = (self._registers.values(place.value, np.uint32).astype(np.int64) + place.offset).reshape(-1, 32)
         if ((rows % 16 != 0) & (True if mask is None else mask.reshape(-1, 32))).any():
             self._launch.defect("row of a matrix is misaligned", each.line)
+        if "trans" in each.parts:  # the two are neighbours of a column
+            kind, places = np.uint16, [(2 * (lane % 4) + k, 2 * (lane // 4)) for k in range(2)]
+        else:
+            kind, places = np.uint32, [(lane // 4, 4 * (lane % 4))]
         for k, member in enumerate(members.value):
-            address = (rows[:, 8 * k + lane // 4] + 4 * (lane % 4)).ravel()
+            address = np.stack([rows[:, 8 * k + row] + byte for row, byte in places], axis=-1).reshape(self._n, -1)
+            size = np.dtype(kind).itemsize
             if loads:
-                found = self._shared.load(address, mask, 4, self._threads, each.line)
-                self._set(member, found.view(np.uint32).ravel(), mask)
+                found = [self._shared.load(each_place, mask, size, self._threads, each.line) for each_place in address.T]
+                self._registers.set(member, np.concatenate(found, axis=1).view(np.uint32).ravel(), mask)
             else:
-                value = np.ascontiguousarray(self._values(member, np.uint32)).view(np.uint8).reshape(self._n, 4)
-                self._shared.store(address, mask, value, self._threads, each.line)
+                value = (
+                    np.ascontiguousarray(self._registers.values(member, np.uint32)).view(np.uint8).reshape(self._n, -1, size)
+                )
+                for j, each_place in enumerate(address.T):
+                    self._shared.store(each_place, mask, value[:, j], self._threads, each.line)
 
     def _move(self, each: Instruction, mask: np.ndarray | None) -> None:
         """mov, also between a register and the parts of one."""
@@ -284,32 +268,34 @@ class _Batch:
             bits = 8 * np.dtype(kind).itemsize // len(target.value)
             for k, member in enumerate(target.value):
                 if member.value != "_":
-                    self._set(member, (self._values(source, kind) >> kind(k * bits)).astype(UNSIGNED[bits]), mask)
+                    self._registers.set(
+                        member, (self._registers.values(source, kind) >> kind(k * bits)).astype(UNSIGNED[bits]), mask
+                    )
         elif source.kind == "vector":
             bits = 8 * np.dtype(kind).itemsize // len(source.value)
-            parts = [self._values(member, UNSIGNED[bits]).astype(kind) for member in source.value]
-            self._set(target, np.bitwise_or.reduce([part << kind(k * bits) for k, part in enumerate(parts)]), mask)
+            parts = [self._registers.values(member, UNSIGNED[bits]).astype(kind) for member in source.value]
+            self._registers.set(target, np.bitwise_or.reduce([part << kind(k * bits) for k, part in enumerate(parts)]), mask)
         else:
-            self._set(target, self._value(source, kind), mask)
+            self._registers.set(target, self._registers.value(source, kind), mask)
 
     def _exchange(self, each: Instruction, mask: np.ndarray | None) -> None:
         """shfl and redux: what the threads of a warp tell each other."""
-        lanes = self._values(each.operands[-1], np.uint32)
+        lanes = self._registers.values(each.operands[-1], np.uint32)
         if (lanes[slice(None) if mask is None else mask] != 0xFFFFFFFF).any():
-            raise _unknown(each)
+            raise unknown(each)
         if mask is not None and (mask.reshape(-1, 32).any(axis=1) != mask.reshape(-1, 32).all(axis=1)).any():
             self._launch.defect(f"{each.name} that not all lanes of a warp reach together", each.line)
         kind, how = dtype_of(each.parts[-1]), each.parts[2]
-        value = self._values(each.operands[1], kind).reshape(-1, 32)
+        value = self._registers.values(each.operands[1], kind).reshape(-1, 32)
         if each.parts[0] == "redux" and how in _REDUCTIONS:
-            self._set(each.operands[0], np.repeat(_REDUCTIONS[how](value, axis=1).astype(kind), 32), mask)
+            self._registers.set(each.operands[0], np.repeat(_REDUCTIONS[how](value, axis=1).astype(kind), 32), mask)
         elif how == "bfly" and each.operands[2].kind == "integer" and each.operands[3].value == 31:
-            self._set(each.operands[0], value[:, np.arange(32) ^ each.operands[2].value].ravel(), mask)
+            self._registers.set(each.operands[0], value[:, np.arange(32) ^ each.operands[2].value].ravel(), mask)
         elif how == "idx" and each.operands[3].value == 31:
-            lane = self._values(each.operands[2], np.uint32).reshape(-1, 32) & np.uint32(31)
-            self._set(each.operands[0], np.take_along_axis(value, lane.astype(np.int64), axis=1).ravel(), mask)
+            lane = self._registers.values(each.operands[2], np.uint32).reshape(-1, 32) & np.uint32(31)
+            self._registers.set(each.operands[0], np.take_along_axis(value, lane.astype(np.int64), axis=1).ravel(), mask)
         else:
-            raise _unknown(each)
+            raise unknown(each)
 
 
 _REDUCTIONS: dict[str, Any] = {
@@ -319,7 +305,3 @@ _REDUCTIONS: dict[str, Any] = {
     "and": np.bitwise_and.reduce,
     "or": np.bitwise_or.reduce,
 }
-
-
-def _unknown(each: Instruction) -> NotImplementedError:
-    return NotImplementedError(f"the emulator does not know {each.name!r} in this form, line {each.line} of the PTX")

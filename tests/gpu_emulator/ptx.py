@@ -6,9 +6,12 @@ import re
 from collections import Counter
 from typing import Any, NamedTuple
 
-__all__ = ["Block", "Instruction", "Kernel", "Operand"]
+import numpy as np
+
+__all__ = ["Block", "Instruction", "Kernel", "Operand", "unknown"]
 
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\((.*?)\)\s*\.(?:req|max)ntid (\d+).*?\n\{", re.S)
+_CONSTANT = re.compile(r"^\.global \.align \d+ \.b8 ([\w$]+)\[\d+\] = \{([\d, ]*)\};$", re.M)
 _INSTRUCTION = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _OPERANDS = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,]*")
 _ENDS = ("bra", "ret", "exit", "bar", "barrier")  # of a block: control may go elsewhere, or threads wait for each other
@@ -80,6 +83,7 @@ class Kernel:
         threads: of a CTA.
         local: bytes of memory of each thread's own.
         parameters: their names in order.
+        constants: bytes in global memory, by name.
         blocks: in the order of the text.
 
     Raises:
@@ -93,6 +97,7 @@ class Kernel:
             raise ValueError("the PTX has no entry with a number of threads")
         self.name, self.threads = entry[1], int(entry[3])
         self.parameters = re.findall(r"(\w+)\s*(?:,|$)", entry[2].strip(), re.M)
+        self.constants = {name: np.array(given.split(","), dtype=np.uint8) for name, given in _CONSTANT.findall(text)}
         self.local = 0
         self._bits: dict[str, int] = {}  # of registers, by name or by prefix
         self.blocks = self._blocks(text[entry.end() : text.index("\n}", entry.end())], text.count("\n", 0, entry.end()) + 1)
@@ -119,7 +124,7 @@ class Kernel:
                 if (declared := re.fullmatch(r"\.reg\s+\.(pred|[bsuf]\d+)\s+(.*)", statement)) is not None:
                     bits = 1 if declared[1] == "pred" else int(declared[1][1:])
                     self._bits |= dict.fromkeys(re.sub(r"<\d+>|\s", "", declared[2]).split(","), bits)
-                else:
+                elif not statement.startswith(".param"):  # of a function that is called
                     instructions.append(self._instruction(statement, line))
         return _cut(instructions, labels)
 
@@ -160,3 +165,8 @@ def _cut(instructions: list[Instruction], labels: dict[str, int]) -> list[Block]
             Block(members[:-1] if last in ends else members, members[-1] if last in ends else None, target, counts)
         )
     return blocks
+
+
+def unknown(each: Instruction) -> NotImplementedError:
+    """What is raised at an instruction that the emulator does not know."""
+    return NotImplementedError(f"the emulator does not know {each.name!r} in this form, line {each.line} of the PTX")
