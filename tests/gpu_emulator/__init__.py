@@ -11,10 +11,11 @@ sectors.
     registers      the values of operands
     asynchronous   copies to shared memory and products of tensor cores, which take effect where they are waited for
     machine        executes a launch: control flow, and instructions that move data
-    stream         launches and copies that are queued, and run late
+    stream         launches and copies that are queued, and run late; CUDA graphs of them
     driver         the Triton driver whose GPU this is
     cases          rules and gradient codes, run here and by the cpu engine, and products of matrices
     planted        defects that must be noticed
+    captured       training steps as CUDA graphs, and defects of these
     plugin         for pytest: runs tests of the triton engine here
 
 Not emulated: the time that anything takes, and caches. Source of the semantics: NVIDIA, "Parallel Thread

@@ -176,13 +176,16 @@ class _Launcher:
         parameters = dict(zip(kernel.parameters, values, strict=False))
         constants = (Range(each.ctypes.data, each.nbytes, name) for name, each in kernel.constants.items())
         ranges = Ranges([*emulator.ranges(), *buffers, *constants])
-        launch = Launch(kernel, (x, y, z), parameters, ranges, emulator.defect, emulator.approximate)
-        emulator.launches.append(launch)
-        if emulator.stream is None:
+
+        def run(alive: Any = None) -> None:
+            launch = Launch(kernel, (x, y, z), parameters, ranges, emulator.defect, emulator.approximate)
+            emulator.launches.append(launch)
             launch.run()
+
+        if emulator.stream is None:
+            run()
         else:  # what it uses stays alive until then, as a GPU's memory is used again in the stream's order
-            alive = arguments, list(emulator.tensors())
-            emulator.stream.add(lambda: (launch.run(), alive))
+            emulator.stream.add(partial(run, (arguments, list(emulator.tensors()))))
 
 
 def _bits(name: str, kind: str, argument: Any, buffers: list[Range], defect: Callable[[str], None]) -> int:

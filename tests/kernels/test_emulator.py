@@ -19,6 +19,7 @@ pytest.importorskip("triton", reason="Triton has builds for Linux only")
 if not has_numba():
     pytest.skip("needs numba, whose loops are what the kernels are compared with", allow_module_level=True)
 
+from gpu_emulator import captured
 from gpu_emulator.cases import CodeCase, ProductCase, RuleCase, cases
 
 pytestmark = pytest.mark.slow
@@ -57,6 +58,12 @@ from gpu_emulator import planted
 result = planted.find_late(), planted.find_late(planted.Over)
 """
 
+CAPTURED = """
+from gpu_emulator import captured
+
+result = captured.find_captured(*arguments)
+"""
+
 
 @pytest.fixture(scope="module")
 def emulated():
@@ -81,7 +88,8 @@ def _in_quick_tier(case):
     return plain or case.rule == "adamw" or case == RuleCase("lamb", metrics=True)
 
 
-CASES = [pytest.param(each, id=str(each), marks=() if _in_quick_tier(each) else pytest.mark.sample(0)) for each in cases()]
+FULL = pytest.mark.sample(0)  # of the full tier alone
+CASES = [pytest.param(each, id=str(each), marks=() if _in_quick_tier(each) else FULL) for each in cases()]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -109,13 +117,31 @@ def test_launches_and_copies_may_run_late(emulated):
     assert any("metrics" in each for each in without_events)
 
 
+@pytest.mark.parametrize("case", [each if each == "clipped" else pytest.param(each, marks=FULL) for each in captured.CASES])
+def test_captured_steps_are_replayed_late(case, emulated):
+    """With the gradients, learning rates and weight decay of each step."""
+    assert emulated.run(CAPTURED, [case]) == []
+
+
+@pytest.mark.parametrize(
+    ("planted", "words"),
+    [
+        ("an argument recorded once", "differs"),
+        ("nothing copied before a replay", "out of bounds"),
+        ("a number read in a capture", "not permitted when stream is capturing"),
+    ],
+)
+def test_defects_of_captured_steps_are_found(planted, words, emulated):
+    assert any(words in each for each in emulated.run(CAPTURED, ["adam", planted]))
+
+
 SMOKE = """
 import gpu_smoke
 result = {name: gpu_smoke.PARTS[name]("cpu") for name in ("rules", "optimizers", "storage")}
 """
 
 
-@pytest.mark.sample(0)
+@FULL
 def test_the_smoke_test_of_gpus_passes_on_the_emulator(emulated):
     """Those of its parts that need no streams."""
     found = emulated.run(SMOKE)
@@ -140,7 +166,7 @@ FILES = (
 )
 
 
-@pytest.mark.sample(0)
+@FULL
 @pytest.mark.parametrize("name", FILES)
 def test_tests_of_kernels_pass_on_the_emulator(name, fresh_python):
     command = [

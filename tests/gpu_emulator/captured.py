@@ -1,0 +1,94 @@
+"""Training steps that `Trainer.capture` makes a CUDA graph of, replayed on the emulator with other numbers at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tristep import Trainer, lr_scheduler
+from tristep.kernels.backends.triton.launch import Launch
+from tristep.kernels.graphs import RecordedUpdate, Recording
+
+from .driver import install
+from .stream import late
+
+__all__ = ["CASES", "PLANTED", "find_captured"]
+
+_STEPS, _WARMUP = 7, 2
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "adam": ("adam", {"clip_gradient": 0.5}),
+    "schedule": ("sgd", {"momentum": 0.9, "lr_scheduler": lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)}),
+    "clipped": ("adamw", {"clip_norm": 0.5, "skip_nonfinite": True, "ema_decay": 0.9}),
+    "low precision": ("adamw", {"state_dtype": "bfloat16", "stochastic_rounding": True}),
+    "norms of tensors": ("lamb", {}),
+}
+
+
+def find_captured(case: str, planted: str | None = None) -> list[str]:
+    """What differs after steps that are captured from what it is after steps that are not."""
+    emulator = install()
+    emulator.defects.clear()
+    expected = _train(case, captured=False)
+    try:
+        with PLANTED.get(planted, nullcontext)(), late(emulator) as stream:
+            found = _train(case, captured=True)
+            stream.run()
+    except RuntimeError as error:
+        return [str(error)]
+    pairs = zip(found, expected, strict=True)
+    return [*emulator.defects, *(f"tensor {k} differs" for k, pair in enumerate(pairs) if not torch.equal(*pair))]
+
+
+def _train(case: str, captured: bool) -> list[torch.Tensor]:
+    """Weights and states after the last step, and what that returned. Nothing waits for the device in between."""
+    name, options = CASES[case]
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 40), torch.nn.Tanh(), torch.nn.Linear(40, 30))
+    batches = [torch.randn(6, 4) for _ in range(_STEPS)]
+    trainer = Trainer(net, name, dict(options), engine="triton")
+
+    def train(x: torch.Tensor) -> torch.Tensor:
+        trainer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        trainer.step(2)
+        return loss
+
+    step = trainer.capture(train, warmup=_WARMUP) if captured else train
+    for k, x in enumerate(batches):
+        if trainer.optimizer.lr_scheduler is None:
+            trainer.set_learning_rate(0.02 / (k + 1))
+        trainer.optimizer.wd = 0.01 * k
+        loss = step(x)
+        assert not captured or step.is_recorded == (k >= _WARMUP)
+    return [*net.parameters(), *(state for row in trainer._updater.states.values() for state in row), loss]
+
+
+def _with_argument_of_capture(launch: Any) -> None:
+    """A launch whose hyper-parameters are those that were on the device when it was captured."""
+    if Recording.current is None:
+        _call(launch)
+        return
+    again = launch._again
+    numbers = torch.from_numpy(again.args[2].numpy().copy())
+    with mock.patch.object(launch, "_again", partial(again.func, *again.args[:2], numbers, *again.args[3:])):
+        _call(launch)
+
+
+def _with_number_on_host(launch: Any) -> None:
+    if Recording.current is not None:
+        float(launch._again.args[2][0])
+    _call(launch)
+
+
+_call = Launch.__call__
+PLANTED: dict[str | None, Callable[[], AbstractContextManager[Any]]] = {
+    "an argument recorded once": lambda: mock.patch.object(Launch, "__call__", _with_argument_of_capture),
+    "nothing copied before a replay": lambda: mock.patch.object(RecordedUpdate, "upload", return_value=None),
+    "a number read in a capture": lambda: mock.patch.object(Launch, "__call__", _with_number_on_host),
+}
