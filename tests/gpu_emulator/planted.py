@@ -44,7 +44,7 @@ def find_all() -> dict[str, list[str]]:
     plain, lamb, sgd = RuleCase("adamw"), RuleCase("lamb"), RuleCase("sgd")
     nothing = *_found(plain), *_found(lamb), *_found(sgd, before=_move_beyond_32_bits), *_found_in_products()
     return {
-        "nothing": [*nothing],
+        "nothing": list(nothing),
         "a store without its mask": _found(sgd, _without_masks),
         "an offset of 32 bits": _found(sgd, _in_32_bits, _move_beyond_32_bits),
         "a wrong alignment": _found(RuleCase("sgd", offset=1), kernel_constants=_constants_if_aligned),

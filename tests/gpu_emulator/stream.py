@@ -4,7 +4,7 @@ So a host that overwrites a buffer before it has been copied, or reads one befor
 Tensors are CPU tensors, so other operations of torch on them cannot be queued: these run at once, after all that is queued.
 
 While a CUDA graph is captured, nothing runs: launches, copies and all operations on tensors become the graph's, and each
-replay queues them as they were, with the arguments that they had. There is one stream only; the names of others stand for it.
+replay queues them as they were, with the arguments that they had. There is one stream; the names of others stand for it.
 """
 
 from __future__ import annotations
