@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from . import streams
 from .states import as_rows
 from .table import TensorTable
 
@@ -97,5 +98,6 @@ class ReductionStates:
         """Which tensors have a gradient."""
         found = [gradient is not None for gradient in self._table.gradients]
         if self._active is None or found != self._active[0]:
-            self._active = found, torch.tensor(found, device="cpu").to(self._table.device, non_blocking=True)
+            device = self._table.device
+            self._active = found, streams.staged(torch.tensor(found, device="cpu"), device).to(device, non_blocking=True)
         return self._active[1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_asynchronous", "is_capturing", "on_device", "pinned", "record_event"]
+__all__ = ["is_asynchronous", "is_capturing", "on_device", "pinned", "record_event", "staged"]
 
 
 def is_asynchronous(device: torch.device) -> bool:
@@ -32,7 +32,18 @@ def is_capturing(device: torch.device) -> bool:
 
 def pinned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     """Memory of the host, page-locked, which copies to and from a GPU use behind the host's back."""
-    return torch.empty(*shape, dtype=dtype, device="cpu", pin_memory=True)
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+
+def staged(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host as a copy to this device with `non_blocking=True` takes it without making the host wait.
+
+    For a GPU that is a copy in page-locked memory, which torch reuses only when the copy out of it is over.
+    """
+    if not is_asynchronous(device):
+        return tensor
+    found = pinned(*tensor.shape, dtype=tensor.dtype)
+    return found.copy_(tensor)
 
 
 def record_event(device: torch.device) -> Any:

@@ -63,6 +63,7 @@ class Emulator:
         defects: what has been found wrong, each message once.
         stream: where launches are queued; None: they are run at once. See stream.py.
         edit: if not None, applied to the text of each kernel that is launched, to plant a defect.
+        gpus: simulated GPUs, one of which launches are made on; None: there is one. See tests/simulated_gpus.py.
     """
 
     def __init__(self) -> None:
@@ -70,6 +71,7 @@ class Emulator:
         self.defects: list[str] = []
         self.stream: Stream | None = None
         self.edit: Callable[[str], str] | None = None
+        self.gpus: Any = None
         self._error, self._random = 0.0, np.random.default_rng(0)
         self._kernels: dict[str, Kernel] = {}  # by their text
         self._tables: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -115,7 +117,7 @@ class Emulator:
         return GPUTarget("cuda", 90, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return 0 if self.gpus is None else self.gpus.current
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -182,7 +184,9 @@ class _Launcher:
             emulator.launches.append(launch)
             launch.run()
 
-        if emulator.stream is None:
+        if emulator.gpus is not None:
+            emulator.gpus.launch(run, arguments)
+        elif emulator.stream is None:
             run()
         else:  # what it uses stays alive until then, as a GPU's memory is used again in the stream's order
             emulator.stream.add(partial(run, (arguments, list(emulator.tensors()))))

@@ -1,114 +1,211 @@
-"""What works on tensors of a GPU other than the current one does it there: graphs, events, link measurement, kernels.
+"""What works on tensors of a GPU other than the current one does it there, and does not make the host wait in a step.
 
-There need be no GPU: torch's fake tensors say that they are on `cuda:1`, and `torch.cuda` is played.
+There need be no GPU: it is simulated by simulated_gpus.py, and kernels are run by the emulator in gpu_emulator, in a process
+of its own. The tests say where a wait is meant.
 """
 
-from contextlib import contextmanager
+import contextlib
+import importlib.util
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from optimizer_table import row_of
+from simulated_gpus import SimulatedGpus, WrongDevice
 
 import tristep
-from tristep.trainer import capture, cost_model
 from tristep.trainer.sync.agreement import RankAgreement
-from tristep.trainer.sync.compressed import choose_compression
 
-SECOND = torch.device("cuda", 1)
-
-
-@pytest.fixture
-def current(monkeypatch):
-    """The played current device, as `torch.cuda.device` sets it; events note on the stream of which they are recorded."""
-    state = SimpleNamespace(device=torch.device("cuda", 0), recorded=[])
-
-    @contextmanager
-    def device(wanted):
-        before, state.device = state.device, torch.device(wanted)
-        try:
-            yield
-        finally:
-            state.device = before
-
-    class Event:
-        def record(self, stream=None):
-            state.recorded.append(state.device if stream is None else stream)
-
-        def synchronize(self):
-            pass
-
-    monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda of=None: state.device if of is None else torch.device(of))
-    return state
+TESTS = Path(__file__).parents[1]
+SECOND = "cuda:1"
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="with a real GPU none is simulated")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the triton engine then takes no tensors of the CPU")
-def test_a_graph_is_made_recorded_and_replayed_on_the_parameters_device(current, monkeypatch):
-    pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
-    seen = []
+# What the simulation notices.
 
-    class Graph:
-        def __init__(self):
-            seen.append(("made", current.device))
-
-        def warm_up(self, run):
-            seen.append(("warm-up", current.device))
-            return run()
-
-        def record(self, run):
-            seen.append(("recorded", current.device))
-            return run()
-
-        def replay(self):
-            seen.append(("replayed", current.device))
-
-    monkeypatch.setattr(capture, "_new_graph", Graph)
-    parameter = torch.nn.Parameter(torch.ones(3))
-    trainer = tristep.Trainer([parameter], "sgd", {"learning_rate": 0.5}, engine="triton")
-
-    def train():
-        parameter.grad = torch.ones(3)
-        trainer.step(1)
-
-    step = capture.CapturedStep(train, SECOND, warmup=2)
-    for _ in range(4):
-        step()
-    assert {what for what, _ in seen} == {"made", "warm-up", "recorded", "replayed"}
-    assert {device for _, device in seen} == {SECOND}
-    assert current.device.index == 0
+WRONG = {
+    "an event on the current device": (lambda x: torch.cuda.Event().record(), "an event on cuda:0"),
+    "a stream": (lambda x: torch.cuda.Stream(), "a stream on cuda:0"),
+    "a graph": (lambda x: torch.cuda.CUDAGraph(), "a graph that is made on cuda:0"),
+    "memory on the current device": (lambda x: torch.empty(3, device="cuda"), "an allocation by torch.empty on cuda:0"),
+    "memory on a third device": (lambda x: x.new_zeros(3, device="cuda:2"), "on cuda:2"),
+    "the CPU's memory in an operation": (lambda x: x + torch.ones(3), "one of \\(3,\\) on the CPU"),
+    "a copy to the host": (lambda x: x.cpu(), "waits: to\\(\\)"),
+    "a copy to memory that is not pinned": (lambda x: torch.empty(3).copy_(x, non_blocking=True), "waits: copy_"),
+    "a copy from the host": (lambda x: torch.ones(3).to(SECOND), "waits: to\\(\\)"),
+    "a copy from memory that is not pinned": (lambda x: x.copy_(torch.ones(3), non_blocking=True), "waits: copy_"),
+    "a copy from pinned memory that waits": (lambda x: x.copy_(torch.ones(3, pin_memory=True)), "waits: copy_"),
+    "a value from the host": (lambda x: torch.tensor([1.0], device=SECOND), "waits: torch.tensor"),
+    "item": (lambda x: x.sum().item(), "waits: _local_scalar_dense"),
+    "tolist": (lambda x: x.tolist(), "waits: tolist"),
+    "a condition": (lambda x: bool(x.sum() > 0), "waits: _local_scalar_dense"),
+    "a mask as an index": (lambda x: x[x > 0], "waits: index"),
+    "a synchronisation": (lambda x: torch.cuda.synchronize(SECOND), "waits: torch.cuda.synchronize"),
+}
 
 
-class Operations(TorchDispatchMode):
-    """Notes the devices of what torch's operations get and give."""
+@no_gpu
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_done_elsewhere_or_waited_for_is_noticed(what):
+    work, words = WRONG[what]
+    gpus = SimulatedGpus()
+    with gpus:
+        x = torch.ones(3, device=SECOND)
+        with pytest.raises(WrongDevice, match=words):
+            work(x)
+        assert len(gpus.found) == 1
+        gpus.found.clear()
 
-    def __init__(self):
-        super().__init__()
-        self.seen = []
 
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        self.seen.append((operation.overloadpacket.__name__, kwargs or {}))
-        return result
+@no_gpu
+def test_what_is_caught_is_reported_at_the_end():
+    gpus = SimulatedGpus()
+    gpus.__enter__()
+    with contextlib.suppress(AssertionError):
+        torch.cuda.Event().record()
+    with pytest.raises(WrongDevice, match="an event on cuda:0"):
+        gpus.__exit__(None, None, None)
 
 
-def test_counts_are_copied_without_waiting_and_the_event_is_of_their_device(current, monkeypatch):
-    """The one copy is that to the host, into pinned memory: one from there, of what is not pinned, would be waited for."""
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **others: empty(*sizes, **others))
-    parameters = [torch.nn.Parameter(torch.ones(2), requires_grad=trained) for trained in (True, False, True)]
-    with FakeTensorMode():
-        counts, sums = torch.ones(3, device=SECOND), torch.ones(2, device=SECOND)
-        agreement = RankAgreement(None, 2, ["a", "b", "c"], parameters, None)
-        with Operations() as operations:
-            found = agreement.counts([True, False, True], counts, sums, False)
-    assert found == [2, 2, 2]
-    assert current.recorded == [SECOND]
-    names = [name for name, _ in operations.seen]
-    assert names.count("copy_") == 1
-    assert "_to_copy" not in names
+@no_gpu
+def test_what_is_right_is_not_noticed():
+    with SimulatedGpus() as gpus:
+        x = torch.ones(3, pin_memory=True).to(SECOND, non_blocking=True)
+        host = torch.empty(3, pin_memory=True).copy_(x * 2, non_blocking=True)
+        with torch.cuda.device(SECOND):
+            torch.cuda.Event().record()
+            torch.cuda.CUDAGraph()
+        assert torch.cuda.current_device() == 0
+        assert host.tolist() == [2.0, 2.0, 2.0]
+        assert (x.device, x.sum().device, x.is_cuda, host.is_cuda) == (
+            torch.device(SECOND),
+            torch.device(SECOND),
+            True,
+            False,
+        )
+        assert gpus.waits_for == []
+        with gpus.waits("the result is wanted"):
+            assert x.sum().item() == 3.0
+        assert gpus.waits_for == ["the result is wanted"]
+
+
+# The product.
+
+SET_UP = """
+import sys
+sys.path[:0] = [arguments, arguments + "/oracles"]
+import torch
+from gpu_emulator.driver import install
+torch.set_num_threads(1)
+install()
+result = None
+"""
+
+RUN = """
+import gpu_ranks
+import gpu_scenarios
+name, *given = arguments
+result = getattr(gpu_ranks if name in ("ranks", "link") else gpu_scenarios, name)(*given)
+"""
+
+PLANTED = """
+from unittest import mock
+import torch
+import gpu_ranks
+import gpu_scenarios
+from tristep.kernels import streams
+from tristep.trainer.sync import bucket_queue
+
+planted = [
+    (streams, "staged", lambda tensor, device: tensor, gpu_scenarios.norms),
+    (streams, "record_event", lambda device: torch.cuda.current_stream().record_event(), gpu_scenarios.recorders),
+    (streams, "on_device", lambda device: torch.cuda.device(0), gpu_scenarios.norms),
+    (bucket_queue, "increment_version", lambda tensors: None, gpu_ranks.ranks),
+]
+result = {}
+for module, name, function, scenario in planted:
+    try:
+        with mock.patch.object(module, name, function):
+            scenario()
+        result[name] = "nothing"
+    except BaseException as error:
+        result[name] = str(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def process():
+    """An interpreter whose GPUs are simulated."""
+    pytest.importorskip("triton", reason="Triton has builds for Linux only")
+    spec = importlib.util.spec_from_file_location("compiling", TESTS / "kernels" / "compiling.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = module.Compiling()
+    made.run(SET_UP, str(TESTS))
+    yield made
+    made.end()
+
+
+# Why the host waits after the set-up.
+SCENARIOS = {
+    "options": [],
+    "low_precision": [],
+    "loss_scale": [],
+    "norms": [],
+    "ascent": [],
+    "capture": [],
+    "in_backward": [],
+    "recorders": [],
+    "ensemble": [],
+    "replicas": ["the store 'local' adds up on the CPU"] * 2,
+    "sparse": ["how many rows there are is found out by coalesce(), in each step"],
+    "ranks": ["weights that are used by one rank alone, of which all ranks have to know"],
+    "link": ["measured is what the host waits for"],
+}
+
+
+@no_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_steps_are_done_on_the_tensors_device_and_do_not_wait(name, process):
+    assert process.run(RUN, [name]) == SCENARIOS[name]
+
+
+@no_gpu
+@pytest.mark.slow
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", tristep.optimizer.registered())
+def test_every_optimizer_steps_on_its_tensors_device_and_does_not_wait(name, process):
+    assert process.run(RUN, ["optimizer", name, row_of(name).options]) == []
+
+
+@no_gpu
+@pytest.mark.slow
+def test_defects_that_are_planted_are_noticed(process):
+    found = process.run(PLANTED)
+    assert "the host waits: copy_ of (2, 5) from the CPU" in found["staged"]
+    assert "an event on cuda:0" in found["record_event"]
+    assert "a kernel is launched on cuda:0 with a tensor on cuda:1" in found["on_device"]
+    assert "the host waits: tolist() of a tensor on cuda:1" in found["increment_version"]
+
+
+@no_gpu
+def test_a_symmetric_product_is_launched_on_its_device(monkeypatch):
+    """The emulator does not know its kernel, which uses tensor cores."""
+    symmetric = pytest.importorskip("tristep.kernels.backends.triton.symmetric", reason="Triton has builds for Linux only")
+    with SimulatedGpus() as gpus:
+        launches = []
+
+        class Kernel:
+            def __getitem__(self, grid):
+                return lambda *args, **kwargs: gpus.launch(lambda: launches.append(grid), args)
+
+        monkeypatch.setattr(symmetric, "symmetric_kernel", Kernel())
+        symmetric.block_pairs.cache_clear()
+        symmetric.symmetric_product(torch.ones(1, 4, 4, dtype=torch.bfloat16, device=SECOND))
+        assert launches == [(1, 1)]
+        symmetric.block_pairs.cache_clear()
 
 
 @pytest.mark.parametrize(("late", "missing"), [([2.0, 0.0, 2.0], None), ([2.0, 0.0, 1.0], "'c'")])
@@ -130,33 +227,3 @@ def test_late_counts_tell_of_missing_gradients_of_what_is_trained(late, missing)
     else:
         with pytest.raises(RuntimeError, match=f"another rank had no fresh gradient for {missing}: "):
             step()
-
-
-def test_the_link_is_measured_from_the_parameters_device(current, monkeypatch):
-    found = []
-
-    def measure_link(group):
-        found.append(current.device)
-        raise InterruptedError
-
-    monkeypatch.setattr(cost_model, "measure_link", measure_link)
-    with FakeTensorMode():
-        params = [torch.ones(2, device=SECOND)]
-    with pytest.raises(InterruptedError):
-        choose_compression(params, None)
-    assert found == [SECOND]
-
-
-def test_a_symmetric_product_is_launched_on_its_device(current, monkeypatch):
-    symmetric = pytest.importorskip("tristep.kernels.backends.triton.symmetric", reason="Triton has builds for Linux only")
-    found = []
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return lambda *args, **kwargs: found.append(current.device)
-
-    monkeypatch.setattr(symmetric, "symmetric_kernel", Kernel())
-    monkeypatch.setattr(symmetric, "block_pairs", lambda n, device: torch.zeros(n, 2))
-    with FakeTensorMode():
-        symmetric.symmetric_product(torch.ones(1, 4, 4, dtype=torch.bfloat16, device=SECOND))
-    assert found == [SECOND]

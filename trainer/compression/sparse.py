@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from ...kernels import streams
 from ..validation import integer, number
 from .base import Compressor, option_name, register_compressor
 from .reduce import MessageReduce, ReduceAlgorithm, ReduceContext, all_reduce_bytes
@@ -98,7 +99,7 @@ class RandomK(Compressor):
         generator = torch.Generator().manual_seed((self.seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03) % 2**63)
         # float64, whose rounding never reaches the next stretch's first
         drawn = ends[:-1] + (torch.rand(count, generator=generator, dtype=torch.float64) * ends.diff()).long()
-        return drawn.to(device, non_blocking=True)
+        return streams.staged(drawn, device).to(device, non_blocking=True)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         return self.encode_step(values, 0)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
+from ...kernels import streams
 from ..compression import wait_all
 from .bucket import Bucket, Member, check_gradient
 from .collectives import BucketCollectives
@@ -126,7 +128,8 @@ class BucketQueue:
             if bucket.extra is not None:
                 bucket.extra.fill_(1.0)
                 given = self._flags if all(counted) else [*counted, *self._flags]
-                bucket.extra[-len(given) :].copy_(torch.tensor(given, dtype=torch.float32), non_blocking=True)
+                flags = streams.staged(torch.tensor(given, dtype=torch.float32), bucket.extra.device)
+                bucket.extra[-len(given) :].copy_(flags, non_blocking=True)
             bucket.handle = self._collectives.sum(bucket)
             bucket.started = True
 
@@ -142,5 +145,6 @@ class BucketQueue:
                 gradients.append(gradient)
         if views:
             torch._foreach_copy_(views, gradients)
+            increment_version(views)  # on GPUs torch does not count what lists of tensors are given
         for index, _, _, view, _ in members:
             self._params[index].grad = view

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ...kernels import streams
 from .. import dist_utils
 from ..dist_utils import broadcast_coalesced, check_alike, global_rank
 from ..params import is_lazy
@@ -150,7 +151,8 @@ class GradientBuckets:
         if self.collectives.ranks == 1 and not self._scatter:
             self.used = counted
             self._end_round()
-            return torch.tensor(counted, dtype=torch.float32, device=self.params[0].device)
+            device = self.params[0].device
+            return streams.staged(torch.tensor(counted, dtype=torch.float32), device).to(device, non_blocking=True)
         queue.check_unchanged()
         self.make()
         counts, self.flag_sums = queue.finish(counted, self.flag_slots).split([n, len(self.flag_slots)])

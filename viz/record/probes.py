@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import deque
 from typing import Any
 
 import numpy as np
 import torch
 
+from ...kernels import streams
 from ...trainer import Telemetry, Trainer
 from .runs import Run
 
@@ -26,11 +28,9 @@ def copy_to_host(value: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | 
     """A copy on the CPU that may still be on its way, and the event that says when it has arrived; None if it has."""
     if value.device.type != "cuda":
         return value.cpu(), None
-    host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+    host = streams.pinned(*value.shape, dtype=value.dtype)
     host.copy_(value, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    return host, event
+    return host, streams.record_event(value.device)
 
 
 class TrainerProbe:
@@ -168,14 +168,13 @@ class OptimizerProbe:
         if self._before is None:
             return
         before, self._before = self._before, None
-        none = torch.full((), float("nan"))
         gradients = [param.grad for param in self.params]
         moved = torch._foreach_sub(list(self.params), before)
         norms = [torch._foreach_norm(tensors) for tensors in (before, moved)]
         rows = []
         for weight, update, change, gradient in zip(*norms, moved, gradients, strict=True):
             if gradient is None or gradient.layout != torch.strided:
-                rows.append(torch.stack([none.to(weight)] * len(OF_HOOKS)))
+                rows.append(weight.new_full((len(OF_HOOKS),), math.nan))
                 continue
             norm = torch.linalg.vector_norm(gradient).to(weight)
             product = (gradient.to(change) * change).sum().to(weight)

@@ -50,7 +50,8 @@ class TritonUpdate:
         """Work on other weights from now on, those at the table's addresses."""
         now = self.table.addresses.tobytes()
         if weights and now != self._sent:
-            self._addresses.copy_(torch.from_numpy(self.table.addresses), non_blocking=True)
+            addresses = streams.staged(torch.from_numpy(self.table.addresses), self.table.device)
+            self._addresses.copy_(addresses, non_blocking=True)
             self._sent = now
 
     def run_reduction(self, stage: int) -> None:
@@ -186,4 +187,4 @@ class Launch:
 
 
 def _copied(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array).to(device, copy=True)
+    return streams.staged(torch.from_numpy(array), device).to(device, non_blocking=True, copy=True)

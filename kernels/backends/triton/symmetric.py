@@ -57,7 +57,8 @@ def block_pairs(n: int, device: torch.device) -> torch.Tensor:
     """Numbers of rows and columns of the blocks on and below the diagonal, int32 [n (n + 1) / 2, 2], band by band."""
     i, j = np.tril_indices(n)
     order = np.lexsort((i, j, i // BAND))
-    return torch.from_numpy(np.stack([i, j], axis=1)[order].astype(np.int32)).to(device)
+    pairs = torch.from_numpy(np.stack([i, j], axis=1)[order].astype(np.int32))
+    return streams.staged(pairs, device).to(device, non_blocking=True)
 
 
 @triton.jit
