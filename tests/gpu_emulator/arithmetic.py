@@ -18,14 +18,15 @@ from .ptx import Instruction
 __all__ = ["FLOATS", "UNSIGNED", "Approximate", "compute", "dtype_of", "rounded"]
 
 Get = Callable[[int, Any], Any]  # the value of a source, by its number, in a type
-Approximate = Callable[[np.ndarray, float], np.ndarray]  # float64 as float32, wrong by so many ulps at most
+Approximate = Callable[[np.ndarray, np.ndarray], np.ndarray]  # float64 as float32, wrong by so much at most
 
 UNSIGNED = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 FLOATS = {16: np.float16, 32: np.float32, 64: np.float64}
 _NAN = {2: np.uint16(0x7FFF), 4: np.uint32(0x7FFFFFFF), 8: np.uint64(0x7FF8000000000000)}
 # Functions and their largest error in ulps: PTX ISA, section 9.7.3 (ex2, sin and cos: 2 ulps at the magnitudes met here).
+# 0: it is not given in ulps but relative to the result, as 2^-23.
 _APPROXIMATE = {
-    "sqrt": (np.sqrt, 1),
+    "sqrt": (np.sqrt, 0),
     "rsqrt": (lambda x: 1 / np.sqrt(x), 2),
     "rcp": (lambda x: 1 / x, 1),
     "ex2": (np.exp2, 2),
@@ -33,6 +34,7 @@ _APPROXIMATE = {
     "sin": (np.sin, 2),
     "cos": (np.cos, 2),
 }
+_ULPS_OF_QUOTIENTS = 2
 _EXACT = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}
 _INTEGER = {
     "add": np.add,
@@ -81,7 +83,7 @@ def dtype_of(name: str) -> Any:
     return FLOATS[bits] if letter == "f" else np.dtype(f"{'i' if letter == 's' else 'u'}{bits // 8}").type
 
 
-def rounded(value: np.ndarray, ulps: float) -> np.ndarray:
+def rounded(value: np.ndarray, error: np.ndarray) -> np.ndarray:
     """An `Approximate` that rounds to the nearest."""
     return np.asarray(value).astype(np.float32)
 
@@ -237,13 +239,13 @@ def _float(each: Instruction, values: list[Any], approximate: Approximate) -> An
         return _with_nan(np.where((a == 0) & (b == 0), zero, _EXTREMES[name, "NaN" in parts](a, b)))
     if name in _APPROXIMATE and "approx" in parts and kind == np.float32:
         function, ulps = _APPROXIMATE[name]
-        found = approximate(function(values[0].astype(np.float64)), ulps)
+        found = _approximated(function(values[0].astype(np.float64)), ulps, approximate)
     elif name == "rcp" and parts[1:] == ["approx", "ftz", "f64"]:  # of the upper half of the number, the upper half
         found = _upper_half(_flushed(1 / _upper_half(values[0])))
     elif name == "rsqrt" and kind == np.float64 and not ftz:
         found = 1 / np.sqrt(values[0])
     elif name == "div" and ("full" in parts or "approx" in parts):
-        found = approximate(values[0].astype(np.float64) / values[1].astype(np.float64), 2)
+        found = _approximated(values[0].astype(np.float64) / values[1].astype(np.float64), _ULPS_OF_QUOTIENTS, approximate)
     elif name == "fma" and "rn" in parts and kind != np.float16:
         found = _fused(*values)
     elif name in _EXACT and not {"sat", "rz", "rm", "rp"} & set(parts) and ("rn" in parts or name in ("add", "sub", "mul")):
@@ -256,6 +258,11 @@ def _float(each: Instruction, values: list[Any], approximate: Approximate) -> An
 def _upper_half(x: np.ndarray) -> np.ndarray:
     """float64 numbers whose lower 32 bits have been set to 0."""
     return (np.ascontiguousarray(x).view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64)
+
+
+def _approximated(value: Any, ulps: float, approximate: Approximate) -> Any:
+    size = np.abs(np.asarray(value))
+    return approximate(value, ulps * np.spacing(size.astype(np.float32)).astype(np.float64) if ulps else size * 2.0**-23)
 
 
 def _fused(a: Any, b: Any, c: Any) -> np.ndarray:

@@ -26,7 +26,7 @@ from .memory import Range, Ranges
 from .ptx import Kernel
 from .stream import Stream
 
-__all__ = ["Emulator", "install"]
+__all__ = ["ERRORS", "Emulator", "install"]
 
 _FORMATS = {
     "i1": "b",
@@ -55,6 +55,20 @@ _POINTERS = {
 }
 
 
+def _random_share(value: np.ndarray) -> np.ndarray:
+    """A number in [-1, 1) for each value, the same for the same value, as an instruction's result is."""
+    bits = np.ascontiguousarray(value, dtype=np.float64).view(np.uint64)
+    return ((bits ^ bits >> np.uint64(29)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(11)) * 2.0**-52 - 1
+
+
+# The errors of approximate instructions, as functions from exact results to parts of the largest error.
+ERRORS: dict[str, Callable[[np.ndarray], Any]] = {
+    "up": lambda value: 1.0,
+    "down": lambda value: -1.0,
+    "random": _random_share,
+}
+
+
 class Emulator:
     """What Triton 3.5 to 3.9 ask of a driver, and what is known of all launches.
 
@@ -72,24 +86,30 @@ class Emulator:
         self.stream: Stream | None = None
         self.edit: Callable[[str], str] | None = None
         self.gpus: Any = None
-        self._error, self._random = 0.0, np.random.default_rng(0)
+        self._error: str | None = None
         self._kernels: dict[str, Kernel] = {}  # by their text
         self._tables: weakref.WeakSet[Any] = weakref.WeakSet()
         self.utils = self  # Triton asks some of its questions there
         self.launcher_cls = partial(_Launcher, self)
 
-    def set_error(self, share: float) -> None:
-        """Let results of approximate instructions be wrong by this share of what the manual allows, at random."""
-        self._error, self._random = share, np.random.default_rng(0)
+    def set_error(self, error: str | None) -> None:
+        """Let results of approximate instructions be as wrong as the manual allows: too large, too small, or at random.
 
-    def approximate(self, value: np.ndarray, ulps: float) -> np.ndarray:
-        """float64 as float32, wrong as `set_error` says."""
-        found = rounded(value, ulps)
-        if not self._error:
+        Args:
+            error: one of `ERRORS`; None: they are rounded to the nearest.
+        """
+        self._error = error
+
+    def approximate(self, value: np.ndarray, error: np.ndarray) -> np.ndarray:
+        """float64 as float32, wrong as `set_error` says, by so much at most."""
+        found = rounded(value, error)
+        if self._error is None:
             return found
-        by = self._random.uniform(-1, 1, found.shape) * (ulps - 0.5) * self._error
-        exact = (found == value) | ~np.isfinite(found)  # such as roots of squares, and what is divided by 1
-        return np.where(exact, found, (value + by * np.spacing(np.abs(found)).astype(np.float64)).astype(np.float32))
+        with np.errstate(all="ignore"):  # half an ulp is left for rounding
+            off = value + ERRORS[self._error](value) * np.maximum(
+                error - np.spacing(np.abs(found)).astype(np.float64) / 2, 0
+            )
+        return np.where(np.isfinite(found) & (found != 0), off, found).astype(np.float32)
 
     def defect(self, message: str) -> None:
         """Note what is wrong."""

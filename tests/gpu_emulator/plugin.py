@@ -2,7 +2,8 @@
 
     PYTHONPATH=tests python -m pytest -p gpu_emulator.plugin -k triton tests/kernels/test_parity.py
 
-Each test also fails if the emulator has found a defect in what it has launched.
+Each test also fails if the emulator has found a defect in what it has launched. With GPU_EMULATOR_ERROR=up, down or random,
+approximate instructions are as wrong as the manual allows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def pytest_collection_finish() -> None:
     """Every module that chooses an engine has been imported by now."""
     from .driver import install
 
-    install()
+    install().set_error(os.environ.get("GPU_EMULATOR_ERROR"))
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,12 @@ class Place(NamedTuple):
     device: str
 
     @property
+    def is_approximate(self) -> bool:
+        """Whether quotients and roots are as exact as a GPU's instructions, which the emulator's may be, too."""
+        on_gpu = self.device == "cuda" or "GPU_EMULATOR_ERROR" in os.environ
+        return self.engine == "triton" and on_gpu
+
+    @property
     def tile(self) -> int:
         """The engine's elements per tile, of few."""
         return executor_for(self.engine, whole=False).tile_for(0)

@@ -235,7 +235,7 @@ def test_rules_and_helpers_can_be_called_on_tensors(write_rules):
 def test_the_language_may_come_from_triton_itself(place, write_rules):
     pytest.importorskip("triton", reason="Triton has builds for Linux only")
     text = "import triton.language as tl\n\n@rule\ndef its_own(w, g, state, hyper):\n    return tl.sqrt(w), state\n"
-    assert list(run_rule(place, write_rules(text).its_own, [4.0], [0.0])[0]) == [2.0]
+    np.testing.assert_allclose(run_rule(place, write_rules(text).its_own, [4.0], [0.0])[0], [2.0], rtol=2e-7)
 
 
 # Constants, and values that change.
@@ -260,7 +260,7 @@ CONSTANTS = {
 @pytest.mark.sample(4, "cpu")
 @pytest.mark.parametrize("what", CONSTANTS)
 def test_constants_leave_float32_arithmetic_in_float32(place, write_rules, what):
-    """In float32, (w + 1) - 1 is 0 for a small w. In float64 it is w again."""
+    """In float32, (w + 1) - 1 is the same for all small w, and 0 if functions are exact. In float64 it is w again."""
     text = f"""
         @jit
         def plus_one(x):
@@ -277,7 +277,9 @@ def test_constants_leave_float32_arithmetic_in_float32(place, write_rules, what)
             return {CONSTANTS[what]}, state
     """
     rule = write_rules(_dedent(text)).vanish
-    assert list(run_rule(place, rule, [1e-9, 2e-9], [0.0, 0.0], (1.0,))[0]) == [0.0, 0.0]
+    first, second = run_rule(place, rule, [1e-9, 2e-9], [0.0, 0.0], (1.0,))[0]
+    assert first == second
+    assert abs(first) <= (1e-6 if place.is_approximate else 0.0)
     weight, _ = run_rule(place, rule, [1e-9, 2e-9], [0.0, 0.0], (1.0,), dtype=F64)
     np.testing.assert_allclose(weight, [1e-9, 2e-9], rtol=1e-6)  # and float64 arithmetic in float64
 
