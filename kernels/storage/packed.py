@@ -121,8 +121,8 @@ def check_scales(name: str, packed: torch.Tensor) -> None:
     mantissas, _ = torch.frexp(scales)
     if not bool(((mantissas == 0.5) | (scales == 0) | scales.isnan()).all()):
         raise ValueError(
-            f"{name} is packed in 8 bits, but its scales are no powers of two: it is damaged, or of a development version of "
-            "2026. Save it with state_dtype='float32' by the version that wrote it, or begin with new states"
+            f"{name} is packed in 8 bits, but its scales are no powers of two: it is damaged, or of a version made "
+            "before December 2026. Save it with state_dtype='float32' by the version that wrote it, or begin with new states"
         )
 
 
