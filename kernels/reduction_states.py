@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import streams
-from .states import as_rows
+from .states import PerTensorStates
 from .table import TensorTable
 
 __all__ = ["ReductionStates"]
@@ -24,9 +24,12 @@ class ReductionStates:
     def __init__(self, table: TensorTable, execute: Any) -> None:
         self._table, self._execute, self._rule = table, execute, table.rule
         self._active: tuple[list[bool], torch.Tensor] | None = None
-        # One array for all tensors, where their states are its rows.
-        stages = range(len(self._rule.reductions))
-        self._arrays = [as_rows(of_tensors) if len((of_tensors := self._of_tensors(k))[0]) else None for k in stages]
+        start = len(self._rule.state)
+        self._numbers: list[PerTensorStates | None] = []  # of each reduction
+        for reduction in self._rule.reductions:
+            rows = [row[start : start + len(reduction.kept)] for row in table.states]
+            self._numbers.append(PerTensorStates(rows) if reduction.kept else None)
+            start += len(reduction.kept)
 
     def load(self, stage: int) -> None:
         """Hand a reduction its per-tensor states, and the results of the reduction before it."""
@@ -58,12 +61,9 @@ class ReductionStates:
             new = torch.where(table.grad_scale_and_skip[1] != 0, before, new.to(before))
         room = execute.sums[stage][:, : new.shape[1]]
         room[:] = new
-        if (array := self._arrays[stage]) is not None:
-            array.copy_(room)
-        else:
-            torch._foreach_copy_(
-                [number for row in self._of_tensors(stage) for number in row], list(room.flatten().unbind())
-            )
+        numbers = self._numbers[stage]
+        assert numbers is not None
+        numbers.write(room)
 
     def append_previous(self, stage: int) -> None:
         """Append the results of the reduction before this one to its own."""
@@ -73,15 +73,11 @@ class ReductionStates:
             execute.sums[stage][:, :own] = execute.totals[stage]
         execute.sums[stage][:, own:] = execute.sums[stage - 1]
 
-    def _of_tensors(self, stage: int) -> list[tuple[torch.Tensor, ...]]:
-        rule = self._rule
-        start = len(rule.state) + sum(len(earlier.kept) for earlier in rule.reductions[:stage])
-        return [row[start : start + len(rule.reductions[stage].kept)] for row in self._table.states]
-
     def _states(self, stage: int, rows: slice = slice(None)) -> torch.Tensor:
         """The per-tensor states of a reduction, [n_tensors, n]."""
-        array = self._arrays[stage]
-        return torch.stack([torch.stack(row) for row in self._of_tensors(stage)[rows]]) if array is None else array[rows]
+        numbers = self._numbers[stage]
+        assert numbers is not None
+        return numbers.read(rows)
 
     def _finished(self, stage: int, rows: slice) -> torch.Tensor:
         """The new per-tensor states of these tensors, computed from their sums, [n_rows, n]."""

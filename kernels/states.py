@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ from .layouts import compute_dtype, dense_strides, is_dense, same_order
 __all__ = [
     "ALIGNMENT",
     "PACK_FROM",
+    "PerTensorStates",
     "allocate_states",
-    "as_rows",
     "goes_with",
     "per_tensor_states",
     "slot_dtypes",
@@ -135,22 +136,57 @@ def stacked_zeros(n: int, like: torch.Tensor) -> torch.Tensor:
     return arena.as_strided((n, *like.shape), (room, *dense_strides(like)))
 
 
-def as_rows(numbers: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor | None:
-    """The array whose rows these numbers are, as `states_for` makes them, [n, k]; None if they are of no such array."""
-    first = numbers[0][0]
-    k, size, start = len(numbers[0]), first.element_size(), first.data_ptr()
-    step = numbers[1][0].data_ptr() - start if len(numbers) > 1 else k * size
-    places = [start + i * step + j * size for i in range(len(numbers)) for j in range(k)]
-    flat = [number for row in numbers for number in row]
-    memory = first.untyped_storage().data_ptr()
-    fits = step >= k * size and step % size == 0 and [number.data_ptr() for number in flat] == places
-    if not fits or any(number.untyped_storage().data_ptr() != memory for number in flat):
-        return None
-    return first.as_strided((len(numbers), k), (step // size, 1))
-
-
 def goes_with(tensor: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether a state or master has the weight's device and this type, and, if of its shape, its order of elements."""
     if tensor.device != weight.device or tensor.dtype != dtype:
         return False
     return tensor.shape != weight.shape or same_order(weight.shape, tensor.stride(), dense_strides(weight))
+
+
+class PerTensorStates:
+    """Tensors without dimensions, the per-tensor states of a list of tensors, read and written together as an array.
+
+    That costs one call of torch or two, whatever the number of tensors, where all are of one storage, as `states_for` makes
+    them. Elsewhere the calls are as few, but each is a launch for every 64 numbers or so.
+
+    Args:
+        rows: for each tensor its numbers, all of one type.
+
+    Attributes:
+        is_joined: whether they are of one storage.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[torch.Tensor]]) -> None:
+        self._numbers = list(chain.from_iterable(rows))
+        self._shape = len(rows), len(rows[0])
+        first = self._numbers[0]
+        memory, size = first.untyped_storage().data_ptr(), first.element_size()
+        self.is_joined = all(number.untyped_storage().data_ptr() == memory for number in self._numbers)
+        self._array: torch.Tensor | None = None
+        if not self.is_joined:
+            return
+        places = np.array([number.storage_offset() for number in self._numbers]).reshape(self._shape)
+        step = int(places[1, 0] - places[0, 0]) if len(rows) > 1 else len(rows[0])
+        regular = places[0, 0] + np.arange(len(rows))[:, None] * step + np.arange(len(rows[0]))
+        if step > 0 and (places == regular).all():
+            self._array = first.as_strided(self._shape, (step, 1))
+        else:  # a group has these, another group those between them
+            self._memory = first.as_strided((first.untyped_storage().nbytes() // size,), (1,), 0)
+            self._places = torch.from_numpy(places).to(first.device)
+
+    def read(self, rows: slice = slice(None)) -> torch.Tensor:
+        """Those of these tensors, [n_tensors, n]."""
+        if self._array is not None:
+            return self._array[rows]
+        if self.is_joined:
+            return self._memory[self._places[rows]]
+        return torch.stack(self._numbers).view(self._shape)[rows]
+
+    def write(self, values: torch.Tensor) -> None:
+        """Store all, [n_tensors, n]."""
+        if self._array is not None:
+            self._array.copy_(values)
+        elif self.is_joined:
+            self._memory[self._places] = values
+        else:
+            torch._foreach_copy_(self._numbers, list(values.flatten().unbind()))

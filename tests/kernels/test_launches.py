@@ -198,17 +198,36 @@ for telemetry in (True, tristep.Telemetry(every=3)):
         steps.append(watched(lambda: trainer.step(1)))
     result["telemetry" if telemetry is True else "telemetry of every third"] = steps
 
-# numbers that are kept for each tensor
-for name in ("novograd", "prodigy"):
-    result[name] = []
-    for n in (3, 148):
-        parameters = [torch.nn.Parameter(torch.ones(8)) for _ in range(n)]
-        trainer = tristep.Trainer(parameters, name, engine="triton")
-        for _ in range(3):
+# per-tensor states, of which each group has some: the types of weights, or of their states, take turns; and states that are
+# converted, one after the other
+def of_kinds(n):
+    return [torch.nn.Parameter(torch.ones(8, dtype=BF16 if i % 3 == 1 or i % 4 == 0 else F32)) for i in range(n)]
+
+
+def of_sizes(n):
+    return [torch.nn.Parameter(torch.ones(8 if i % 3 == 1 or i % 4 == 0 else 4096)) for i in range(n)]
+
+
+def alike(n):
+    return [torch.nn.Parameter(torch.ones(8)) for _ in range(n)]
+
+
+def third_step(parameters, name, options, convert=False):
+    trainer = tristep.Trainer(parameters, name, options, engine="triton")
+    for k in range(3):
+        if convert and k == 1:
             for parameter in parameters:
-                parameter.grad = torch.ones(8)
-            found = watched(lambda: trainer.step(1))
-        result[name].append(found["operations"])
+                parameter.data = parameter.data.double()
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        found = watched(lambda: trainer.step(1))
+    return {"launches": len(found["grids"]), "operations": found["operations"]}
+
+
+for name in ("novograd", "prodigy"):
+    for kind, make in [("alike", alike), ("types", of_kinds), ("packed", of_sizes), ("converted", alike)]:
+        options = {"state_dtype": "8bit"} if kind == "packed" else {}
+        result[f"{name}, {kind}"] = [third_step(make(n), name, options, kind == "converted") for n in (12, 148)]
 
 # rules and measures of one name, as a cell of a notebook that is changed and run again makes them
 CELL = """from tristep.kernels import metric, rule
@@ -312,11 +331,15 @@ def test_functions_of_one_name_have_kernels_of_their_own(scenes, scene):
     assert scenes[scene] == [1, 1]
 
 
-@pytest.mark.parametrize("scene", ["novograd", "prodigy"])
-def test_per_tensor_state_costs_no_operations_for_each_tensor(scenes, scene):
-    few, many = scenes[scene]
+@pytest.mark.parametrize("kind", ["alike", "types", "packed", "converted"])
+@pytest.mark.parametrize("name", ["novograd", "prodigy"])
+def test_per_tensor_state_costs_no_launches_for_each_tensor(scenes, name, kind):
+    """Three launches for each group, of which those of several types are two, and as many operations of torch as for few."""
+    few, many = scenes[f"{name}, {kind}"]
     assert many == few
-    assert len(many) <= 40
+    groups = 2 if kind in ("types", "packed") else 1
+    assert many["launches"] == 3 * groups
+    assert len(many["operations"]) <= 40 * groups
 
 
 def test_votes_of_one_rank(scenes):

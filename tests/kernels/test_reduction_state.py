@@ -258,6 +258,25 @@ def test_hyper_parameters_of_reductions_alone_follow_the_rules_own(place):
         assert w[0].item() == w[-1].item() == pytest.approx(-lr * scale * (2.0 + beta) * first)
 
 
+@pytest.mark.parametrize("stored", ["interleaved", "of another array", "apart"])
+def test_per_tensor_states_are_stored_where_they_were_given(place, stored):
+    """In one array, in which those of two groups take turns, since weights are of two types; or in other memory."""
+    kinds = [BF16 if i in (1, 4, 5) else F32 for i in range(7)]
+    weights = [torch.zeros(i + 1, dtype=kind, device=place.device) for i, kind in enumerate(kinds)]
+    numbers = torch.full((7, 3), -1.0, device=place.device)
+    if stored == "interleaved":
+        states = states_for(by_flags, weights)
+    elif stored == "of another array":
+        states = [tuple(numbers[i].zero_().unbind()) for i in (3, 0, 6, 1, 5, 2, 4)]
+    else:
+        states = [tuple(torch.zeros((), device=place.device) for _ in range(3)) for _ in weights]
+    before = [number.data_ptr() for row in states for number in row]
+    place.run(by_flags, weights, [torch.ones_like(w) for w in weights], states, [[1.0, 0.5 + i] for i in range(7)])
+    assert [[float(number) for number in row] for row in states] == [[1.0, float(i >= 5), 0.5 + i] for i in range(7)]
+    assert [w[-1].item() for w in weights] == [-(0.5 + i) * (1.0 + (i >= 5)) for i in range(7)]
+    assert [number.data_ptr() for row in states for number in row] == before
+
+
 def test_a_hyper_parameter_of_a_reduction_alone_is_asked_for_by_name():
     w = torch.zeros(3)
     with pytest.raises(TypeError, match="rule 'by_average' needs the hyper-parameter 'fresh'; given were beta, lr, scale"):

@@ -13,7 +13,15 @@ import torch
 from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.guards import PointerGuard
 from ...kernels.layouts import is_wrapper
-from ...kernels.states import allocate_states, as_rows, goes_with, per_tensor_states, slot_dtypes, state_type, states_for
+from ...kernels.states import (
+    PerTensorStates,
+    allocate_states,
+    goes_with,
+    per_tensor_states,
+    slot_dtypes,
+    state_type,
+    states_for,
+)
 from ..optimizer.sparse import is_sparse
 from . import shards
 from .groups import Group
@@ -160,7 +168,7 @@ class ParameterStates:
     ) -> list[tuple[torch.Tensor, ...]]:
         """The states, with the numbers that the rule keeps of each tensor in one array: one call computes all of them."""
         names = rule.kept if isinstance(rule, Rule) else ()
-        if not names or self.sharded or as_rows(numbers := [state[-len(names) :] for state in states]) is not None:
+        if not names or self.sharded or PerTensorStates(numbers := [state[-len(names) :] for state in states]).is_joined:
             return states
         joined = per_tensor_states(self._weights, len(names))
         torch._foreach_copy_(list(chain.from_iterable(joined)), list(chain.from_iterable(numbers)))

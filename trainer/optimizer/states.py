@@ -56,18 +56,9 @@ class UpdaterStates:
         """Match states and masters to the weights as they are now, creating, moving and converting where needed."""
         updater, optimizer = self._updater, self._optimizer
         self._check(rule)
-        self._create_missing()
+        self._create_missing(rule)
+        self._convert(rule)
         for index, weight in zip(self._indices, self._weights, strict=True):
-            state = updater.states[index]
-            if len(state) != len(rule.slots):
-                (state,) = optimizer.states_for([weight])
-                optimizer.start_state(weight.detach(), state)
-            elif not all(map(goes_with, state, itertools.repeat(weight), optimizer.state_dtypes(weight))):
-                (moved,) = optimizer.states_for([weight])
-                for slot, new, old in zip(rule.slots, moved, state, strict=True):
-                    storage.copy(new, old, weight.shape, _unsigned(rule, slot))
-                state = moved
-            updater.states[index] = state
             dtype, old = optimizer.master_dtype(weight), updater.masters.get(index)
             if dtype is None:
                 updater.masters.pop(index, None)
@@ -112,19 +103,32 @@ class UpdaterStates:
                         "or converted between steps, but not change its shape"
                     )
 
-    def _create_missing(self) -> None:
-        """Make the states of all weights that have none, in few pieces of memory."""
+    def _create_missing(self, rule: Rule | TensorRule) -> None:
+        """Make the states of all weights that have none, or those of another rule, in few pieces of memory."""
         states = self._updater.states
         rows = zip(self._indices, self.names, self._weights, strict=True)
-        missing = [(index, name, weight.detach()) for index, name, weight in rows if index not in states]
-        if not missing:
-            return
-        made = self._optimizer.states_for([weight for _, _, weight in missing])
+        missing = [row for row in rows if len(states.get(row[0], ())) != len(rule.slots) or row[0] not in states]
+        made = self._optimizer.states_for([weight.detach() for _, _, weight in missing])
         for (index, name, weight), state in zip(missing, made, strict=True):
             try:
-                self._optimizer.start_state(weight, state)
+                self._optimizer.start_state(weight.detach(), state)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
+            states[index] = state
+
+    def _convert(self, rule: Rule | TensorRule) -> None:
+        """Convert states that do not go with their weights, as those on another device, into few pieces of memory."""
+        states, optimizer = self._updater.states, self._optimizer
+        pairs = zip(self._indices, self._weights, strict=True)
+        unfit = [
+            (index, weight.detach())
+            for index, weight in pairs
+            if not all(map(goes_with, states[index], itertools.repeat(weight), optimizer.state_dtypes(weight)))
+        ]
+        made = optimizer.states_for([weight for _, weight in unfit])
+        for (index, weight), state in zip(unfit, made, strict=True):
+            for slot, new, old in zip(rule.slots, state, states[index], strict=True):
+                storage.copy(new, old, weight.shape, _unsigned(rule, slot))
             states[index] = state
 
 
