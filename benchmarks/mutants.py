@@ -38,6 +38,7 @@ TUNING = {
     "kernels/backends/cpu/threads.py": {"PARALLEL_FROM": "from where threads pay"},
     "kernels/backends/triton/compile.py": {
         "BLOCK": "elements at a time",
+        "BLOCKS_OF_SUMS": "elements of a program",
         "MOST_BLOCKS": "elements of a program",
         "ENOUGH": "programs of a launch",
         "launch_options": "warps of a program",

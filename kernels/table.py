@@ -16,7 +16,7 @@ from . import storage
 from .language import Rule, TensorRule
 from .layouts import compute_dtype
 
-__all__ = ["FIRST_STATE", "GRADIENT", "WEIGHT", "TensorTable", "addresses_of"]
+__all__ = ["FIRST_STATE", "GRADIENT", "WEIGHT", "TensorTable", "addresses_of", "tiles_of"]
 
 WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, and last the master weights if any
 
@@ -94,10 +94,7 @@ class TensorTable:
         self.hyper = np.zeros((n, width), dtype=np.float64 if self.dtype == torch.float64 else np.float32)
         self._packed = struct.Struct(f"{width}{self.hyper.dtype.char}").pack
         self._hyper_bytes = self.hyper.data.cast("B") if n else memoryview(bytearray())
-        counts = -(-self.sizes // tile)
-        owner = np.repeat(np.arange(n), counts)
-        first = np.repeat(np.cumsum(counts) - counts, counts)
-        self.tiles = np.stack([owner, np.arange(len(owner)) - first], axis=1).astype(np.int32)
+        self.tiles = tiles_of(self.sizes, tile)
         self.n_elements = int(self.sizes.sum())
 
     def fill(self, row: list[float]) -> None:
@@ -122,6 +119,14 @@ class TensorTable:
             for total, reduction in zip(totals, self.rule.reductions, strict=True)
         ]
         return totals, sums
+
+
+def tiles_of(sizes: np.ndarray, tile: int) -> np.ndarray:
+    """All tiles of tensors of these sizes, int32 [n_tiles, 2]: tensor, and which of its tiles."""
+    counts = -(-sizes // tile)
+    owner = np.repeat(np.arange(len(sizes)), counts)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    return np.stack([owner, np.arange(len(owner)) - first], axis=1).astype(np.int32)
 
 
 def addresses_of(tensors: Sequence[torch.Tensor], stacked: bool) -> list[int] | np.ndarray:

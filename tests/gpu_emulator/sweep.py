@@ -102,12 +102,10 @@ def _kernels(chosen: list[RuleCase | CodeCase | ProductCase]) -> Iterator[tuple[
         for stage in range(len(rule.reductions)):
             plain = options | {"metric": None, "zero_grads": False, "stage": stage}
             yield f"{case}, reduction {stage}", lambda target, rule=rule, plain=plain: compile_for(target, rule, **plain)
-    for largest in (False, True):
-        constants = {"N_VALUES": 2, "LARGEST": largest, "TOGETHER": largest, "BLOCK": 1024}
-        types = {"partials": "*fp32", "firsts": "*i64", "totals": "*fp32"}
-        yield f"totals, {largest=}", lambda target, given=(types, constants): _compile(reduce.totals_kernel, *given, target)
-    types = {"partials": "*fp32", "firsts": "*i64", "rows": "*i64", "largest": "*i32", "ring": "*fp64"}
-    yield "metrics", lambda target: _compile(reduce.metrics_kernel, types, {"BLOCK": 4096}, target)
+    types = {"partials": "*fp32", "firsts": "*i64", "rows": "*i64", "largest": "*i32"}
+    for totals in ("*fp32", "*fp64"):
+        given = types | {"totals": totals}, {"BLOCK": 4096}
+        yield f"totals of {totals}", lambda target, given=given: _compile(reduce.totals_kernel, *given, target)
 
 
 def _options(case: RuleCase) -> dict[str, Any]:

@@ -139,6 +139,9 @@ sizes = [1, 1024, 1025, 0, 5000]
 run = prepared([torch.ones(size) for size in sizes], gradients := [torch.ones(size) for size in sizes], rules.lars)
 result["sums, sizes"] = watched(run)
 result["sums of empty tensors"] = watched(prepared(tensors(3, 0), gradients := tensors(3, 0), rules.lars))
+size = 4096 * 4096 + 1
+run = prepared([torch.empty(size), torch.empty(3)], gradients := [torch.empty(size), torch.empty(3)], rules.lars)
+result["sums, more than a program adds up"] = watched(run)
 run = prepared(tensors(5), gradients := tensors(5), rules.lans)
 run()
 result["sums of sums"] = watched(run)
@@ -156,7 +159,7 @@ def measured(run, into):
 weights, gradients = tensors(148), tensors(148)
 run, into = prepared(weights, gradients), MetricsBuffer(measure, 148, 4)
 result["measured"] = [watched(lambda: measured(run, into)) for _ in range(6)]
-slots = [arguments[7] for name, _, arguments in driver.launches if name == "metrics_kernel"]
+slots = [arguments[10] for name, _, arguments in driver.launches if name == "totals_kernel"][-6:]
 result["slots"] = slots
 result["then not measured"] = watched(run)
 run.hyper[3, 1] = 0.25
@@ -198,36 +201,26 @@ for telemetry in (True, tristep.Telemetry(every=3)):
         steps.append(watched(lambda: trainer.step(1)))
     result["telemetry" if telemetry is True else "telemetry of every third"] = steps
 
-# per-tensor states, of which each group has some: the types of weights, or of their states, take turns; and states that are
-# converted, one after the other
-def of_kinds(n):
-    return [torch.nn.Parameter(torch.ones(8, dtype=BF16 if i % 3 == 1 or i % 4 == 0 else F32)) for i in range(n)]
-
-
-def of_sizes(n):
-    return [torch.nn.Parameter(torch.ones(8 if i % 3 == 1 or i % 4 == 0 else 4096)) for i in range(n)]
-
-
-def alike(n):
-    return [torch.nn.Parameter(torch.ones(8)) for _ in range(n)]
-
-
-def third_step(parameters, name, options, convert=False):
+# per-tensor states, of which each of two groups has some, in turns: of two types of weights, and of packed states; and such
+# as are converted
+def third_step(n, name, one, other, options, convert):
+    kinds = [one if i % 3 == 1 or i % 4 == 0 else other for i in range(n)]
+    parameters = [torch.nn.Parameter(torch.ones(size, dtype=dtype)) for size, dtype in kinds]
     trainer = tristep.Trainer(parameters, name, options, engine="triton")
     for k in range(3):
-        if convert and k == 1:
-            for parameter in parameters:
-                parameter.data = parameter.data.double()
         for parameter in parameters:
+            parameter.data = parameter.data.double() if convert and k == 1 else parameter.data
             parameter.grad = torch.ones_like(parameter)
         found = watched(lambda: trainer.step(1))
     return {"launches": len(found["grids"]), "operations": found["operations"]}
 
 
+small, kinds = (8, F32), {"alike": (8, F32), "types": (8, BF16), "packed": (4096, F32), "converted": (8, F32)}
 for name in ("novograd", "prodigy"):
-    for kind, make in [("alike", alike), ("types", of_kinds), ("packed", of_sizes), ("converted", alike)]:
+    for kind, other in kinds.items():
         options = {"state_dtype": "8bit"} if kind == "packed" else {}
-        result[f"{name}, {kind}"] = [third_step(make(n), name, options, kind == "converted") for n in (12, 148)]
+        found = [third_step(n, name, small, other, options, kind == "converted") for n in (12, 148)]
+        result[f"{name}, {kind}"] = found
 
 # rules and measures of one name, as a cell of a notebook that is changed and run again makes them
 CELL = """from tristep.kernels import metric, rule
@@ -348,14 +341,23 @@ def test_votes_of_one_rank(scenes):
 
 def test_a_rule_with_sums_takes_three_launches_and_copies_no_more_than_others(scenes):
     """For the sums of tiles, those of tensors, and the rule; where one reduction uses another's sums, two more."""
-    assert scenes["sums"]["grids"] == [[148, 1, 1]] * 3
+    grids = [[148, 1, 1], [148, 2, 1], [148, 1, 1]]
+    assert scenes["sums"]["grids"] == grids
     assert scenes["sums"]["compiled"] == 3
-    assert scenes["sums again"] == {"grids": [[148, 1, 1]] * 3, "operations": [], "compiled": 0}
-    assert scenes["sums, one rate changed"] == {"grids": [[148, 1, 1]] * 3, "operations": ["copy_"], "compiled": 0}
-    assert scenes["sums, sizes"]["grids"] == [[9, 1, 1], [5, 1, 1], [9, 1, 1]]
-    assert scenes["sums of sums"] == {"grids": [[5, 1, 1]] * 5, "operations": [], "compiled": 0}
+    assert scenes["sums again"] == {"grids": grids, "operations": [], "compiled": 0}
+    assert scenes["sums, one rate changed"] == {"grids": grids, "operations": ["copy_"], "compiled": 0}
+    assert scenes["sums of sums"]["grids"] == [[5, 1, 1], [5, 1, 1], [5, 1, 1], [5, 4, 1], [5, 1, 1]]
+    assert scenes["sums of sums"]["operations"] == []
+    assert scenes["sums of sums"]["compiled"] == 0
     assert scenes["sums of empty tensors"]["grids"] == []
     assert scenes["kernels of sums for other numbers"] == 0
+
+
+def test_sums_take_a_program_for_each_4096_elements_and_another_launch_for_each_4096_of_these(scenes):
+    assert scenes["sums, sizes"]["grids"] == [[1 + 1 + 1 + 0 + 2, 1, 1], [5, 2, 1], [9, 1, 1]]
+    found = scenes["sums, more than a program adds up"]
+    assert found["grids"] == [[4097 + 1, 1, 1], [2 + 1, 2, 1], [2, 2, 1], [4 * 4096 + 1 + 1, 1, 1]]
+    assert found["compiled"] == 0
 
 
 def test_a_measured_update_takes_one_launch_more(scenes):
@@ -371,7 +373,7 @@ def test_a_measured_update_takes_one_launch_more(scenes):
     assert scenes["measured, one rate changed"]["operations"] == ["copy_"]
     assert scenes["kernels of measures for other numbers"] == 0
     assert scenes["measured, empty tensors"]["grids"] == [[3, 3, 1]]
-    assert scenes["measured, with sums"]["grids"] == [[5, 1, 1]] * 3 + [[5, 3, 1]]
+    assert scenes["measured, with sums"]["grids"] == [[5, 1, 1], [5, 2, 1], [5, 1, 1], [5, 3, 1]]
 
 
 def test_a_trainers_telemetry_takes_one_launch_more_in_steps_that_it_records(scenes):

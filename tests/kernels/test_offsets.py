@@ -60,16 +60,8 @@ KERNELS = {
         OTHERS,
         [
             "totals_kernel",
-            {"partials": "*fp32", "firsts": "*i64", "totals": "*fp32"},
-            {"N_VALUES": 3, "LARGEST": False, "TOGETHER": True, "BLOCK": 1024},
-        ],
-    ),
-    "totals of metrics": (
-        OTHERS,
-        [
-            "metrics_kernel",
-            {"partials": "*fp32", "firsts": "*i64", "rows": "*i64", "largest": "*i32", "ring": "*fp64"},
-            {"BLOCK": 1024},
+            {"partials": "*fp32", "firsts": "*i64", "rows": "*i64", "largest": "*i32", "totals": "*fp64"},
+            {"BLOCK": 4096},
         ],
     ),
     "symmetric product": (

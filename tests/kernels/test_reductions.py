@@ -69,14 +69,37 @@ def test_sums_of_tensors_of_many_sizes(place, dtype):
             check_sums(row, w, g, compute_dtype(dtype), rescale=0.3)
 
 
-@pytest.mark.sample(0)
-@pytest.mark.slow
-def test_sums_of_a_tensor_with_more_tiles_than_are_added_up_at_once(place):
-    """The GPU engine's last kernel adds 1,024 of them at a time."""
-    if place.engine != "triton":
-        pytest.skip("only there")
-    weights, gradients = tensors(place, [(1025 * place.tile + 1,), (2,)], F32)
-    check_sums(run(place, shown, weights, gradients)[0], weights[0], gradients[0], F32)
+@reduction(op="max")
+def largest_of_each(w, g, state, hyper):
+    return tl.abs(w), tl.abs(g)
+
+
+@rule(reduction=largest_of_each)
+def by_largest(w, g, state, hyper, sums):
+    weight, gradient = state
+    of_weight, of_gradient = sums
+    return w, (everywhere(w, of_weight), everywhere(w, of_gradient))
+
+
+@pytest.mark.cover("n", "compiled_place")
+@pytest.mark.parametrize("n", [16, 17], ids=["two launches", "three launches"])
+def test_totals_of_more_tiles_than_are_added_up_at_once(compiled_place, n, small_tiles, monkeypatch):
+    """The triton engine adds up pieces of them first, here of 4, and pieces of these."""
+    place, size = compiled_place, n * 512
+    if place.engine == "triton":
+        launch = pytest.importorskip("tristep.kernels.backends.triton.launch")
+        monkeypatch.setattr(launch, "TOTALS", 4)
+        size = n * launch.TILES * place.tile
+    weights, gradients = tensors(place, [(size - 1,), (2,), (0,), (128,)], F32)
+    for row, w, g in zip(run(place, shown, weights, gradients), weights, gradients, strict=True):
+        check_sums(row, w, g, F32)
+    for row, w, g in zip(run(place, by_largest, weights, gradients), weights, gradients, strict=True):
+        for found, tensor in zip(row, (w, g), strict=True):
+            assert (found == tensor.double().abs().cpu().amax().item()).all() if tensor.numel() else True
+    square = sum(float((g.double() ** 2).sum()) for g in gradients)
+    for row in run(place, globally, weights, gradients):
+        for found, expected in zip(row, (square, sum(g.numel() for g in gradients)), strict=True):
+            assert found.tolist() == pytest.approx([expected] * len(found), rel=2e-6)
 
 
 @pytest.mark.parametrize("offset", [0, 1], ids=["aligned", "one element off"])

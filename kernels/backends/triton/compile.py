@@ -17,9 +17,10 @@ from .kernels import sums_kernel, update_kernel
 from .ops import TYPES, bind
 from .tile import Arguments, Layout
 
-__all__ = ["BLOCK", "compile_for", "kernel_constants", "launch_options", "options_for", "tile_for"]
+__all__ = ["BLOCK", "BLOCKS_OF_SUMS", "compile_for", "kernel_constants", "launch_options", "options_for", "tile_for"]
 
 BLOCK = 1024  # elements that a program computes at a time
+BLOCKS_OF_SUMS = 4  # of a program of a reduction, at least
 MOST_BLOCKS = 16  # of a program
 ENOUGH = 2048  # programs, twice those that the largest GPUs run at a time
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -14,15 +14,15 @@ from triton.compiler import CompiledKernel
 from ... import streams
 from ...language import Metric, Reduction, Rule
 from ...metrics import MetricsBuffer, RuleWithMetric, with_metric
-from ...table import TensorTable
-from .compile import BLOCK, kernel_constants, options_for, tile_for
+from ...table import TensorTable, tiles_of
+from .compile import BLOCK, BLOCKS_OF_SUMS, kernel_constants, options_for, tile_for
 from .kernels import sums_kernel, update_kernel
-from .reduce import metrics_kernel, totals_kernel
+from .reduce import totals_kernel
 from .upload import Uploader
 
 __all__ = ["Launch", "TritonUpdate"]
 
-TOTALS = 4096  # tiles whose metrics are added up at a time
+TOTALS = 4096  # results of tiles that one program adds up
 
 
 class TritonUpdate:
@@ -38,13 +38,14 @@ class TritonUpdate:
         self._addresses = _copied(table.addresses, table.device)
         self._sent: bytes | None = None
         self._sizes = _copied(table.sizes, table.device)
-        self._tiles = _copied(table.tiles, table.device)
+        # After reductions backwards: what they have read last is still cached.
+        self._tiles = _copied(table.tiles[::-1] if self._rule.reductions else table.tiles, table.device)
         self.totals, self.sums = table.room_for_sums()
         self._elsewhere = table.device.type == "cuda" and torch.cuda.device_count() > 1
         self._n_tiles = len(table.tiles)
-        self._update = self._launcher(update_kernel, self._rule)
-        self._with_metric: tuple[torch.Tensor, Launch, Launch] | None = None
-        self._reductions = [self._sums_launcher(stage) for stage in range(len(self._rule.reductions))]
+        self._update = self._launcher(update_kernel, self._rule, self._tiles, table.tile // BLOCK)
+        self._with_metric: tuple[torch.Tensor, Launch, list[Launch]] | None = None
+        self._reductions = [self._sums_launchers(stage) for stage in range(len(self._rule.reductions))]
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
         """Work on other weights from now on, those at the table's addresses."""
@@ -94,7 +95,9 @@ class TritonUpdate:
             if self._n_tiles:
                 self._upload()
                 update()
-            totals(into.slot)
+            for pieces in totals[:-1]:
+                pieces()
+            totals[-1](into.slot)
 
     @property
     def hyper(self) -> torch.Tensor:
@@ -105,53 +108,46 @@ class TritonUpdate:
         return streams.on_device(self.table.device) if self._elsewhere else nullcontext()
 
     def _launcher(
-        self, kernel: Any, function: Rule | Reduction | RuleWithMetric, partials: tuple[torch.Tensor, ...] = ()
+        self,
+        kernel: Any,
+        function: Rule | Reduction | RuleWithMetric,
+        tiles: torch.Tensor,
+        blocks: int,
+        partials: torch.Tensor | None = None,
     ) -> Launch:
         table = self.table
         sums = self._upload.hyper if function.numbers_from is None else self.sums[function.numbers_from]
-        partials = partials or (self._upload.hyper,)  # a pointer that nothing is done with
-        arguments = (self._addresses, self._upload.gradients, self._upload.hyper, self._sizes, self._tiles, sums, *partials)
+        partials = self._upload.hyper if partials is None else partials  # a pointer that nothing is done with
+        arguments = (self._addresses, self._upload.gradients, self._upload.hyper, self._sizes, tiles, sums, partials)
         types = table.weight_dtype, table.gradient_dtype, table.dtype
         constants = kernel_constants(function, self._rule, types, table.storage, table.aligned, table.zero_grads)
         options = options_for(function, types, table.storage)
-        numbers = len(table.sizes), table.tile // BLOCK, table.grad_scale_and_skip
-        return Launch(kernel, self._n_tiles, (*arguments, *numbers), constants, options)
+        numbers = len(table.sizes), blocks, table.grad_scale_and_skip
+        return Launch(kernel, len(tiles), (*arguments, *numbers), constants, options)
 
-    def _sums_launcher(self, stage: int) -> tuple[Launch, Launch]:
+    def _sums_launchers(self, stage: int) -> list[Callable[[], None]]:
         table, reduction = self.table, self._rule.reductions[stage]
         n_tensors, n_values = self.totals[stage].shape
-        partials = torch.zeros(n_values, self._n_tiles, dtype=table.dtype, device=table.device)
-        together = reduction.scope == "global"
-        bounds = [0, n_tensors] if together else np.arange(n_tensors + 1)
-        firsts = _copied(np.searchsorted(table.tiles[:, 0], bounds).astype(np.int64), table.device)
-        return (
-            self._launcher(sums_kernel, reduction, (partials,)),
-            Launch(
-                totals_kernel,
-                1 if together else n_tensors,
-                (partials, firsts, self.totals[stage], self._n_tiles, n_tensors),
-                {"N_VALUES": n_values, "LARGEST": reduction.op == "max", "TOGETHER": together, "BLOCK": 1024},
-                {"enable_fp_fusion": False},
-            ),
-        )
+        blocks = max(table.tile // BLOCK, BLOCKS_OF_SUMS)
+        tiles = tiles_of(table.sizes, blocks * BLOCK)
+        partials = torch.zeros(n_values, len(tiles), dtype=table.dtype, device=table.device)
+        n_copies = n_tensors if reduction.scope == "global" else 1
+        firsts = np.searchsorted(tiles[:, 0], np.arange(0, n_tensors + 1, n_copies))
+        rows = np.arange(0, n_tensors, n_copies)
+        sums = self._launcher(sums_kernel, reduction, _copied(tiles, table.device), blocks, partials)
+        *pieces, totals = _totals_launchers(partials, firsts, (reduction.op,) * n_values, self.totals[stage], rows, n_copies)
+        return [sums, *pieces, partial(totals, 0)]
 
-    def _metric_launchers(self, metric: Metric, ring: torch.Tensor, rows: np.ndarray) -> tuple[Launch, Launch]:
+    def _metric_launchers(self, metric: Metric, ring: torch.Tensor, rows: np.ndarray) -> tuple[Launch, list[Launch]]:
         table = self.table
-        function, (_, n_rows, n_values) = with_metric(self._rule, metric), ring.shape
+        function, n_values = with_metric(self._rule, metric), ring.shape[-1]
         partials = torch.zeros(n_values, max(self._n_tiles, 1), dtype=table.dtype, device=table.device)
-        firsts = np.searchsorted(table.tiles[:, 0], np.arange(len(rows) + 1)).astype(np.int64)
-        largest = np.array([by == "max" for by in metric.by], dtype=np.int32)
-        arrays = (_copied(array, table.device) for array in (firsts, rows.astype(np.int64), largest))
-        arguments = (partials, *arrays, ring, partials.shape[1], n_rows)
+        firsts = np.searchsorted(table.tiles[:, 0], np.arange(len(rows) + 1))
+        if self._rule.reductions:  # whose tiles it has backwards
+            firsts, rows = self._n_tiles - firsts[::-1], rows[::-1]
         return (
-            self._launcher(update_kernel, function, (partials,)),
-            Launch(
-                metrics_kernel,
-                (len(rows), n_values),
-                arguments,
-                {"BLOCK": TOTALS},
-                {"num_warps": 8, "enable_fp_fusion": False},
-            ),
+            self._launcher(update_kernel, function, self._tiles, table.tile // BLOCK, partials),
+            _totals_launchers(partials, firsts, metric.by, ring, rows),
         )
 
 
@@ -186,5 +182,39 @@ class Launch:
                 self._again = partial(kernel[self._grid], *self._arguments)
 
 
+def _totals_launchers(
+    partials: torch.Tensor, firsts: np.ndarray, by: Sequence[str], totals: torch.Tensor, rows: np.ndarray, n_copies: int = 1
+) -> list[Launch]:
+    """Launches that add up what tiles have found, or take the maximum; the last of them is called with a slot.
+
+    Args:
+        partials: what tiles have found, [n_values, n_tiles].
+        firsts: where the tiles of each result begin, and where the last of them end.
+        by: for each value "sum" or "max".
+        totals: where results go, [n_slots, n_rows, n_values], of which the first may be missing.
+        rows: of each result.
+        n_copies: into how many rows, from that one on.
+    """
+    device, n_values, launches = partials.device, len(by), []
+    largest = _copied(np.array([how == "max" for how in by], dtype=np.int32), device)
+    options = {"num_warps": 8, "enable_fp_fusion": False}
+
+    def add(firsts: np.ndarray, rows: np.ndarray, totals: torch.Tensor, *sizes: int) -> None:
+        arrays = [_copied(array.astype(np.int64), device) for array in (firsts, rows)]
+        arguments = (partials, *arrays, largest, totals, partials.shape[1], *sizes)
+        launches.append(Launch(totals_kernel, (len(rows), n_values), arguments, {"BLOCK": TOTALS}, options))
+
+    while (counts := np.diff(firsts)).max() > TOTALS:
+        pieces = tiles_of(counts, TOTALS)
+        n = len(pieces)
+        found = torch.zeros(n_values, n, dtype=partials.dtype, device=device)
+        starts = firsts[pieces[:, 0]] + pieces[:, 1] * TOTALS
+        add(np.append(starts, firsts[-1]), np.arange(n), found, n, 1, 1, n, 0)
+        partials, firsts = found, np.searchsorted(pieces[:, 0], np.arange(len(firsts)))
+    add(firsts, rows, totals, totals.shape[-2], n_copies, n_values, 1)
+    return launches
+
+
 def _copied(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    return streams.staged(torch.from_numpy(array), device).to(device, non_blocking=True, copy=True)
+    found = torch.from_numpy(np.ascontiguousarray(array))  # torch refuses negative strides
+    return streams.staged(found, device).to(device, non_blocking=True, copy=True)

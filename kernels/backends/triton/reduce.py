@@ -7,7 +7,7 @@ import triton.language as tl
 
 from .ops import maximum
 
-__all__ = ["found_too", "metrics_kernel", "nothing_found", "store_partials", "totals_kernel"]
+__all__ = ["found_too", "nothing_found", "store_partials", "totals_kernel"]
 
 _TOGETHER = tl.constexpr(4)  # elements of 32 bits that a thread loads at once
 
@@ -97,71 +97,35 @@ def store_partials(partials, found, SUMMED: tl.constexpr, MAXIMA: tl.constexpr):
         tl.store(partials + MAXIMA[j] * step, _gathered(found[MAXIMA[j]], True))
 
 
-@triton.jit(do_not_specialize=["n_tiles", "n_tensors"], do_not_specialize_on_alignment=["partials", "firsts", "totals"])
-def totals_kernel(
-    partials,  # [N_VALUES, n_tiles]
-    firsts,  # int64 [n_programs + 1]: where each tensor's tiles begin; or where all begin and end, for one program
-    totals,  # [n_tensors, N_VALUES]
-    n_tiles,
-    n_tensors,
-    N_VALUES: tl.constexpr,
-    LARGEST: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    tensor = tl.program_id(0).to(tl.int64)
-    first = tl.load(firsts + tensor)
-    end = tl.load(firsts + tensor + 1)
-    for k in tl.static_range(N_VALUES):
-        total = tl.zeros((BLOCK,), dtype=totals.dtype.element_ty)
-        start = first
-        while start < end:  # the interpreter of Triton 3.6 knows no range() of loaded numbers
-            offsets = start + tl.arange(0, BLOCK)
-            value = tl.load(partials + k * n_tiles.to(tl.int64) + offsets, mask=offsets < end, other=0.0)
-            if LARGEST:
-                total = maximum(total, value)
-            else:
-                total += value
-            start += BLOCK
-        total = _gathered(total, LARGEST)
-        if TOGETHER:
-            row = 0
-            while row < n_tensors:
-                rows = row + tl.arange(0, BLOCK).to(tl.int64)
-                tl.store(totals + rows * N_VALUES + k, _spread(total, rows, totals.dtype.element_ty), mask=rows < n_tensors)
-                row += BLOCK
-        else:
-            tl.store(totals + tensor * N_VALUES + k, total)
-
-
-# One program for each tensor and value, since all that a tensor's tiles have found waits for it.
+# One program for each tensor and value, since all that a tensor's tiles have found waits for it. Where these are more than a
+# program adds up, other launches have added up pieces of them before.
 @triton.jit(
-    do_not_specialize=["n_tiles", "n_rows", "slot"],
-    do_not_specialize_on_alignment=["partials", "firsts", "rows", "largest", "ring"],
+    do_not_specialize=["n_partials", "n_rows", "n_copies", "row_step", "value_step", "slot"],
+    do_not_specialize_on_alignment=["partials", "firsts", "rows", "largest", "totals"],
 )
-def metrics_kernel(
-    partials,  # [n_values, n_tiles]
-    firsts,  # int64 [n_tensors + 1]: where each tensor's tiles begin
-    rows,  # int64 [n_tensors]: each tensor's row in a slot of the ring
+def totals_kernel(
+    partials,  # [n_values, n_partials]
+    firsts,  # int64 [n_programs + 1]: where those of each program begin
+    rows,  # int64 [n_programs]: the row, in a slot of `totals`, of each program's results
     largest,  # int32 [n_values]: 1 for a maximum, 0 for a sum
-    ring,  # [n_slots, n_rows, n_values]
-    n_tiles,
+    totals,  # [n_slots, n_rows, n_values], or of pieces [n_values, n_rows]
+    n_partials,
     n_rows,
+    n_copies,  # how many rows, from its own on, get a program's results
+    row_step,
+    value_step,
     slot,
     BLOCK: tl.constexpr,
 ):
-    tensor, k = tl.program_id(0), tl.program_id(1)
-    start = tl.load(firsts + tensor)
-    end = tl.load(firsts + tensor + 1)
-    partials += k.to(tl.int64) * n_tiles
-    total = tl.zeros((BLOCK,), dtype=partials.dtype.element_ty)
-    most = total
-    while start < end:
-        offsets = start + tl.arange(0, BLOCK)
-        value = tl.load(partials + offsets, mask=offsets < end, other=0.0)
-        total += value
-        most = maximum(most, value)
-        start += BLOCK
-    found = tl.where(tl.load(largest + k) != 0, _gathered(most, True), _gathered(total, False))
-    place = (slot.to(tl.int64) * n_rows + tl.load(rows + tensor)) * tl.num_programs(1) + k
-    tl.store(ring + place, found.to(ring.dtype.element_ty))
+    program, k = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    offsets = tl.load(firsts + program) + tl.arange(0, BLOCK)
+    values = tl.load(partials + k * n_partials + offsets, mask=offsets < tl.load(firsts + program + 1), other=0.0)
+    total = tl.where(tl.load(largest + k) != 0, _gathered(values, True), _gathered(values, False)).to(totals.dtype.element_ty)
+    totals += slot.to(tl.int64) * n_rows * tl.num_programs(1) + k * value_step
+    first = tl.load(rows + program)
+    copied = 0
+    while copied < n_copies:
+        copies = copied + tl.arange(0, BLOCK).to(tl.int64)
+        value = _spread(total, copies, totals.dtype.element_ty)
+        tl.store(totals + (first + copies) * row_step, value, mask=copies < n_copies)
+        copied += BLOCK
