@@ -275,7 +275,7 @@ class _Plan:
 
     def apply(self, hyper: Sequence[float]) -> None:
         """Change the tensors, by what the reduction has found last if the rule needs that."""
-        for _, _, table, execute in self._groups:
+        for _, _, table, execute in reversed(self._groups):  # what the reduction has read last is still cached
             table.hyper[:, 1:] = hyper
             execute()
         for tensor, copy in self._copies:

@@ -374,7 +374,7 @@ class Update:
         run_reductions(
             self._groups, self.rule.reductions, len(self.weights), self.all_reduce_global, self.all_reduce_per_tensor
         )
-        for group in self._groups:
+        for group in reversed(self._groups):  # what the reductions have read last is still cached
             group.execute_rule(into)
             group.end()
 

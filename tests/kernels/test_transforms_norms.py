@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import rules, transforms
+from tristep.kernels import Update, clip_by_global_norm_, rules, transforms
 from tristep.kernels.states import states_for
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
@@ -241,3 +241,72 @@ def test_what_composed_rules_cost_a_gpu(compiling):
     assert (loads % 4, stores % 3) == (0, 0)
     assert found["averaging"]["accesses"] == [5, 4]  # of 4 elements a thread each, as of all rules of three states
     assert found["square"]["accesses"] == [loads // 4, 0]  # the gradient alone
+
+
+@pytest.fixture
+def walked(monkeypatch, small_tiles):
+    """The kernels that the triton engine launches from now on, and the tiles of tensors that each walks, in order."""
+    launch = pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
+    found = []
+
+    class Noting(launch.Launch):
+        def __init__(self, kernel, programs, arguments, *others):
+            super().__init__(kernel, programs, arguments, *others)
+            self.name, self.tiles = kernel.__name__, arguments[4]
+
+        def __call__(self, *last):
+            if self.name != "totals_kernel":
+                found.append((self.name, self.tiles.tolist()))
+            super().__call__(*last)
+
+    monkeypatch.setattr(launch, "Launch", Noting)
+    return found
+
+
+def clipped_step(flipped=False):
+    """Weights and states after a step on tensors of two types, so two groups; `flipped` reverses the tiles of updates."""
+    made = transforms.clip_by_global_norm(rules.adamw)
+    weights = [torch.linspace(-1, 1, 1500), torch.ones(700, dtype=BF16), torch.ones(3)]
+    weights = [w.to("cuda" if torch.cuda.is_available() else "cpu") for w in weights]
+    states = states_for(made, weights)
+    update = Update(made, weights, states, engine="triton")
+    update.hyper[:] = [0.5, *(VALUES[name] for name in made.hyper)]
+    update.bind([torch.full_like(w, 0.25) for w in weights])
+    for group in update.groups if flipped else ():
+        group.execute._tiles.copy_(group.execute._tiles.flip(0))
+    update()
+    return [*weights, *(state for row in states for state in row)]
+
+
+def test_the_pass_after_the_norm_goes_backwards(walked):
+    """From what the norm has read last, which is still cached, and in the last group first. Results are the same bits."""
+    found = clipped_step()
+    norms, updates = walked[:2], walked[2:]
+    assert [name for name, _ in walked] == ["sums_kernel"] * 2 + ["update_kernel"] * 2
+    tile = 1024 if torch.cuda.is_available() else 128
+    first = [[0, k] for k in range(-(-1500 // tile))] + [[1, 0]]
+    second = [[0, k] for k in range(-(-700 // tile))]
+    assert [tiles for _, tiles in updates] == [second[::-1], first[::-1]]
+    assert all(tiles == sorted(tiles) for _, tiles in norms)
+    walked.clear()
+    assert all(map(torch.equal, found, clipped_step(flipped=True)))
+    assert [tiles for _, tiles in walked[2:]] == [second, first]
+
+
+def test_lists_are_scaled_backwards_after_their_norm_and_updates_without_one_go_forwards(walked, monkeypatch):
+    monkeypatch.setenv("TRISTEP_ENGINE", "triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tensors = [torch.ones(2050, device=device), torch.ones(3, dtype=F64, device=device)]
+    clip_by_global_norm_(tensors, 1.0)
+    assert [name for name, _ in walked] == ["sums_kernel"] * 2 + ["update_kernel"] * 2
+    assert [len(tiles) for _, tiles in walked[:1] + walked[3:]] == [
+        5 if device == "cpu" else 1,
+        17 if device == "cpu" else 3,
+    ]
+    assert walked[3][1] == sorted(walked[3][1], reverse=True)
+    walked.clear()
+    update = Update(rules.sgd, tensors, [(), ()], engine="triton")
+    update.hyper[:] = [[1.0] * update.hyper.shape[1]] * 2
+    update.bind(list(map(torch.ones_like, tensors)))
+    update()
+    assert [tiles == sorted(tiles) for _, tiles in walked] == [True, True]
