@@ -89,7 +89,7 @@ def test_totals_of_more_tiles_than_are_added_up_at_once(compiled_place, n, small
     if place.engine == "triton":
         launch = pytest.importorskip("tristep.kernels.backends.triton.launch")
         monkeypatch.setattr(launch, "TOTALS", 4)
-        size = n * launch.TILES * place.tile
+        size = n * launch.BLOCKS_OF_SUMS * place.tile
     weights, gradients = tensors(place, [(size - 1,), (2,), (0,), (128,)], F32)
     for row, w, g in zip(run(place, shown, weights, gradients), weights, gradients, strict=True):
         check_sums(row, w, g, F32)

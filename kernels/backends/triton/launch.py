@@ -216,5 +216,5 @@ def _totals_launchers(
 
 
 def _copied(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    found = torch.from_numpy(np.ascontiguousarray(array))  # torch refuses negative strides
+    found = torch.from_numpy(array.copy())  # torch refuses negative strides
     return streams.staged(found, device).to(device, non_blocking=True, copy=True)

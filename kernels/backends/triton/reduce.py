@@ -120,7 +120,9 @@ def totals_kernel(
     program, k = tl.program_id(0), tl.program_id(1).to(tl.int64)
     offsets = tl.load(firsts + program) + tl.arange(0, BLOCK)
     values = tl.load(partials + k * n_partials + offsets, mask=offsets < tl.load(firsts + program + 1), other=0.0)
-    total = tl.where(tl.load(largest + k) != 0, _gathered(values, True), _gathered(values, False)).to(totals.dtype.element_ty)
+    total = tl.where(tl.load(largest + k) != 0, _gathered(values, True), _gathered(values, False)).to(
+        totals.dtype.element_ty
+    )
     totals += slot.to(tl.int64) * n_rows * tl.num_programs(1) + k * value_step
     first = tl.load(rows + program)
     copied = 0
