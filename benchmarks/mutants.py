@@ -39,6 +39,7 @@ TUNING = {
     "kernels/backends/triton/compile.py": {
         "BLOCK": "elements at a time",
         "BLOCKS_OF_SUMS": "elements of a program",
+        "MANY_SUMS": "registers",
         "MOST_BLOCKS": "elements of a program",
         "ENOUGH": "programs of a launch",
         "launch_options": "warps of a program",

@@ -21,6 +21,7 @@ __all__ = ["BLOCK", "BLOCKS_OF_SUMS", "compile_for", "kernel_constants", "launch
 
 BLOCK = 1024  # elements that a program computes at a time
 BLOCKS_OF_SUMS = 4  # of a program of a reduction, at least
+MANY_SUMS = 16, 64  # of which compilers keep all values of all elements, in twice the registers, unless they are told not to
 MOST_BLOCKS = 16  # of a program
 ENOUGH = 2048  # programs, twice those that the largest GPUs run at a time
 
@@ -103,7 +104,10 @@ def options_for(
     """The options to compile a kernel of this function with."""
     n_states = len(function.used if isinstance(function, Rule) else function.state)
     n_sums = max(function.n_numbers, len(function.metric.names) if isinstance(function, RuleWithMetric) else 0)
-    return launch_options(*types, n_states, n_sums, stored)
+    options = launch_options(*types, n_states, n_sums, stored)
+    if MANY_SUMS[0] < n_sums <= MANY_SUMS[1] and torch.version.hip is None:  # Triton has no such option there
+        options["maxnreg"] = 128
+    return options
 
 
 def compile_for(
