@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -125,7 +125,7 @@ class TritonUpdate:
         numbers = len(table.sizes), blocks, table.grad_scale_and_skip
         return Launch(kernel, len(tiles), (*arguments, *numbers), constants, options)
 
-    def _sums_launchers(self, stage: int) -> list[Callable[[], None]]:
+    def _sums_launchers(self, stage: int) -> list[Launch]:
         table, reduction = self.table, self._rule.reductions[stage]
         n_tensors, n_values = self.totals[stage].shape
         blocks = max(table.tile // BLOCK, BLOCKS_OF_SUMS)
@@ -135,8 +135,8 @@ class TritonUpdate:
         firsts = np.searchsorted(tiles[:, 0], np.arange(0, n_tensors + 1, n_copies))
         rows = np.arange(0, n_tensors, n_copies)
         sums = self._launcher(sums_kernel, reduction, _copied(tiles, table.device), blocks, partials)
-        *pieces, totals = _totals_launchers(partials, firsts, (reduction.op,) * n_values, self.totals[stage], rows, n_copies)
-        return [sums, *pieces, partial(totals, 0)]
+        by, totals = (reduction.op,) * n_values, self.totals[stage]
+        return [sums, *_totals_launchers(partials, firsts, by, totals, rows, n_copies, 0)]
 
     def _metric_launchers(self, metric: Metric, ring: torch.Tensor, rows: np.ndarray) -> tuple[Launch, list[Launch]]:
         table = self.table
@@ -183,9 +183,15 @@ class Launch:
 
 
 def _totals_launchers(
-    partials: torch.Tensor, firsts: np.ndarray, by: Sequence[str], totals: torch.Tensor, rows: np.ndarray, n_copies: int = 1
+    partials: torch.Tensor,
+    firsts: np.ndarray,
+    by: Sequence[str],
+    totals: torch.Tensor,
+    rows: np.ndarray,
+    n_copies: int = 1,
+    *slot: int,
 ) -> list[Launch]:
-    """Launches that add up what tiles have found, or take the maximum; the last of them is called with a slot.
+    """Launches that add up what tiles have found, or take the maximum.
 
     Args:
         partials: what tiles have found, [n_values, n_tiles].
@@ -194,6 +200,7 @@ def _totals_launchers(
         totals: where results go, [n_slots, n_rows, n_values], of which the first may be missing.
         rows: of each result.
         n_copies: into how many rows, from that one on.
+        slot: of `totals`; if there is none, the last launch is called with it.
     """
     device, n_values, launches = partials.device, len(by), []
     largest = _copied(np.array([how == "max" for how in by], dtype=np.int32), device)
@@ -211,7 +218,7 @@ def _totals_launchers(
         starts = firsts[pieces[:, 0]] + pieces[:, 1] * TOTALS
         add(np.append(starts, firsts[-1]), np.arange(n), found, n, 1, 1, n, 0)
         partials, firsts = found, np.searchsorted(pieces[:, 0], np.arange(len(firsts)))
-    add(firsts, rows, totals, totals.shape[-2], n_copies, n_values, 1)
+    add(firsts, rows, totals, totals.shape[-2], n_copies, n_values, 1, *slot)
     return launches
 
 
