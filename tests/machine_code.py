@@ -143,6 +143,7 @@ def compiled_code(compiling):
 def _every_word(name):
     """The text of a rule that uses all ops of the language, or all but two."""
     calls = dict.fromkeys(OPS, "(w)") | {"where": "(w > g, w, 0.5)", "maximum": "(w, 0.5)", "minimum": "(w, 0.5)"}
+    calls["clamp"] = "(w, -0.5, g)"
     calls["normal"] = "(w, g, index)"
     left_out = ("sin", "cos") if name == "every_word_but_sin_and_cos" else ()
     text = " + ".join(f"tl.{word}{calls[word]}" for word in OPS if word not in left_out)

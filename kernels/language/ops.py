@@ -62,6 +62,10 @@ class TorchOps:
         """The smaller of two values."""
         return torch.minimum(self._tensor(a, _device_of(a, b)), self._tensor(b, _device_of(a, b)))
 
+    def clamp(self, x: Any, low: Any, high: Any) -> Any:
+        """`x` limited to [low, high], of which neither is NaN, nor low above high; NaN stays NaN."""
+        return self.minimum(self.maximum(x, low), high)
+
     def _tensor(self, value: Any, device: torch.device | str = "cpu") -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             return value

@@ -10,7 +10,7 @@ from ..language import jit, reduction, tl
 @jit
 def clipped(g, clip):
     """`g` limited to [-clip, clip]; an infinite `clip` changes nothing, and NaN stays NaN."""
-    return tl.minimum(tl.maximum(g, -clip), clip)
+    return tl.clamp(g, -clip, clip)
 
 
 @jit

@@ -82,6 +82,7 @@ def test_rules_with_names_of_their_own_run(place, write_rules):
 JUDGES = {
     "abs": (np.abs, 0),
     "ceil": (np.ceil, 0),
+    "clamp": (lambda x: np.clip(x, -2.0, 3.0), 0),
     "cos": (np.cos, 4),
     "exp": (np.exp, 12),  # GPUs multiply x, here up to 8, into a power of 2
     "exp2": (np.exp2, 4),
@@ -105,7 +106,7 @@ OPS = [word for word in language.OPS if word != "normal"]  # which test_random.p
 @pytest.fixture
 def word_rules(write_rules):
     """Two rules with a state for each word, to take its result: of the weight, and of the hyper-parameter x."""
-    arguments = {"where": "(x > g, x, g)"} | dict.fromkeys(("maximum", "minimum"), "(x, g)")
+    arguments = {"clamp": "(x, -2.0, 3.0)", "where": "(x > g, x, g)"} | dict.fromkeys(("maximum", "minimum"), "(x, g)")
     names = ", ".join(f"of_{word}" for word in OPS)
     results = ", ".join(f"tl.{word}{arguments.get(word, '(x)')}" for word in OPS)
     spread = ", ".join(f"tl.{word}{arguments.get(word, '(x)')} + 0.0 * g" for word in OPS)

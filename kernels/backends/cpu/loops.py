@@ -130,11 +130,16 @@ def _stored_as(stored: Storage, rule: Rule, name: str) -> torch.dtype:
     return stored.states[rule.state.index(name)]
 
 
+def _multipliers(slot: int) -> tuple[int, ...]:
+    """By which the hash of a group is multiplied for each of its elements."""
+    return tuple(storage.multiplier(slot, element) for element in range(4))
+
+
 def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list[str], halves: list[str]) -> list[str]:
     """The lines that store an element's new values."""
 
     def at_random(value: str, slot: int) -> str:
-        return f"store_at_random({value}, key_of(key0, key1), start + i, {storage.multiplier(slot)})"
+        return f"store_at_random({value}, key_of(key0, key1), start, i, {_multipliers(slot)})"
 
     if stored.master == MasterKind.SPLIT:
         lines = ["w[i] = high_bits(value)", "m[i] = low_bits(value)"]
@@ -187,7 +192,7 @@ def _pack_lines(rule: Rule, states: list[str], packed: list[str], row: dict[str,
         if states[k] in packed and name in rule.changed:
             codes, scales = _where_packed(row[states[k]])
             kind = "_at_random" * (key is not None) + "_unsigned" * (name in rule.nonnegative)
-            given = "0, 0" if key is None else f"key_of(hyper[{key}], hyper[{key + 1}]), {storage.multiplier(k)}"
+            given = "0, 0" if key is None else f"key_of(hyper[{key}], hyper[{key + 1}]), {_multipliers(k)}"
             lines += f"\n    pack{kind}({states[k]}, {codes}, {scales}, {given}, start)"
     return lines
 

@@ -52,7 +52,6 @@ def _store_float16(value):
 
 
 _H0, _H1, _H2 = map(np.uint32, storage.HASH)
-_NEXT, _NEXT2 = (np.uint32(storage.multiplier(0, element)) for element in (1, 2))
 _NAN_ABOVE, _POSITIVE, _ONE = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF), np.uint32(1)
 
 
@@ -62,18 +61,21 @@ def key_of(low, high):
 
 
 @jit
-def _random(key, index, multiplier):
-    h = np.uint32(np.uint32(np.uint32(np.int64(index) >> 2) * _H0) ^ key)
+def _random(key, start, i, multipliers):
+    # Of the element so far behind `start`, a multiple of 4. In 32 bits, of which a vector has twice as many numbers.
+    group = np.uint32(np.uint32(np.int64(start) >> 2) + (np.uint32(i) >> np.uint32(2)))
+    h = np.uint32(np.uint32(group * _H0) ^ key)
     h = np.uint32(np.uint32(h ^ (h >> np.uint32(16))) * _H1)
     h = np.uint32(np.uint32(h ^ (h >> np.uint32(15))) * _H2)
-    h = np.uint32(h * (_NEXT if index & 1 else _ONE))
-    h = np.uint32(h * (_NEXT2 if index & 2 else _ONE))
-    return np.uint32(h * np.uint32(multiplier))
+    first, second, third, fourth = multipliers
+    odd, above = np.uint32(i) & np.uint32(1), np.uint32(i) & np.uint32(2)
+    lower, upper = (second if odd else first), (fourth if odd else third)
+    return np.uint32(h * np.uint32(upper if above else lower))
 
 
 @jit
-def store_at_random(value, key, index, multiplier):
-    random = _random(key, index, multiplier) >> np.uint32(16)
+def store_at_random(value, key, start, i, multipliers):
+    random = _random(key, start, i, multipliers) >> np.uint32(16)
     bits = bits_of_float(np.float32(value))
     nan = (bits >> np.uint32(16)) | np.uint32(0x40)
     cut = np.uint32(bits + random) >> np.uint32(16)
@@ -155,26 +157,28 @@ def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
         return np.uint8((level & np.uint32(127)) | ((bits_of_float(number) >> np.uint32(24)) & np.uint32(128)))
 
     @jit_exact
-    def pack_block(values, codes, less, key, multiplier, start):
+    def pack_block(values, codes, less, key, multipliers, start):
         inverse = float_of_bits(np.uint32(less + half))
         for i in range(codes.size):
             codes[i] = pack_number(values[i], less, inverse, nearest)
 
     @jit_exact
-    def pack_block_at_random(values, codes, less, key, multiplier, start):
+    def pack_block_at_random(values, codes, less, key, multipliers, start):
         inverse = float_of_bits(np.uint32(less + half))
         for i in range(codes.size):
-            random = _random(key, start + i, multiplier)
+            random = _random(key, start, i, multipliers)
             codes[i] = pack_number(values[i], less, inverse, random >> np.uint32(32 - storage.CUT))
 
     def packing(pack_one):
         @jit_variant(f"{kind}_{pack_one.py_func.__name__}")
-        def pack(values, codes, scales, key, multiplier, start):
+        def pack(values, codes, scales, key, multipliers, start):
             for k in range(scales.size):
                 piece = slice(k * block, min(k * block + block, codes.size))
                 exponent = max(np.int32(min(largest(values[piece]), infinite) + room) & infinite, least)
                 scales[k] = float_of_bits(np.uint32(exponent - between)) if exponent < infinite else nan
-                pack_one(values[piece], codes[piece], np.int32(one + between - exponent), key, multiplier, start + k * block)
+                pack_one(
+                    values[piece], codes[piece], np.int32(one + between - exponent), key, multipliers, start + k * block
+                )
 
         return pack
 

@@ -56,6 +56,12 @@ def _op(name: str, fn: Any) -> None:
     setattr(_ops, name, jit(fn))
 
 
+@jit
+def _clamp(x, low, high):
+    at_least = low if x < low else x  # computed before the second comparison, so that no branch is left
+    return high if x > high else at_least
+
+
 _op("abs", lambda x: np.abs(x))
 _op("ceil", lambda x: np.ceil(x))
 _op("cos", lambda x: np.cos(x))
@@ -71,6 +77,7 @@ _op("sigmoid", lambda x: _ONE / (_ONE + np.exp(-x)))
 _op("sin", lambda x: np.sin(x))
 _op("sqrt", lambda x: np.sqrt(x))
 _op("where", lambda condition, a, b: a if condition else b)
+_op("clamp", lambda x, low, high: _clamp(x, low, high))
 _op("normal", lambda key0, key1, index: _normal(key0, key1, index))
 
 

@@ -33,6 +33,11 @@ def _minimum(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
+@triton.jit
+def _clamp(x, low, high):
+    return _minimum(maximum(x, low), high)
+
+
 _S0, _S1, _S2, _S3, _S4 = map(tl.constexpr, random.SINE)
 _L0, _L1, _L2, _L3 = map(tl.constexpr, random.LOGARITHM)
 _ROOT_HALF, _LOG2 = tl.constexpr(random.ROOT_HALF), tl.constexpr(random.LOG2)
@@ -63,7 +68,7 @@ def _normal(key0, key1, index):
 # What rules get for `tl`: Triton's own functions, except for those that would drop a NaN. They are looked up every time,
 # because the interpreter exchanges them while a kernel runs.
 _ops = types.ModuleType("tristep_ops")
-vars(_ops).update(maximum=maximum, minimum=_minimum, normal=_normal, __getattr__=partial(getattr, tl))
+vars(_ops).update(clamp=_clamp, maximum=maximum, minimum=_minimum, normal=_normal, __getattr__=partial(getattr, tl))
 
 
 def _jit(fn: types.FunctionType) -> Any:
