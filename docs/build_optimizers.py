@@ -51,7 +51,7 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   States of averages that move by less than 1/256 at a step, such as a variance with a beta2 of 0.999, hardly shrink when
   they are rounded to the nearest bfloat16; `stochastic_rounding=True` rounds them right on average.
 
-  8-bit states are a byte for each element and a float32, the largest, for each 128 of them (see
+  8-bit states are a byte for each element and a float32, their scale, for each 128 of them (see
   `kernels/storage/packed.py`). They are always rounded at random, the same at every run with the same `rounding_seed`.
   Weights of fewer than 4,096 elements, or whose elements are not in C's order, have float32 states; a block with a NaN or an
   infinity becomes NaN as a whole; sparse gradients need `lazy_update=False`. torch's own classes in `tristep.optim` have

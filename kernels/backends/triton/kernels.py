@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .reduce import found_too, nothing_found, store_partials
+from .reduce import accumulate, new_accumulators, store_partials
 from .tile import compute_block, fill_with_zeros, load_addresses, load_numbers, store_block
 
 __all__ = ["sums_kernel", "update_kernel"]
@@ -53,19 +53,19 @@ def update_kernel(
     own = load_addresses(addresses + tensor, n_tensors, LAYOUT)
     row, given = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
     numbers = load_numbers(row, given, control, ARGUMENTS, LAYOUT)
-    found = nothing_found(len(SUMMED) + len(MAXIMA), LAYOUT)
+    found = new_accumulators(len(SUMMED) + len(MAXIMA), LAYOUT)
     at = 0
     while at < tile[1]:  # the interpreter of Triton 3.6 knows no range() of loaded numbers
         if at + LAYOUT.block <= tile[1]:
             new = compute_block(own, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, True)
             store_block(own, numbers[3], at, tile, new[0], new[1], LAYOUT, True)
             if len(SUMMED) + len(MAXIMA) > 0:
-                found = found_too(found, new[2], at, tile, LAYOUT, MAXIMA, True)
+                found = accumulate(found, new[2], at, tile, LAYOUT, MAXIMA, True)
         else:
             new = compute_block(own, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
             store_block(own, numbers[3], at, tile, new[0], new[1], LAYOUT, False)
             if len(SUMMED) + len(MAXIMA) > 0:
-                found = found_too(found, new[2], at, tile, LAYOUT, MAXIMA, False)
+                found = accumulate(found, new[2], at, tile, LAYOUT, MAXIMA, False)
         at += LAYOUT.block
     store_partials(partials, found, SUMMED, MAXIMA)
     if ZERO:
@@ -103,14 +103,14 @@ def sums_kernel(
     own = load_addresses(addresses + tensor, n_tensors, LAYOUT)
     row, given = hyper + tensor * (1 + LAYOUT.n_hyper), sums + tensor * len(ARGUMENTS.sums)
     numbers = load_numbers(row, given, control, ARGUMENTS, LAYOUT)
-    found = nothing_found(len(SUMMED) + len(MAXIMA), LAYOUT)
+    found = new_accumulators(len(SUMMED) + len(MAXIMA), LAYOUT)
     at = 0
     while at < tile[1]:
         if at + LAYOUT.block <= tile[1]:
             values = compute_block(own, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, True)
-            found = found_too(found, values, at, tile, LAYOUT, MAXIMA, True)
+            found = accumulate(found, values, at, tile, LAYOUT, MAXIMA, True)
         else:
             values = compute_block(own, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
-            found = found_too(found, values, at, tile, LAYOUT, MAXIMA, False)
+            found = accumulate(found, values, at, tile, LAYOUT, MAXIMA, False)
         at += LAYOUT.block
     store_partials(partials, found, SUMMED, MAXIMA)

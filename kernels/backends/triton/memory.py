@@ -1,7 +1,7 @@
 """Loads and stores of a tile in each storage format, and rounding. See the storage package for the formats.
 
 Two things make every access 128 bits wide: the hint that addresses are multiples of 16 bytes, and a branch for full
-tiles, which need no mask (a hint alone leaves all accesses scalar).
+blocks, which need no mask (a hint alone leaves all accesses scalar).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from .ops import maximum
 
-__all__ = ["found_too", "nothing_found", "store_partials", "totals_kernel"]
+__all__ = ["accumulate", "new_accumulators", "store_partials", "totals_kernel"]
 
 _TOGETHER = tl.constexpr(4)  # elements of 32 bits that a thread loads at once
 
@@ -47,8 +47,8 @@ def _plus_4(a0, a1, a2, a3, b0, b1, b2, b3):
 
 
 @triton.jit
-def nothing_found(COUNT: tl.constexpr, LAYOUT: tl.constexpr):
-    # For each value what the threads of a program have found so far.
+def new_accumulators(COUNT: tl.constexpr, LAYOUT: tl.constexpr):
+    # One for each value: what each thread has added up, or the largest that it has seen.
     found = ()
     for _ in tl.static_range(COUNT):
         found = found + (tl.zeros((LAYOUT.block // _TOGETHER,), LAYOUT.compute),)  # type: ignore[assignment]
@@ -56,8 +56,8 @@ def nothing_found(COUNT: tl.constexpr, LAYOUT: tl.constexpr):
 
 
 @triton.jit
-def found_too(found, values, at, tile, LAYOUT: tl.constexpr, MAXIMA: tl.constexpr, FULL: tl.constexpr):
-    # And the values of one more block; first those of the elements that a thread has loaded at once.
+def accumulate(found, values, at, tile, LAYOUT: tl.constexpr, MAXIMA: tl.constexpr, FULL: tl.constexpr):
+    # The values of one more block; first those of the elements that a thread has loaded at once.
     offsets = at + tl.arange(0, LAYOUT.block)
     result = ()
     for k in tl.static_range(len(values)):
