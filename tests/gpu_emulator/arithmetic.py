@@ -197,6 +197,8 @@ def _compare(each: Instruction, get: Get) -> Any:
     a, b = np.asarray(get(0, kind)), np.asarray(get(1, kind))
     if each.parts[-1] == "bf16":
         a, b = _widened(a), _widened(b)
+    elif each.parts[-1] == "bf16x2":  # the lower halves, and the upper ones
+        a, b = (np.stack(np.broadcast_arrays(_widened(x), (x & np.uint32(0xFFFF0000)).view(np.float32))) for x in (a, b))
     if a.dtype.kind == "f":
         if "ftz" in each.parts:
             a, b = _flushed(a), _flushed(b)

@@ -175,7 +175,8 @@ class _Batch:
                 raise unknown(each)
             target, *sources = each.operands
             value = compute(each, lambda k, kind: self._registers.value(sources[k], kind), self._launch.approximate)
-            self._registers.set(target, value, mask)
+            for member, part in zip(target.value, value, strict=True) if target.kind == "vector" else ((target, value),):
+                self._registers.set(member, part, mask)
 
     # Memory
 

@@ -137,8 +137,8 @@ class Kernel:
         return Instruction(name, name.split("."), guard, bool(negated), every, line)
 
     def _operand(self, text: str) -> Operand:
-        if text[0] == "{":
-            return Operand("vector", tuple(self._operand(each.strip()) for each in text[1:-1].split(",")))
+        if text[0] == "{" or "|" in text:  # several registers, or the two predicates of a comparison of pairs
+            return Operand("vector", tuple(self._operand(each.strip()) for each in re.split(r"[,|]", text.strip("{}"))))
         if text[0] == "[":
             base, _, offset = text[1:-1].replace(" ", "").partition("+")
             return Operand("memory", self._operand(base), 0, int(offset or "0", 0))

@@ -172,8 +172,8 @@ def _store_weight(address, master, w, offsets, tile, LAYOUT: tl.constexpr, FULL:
 @triton.jit
 def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL: tl.constexpr):
     offsets = at + tl.arange(0, LAYOUT.block)
-    if has_packed(LAYOUT.states):
-        tl.debug_barrier()  # all threads have read the scales
+    if not FULL or has_packed(LAYOUT.states):
+        tl.debug_barrier()  # all threads have read what others are about to write: scales, and elements behind masks
     words = 0
     if LAYOUT.stochastic:
         words = random_words(key, at, tile, LAYOUT.block)
