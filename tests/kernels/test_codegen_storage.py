@@ -121,7 +121,7 @@ def test_packed_states_take_one_access_for_4_codes(case, code):
     assert [name for _, name in kernel.full_tile_path if re.match(SHARED, name)] == ["BAR.SYNC.DEFER_BLOCKING"]
     assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
     assert kernel.count(FLOAT64) == 0
-    assert 16 <= kernel.used("REG") <= 64
+    assert 16 <= kernel.used("REG") <= (64 if changed <= 2 else 112)  # Adan keeps the scales and codes of four states
 
 
 @pytest.mark.sample(1)
