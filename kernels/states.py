@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from . import storage
+from . import storage, streams
 from .language import Rule, TensorRule
 from .layouts import compute_dtype, dense_strides, is_dense, same_order
 
@@ -172,7 +172,7 @@ class PerTensorStates:
             self._array = first.as_strided(self._shape, (step, 1))
         else:  # a group has these, another group those between them
             self._memory = first.as_strided((first.untyped_storage().nbytes() // size,), (1,), 0)
-            self._places = torch.from_numpy(places).to(first.device)
+            self._places = streams.staged(torch.from_numpy(places), first.device).to(first.device, non_blocking=True)
 
     def read(self, rows: slice = slice(None)) -> torch.Tensor:
         """Those of these tensors, [n_tensors, n]."""
