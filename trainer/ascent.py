@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from ..kernels import rules
+from ..kernels import Rule, rules
 from .displaced import DisplacedWeights
-from .optimizer import Updater
+from .optimizer import Optimizer, RuleOptimizer, Updater
+from .optimizer.multi import part_of, parts_of
 from .params import listed
 from .step import Stepper
 
-__all__ = ["ascend", "averaged_weights", "refuse_written"]
+__all__ = ["ascend", "averaged_weights", "averages_of", "refuse_written"]
 
 
 def ascend(stepper: Stepper, updater: Updater, rho: float, adaptive: bool) -> DisplacedWeights:
@@ -47,13 +48,30 @@ def refuse_written(names: list[str]) -> NoReturn:
     )
 
 
+def averages_of(optimizer: Optimizer) -> list[tuple[Rule, dict[str, float], list[int]]]:
+    """The rules that compute averaged weights, with their hyper-parameters and the indices of the parameters.
+
+    Raises:
+        ValueError: the optimizer, or each of several, keeps no average.
+    """
+    found = []
+    for part in parts_of(optimizer):
+        average = part.average_in_use() if isinstance(part, RuleOptimizer) else None
+        if average is not None:
+            found.append((*average, [i for i in optimizer.param_names if part_of(optimizer, i) is part]))
+    if not found:
+        names = " and ".join(type(part).__name__ for part in parts_of(optimizer))
+        raise ValueError(f"{names} keeps no averaged weights: give it ema_decay=0.999, say")
+    return found  # type: ignore[return-value]  # a Trainer's indices are integers
+
+
 @contextmanager
-def averaged_weights(stepper: Stepper, average: tuple[Any, Any]) -> Iterator[None]:
+def averaged_weights(stepper: Stepper, averages: Sequence[tuple[Any, Any, list[int]]]) -> Iterator[None]:
     """A context in which the replicas have their averaged weights.
 
     Args:
         stepper: that of the trainer.
-        average: the rule that computes them, and its hyper-parameters.
+        averages: as `averages_of` gives them.
 
     Raises:
         RuntimeError: on leaving, the weights were written to inside; they are restored.
@@ -62,10 +80,12 @@ def averaged_weights(stepper: Stepper, average: tuple[Any, Any]) -> Iterator[Non
     stepper.sync.follow_weights()
     displaced = DisplacedWeights(stepper.replicas)
     if stepper.sync.updates:
-        stepper.sync.apply(*average)
+        for average in averages:
+            stepper.sync.apply(*average)
     else:
         for replica in stepper.replicas:
-            replica.updater.apply(*average, range(len(replica.params)), replica.params)
+            for rule, hyper, indices in averages:
+                replica.updater.apply(rule, hyper, indices, [replica.params[i] for i in indices])
     displaced.mark()
     try:
         yield

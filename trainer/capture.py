@@ -17,7 +17,9 @@ from ..kernels import Rule
 from ..kernels.backends import choose_engine
 from ..kernels.graphs import Recording
 from .interrupts import interrupts_wait
-from .optimizer import RuleOptimizer, Updater
+from .optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
+from .optimizer.multi import parts_of
+from .optimizer.multi_plan import MultiPlan, reads_rate_first
 from .optimizer.plan import StepPlan
 from .replica import Replica
 from .validation import integer
@@ -128,10 +130,16 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
         ValueError: the optimizer, the engine or the telemetry does not allow it.
     """
     optimizer = updater.optimizer
-    if not (isinstance(optimizer, RuleOptimizer) and isinstance(optimizer.rule, Rule)):
+    for part in parts_of(optimizer):
+        if not (isinstance(part, RuleOptimizer) and isinstance(part.rule, Rule)):
+            raise ValueError(
+                f"capture() with {type(part).__name__}: its step is torch operations with numbers from the host, which "
+                "a graph would repeat as they were; use an optimizer with an elementwise rule"
+            )
+    if _limits(optimizer):
         raise ValueError(
-            f"capture() with {type(optimizer).__name__}: its step is torch operations with numbers from the host, which "
-            "a graph would repeat as they were; use an optimizer with an elementwise rule"
+            "capture() with clip_norm or skip_nonfinite of several optimizers together, which is computed apart from their "
+            "updates with numbers from the host: must be None and False; in an entry of its own it can be captured"
         )
     if device.type == "cuda" and choose_engine(device, updater.engine) != "triton":
         raise ValueError("capture() needs engine='triton': others have the host's numbers in their operations")
@@ -141,13 +149,23 @@ def check_capture(updater: Updater, device: torch.device, telemetry: Any) -> Non
 
 def record_step(recording: Recording, replica: Replica, rescale_grad: float) -> None:
     """Let a replay do on the host what the step just taken did, with gradients multiplied by `rescale_grad`."""
-    plan, optimizer = replica.plan, replica.updater.optimizer
-    assert isinstance(plan, StepPlan)
-    update, active = plan.update, list(plan.rows.active)
+    whole, optimizer = replica.plan, replica.updater.optimizer
+    plans = [(part, plan) for part, plan, _ in whole.parts] if isinstance(whole, MultiPlan) else [(optimizer, whole)]
+    plans.sort(key=lambda pair: not reads_rate_first(pair[0]))  # before others move the count
+    for part, plan in plans:
+        assert isinstance(plan, StepPlan)
+        recording.owners.append(_owner(replica, part, plan, rescale_grad))
+
+
+def _owner(
+    replica: Replica, part: Any, plan: StepPlan, rescale_grad: float
+) -> tuple[Callable[[], bool], Callable[[], None]]:
+    """Whether a recorded step of one optimizer can still be replayed, and what a replay does on the host for it."""
+    optimizer, whole, update, active = replica.updater.optimizer, replica.plan, plan.update, list(plan.rows.active)
 
     def holds() -> bool:
-        composed: Any = optimizer
-        return replica.plan is plan and plan.states.is_current(update) and update.rule is composed.composed_rule
+        same = replica.plan is whole and plan.states.is_current(update) and update.rule is part.composed_rule
+        return same and not _limits(optimizer)
 
     def advance() -> None:
         before, optimizer.rescale_grad = optimizer.rescale_grad, rescale_grad
@@ -157,7 +175,12 @@ def record_step(recording: Recording, replica: Replica, rescale_grad: float) -> 
             optimizer.rescale_grad = before
             raise
 
-    recording.owners.append((holds, advance))
+    return holds, advance
+
+
+def _limits(optimizer: Optimizer) -> bool:
+    """Whether several optimizers clip or skip together."""
+    return isinstance(optimizer, MultiOptimizer) and (optimizer.clip_norm is not None or optimizer.skip_nonfinite)
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from .displaced import DisplacedWeights
 from .in_backward import BackwardStep, check_optimizer
 from .interrupts import uninterrupted
 from .kvstore import KVStore
-from .optimizer import Optimizer, RuleOptimizer, Updater, create
+from .optimizer import MultiOptimizer, Optimizer, Updater, create
+from .optimizer.patterns import layers_of
 from .params import check_distinct, check_parameters, gluons_order, modules_of, named_parameters, replica_of
 from .replica import Replica
 from .step import Stepper
@@ -39,7 +40,7 @@ class TrainerCore:
     def __init__(
         self,
         params: torch.nn.Module | Iterable[Any] | Mapping[str, torch.nn.Parameter] | Sequence[torch.nn.Module],
-        optimizer: str | Optimizer,
+        optimizer: str | Optimizer | Sequence[Sequence[Any]],
         optimizer_params: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None,
         kvstore: str | KVStore | None = "device",
         compression_params: Mapping[str, Any] | None = None,
@@ -66,6 +67,9 @@ class TrainerCore:
         if isinstance(params, torch.nn.Module) or modules:
             order = gluons_order(named, self._optimizer)
             named, replicas = [named[i] for i in order], [[parameters[i] for i in order] for parameters in replicas]
+        if isinstance(self._optimizer, MultiOptimizer):
+            model = modules[0] if modules else params
+            self._optimizer.layers = layers_of(model) if isinstance(model, torch.nn.Module) else None
         self._optimizer.use_parameters(replicas[0], [name for name, _, _ in named])
         for _, parameter, own in named:
             for multiplier, value in own.items():
@@ -83,8 +87,7 @@ class TrainerCore:
         self._replaced = False  # whether another trainer has taken the optimizer over
         models = [Replica(self._params, self._names, self._updater, zero_grads)]
         models += [Replica(each, self._names, Updater(self._optimizer, engine), zero_grads) for each in replicas[1:]]
-        if isinstance(self._optimizer, RuleOptimizer):
-            self._optimizer._updater = weakref.ref(self._updater)  # and not the last replica's
+        self._updater.be_that_of(self._optimizer)  # and not the last replica's
         stores = kvstore, models, self._names, self._optimizer, compression_params, update_on_kvstore, engine
         self._stepper = Stepper(models, sync_for(*stores), self._optimizer, zero_grads)
         self.telemetry = telemetry
@@ -123,8 +126,7 @@ class TrainerCore:
             self._ascended = DisplacedWeights([replica], state["_ascended"])
         self._watch = AccumulationWatch(self._params, is_over=True)
         self._optimizer.trainer = weakref.ref(self)
-        if isinstance(self._optimizer, RuleOptimizer):
-            self._optimizer._updater = weakref.ref(self._updater)
+        self._updater.be_that_of(self._optimizer)
 
     @uninterrupted
     def _step(self, batch_size: float, ignore_stale_grad: bool, reduce: bool = True) -> None:
@@ -215,6 +217,8 @@ def _make_optimizer(optimizer: Any, optimizer_params: Any) -> Optimizer:
             f"optimizer_params={arguments!r} together with an optimizer instance: give them to "
             f"{type(optimizer).__name__}(...), or give optimizer={type(optimizer).__name__.lower()!r} by name"
         )
+    if isinstance(optimizer, (list, tuple)):
+        return MultiOptimizer(optimizer, **arguments)
     return create(optimizer, **arguments)
 
 

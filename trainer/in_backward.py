@@ -17,10 +17,12 @@ import torch
 from ..kernels.metrics import MetricsBuffer
 from .errors import StaleGradientError
 from .interrupts import interrupts_wait
-from .optimizer import Optimizer, RuleOptimizer
+from .optimizer import MultiOptimizer, Optimizer, RuleOptimizer
+from .optimizer.multi import part_of, parts_of
+from .optimizer.multi_plan import MultiPlan
 from .optimizer.plan import StepPlan
 from .params import listed
-from .replica import Replica
+from .replica import Replica, host_state_of, load_host_state
 from .telemetry import Telemetry
 
 __all__ = ["BackwardStep", "check_optimizer"]
@@ -30,17 +32,23 @@ GROUP_BYTES = 2**20  # gradients are collected up to so many bytes, for few laun
 
 def check_optimizer(optimizer: Optimizer) -> None:
     """An error for optimizers whose step needs more than one parameter at a time."""
-    name = type(optimizer).__name__
-    if not isinstance(optimizer, RuleOptimizer):
-        raise TypeError(
-            f"step_in_backward() needs an optimizer that is a rule, such as tristep's own: {name} updates by hand, and may "
-            "depend on the order of parameters; use step()"
-        )
-    together = [stage.name for stage in optimizer.composed_rule.reductions if stage.scope == "global"]
-    if together:
+    for part in parts_of(optimizer):
+        name = type(part).__name__
+        if not isinstance(part, RuleOptimizer):
+            raise TypeError(
+                f"step_in_backward() needs an optimizer that is a rule, such as tristep's own: {name} updates by hand, and "
+                "may depend on the order of parameters; use step()"
+            )
+        together = [stage.name for stage in part.composed_rule.reductions if stage.scope == "global"]
+        if together:
+            raise ValueError(
+                f"step_in_backward() with {name}: its rule sums over all gradients together ({', '.join(together)}), which "
+                "are never there at once; use step()"
+            )
+    if isinstance(optimizer, MultiOptimizer) and (optimizer.clip_norm is not None or optimizer.skip_nonfinite):
         raise ValueError(
-            f"step_in_backward() with {name}: its rule sums over all gradients together ({', '.join(together)}), which are "
-            "never there at once; use step()"
+            "step_in_backward() with clip_norm or skip_nonfinite of several optimizers: they need all gradients together, "
+            "which are never there at once; use step()"
         )
 
 
@@ -129,28 +137,35 @@ class BackwardStep:
         self._rules, self._rows = [None] * len(params), [[] for _ in params]
         counts = {i: int(optimizer.step_counts.values[self._slots[i]]) + 1 for i in wanted}
         self._number = max([optimizer.num_update, *counts.values()])
-        self._carried = optimizer.host_state()
-        known: dict[Any, list[float]] = {}
+        self._carried = host_state_of(optimizer)
         try:
-            lr = optimizer.rate_at(optimizer.num_update if optimizer.reads_rate_first else self._number)
-            optimizer.begin_step(lr)
-            begun = optimizer.host_state()
-            for i in wanted:
-                rule = self._rules[i] = optimizer.rule_for(self._slots[i : i + 1])
-                lr_mult, wd_mult = optimizer.multipliers(i)
-                key = (counts[i], lr_mult, wd_mult, rule) if optimizer.uniform_hyper else i
-                if key not in known:
-                    known[key] = optimizer.row(counts[i], lr * lr_mult, optimizer.wd * wd_mult, i, rule)
-                self._rows[i] = known[key]
-            if ignore_stale_grad and optimizer.host_state() != begun:
-                raise ValueError(
-                    f"ignore_stale_grad=True in step_in_backward() with {type(optimizer).__name__}, whose numbers depend on "
-                    "which parameters get a gradient: that is not known beforehand, so it must be False; or use step()"
-                )
+            for part in parts_of(optimizer):
+                self._ask(part, [i for i in wanted if part_of(optimizer, i) is part], counts, ignore_stale_grad)
         except BaseException:
-            optimizer.load_host_state(self._carried)
+            load_host_state(optimizer, self._carried)
             raise
         self._hooks = [params[i].register_post_accumulate_grad_hook(partial(self._arrived, i)) for i in wanted]
+
+    def _ask(self, optimizer: Any, wanted: list[int], counts: dict[int, int], ignore_stale_grad: bool) -> None:
+        """Ask an optimizer for rules and hyper-parameters of its parameters."""
+        if not wanted:
+            return
+        lr = optimizer.rate_at(optimizer.num_update if optimizer.reads_rate_first else self._number)
+        optimizer.begin_step(lr)
+        begun = optimizer.host_state()
+        known: dict[Any, list[float]] = {}
+        for i in wanted:
+            rule = self._rules[i] = optimizer.rule_for(self._slots[i : i + 1])
+            lr_mult, wd_mult = optimizer.multipliers(i)
+            key = (counts[i], lr_mult, wd_mult, rule) if optimizer.uniform_hyper else i
+            if key not in known:
+                known[key] = optimizer.row(counts[i], lr * lr_mult, optimizer.wd * wd_mult, i, rule)
+            self._rows[i] = known[key]
+        if ignore_stale_grad and optimizer.host_state() != begun:
+            raise ValueError(
+                f"ignore_stale_grad=True in step_in_backward() with {type(optimizer).__name__}, whose numbers depend on "
+                "which parameters get a gradient: that is not known beforehand, so it must be False; or use step()"
+            )
 
     def _end(self) -> None:
         """Wait no longer. If no gradient came, the optimizer is as it was before."""
@@ -158,7 +173,7 @@ class BackwardStep:
             hook.remove()
         self._hooks, self._waiting, self._waiting_bytes = [], [], 0
         if not any(self.updated):
-            self._updater.optimizer.load_host_state(self._carried)  # type: ignore[attr-defined]  # a RuleOptimizer
+            load_host_state(self._updater.optimizer, self._carried)
 
     def _arrived(self, i: int, param: torch.Tensor) -> None:
         gradient: Any = param.grad
@@ -177,7 +192,7 @@ class BackwardStep:
         if size >= GROUP_BYTES:
             self._update([i])
             return
-        if self._waiting and self._rules[self._waiting[0]] is not self._rules[i]:
+        if self._waiting and not self._go_together(self._waiting[0], i):
             self._update_waiting()
         if not self._waiting:  # the end of this backward pass will not wait for more
             torch.autograd.Variable._execution_engine.queue_callback(self._update_waiting)
@@ -186,6 +201,11 @@ class BackwardStep:
         if self._waiting_bytes >= GROUP_BYTES:
             self._update_waiting()
 
+    def _go_together(self, i: int, j: int) -> bool:
+        """Whether one update can take both parameters."""
+        optimizer = self._updater.optimizer
+        return self._rules[i] is self._rules[j] and part_of(optimizer, i) is part_of(optimizer, j)
+
     def _update_waiting(self) -> None:
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if waiting:
@@ -193,7 +213,7 @@ class BackwardStep:
 
     @torch.no_grad()
     def _update(self, members: list[int]) -> None:
-        optimizer: Any = self._updater.optimizer
+        optimizer: Any = part_of(self._updater.optimizer, members[0])
         params = [self._params[i] for i in members]
         plan = self._plans.get(tuple(members))
         if plan is None or not plan.states.is_current(plan.update):
@@ -201,6 +221,8 @@ class BackwardStep:
                 self._plans.clear()
             names = [self._names[i] for i in members]
             made = self._updater.make_plan(members, params, names, own=True)
+            if isinstance(made, MultiPlan):  # members have one optimizer
+                made = made.parts[0].plan
             assert isinstance(made, StepPlan)
             plan = self._plans[tuple(members)] = made
         plan.step_with([param.grad for param in params], [self._rows[i] for i in members], self._into)

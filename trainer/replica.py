@@ -11,9 +11,10 @@ from ..kernels.guards import GradGuard
 from ..kernels.metrics import MetricsBuffer
 from .optimizer import Optimizer, RuleOptimizer, Updater
 from .optimizer.counts import StepCounts
+from .optimizer.multi import parts_of
 from .optimizer.updater import Plan
 
-__all__ = ["Collected", "Replica", "update_together"]
+__all__ = ["Collected", "Replica", "host_state_of", "load_host_state", "update_together"]
 
 
 class Collected(NamedTuple):
@@ -153,29 +154,30 @@ def update_together(
     if len(replicas) == 1:
         replicas[0].run(into)
         return
-    counts, host_state = optimizer.step_counts.copy(), _host_state(optimizer)
+    counts, host_state = optimizer.step_counts.copy(), host_state_of(optimizer)
     replicas[0].run(into)
-    first_counts, first_state = optimizer.step_counts, _host_state(optimizer)
+    first_counts, first_state = optimizer.step_counts, host_state_of(optimizer)
     after = first_counts.largest
     try:
         for replica, own in zip(replicas[1:], gradients[1:], strict=True):
             optimizer.step_counts = counts.copy() if replica.counts is None else replica.counts
             optimizer.step_counts.largest = counts.largest
-            _load_host_state(optimizer, host_state if replica.host_state is None else replica.host_state)
+            load_host_state(optimizer, host_state if replica.host_state is None else replica.host_state)
             replica.prepare(own)  # once more, as the rule may depend on its counts
             replica.run()
-            replica.counts, replica.host_state = optimizer.step_counts, _host_state(optimizer)
+            replica.counts, replica.host_state = optimizer.step_counts, host_state_of(optimizer)
             after = max(after, optimizer.num_update)
     finally:
         optimizer.step_counts = first_counts
         optimizer.num_update = after
-        _load_host_state(optimizer, first_state)
+        load_host_state(optimizer, first_state)
 
 
-def _host_state(optimizer: Optimizer) -> tuple[Any, ...]:
-    return optimizer.host_state() if isinstance(optimizer, RuleOptimizer) else ()
+def host_state_of(optimizer: Optimizer) -> tuple[Any, ...]:
+    return tuple(part.host_state() if isinstance(part, RuleOptimizer) else () for part in parts_of(optimizer))
 
 
-def _load_host_state(optimizer: Optimizer, state: tuple[Any, ...]) -> None:
-    if isinstance(optimizer, RuleOptimizer):
-        optimizer.load_host_state(state)
+def load_host_state(optimizer: Optimizer, state: tuple[Any, ...]) -> None:
+    for part, own in zip(parts_of(optimizer), state, strict=True):
+        if isinstance(part, RuleOptimizer):
+            part.load_host_state(own)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .optimizer.multi import parts_of
+from .replica import host_state_of, load_host_state
 from .trainer import Trainer
 
 __all__ = ["Snapshot", "random_state", "set_random_state"]
@@ -91,24 +93,24 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 def _of_trainer(trainer: Trainer) -> Callable[[], None]:
     optimizer = trainer.optimizer
-    saved, scheduler, telemetry = copy.deepcopy(trainer.state_dict()), optimizer.lr_scheduler, trainer.telemetry
-    counts = optimizer.step_counts.copy()
-    carried = getattr(optimizer, "host_state_names", ())
-    values = {name: getattr(optimizer, name) for name in carried}
-    attributes = copy.copy(getattr(scheduler, "__dict__", {}))
+    saved, telemetry = copy.deepcopy(trainer.state_dict()), trainer.telemetry
+    schedules = [(part, part.lr_scheduler) for part in parts_of(optimizer)]
+    attributes = [copy.copy(getattr(schedule, "__dict__", {})) for _, schedule in schedules]
+    counts, carried = optimizer.step_counts.copy(), host_state_of(optimizer)
     # Which gradients have been used up, of the trainer's one copy of the model, or of several.
     guards = [replica.guard for replica in trainer.replicas]
     used = [guard.snapshot() for guard in guards]
 
     def restore() -> None:
-        optimizer.lr_scheduler = scheduler
+        for part, schedule in schedules:
+            part.lr_scheduler = schedule
         trainer.load_state_dict(copy.deepcopy(saved))
-        optimizer.lr_scheduler = scheduler  # the very same: who has made it may want to change it
-        if attributes:
-            vars(scheduler).update(attributes)
+        for (part, schedule), own in zip(schedules, attributes, strict=True):
+            part.lr_scheduler = schedule  # the very same: who has made it may want to change it
+            if own:
+                vars(schedule).update(own)
         optimizer.step_counts.restore(counts)
-        for name, value in values.items():
-            setattr(optimizer, name, value)
+        load_host_state(optimizer, carried)
         for guard, found in zip(guards, used, strict=True):
             guard.restore(found)
         trainer.telemetry = telemetry

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ..kernels.metrics import MetricsBuffer
 from .errors import StaleGradientError, UpdateOnKVStoreError
 from .optimizer import Optimizer
+from .optimizer.multi import parts_of
 from .params import check_alike, is_lazy, listed
 from .replica import Collected, Replica, update_together
 from .sync.base import GradientSync
@@ -223,7 +224,7 @@ class Stepper:
     def _check_rate(self, chosen: Sequence[bool]) -> None:
         """A learning rate that is not valid must be detected before gradients are summed up."""
         optimizer = self._optimizer
-        if optimizer.lr_scheduler is not None and any(chosen):
+        if any(chosen) and any(part.lr_scheduler is not None for part in parts_of(optimizer)):
             counts = optimizer.counts
             reached = [counts.get(i, optimizer.begin_num_update) + 1 for i, wanted in enumerate(chosen) if wanted]
             optimizer.rate_at(max(optimizer.num_update, *reached))

@@ -11,6 +11,7 @@ import torch
 from ..kernels import Metric, MetricsBuffer
 from ..kernels import metrics as known
 from .optimizer import Optimizer, RuleOptimizer
+from .optimizer.multi import parts_of
 from .validation import choice, did_you_mean, integer
 
 __all__ = ["Telemetry", "attached"]
@@ -272,9 +273,10 @@ def attached(
         return None
     if not isinstance(wanted, Telemetry):
         raise TypeError(f"telemetry={wanted!r}: must be True, a Telemetry or None, not {type(wanted).__name__}")
-    if not isinstance(optimizer, RuleOptimizer):
+    by_hand = [part for part in parts_of(optimizer) if not isinstance(part, RuleOptimizer)]
+    if by_hand:
         raise TypeError(
-            f"telemetry={telemetry!r} with {type(optimizer).__name__}, which updates by hand: it needs an "
+            f"telemetry={telemetry!r} with {type(by_hand[0]).__name__}, which updates by hand: it needs an "
             "optimizer that is a rule, such as tristep's own; leave it out"
         )
     if not is_reported:

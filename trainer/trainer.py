@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import checkpoint
-from .ascent import ascend, averaged_weights
+from .ascent import ascend, averaged_weights, averages_of
 from .capture import CapturedStep, check_capture
 from .core import TrainerCore
 from .dynamo import outside_dynamo
 from .errors import StaleGradientError, UpdateOnKVStoreError
 from .interrupts import uninterrupted
-from .optimizer import Optimizer, RuleOptimizer
+from .optimizer import Optimizer
 from .params import is_lazy
 from .replica import Replica
 from .state import collect_state, load_state
@@ -34,8 +34,11 @@ class Trainer(TrainerCore):
             replicas of one model on different devices (see `tristep.replicate`): they are kept equal, and each gets its
             part of a batch. Names, multipliers and `requires_grad` are those of the first replica's parameters. For a
             module in torch's DistributedDataParallel, which reduces gradients itself, names are those of the inner module.
-        optimizer: a name, such as "sgd" or "adam", or an `Optimizer`.
-        optimizer_params: arguments of the optimizer by name, as a dict or as pairs; None if `optimizer` is an instance.
+        optimizer: a name, such as "sgd" or "adam", or an `Optimizer`. Or a list of (pattern, optimizer) and (pattern,
+            optimizer, arguments), by which each parameter gets the optimizer of the first pattern that it matches: see
+            `tristep.optimizer.MultiOptimizer`.
+        optimizer_params: arguments of the optimizer by name, as a dict or as pairs; None if `optimizer` is an instance. Of
+            several optimizers the arguments of each, where its entry does not have them.
         kvstore: which store sums the gradients of several replicas: "local" (on the CPU), "device" or "nccl" (on the
             replicas' device), the name of a registered store, or None, with which replicas are updated independently. A
             single replica needs no store and gets none, unless a `KVStore` object is passed. "dist_sync",
@@ -238,12 +241,13 @@ class Trainer(TrainerCore):
     def averaged_weights(self) -> Iterator[None]:
         """A context in which the model has its averaged weights, for evaluation, if the optimizer maintains an average.
 
-        It does with `ema_decay`, a moving average; some optimizers do by themselves.
+        It does with `ema_decay`, a moving average; some optimizers do by themselves. Of several optimizers, parameters of
+        those that keep none have their weights.
 
         Afterwards the weights are restored bit for bit. No step may be taken inside.
 
         Raises:
-            ValueError: the optimizer keeps no average; nothing has been changed.
+            ValueError: no optimizer keeps an average; nothing has been changed.
             RuntimeError: a store of another process keeps it; or inside another such context, or after `ascend`; or, on
                 leaving, the weights have been written to inside, which is undone.
 
@@ -254,9 +258,7 @@ class Trainer(TrainerCore):
             >>> with trainer.averaged_weights():
             ...     prediction = net(torch.ones(1, 2))
         """
-        found = self._optimizer.average_in_use() if isinstance(self._optimizer, RuleOptimizer) else None
-        if found is None:
-            raise ValueError(f"{type(self._optimizer).__name__} keeps no averaged weights: give it ema_decay=0.999, say")
+        found = averages_of(self._optimizer)
         self._refuse_averaged("averaged_weights()")
         if self._ascended is not None:
             raise RuntimeError("ascend() has moved the weights up: take a step() before averaged_weights()")

@@ -24,6 +24,7 @@ LARGE_CLASSES = {
     "tristep.kernels.update.Update",
     "tristep.trainer.kvstore.server.store.ServerStore",
     "tristep.trainer.optimizer.base.Optimizer",
+    "tristep.trainer.optimizer.multi.MultiOptimizer",
     "tristep.trainer.optimizer.rule_optimizer.RuleOptimizer",
     "tristep.trainer.telemetry.Telemetry",
     "tristep.viz.live.loop.LiveLoop",

@@ -11,11 +11,12 @@ from ...kernels import Rule
 from ...kernels.layouts import compute_dtype
 from ...kernels.states import slot_shapes
 from ...kernels.storage import check_scales, kind_of
-from ..optimizer import Optimizer, RuleOptimizer
+from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
 from ..optimizer.settings import check_settings
-from ..validation import integer
+from ..validation import boolean, integer, number
 from .names import shape_of
 from .nesting import check_layout
+from .parts import check_parts, shares
 
 __all__ = ["FORMAT", "MASTER", "MOST_UPDATES", "check", "check_form", "check_format", "few", "saved_rule"]
 
@@ -54,6 +55,7 @@ def check_form(saved: Any) -> None:
             raise TypeError(f"saved state: the shape of {name!r} is {shape!r}: must be a list of integers, or None")
     for name, layout in saved["layout"].items():
         check_layout(name, layout)
+    check_parts(saved)
     for name, slots in saved["state"].items():
         if not isinstance(slots, Mapping):
             raise TypeError(f"saved state: the state of {name!r} must be a dict, got {type(slots).__name__}")
@@ -67,14 +69,27 @@ def check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Ten
     check_form(saved)
     mine = type(optimizer).__name__.lower()
     if saved["optimizer"] != mine:
+        wanted = [part["pattern"] for part in saved.get("optimizers", ())] or saved["optimizer"]
         raise ValueError(
             f"saved state is of optimizer {saved['optimizer']!r}, this trainer has {mine!r}: make the trainer with "
-            f"Trainer(params, {saved['optimizer']!r}) to load it"
+            + (f"Trainer(params, {wanted!r}) to load it" if wanted == saved["optimizer"] else f"optimizers for {wanted}")
         )
-    _check_settings(optimizer, saved["settings"])
     _check_parameters(names, params, saved)
-    if isinstance(optimizer, RuleOptimizer):
-        _check_rule_state(optimizer, dict(zip(names, params, strict=True)), saved)
+    for part, own in shares(optimizer, names, saved):
+        _check_settings(part, own["settings"])
+        if isinstance(part, RuleOptimizer):
+            _check_rule_state(part, dict(zip(names, params, strict=True)), own)
+    if isinstance(optimizer, MultiOptimizer):
+        _check_together(saved["settings"])
+
+
+def _check_together(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of several optimizers together that they would refuse."""
+    if set(settings) != {"clip_norm", "skip_nonfinite"}:
+        raise ValueError(f"saved state: settings are {sorted(settings)}: must be clip_norm and skip_nonfinite")
+    if settings["clip_norm"] is not None:
+        number("saved state: clip_norm", settings["clip_norm"], above=0)
+    boolean("saved state: skip_nonfinite", settings["skip_nonfinite"])
 
 
 def _check_settings(optimizer: Optimizer, given: Mapping[str, Any]) -> None:

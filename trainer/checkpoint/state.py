@@ -9,16 +9,15 @@ import torch
 
 from ...kernels.states import allocate_states, states_for
 from ...kernels.storage import copy
-from .. import lr_scheduler
-from ..optimizer import Optimizer, RuleOptimizer, Updater
+from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
 from ..optimizer.counts import Index
+from ..optimizer.multi import part_of
 from .check import FORMAT, MASTER, check, few, saved_rule
 from .names import shape_of
 from .nesting import flatten, tensor_names, unflatten
+from .parts import collect_parts, saved_schedule, schedule_of, shared_settings, shares
 
 __all__ = ["collect", "restore"]
-
-CALLABLE = "callable"  # stands for a schedule that is a function, or has one in it, that only the program has
 
 
 def collect(
@@ -31,7 +30,8 @@ def collect(
     Keys: "format", "optimizer" (name of its class), "settings", "lr_scheduler" (None where there is none, "callable" where
     it is or has a function without a name to be saved by), "num_update", "counts", "parameters" (shapes by name, None where
     not initialized yet), "layout" (nesting of each parameter's state) and "state" (tensors by parameter and by slot; none
-    before the first step). A trainer may add "residuals" (tensors by parameter and by source).
+    before the first step). Of several optimizers "settings" are those that they have together, and "optimizers" is what
+    `collect_parts` gives. A trainer may add "residuals" (tensors by parameter and by source).
     """
     optimizer = updater.optimizer
     state: dict[str, dict[str, torch.Tensor]] = {}
@@ -40,11 +40,12 @@ def collect(
     for i, name, param in zip(indices, names, params, strict=True):
         if i not in updater.states:
             continue
-        if isinstance(optimizer, RuleOptimizer):
+        part = part_of(optimizer, i)
+        if isinstance(part, RuleOptimizer):
             tensors = updater.states[i]
-            slots = optimizer.composed_rule.slots
+            slots = part.composed_rule.slots
             if len(tensors) != len(slots):  # another rule since the last step; the next one does the same
-                tensors = optimizer.create_state(i, param)
+                tensors = part.create_state(i, param)
             state[name] = dict(zip(slots, tensors, strict=True))
             if i in updater.masters:
                 state[name][MASTER] = updater.masters[i]
@@ -52,11 +53,12 @@ def collect(
             state[name] = {}
             layout[name] = flatten(updater.states[i], "", state[name])
     counts = optimizer.counts
-    return {
+    own = {} if not isinstance(optimizer, MultiOptimizer) else {"optimizers": collect_parts(optimizer, names, indices)}
+    return own | {
         "format": FORMAT,
         "optimizer": type(optimizer).__name__.lower(),
-        "settings": optimizer.settings(),
-        "lr_scheduler": _schedule(optimizer),
+        "settings": shared_settings(optimizer),
+        "lr_scheduler": None if own else schedule_of(optimizer),
         "num_update": optimizer.num_update,
         "counts": {name: counts[i] for i, name in zip(indices, names, strict=True) if i in counts},
         "parameters": dict(zip(names, map(shape_of, params), strict=True)),
@@ -79,12 +81,20 @@ def restore(
     """
     optimizer = updater.optimizer
     check(optimizer, names, params, saved)
-    scheduler = _saved_schedule(optimizer, saved["lr_scheduler"])
-    states, masters = _saved_states(optimizer, names, params, saved)
-    for attribute, value in saved["settings"].items():
-        if attribute != "state_dtype":  # which is the trainer's own: states are converted
-            setattr(optimizer, attribute, value)
-    optimizer.lr_scheduler = scheduler
+    states: dict[Any, Any] = {}
+    masters: dict[Any, torch.Tensor] = {}
+    found = []
+    for part, own in shares(optimizer, names, saved):
+        found.append((part, own["settings"], saved_schedule(part, own["lr_scheduler"])))
+        for whole, some in zip((states, masters), _saved_states(part, names, params, own), strict=True):
+            whole.update(some)
+    for part, settings, scheduler in found:
+        for attribute, value in settings.items():
+            if attribute != "state_dtype":  # which is the trainer's own: states are converted
+                setattr(part, attribute, value)
+        part.lr_scheduler = scheduler
+    if isinstance(optimizer, MultiOptimizer):
+        optimizer.clip_norm, optimizer.skip_nonfinite = saved["settings"]["clip_norm"], saved["settings"]["skip_nonfinite"]
     indices = range(len(names)) if indices is None else indices
     slots = optimizer.slots(indices)
     optimizer.step_counts.values[slots] = [saved["counts"].get(name, optimizer.begin_num_update) for name in names]
@@ -119,27 +129,3 @@ def _saved_states(
             ((master,),) = allocate_states([params[index[name]].detach()], 1, slots[MASTER].dtype)
             masters[index[name]] = master.copy_(slots[MASTER])
     return states, masters
-
-
-def _schedule(optimizer: Optimizer) -> dict[str, Any] | str | None:
-    scheduler = optimizer.lr_scheduler
-    if isinstance(scheduler, lr_scheduler.LRScheduler):
-        try:
-            return scheduler.to_config()
-        except TypeError:  # it has a function in it that is known by no name
-            return CALLABLE
-    return None if scheduler is None else CALLABLE
-
-
-def _saved_schedule(optimizer: Optimizer, schedule: Any) -> Any:
-    if schedule is None:
-        return None
-    if schedule != CALLABLE:
-        return lr_scheduler.from_config(schedule)
-    mine = optimizer.lr_scheduler
-    if _schedule(optimizer) != CALLABLE:
-        raise ValueError(
-            f"saved state had a plain callable as its lr_scheduler, which cannot be saved; this trainer has {mine!r}: give "
-            "it that callable before loading"
-        )
-    return mine

@@ -9,6 +9,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 from .base import Optimizer, create, register, registered
+from .multi import MultiOptimizer
 from .rule_optimizer import RuleOptimizer
 from .updater import Updater, get_updater
 
@@ -28,6 +29,7 @@ _classes = {klass.__name__: klass for klass in registered().values() if klass.__
 globals().update(_classes)
 
 __all__ = [
+    "MultiOptimizer",
     "Optimizer",
     "RuleOptimizer",
     "Updater",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...kernels.metrics import MetricsBuffer
+from .base import Optimizer
 from .counts import Index
 
 if TYPE_CHECKING:
@@ -21,17 +22,25 @@ class CustomPlan:
 
     Args:
         updater: has the states; missing ones are created here.
+        optimizer: that of these parameters.
         indices: of the parameters.
         weights: the parameters, in the same order.
+        control: as `grad_scale_and_skip` of `Update`.
         zero_grads: fill the gradients with zeros after the step.
     """
 
     update = references = None  # there is no `Update`
 
     def __init__(
-        self, updater: Updater, indices: Sequence[Index], weights: Sequence[torch.Tensor], zero_grads: bool = False
+        self,
+        updater: Updater,
+        optimizer: Optimizer,
+        indices: Sequence[Index],
+        weights: Sequence[torch.Tensor],
+        control: torch.Tensor | None = None,
+        zero_grads: bool = False,
     ) -> None:
-        self._updater, self._optimizer, self._zero_grads = updater, updater.optimizer, zero_grads
+        self._updater, self._optimizer, self._control, self._zero_grads = updater, optimizer, control, zero_grads
         self._indices, self._weights = list(indices), list(weights)
         self._grads: Sequence[torch.Tensor | None] = ()  # from `prepare` to `run`
         self._optimizer.slots(self._indices)  # counts begin, also of those that have no gradient yet
@@ -56,7 +65,7 @@ class CustomPlan:
     def run(self, into: MetricsBuffer | None = None) -> None:
         """Update all weights that have a gradient, after `prepare`. Nothing is measured."""
         grads, self._grads = self._grads, ()
-        optimizer, control = self._optimizer, self._updater.control
+        optimizer, control = self._optimizer, self._control
         rescale_grad, (factor, skip) = optimizer.rescale_grad, (1.0, 0.0) if control is None else control.tolist()
         if not skip:
             try:

@@ -17,6 +17,7 @@ from ...kernels.states import slot_dtypes, state_type, states_for
 from ..validation import boolean, choice, integer, number
 from .base import LOW_PRECISION, Optimizer
 from .counts import Index
+from .multi import part_of
 from .settings import check_options
 from .sparse import RowUpdate, split
 
@@ -335,7 +336,8 @@ class RuleOptimizer(Optimizer):
         if updater is None:
             return {}
         place = self.composed_rule.slots.index(name)
-        return {index: float(state[place]) for index, state in updater.states.items()}
+        states = updater.states.items()
+        return {index: float(state[place]) for index, state in states if part_of(updater.optimizer, index) is self}
 
     def host_state(self) -> tuple[Any, ...]:
         """The host's values that a step passes to the next, in addition to counts and states."""

@@ -26,10 +26,12 @@ class UpdaterStates:
     """The states and masters of a list of parameters, in the dictionaries of an `Updater`; see `PlanStates`.
 
     Args:
-        updater: that of a `RuleOptimizer`.
+        updater: has the states.
+        optimizer: that of these parameters.
         indices: of the parameters.
         weights: the parameters, in the same order.
         names: what messages call them.
+        control: as `grad_scale_and_skip` of `Update`.
         zero_grads, rng_offsets, all_reduce_global: as those of `Update`. The offsets' default is the indices, so that random
             numbers do not depend on what is updated together.
     """
@@ -37,15 +39,17 @@ class UpdaterStates:
     def __init__(
         self,
         updater: Updater,
+        optimizer: RuleOptimizer,
         indices: Sequence[Index],
         weights: Sequence[torch.Tensor],
         names: Sequence[str],
+        control: torch.Tensor | None = None,
         zero_grads: bool = False,
         rng_offsets: np.ndarray | None = None,
         all_reduce_global: Callable[[torch.Tensor, str], None] | None = None,
     ) -> None:
         self._updater, self._indices, self._weights = updater, list(indices), list(weights)
-        self._optimizer: RuleOptimizer = updater.optimizer  # type: ignore[assignment]  # it is one
+        self._optimizer, self._control = optimizer, control
         self.names = list(map(repr, names))
         if rng_offsets is None:
             pairs = zip(indices, self._optimizer.slots(indices), strict=True)
@@ -72,7 +76,7 @@ class UpdaterStates:
             updater.engine,
             self.names,
             optimizer.rounding,
-            updater.control,
+            self._control,
             self._zero_grads,
         )
         update.rng_offsets, update.all_reduce_global = self._rng_offsets, self._all_reduce_global

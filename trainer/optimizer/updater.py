@@ -16,13 +16,15 @@ from .base import Optimizer
 from .counts import Index
 from .custom_plan import CustomPlan
 from .hyper_rows import HyperRows
+from .multi import MultiOptimizer, part_of, parts_of
+from .multi_plan import GlobalLimit, MultiPlan, Part
 from .plan import StepPlan
 from .rule_optimizer import RuleOptimizer
 from .states import UpdaterStates
 
 __all__ = ["Plan", "Updater", "get_updater"]
 
-Plan = StepPlan | CustomPlan
+Plan = StepPlan | CustomPlan | MultiPlan
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
@@ -61,8 +63,13 @@ class Updater:
         self.control: torch.Tensor | None = None
         self.into: MetricsBuffer | None = None
         self._plan: tuple[Plan, list[Index], list[torch.Tensor]] | None = None  # of which indices and weights
-        if isinstance(optimizer, RuleOptimizer):
-            optimizer._updater = weakref.ref(self)
+        self.be_that_of(optimizer)
+
+    def be_that_of(self, optimizer: Optimizer) -> None:
+        """Let the optimizer know that its parameters' states are here."""
+        for part in parts_of(optimizer):
+            if isinstance(part, RuleOptimizer):
+                part._updater = weakref.ref(self)
 
     @uninterrupted
     def __call__(
@@ -103,12 +110,26 @@ class Updater:
             zero_grads, rng_offsets, all_reduce_global: as for `UpdaterStates`.
         """
         optimizer = self.optimizer
-        if not isinstance(optimizer, RuleOptimizer):
-            return CustomPlan(self, indices, weights, zero_grads)
         if names is None:
             names = [str(optimizer.idx2name.get(index, index)) for index in indices]
-        states = UpdaterStates(self, indices, weights, names, zero_grads, rng_offsets, all_reduce_global)
-        return StepPlan(states, HyperRows(optimizer, indices), own)
+        multi = optimizer if isinstance(optimizer, MultiOptimizer) else None
+        limit = None if multi is None else GlobalLimit(multi, self.control, weights[0].device, all_reduce_global)
+        control = self.control if limit is None else limit.control
+        parts = []
+        for part in parts_of(optimizer):
+            at = [i for i, index in enumerate(indices) if part_of(optimizer, index) is part]
+            if not at and multi is not None:
+                continue
+            theirs = [indices[i] for i in at], [weights[i] for i in at]
+            made: StepPlan | CustomPlan
+            if isinstance(part, RuleOptimizer):
+                called, offsets = [names[i] for i in at], None if rng_offsets is None else rng_offsets[at]
+                states = UpdaterStates(self, part, *theirs, called, control, zero_grads, offsets, all_reduce_global)
+                made = StepPlan(states, HyperRows(part, theirs[0]), own)
+            else:
+                made = CustomPlan(self, part, *theirs, control, zero_grads)
+            parts.append(Part(part, made, at))
+        return parts[0].plan if multi is None or limit is None else MultiPlan(multi, indices, parts, limit)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_plan": None}
@@ -130,8 +151,7 @@ class Updater:
                 torch.zeros_like(weight) if i in self.states else None for i, weight in zip(indices, weights, strict=True)
             ]
         chosen = [i for i, grad in enumerate(grads) if grad is not None]
-        names = self.optimizer.composed_rule.slots if rule.slots else ()  # type: ignore[attr-defined]
-        states = [dict(zip(names, self.states.get(indices[i], ()), strict=False)) for i in chosen]
+        states = [dict(zip(self._slots(i), self.states.get(i, ()), strict=False)) for i in map(indices.__getitem__, chosen)]
         masters = [self.masters[index].clone() if (index := indices[i]) in self.masters else None for i in chosen]
         run = Update(
             rule,
@@ -143,6 +163,11 @@ class Updater:
         run.hyper[:] = [1.0, *(hyper[name] for name in rule.hyper)]
         run.bind([grads[i] for i in chosen])
         run()
+
+    def _slots(self, index: Index) -> tuple[str, ...]:
+        """The names of a parameter's states."""
+        part = part_of(self.optimizer, index)
+        return part.composed_rule.slots if isinstance(part, RuleOptimizer) else ()
 
     def forget_plan(self) -> None:
         """Make the next call check everything again, after states have been replaced."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -125,8 +125,8 @@ class GradientSync(abc.ABC):
     def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:  # noqa: B027  # as above
         """Take that over; if there are other sources than here, their sum. Those that are not saved become 0."""
 
-    def apply(self, rule: Any, hyper: Mapping[str, float]) -> None:
-        """Where it updates, `Updater.apply` with its states, to the weights of all replicas.
+    def apply(self, rule: Any, hyper: Mapping[str, float], indices: Collection[int]) -> None:
+        """Where it updates, `Updater.apply` with its states, to the weights of all replicas, of the parameters `indices`.
 
         Raises:
             RuntimeError: the states are elsewhere; nothing has been changed.

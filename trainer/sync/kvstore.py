@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,18 +202,19 @@ class KVStoreSync(GradientSync):
                     live[i, d] = residual.to(device, copy=True)
 
     @torch.no_grad()
-    def apply(self, rule: Any, hyper: Mapping[str, float]) -> None:
+    def apply(self, rule: Any, hyper: Mapping[str, float], indices: Collection[int]) -> None:
         inside = self._live._inside()
         if inside is None:
-            super().apply(rule, hyper)
+            super().apply(rule, hyper, indices)
             return
         updater, values = inside
-        keys = list(range(len(self._names)))
-        weights = [values[key].clone() for key in keys]
-        updater.apply(rule, hyper, keys, weights)
+        keys = list(indices)
+        averages = [values[key].clone() for key in keys]
+        updater.apply(rule, hyper, keys, averages)
         for replica in self._replicas:
-            for param, weight in zip(replica.weights(), weights, strict=True):
-                param.copy_(weight)
+            weights = replica.weights()
+            for key, average in zip(keys, averages, strict=True):
+                weights[key].copy_(average)
 
     @property
     def _live(self) -> KVStore:

@@ -10,10 +10,20 @@ import torch
 
 from ...kernels import Rule
 from ...kernels.layouts import is_dense
-from ..optimizer import Optimizer, RuleOptimizer
+from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
 from .bucket import Bucket
 
-__all__ = ["Piece", "can_cut", "in_memory_order", "memory_of", "owners_of", "pieces_of", "shaped_like", "weight_of"]
+__all__ = [
+    "Piece",
+    "can_cut",
+    "check_parts",
+    "in_memory_order",
+    "memory_of",
+    "owners_of",
+    "pieces_of",
+    "shaped_like",
+    "weight_of",
+]
 
 
 def can_cut(optimizer: Optimizer) -> bool:
@@ -24,6 +34,22 @@ def can_cut(optimizer: Optimizer) -> bool:
     return not any(stage.scope == "tensor" or "index" in stage.extras for stage in rule.reductions) and (
         "index" not in rule.extras
     )
+
+
+def check_parts(optimizer: Optimizer) -> None:
+    """Refuse several optimizers of which one needs to know, at each step, of parameters that other ranks have."""
+    if not isinstance(optimizer, MultiOptimizer):
+        return
+    for part in optimizer.optimizers:
+        if isinstance(part, RuleOptimizer):
+            sums = [stage.name for stage in part.composed_rule.reductions if stage.scope == "global"]
+            if sums or part.host_state_names or not part.uniform_hyper or part.reads_rate_first:
+                why = f"a sum over all its parameters ({', '.join(sums)})" if sums else "numbers of all its parameters"
+                hint = "give clip_norm and skip_nonfinite in optimizer_params, for all together" if sums else "take another"
+                raise ValueError(
+                    f"{type(part).__name__} as one of several optimizers with update_on_kvstore=True: it needs {why}, which "
+                    f"are on several ranks; {hint}, or use update_on_kvstore=False"
+                )
 
 
 def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -86,8 +85,7 @@ class ShardStates:
         try:
             yield Updater(optimizer, self.updater.engine)
         finally:
-            if isinstance(optimizer, RuleOptimizer):
-                optimizer._updater = weakref.ref(self.updater)
+            self.updater.be_that_of(optimizer)
 
     def _has_states(self) -> bool:
         found = torch.tensor([float(bool(self.updater.states))], device=self.device)

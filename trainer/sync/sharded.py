@@ -13,7 +13,7 @@ Source: Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,12 @@ from ...kernels import Rule, storage
 from ...kernels.layouts import compute_dtype, is_dense, widest
 from .. import dist_utils
 from ..dist_utils import process_group
-from ..optimizer import Optimizer, RuleOptimizer, Updater
+from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
+from ..optimizer.multi_plan import GlobalLimit
 from ..optimizer.updater import Plan
 from .buckets import GradientBuckets
 from .gather import WeightGathers
-from .partition import Piece, can_cut, owners_of, pieces_of, shaped_like, weight_of
+from .partition import Piece, can_cut, check_parts, owners_of, pieces_of, shaped_like, weight_of
 from .shard_states import ShardStates
 
 __all__ = ["ShardedUpdate"]
@@ -71,6 +72,7 @@ class ShardedUpdate:
         engine: str | None = None,
         **settings: Any,
     ) -> None:
+        check_parts(optimizer)
         self.updater = Updater(optimizer, engine)
         self.cuts = can_cut(optimizer)
         group = process_group(group)
@@ -102,6 +104,8 @@ class ShardedUpdate:
         gradients = [gradient if used[piece.param] else None for gradient, piece in zip(own, self.pieces, strict=True)]
         if isinstance(optimizer, RuleOptimizer):
             self._step_by_rule(optimizer, used, gradients)
+        elif isinstance(optimizer, MultiOptimizer):
+            self._step_together(optimizer, used, gradients)
         elif any(used):
             mine = {piece.param for piece in self.pieces}
             if others := [i for i, active in enumerate(used) if active and i not in mine]:
@@ -123,15 +127,16 @@ class ShardedUpdate:
         self.updater.control, self._plan = control, None
 
     @torch.no_grad()
-    def apply(self, rule: Rule, hyper: Mapping[str, float]) -> None:
-        """Apply another rule to the parameters, as `Updater.apply`, such as the one that shows averaged weights.
+    def apply(self, rule: Rule, hyper: Mapping[str, float], indices: Collection[int]) -> None:
+        """Apply another rule to the parameters `indices`, as `Updater.apply`, such as the one that shows averaged weights.
 
         Raises:
             RuntimeError: there are no buckets yet.
         """
         self._follow()
-        weights = [weight_of(piece, self.buckets.params[piece.param], self.cuts) for piece in self.pieces]
-        self.updater.apply(rule, hyper, [piece.param for piece in self.pieces], weights)
+        pieces = [piece for piece in self.pieces if piece.param in indices]
+        weights = [weight_of(piece, self.buckets.params[piece.param], self.cuts) for piece in pieces]
+        self.updater.apply(rule, hyper, [piece.param for piece in pieces], weights)
         self._weights.gather([True] * len(self.buckets.params))
 
     def state_dict(self, everywhere: bool = True) -> dict[str, Any]:
@@ -190,6 +195,25 @@ class ShardedUpdate:
                 indices, weights, names, rng_offsets=offsets, all_reduce_global=self._all_reduce_global
             )
         return self._plan
+
+    def _step_together(
+        self, optimizer: MultiOptimizer, used: Sequence[bool], gradients: Sequence[torch.Tensor | None]
+    ) -> None:
+        """A step of several optimizers, which count all parameters; this rank updates its own."""
+        if not any(used):
+            return
+        chosen, counts, slots = np.array(used, dtype=bool), optimizer.step_counts, optimizer.slots(range(len(used)))
+        number = max(counts.largest, int(counts.values[slots[chosen]].max()) + 1)
+        optimizer.rate_at(number)  # where that fails, it does so on all ranks, before anything else
+        if self.pieces:
+            plan: Any = self._planned()  # a MultiPlan
+            plan.prepare(gradients)
+            plan.run(number=number)
+        else:  # the other ranks wait for this one's share
+            device = self.buckets.params[0].device
+            GlobalLimit(optimizer, self.updater.control, device, self._all_reduce_global).compute([])
+        mine = np.isin(np.arange(len(used)), [piece.param for piece in self.pieces])
+        counts.advance(slots[chosen & ~mine], number)
 
     def _step_by_rule(
         self, optimizer: RuleOptimizer, used: Sequence[bool], gradients: Sequence[torch.Tensor | None]

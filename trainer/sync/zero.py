@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,8 +65,8 @@ class ZeroSync(CollectiveSync):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._whole.load_state_dict(state)
 
-    def apply(self, rule: Any, hyper: Mapping[str, float]) -> None:
-        self._whole.apply(rule, hyper)
+    def apply(self, rule: Any, hyper: Mapping[str, float], indices: Collection[int]) -> None:
+        self._whole.apply(rule, hyper, indices)
 
     @property
     def _whole(self) -> ShardedUpdate:

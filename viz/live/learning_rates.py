@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from ...trainer import Trainer
+from ...trainer.optimizer import Optimizer
+from ...trainer.optimizer.multi import parts_of
 
 __all__ = ["LearningRate"]
 
@@ -82,7 +84,7 @@ class TrainerRates:
 
     def set(self, lr: float) -> float:
         """Set the rate; the multiplier that it needs, 1 where no schedule decides."""
-        if self.source.optimizer.lr_scheduler is None:
+        if all(part.lr_scheduler is None for part in parts_of(self.source.optimizer)):
             self.source.set_learning_rate(lr)
             return 1.0
         return _ratio(lr, self.now())
@@ -90,26 +92,33 @@ class TrainerRates:
     @contextmanager
     def multiplied(self, multiplier: float) -> Iterator[None]:
         """A context whose steps take the rate times this; afterwards all is as it was, or as steps have set it."""
-        optimizer = self.source.optimizer
-        if multiplier == 1.0:
+        with ExitStack() as stack:
+            for optimizer in parts_of(self.source.optimizer):
+                stack.enter_context(_multiplied(optimizer, multiplier))
             yield
-        elif optimizer.lr_scheduler is None:
-            before, optimizer.lr = optimizer.lr, optimizer.lr * multiplier
-            now = optimizer.lr
-            try:
-                yield
-            finally:
-                if optimizer.lr == now:
-                    optimizer.lr = before
-        else:
-            schedule = optimizer.lr_scheduler
-            multiplied = MultipliedSchedule(schedule, multiplier)
-            optimizer.lr_scheduler = multiplied
-            try:
-                yield
-            finally:
-                if optimizer.lr_scheduler is multiplied:
-                    optimizer.lr_scheduler = schedule
+
+
+@contextmanager
+def _multiplied(optimizer: Optimizer, multiplier: float) -> Iterator[None]:
+    if multiplier == 1.0:
+        yield
+    elif optimizer.lr_scheduler is None:
+        before, optimizer.lr = optimizer.lr, optimizer.lr * multiplier
+        now = optimizer.lr
+        try:
+            yield
+        finally:
+            if optimizer.lr == now:
+                optimizer.lr = before
+    else:
+        schedule = optimizer.lr_scheduler
+        multiplied = MultipliedSchedule(schedule, multiplier)
+        optimizer.lr_scheduler = multiplied
+        try:
+            yield
+        finally:
+            if optimizer.lr_scheduler is multiplied:
+                optimizer.lr_scheduler = schedule
 
 
 class MultipliedSchedule:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ...trainer import Trainer, lr_scheduler
-from ...trainer.optimizer import Optimizer
+from ...trainer.optimizer import MultiOptimizer, Optimizer
 from ..record import Run
 from ..simulate.schedules import simulate_scheduler
 from ..style import COLOURS, Figure
@@ -65,6 +65,13 @@ def _trainer(trainer: Trainer) -> str:
         "optimizer's state": _bytes(states),
     }
     names = trainer._names
+    if isinstance(optimizer, MultiOptimizer):
+        head, *rows = optimizer.table()
+        return _page(
+            f"Trainer with {len(optimizer.optimizers)} optimizers: {len(params)} parameters, {_elements(params)} elements",
+            _table("parameters", head, rows),
+            *(_rule_optimizer(part) for part in optimizer.optimizers),
+        )
     own: dict[tuple[float, float], list[int]] = {}
     for i in range(len(params)):
         own.setdefault(optimizer.multipliers(i), []).append(i)
@@ -81,6 +88,10 @@ def _trainer(trainer: Trainer) -> str:
 
 
 def _rule_optimizer(optimizer: Optimizer) -> str:
+    if isinstance(optimizer, MultiOptimizer):
+        head, *rows = optimizer.table()
+        parts = [_rule_optimizer(part) for part in optimizer.optimizers]
+        return _page(f"{len(parts)} optimizers", _table("parameters", head, rows) if rows else "", *parts)
     picture = _sparkline(optimizer.lr_scheduler, optimizer.num_update)
     return _page(type(optimizer).__name__, _table("settings", (), _facts(optimizer).items()), picture)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ... import checkpoint
-from ...optimizer import Optimizer, Updater
+from ...optimizer import MultiOptimizer, Optimizer, Updater
 from ..base import Key, KVStore, known_values, new_values
 from .client import ServerClient
 from .compression import PushCompression
@@ -164,6 +164,10 @@ class ServerStore(KVStore):
         """
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}; see optimizer.create(name)")
+        if isinstance(optimizer, MultiOptimizer):
+            raise TypeError(
+                f"optimizer={optimizer!r}: servers update with one optimizer; use a synchronous store, such as 'dist_sync'"
+            )
         check_fits(optimizer, self.placement.cut, self.num_servers)
         self._set("optimizer", bare_copy(optimizer))
         self._optimizer = optimizer
