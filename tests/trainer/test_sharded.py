@@ -181,7 +181,7 @@ def _average():
         backward(net, step, dist.get_rank(), 2, None)
         sharded.buckets.finish([True] * len(params))
         sharded.update(sharded.buckets.used)
-    sharded.apply(*optimizer.average_in_use())
+    sharded.apply(*optimizer.average_in_use(), range(len(sharded.buckets.params)))
     return weights_of(net)
 
 

@@ -11,6 +11,7 @@ from . import adapters, ports
 from .adapters import *
 from .base import FusedOptimizer
 from .clip_grad import clip_grad_norm_
+from .multi import MultiOptimizer
 from .ports import *
 
 if TYPE_CHECKING:
@@ -18,4 +19,4 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> Any: ...
 
 
-__all__ = ["FusedOptimizer", "clip_grad_norm_", *adapters.__all__, *ports.__all__]
+__all__ = ["FusedOptimizer", "MultiOptimizer", "clip_grad_norm_", *adapters.__all__, *ports.__all__]

@@ -14,7 +14,7 @@ from .base import Optimizer, create
 from .counts import Index, StepCounts
 from .patterns import Pattern, assign, matcher
 
-__all__ = ["MultiOptimizer", "part_of", "parts_of", "pattern_text"]
+__all__ = ["MultiOptimizer", "part_of", "parts_of", "pattern_text", "table_text"]
 
 _OWN = ("rescale_grad", "begin_num_update", "param_idx2name", "param_dict")  # these are the same for all
 
@@ -249,14 +249,7 @@ class MultiOptimizer(Optimizer):
 
     def __str__(self) -> str:
         rows = self.table()
-        if len(rows) == 1:  # no Trainer has it yet
-            return repr(self)
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for name, *others, pattern in rows:
-            right = [cell.rjust(width) for cell, width in zip(others, widths[1:-1], strict=True)]
-            lines.append("  ".join([name.ljust(widths[0]), *right, pattern]))
-        return "\n".join(lines)
+        return table_text(rows) if len(rows) > 1 else repr(self)  # there are no parameters before a Trainer has it
 
     def __repr__(self) -> str:
         pairs = zip(map(pattern_text, self.patterns), self.optimizers, strict=True)
@@ -278,6 +271,16 @@ def pattern_text(pattern: Pattern) -> str:
     if isinstance(pattern, str):
         return pattern
     return pattern.pattern if isinstance(pattern, re.Pattern) else getattr(pattern, "__name__", repr(pattern))
+
+
+def table_text(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of texts as lines, with columns aligned: the first and the last to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, *others, pattern in rows:
+        right = [cell.rjust(width) for cell, width in zip(others, widths[1:-1], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *right, pattern]))
+    return "\n".join(lines)
 
 
 def _made(k: int, entry: Any, defaults: Mapping[str, Any], begin_num_update: int) -> tuple[Pattern, Optimizer]:

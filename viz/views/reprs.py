@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...trainer import Trainer, lr_scheduler
+from ...trainer import Trainer, lr_scheduler, optim
 from ...trainer.optimizer import MultiOptimizer, Optimizer
 from ..record import Run
 from ..simulate.schedules import simulate_scheduler
@@ -136,6 +136,10 @@ def _run(run: Run) -> str:
 
 
 def _torch_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    if isinstance(optimizer, optim.MultiOptimizer):
+        parts = [_torch_optimizer(part) for part in optimizer.optimizers]
+        titles, *each = optimizer.table()
+        return _page(f"{len(parts)} optimizers", _table("parameters", titles, each), *parts)
     params = [param for group in optimizer.param_groups for param in group["params"]]
     steps = [float(own["step"]) for own in optimizer.state.values() if isinstance(own, Mapping) and "step" in own]
     facts = {"steps": f"{max(steps):.0f}" if steps else "none yet, or not counted", "state": _bytes(optimizer.state)}

@@ -1,0 +1,227 @@
+"""MultiOptimizer: several optimizers of torch's interface in one, each for the parameters that match its pattern."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+
+from ..capture import CapturedStep
+from ..optimizer.multi import pattern_text, table_text
+from ..optimizer.patterns import Pattern, assign, layers_of, matcher
+from ..params import named_parameters
+from ..registry import Registry
+from . import adapters, ports
+from .base import FusedOptimizer
+from .saved import check_numbers
+
+__all__ = ["MultiOptimizer"]
+
+_classes: Registry[type[torch.optim.Optimizer]] = Registry("optimizer of tristep.optim", torch.optim.Optimizer)
+for _name in (*ports.__all__, *adapters.__all__):
+    _class = getattr(ports, _name, None) or getattr(adapters, _name)
+    if isinstance(_class, type) and issubclass(_class, torch.optim.Optimizer):
+        _classes.register(_class, _name.lower())
+
+
+class MultiOptimizer(torch.optim.Optimizer):
+    """Several optimizers in one: each parameter gets that of the first pattern which it matches.
+
+    It is a `torch.optim.Optimizer` with the groups and states of all, for schedulers, `GradScaler` and checkpoints.
+    `print(optimizer)` shows what each parameter got.
+
+    Args:
+        params: a module, or pairs of name and parameter, as `module.named_parameters()` gives them.
+        entries: (pattern, optimizer) or (pattern, optimizer, arguments): see `tristep.optimizer.patterns.matcher` for the
+            patterns; an optimizer is the name of one of `tristep.optim`, in any case, or a class of torch's interface.
+        **defaults: arguments of each, where its entry does not have them.
+
+    Attributes:
+        optimizers: in the order of the entries.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit; a pattern that gets no parameter, or a parameter that no
+            pattern takes.
+
+    Example:
+        >>> import torch, tristep
+        >>> net = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 4))
+        >>> entries = [("layer==Embedding|ndim<2", "AdamW", {"lr": 1e-3}), ("*", torch.optim.Muon, {"lr": 0.02})]
+        >>> optimizer = tristep.optim.MultiOptimizer(net, entries, weight_decay=0.1)
+        >>> print(optimizer)
+        parameter  shape   optimizer     lr  weight_decay  pattern
+        0.weight   (8, 4)      AdamW  0.001           0.1  layer==Embedding|ndim<2
+        1.weight   (4, 4)       Muon   0.02           0.1  *
+        1.bias       (4,)      AdamW  0.001           0.1  layer==Embedding|ndim<2
+    """
+
+    optimizers: list[torch.optim.Optimizer]
+    _is_made = False
+
+    def __init__(
+        self,
+        params: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
+        entries: Iterable[Sequence[Any]],
+        **defaults: Any,
+    ) -> None:
+        named = [(name, parameter) for name, parameter, _ in named_parameters(params)]
+        found = [_checked(k, entry, defaults) for k, entry in enumerate(entries)]
+        if not found:
+            raise ValueError("entries=[]: must have at least one (pattern, optimizer)")
+        layers = layers_of(params) if isinstance(params, torch.nn.Module) else None
+        patterns = [pattern for pattern, _, _ in found]
+        chosen = assign(patterns, [name for name, _ in named], [parameter for _, parameter in named], layers)
+        self.optimizers = []
+        for k, (pattern, make, arguments) in enumerate(found):
+            own = [pair for pair, part in zip(named, chosen, strict=True) if part == k]
+            self.optimizers.append(_made(f"entries[{k}], {pattern_text(pattern)!r}", make, own, arguments))
+        self._rows = [(name, parameter, k) for (name, parameter), k in zip(named, chosen, strict=True)]
+        self._patterns = [pattern_text(pattern) for pattern in patterns]
+        super().__init__([parameter for _, parameter in named], {})
+        self._is_made = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: vars(self)[name] for name in ("defaults", "optimizers", "_rows", "_patterns", "_is_made")}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all optimizers, in their order; changes of a group are the optimizer's."""
+        return list(chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers))
+
+    @param_groups.setter
+    def param_groups(self, groups: Any) -> None:
+        """The base class sets it; the groups are those of the optimizers."""
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """The states of all parameters; changes of a parameter's are the optimizer's."""
+        return defaultdict(dict, chain.from_iterable(optimizer.state.items() for optimizer in self.optimizers))
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        """The base class sets it; the states are those of the optimizers."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Let each optimizer update its parameters that have a gradient.
+
+        Args:
+            closure: evaluates the model again and returns the loss, which is then returned here; called once.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def add_param_group(self, param_group: Any) -> None:
+        """Refused after construction: patterns say what a parameter gets."""
+        if self._is_made:
+            raise RuntimeError(
+                "add_param_group() of a MultiOptimizer: make a new one, or add the group to one of .optimizers"
+            )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what `state_dict` gave, of optimizers with the same groups.
+
+        Raises:
+            ValueError, TypeError: it does not fit; nothing has been changed.
+        """
+        groups, state = list(state_dict["param_groups"]), state_dict["state"]
+        given, lengths = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
+        if given != lengths:
+            raise ValueError(f"state_dict has groups of {given} parameters, this optimizer has groups of {lengths}")
+        parts = []
+        for optimizer in self.optimizers:
+            own, groups = groups[: len(optimizer.param_groups)], groups[len(optimizer.param_groups) :]
+            keys = {key for group in own for key in group["params"]}
+            parts.append({"param_groups": own, "state": {key: row for key, row in state.items() if key in keys}})
+        for optimizer, part in zip(self.optimizers, parts, strict=True):
+            if isinstance(optimizer, FusedOptimizer):
+                check_numbers(optimizer, part, optimizer._shown)
+        for optimizer, part in zip(self.optimizers, parts, strict=True):
+            optimizer.load_state_dict(part)
+
+    def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
+        """As `tristep.Trainer.capture`: a function that trains with this optimizer, as a CUDA graph.
+
+        Raises:
+            TypeError: one of the optimizers is none of tristep's.
+            ValueError: one whose rule is none of single elements.
+        """
+        made = []
+        for optimizer in self.optimizers:
+            if not isinstance(optimizer, FusedOptimizer):
+                raise TypeError(f"capture() with {type(optimizer).__name__}: it must be an optimizer of tristep.optim")
+            made.append(optimizer.capture(fn, warmup=warmup))  # each refuses what it cannot
+        return made[0]
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """A context in which the parameters have their averaged values, of those optimizers that keep averages.
+
+        Raises:
+            ValueError: none of them does; nothing has been changed.
+        """
+        with ExitStack() as stack:
+            if not any(_enter_average(stack, optimizer) for optimizer in self.optimizers):
+                raise ValueError("none of the optimizers keeps averaged weights: give one ema_decay=0.999, say")
+            yield
+
+    def table(self) -> list[tuple[str, ...]]:
+        """What each parameter has got, as rows of texts, after a row of titles."""
+        rows: list[tuple[str, ...]] = [("parameter", "shape", "optimizer", "lr", "weight_decay", "pattern")]
+        for name, parameter, k in self._rows:
+            optimizer = self.optimizers[k]
+            group = next(each for each in optimizer.param_groups if any(own is parameter for own in each["params"]))
+            numbers = [f"{float(group[key]):.6g}" if key in group else "" for key in ("lr", "weight_decay")]
+            rows.append((name, str(tuple(parameter.shape)), type(optimizer).__name__, *numbers, self._patterns[k]))
+        return rows
+
+    def __str__(self) -> str:
+        return table_text(self.table())
+
+    def __repr__(self) -> str:
+        pairs = zip(self._patterns, self.optimizers, strict=True)
+        return f"{type(self).__name__}([{', '.join(f'({pattern!r}, {each!r})' for pattern, each in pairs)}])"
+
+
+def _made(where: str, make: Callable[..., Any], named: list[Any], arguments: dict[str, Any]) -> torch.optim.Optimizer:
+    try:
+        return make(named, **arguments)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from None
+
+
+def _enter_average(stack: ExitStack, optimizer: Any) -> bool:
+    """Show the averaged values of one optimizer's parameters, if it keeps any."""
+    if not hasattr(optimizer, "averaged_weights"):
+        return False
+    try:
+        stack.enter_context(optimizer.averaged_weights())
+    except ValueError:
+        return False
+    return True
+
+
+def _checked(k: int, entry: Any, defaults: Mapping[str, Any]) -> tuple[Pattern, Callable[..., Any], dict[str, Any]]:
+    """The pattern, class and arguments of an entry."""
+    if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
+        raise TypeError(f"entries[{k}]={entry!r}: must be (pattern, optimizer) or (pattern, optimizer, arguments)")
+    pattern, chosen, *rest = entry
+    try:
+        matcher(pattern)
+        own = dict(rest[0] if rest and rest[0] is not None else {})
+        klass = _classes.lookup(chosen) if isinstance(chosen, str) else chosen
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"entries[{k}]: {error}") from None
+    if not (isinstance(klass, type) and issubclass(klass, torch.optim.Optimizer)):
+        raise TypeError(
+            f"entries[{k}]: optimizer={chosen!r} must be a name, such as 'AdamW', or a class of torch's interface"
+        )
+    return pattern, klass, {**defaults, **own}
