@@ -9,10 +9,11 @@ from pathlib import Path
 
 from tristep.kernels import Rule
 from tristep.trainer.optim import adapters, ports
-from tristep.trainer.optimizer import Optimizer, RuleOptimizer, create, registered
+from tristep.trainer.optimizer import Optimizer, RuleOptimizer, TransformOptions, create, registered
 
-OPTIONS = [name for name in inspect.signature(RuleOptimizer.__init__).parameters if name not in ("self", "kwargs")]
-COMMON = (*OPTIONS, *inspect.signature(Optimizer.__init__).parameters)
+COMMON = [
+    name for base in (RuleOptimizer, TransformOptions, Optimizer) for name in inspect.signature(base.__init__).parameters
+]
 PAGE = Path(__file__).with_name("optimizers.md")
 QUALITY = PAGE.parents[1] / "benchmarks" / "results" / "quality_cpu.json"
 
@@ -29,7 +30,7 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 - In addition to its own **arguments**, each takes those of every optimizer: learning_rate, wd, rescale_grad, clip_gradient,
   lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict; those on all three engines also the options
   clip_norm, cautious, decoupled_wd, lookahead, lookahead_alpha, ema_decay and skip_nonfinite (see
-  `tristep.optimizer.RuleOptimizer`). Lookahead keeps one more state, which only its synchronisations read and write, and
+  `tristep.optimizer.TransformOptions`). Lookahead keeps one more state, which only its synchronisations read and write, and
   ema_decay one that is read and written at every step; clip_norm and skip_nonfinite read the gradients once more.
 - How it is stored: the same optimizers take state_dtype, stochastic_rounding, rounding_seed, kahan and
   `multi_precision="remainder"`. States that are weights or sums over all steps stay float32, and so do the two averages

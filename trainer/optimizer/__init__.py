@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .base import Optimizer, create, register, registered
 from .multi import MultiOptimizer
+from .options import TransformOptions
 from .rule_optimizer import RuleOptimizer
 from .updater import Updater, get_updater
 
@@ -32,6 +33,7 @@ __all__ = [
     "MultiOptimizer",
     "Optimizer",
     "RuleOptimizer",
+    "TransformOptions",
     "Updater",
     "create",
     "get_updater",

@@ -7,17 +7,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update, storage, transforms
-from ...kernels.graphs import Recording
 from ...kernels.language import Derivation, derivation
 from ...kernels.states import slot_dtypes, state_type, states_for
-from ..validation import boolean, choice, integer, number
-from .base import LOW_PRECISION, Optimizer
+from ..validation import boolean, choice, integer
+from .base import LOW_PRECISION
 from .counts import Index
 from .multi import part_of
+from .options import TransformOptions
 from .settings import check_options
 from .sparse import RowUpdate, split
 
@@ -27,7 +26,7 @@ STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torc
 _OTHER_STATE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"} | dict.fromkeys(("uint8", "int8", "8-bit", "8bits"), "8bit")
 
 
-class RuleOptimizer(Optimizer):
+class RuleOptimizer(TransformOptions):
     """An optimizer that is an update rule and its hyper-parameters. Runs fused, on every engine.
 
     A subclass sets `rule`, takes its hyper-parameters in `__init__` and keeps each in an attribute of the name that the
@@ -36,19 +35,6 @@ class RuleOptimizer(Optimizer):
     else depends on the update count is returned by `hyper`.
 
     Args:
-        clip_norm: multiply the gradients by min(1, clip_norm / (norm + 1e-6)), with the global norm of all gradients of a
-            step, after `rescale_grad` and before `clip_gradient`, > 0; None means never. `.grad` is not changed.
-        cautious: use the step, except for decoupled weight decay, only in elements where it descends the gradient,
-            divided by their share in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
-        decoupled_wd: take learning rate times `wd` off the weights, instead of adding `wd` times them to the gradient
-            (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization").
-        lookahead: every so many updates of a parameter, move its slow weight by the fraction `lookahead_alpha` towards the
-            weight, and reset the weight to it, >= 1; None means never (Zhang et al. 2019, "Lookahead Optimizer", alg. 1).
-        lookahead_alpha: in (0, 1].
-        ema_decay: maintain a moving average of the weights, ema <- ema_decay ema + (1 - ema_decay) w after every update, in
-            [0, 1); None means none. `Trainer.averaged_weights` uses it, instead of an average of the optimizer's own.
-        skip_nonfinite: skip steps whose gradients contain NaN or infinity, or have an infinite sum of squares: no weight and
-            no state changes. A skipped step is counted, since the host does not synchronize with the device.
         state_dtype: "float32", also None, "bfloat16" or "8bit": how states are stored, except for those that are weights,
             sums over all steps or nearly cancel each other. It is computed in float32. Saved states of another type are
             converted when they are loaded. With "8bit" it is a byte for each element and a float32 for each block of 128, in
@@ -61,17 +47,14 @@ class RuleOptimizer(Optimizer):
         rounding_seed: >= 0.
         kahan: store the rounding error of 16-bit weights, in their type, and add it at the next update (Kahan
             1965, "Further remarks on reducing truncation errors").
-        **kwargs: those of `Optimizer`. `multi_precision="remainder"` stores only the 16 bits of the float32 copy that a
-            bfloat16 weight lacks (a split master); ties are then rounded away from zero, not to even.
-
-    The options can be combined, the first four in this order, for all elementwise rules, and cost nothing if they are not
-    used.
+        **kwargs: those of `TransformOptions`, such as `clip_norm`, and of `Optimizer`. `multi_precision="remainder"` stores
+            only the 16 bits of the float32 copy that a bfloat16 weight lacks (a split master); ties are then rounded away
+            from zero, not to even.
 
     Raises:
         TypeError: an option of an optimizer whose rule is not elementwise.
-        ValueError: `decoupled_wd` of an optimizer whose weight decay is decoupled already, or that has none;
-            `state_dtype` without a state that it applies to; `kahan` together with `multi_precision`. At the first step, a
-            weight of a type that `state_dtype`, `stochastic_rounding` or a split master does not support.
+        ValueError: `state_dtype` without a state that it applies to; `kahan` together with `multi_precision`. At the first
+            step, a weight of a type that `state_dtype`, `stochastic_rounding` or a split master does not support.
 
     Example:
         >>> import tristep
@@ -82,10 +65,7 @@ class RuleOptimizer(Optimizer):
         0.5
     """
 
-    rule: Rule
-    decoupled_weight_decay: tuple[str, ...] = ("decay",)  # hyper-parameters of decay that is not part of the step
     reads_rate_first: ClassVar[bool] = False  # whether a schedule is asked for the count before the update
-    counts_as_step: bool = True  # whether a step counts as an update
     uniform_hyper: ClassVar[bool] = True  # whether parameters of equal count, rate and decay have equal hyper-parameters
     host_state_names: ClassVar[tuple[str, ...]] = ()  # what `begin_step` and `hyper` change; restored where a step fails
     takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates its rows only, unless lazy_update is False
@@ -95,31 +75,16 @@ class RuleOptimizer(Optimizer):
     def __init__(
         self,
         *,
-        clip_norm: float | None = None,
-        cautious: bool = False,
-        decoupled_wd: bool = False,
-        lookahead: int | None = None,
-        lookahead_alpha: float = 0.5,
-        ema_decay: float | None = None,
-        skip_nonfinite: bool = False,
         state_dtype: str | None = None,
         stochastic_rounding: bool = False,
         rounding_seed: int = 0,
         kahan: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.clip_norm = None if clip_norm is None else number("clip_norm", clip_norm, above=0)
-        self.cautious = boolean("cautious", cautious)
-        self.decoupled_wd = boolean("decoupled_wd", decoupled_wd)
-        self.lookahead = None if lookahead is None else integer("lookahead", lookahead, low=1)
-        self.lookahead_alpha = number("lookahead_alpha", lookahead_alpha, above=0, high=1)
-        self.ema_decay = None if ema_decay is None else number("ema_decay", ema_decay, low=0, below=1)
-        self.skip_nonfinite = boolean("skip_nonfinite", skip_nonfinite)
         self.state_dtype = None if state_dtype is None else _state_dtype(state_dtype)
         self.stochastic_rounding = boolean("stochastic_rounding", stochastic_rounding)
         self.rounding_seed = integer("rounding_seed", rounding_seed, low=0)
         self.kahan = boolean("kahan", kahan)
-        self._skips_overflow = False  # as `skip_nonfinite`, where a loss scaler needs it
         self._updater: Callable[[], Any] | None = None  # a weak reference to what has the states
         remainder = isinstance(given := kwargs.get("multi_precision"), str) and given == "remainder"
         super().__init__(**kwargs | ({"multi_precision": True} if remainder else {}))
@@ -127,28 +92,6 @@ class RuleOptimizer(Optimizer):
             self.multi_precision = "remainder"
         if self.has_options or self._stores_otherwise:
             check_options(self)
-
-    @property
-    def couples_wd(self) -> bool:
-        """Whether `wd` is part of the step, rather than decoupled from it."""
-        return "wd" in self.rule.hyper and not {"wd", "decay"} & set(self.decoupled_weight_decay) & set(self.rule.hyper)
-
-    @property
-    def composed_rule(self) -> Rule:
-        """`rule` with the options in it, right for all parameters at every step."""
-        return self._composed(sync=True)
-
-    def rule_for(self, slots: np.ndarray) -> Rule:
-        """As `composed_rule`, for the next update of the parameters whose counts are in these slots.
-
-        Between two of Lookahead's synchronisations that is a rule which leaves the slow weights alone.
-        """
-        if not self.has_options:  # asked at every step
-            return self.rule
-        if self.lookahead is None or Recording.general:
-            return self._composed(sync=self.lookahead is not None)
-        n = self.step_counts.values[slots] - self.begin_num_update + 1
-        return self._composed(sync=not (n % self.lookahead).all())
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """Hyper-parameters at a parameter's update number `t` (the first is 1), where they are not plain attributes.
@@ -179,14 +122,9 @@ class RuleOptimizer(Optimizer):
     def row(self, t: int, lr: float, wd: float, index: Index | None = None, rule: Rule | None = None) -> list[float]:
         """All hyper-parameters of the rule, or of `composed_rule`, in its order, after `rescale_grad`."""
         rule = self.composed_rule if rule is None else rule
-        decay = decoupled_decay = lr * wd
-        if self.decoupled_wd:
-            wd, decay = 0.0, lr * 0.0
-        values = {"lr": lr, "wd": wd, "decay": decay, "decoupled_decay": decoupled_decay}
+        values = self.option_values(t, lr, wd)
         values["clip"] = self.clip_gradient or math.inf
-        if self.lookahead is not None:
-            values["sync"] = float((t - self.begin_num_update) % self.lookahead == 0)
-        values.update(self.hyper_of(index, t, lr, wd))
+        values.update(self.hyper_of(index, t, lr, values["wd"]))
         if values["clip"] < 0:
             values["clip"] = math.inf
         row: list[float] = [self.rescale_grad]
@@ -298,10 +236,7 @@ class RuleOptimizer(Optimizer):
                 storage.copy(slots[name], values, weight.shape, name in rule.nonnegative)
         else:
             self.init_state(weight, tuple(slots[name] for name in self.rule.slots))
-        if self.lookahead is not None:
-            slots["slow_weight"].copy_(weight)
-        if self.ema_decay is not None:
-            slots["ema"].copy_(weight)
+        self.start_option_states(weight, slots)
 
     def update(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
         """Update one weight in place. Slow for many: `get_updater` and `Trainer` launch once for all of them."""
@@ -349,10 +284,8 @@ class RuleOptimizer(Optimizer):
             setattr(self, name, value)
 
     def _hidden(self) -> tuple[str, ...]:
-        flags = ("cautious", "decoupled_wd", "skip_nonfinite", "stochastic_rounding", "kahan")
-        off = [name for name in flags if not getattr(self, name)]
-        off += [] if self.rounding is not None else ["rounding_seed"]
-        return (*off, *(("lookahead_alpha",) if self.lookahead is None else ()))
+        off = [name for name in ("stochastic_rounding", "kahan") if not getattr(self, name)]
+        return (*super()._hidden(), *off, *(["rounding_seed"] if self.rounding is None else []))
 
     @property
     def narrow(self) -> torch.dtype | None:
@@ -362,30 +295,6 @@ class RuleOptimizer(Optimizer):
     @property
     def _stores_otherwise(self) -> bool:
         return self.narrow is not None or self.stochastic_rounding or self.kahan or self.multi_precision == "remainder"
-
-    @property
-    def has_options(self) -> bool:
-        """Whether `composed_rule` is not just `rule`."""
-        given = self.lookahead, self.clip_norm, self.ema_decay
-        flags = self.cautious, self.decoupled_wd, self.skip_nonfinite, self._skips_overflow
-        return any(flags) or given != (None, None, None)
-
-    def _composed(self, sync: bool = False) -> Rule:
-        rule = self.rule
-        if not self.has_options:
-            return rule
-        if self.counts_as_step:  # what counts as no update is left as it is
-            if self.clip_norm is not None:
-                rule = transforms.clip_by_global_norm(rule)
-            if self.cautious:
-                rule = transforms.cautious(rule, self.decoupled_weight_decay)
-            if self.decoupled_wd:
-                rule = transforms.decoupled_weight_decay(rule)
-        if self.lookahead is not None:
-            rule = transforms.lookahead(rule, sync and self.counts_as_step)
-        if self.ema_decay is not None:
-            rule = transforms.ema(rule, self.counts_as_step)
-        return transforms.apply_if_finite(rule) if self.skip_nonfinite or self._skips_overflow else rule
 
 
 def _state_dtype(value: Any) -> str:

@@ -1,0 +1,137 @@
+"""TransformOptions: the options of optimizers that are transforms of their rule. They are checked and composed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...kernels import Rule, transforms
+from ...kernels.graphs import Recording
+from ..validation import boolean, integer, number
+from .base import Optimizer
+
+__all__ = ["TransformOptions"]
+
+
+class TransformOptions(Optimizer):
+    """The options of a `RuleOptimizer` that are transforms of its rule.
+
+    Args:
+        clip_norm: multiply the gradients by min(1, clip_norm / (norm + 1e-6)), with the global norm of all gradients of a
+            step, after `rescale_grad` and before `clip_gradient`, > 0; None means never. `.grad` is not changed.
+        cautious: use the step, except for decoupled weight decay, only in elements where it descends the gradient,
+            divided by their share in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
+        decoupled_wd: take learning rate times `wd` off the weights, instead of adding `wd` times them to the gradient
+            (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization").
+        lookahead: every so many updates of a parameter, move its slow weight by the fraction `lookahead_alpha` towards the
+            weight, and reset the weight to it, >= 1; None means never (Zhang et al. 2019, "Lookahead Optimizer", alg. 1).
+        lookahead_alpha: in (0, 1].
+        ema_decay: maintain a moving average of the weights, ema <- ema_decay ema + (1 - ema_decay) w after every update, in
+            [0, 1); None means none. `Trainer.averaged_weights` uses it, instead of an average of the optimizer's own.
+        skip_nonfinite: skip steps whose gradients contain NaN or infinity, or have an infinite sum of squares: no weight and
+            no state changes. A skipped step is counted, since the host does not synchronize with the device.
+        **kwargs: those of `Optimizer`.
+
+    The options can be combined, the first four in this order, for all elementwise rules, and cost nothing if they are not
+    used.
+
+    Raises:
+        TypeError: an option of an optimizer whose rule is not elementwise.
+        ValueError: `decoupled_wd` of an optimizer whose weight decay is decoupled already, or that has none.
+    """
+
+    rule: Rule
+    decoupled_weight_decay: tuple[str, ...] = ("decay",)  # hyper-parameters of decay that is not part of the step
+    counts_as_step: bool = True  # whether a step counts as an update
+
+    def __init__(
+        self,
+        *,
+        clip_norm: float | None = None,
+        cautious: bool = False,
+        decoupled_wd: bool = False,
+        lookahead: int | None = None,
+        lookahead_alpha: float = 0.5,
+        ema_decay: float | None = None,
+        skip_nonfinite: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.clip_norm = None if clip_norm is None else number("clip_norm", clip_norm, above=0)
+        self.cautious = boolean("cautious", cautious)
+        self.decoupled_wd = boolean("decoupled_wd", decoupled_wd)
+        self.lookahead = None if lookahead is None else integer("lookahead", lookahead, low=1)
+        self.lookahead_alpha = number("lookahead_alpha", lookahead_alpha, above=0, high=1)
+        self.ema_decay = None if ema_decay is None else number("ema_decay", ema_decay, low=0, below=1)
+        self.skip_nonfinite = boolean("skip_nonfinite", skip_nonfinite)
+        self._skips_overflow = False  # as `skip_nonfinite`, where a loss scaler needs it
+        super().__init__(**kwargs)
+
+    @property
+    def couples_wd(self) -> bool:
+        """Whether `wd` is part of the step, rather than decoupled from it."""
+        return "wd" in self.rule.hyper and not {"wd", "decay"} & set(self.decoupled_weight_decay) & set(self.rule.hyper)
+
+    @property
+    def has_options(self) -> bool:
+        """Whether `composed_rule` is not just `rule`."""
+        given = self.lookahead, self.clip_norm, self.ema_decay
+        flags = self.cautious, self.decoupled_wd, self.skip_nonfinite, self._skips_overflow
+        return any(flags) or given != (None, None, None)
+
+    @property
+    def composed_rule(self) -> Rule:
+        """`rule` with the options in it, right for all parameters at every step."""
+        return self._composed(sync=True)
+
+    def rule_for(self, slots: np.ndarray) -> Rule:
+        """As `composed_rule`, for the next update of the parameters whose counts are in these slots.
+
+        Between two of Lookahead's synchronisations that is a rule which leaves the slow weights alone.
+        """
+        if not self.has_options:  # asked at every step
+            return self.rule
+        if self.lookahead is None or Recording.general:
+            return self._composed(sync=self.lookahead is not None)
+        n = self.step_counts.values[slots] - self.begin_num_update + 1
+        return self._composed(sync=not (n % self.lookahead).all())
+
+    def option_values(self, t: int, lr: float, wd: float) -> dict[str, float]:
+        """What `lr`, `wd` and the hyper-parameters of the options are at a parameter's update number `t`."""
+        decay = decoupled_decay = lr * wd
+        if self.decoupled_wd:
+            wd, decay = 0.0, lr * 0.0
+        values = {"lr": lr, "wd": wd, "decay": decay, "decoupled_decay": decoupled_decay}
+        if self.lookahead is not None:
+            values["sync"] = float((t - self.begin_num_update) % self.lookahead == 0)
+        return values
+
+    def start_option_states(self, weight: torch.Tensor, slots: Mapping[str, torch.Tensor]) -> None:
+        """Fill the states of the options, by name, as they are before the first update of this weight."""
+        if self.lookahead is not None:
+            slots["slow_weight"].copy_(weight)
+        if self.ema_decay is not None:
+            slots["ema"].copy_(weight)
+
+    def _composed(self, sync: bool = False) -> Rule:
+        rule = self.rule
+        if not self.has_options:
+            return rule
+        if self.counts_as_step:  # what counts as no update is left as it is
+            if self.clip_norm is not None:
+                rule = transforms.clip_by_global_norm(rule)
+            if self.cautious:
+                rule = transforms.cautious(rule, self.decoupled_weight_decay)
+            if self.decoupled_wd:
+                rule = transforms.decoupled_weight_decay(rule)
+        if self.lookahead is not None:
+            rule = transforms.lookahead(rule, sync and self.counts_as_step)
+        if self.ema_decay is not None:
+            rule = transforms.ema(rule, self.counts_as_step)
+        return transforms.apply_if_finite(rule) if self.skip_nonfinite or self._skips_overflow else rule
+
+    def _hidden(self) -> tuple[str, ...]:
+        off = [name for name in ("cautious", "decoupled_wd", "skip_nonfinite") if not getattr(self, name)]
+        return (*off, *(("lookahead_alpha",) if self.lookahead is None else ()))
