@@ -5,6 +5,7 @@ Each takes an elementwise rule and returns a new one, which calls it: no equatio
 
 from .apply_if_finite import apply_if_finite
 from .cautious import cautious
+from .cautious_weight_decay import cautious_weight_decay
 from .clip_by_global_norm import clip_by_global_norm
 from .decoupled_weight_decay import decoupled_weight_decay
 from .ema import ema, moving_average
@@ -13,6 +14,7 @@ from .lookahead import lookahead
 __all__ = [
     "apply_if_finite",
     "cautious",
+    "cautious_weight_decay",
     "clip_by_global_norm",
     "decoupled_weight_decay",
     "ema",

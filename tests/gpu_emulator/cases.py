@@ -7,13 +7,14 @@ follows from them differs by rounding. Products are compared with those of float
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from parity_steps import draw, hyper_row
 
-from tristep.kernels import MetricsBuffer, Rule, Update, compress, rules, storage
+from tristep.kernels import MetricsBuffer, Rule, Update, compress, rules, storage, transforms
 from tristep.kernels.layouts import compute_dtype
 from tristep.trainer import Telemetry
 
@@ -23,6 +24,8 @@ __all__ = ["SIZES", "CodeCase", "ProductCase", "RuleCase", "cases", "difference"
 SIZES = (0, 1, 3, 127, 128, 1023, 1024, 1025, 5000, 2048, 129)
 _WITHOUT_GRADIENT = 4
 _EXTENSIVE = ("adamw", "sgd_momentum", "adan", "lamb")  # rules that go through all storage and all that is folded in
+_TRANSFORMED = ("adamw+cautious_weight_decay",)  # rules, and the transforms that are applied to them
+_OF_TRANSFORMS: dict[str, float] = {}  # their hyper-parameters
 _MOST_ULPS = {"exact": 0, "sums": 8, "metrics": 64}
 
 Tensors = dict[str, list[torch.Tensor]]
@@ -32,7 +35,7 @@ class RuleCase(NamedTuple):
     """Two steps of a rule on tensors of `SIZES`, one of which has no gradient.
 
     Attributes:
-        rule: its name.
+        rule: its name; after it, each behind a "+", those of transforms of it.
         weight, gradient, master, state: names of types; gradients' default is the weights', the others' is none.
         offset: elements by which tensors are off a multiple of 64 bytes.
         seed: of stochastic rounding.
@@ -57,8 +60,19 @@ class RuleCase(NamedTuple):
     @property
     def limit(self) -> int:
         """The largest difference in ulps."""
-        kind = "metrics" if self.metrics else "sums" if getattr(rules, self.rule).reductions else "exact"
+        kind = "metrics" if self.metrics else "sums" if self.made.reductions else "exact"
         return _MOST_ULPS[kind]
+
+    @property
+    def base(self) -> Rule:
+        """The rule without transforms."""
+        return getattr(rules, self.rule.partition("+")[0])
+
+    @property
+    def made(self) -> Rule:
+        """The rule with them."""
+        names = self.rule.split("+")[1:]
+        return reduce(lambda rule, name: getattr(transforms, name)(rule), names, self.base)
 
     def __str__(self) -> str:
         given = {k: v for k, v in self._asdict().items() if k != "rule" and v != self._field_defaults[k]}
@@ -70,11 +84,11 @@ class RuleCase(NamedTuple):
 
     def run(self, engine: str, sizes: tuple[int, ...] = SIZES, edit: Callable[[Update], None] | None = None) -> Tensors:
         """All tensors afterwards, by name. `edit` is called before each step with the update that is about to run."""
-        rule, rng = getattr(rules, self.rule), np.random.default_rng(5)
+        base, rule, rng = self.base, self.made, np.random.default_rng(5)
         given = self.weight, self.gradient or self.weight, self.master, self.state
         weight, gradient, master, state = (None if name is None else getattr(torch, name) for name in given)
         dtype = compute_dtype(weight)
-        wide = [torch.as_tensor(draw(rng, rule, "weight", n)).to(dtype) for n in sizes]
+        wide = [torch.as_tensor(draw(rng, base, "weight", n)).to(dtype) for n in sizes]
         weights = [_placed(values, weight, self.offset) for values in wide]
         masters: list[torch.Tensor | None] = [None] * len(sizes)
         if master is not None:
@@ -83,7 +97,7 @@ class RuleCase(NamedTuple):
             masters = [_placed(values, master, self.offset) for values in exact]
         states = []
         for n in sizes:
-            row = [self._state(rng, rule, name, n, dtype, state) for name in rule.state]
+            row = [self._state(rng, base, name, n, dtype, state) for name in rule.state]
             states.append((*row, *(torch.tensor(0.7, dtype=dtype) for _ in rule.kept)))
         into = MetricsBuffer(Telemetry()._measure, len(sizes), 4) if self.metrics else None
         control = None if self.control is None else torch.tensor(self.control)
@@ -91,10 +105,12 @@ class RuleCase(NamedTuple):
         update = Update(rule, weights, states, masters, engine, names, self.seed, control, self.zero_grads)
         every = []
         for step in range(2):
-            gradients = [self._gradient(rng, rule, n, gradient) for n in sizes]
+            gradients = [self._gradient(rng, base, n, gradient) for n in sizes]
             for i in range(len(sizes)):
                 row_of = 0 if self.rule == "prodigy" else 1 if self.small else i % 2  # Prodigy has one for all tensors
-                update.hyper[i] = [*hyper_row(rule, row_of, dtype).values(), *([] if self.seed is None else [7 + step])]
+                row = hyper_row(base, row_of, dtype) | _OF_TRANSFORMS
+                values = [row[name] for name in ("rescale_grad", *rule.hyper)]
+                update.hyper[i] = [*values, *([] if self.seed is None else [7 + step])]
             update.bind([None if i == _WITHOUT_GRADIENT else each for i, each in enumerate(gradients)])
             if edit is not None:
                 edit(update)
@@ -255,6 +271,10 @@ def cases() -> Iterator[RuleCase | CodeCase | ProductCase]:
             yield RuleCase(name, control=(0.125, 0.0), zero_grads=True)
             yield RuleCase(name, control=(1.0, 1.0), zero_grads=True, offset=1)
             yield RuleCase(name, metrics=True)
+    for name in _TRANSFORMED:
+        yield RuleCase(name)
+        yield RuleCase(name, "bfloat16", "bfloat16", "int16", "uint8", 1, 3)
+        yield RuleCase(name, metrics=True, control=(0.125, 0.0))
     for name in compress.CODES:
         yield CodeCase(name, 1, ranks=2)
         yield CodeCase(name, 1024, "bfloat16")

@@ -85,6 +85,8 @@ def _in_quick_tier(case):
         return case == ProductCase((2, 144, 336), turned=True, added=True)
     if isinstance(case, CodeCase):
         return case.n == 5000 and not case.special
+    if "+" in case.rule:
+        return case == RuleCase(case.rule)
     plain = TABLE[case.rule].quick and case == RuleCase(case.rule)
     return plain or case.rule == "adamw" or case == RuleCase("lamb", metrics=True)
 

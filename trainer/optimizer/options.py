@@ -26,6 +26,8 @@ class TransformOptions(Optimizer):
             divided by their share in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
         decoupled_wd: take learning rate times `wd` off the weights, instead of adding `wd` times them to the gradient
             (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization").
+        cautious_wd: use decoupled weight decay only in elements where it and the step have the same direction (Chen et al.
+            2025, "Cautious Weight Decay", arXiv 2510.12402, alg. 1); with `decoupled_wd` also of rules that couple theirs.
         lookahead: every so many updates of a parameter, move its slow weight by the fraction `lookahead_alpha` towards the
             weight, and reset the weight to it, >= 1; None means never (Zhang et al. 2019, "Lookahead Optimizer", alg. 1).
         lookahead_alpha: in (0, 1].
@@ -35,12 +37,13 @@ class TransformOptions(Optimizer):
             no state changes. A skipped step is counted, since the host does not synchronize with the device.
         **kwargs: those of `Optimizer`.
 
-    The options can be combined, the first four in this order, for all elementwise rules, and cost nothing if they are not
-    used.
+    The options can be combined, those before `lookahead_alpha` in this order, for all elementwise rules, and cost nothing if
+    they are not used.
 
     Raises:
         TypeError: an option of an optimizer whose rule is not elementwise.
-        ValueError: `decoupled_wd` of an optimizer whose weight decay is decoupled already, or that has none.
+        ValueError: `decoupled_wd` of an optimizer whose weight decay is decoupled already, or that has none; `cautious_wd`
+            without decoupled weight decay.
     """
 
     rule: Rule
@@ -53,6 +56,7 @@ class TransformOptions(Optimizer):
         clip_norm: float | None = None,
         cautious: bool = False,
         decoupled_wd: bool = False,
+        cautious_wd: bool = False,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
@@ -62,6 +66,7 @@ class TransformOptions(Optimizer):
         self.clip_norm = None if clip_norm is None else number("clip_norm", clip_norm, above=0)
         self.cautious = boolean("cautious", cautious)
         self.decoupled_wd = boolean("decoupled_wd", decoupled_wd)
+        self.cautious_wd = boolean("cautious_wd", cautious_wd)
         self.lookahead = None if lookahead is None else integer("lookahead", lookahead, low=1)
         self.lookahead_alpha = number("lookahead_alpha", lookahead_alpha, above=0, high=1)
         self.ema_decay = None if ema_decay is None else number("ema_decay", ema_decay, low=0, below=1)
@@ -78,8 +83,14 @@ class TransformOptions(Optimizer):
     def has_options(self) -> bool:
         """Whether `composed_rule` is not just `rule`."""
         given = self.lookahead, self.clip_norm, self.ema_decay
-        flags = self.cautious, self.decoupled_wd, self.skip_nonfinite, self._skips_overflow
+        flags = self.cautious, self.decoupled_wd, self.cautious_wd, self.skip_nonfinite, self._skips_overflow
         return any(flags) or given != (None, None, None)
+
+    @property
+    def options_in_use(self) -> dict[str, Any]:
+        """The options that are not off, with their values."""
+        names = ("clip_norm", "cautious", "decoupled_wd", "cautious_wd", "lookahead", "ema_decay", "skip_nonfinite")
+        return {name: value for name in names if (value := getattr(self, name)) not in (None, False)}
 
     @property
     def composed_rule(self) -> Rule:
@@ -115,6 +126,21 @@ class TransformOptions(Optimizer):
         if self.ema_decay is not None:
             slots["ema"].copy_(weight)
 
+    def check_transforms(self) -> None:
+        """Refuse options that do not go together, or not with the rule.
+
+        Raises:
+            ValueError: there are such.
+        """
+        name, rule = type(self).__name__, self.rule
+        known = {"wd", "decay", *self.decoupled_weight_decay} & set(rule.hyper)
+        if self.decoupled_wd and not self.couples_wd:
+            why = "decays the weights apart from the gradient already" if known else "has no weight decay"
+            raise ValueError(f"decoupled_wd=True: {name} {why}, so it must be False")
+        if self.cautious_wd and not (self.decoupled_wd or set(self.decoupled_weight_decay) & set(rule.hyper)):
+            why = "adds its weight decay to the gradient: give decoupled_wd=True, too" if known else "has no weight decay"
+            raise ValueError(f"cautious_wd=True: {name} {why}{'' if known else ', so it must be False'}")
+
     def _composed(self, sync: bool = False) -> Rule:
         rule = self.rule
         if not self.has_options:
@@ -126,6 +152,8 @@ class TransformOptions(Optimizer):
                 rule = transforms.cautious(rule, self.decoupled_weight_decay)
             if self.decoupled_wd:
                 rule = transforms.decoupled_weight_decay(rule)
+            if self.cautious_wd:
+                rule = transforms.cautious_weight_decay(rule, (*self.decoupled_weight_decay, "decoupled_decay"))
         if self.lookahead is not None:
             rule = transforms.lookahead(rule, sync and self.counts_as_step)
         if self.ema_decay is not None:
@@ -133,5 +161,6 @@ class TransformOptions(Optimizer):
         return transforms.apply_if_finite(rule) if self.skip_nonfinite or self._skips_overflow else rule
 
     def _hidden(self) -> tuple[str, ...]:
-        off = [name for name in ("cautious", "decoupled_wd", "skip_nonfinite") if not getattr(self, name)]
+        flags = ("cautious", "decoupled_wd", "cautious_wd", "skip_nonfinite")
+        off = [name for name in flags if not getattr(self, name)]
         return (*off, *(("lookahead_alpha",) if self.lookahead is None else ()))

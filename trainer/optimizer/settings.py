@@ -45,19 +45,13 @@ def check_options(optimizer: RuleOptimizer) -> None:
     """Refuse options that do not go together, or not with the optimizer's rule."""
     name, rule = type(optimizer).__name__, cast("Rule | TensorRule", optimizer.rule)
     if isinstance(rule, TensorRule):
-        names = (
-            *("clip_norm", "cautious", "decoupled_wd", "lookahead", "ema_decay", "skip_nonfinite"),
-            *("state_dtype", "stochastic_rounding", "kahan"),
-        )
-        values = {option: getattr(optimizer, option) for option in names}
+        names = ("state_dtype", "stochastic_rounding", "kahan")
+        values = optimizer.options_in_use | {option: getattr(optimizer, option) for option in names}
         if optimizer.multi_precision == "remainder":
             values["multi_precision"] = "remainder"
         given = ", ".join(f"{option}={value!r}" for option, value in values.items() if value not in (None, False))
         raise TypeError(f"{given}: {name} has a rule of whole tensors; options are for rules of single elements")
-    if optimizer.decoupled_wd and not optimizer.couples_wd:
-        known = {"wd", "decay", *optimizer.decoupled_weight_decay} & set(rule.hyper)
-        why = "decays the weights apart from the gradient already" if known else "has no weight decay"
-        raise ValueError(f"decoupled_wd=True: {name} {why}, so it must be False")
+    optimizer.check_transforms()
     if optimizer.narrow is not None and not set(rule.state) - set(rule.full_precision):
         why = "all its states are weights or sums over all steps" if rule.state else "it has no states"
         raise ValueError(f"state_dtype={optimizer.state_dtype!r}: must be None for {name}, as {why}")

@@ -1,0 +1,74 @@
+"""Options that change how weights decay: against the papers' formulas in NumPy, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from option_training import SHAPES, STEPS, parameters, train, trained
+
+from tristep import Trainer, optimizer
+
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
+
+def adam_steps(lr=0.05, beta1=0.9, beta2=0.999, epsilon=1e-8):
+    """For each step the tensors' steps of Adam on the gradients of `train` (Kingma & Ba 2015, alg. 1)."""
+    means, squares = [0.0] * len(SHAPES), [0.0] * len(SHAPES)
+    torch.manual_seed(1)
+    for t in range(1, STEPS + 1):
+        steps = []
+        for i, shape in enumerate(SHAPES):
+            g = torch.randn(shape, dtype=torch.float64).numpy()
+            means[i] = beta1 * means[i] + (1 - beta1) * g
+            squares[i] = beta2 * squares[i] + (1 - beta2) * g * g
+            steps.append(lr * means[i] / (1 - beta1**t) / (np.sqrt(squares[i] / (1 - beta2**t)) + epsilon))
+        yield steps
+
+
+@pytest.mark.parametrize(("name", "options"), [("adamw", {}), ("adam", {"decoupled_wd": True})])
+def test_cautious_decay_like_the_paper(name, options, engine, device):
+    """Alg. 1 with Adam's step."""
+    arguments = {"wd": 0.4, "cautious_wd": True, "epsilon": 1e-300, **options}
+    params, trainer = trained(device, name, arguments, engine)
+    weights = [param.detach().cpu().numpy() for param in parameters("cpu")]
+    for t, steps in enumerate(adam_steps(epsilon=0.0), 1):
+        lr = 0.05 * (math.sqrt(1 - 0.999**t) / (1 - 0.9**t) if name == "adamw" else 1)  # MXNet's has the corrected rate
+        weights = [w - (u + lr * 0.4 * (u * w >= 0) * w) for w, u in zip(weights, steps, strict=True)]
+    for param, expected in zip(params, weights, strict=True):
+        np.testing.assert_allclose(param.detach().cpu().numpy(), expected, rtol=1e-9, atol=1e-11)
+    assert "cautious_wd=True" in repr(trainer.optimizer)
+    plain, _ = trained(device, name, arguments | {"cautious_wd": False}, engine)
+    assert not torch.allclose(params[0], plain[0], rtol=1e-3)
+
+
+EVERY = {"cautious_wd": True, "cautious": True, "clip_norm": 1.0, "lookahead": 2, "ema_decay": 0.9, "skip_nonfinite": True}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("options", [{"wd": 0.1, **EVERY}], ids=["cautious_wd"])
+def test_training_goes_on_from_a_file_to_the_bit(options, engine, device, tmp_path):
+    params, trainer = trained(device, "adamw", options, engine)
+    trainer.save_states(tmp_path / "states")
+    copies = [torch.nn.Parameter(param.detach().clone()) for param in params]
+    other = Trainer(copies, "adamw", engine=engine)
+    other.load_states(tmp_path / "states")
+    assert {name: getattr(other.optimizer, name) for name in options} == options
+    for each, own in ((trainer, params), (other, copies)):
+        train(own, lambda each=each: each.step(1), steps=3, seed=9)
+    assert all(map(torch.equal, params, copies))
+
+
+REFUSED = {
+    "sgd": ({"cautious_wd": True}, ValueError, "SGD adds its weight decay to the gradient: give decoupled_wd=True, too"),
+    "rprop": ({"cautious_wd": True}, ValueError, "cautious_wd=True: Rprop has no weight decay, so it must be False"),
+    "muon": ({"cautious_wd": True}, TypeError, "cautious_wd=True: Muon has a rule of whole tensors"),
+    "adamw": ({"cautious_wd": 1}, TypeError, "cautious_wd=1: must be True or False"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_is(name):
+    arguments, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        optimizer.create(name, **arguments)
