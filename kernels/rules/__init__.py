@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     adagrad: Any
     adam: Any
     ftrl: Any
+    muon: Any
     prodigy: Any
     rmsprop: Any
     sgd: Any

@@ -1,15 +1,15 @@
 """The product of a matrix with its own transpose, against NumPy's in float64; and its machine code."""
 
 import re
+from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
 
-from tristep.kernels.rules import matrix
-
 symmetric = pytest.importorskip("tristep.kernels.backends.triton.symmetric", reason="Triton has builds for Linux only")
 
+muon = import_module("tristep.kernels.rules.muon")  # the family, which is named like its rule
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DIGITS = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
@@ -53,10 +53,10 @@ def test_triton_muon_with_half_of_the_products(shape, monkeypatch):
     """The same singular vectors, in bfloat16."""
     arguments = 5, 1e-7, 3.4445, -4.7750, 2.0315
     g = torch.randn(shape, device=DEVICE)
-    expected = matrix.orthogonalized(g, *arguments)
-    assert not matrix.takes_symmetric_products(g)  # before a GPU has shown that it pays
-    monkeypatch.setattr(matrix, "takes_symmetric_products", lambda x: True)
-    found = matrix.orthogonalized(g, *arguments)
+    expected = muon.orthogonalized(g, *arguments)
+    assert not muon.takes_symmetric_products(g)  # before a GPU has shown that it pays
+    monkeypatch.setattr(muon, "takes_symmetric_products", lambda x: True)
+    found = muon.orthogonalized(g, *arguments)
     assert found.shape == expected.shape
     assert float((found - expected).float().norm() / expected.float().norm()) < 0.02
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the same classes, for tools that do not run this
     from .layerwise import *
     from .matrix import *
     from .modern import *
+    from .muon import *
     from .schedule_free import *
 
 for _module in iter_modules(__path__):
