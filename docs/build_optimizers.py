@@ -10,6 +10,7 @@ from pathlib import Path
 from tristep.kernels import Rule
 from tristep.trainer.optim import adapters, ports
 from tristep.trainer.optimizer import Optimizer, RuleOptimizer, TransformOptions, create, registered
+from tristep.trainer.optimizer.muon import WithOrthogonalization
 
 COMMON = [
     name for base in (RuleOptimizer, TransformOptions, Optimizer) for name in inspect.signature(base.__init__).parameters
@@ -104,11 +105,13 @@ def _row(name: str, cls: type) -> str:
     text = inspect.getdoc(cls) or ""
     what = " ".join(text.split("\n\n")[0].split())
     source = re.search(r"Source: (.*?)(?:\n\n|\Z)", text, re.DOTALL)
-    arguments = [
+    passed_on = [WithOrthogonalization] if issubclass(cls, WithOrthogonalization) else []  # by **kwargs
+    arguments = dict.fromkeys(
         parameter.name
-        for parameter in inspect.signature(cls).parameters.values()
+        for each in (cls, *passed_on)
+        for parameter in inspect.signature(each).parameters.values()
         if parameter.kind != parameter.VAR_KEYWORD and parameter.name not in COMMON
-    ]
+    )
     if isinstance(rule, Rule):
         state = [*rule.state, *(f"*{number}*" for number in rule.kept)]
         size = 3 + len(rule.used) + len(rule.changed) + sum(2 + len(reduction.state) for reduction in rule.reductions)

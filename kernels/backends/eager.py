@@ -261,7 +261,7 @@ class TensorUpdate:
             elif rescale != 1.0:  # a large new tensor costs more than what is computed in it
                 g = g * rescale
             old = tuple(make(tensors) for tensors in states)
-            compute = self._rule if one else self._rule.fn
+            compute = self._rule if one else self._rule.compute
             before = make(read).to(table.dtype)
             w, new = compute(before, g, old, tuple(hyper))
             if scale_and_skip is not None:

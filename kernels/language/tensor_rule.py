@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ def tensor_rule(
     tensor at a time if it is not `batched`. `w` and `g` are in the arithmetic's type, and nothing may be changed in place.
 
     Args:
-        fn: the function. Its first lines unpack `state` and `hyper` as those of a rule do.
+        fn: the function. Its first lines unpack `state` and `hyper` as those of a rule do. Keyword-only arguments, which
+            must have defaults, are options: `TensorRule.variant` makes a rule with other values of them.
         shapes: from the weight's shape to those of the states, by name; states that it leaves out have the weight's.
         batched: `w`, `g` and the states come as stacks, [n, *shape], of tensors that have shape, type and hyper-parameters
             in common, one or more of them. Each is updated independently, and results are stacks, too.
@@ -51,6 +53,7 @@ class TensorRule:
         state: names of the state tensors, in order.
         hyper: names of the hyper-parameters, in order.
         batched: whether its function takes stacks of tensors.
+        compute: the function, with the values of its options.
     """
 
     kept: tuple[str, ...] = ()
@@ -62,6 +65,7 @@ class TensorRule:
         fn: Callable[..., Any],
         shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None,
         batched: bool = False,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(fn, types.FunctionType):
             raise TypeError(f"@tensor_rule takes a plain Python function, got {type(fn).__name__}")
@@ -75,8 +79,12 @@ class TensorRule:
         self.state = unpacked_names(tree, arguments[2], may_return=True)
         self.hyper = unpacked_names(tree, arguments[3])
         self.batched = batched
+        known = [argument.arg for argument in tree.args.kwonlyargs]
+        if unknown := [name for name in options or () if name not in known]:
+            raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}: it has {', '.join(known) or 'none'}")
+        self.compute: Callable[..., Any] = partial(fn, **options) if options else fn
         self._shapes = shapes
-        self._how: tuple[Any, ...] | None = None
+        self._made_by: tuple[Any, ...] | None = None
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -91,20 +99,30 @@ class TensorRule:
     def __call__(self, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Any) -> Any:
         """The new weight and states of one tensor."""
         if not self.batched:
-            return self.fn(w, g, state, hyper)
-        w, state = self.fn(w[None], g[None], tuple(old[None] for old in state), hyper)
+            return self.compute(w, g, state, hyper)
+        w, state = self.compute(w[None], g[None], tuple(old[None] for old in state), hyper)
         return w[0], tuple(new[0] for new in state)
 
-    def with_shapes(
-        self, shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]], how: tuple[Callable[..., Any], tuple[Any, ...]]
+    def variant(
+        self,
+        made_by: tuple[Callable[..., Any], tuple[Any, ...]],
+        shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None,
+        **options: Any,
     ) -> TensorRule:
-        """The same rule with states of other shapes; `how`, a function and arguments, makes it again for pickle."""
-        other = TensorRule(self.fn, shapes, self.batched)
-        other._how = how
+        """The same rule with states of other shapes, or with these options.
+
+        Args:
+            made_by: a function and arguments, which make it again for pickle. As rules are compared by identity, the
+                function must return the same rule for the same arguments.
+            shapes: as those of `tensor_rule`; None means this rule's.
+            **options: values of its function's keyword-only arguments.
+        """
+        other = TensorRule(self.fn, shapes or self._shapes, self.batched, options)
+        other._made_by = made_by
         return other
 
     def __repr__(self) -> str:
         return f"<tensor rule {self.name}: state ({', '.join(self.state)}), hyper ({', '.join(self.hyper)})>"
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        return self._how or self.fn.__qualname__  # by reference, as functions are
+        return self._made_by or self.fn.__qualname__  # by reference, as functions are

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..language import Rule, TensorRule
 from .matrix import soap_up_to  # noqa: F401
+from .muon import muon_with  # noqa: F401
 
 if TYPE_CHECKING:
     # Families that are named like one of their rules; then all other rules.

@@ -208,4 +208,4 @@ def soap_up_to(limit: int, vectors: bool) -> TensorRule:
     """`soap` with room for the bases of dimensions up to this size, and of vectors or not; its hyper-parameters agree."""
     if (limit, vectors) == (LIMIT, False):
         return soap
-    return soap.with_shapes(partial(room_for_bases, limit=limit, vectors=vectors), (soap_up_to, (limit, vectors)))
+    return soap.variant((soap_up_to, (limit, vectors)), partial(room_for_bases, limit=limit, vectors=vectors))

@@ -6,50 +6,162 @@ In plain torch operations, for stacks of tensors of one shape, as in matrix.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
 
-from ..language import tensor_rule
+from ..language import TensorRule, tensor_rule
 from .adam import adamw
 from .common import limited
 from .matrix import moved
 
-# Newton-Schulz iteration of Jordan et al. (2024), section "Tuning the coefficients": a steep start, singular values end in
-# about [0.7, 1.2].
-COEFFICIENTS = {"ns_a": 3.4445, "ns_b": -4.7750, "ns_c": 2.0315}
+Triple = tuple[float, float, float]
+
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+_POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+)
+
+
+def slowed(triple: Triple, factor: float) -> Triple:
+    """The polynomial at 1 / factor of its argument."""
+    a, b, c = triple
+    return a / factor, b / factor**3, c / factor**5
+
+
+# Coefficients a, b, c of the polynomials a x + b x^3 + c x^5 that singular values go through, one after the other.
+#
+# quintic: Jordan et al. (2024), "Muon", section "Tuning the coefficients": a steep start; values end in about [0.7, 1.2].
+# polar_express: Amsel et al. (2025), "The Polar Express", arXiv 2505.16932, alg. 1: each is the best after those before. All
+#     but the last have its safety factor of 1.01; the first has it twice, since alg. 1 also divides the matrix by it.
+# cubic5: arXiv 2606.00371, as NVIDIA's Emerging-Optimizers has it: without fifth powers, so one product less for a step.
+# deepseekv4: DeepSeek-AI (2026), "DeepSeek-V4": eight steps of quintic bring the values near 1, two converge to it.
+COEFFICIENTS: dict[str, tuple[Triple, ...]] = {
+    "quintic": (_QUINTIC,) * 5,
+    "polar_express": (
+        slowed(slowed(_POLAR_EXPRESS[0], 1.01), 1.01),
+        *(slowed(triple, 1.01) for triple in _POLAR_EXPRESS[1:-1]),
+        _POLAR_EXPRESS[-1],
+    ),
+    "cubic5": (
+        (3.3656576, -3.3420992, 0.0),
+        (2.5744352, -1.4957376, 0.0),
+        (2.5368962, -1.4312570, 0.0),
+        (2.4418906, -1.2764040, 0.0),
+        (2.2230472, -0.9630650, 0.0),
+    ),
+    "deepseekv4": (_QUINTIC,) * 8 + ((2.0, -1.5, 0.5),) * 2,
+}
 
 # Rows of matrices on a GPU from which `symmetric_product` multiplies them with themselves instead of torch. To be lowered
 # once `benchmarks/run.py --gpu --only symmetric` has shown where it is faster.
 SYMMETRIC_FROM = math.inf
 
 
-def orthogonalized(matrices: torch.Tensor, steps: int, epsilon: float, a: float, b: float, c: float) -> torch.Tensor:
-    """About U V^T of the singular value decompositions U S V^T, in bfloat16 as its authors do. Jordan et al. (2024).
+class Orthogonalization(NamedTuple):
+    """How Muon makes matrices orthogonal.
+
+    Attributes:
+        triples: coefficients of the iteration's polynomials, one triple for each step.
+        gram: whether it is done on the products of the matrix' rows; None means on a GPU, where there are more than twice
+            as many columns as rows, or rows as columns.
+        flatten: whether tensors of more than two dimensions are matrices, too: all dimensions but the first are columns.
+        splits: blocks of rows that are matrices of their own: a number of equal ones, or the rows of each. That of a tensor
+            is the one that its hyper-parameter `split` numbers. An empty one is for tensors that are not split.
+    """
+
+    triples: tuple[Triple, ...] = COEFFICIENTS["quintic"]
+    gram: bool | None = None
+    flatten: bool = False
+    splits: tuple[int | tuple[int, ...], ...] = ((),)
+
+
+def orthogonalized(
+    matrices: torch.Tensor, triples: Sequence[Triple], epsilon: float, gram: bool | None = None
+) -> torch.Tensor:
+    """About U V^T of the singular value decompositions U S V^T, in 16 bits. Jordan et al. (2024).
+
+    It is computed in bfloat16 as its authors do; on the products of rows float16 is needed for the same accuracy, which a
+    CPU, where that is slow, replaces by more restarts (`iterated_on_gram`).
 
     Args:
         matrices: [n, rows, columns].
-        steps: iterations of Newton and Schulz.
+        triples: the coefficients of each step.
         epsilon: the smallest norm that is divided by.
-        a, b, c: of each iteration's polynomial a x + b x^3 + c x^5.
+        gram: as that of `Orthogonalization`.
     """
-    x = matrices.bfloat16()
+    rows, columns = sorted(matrices.shape[-2:])
+    if gram is None:
+        gram = matrices.device.type != "cpu" and columns > 2 * rows
+    half = gram and matrices.device.type != "cpu"
+    x = matrices if half else matrices.bfloat16()
     if turned := matrices.shape[-2] > matrices.shape[-1]:
         x = x.mT
-    multiplied: Callable[..., torch.Tensor] = torch.baddbmm
     if len(x) == 1:  # torch multiplies a large matrix faster outside of a stack
-        x, multiplied = x[0], torch.addmm
+        x = x[0]
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=epsilon)
+    iterate = iterated_on_gram if gram else iterated
+    x = iterate(x.half() if half else x, triples)
+    return (x.mT if turned else x).view(matrices.shape)
+
+
+def iterated(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
+    """`x`, [(n,) rows, columns] with norms of at most 1, after these steps of Newton and Schulz, in its type."""
+    multiplied = _multiplied(x)
     if halved := takes_symmetric_products(x):
         from ..backends.triton.symmetric import symmetric_product
-    for _ in range(steps):
+    for a, b, c in triples:
         gram = symmetric_product(x) if halved else x @ x.mT
+        if not c:
+            x = multiplied(x, gram, x, beta=a, alpha=b)
+            continue
         if halved:
             square = symmetric_product(gram, added=gram, alpha=c, beta=b)
         else:
             square = multiplied(gram, gram, gram, beta=b, alpha=c)
         x = multiplied(x, square, x, beta=a)
-    return (x.mT if turned else x).view(matrices.shape)
+    return x
+
+
+def iterated_on_gram(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
+    """As `iterated`, by the products of rows, G = x x^T: steps change G and their product Q, and last x is multiplied by Q.
+
+    Zhang et al. (2026), "Gram Newton-Schulz". Rounding makes small eigenvalues of G negative, which steps enlarge, so that G
+    is computed anew: after the second step, as its authors do for five, and after every third from there; in bfloat16 after
+    every second, with which it is as accurate as `iterated`.
+    """
+    multiplied = _multiplied(x)
+    every = 2 if x.dtype == torch.bfloat16 else 3
+    restarts = range(2, len(triples), every)
+    gram = product = x @ x.mT
+    for k, (a, b, c) in enumerate(triples):
+        if k in restarts:
+            x = product @ x
+            gram = x @ x.mT
+        factor = multiplied(gram, gram, gram, beta=b, alpha=c) if c else b * gram  # less a times the identity
+        if k == 0 or k in restarts:
+            product = factor.clone()
+            product.diagonal(dim1=-2, dim2=-1).add_(a)
+        else:
+            product = multiplied(product, product, factor, beta=a)
+        if k + 1 < len(triples) and k + 1 not in restarts:
+            gram = multiplied(gram, gram, factor, beta=a)
+            gram = multiplied(gram, factor, gram, beta=a)
+    return product @ x
+
+
+def _multiplied(x: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """torch's function for beta x + alpha y z of stacks like this, or of matrices."""
+    return torch.baddbmm if x.dim() == 3 else torch.addmm
 
 
 def takes_symmetric_products(x: torch.Tensor) -> bool:
@@ -58,19 +170,69 @@ def takes_symmetric_products(x: torch.Tensor) -> bool:
     return x.is_cuda and rows >= SYMMETRIC_FROM and rows % 16 == columns % 16 == 0
 
 
-@tensor_rule(shapes=lambda shape: {"var": (0,)} if len(shape) == 2 else {}, batched=True)
-def muon(w, g, state, hyper):
+def orthogonal_blocks(tensors: torch.Tensor, how: Orthogonalization, split: int, epsilon: float) -> list[torch.Tensor]:
+    """The blocks of rows of these matrices, each made orthogonal.
+
+    Args:
+        tensors: [n, rows, ...].
+        how, epsilon: as those of `orthogonalized`.
+        split: the number of the entry of `how.splits`.
+
+    Returns:
+        Matrices [n, rows of the block, columns].
+    """
+    matrices = tensors.flatten(2)
+    sizes = how.splits[split]
+    if isinstance(sizes, int):
+        sizes = (matrices.shape[1] // sizes,) * sizes
+    if len(sizes) < 2:
+        return [orthogonalized(matrices, how.triples, epsilon, how.gram)]
+    blocks = matrices.split(sizes, dim=1)
+    found: dict[int, torch.Tensor] = {}
+    for size in dict.fromkeys(sizes):  # equal blocks are computed together
+        members = [k for k, rows in enumerate(sizes) if rows == size]
+        together = orthogonalized(torch.cat([blocks[k] for k in members]), how.triples, epsilon, how.gram)
+        found |= zip(members, together.split(len(matrices)), strict=True)
+    return [found[k] for k in range(len(sizes))]
+
+
+def joined(blocks: Sequence[torch.Tensor], ratios: Sequence[float], like: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The blocks of rows as tensors like these, and what is left to be multiplied by; blocks of other ratios are already."""
+    if len(set(ratios)) > 1:
+        blocks, ratios = [block * ratio for block, ratio in zip(blocks, ratios, strict=True)], [1.0]
+    whole = blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), dim=1)
+    return whole.to(like.dtype, copy=True).reshape(like.shape), ratios[0]
+
+
+def step_ratio(block: torch.Tensor, scale: float) -> float:
+    """What the rate is multiplied by for a matrix of this shape."""
+    rows, columns = block.shape[-2:]
+    return scale * math.sqrt(max(rows, columns)) if scale else math.sqrt(max(1.0, rows / columns))
+
+
+def is_matrix(dimensions: int, flatten: bool) -> bool:
+    """Whether tensors of so many dimensions are made orthogonal."""
+    return dimensions == 2 or (flatten and dimensions > 2)
+
+
+def muon_shapes(shape: torch.Size, flatten: bool = False) -> dict[str, Any]:
+    return {"var": (0,)} if is_matrix(len(shape), flatten) else {}
+
+
+@tensor_rule(shapes=muon_shapes, batched=True)
+def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
     """Momentum, made orthogonal. Jordan et al. (2024). Tensors that are no matrices take AdamW's step instead.
 
     `of_gradient` and `of_mean` are the shares of gradient and momentum in the direction; `scale` is 0 for a rate multiplied
-    by sqrt(max(1, rows / columns)), else the rate is multiplied by scale sqrt(max(rows, columns)).
+    by sqrt(max(1, rows / columns)), else the rate is multiplied by scale sqrt(max(rows, columns)); `split` is the number of
+    an entry of `how.splits`.
     """
     mean, var = state
     (
-        lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, steps, epsilon, scale, adam_lr, adam_decay,
-        beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon, ns_a, ns_b, ns_c,
+        lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split, adam_lr, adam_decay,
+        beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon,
     ) = hyper  # fmt: skip
-    if w.dim() != 3:
+    if not is_matrix(w.dim() - 1, how.flatten):
         return adamw(
             w,
             g,
@@ -79,7 +241,14 @@ def muon(w, g, state, hyper):
         )
     g = limited(g, clip)
     mean = (momentum * mean).add_(g, alpha=one_minus_momentum)
-    rows, columns = w.shape[1:]
-    ratio = scale * math.sqrt(max(rows, columns)) if scale else math.sqrt(max(1.0, rows / columns))
-    step = orthogonalized((of_mean * mean).add_(g, alpha=of_gradient), int(steps), epsilon, ns_a, ns_b, ns_c)
-    return moved(w, step.to(w.dtype, copy=True), lr * ratio, decay), (mean, var)
+    blocks = orthogonal_blocks((of_mean * mean).add_(g, alpha=of_gradient), how, int(split), epsilon)
+    step, ratio = joined(blocks, [step_ratio(block, scale) for block in blocks], like=w)
+    return moved(w, step, lr * ratio, decay), (mean, var)
+
+
+@cache
+def muon_with(how: Orthogonalization) -> TensorRule:
+    """`muon` with this orthogonalization."""
+    if how == Orthogonalization():
+        return muon
+    return muon.variant((muon_with, (how,)), partial(muon_shapes, flatten=how.flatten), how=how)

@@ -6,14 +6,15 @@ import numpy as np
 from oracle_rows import Peer, clip, row, sum_of
 from updates import adamw
 
-# Newton & Schulz' iteration is done in bfloat16, of which 1 has an ulp of 2^-7, and its first steps multiply small singular
+# Newton & Schulz' iteration is done in bfloat16, of which 1 has an ulp of 2^-7, and its five steps multiply small singular
 # values, with their errors, by 3.4 each. Elements of an orthogonal matrix are 1 at most.
-BFLOAT16_ORTHOGONAL = 0.03
+BFLOAT16_ORTHOGONAL = 2**-4
 EPSILON = float(np.finfo(np.float64).eps)
 
 
 @row(
     hyper=({"scale": 0.2}, {"scale": 0.0, "of_gradient": 0.0, "of_mean": 1.0}),
+    options={"gram": False},
     peers={
         "muon": Peer({"learning_rate": 0.01, "wd": 0.1}, "Muon", {"lr": 0.01, "weight_decay": 0.1}, "torch.optim", (2,)),
         "muon in AdamW's size": Peer(
@@ -43,8 +44,8 @@ def muon(w, g, state, h):
     # The iteration is an odd polynomial of the matrix, and so of each of its singular values.
     left, values, right = np.linalg.svd((h.of_gradient * g + h.of_mean * m.value).astype(np.float64), full_matrices=False)
     values = values / np.sqrt(np.sum(values**2))
-    for _ in range(int(h.steps)):
-        values = h.ns_a * values + h.ns_b * values**3 + h.ns_c * values**5
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
     rows, columns = w.shape
     # `scale` is the 0.2 of Liu et al. (2025), "Muon is scalable for LLM training", eq. 4
     rate = h.lr * (h.scale * np.sqrt(max(rows, columns)) if h.scale else np.sqrt(max(1, rows / columns)))

@@ -13,8 +13,11 @@ from typing import Any, ClassVar
 import torch
 
 from ...kernels import Rule, TensorRule, rules
+from ...kernels.rules.muon import Orthogonalization
 from ..optimizer.adam_variants import rectified
 from ..optimizer.adaptive import bias_correction, nesterov_momentum
+from ..optimizer.muon import checked_coefficients, triples_of
+from ..optimizer.row_splits import check_rows, checked_blocks
 from .base import FusedOptimizer
 from .groups import Group, Numbers, name_of
 
@@ -305,11 +308,28 @@ class Adafactor(FusedOptimizer, torch.optim.Adafactor):
 
 
 class Muon(FusedOptimizer, torch.optim.Muon):
-    """`torch.optim.Muon` on tristep's rule, one tensor after the other. For matrices; `tristep.Trainer`'s takes all."""
+    """`torch.optim.Muon` on tristep's rule, for matrices; `tristep.Trainer`'s takes all tensors.
+
+    `ns_coefficients` may also be the name of a list, such as "polar_express", or a list of triples, one for each step, and
+    `ns_steps` None, for as many steps as that has. A group may have two entries that torch does not know and
+    `tristep.optimizer.Muon` explains: "gram", and "split", a number of equal blocks of rows or a list of their rows.
+    """
 
     _keys: ClassVar = {"mean": "momentum_buffer"}
     _shown = ()
     _takes_complex = False
+
+    def add_param_group(self, param_group: Group) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            orthogonalization = _orthogonalization(group)
+            for k, parameter in enumerate(group["params"]):
+                if (blocks := orthogonalization.splits[0]) != () and parameter.dim() == 2:
+                    check_rows("split", blocks, name_of(group, k), parameter.shape)
+        except Exception:
+            self.param_groups.pop()
+            raise
 
     def _check(self, name: str, parameter: torch.Tensor) -> None:
         super()._check(name, parameter)
@@ -317,7 +337,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):
             raise ValueError(f"{name} has shape {tuple(parameter.shape)}: Muon is for matrices, use AdamW for the others")
 
     def _rule(self, group: Group) -> TensorRule:
-        return rules.muon
+        return rules.muon_with(_orthogonalization(group))
 
     def _hyper(self, group: Group, numbers: Numbers) -> dict[str, float]:
         lr, momentum, nesterov = float(group["lr"]), group["momentum"], group["nesterov"]
@@ -328,11 +348,24 @@ class Muon(FusedOptimizer, torch.optim.Muon):
             "momentum": momentum,
             "of_gradient": 1.0 - momentum if nesterov else 0.0,
             "of_mean": momentum if nesterov else 1.0,
-            "steps": group["ns_steps"],
             "epsilon": group["eps"],
             "scale": 0.2 if group["adjust_lr_fn"] == "match_rms_adamw" else 0.0,
-            **dict(zip(("ns_a", "ns_b", "ns_c"), group["ns_coefficients"], strict=True)),
+            "split": 0.0,
         }
+
+
+def _orthogonalization(group: Group) -> Orthogonalization:
+    """What a group's options say of Newton and Schulz' iteration."""
+    coefficients, steps = group["ns_coefficients"], group["ns_steps"]
+    if not isinstance(coefficients, str) and all(isinstance(each, (int, float)) for each in coefficients):
+        coefficients = (coefficients,)  # torch's, for all steps
+    coefficients = checked_coefficients("ns_coefficients", coefficients)
+    split = group.get("split")
+    return Orthogonalization(
+        triples_of(coefficients, steps),
+        group.get("gram"),
+        splits=((),) if split is None else (checked_blocks("split", split),),
+    )
 
 
 def _decay(group: Group, lr: float) -> dict[str, float]:

@@ -3,19 +3,144 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
-from ...kernels import rules
-from ...kernels.rules.muon import COEFFICIENTS
-from ..validation import boolean, integer, number
+import torch
+
+from ...kernels import TensorRule, rules
+from ...kernels.rules.muon import COEFFICIENTS, Orthogonalization, Triple, is_matrix
+from ..validation import boolean, choice, integer, number
 from .base import register
+from .counts import Index
+from .row_splits import Blocks, blocks_by_parameter, check_rows, checked_split, needs_names
 from .rule_optimizer import RuleOptimizer
 
-__all__ = ["Muon"]
+__all__ = ["Muon", "WithOrthogonalization", "checked_coefficients", "triples_of"]
+
+# Steps of Newton and Schulz, where they are not the length of the list. polar_express has eight, each of which is the best
+# after those before, so that any number of them is the best of so many.
+STEPS = {"polar_express": 5}
+MAY_BE_CUT = ("quintic", "polar_express")
+
+
+class WithOrthogonalization(RuleOptimizer):
+    """An optimizer whose matrices go through the iteration of Newton and Schulz.
+
+    Args:
+        coefficients: of the polynomials a x + b x^3 + c x^5 that the singular values go through: "quintic" (Jordan et al.
+            2024), "polar_express" (Amsel et al. 2025), "cubic5" (arXiv 2606.00371), "deepseekv4" (DeepSeek-AI 2026), or a
+            list of triples of your own.
+        steps: iterations, >= 1; None means 5 for the first three, 10 for "deepseekv4", and one for each triple of your own.
+            After the last triple it is repeated. Only "quintic" and "polar_express" may be cut short.
+        gram: whether to iterate on the products of rows and multiply the matrix once (Zhang et al. 2026, "Gram
+            Newton-Schulz"): the same up to rounding. None means on a GPU, for matrices with more than twice as many columns
+            as rows, or rows as columns.
+        flatten: whether tensors of more than two dimensions, such as kernels of convolutions, are matrices, too, with all
+            dimensions but the first as columns, (out, in * height * width); else they take AdamW's step.
+        split: rows that are matrices of their own, such as the heads of a projection: a number of equal blocks of rows, or
+            a list of the rows of each, for all matrices; under a Trainer also a mapping from patterns of names to one of
+            these, such as {"*qkv.weight": [64, 64, 64], "*out|*proj": 4}, or a function from name and shape to one of them
+            or None. None means none.
+        **kwargs: those of `RuleOptimizer`.
+    """
+
+    def __init__(
+        self,
+        *,
+        coefficients: str | Sequence[Sequence[float]] = "quintic",
+        steps: int | None = None,
+        gram: bool | None = None,
+        flatten: bool = False,
+        split: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self.coefficients = checked_coefficients("coefficients", coefficients)
+        self.steps = len(triples_of(self.coefficients, None if steps is None else integer("steps", steps, low=1)))
+        self.gram = None if gram is None else boolean("gram", gram)
+        self.flatten = boolean("flatten", flatten)
+        self.split = checked_split(split)
+        self._blocks: tuple[Blocks, ...] = (() if split is None or needs_names(split) else self.split,)
+        self._entries: list[int] = []  # of `_blocks`, for each parameter, where these differ
+        super().__init__(**kwargs)
+
+    @property
+    def uniform_hyper(self) -> bool:  # type: ignore[override]
+        return not needs_names(self.split)
+
+    @property
+    def orthogonalization(self) -> Orthogonalization:
+        return Orthogonalization(triples_of(self.coefficients, self.steps), self.gram, self.flatten, self._blocks)
+
+    def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
+        values = self.hyper(t, lr, wd) | {"split": 0.0}
+        if self.uniform_hyper:
+            return values
+        if not isinstance(index, int) or index >= len(self._entries):
+            raise ValueError(
+                f"split={self.split!r} needs the names of the parameters, which {type(self).__name__} has under a Trainer "
+                "only: elsewhere it must be a number of blocks or a list of their rows, in tristep.optim for each group"
+            )
+        return values | {"split": float(self._entries[index])}
+
+    def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+        found: list[Blocks] = []
+        if not self.uniform_hyper:
+            found = blocks_by_parameter(self.split, params, names, partial(is_matrix, flatten=self.flatten))
+        super().use_parameters(params, names)
+        if found:
+            self._blocks = ((), *dict.fromkeys(blocks for blocks in found if blocks != ()))
+            self._entries = [self._blocks.index(blocks) for blocks in found]
+
+    def check_storage(self, name: str, weight: torch.Tensor) -> None:
+        super().check_storage(name, weight)
+        if self.uniform_hyper and self.split is not None and is_matrix(weight.dim(), self.flatten):
+            check_rows("split", self.split, name, weight.shape)
+
+
+def checked_coefficients(argument: str, value: Any) -> str | tuple[Triple, ...]:
+    """The name of a list, or the triples of one.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+    if isinstance(value, str):
+        return choice(argument, value, COEFFICIENTS)
+    allowed = f"one of {', '.join(map(repr, COEFFICIENTS))}, or a list of triples, [(a, b, c), ...], one for each step"
+    try:
+        rows = [list(row) for row in value]
+    except TypeError:
+        raise TypeError(f"{argument}={value!r}: must be {allowed}") from None
+    if not rows:
+        raise ValueError(f"{argument}={value!r}: must be {allowed}")
+    for k, row in enumerate(rows):
+        if len(row) != 3:
+            raise ValueError(f"{argument}[{k}]={value[k]!r}: must be the three numbers a, b, c of a x + b x^3 + c x^5")
+    return tuple(
+        tuple(number(f"{argument}[{k}][{place}]", each) for place, each in enumerate(row))  # type: ignore[misc]
+        for k, row in enumerate(rows)
+    )
+
+
+@cache
+def triples_of(coefficients: str | tuple[Triple, ...], steps: int | None) -> tuple[Triple, ...]:
+    """One triple for each of so many steps; None means the list's own number.
+
+    Raises:
+        ValueError: a list that means nothing without its last steps is to be cut short.
+    """
+    triples = COEFFICIENTS[coefficients] if isinstance(coefficients, str) else coefficients
+    if steps is None:
+        steps = STEPS.get(str(coefficients), len(triples))
+    if steps < len(triples) and coefficients not in MAY_BE_CUT:
+        what = f"coefficients={coefficients!r}" if isinstance(coefficients, str) else "your list of coefficients"
+        raise ValueError(f"steps={steps}: {what} has {len(triples)} steps, so it must be that or more, or None")
+    return (*triples, *[triples[-1]] * (steps - len(triples)))[:steps]
 
 
 @register
-class Muon(RuleOptimizer):
+class Muon(WithOrthogonalization):
     """Momentum made orthogonal, for the matrices of hidden layers; other tensors take AdamW's steps.
 
     Embeddings and output layers are matrices, too, but should not be trained by Muon: give them a trainer of their own.
@@ -24,26 +149,25 @@ class Muon(RuleOptimizer):
         learning_rate: default 0.001.
         momentum: in [0, 1).
         nesterov: whether the gradient counts once more.
-        steps: iterations of the orthogonalisation, >= 1.
+        steps: iterations of the orthogonalisation, >= 1; None means as many as `coefficients` has.
         match_adamw: use the rate times 0.2 sqrt(max(rows, columns)), for steps as large as AdamW's (Liu et al. 2025), not
             the rate times sqrt(max(1, rows / columns)).
         epsilon: the smallest norm that is divided by, > 0.
         adam_learning_rate: AdamW's rate over Muon's is kept when a schedule changes it; None means the same rate.
         beta1, beta2, adam_epsilon: AdamW's.
-        **kwargs: those of `Optimizer`.
+        **kwargs: those of `WithOrthogonalization`: `coefficients`, `gram`, `flatten`, `split`; and of `Optimizer`.
 
     Source: Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks".
     """
 
     default_learning_rate = 0.001
-    rule = rules.muon
 
     def __init__(
         self,
         learning_rate: float | None = None,
         momentum: float = 0.95,
         nesterov: bool = True,
-        steps: int = 5,
+        steps: int | None = None,
         match_adamw: bool = False,
         epsilon: float = 1e-7,
         adam_learning_rate: float | None = None,
@@ -54,16 +178,19 @@ class Muon(RuleOptimizer):
     ) -> None:
         self.momentum = number("momentum", momentum, low=0, below=1)
         self.nesterov = boolean("nesterov", nesterov)
-        self.steps = integer("steps", steps, low=1)
         self.match_adamw = boolean("match_adamw", match_adamw)
         self.epsilon = number("epsilon", epsilon, above=0)
         self.beta1 = number("beta1", beta1, low=0, below=1)
         self.beta2 = number("beta2", beta2, low=0, below=1)
         self.adam_epsilon = number("adam_epsilon", adam_epsilon, low=0)
-        super().__init__(learning_rate=learning_rate, **kwargs)
+        super().__init__(learning_rate=learning_rate, steps=steps, **kwargs)
         self.adam_ratio = 1.0
         if adam_learning_rate is not None:
             self.adam_ratio = number("adam_learning_rate", adam_learning_rate, low=0) / self.learning_rate
+
+    @property
+    def rule(self) -> TensorRule:  # type: ignore[override]
+        return rules.muon_with(self.orthogonalization)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         root = math.sqrt(1.0 - self.beta2**t)
@@ -74,5 +201,4 @@ class Muon(RuleOptimizer):
             "adam_lr": lr * self.adam_ratio * root / (1.0 - self.beta1**t),
             "adam_decay": lr * self.adam_ratio * wd,
             "adam_epsilon": self.adam_epsilon * root,
-            **COEFFICIENTS,
         }

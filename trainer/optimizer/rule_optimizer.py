@@ -66,7 +66,7 @@ class RuleOptimizer(TransformOptions):
     """
 
     reads_rate_first: ClassVar[bool] = False  # whether a schedule is asked for the count before the update
-    uniform_hyper: ClassVar[bool] = True  # whether parameters of equal count, rate and decay have equal hyper-parameters
+    uniform_hyper: bool = True  # whether parameters of equal count, rate and decay have equal hyper-parameters
     host_state_names: ClassVar[tuple[str, ...]] = ()  # what `begin_step` and `hyper` change; restored where a step fails
     takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates its rows only, unless lazy_update is False
     decays_sparse: ClassVar[bool] = True  # whether these rows can be decayed

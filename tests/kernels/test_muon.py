@@ -1,0 +1,131 @@
+"""The iteration of Newton and Schulz: published lists of coefficients, the form on the products of rows, blocks of rows."""
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+
+muon = import_module("tristep.kernels.rules.muon")  # the family, which is named like its rule
+
+LISTS = muon.COEFFICIENTS
+
+
+def through(values, triples):
+    """What the published polynomials make of singular values, by NumPy."""
+    for a, b, c in triples:
+        values = a * values + b * values**3 + c * values**5
+    return values
+
+
+def with_values(values, rows, columns, seed=0):
+    """A float64 matrix [rows, columns] with these singular values, and its singular vectors."""
+    rng = np.random.default_rng(seed)
+    left, right = (np.linalg.qr(rng.normal(size=(n, len(values))))[0] for n in (rows, columns))
+    return torch.from_numpy((left * values) @ right.T), left, right
+
+
+@pytest.mark.parametrize("gram", [False, True], ids=["", "gram"])
+@pytest.mark.parametrize("name", LISTS)
+def test_singular_values_go_through_the_polynomials(name, gram):
+    values = np.logspace(0, -3, 24)
+    values /= np.linalg.norm(values)
+    x, left, right = with_values(values, 24, 60)
+    found = (muon.iterated_on_gram if gram else muon.iterated)(x, LISTS[name])
+    expected = (left * through(values, LISTS[name])) @ right.T
+    assert np.linalg.norm(found.numpy() - expected) < 1e-10 * np.linalg.norm(expected)
+
+
+# What the papers say of singular values between 10^-3 and 1: none, but one of cubic5, is farther from 1 than this.
+BANDS = {"quintic": (0.1, 1.21), "polar_express": (0.98, 1.001), "cubic5": (0.03, 1.31), "deepseekv4": (0.99, 1.01)}
+
+
+@pytest.mark.parametrize("name", BANDS)
+def test_what_each_list_makes_of_singular_values(name):
+    low, high = BANDS[name]
+    values = through(np.logspace(0, -3, 10_000), LISTS[name])
+    assert low < values.min()
+    assert values.max() < high
+    assert through(1e-4, LISTS[name]) > 0.0
+
+
+def test_polar_express_is_algorithm_1_of_its_paper():
+    """Amsel et al. (2025): coefficients over powers of 1.01, except for the last, and 1.01 times the norm."""
+    published = [
+        (8.28721201814563, -23.595886519098837, 17.300387312530933),
+        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+        (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+        (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    ]
+    values = np.linspace(0.0, 1.0, 101)
+    expected = values / 1.01
+    for a, b, c in published:
+        expected = (a / 1.01) * expected + (b / 1.01**3) * expected**3 + (c / 1.01**5) * expected**5
+    expected = 1.875 * expected - 1.25 * expected**3 + 0.375 * expected**5
+    np.testing.assert_allclose(through(values, LISTS["polar_express"]), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("shape", [(1, 32, 96), (2, 96, 32)], ids=str)
+def test_sixteen_bits_on_the_products_of_rows(shape, name):
+    """As exact as the plain form in bfloat16, of matrices whose singular values are 10^-2 and more of the largest."""
+    rows, columns = shape[1:]
+    values = np.logspace(0, -2, 32)
+    stack = torch.stack([with_values(values, rows, columns, seed)[0] for seed in range(shape[0])])
+    exact = muon.iterated(stack / torch.linalg.matrix_norm(stack, keepdim=True), LISTS[name])
+    errors = []
+    for gram in (False, True):
+        found = muon.orthogonalized(stack.float(), LISTS[name], 1e-7, gram)
+        assert found.shape == shape
+        errors.append(float((found.double() - exact).norm() / exact.norm()))
+    assert errors[1] < 2.0 * errors[0] < 0.1
+
+
+def test_the_form_on_products_is_chosen_on_a_gpu_only(monkeypatch):
+    """Of wide matrices; on a CPU numbers stay those of torch."""
+    taken = []
+    for name in ("iterated", "iterated_on_gram"):
+        monkeypatch.setattr(muon, name, lambda x, triples, name=name: taken.append((name, x.dtype)) or x)
+    for device, shape in (("cpu", (1, 8, 17)), ("meta", (1, 8, 16)), ("meta", (1, 8, 17)), ("meta", (2, 17, 8))):
+        muon.orthogonalized(torch.ones(shape, device=device), LISTS["quintic"], 1e-7)
+    assert taken == [
+        ("iterated", torch.bfloat16),
+        ("iterated", torch.bfloat16),
+        *[("iterated_on_gram", torch.float16)] * 2,
+    ]
+
+
+@pytest.mark.parametrize("blocks", [3, (2, 4), (1, 2, 1, 2)], ids=str)
+@pytest.mark.parametrize("trailing", [(5,), (3, 2, 2)], ids=["matrix", "kernel"])
+def test_blocks_of_rows_are_matrices_of_their_own(blocks, trailing):
+    """A step with blocks is that of the blocks alone, each with the ratio of its shape."""
+    torch.manual_seed(0)
+    rule = muon.muon_with(muon.Orthogonalization(flatten=True, splits=((), blocks)))
+    w, g = torch.randn(2, 6, *trailing).unbind()
+    row = {**dict.fromkeys(rule.hyper, 0.25), "lr": 0.1, "clip": 9.0, "epsilon": 1e-7, "scale": 0.0, "split": 1.0}
+    mean, var = torch.randn(w.shape), torch.zeros(0)
+    new_w, (new_mean, _) = rule(w, g, (mean, var), tuple(row.values()))
+    sizes = (2, 2, 2) if blocks == 3 else blocks
+    for piece, w_, g_, mean_ in zip(new_w.split(sizes), w.split(sizes), g.split(sizes), mean.split(sizes), strict=True):
+        alone, _ = rule(w_, g_, (mean_, var), tuple((row | {"split": 0.0}).values()))
+        torch.testing.assert_close(piece, alone, rtol=0.0, atol=2e-3)  # bfloat16, summed in another order
+    torch.testing.assert_close(new_mean, 0.25 * mean + 0.25 * g)
+
+
+def test_flattened_kernels_are_matrices_of_all_inputs():
+    torch.manual_seed(0)
+    w, g = torch.randn(2, 4, 3, 2, 2).unbind()
+    rule = muon.muon_with(muon.Orthogonalization(flatten=True))
+    row = {**dict.fromkeys(rule.hyper, 0.25), "clip": 9.0, "epsilon": 1e-7, "split": 0.0}
+    assert rule.shapes(w.shape) == [w.shape, (0,)]
+    flat, _ = rule(w.flatten(1), g.flatten(1), (w.flatten(1), torch.zeros(0)), tuple(row.values()))
+    for memory in (torch.contiguous_format, torch.channels_last):
+        kernel = w.contiguous(memory_format=memory)
+        found, _ = rule(kernel, g, (kernel, torch.zeros(0)), tuple(row.values()))
+        assert torch.equal(found.flatten(1), flat)
+    plain, (_, var) = muon.muon(w, g, (w, torch.ones_like(w)), tuple(row.values()))
+    assert var.shape == w.shape  # AdamW's step
+    assert not torch.equal(plain, found)

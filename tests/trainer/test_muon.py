@@ -1,0 +1,176 @@
+"""What Muon can be told: lists of coefficients, blocks of rows, flattened kernels; with torch's and others' Muon."""
+
+import copy
+
+import pytest
+import pytorch_optimizer as reference
+import torch
+
+import tristep
+from tristep import Trainer, optimizer
+from tristep.kernels.rules.muon import COEFFICIENTS
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-3}  # after steps of 0.01 along directions in bfloat16, summed in another order
+
+
+def parameters(*shapes, seed=0):
+    torch.manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+
+
+def train(step, params, steps=3):
+    torch.manual_seed(1)
+    for _ in range(steps):
+        for param in params:
+            param.grad = torch.randn_like(param)
+        step()
+
+
+THEIRS = {
+    "polar express": (
+        {"coefficients": "polar_express", "steps": 10},
+        {"ns_coeffs": list(COEFFICIENTS["polar_express"]), "ns_steps": 10},
+    ),
+    "own list": (
+        {"coefficients": [(2.0, -1.5, 0.5), (1.5, -0.5, 0)], "nesterov": False, "momentum": 0.8},
+        {"ns_coeffs": [(2.0, -1.5, 0.5), (1.5, -0.5, 0.0)], "ns_steps": 2, "nesterov": False, "momentum": 0.8},
+    ),
+    "as large as adamw's": ({"match_adamw": True}, {"use_adjusted_lr": True}),
+    "on products": ({"gram": True}, {"ns_method": "gram_newton_schulz", "ns_reset_steps": (2, 4)}),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_like_pytorch_optimizers(name):
+    """Kernels of convolutions, too, which both flatten."""
+    arguments, their_arguments = THEIRS[name]
+    ours, theirs = (parameters((12, 20), (20, 12), (8, 3, 2, 2), (12, 20)) for _ in range(2))
+    trainer = Trainer(ours, "muon", {"learning_rate": 0.01, "wd": 0.1, "flatten": True, **arguments})
+    other = reference.Muon([{"params": theirs, "use_muon": True}], lr=0.01, weight_decay=0.1, **their_arguments)
+    train(lambda: trainer.step(1), ours)
+    train(other.step, theirs)
+    torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+def test_torchs_interface_has_the_lists_and_splits():
+    """Options of a group that torch's class does not know; a step is that of the Trainer's Muon."""
+    ours, theirs = (parameters((6, 5), (4, 6)) for _ in range(2))
+    groups = [{"params": ours[:1], "split": (2, 4), "gram": True}, {"params": ours[1:], "ns_coefficients": "cubic5"}]
+    own = tristep.optim.Muon(groups, lr=0.01, weight_decay=0.1, ns_coefficients="deepseekv4", ns_steps=None)
+    train(own.step, ours)
+    common = {"learning_rate": 0.01, "wd": 0.1}
+    first = Trainer(theirs[:1], "muon", {**common, "coefficients": "deepseekv4", "split": {"*": [2, 4]}, "gram": True})
+    second = Trainer(theirs[1:], "muon", {**common, "coefficients": "cubic5"})
+    train(lambda: (first.step(1), second.step(1)), theirs)
+    assert all(map(torch.equal, ours, theirs))
+    with pytest.raises(ValueError, match=r"split=4: .* has 6 rows, shape \(6, 5\), which are not that"):
+        own.add_param_group({"params": parameters((6, 5)), "split": 4})
+    assert len(own.param_groups) == 2
+
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.out = torch.nn.Linear(4, 12), torch.nn.Linear(4, 4)
+
+
+SPLITS = {
+    "patterns": {"*qkv*": [4, 4, 2, 2], "value|out.*": 2},
+    "function": lambda name, shape: {"qkv.weight": [4, 4, 2, 2], "out.weight": 2}.get(name),
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_each_block_takes_the_step_that_it_would_take_alone(split):
+    """Momentum and decay, too; biases are vectors as before."""
+    net = Attention()
+    trainer = Trainer(net, "muon", {"learning_rate": 0.1, "wd": 0.1, "split": SPLITS[split]})
+    blocks = [*net.qkv.weight.detach().split([4, 4, 2, 2]), *net.out.weight.detach().split(2)]
+    alone = [torch.nn.Parameter(block.clone()) for block in blocks]
+    other = torch.optim.Muon(alone, lr=0.1, weight_decay=0.1)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        for param in net.parameters():
+            param.grad = torch.randn_like(param)
+        gradients = [*net.qkv.weight.grad.split([4, 4, 2, 2]), *net.out.weight.grad.split(2)]
+        for param, gradient in zip(alone, gradients, strict=True):
+            param.grad = gradient.clone()
+        trainer.step(1)
+        other.step()
+    torch.testing.assert_close(net.qkv.weight, torch.cat(alone[:4]), rtol=0.0, atol=5e-3)
+    torch.testing.assert_close(net.out.weight, torch.cat(alone[4:]), rtol=0.0, atol=5e-3)
+
+
+REFUSED = {
+    "unknown list": ({"coefficients": "polar"}, ValueError, "coefficients='polar': must be one of 'quintic'"),
+    "no list": ({"coefficients": 3}, TypeError, r"coefficients=3: must be one of .* or a list of triples"),
+    "flat list": ({"coefficients": (3.4, -4.7, 2.0)}, TypeError, "must be one of .* or a list of triples"),
+    "empty list": ({"coefficients": []}, ValueError, r"coefficients=\[\]: must be one of"),
+    "pair": (
+        {"coefficients": [(2, -1.5, 0.5), (1.5, -0.5)]},
+        ValueError,
+        r"coefficients\[1\]=\(1.5, -0.5\): must be",
+    ),
+    "infinite": ({"coefficients": [(2, -1.5, float("inf"))]}, ValueError, r"coefficients\[0\]\[2\]=inf: must be finite"),
+    "cut short": ({"coefficients": "deepseekv4", "steps": 5}, ValueError, "steps=5: coefficients='deepseekv4' has 10 steps"),
+    "own list cut short": ({"coefficients": [(2, -1, 0)] * 3, "steps": 2}, ValueError, "steps=2: your list .* has 3 steps"),
+    "no steps": ({"steps": 0}, ValueError, "steps=0: must be 1 or more"),
+    "gram": ({"gram": 1}, TypeError, "gram=1: must be True or False"),
+    "split by a name": ({"split": "qkv"}, TypeError, "split='qkv': must be a number of equal blocks"),
+    "no blocks": ({"split": {"*": 0}}, ValueError, r"split\['\*'\]=0: must be 1 or more"),
+    "no pattern": ({"split": {}}, ValueError, "split={}: must have at least one pattern"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_list_and_no_split_is_refused(case):
+    arguments, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        optimizer.Muon(**arguments)
+
+
+UNFIT = {
+    "a pattern of nothing": (
+        {"*qvk*": 3},
+        r"split\['\*qvk\*'\]: is the first pattern of no matrix; these are 'out",
+    ),
+    "a pattern after another": ({"*": 2, "*qkv*": 3}, r"split\['\*qkv\*'\]: is the first pattern of no matrix"),
+    "no divisor": ({"*qkv*": 5}, r"split\['\*qkv\*'\]=5: 'qkv.weight' has 12 rows, shape \(12, 4\), which are not"),
+    "other rows": ({"*out*": [1, 2]}, r"split\['\*out\*'\]=\[1, 2\]: these are 3 rows, but 'out.weight' has 4"),
+    "a function's": (lambda name, shape: 5, r"split\('out.weight', \(4, 4\)\)=5: 'out.weight' has 4 rows"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_splits_that_fit_no_parameter_are_refused(case):
+    split, message = UNFIT[case]
+    with pytest.raises(ValueError, match=message):
+        Trainer(Attention(), "muon", {"split": split})
+
+
+def test_splits_by_name_need_names():
+    make = tristep.optim.as_torch(optimizer.Muon)
+    param = parameters((4, 4))
+    param[0].grad = torch.ones(4, 4)
+    with pytest.raises(ValueError, match="needs the names of the parameters, which Muon has under a Trainer"):
+        make(param, lr=0.1, split={"*": 2}).step()
+    make(param, lr=0.1, split=2).step()
+    with pytest.raises(ValueError, match=r"split=3: .* has 4 rows"):
+        make(param, lr=0.1, split=3)
+
+
+def test_how_many_steps_there_are():
+    found = {name: optimizer.Muon(coefficients=name).steps for name in COEFFICIENTS}
+    assert found == {"quintic": 5, "polar_express": 5, "cubic5": 5, "deepseekv4": 10}
+    last = COEFFICIENTS["polar_express"][-1]
+    assert optimizer.Muon(coefficients="polar_express", steps=10).orthogonalization.triples[7:] == (last,) * 3
+    assert optimizer.Muon(coefficients=[(2, -1.5, 0.5)]).steps == 1
+
+
+def test_a_copy_with_a_split_trains_on():
+    """The rule that it has found for its parameters is that of the copy."""
+    net = Attention()
+    trainer = Trainer(net, "muon", {"learning_rate": 0.1, "split": SPLITS["patterns"]})
+    other = Trainer(copy.deepcopy(net), copy.deepcopy(trainer.optimizer))
+    assert other.optimizer.rule is trainer.optimizer.rule

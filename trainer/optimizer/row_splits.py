@@ -1,0 +1,126 @@
+"""Which rows of which parameters are matrices of their own: the argument `split` of Muon and NorMuon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from ..validation import did_you_mean, integer
+
+__all__ = ["Blocks", "blocks_by_parameter", "check_rows", "checked_blocks", "checked_split", "needs_names"]
+
+Blocks = int | tuple[int, ...]  # a number of equal blocks, or the rows of each
+
+
+def checked_blocks(argument: str, value: Any) -> Blocks:
+    """The number of equal blocks of rows, or the rows of each.
+
+    Raises:
+        TypeError, ValueError: neither, or one of them is less than 1.
+    """
+    if isinstance(value, (list, tuple)) and value:
+        return tuple(integer(f"{argument}[{k}]", rows, low=1) for k, rows in enumerate(value))
+    if isinstance(value, (list, tuple, str, Mapping)) or callable(value):
+        raise TypeError(
+            f"{argument}={value!r}: must be a number of equal blocks of rows, or a list of the rows of each block"
+        )
+    return integer(argument, value, low=1)
+
+
+def check_rows(argument: str, blocks: Blocks, name: str, shape: Sequence[int]) -> None:
+    """Refuse blocks that do not add up to the rows of a matrix.
+
+    Raises:
+        ValueError: they do not.
+    """
+    rows = shape[0]
+    if isinstance(blocks, int):
+        if rows % blocks:
+            raise ValueError(
+                f"{argument}={blocks}: {name} has {rows} rows, shape {tuple(shape)}, which are not that many equal blocks: "
+                "must divide them, or be a list of the rows of each block"
+            )
+    elif sum(blocks) != rows:
+        raise ValueError(
+            f"{argument}={list(blocks)}: these are {sum(blocks)} rows, but {name} has {rows}, shape {tuple(shape)}"
+        )
+
+
+def checked_split(value: Any) -> Any:
+    """The argument `split`: None, blocks for all matrices, or what `blocks_by_parameter` takes.
+
+    Raises:
+        TypeError, ValueError: it is none of these.
+    """
+    if value is None:
+        return None
+    if not needs_names(value):
+        return checked_blocks("split", value)
+    if isinstance(value, Mapping):
+        if not value:
+            raise ValueError("split={}: must have at least one pattern, or be None")
+        for pattern, blocks in value.items():
+            if not isinstance(pattern, str):
+                raise TypeError(f"split has the key {pattern!r}: must be a pattern of names, such as '*qkv.weight'")
+            checked_blocks(f"split[{pattern!r}]", blocks)
+    return value
+
+
+def needs_names(split: Any) -> bool:
+    """Whether it depends on the parameters' names."""
+    return isinstance(split, Mapping) or callable(split)
+
+
+def blocks_by_parameter(
+    split: Mapping[str, Any] | Callable[[str, torch.Size], Any],
+    params: Sequence[torch.Tensor],
+    names: Sequence[str],
+    is_matrix: Callable[[int], bool],
+) -> list[Blocks]:
+    """The blocks of each parameter, empty where it is not split.
+
+    Args:
+        split: a mapping from patterns of names, with alternatives separated by `|`, to blocks, of which the first that fits
+            counts; or a function from a parameter's name and shape to its blocks or None.
+        params, names: the parameters.
+        is_matrix: whether a tensor of so many dimensions can be split.
+
+    Raises:
+        TypeError, ValueError: a pattern is the first of no matrix, or blocks do not fit a parameter.
+    """
+    found: list[Blocks] = []
+    used: set[str] = set()
+    for param, name in zip(params, names, strict=True):
+        blocks: Blocks = ()
+        if is_matrix(param.dim()):
+            argument, value = _asked(split, name, param.shape)
+            if value is not None:
+                blocks = checked_blocks(argument, value)
+                check_rows(argument, blocks, repr(name), param.shape)
+                used.add(argument)
+        found.append(blocks)
+    matrices = [repr(name) for param, name in zip(params, names, strict=True) if is_matrix(param.dim())]
+    for pattern in split if isinstance(split, Mapping) else ():
+        if _entry(pattern) not in used:
+            raise ValueError(
+                f"{_entry(pattern)}: is the first pattern of no matrix; these are {', '.join(matrices) or 'none'}."
+                f"{did_you_mean(pattern, names)}"
+            )
+    return found
+
+
+def _asked(split: Any, name: str, shape: torch.Size) -> tuple[str, Any]:
+    """What a parameter's blocks are, and what messages call that."""
+    if not isinstance(split, Mapping):
+        return f"split({name!r}, {tuple(shape)})", split(name, shape)
+    for pattern, blocks in split.items():
+        if any(fnmatchcase(name, each.strip()) for each in pattern.split("|")):
+            return _entry(pattern), blocks
+    return "split", None
+
+
+def _entry(pattern: str) -> str:
+    return f"split[{pattern!r}]"
