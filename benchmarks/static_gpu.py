@@ -32,7 +32,7 @@ from tristep.kernels.backends.triton.compile import BLOCK, MOST_BLOCKS, compile_
 from tristep.trainer import Telemetry
 
 RESULTS = Path(__file__).parent / "results" / "static_gpu.json"
-BF16, I16, U8 = torch.bfloat16, torch.int16, torch.uint8
+BF16, I16, I8, U8 = torch.bfloat16, torch.int16, torch.int8, torch.uint8
 HALF = {"weight_dtype": BF16, "gradient_dtype": BF16}
 KERNELS: dict[str, tuple[Rule, dict[str, Any]]] = {
     "AdamW, float32": (rules.adamw, {}),
@@ -47,6 +47,11 @@ KERNELS: dict[str, tuple[Rule, dict[str, Any]]] = {
     "AdamW, bfloat16, split master, states 8-bit, stochastic": (
         rules.adamw,
         {**HALF, "masters": I16, "state_dtype": U8, "stochastic": True},
+    ),
+    "AdamW, bfloat16, 24-bit master, stochastic": (rules.adamw, {**HALF, "masters": I8, "stochastic": True}),
+    "AdamW, bfloat16, 24-bit master, states 8-bit, stochastic": (
+        rules.adamw,
+        {**HALF, "masters": I8, "state_dtype": U8, "stochastic": True},
     ),
     "SGD, float32": (rules.sgd, {}),
     "Lion, float32": (rules.lion, {}),

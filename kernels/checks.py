@@ -128,7 +128,9 @@ def allowed_types(rule: Rule | TensorRule, weight: torch.dtype) -> tuple[tuple[t
     if not isinstance(rule, Rule) or usual[0] == torch.float64:
         return (usual,) * (len(rule.slots) + 1)
     masters = [
-        kind for kind in (torch.int16, weight) if storage.kind_of(weight, kind) not in (None, storage.MasterKind.FULL)
+        kind
+        for kind in (torch.int16, torch.int8, weight)
+        if storage.kind_of(weight, kind) not in (None, storage.MasterKind.FULL)
     ]
     states = [(*usual, torch.bfloat16, torch.uint8)] * len(rule.state)
     return (*states, *[usual] * len(rule.kept), (*usual, *masters))

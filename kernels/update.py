@@ -44,12 +44,12 @@ class Update:
             is float32 and the rule is elementwise, in bfloat16, or packed as `storage` has it, uint8 of one dimension.
             States and masters that are given other memory through `.data` are not followed: make another `Update` then.
         masters: for each weight its copy in the arithmetic's type, or None where there is none. Alongside a bfloat16 weight
-            it may be int16, the bits that the weight lacks (a split master), and alongside a 16-bit weight of the weight's
-            type, what rounding took off (Kahan's compensation).
+            it may be int16, the bits that the weight lacks, or int8, the upper 8 of them (split masters), and alongside a
+            16-bit weight of the weight's type, what rounding took off (Kahan's compensation).
         engine: as for `choose_engine`.
         names: what messages call the weights; default "weights[0]" and so on.
-        seed: round stochastically what is stored as bfloat16 or packed, each update of each weight with random numbers of
-            its own; `storage.CodesOnly(seed)` does so for packed states only, None (the default) for nothing.
+        seed: round stochastically what is stored as bfloat16, in 24 bits or packed, each update of each weight with random
+            numbers of its own; `storage.CodesOnly(seed)` does so for packed states only, None (the default) for nothing.
         grad_scale_and_skip: float32 [2], read on the device at every step: a factor for all gradients in addition to
             rescale_grad, and whether (not 0) to skip the step. Default: None, as 1 and 0.
         zero_grads: fill the gradients with zeros in the same pass, those of a skipped step, too.

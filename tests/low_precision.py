@@ -37,6 +37,18 @@ def as_bfloat16(values):
     return np.where(np.isfinite(exact), np.where(nearer | (tie & ~even), up, down), values).astype(np.float32)
 
 
+def in_24_bits(values):
+    """float32 numbers rounded to the nearest with no bits in the lowest 8, ties away from zero: by comparing distances."""
+    bits = np.asarray(values, dtype=np.float32).view(np.uint32)
+    down = (bits & np.uint32(0xFFFFFF00)).view(np.float32)
+    up = ((bits & np.uint32(0xFFFFFF00)) + np.uint32(0x100)).view(np.float32)  # infinity, above the largest
+    exact, low, high = (np.asarray(x, dtype=np.float64) for x in (values, down, up))
+    high = np.where(np.isinf(high), np.sign(high) * 2.0**128, high)  # what the next number would be
+    with np.errstate(invalid="ignore"):
+        nearer = np.abs(exact - high) <= np.abs(exact - low)
+    return np.where(np.isfinite(exact), np.where(nearer, up, down), values).astype(np.float32)
+
+
 def numbers(seed, shape, scale=1.0):
     """float32 numbers of many sizes, the special ones among them."""
     rng = np.random.default_rng(seed)

@@ -43,7 +43,7 @@ def test_json_has_the_rows_of_estimate_cost(capsys):
         "--weights",
         "bf16",
         "--master",
-        "remainder",
+        "split8",
         "--gpus-per-node",
         "8",
     ]
@@ -54,7 +54,7 @@ def test_json_has_the_rows_of_estimate_cost(capsys):
         16,
         "ib400",
         optimizer="lion",
-        optimizer_params={"state_dtype": "8bit", "multi_precision": "remainder"},
+        optimizer_params={"state_dtype": "8bit", "multi_precision": "split8"},
         weights="bfloat16",
         gpus_per_node=8,
         memory=2000.0,

@@ -182,8 +182,12 @@ class EagerUpdate:
         new = dict(zip(self._rule.state, states, strict=True))
         places = [self._weights[i], *([] if self._masters is None else [self._masters[i]])]
         values: list[Any] = [w] * len(places)
-        if kind in (storage.MasterKind.SPLIT, storage.MasterKind.KAHAN):
-            values = list(storage.split(self._spread(w, i, part), self.table.weight_dtype, kind))
+        at_random = self.table.storage.stochastic and not self.table.storage.codes_only
+        if kind not in (storage.MasterKind.NONE, storage.MasterKind.FULL):
+            value, random = self._spread(w, i, part), None
+            if at_random and kind == storage.MasterKind.SPLIT8:
+                random = self._random_bits(value, i, part, len(self._rule.state))
+            values = list(storage.split(value, self.table.weight_dtype, kind, random))
         weight_slot = len(self._rule.state) if kind == storage.MasterKind.NONE else None
         slots: list[int | None] = [weight_slot, None][: len(places)]
         for name in changed:
@@ -194,7 +198,7 @@ class EagerUpdate:
                 places.append(self._states[i][name])
                 values.append(new[name])
                 slots.append(own)
-        if self.table.storage.stochastic and not self.table.storage.codes_only:
+        if at_random:
             for k, (place, slot) in enumerate(zip(places, slots, strict=True)):
                 if place.dtype == torch.bfloat16 and slot is not None:
                     value = self._spread(values[k], i, part)

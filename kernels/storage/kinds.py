@@ -18,8 +18,8 @@ class Storage:
     Attributes:
         states: the type of each of the rule's states.
         master: what is stored alongside the weights.
-        stochastic: whether packed states are rounded at random, and what is stored as bfloat16, but for a weight with
-            something alongside.
+        stochastic: whether packed states are rounded at random, and what is stored as bfloat16 or in 24 bits, but for a
+            weight with something else alongside.
         codes_only: whether only packed states are.
     """
 
@@ -47,6 +47,6 @@ def of_tensors(weight: torch.dtype, states: Any, master: torch.dtype | None, see
     kind = kind_of(weight, master)
     assert kind is not None
     states, codes_only = tuple(states), isinstance(seed, CodesOnly)
-    some = torch.bfloat16 in states or (weight == torch.bfloat16 and kind == MasterKind.NONE)
+    some = torch.bfloat16 in states or (weight == torch.bfloat16 and kind in (MasterKind.NONE, MasterKind.SPLIT8))
     stochastic = seed is not None and (torch.uint8 in states or (some and not codes_only))
     return Storage(states, kind, stochastic, stochastic and codes_only)

@@ -2,10 +2,16 @@
 
 - its type's full width: the weight as the rule knows it, whose rounding the weight is;
 - int16, alongside bfloat16: the bits that the weight lacks, so that both together are that copy (a split master);
+- int8, alongside bfloat16: the upper 8 of these, so that both together are that copy rounded to 24 bits (15 of mantissa);
 - the weight's own type: what rounding took off the weight, itself rounded (Kahan's compensation).
 
-Source of the second: Rae et al. (2021), "Scaling Language Models", appendix C, and the split weights of FlashOptim; of the
-third: Kahan (1965), "Further remarks on reducing truncation errors".
+The bits b of a float32 are rounded to 24, to the nearest or stochastically, as v = b + 0x80 or v = b + r with 8 random bits
+r; the lowest 8 of v are dropped. The weight is the bfloat16 nearest to that, of the bits high = (v + 0x8000) >> 16, and int8
+is the rest, low = (v >> 8) - (high << 8), from -128 to 127. As with int16, a weight above the largest bfloat16 is infinity
+with a negative rest, which together are finite; what rounds to more than the largest number of 24 bits becomes infinity.
+
+Source of split weights: Rae et al. (2021), "Scaling Language Models", appendix C; with 8 bits, there scaled by the weight's
+exponent: FlashOptim (2026), arXiv:2602.23349. Of the last: Kahan (1965), "Further remarks on reducing truncation errors".
 """
 
 from __future__ import annotations
@@ -16,14 +22,17 @@ import torch
 
 __all__ = ["MasterKind", "combined", "kind_of", "master_for", "split"]
 
+_SPLIT = {torch.int16: 16, torch.int8: 8}  # by the type of the lower part its bits
+
 
 class MasterKind(IntEnum):
-    """What is stored alongside a weight: nothing, its full width, the bits that it lacks, or what rounding took off."""
+    """What is stored alongside a weight: nothing, its full width, 16 or 8 bits that it lacks, or what rounding took off."""
 
     NONE = 0
     FULL = 1
     SPLIT = 2
     KAHAN = 3
+    SPLIT8 = 4
 
 
 def kind_of(weight: torch.dtype, master: torch.dtype | None) -> MasterKind | None:
@@ -32,8 +41,8 @@ def kind_of(weight: torch.dtype, master: torch.dtype | None) -> MasterKind | Non
         return MasterKind.NONE
     if master == (torch.float64 if weight == torch.float64 else torch.float32):
         return MasterKind.FULL
-    if master == torch.int16 and weight == torch.bfloat16:
-        return MasterKind.SPLIT
+    if master in _SPLIT and weight == torch.bfloat16:
+        return MasterKind.SPLIT if master == torch.int16 else MasterKind.SPLIT8
     return MasterKind.KAHAN if master == weight and weight.itemsize == 2 else None
 
 
@@ -46,21 +55,32 @@ def combined(weight: torch.Tensor, master: torch.Tensor | None) -> torch.Tensor:
     wide = weight.to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
     if master is None:
         return wide
-    if kind == MasterKind.SPLIT:
-        return (wide.view(torch.int32) + master.to(torch.int32)).view(torch.float32)
+    if master.dtype in _SPLIT:
+        return (wide.view(torch.int32) + (master.to(torch.int32) << 16 - _SPLIT[master.dtype])).view(torch.float32)
     return wide + master.to(torch.float32)
 
 
-def split(value: torch.Tensor, weight: torch.dtype, kind: MasterKind) -> tuple[torch.Tensor, torch.Tensor]:
+def split(
+    value: torch.Tensor, weight: torch.dtype, kind: MasterKind, random: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A weight as the rule knows it, float32, as what is to be stored: the weight, and what is stored alongside.
 
-    A remainder must fit into 16 bits, so a weight half-way between two numbers is rounded away from zero there.
+    A remainder must fit into 16 or 8 bits, so a weight half-way between two numbers is rounded away from zero there.
+
+    Args:
+        value: the weight as the rule knows it.
+        weight: the type that it is stored in.
+        kind: what is stored alongside.
+        random: 32 bits for each number, as `random_bits` gives them, by whose upper 8 one of 24 bits is rounded; by default
+            to the nearest. Only of `MasterKind.SPLIT8`.
     """
-    if kind == MasterKind.SPLIT:
+    if kind in (MasterKind.SPLIT, MasterKind.SPLIT8):
         bits = value.view(torch.int32)
+        if kind == MasterKind.SPLIT8:
+            bits = bits + (0x80 if random is None else (random >> 24).to(torch.int32))
         nan = torch.isnan(value)
         high = torch.where(nan, value, ((bits + 0x8000) & -0x10000).view(torch.float32)).to(weight)
-        low = (bits & 0xFFFF).to(torch.int16)
+        low = (bits & 0xFFFF).to(torch.int16) if kind == MasterKind.SPLIT else (bits >> 8 & 0xFF).to(torch.int8)
         return high, torch.where(nan, torch.zeros_like(low), low)
     rounded = value.to(weight)
     lost = value - rounded.to(torch.float32)
@@ -69,8 +89,10 @@ def split(value: torch.Tensor, weight: torch.dtype, kind: MasterKind) -> tuple[t
 
 def master_for(weight: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What must be stored alongside a weight so that together they are as near to the float32 value as this type allows."""
-    if dtype == torch.int16:
+    if dtype in _SPLIT:
         missing = value.view(torch.int32) - weight.to(torch.float32).view(torch.int32)
-        return missing.clamp(-0x8000, 0x7FFF).to(torch.int16)
+        cut, info = 16 - _SPLIT[dtype], torch.iinfo(dtype)
+        missing = missing + (1 << cut >> 1) >> cut
+        return missing.clamp(info.min, info.max).to(dtype)
     lost = value - weight.to(torch.float32)
     return torch.where(torch.isfinite(lost), lost, torch.zeros_like(lost)).to(dtype)

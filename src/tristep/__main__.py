@@ -91,7 +91,9 @@ def _add_cost(commands: Any) -> argparse.ArgumentParser:
     cost.add_argument("--optimizer", default="adam", metavar="NAME", help="(default: adam)")
     cost.add_argument("--state", metavar="TYPE", help="how states are stored: bfloat16 or 8bit")
     cost.add_argument("--weights", default="float32", metavar="TYPE", help="of weights and gradients (default: float32)")
-    cost.add_argument("--master", choices=("float32", "remainder"), help="the master of 16-bit weights; none by default")
+    cost.add_argument(
+        "--master", choices=("float32", "remainder", "split8"), help="the master of 16-bit weights; none by default"
+    )
     memories = ", ".join(cost_model.MEMORIES)
     cost.add_argument("--memory", default="h100", metavar="GPU", help=f"whose memory: {memories}, or GB/s (default: h100)")
     cost.add_argument(
@@ -119,7 +121,7 @@ def _cost(
     if state is not None:
         options["state_dtype"] = {"bf16": "bfloat16"}.get(state, state)
     if master is not None:
-        options["multi_precision"] = "remainder" if master == "remainder" else True
+        options["multi_precision"] = True if master == "float32" else master
     weights = cost_model.OTHER_NAMES.get(weights, weights)
     if measure:
         if others["gpus_per_node"] is not None:

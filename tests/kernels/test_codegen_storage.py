@@ -33,6 +33,7 @@ STORED = [
         ("bfloat16", True, "bfloat16", False),
         ("bfloat16", "int16", None, False),
         ("bfloat16", "int16", "bfloat16", False),
+        ("bfloat16", "int8", None, True),
         ("bfloat16", "bfloat16", "bfloat16", False),
         ("float16", "float16", None, False),
     ]
@@ -40,13 +41,13 @@ STORED = [
 STORED_ELSEWHERE = [
     Case(target, "adamw", "bfloat16", "bfloat16", masters, True, None, "bfloat16", not masters)
     for target in TARGETS
-    for masters in (False, "int16", "bfloat16")
+    for masters in (False, "int16", "int8", "bfloat16")
 ]
 STORED_SUMS = [Case(rule="lamb", weight="bfloat16", gradient="bfloat16", masters="int16", stage=0, state="bfloat16")]
 PACKED = [
     Case(rule=rule, weight=weight, gradient=weight, masters=masters, state="uint8", stochastic=True)
     for rule in ("sgd_momentum", "adamw", "adan")
-    for weight, masters in [("float32", False), ("bfloat16", False), ("bfloat16", "int16")]
+    for weight, masters in [("float32", False), ("bfloat16", False), ("bfloat16", "int16"), ("bfloat16", "int8")]
 ]
 PACKED_ELSEWHERE = [Case(target, "adamw", state="uint8", stochastic=True) for target in TARGETS]
 PACKED_SUMS = Case(rule="lamb", stage=0, state="uint8")
@@ -85,14 +86,16 @@ def test_full_tiles_of_mixed_widths_take_one_access_a_tensor(case, code):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", STORED, ids=lambda case: case.name)
 def test_full_low_precision_tiles_take_one_access_per_tensor(case, code):
-    """64 bits for 4 elements of 16, 128 for 4 of 32; nothing else is written, nor read in more pieces."""
+    """64 bits for 4 elements of 16, 128 for 4 of 32, 32 for 4 of 8; nothing else is written, nor read in more pieces."""
     kernel = code(case)
     masters = {False: [], True: ["float32"]}.get(case.masters, [case.masters])
     states = [case.state or "float32"] * RULES[case.rule]
-    bits = [4 * 8 * (SIZES | {"int16": 2})[kind] for kind in (case.weight, *masters, *states)]
+    bits = [4 * 8 * (SIZES | {"int16": 2, "int8": 1})[kind] for kind in (case.weight, *masters, *states)]
     names = [name for _, name in kernel.full_tile_path]
     assert kernel.warps * 32 * 4 == BLOCK
-    assert sorted(name for name in names if name.startswith("STG")) == sorted(f"STG.E.{each}" for each in bits)
+    assert sorted(name for name in names if name.startswith("STG")) == sorted(
+        f"STG.E.{each}" if each > 32 else "STG.E" for each in bits
+    )
     weights = [] if case.masters is True else [case.weight]
     loaded = [*weights, case.gradient, *masters, *states]
     assert names.count("LDG.E.128") == loaded.count("float32")
@@ -115,7 +118,8 @@ def test_packed_states_take_one_access_for_4_codes(case, code):
     """
     kernel, changed = code(case), RULES[case.rule]
     assert kernel.warps * 32 * 4 == BLOCK
-    assert kernel.count(r"LDG\.E\.U8.*") == kernel.count(r"STG\.E\.U8") == 4 * changed
+    of_bytes = changed + (case.masters == "int8")
+    assert kernel.count(r"LDG\.E\.U8.*") == kernel.count(r"STG\.E\.U8") == 4 * of_bytes
     assert kernel.count(r"REDUX\.MAX.*") == 2 * changed
     assert kernel.count(r"SHFL.*") == 0
     assert [name for _, name in kernel.full_tile_path if re.match(SHARED, name)] == ["BAR.SYNC.DEFER_BLOCKING"]

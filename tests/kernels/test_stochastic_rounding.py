@@ -11,9 +11,9 @@ from low_precision import as_bfloat16, numbers, same, slowly, take
 
 from tristep.kernels import Update
 from tristep.kernels.states import states_for
-from tristep.kernels.storage import keys, random_bits
+from tristep.kernels.storage import CodesOnly, keys, random_bits
 
-F64, F32, F16, BF16, I16 = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int16
+F64, F32, F16, BF16, I8 = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8
 
 
 def run_at_random(place, values, update_number=1, seed=0, repeat=1, states=None):
@@ -127,6 +127,27 @@ def test_a_weight_with_a_master_is_not_rounded_stochastically(place):
     run()
     same(weight, as_bfloat16(values))
     same(master, values)
+
+
+def test_24_bit_masters_are_rounded_to_a_neighbour_and_right_on_average(place):
+    """By the upper 8 of the bits of the slot after those of the states: the integers of the formula in storage/master.py."""
+    share, n = 13 / 16, 10_000
+    values = np.full(n, 1 + share * 2.0**-15, dtype=np.float32)
+    values[:12] = numbers(0, 12)
+    for seed, at_random in ((3, True), (CodesOnly(3), False)):
+        weight, rest = torch.zeros(n, dtype=BF16, device=place.device), torch.zeros(n, dtype=I8, device=place.device)
+        run = Update(take, [weight], states_for(take, [weight]), [rest], engine=place.engine, seed=seed)
+        run.hyper[:] = [1.0, 7] if at_random else [1.0, 0]  # to the nearest where no state is packed
+        run.bind([torch.tensor(values, device=place.device)])
+        run()
+        got = weight.cpu().float().numpy().view(np.int32) + (rest.cpu().numpy().astype(np.int32) << 8)
+        low, high = keys(3, np.array([7]), np.array([0]))[0]
+        bits = values.view(np.uint32).astype(np.int64)
+        cut = random_bits(low, high, torch.arange(n), len(take.state)).numpy() >> 24 if at_random else 0x80
+        expected = ((bits + cut) >> 8 << 8).astype(np.uint32).view(np.float32)
+        np.testing.assert_array_equal(got.view(np.float32), np.where(np.isnan(values), values, expected))
+        up = (got.view(np.float32)[12:] > 1).mean()
+        assert abs(up - share) < 5 * math.sqrt(share * (1 - share) / n) if at_random else up == 1
 
 
 def test_keys_are_splitmix64():

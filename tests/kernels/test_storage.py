@@ -8,13 +8,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from low_precision import as_bfloat16, bits, numbers, same, slowly, take, tensors
+from low_precision import as_bfloat16, bits, in_24_bits, numbers, same, slowly, take, tensors
 
 from tristep.kernels import Update, rule, rules
 from tristep.kernels.states import slot_dtypes, states_for
 from tristep.kernels.storage import Storage
 
-F64, F32, F16, BF16, I16 = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int16
+F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+I16, I8 = torch.int16, torch.int8
 SIZES = [(3, 5), (1030,), (0,)]
 
 
@@ -116,6 +117,58 @@ def test_a_remainder_is_all_that_a_weight_lacks(place, state_dtype):
         same(row[0], value if state_dtype is None else as_bfloat16(value))
 
 
+EDGES = [0x7F7FFFFF, 0x7F7FFF80, 0x7F7FFF7F, 0x7F7F8000, 0xFF7FFFFF, 0x3F807F80, 0x3F807F7F, 0x3F808000, 0x3F818000]
+
+
+@pytest.mark.parametrize("state_dtype", [None, BF16], ids=str)
+def test_a_24_bit_master_is_the_nearest_of_24_bits(place, state_dtype):
+    """Weight and rest are that, and the weight is as near to it as a bfloat16 can be. What is above the last is infinity."""
+    edges = np.array(EDGES, dtype=np.uint32).view(np.float32)
+    values = [np.concatenate([edges, numbers(k, n)]) for k, n in enumerate((6, 1030))]
+    weights = tensors(place, [numbers(9 + k, len(each)) for k, each in enumerate(values)], BF16)
+    rests = [torch.zeros(len(each), dtype=I8, device=place.device) for each in values]
+    states = states_for(take, weights, state_dtype)
+    place.run(take, weights, tensors(place, values, F32), states, [[1.0]] * 2, rests)
+    for weight, rest, value in zip(weights, rests, values, strict=True):
+        high = weight.cpu().float().numpy().view(np.uint32)
+        whole = (high + (rest.cpu().numpy().astype(np.int32) << 8).astype(np.uint32)).view(np.float32)
+        expected = in_24_bits(value)
+        np.testing.assert_array_equal(whole, expected)
+        assert np.isinf(whole[[0, 1, 4]]).all()
+        assert np.isinf(weight.cpu().float().numpy()[2])  # with a rest that makes it finite
+        finite = np.isfinite(expected) & (np.abs(expected) < 3.38e38)
+        distance = np.abs(weight.cpu().double().numpy() - expected)[finite]
+        np.testing.assert_array_equal(distance, np.abs(as_bfloat16(expected).astype(np.float64) - expected)[finite])
+    # And it is read so: the state gets the weight as the rule knew it.
+    place.run(take, weights, tensors(place, [np.zeros(len(each)) for each in values], F32), states, [[1.0]] * 2, rests)
+    for row, value in zip(states, values, strict=True):
+        known = in_24_bits(value)
+        same(row[0], known if state_dtype is None else as_bfloat16(known))
+
+
+@pytest.mark.parametrize("name", ["sgd_momentum", "adamw", "lamb"])
+def test_with_24_bit_masters_a_step_is_that_of_float32_masters_rounded(place, name):
+    """At every step, from the masters that are stored."""
+    used = getattr(rules, name)
+    rng = np.random.default_rng(1)
+    weights = tensors(place, [rng.normal(size=(1030,)), rng.normal(size=(3, 5))], BF16)
+    rests = [torch.zeros_like(weight, dtype=I8) for weight in weights]
+    hyper = [[1.0, *np.linspace(0.01, 0.3, len(used.hyper))]] * 2
+    states = states_for(used, weights)
+    for _ in range(3):
+        wholes = [
+            (weight.float().view(torch.int32) + (rest.to(torch.int32) << 8)).view(F32)
+            for weight, rest in zip(weights, rests, strict=True)
+        ]
+        twins = [weight.clone() for weight in weights], [tuple(state.clone() for state in row) for row in states]
+        gradients = tensors(place, [rng.normal(size=(1030,)), rng.normal(size=(3, 5))], BF16)
+        place.run(used, weights, gradients, states, hyper, rests)
+        place.run(used, twins[0], gradients, twins[1], hyper, wholes)
+        for weight, rest, whole in zip(weights, rests, wholes, strict=True):
+            found = weight.cpu().float().numpy().view(np.int32) + (rest.cpu().numpy().astype(np.int32) << 8)
+            np.testing.assert_array_equal(found.view(np.float32), in_24_bits(whole.cpu().numpy()))
+
+
 @pytest.mark.parametrize("name", ["sgd_momentum", "adamw", "lamb"])
 def test_with_remainders_every_step_is_that_of_float32_masters(place, name):
     used = getattr(rules, name)
@@ -175,7 +228,13 @@ def test_small_steps_are_not_lost_with_compensation(place):
 # Anywhere in memory, and refusals.
 
 
-@pytest.mark.parametrize("master_dtype", [None, I16, BF16], ids=str)
+def nearest_of_24_bits(values):
+    """The bfloat16 next to 8 bits: the nearest to the number of 24 bits, ties away from zero."""
+    known = in_24_bits(values)
+    return as_bfloat16(np.nextafter(known, np.copysign(np.float32(math.inf), known)))
+
+
+@pytest.mark.parametrize("master_dtype", [None, I16, I8, BF16], ids=str)
 @pytest.mark.parametrize("layout", ["transposed", "gaps", "one element off"])
 def test_other_layouts(place, layout, master_dtype):
     values = np.random.default_rng(4).normal(size=(40, 30)).astype(np.float32)
@@ -192,7 +251,7 @@ def test_other_layouts(place, layout, master_dtype):
     if master_dtype is not None:
         master = torch.empty_strided((40, 30), strides, dtype=master_dtype, device=place.device).zero_()
     place.run(take, [weight], [torch.tensor(values, device=place.device)], [states], [[1.0]], [master])
-    same(weight, as_bfloat16(values))
+    same(weight, nearest_of_24_bits(values) if master_dtype == I8 else as_bfloat16(values))
     if master_dtype == BF16:
         same(master, as_bfloat16(values - as_bfloat16(values)))
 
@@ -203,8 +262,14 @@ def test_types_that_do_not_go_together_are_refused():
         (w64, BF16, None, r"mom of weights\[0\] is torch.bfloat16 .* must be torch.float64"),
         (w32, I16, None, r"mom of weights\[0\] is torch.int16 .* must be torch.float32 or torch.bfloat16"),
         (w16, F32, I16, r"master of weights\[0\] is torch.int16 .* must be torch.float32 or torch.float16"),
-        (wb, F32, F16, r"master of .* torch.float16 .* must be torch.float32 or torch.int16 or torch.bfloat16"),
+        (
+            wb,
+            F32,
+            F16,
+            r"master of .* torch.float16 .* must be torch.float32 or torch.int16 or torch.int8 or torch.bfloat16",
+        ),
         (w32, F32, I16, r"master of weights\[0\] is torch.int16 .* must be torch.float32"),
+        (w16, F32, I8, r"master of weights\[0\] is torch.int8 .* must be torch.float32 or torch.float16"),
     ]:
         masters = [None if master is None else torch.zeros(3, dtype=master)]
         with pytest.raises(ValueError, match=message):
@@ -217,17 +282,17 @@ def test_groups_are_formed_by_how_tensors_are_stored(place):
     """Alike they go into one launch; the values are those of each alone."""
     values = np.random.default_rng(4).normal(size=1030).astype(np.float32)
     gradient = torch.tensor(values, device=place.device)
-    master_dtypes = [None, F32, I16, BF16, None]
+    master_dtypes = [None, F32, I16, BF16, I8, None]
     weights = [torch.zeros(1030, dtype=BF16, device=place.device) for _ in master_dtypes]
     masters = [
         None if master_dtype is None else torch.zeros(1030, dtype=master_dtype, device=place.device)
         for master_dtype in master_dtypes
     ]
-    states = [*states_for(take, weights[:4]), *states_for(take, weights[4:], BF16)]
-    run = place.run(take, weights, [gradient] * 5, states, [[1.0]] * 5, masters)
-    assert run.launches == 5
-    for weight in weights:
-        same(weight, as_bfloat16(values))
+    states = [*states_for(take, weights[:5]), *states_for(take, weights[5:], BF16)]
+    run = place.run(take, weights, [gradient] * 6, states, [[1.0]] * 6, masters)
+    assert run.launches == 6
+    for weight, master_dtype in zip(weights, master_dtypes, strict=True):
+        same(weight, nearest_of_24_bits(values) if master_dtype == I8 else as_bfloat16(values))
 
 
 def test_storages_are_equal_that_store_alike():

@@ -88,6 +88,7 @@ def test_time_is_latency_and_bytes_over_bandwidth():
         ("lion", {}, "float32", 20),
         ("adamw", {"multi_precision": True}, "bfloat16", 28),
         ("adamw", {"multi_precision": "remainder"}, "bfloat16", 26),
+        ("adamw", {"multi_precision": "split8", "state_dtype": "8bit"}, "bfloat16", 12.125),
         ("adam", {}, "bfloat16", 22),
         ("adam", {"state_dtype": "8bit"}, "float32", 12 + 4 * (1 + 4 / 128)),
         ("adam", {"clip_norm": 1.0}, "float32", 32),
@@ -105,7 +106,7 @@ def test_an_update_moves_the_bytes_of_its_rule(optimizer, options, weights, per_
     [
         ("adam", {}, torch.float32),
         ("adamw", {"multi_precision": True}, torch.bfloat16),
-        ("lion", {"state_dtype": "8bit", "multi_precision": "remainder"}, torch.bfloat16),
+        ("lion", {"state_dtype": "8bit", "multi_precision": "split8"}, torch.bfloat16),
         ("adam", {"state_dtype": "bfloat16", "ema_decay": 0.9}, torch.float32),
         ("novograd", {}, torch.float64),
         ("adafactor", {}, torch.float32),

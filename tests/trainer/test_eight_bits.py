@@ -76,7 +76,7 @@ def test_steps_are_near_those_in_full(name, device):
         torch.testing.assert_close(state, saved(full, "1")[slot], msg="a small weight's states are exact")
 
 
-TOGETHER = {"dtype": BF16, "multi_precision": "remainder", "cautious": True, "clip_norm": 1.0, "stochastic_rounding": True}
+TOGETHER = {"dtype": BF16, "multi_precision": "split8", "cautious": True, "clip_norm": 1.0, "stochastic_rounding": True}
 
 
 @pytest.mark.parametrize(

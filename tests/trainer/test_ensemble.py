@@ -99,7 +99,9 @@ def test_packed_states_as_alone(stacked):
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
-@pytest.mark.parametrize("options", [{"multi_precision": True}, {"multi_precision": "remainder"}, {"kahan": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [*({"multi_precision": kind} for kind in (True, "remainder", "split8")), {"kahan": True}], ids=str
+)
 def test_16_bits_as_alone(options, stacked):
     many, *others = both(rated("adamw", **options), dtype=torch.bfloat16, stacked=stacked)
     assert_equal(many, *others)

@@ -7,20 +7,23 @@ import copy
 
 import pytest
 import torch
+from stored_training import close_to, made, parameters, saved, stepped, train
 
 import tristep
 from tristep import Trainer, optimizer
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 
-F64, F32, F16, BF16, I16 = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int16
-SHAPES = ((40, 30), (7,), (4, 4), ())
+F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
+I16, I8 = torch.int16, torch.int8
 STORED = {
     "states": (F32, {"state_dtype": "bfloat16"}),
     "at random": (BF16, {"stochastic_rounding": True, "state_dtype": "bfloat16"}),
     "kahan": (BF16, {"kahan": True}),
     "kahan, float16": (F16, {"kahan": True, "state_dtype": "bfloat16"}),
     "remainder": (BF16, {"multi_precision": "remainder", "state_dtype": "bfloat16"}),
+    "24 bits": (BF16, {"multi_precision": "split8"}),
+    "24 bits at random": (BF16, {"multi_precision": "split8", "stochastic_rounding": True, "state_dtype": "bfloat16"}),
     "all together": (
         BF16,
         {
@@ -32,40 +35,6 @@ STORED = {
         },
     ),
 }
-
-
-def parameters(device, dtype):
-    torch.manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape).to(device, dtype)) for shape in SHAPES]
-
-
-def train(params, step, steps, seed=1):
-    """With gradients of their own sizes, so that they do not depend on the weights."""
-    torch.manual_seed(seed)
-    for _ in range(steps):
-        for param in params:
-            param.grad = torch.randn(param.shape).to(param)
-        step()
-
-
-def made(device, dtype, arguments, engine=None, name="adamw"):
-    params = parameters(device, dtype)
-    return params, Trainer(params, name, {"learning_rate": 0.01, "wd": 0.1, **arguments}, engine=engine)
-
-
-def stepped(device, dtype, arguments, engine=None, name="adamw", steps=5):
-    params, trainer = made(device, dtype, arguments, engine, name)
-    train(params, lambda: trainer.step(1), steps)
-    return params, trainer
-
-
-def saved(trainer, slot):
-    return {name: slots[slot] for name, slots in trainer.state_dict()["state"].items()}
-
-
-def close_to(params, others, atol, rtol=2**-7):
-    for param, other in zip(params, others, strict=True):
-        torch.testing.assert_close(param.float(), other.float(), rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("stored", STORED)
@@ -98,20 +67,6 @@ def test_training_goes_on_to_the_bit(stored, engine, device, everything, tmp_pat
     assert after["optimizer"] == again["optimizer"]
 
 
-@pytest.mark.sample(1)
-@pytest.mark.sample(0, "triton")
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "lion"])
-def test_remainders_are_masters_to_the_bit(name, engine, device):
-    """Gradients are given, so that weights half-way between two numbers, rounded otherwise, have no consequences."""
-    _, trainer = stepped(device, BF16, {"multi_precision": True}, engine, name, steps=10)
-    weights, other = stepped(device, BF16, {"multi_precision": "remainder"}, engine, name, steps=10)
-    masters, remainders = saved(trainer, "master copy"), saved(other, "master copy")
-    for weight, master, remainder in zip(weights, masters.values(), remainders.values(), strict=True):
-        assert remainder.dtype == I16
-        whole = (weight.detach().float().view(torch.int32) + remainder.to(torch.int32)).view(F32)
-        assert torch.equal(whole, master)
-
-
 def test_small_steps_move_weights_with_each_but_not_without(engine, device):
     """A step of 1/64 of what bfloat16 tells from 1, 64 times."""
     moved, count = {}, 4000
@@ -120,6 +75,7 @@ def test_small_steps_move_weights_with_each_but_not_without(engine, device):
         "at random": {"stochastic_rounding": True},
         "kahan": {"kahan": True},
         "remainder": {"multi_precision": "remainder"},
+        "24 bits": {"multi_precision": "split8"},
     }.items():
         param = torch.nn.Parameter(torch.ones(count, dtype=BF16, device=device))
         trainer = Trainer([param], "sgd", {"learning_rate": 2.0**-14, **arguments}, engine=engine)
@@ -130,6 +86,7 @@ def test_small_steps_move_weights_with_each_but_not_without(engine, device):
     assert moved["nearest"] == 0.0
     assert moved["kahan"] == pytest.approx(2.0**-8, rel=1e-6)
     assert moved["remainder"] == pytest.approx(2.0**-8, rel=1e-6)
+    assert moved["24 bits"] == pytest.approx(2.0**-8, rel=1e-6)
     # Each step is 2^-8 down with a probability of 1/64 (below 1 the numbers are that close): variances add up.
     assert moved["at random"] == pytest.approx(2.0**-8, abs=5 * 2.0**-8 / count**0.5)
 
@@ -178,29 +135,10 @@ def test_states_are_converted_when_they_are_loaded(engine, device):
     train(params, lambda: wide.step(1), 1)
 
 
-def test_a_converted_model_keeps_its_master_weights(engine, device):
-    params, trainer = stepped(device, BF16, {"multi_precision": "remainder"}, engine)
-    remainders = saved(trainer, "master copy")
-    whole = [
-        (param.detach().float().view(torch.int32) + rest.to(torch.int32)).view(F32)
-        for param, rest in zip(params, remainders.values(), strict=True)
-    ]
-    trainer.optimizer.multi_precision = True
-    for param in params:
-        param.data = param.data.clone()  # moved, so that the trainer looks
-        param.grad = torch.zeros_like(param)
-    trainer.optimizer.lr = 0.0
-    trainer.step(1)
-    assert all(map(torch.equal, saved(trainer, "master copy").values(), whole))
-    for param in params:
-        param.data = param.data.float()
-        param.grad = torch.zeros_like(param)
-    trainer.step(1)
-    assert all("master copy" not in slots for slots in trainer.state_dict()["state"].values())
-
-
 @pytest.mark.parametrize(
-    "arguments", [{"state_dtype": "bfloat16"}, {"kahan": True}, {"multi_precision": "remainder"}, {}], ids=str
+    "arguments",
+    [{"state_dtype": "bfloat16"}, {"kahan": True}, {"multi_precision": "remainder"}, {"multi_precision": "split8"}, {}],
+    ids=str,
 )
 def test_rows_of_sparse_gradients(arguments, device):
     torch.manual_seed(0)
@@ -227,8 +165,15 @@ def test_rows_of_sparse_gradients(arguments, device):
 
 # torch's interface.
 
+BY_TORCH = [
+    {"state_dtype": "bfloat16"},
+    {"kahan": True},
+    {"stochastic_rounding": True},
+    *({"multi_precision": kind} for kind in (True, "remainder", "split8")),
+]
 
-@pytest.mark.parametrize("arguments", [{"state_dtype": "bfloat16"}, {"kahan": True}, {"stochastic_rounding": True}], ids=str)
+
+@pytest.mark.parametrize("arguments", BY_TORCH, ids=str)
 def test_by_torchs_interface_as_by_ours(arguments, device):
     params, trainer = stepped(device, BF16, arguments, name="lion")
     others = parameters(device, BF16)
@@ -237,11 +182,18 @@ def test_by_torchs_interface_as_by_ours(arguments, device):
     assert all(map(torch.equal, params, others))
     dtype = BF16 if "state_dtype" in arguments else F32
     assert all(by_torch.state[param]["mean"].dtype == dtype for param in others)
-    assert all(("compensation" in by_torch.state[param]) == ("kahan" in arguments) for param in others)
-    assert trainer is not None
+    for name, param in trainer_names(trainer, others):
+        assert ("compensation" in by_torch.state[param]) == ("kahan" in arguments)
+        assert ("master" in by_torch.state[param]) == ("multi_precision" in arguments)
+        if "multi_precision" in arguments:
+            assert torch.equal(by_torch.state[param]["master"], saved(trainer, "master copy")[name])
 
 
-@pytest.mark.parametrize("arguments", [{"state_dtype": "bfloat16"}, {"kahan": True}, {"stochastic_rounding": True}], ids=str)
+def trainer_names(trainer, params):
+    return zip(trainer.state_dict()["state"], params, strict=True)
+
+
+@pytest.mark.parametrize("arguments", BY_TORCH, ids=str)
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 def test_torchs_state_dict_goes_on_to_the_bit(arguments, dtype, device):
     params = parameters(device, dtype)
@@ -280,7 +232,14 @@ def test_groups_may_store_in_different_ways(device):
         ("adam", {"stochastic_rounding": 1}, TypeError, "stochastic_rounding=1"),
         ("adam", {"rounding_seed": -1}, ValueError, "rounding_seed=-1"),
         ("adam", {"kahan": "yes"}, TypeError, "kahan='yes'"),
-        ("adam", {"multi_precision": "rest"}, TypeError, "multi_precision='rest'"),
+        (
+            "adam",
+            {"multi_precision": "rest"},
+            TypeError,
+            r"multi_precision='rest': must be True, False, or one of 'remainder', 'split8'\.",
+        ),
+        ("adam", {"multi_precision": "split"}, TypeError, "multi_precision='split': .* Did you mean 'split8'"),
+        ("muon", {"multi_precision": "split8"}, TypeError, "multi_precision='split8': Muon has a rule of whole"),
         ("adam", {"kahan": True, "multi_precision": True}, ValueError, "kahan=True with multi_precision=True"),
         (
             "adam",
@@ -317,6 +276,7 @@ def test_options_that_make_no_sense_are_refused(name, arguments, error, message)
         (F64, {"state_dtype": "bfloat16"}, "state_dtype='bfloat16': '0' is torch.float64"),
         (F16, {"stochastic_rounding": True}, "stochastic_rounding=True: '0' is torch.float16"),
         (F16, {"multi_precision": "remainder"}, "multi_precision='remainder': '0' is torch.float16"),
+        (F16, {"multi_precision": "split8"}, "multi_precision='split8': '0' is torch.float16"),
     ],
     ids=str,
 )

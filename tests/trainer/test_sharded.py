@@ -70,6 +70,7 @@ ELEMENTWISE = [
     ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "lookahead": 2, "ema_decay": 0.9}, torch.float32),
     ("adam", {"learning_rate": 0.01, "multi_precision": True}, torch.bfloat16),
     ("adam", {"learning_rate": 0.01, "multi_precision": "remainder", "state_dtype": "bfloat16"}, torch.bfloat16),
+    ("adam", {"learning_rate": 0.01, "multi_precision": "split8", "state_dtype": "bfloat16"}, torch.bfloat16),
 ]
 WHOLE = [
     ("lamb", {"learning_rate": 0.01}, torch.float32),

@@ -12,7 +12,7 @@ from ...kernels.layouts import compute_dtype
 from ...kernels.states import slot_shapes
 from ...kernels.storage import check_scales, kind_of
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
-from ..optimizer.settings import check_settings
+from ..optimizer.settings import SPLIT_MASTERS, check_settings
 from ..validation import boolean, integer, number
 from .names import shape_of
 from .nesting import check_layout
@@ -99,7 +99,7 @@ def _check_settings(optimizer: Optimizer, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         allowed = {_kind(known[name]), _kind(value)} - {None}
         if name == "multi_precision" and isinstance(optimizer, RuleOptimizer):
-            if isinstance(value, bool) or value == "remainder":
+            if isinstance(value, bool) or value in list(SPLIT_MASTERS):
                 continue
             allowed.add("bool")
         if len(allowed) > 1 or "other" in allowed:

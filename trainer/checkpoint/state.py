@@ -90,7 +90,8 @@ def restore(
             whole.update(some)
     for part, settings, scheduler in found:
         for attribute, value in settings.items():
-            if attribute != "state_dtype":  # which is the trainer's own: states are converted
+            converted = attribute == "multi_precision" and value and part.multi_precision
+            if attribute != "state_dtype" and not converted:  # how states and masters are stored is the trainer's own choice
                 setattr(part, attribute, value)
         part.lr_scheduler = scheduler
     if isinstance(optimizer, MultiOptimizer):

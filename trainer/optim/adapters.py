@@ -20,8 +20,7 @@ from .states import as_real
 
 # What torch has other names or other ways for: lr, weight_decay, schedulers, GradScaler, groups.
 _NOT_OPTIONS = (
-    *("self", "learning_rate", "wd", "rescale_grad", "lr_scheduler", "begin_num_update", "multi_precision"),
-    *("param_idx2name", "param_dict"),
+    *("self", "learning_rate", "wd", "rescale_grad", "lr_scheduler", "begin_num_update", "param_idx2name", "param_dict"),
 )
 
 

@@ -96,7 +96,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return None
 
     def _master_dtype(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
-        """The type of the split master of a weight, stored as `state[parameter]["compensation"]`, if anything is."""
+        """The type of a weight's master, if it has one: `state[parameter]["master"]`, or of Kahan's "compensation"."""
         return None
 
     def _by_row(self, group: Group) -> bool:

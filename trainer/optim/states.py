@@ -15,7 +15,6 @@ from ...kernels.guards import PointerGuard
 from ...kernels.layouts import is_wrapper
 from ...kernels.states import (
     PerTensorStates,
-    allocate_states,
     goes_with,
     per_tensor_states,
     slot_dtypes,
@@ -23,13 +22,16 @@ from ...kernels.states import (
     states_for,
 )
 from ..optimizer.sparse import is_sparse
+from ..optimizer.states import new_master
 from . import shards
 from .groups import Group
 
 if TYPE_CHECKING:
     from .base import FusedOptimizer
 
-__all__ = ["ParameterStates", "as_real", "same_objects"]
+__all__ = ["MASTER_KEYS", "ParameterStates", "as_real", "same_objects"]
+
+MASTER_KEYS = ("master", "compensation")  # in a parameter's state; the second is Kahan's
 
 
 class ParameterStates:
@@ -184,14 +186,16 @@ class ParameterStates:
         if dtype is None:
             return None
         row = optimizer.state[parameter]
-        found = row.get("compensation")
+        key, other = MASTER_KEYS if dtype != weight.dtype else MASTER_KEYS[::-1]
+        found = row.get(key)
+        if found is None:
+            found = row.pop(other, None)
         if found is not None:
-            shards.check_placement(self.names[i], "compensation", found, parameter)
+            shards.check_placement(self.names[i], key, found, parameter)
             found = shards.local(found)
         if found is None or not goes_with(found, weight, dtype):
-            ((master,),) = allocate_states([weight.detach()], 1, dtype)
-            row["compensation"] = shards.placed_as(parameter, master)
-            return master if found is None else master.copy_(found)
+            found = new_master(weight.detach(), found, dtype)
+            row[key] = shards.placed_as(parameter, found)
         return found
 
 

@@ -17,7 +17,7 @@ from .base import LOW_PRECISION
 from .counts import Index
 from .multi import part_of
 from .options import TransformOptions
-from .settings import check_options
+from .settings import SPLIT_MASTERS, check_options, split_master
 from .sparse import RowUpdate, split
 
 __all__ = ["STATE_DTYPES", "RuleOptimizer"]
@@ -41,15 +41,15 @@ class RuleOptimizer(TransformOptions):
             contiguous weights of 4,096 elements or more; others stay float32 (Dettmers et al. 2022, "8-bit Optimizers via
             Block-wise Quantization"). The bytes are always rounded stochastically, since slow averages would otherwise
             not change.
-        stochastic_rounding: round bfloat16 weights without a float32 copy, and bfloat16 states, up or down with the
+        stochastic_rounding: round bfloat16 weights without a master, 24-bit masters and bfloat16 states up or down with the
             probability of the bits that are cut off, so that they are unbiased; the same in every run with the same
             `rounding_seed` (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision").
         rounding_seed: >= 0.
         kahan: store the rounding error of 16-bit weights, in their type, and add it at the next update (Kahan
             1965, "Further remarks on reducing truncation errors").
         **kwargs: those of `TransformOptions`, such as `clip_norm`, and of `Optimizer`. `multi_precision="remainder"` stores
-            only the 16 bits of the float32 copy that a bfloat16 weight lacks (a split master); ties are then rounded away
-            from zero, not to even.
+            only the 16 bits of the float32 copy that a bfloat16 weight lacks (a split master), and "split8" only the upper
+            8 of them, a copy in 24 bits; ties are then rounded away from zero, not to even.
 
     Raises:
         TypeError: an option of an optimizer whose rule is not elementwise.
@@ -86,10 +86,10 @@ class RuleOptimizer(TransformOptions):
         self.rounding_seed = integer("rounding_seed", rounding_seed, low=0)
         self.kahan = boolean("kahan", kahan)
         self._updater: Callable[[], Any] | None = None  # a weak reference to what has the states
-        remainder = isinstance(given := kwargs.get("multi_precision"), str) and given == "remainder"
-        super().__init__(**kwargs | ({"multi_precision": True} if remainder else {}))
-        if remainder:
-            self.multi_precision = "remainder"
+        master = split_master(kwargs.get("multi_precision"))
+        super().__init__(**kwargs | ({} if master is None else {"multi_precision": True}))
+        if master is not None:
+            self.multi_precision = master
         if self.has_options or self._stores_otherwise:
             check_options(self)
 
@@ -186,9 +186,7 @@ class RuleOptimizer(TransformOptions):
             return None
         if self.kahan:
             return weight.dtype
-        if self.multi_precision == "remainder":
-            return torch.int16
-        return torch.float32 if self.multi_precision else None
+        return SPLIT_MASTERS.get(self.multi_precision, torch.float32 if self.multi_precision else None)
 
     def keeps_master(self, weight: torch.Tensor) -> bool:
         return self.master_dtype(weight) is not None
@@ -213,9 +211,10 @@ class RuleOptimizer(TransformOptions):
             )
         if self.stochastic_rounding and weight.dtype == torch.float16 and not self.keeps_master(weight):
             raise ValueError(f"stochastic_rounding=True: {name} is torch.float16; it must be torch.bfloat16 or wider")
-        if self.multi_precision == "remainder" and weight.dtype == torch.float16:
+        if self.multi_precision in SPLIT_MASTERS and weight.dtype == torch.float16:
             raise ValueError(
-                f"multi_precision='remainder': {name} is torch.float16, which lacks other bits; it must be True or False"
+                f"multi_precision={self.multi_precision!r}: {name} is torch.float16, which lacks other bits; it must be "
+                "True or False"
             )
 
     def create_state(self, index: Index, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -294,7 +293,7 @@ class RuleOptimizer(TransformOptions):
 
     @property
     def _stores_otherwise(self) -> bool:
-        return self.narrow is not None or self.stochastic_rounding or self.kahan or self.multi_precision == "remainder"
+        return self.narrow is not None or self.stochastic_rounding or self.kahan or self.multi_precision in SPLIT_MASTERS
 
 
 def _state_dtype(value: Any) -> str:

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
 
+import torch
+
 from ...kernels import Rule, TensorRule
 from ..validation import did_you_mean
 from .counts import Index
@@ -19,15 +21,19 @@ if TYPE_CHECKING:
     from .rule_optimizer import RuleOptimizer
 
 __all__ = [
+    "SPLIT_MASTERS",
     "check_grad_req",
     "check_options",
     "check_settings",
     "first_argument_in_mxnet",
     "refuse_unknown",
     "set_base_lr",
+    "split_master",
     "warn_once",
 ]
 
+# Values of `multi_precision` that are no bool, with the type of what is stored next to a bfloat16 weight.
+SPLIT_MASTERS: dict[Any, torch.dtype] = {"remainder": torch.int16, "split8": torch.int8}
 _TORCHS_NAMES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon", "betas": "beta1", "alpha": "gamma1"}
 _P = ParamSpec("_P")
 
@@ -41,14 +47,30 @@ def check_grad_req(name: Index, value: Any) -> None:
         )
 
 
+def split_master(value: Any) -> str | None:
+    """The kind of split master that `multi_precision=value` stands for, if any.
+
+    Raises:
+        TypeError: it is another string.
+    """
+    if not isinstance(value, str):
+        return None
+    if value not in SPLIT_MASTERS:
+        names = ", ".join(map(repr, SPLIT_MASTERS))
+        raise TypeError(
+            f"multi_precision={value!r}: must be True, False, or one of {names}.{did_you_mean(value, SPLIT_MASTERS)}"
+        )
+    return value
+
+
 def check_options(optimizer: RuleOptimizer) -> None:
     """Refuse options that do not go together, or not with the optimizer's rule."""
     name, rule = type(optimizer).__name__, cast("Rule | TensorRule", optimizer.rule)
     if isinstance(rule, TensorRule):
         names = ("state_dtype", "stochastic_rounding", "kahan")
         values = optimizer.options_in_use | {option: getattr(optimizer, option) for option in names}
-        if optimizer.multi_precision == "remainder":
-            values["multi_precision"] = "remainder"
+        if optimizer.multi_precision in SPLIT_MASTERS:
+            values["multi_precision"] = optimizer.multi_precision
         given = ", ".join(f"{option}={value!r}" for option, value in values.items() if value not in (None, False))
         raise TypeError(f"{given}: {name} has a rule of whole tensors; options are for rules of single elements")
     optimizer.check_transforms()

@@ -20,6 +20,8 @@ from .partition import Piece, in_memory_order, shaped_like, weight_of
 
 __all__ = ["ShardStates"]
 
+_MASTERS = (None, torch.float32, torch.float16, torch.bfloat16, torch.int16, torch.int8)  # types that masters may have
+
 
 class ShardStates:
     """The states of one rank's pieces of all parameters. All methods are to be called on all ranks.
@@ -114,12 +116,13 @@ class ShardStates:
                 if keep:
                     storage.copy(whole.states[i][k], values, values.shape, slot in rule.nonnegative)
         self._collect_numbers(optimizer, states, whole)
-        present = torch.tensor([float(i in self.updater.masters) for i in range(len(self.params))], device=self.device)
+        own = [_MASTERS.index(getattr(self.updater.masters.get(i), "dtype", None)) for i in range(len(self.params))]
+        present = torch.tensor(own, device=self.device)
         dist_utils.all_reduce(present, dist.ReduceOp.MAX, self.collectives.group)
         if present.any():
             for i, values in self._whole_tensors(self.updater.masters, False):
                 if keep and present[i]:
-                    ((master,),) = allocate_states([room[i]], 1, optimizer.master_dtype(self.params[i]))
+                    ((master,),) = allocate_states([room[i]], 1, _MASTERS[int(present[i])])
                     whole.masters[i] = master.copy_(values)
 
     def _whole_tensors(self, found: Mapping[Any, torch.Tensor], unsigned: bool) -> Iterator[tuple[int, torch.Tensor]]:

@@ -40,13 +40,18 @@ from .low_precision import (
     MEMORY,
     PACKING,
     STORE,
+    at_random24,
     high_bits,
+    high_of24,
     joined,
+    joined24,
     key_of,
     load_bfloat16,
     lost_bfloat16,
     lost_float16,
     low_bits,
+    low_of24,
+    nearest24,
     store_at_random,
     store_bfloat16,
 )
@@ -99,6 +104,11 @@ def _compile(
         "joined": joined,
         "high_bits": high_bits,
         "low_bits": low_bits,
+        "joined24": joined24,
+        "nearest24": nearest24,
+        "at_random24": at_random24,
+        "high_of24": high_of24,
+        "low_of24": low_of24,
         "lost": lost_bfloat16 if weight_dtype == torch.bfloat16 else lost_float16,
         "pointer": pointer,
         "carray": numba.carray,
@@ -138,14 +148,19 @@ def _multipliers(slot: int) -> tuple[int, ...]:
 def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list[str], halves: list[str]) -> list[str]:
     """The lines that store an element's new values."""
 
-    def at_random(value: str, slot: int) -> str:
-        return f"store_at_random({value}, key_of(key0, key1), start, i, {_multipliers(slot)})"
+    stochastic = stored.stochastic and not stored.codes_only
+
+    def at_random(value: str, slot: int, store: str = "store_at_random") -> str:
+        return f"{store}({value}, key_of(key0, key1), start, i, {_multipliers(slot)})"
 
     if stored.master == MasterKind.SPLIT:
         lines = ["w[i] = high_bits(value)", "m[i] = low_bits(value)"]
+    elif stored.master == MasterKind.SPLIT8:
+        rounded = at_random("value", len(rule.state), "at_random24") if stochastic else "nearest24(value)"
+        lines = [f"bits = {rounded}", "w[i] = high_of24(bits)", "m[i] = low_of24(bits)"]
     elif stored.master == MasterKind.KAHAN:
         lines = ["rounded = store_weight(value)", "w[i] = rounded", "m[i] = lost(value, rounded)"]
-    elif stored.stochastic and not stored.codes_only and weight_dtype == torch.bfloat16 and not stored.master:
+    elif stochastic and weight_dtype == torch.bfloat16 and not stored.master:
         lines = [f"w[i] = {at_random('value', len(rule.state))}"]
     else:
         lines = ["w[i] = store_weight(value)"]
@@ -153,7 +168,6 @@ def _stores(rule: Rule, weight_dtype: torch.dtype, stored: Storage, states: list
         if name in rule.changed:
             new = f"new[{k}]"
             if states[k] in halves:
-                stochastic = stored.stochastic and not stored.codes_only
                 new = at_random(new, k) if stochastic else f"store_bfloat16({new})"
             lines.append(f"{states[k]}[i] = {new}")
     return [*lines, "m[i] = value"] if stored.master == MasterKind.FULL else lines
@@ -224,6 +238,8 @@ def _loop_source(
     like = {"w": "WEIGHT", "g": "GRADIENT", **dict.fromkeys(halves, "HALF")}
     if stored.master in (MasterKind.SPLIT, MasterKind.KAHAN):
         like["m"] = "HALF"
+    elif stored.master == MasterKind.SPLIT8:
+        like["m"] = "BYTE"
     row = {"w": WEIGHT, "g": GRADIENT, "m": FIRST_STATE + len(rule.state)}
     row |= {s: FIRST_STATE + rule.state.index(name) for s, name in zip(states, function.state, strict=True)}
     given = "".join(
@@ -240,6 +256,7 @@ def _loop_source(
     weight = {
         MasterKind.FULL: "load_weight(m[i])",
         MasterKind.SPLIT: "joined(w[i], m[i])",
+        MasterKind.SPLIT8: "joined24(w[i], m[i])",
         MasterKind.KAHAN: "load_weight(w[i]) + load_weight(m[i])",
     }.get(stored.master, "load_weight(w[i])")
     read = "".join(f"load_bfloat16({s}[i]), " if s in halves else f"{s}[i], " for s in states)

@@ -15,13 +15,18 @@ __all__ = [
     "MEMORY",
     "PACKING",
     "STORE",
+    "at_random24",
     "high_bits",
+    "high_of24",
     "joined",
+    "joined24",
     "key_of",
     "load_bfloat16",
     "lost_bfloat16",
     "lost_float16",
     "low_bits",
+    "low_of24",
+    "nearest24",
     "store_at_random",
     "store_bfloat16",
 ]
@@ -99,6 +104,39 @@ def high_bits(value):
 def low_bits(value):
     bits = bits_of_float(np.float32(value))
     return np.uint16(np.uint32(0) if (bits & _POSITIVE) > _NAN_ABOVE else bits & np.uint32(0xFFFF))
+
+
+# The same with 8 bits alongside; "24" are the bits of a float32, rounded in the upper 24, of which the others are not used.
+@jit
+def joined24(high, low):
+    return float_of_bits(np.uint32((np.uint32(high) << np.uint32(16)) + np.uint32(np.int32(np.int8(low)) << np.int32(8))))
+
+
+@jit
+def _bits24(value, cut):
+    bits = bits_of_float(np.float32(value))
+    nan = ((bits >> np.uint32(16)) | np.uint32(0x40)) << np.uint32(16)
+    return np.uint32(nan if (bits & _POSITIVE) > _NAN_ABOVE else np.uint32(bits + cut))
+
+
+@jit
+def nearest24(value):
+    return _bits24(value, np.uint32(0x80))
+
+
+@jit
+def at_random24(value, key, start, i, multipliers):
+    return _bits24(value, _random(key, start, i, multipliers) >> np.uint32(24))
+
+
+@jit
+def high_of24(bits):
+    return np.uint16(np.uint32(bits + np.uint32(0x8000)) >> np.uint32(16))
+
+
+@jit
+def low_of24(bits):
+    return np.uint8((bits >> np.uint32(8)) & np.uint32(0xFF))
 
 
 @jit

@@ -21,6 +21,7 @@ __all__ = [
     "put",
     "random_words",
     "round_to",
+    "rounded_to_24_bits",
     "store",
     "unpack",
 ]
@@ -178,6 +179,17 @@ def _round_at_random(value, random):
     random = tl.where(value == value, random, 0)
     cut = (value.to(tl.uint32, bitcast=True) + (random >> 16)) >> 16
     return cut.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def rounded_to_24_bits(value, AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr):
+    # Its bits, of which the lowest 8 are to be dropped; NaN becomes one without lower bits. See storage/master.py.
+    bits = value.to(tl.uint32, bitcast=True)
+    if AT_RANDOM:
+        rounded = bits + ((words * _multiplier(_NEXT, SLOT)) >> 24)
+    else:
+        rounded = bits + 0x80
+    return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, (bits | 0x400000) & 0xFFFF0000, rounded)
 
 
 @triton.jit

@@ -8,7 +8,20 @@ import triton
 import triton.language as tl
 
 from ... import storage
-from .memory import has_packed, indices, is_packed, load, load_key, pack, put, random_words, round_to, store, unpack
+from .memory import (
+    has_packed,
+    indices,
+    is_packed,
+    load,
+    load_key,
+    pack,
+    put,
+    random_words,
+    round_to,
+    rounded_to_24_bits,
+    store,
+    unpack,
+)
 
 __all__ = [
     "Arguments",
@@ -20,8 +33,8 @@ __all__ = [
     "store_block",
 ]
 
-_FULL, _SPLIT, _KAHAN = (
-    tl.constexpr(int(kind)) for kind in (storage.MasterKind.FULL, storage.MasterKind.SPLIT, storage.MasterKind.KAHAN)
+_FULL, _SPLIT, _KAHAN, _SPLIT8 = (
+    tl.constexpr(int(storage.MasterKind[name])) for name in ("FULL", "SPLIT", "KAHAN", "SPLIT8")
 )
 
 
@@ -144,6 +157,9 @@ def compute_block(
         if LAYOUT.master == _SPLIT:
             low = load(addresses[1 + len(LAYOUT.states)], offsets, tile, tl.int16, tl.int32, FULL, LAYOUT.aligned)
             w = (w.to(tl.int32, bitcast=True) + low).to(LAYOUT.compute, bitcast=True)
+        elif LAYOUT.master == _SPLIT8:
+            low = load(addresses[1 + len(LAYOUT.states)], offsets, tile, tl.int8, tl.int32, FULL, LAYOUT.aligned)
+            w = (w.to(tl.int32, bitcast=True) + (low << 8)).to(LAYOUT.compute, bitcast=True)
         elif LAYOUT.master == _KAHAN:
             w += load(addresses[1 + len(LAYOUT.states)], offsets, tile, LAYOUT.weight, LAYOUT.compute, FULL, LAYOUT.aligned)
     g = load(gradient, offsets, tile, LAYOUT.gradient, LAYOUT.compute, FULL, LAYOUT.aligned) * numbers[0]
@@ -152,7 +168,7 @@ def compute_block(
 
 
 @triton.jit
-def _store_weight(address, master, w, offsets, tile, LAYOUT: tl.constexpr, FULL: tl.constexpr):
+def _store_weight(address, master, w, offsets, tile, words, LAYOUT: tl.constexpr, FULL: tl.constexpr):
     # The weight, rounded, and alongside what that took off; see storage/master.py.
     if LAYOUT.master == _SPLIT:
         bits = w.to(tl.uint32, bitcast=True)
@@ -161,6 +177,14 @@ def _store_weight(address, master, w, offsets, tile, LAYOUT: tl.constexpr, FULL:
         low = tl.where(nan, 0, bits & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True)
         put(address, high.to(tl.bfloat16, bitcast=True), offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned)
         put(master, low, offsets, tile, tl.int16, FULL, LAYOUT.aligned)
+    elif LAYOUT.master == _SPLIT8:
+        AT_RANDOM: tl.constexpr = LAYOUT.stochastic == 1
+        SLOT: tl.constexpr = len(LAYOUT.states)
+        bits = rounded_to_24_bits(w, AT_RANDOM, words, SLOT)
+        high = ((bits + 0x8000) >> 16).to(tl.uint16)
+        low = (bits >> 8).to(tl.uint8).to(tl.int8, bitcast=True)
+        put(address, high.to(tl.bfloat16, bitcast=True), offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned)
+        put(master, low, offsets, tile, tl.int8, FULL, LAYOUT.aligned)
     else:
         rounded = round_to(w, LAYOUT.weight)
         lost = w - rounded.to(w.dtype)
@@ -179,8 +203,8 @@ def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL:
         words = random_words(key, at, tile, LAYOUT.block)
     if LAYOUT.master == _FULL:
         store(addresses[1 + len(LAYOUT.states)], w, offsets, tile, LAYOUT.compute, FULL, LAYOUT.aligned)
-    if LAYOUT.master == _SPLIT or LAYOUT.master == _KAHAN:  # the compiler knows no `in` of tuples
-        _store_weight(addresses[0], addresses[1 + len(LAYOUT.states)], w, offsets, tile, LAYOUT, FULL)
+    if LAYOUT.master != 0 and LAYOUT.master != _FULL:
+        _store_weight(addresses[0], addresses[1 + len(LAYOUT.states)], w, offsets, tile, words, LAYOUT, FULL)
     else:
         AT_RANDOM: tl.constexpr = LAYOUT.stochastic == 1 and LAYOUT.master != _FULL and LAYOUT.weight == tl.bfloat16
         SLOT: tl.constexpr = len(LAYOUT.states)
