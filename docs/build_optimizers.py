@@ -34,8 +34,8 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   `tristep.optimizer.TransformOptions`). Lookahead keeps one more state, which only its synchronisations read and write, and
   ema_decay one that is read and written at every step; clip_norm and skip_nonfinite read the gradients once more.
 - How it is stored: the same optimizers take state_dtype, stochastic_rounding, rounding_seed, kahan and
-  `multi_precision="remainder"` or `"split8"`. States that are weights or sums over all steps stay float32, and so do the two averages
-  whose difference centered RMSProp takes. In bytes, for each element of AdamW, in addition to weight and gradient:
+  `multi_precision="remainder"` or `"split8"`. States that are weights or sums over all steps stay float32, and so do the two
+  averages whose difference centered RMSProp takes. In bytes, for each element of AdamW, in addition to weight and gradient:
 
   | weight and gradient | options | moved | kept |
   |---|---|---|---|
@@ -55,8 +55,8 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   States of averages that move by less than 1/256 at a step, such as a variance with a beta2 of 0.999, hardly shrink when
   they are rounded to the nearest bfloat16; `stochastic_rounding=True` rounds them right on average.
 
-  With `multi_precision="split8"` the weight as the rule knows it has 24 bits: those of the bfloat16 weight and 8 more (15 bits
-  of mantissa, see `kernels/storage/master.py`). Steps of less than 1/65536 of a weight, which these cannot take, need
+  With `multi_precision="split8"` the weight as the rule knows it has 24 bits: those of the bfloat16 weight and 8 more (15
+  bits of mantissa, see `kernels/storage/master.py`). Steps of less than 1/65536 of a weight, which these cannot take, need
   `stochastic_rounding=True`. Masters of one kind are converted to another when they are loaded.
 
   8-bit states are a byte for each element and a float32, their scale, for each 128 of them (see

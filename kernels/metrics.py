@@ -37,6 +37,7 @@ __all__ = [
     "update_square",
     "weight_absmax",
     "weight_square",
+    "weight_unchanged",
     "with_metric",
 ]
 
@@ -100,6 +101,17 @@ def gradient_nonfinite(w, g, new_w):
     return (tl.where(g - g == 0.0, 0.0, 1.0),)
 
 
+@partial(Metric, by={"weight_unchanged": "sum"}, counts_unchanged=True)
+def weight_unchanged(w, g, new_w):
+    """How many elements are stored as they were: the update was smaller than half the distance to the next number.
+
+    Compared is what has been loaded with what is stored, after rounding: the weight in its own type together with what is
+    stored alongside; of a float32 master copy the copy alone, whose rounding the weight is. They are equal as numbers are,
+    which is to the bit but for 0.0 and -0.0, which count as unchanged, and NaN, which never does. Backends count.
+    """
+    return ()
+
+
 _VALUES = {"weight": "w", "gradient": "g", "update": "new_w - w"}
 
 
@@ -124,18 +136,19 @@ def joined(*metrics: Metric) -> Metric:
     """One metric that gives the values of several, one after the other."""
     if len(metrics) == 1:
         return metrics[0]
+    metrics = tuple(sorted(metrics, key=lambda each: each.counts_unchanged))  # which is the last value
     lines, values = [], []
     for k, each in enumerate(metrics):
-        found = [f"value_{k}_{j}" for j in range(len(each.names))]
-        lines.append(f"    ({', '.join(found)},) = metric_{k}(w, g, new_w)\n")
+        found = [f"value_{k}_{j}" for j in range(len(each.names) - each.counts_unchanged)]
+        lines += [f"    ({', '.join(found)},) = metric_{k}(w, g, new_w)\n"] if found else []
         values += found
     text = f"def joined(w, g, new_w):\n{''.join(lines)}    return {', '.join(values)},\n"
     names = {f"metric_{k}": each for k, each in enumerate(metrics)} | {"__name__": __name__}
     by = {name: how for each in metrics for name, how in zip(each.names, each.by, strict=True)}
-    if len(by) < len(values):
+    if len(by) < sum(len(each.names) for each in metrics):
         twice = sorted({name for each in metrics for name in each.names if sum(name in m.names for m in metrics) > 1})
         raise ValueError(f"measures: several of them give a value {twice[0]!r}: each needs a name of its own")
-    return Metric(function_of_text("joined", text, names), by)
+    return Metric(function_of_text("joined", text, names), by, metrics[-1].counts_unchanged)
 
 
 class RuleWithMetric(ElementwiseFunction):

@@ -97,9 +97,7 @@ class EagerUpdate:
             else:
                 given = self._arguments(rule, i, gradient, part)
                 w, states = rule(*given)
-                if self._found is not None:
-                    self._found.take(i, given[0], given[1], w)
-                self._store(i, part, w, states)
+                self._store(i, part, given[:2], w, states)
         joined: dict[tuple[float, ...], list[Any]] = {}
         for i, gradient in small:
             joined.setdefault(tuple(self.table.hyper[i, : self._width].tolist()), []).append((i, gradient))
@@ -156,9 +154,7 @@ class EagerUpdate:
         start = 0
         for i, gradient in members:
             part = slice(start, start + gradient.numel())
-            if self._found is not None:
-                self._found.take(i, before[part], g[part], w[part])
-            self._store(i, slice(None), w[part], tuple(state[part] for state in states))
+            self._store(i, slice(None), (before[part], g[part]), w[part], tuple(state[part] for state in states))
             start = part.stop
 
     def _weight(self, i: int, part: slice = slice(None)) -> torch.Tensor:
@@ -177,7 +173,8 @@ class EagerUpdate:
         start, stop, _ = part.indices(len(codes))
         return codes[part], scales[start // storage.BLOCK : -(-stop // storage.BLOCK)]
 
-    def _store(self, i: int, part: slice, w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
+    def _store(self, i: int, part: slice, given: tuple[Any, ...], w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
+        """Store what the rule computed, and measure it; `given` are the weight and the gradient that it got."""
         kind, changed = self.table.storage.master, self._rule.changed
         new = dict(zip(self._rule.state, states, strict=True))
         places = [self._weights[i], *([] if self._masters is None else [self._masters[i]])]
@@ -203,7 +200,11 @@ class EagerUpdate:
                 if place.dtype == torch.bfloat16 and slot is not None:
                     value = self._spread(values[k], i, part)
                     values[k] = storage.rounded_at_random(value, self._random_bits(value, i, part, slot))
-        _write([place[part] for place in places], values, self.table.grad_scale_and_skip)
+        pieces = [place[part] for place in places]
+        if self._found is not None:
+            stored = 1 + (self._masters is not None)
+            self._found.take(i, *given, w, pieces[:stored], values[:stored])
+        _write(pieces, values, self.table.grad_scale_and_skip)
 
     def _pack(self, i: int, name: str, part: slice, value: torch.Tensor, slot: int) -> None:
         random = self._random_bits(value, i, part, slot) if self.table.storage.stochastic else None
@@ -270,11 +271,12 @@ class TensorUpdate:
             w, new = compute(before, g, old, tuple(hyper))
             if scale_and_skip is not None:
                 w = _chosen(scale_and_skip, before, w)
+            written = [weights] if table.masters is None else [weights, read]
             if self._found is not None:
                 for k, i in enumerate(members):
-                    all_three = (each if one else each[k] for each in (before, g, w))
-                    self._found.take(i, *map(torch.flatten, all_three))
-            written = [weights] if table.masters is None else [weights, read]
+                    all_three = [each.flatten() if one else each[k].flatten() for each in (before, g, w)]
+                    stored = [each[k].flatten() for each in written]
+                    self._found.take(i, *all_three, stored, [all_three[2]] * len(stored))
             if one:
                 _write([each for (each,) in (*written, *states)], [*[w] * len(written), *new], scale_and_skip)
             else:
@@ -306,20 +308,33 @@ class _Found:
 
     def __init__(self, into: MetricsBuffer, table: TensorTable) -> None:
         ring, metric = into.ring(table.device), into.metric
-        self._slot, self._metric = ring[into.slot], metric
+        self._slot, self._metric, self._scale_and_skip = ring[into.slot], metric, table.grad_scale_and_skip
         self._totals = torch.zeros(len(table.weights), len(metric.names), dtype=ring.dtype, device=ring.device)
         self._largest = torch.tensor([by == "max" for by in metric.by], device=ring.device)
 
-    def take(self, i: int, w: torch.Tensor, g: torch.Tensor, new_w: torch.Tensor) -> None:
-        """Compute the metric on a stretch of a tensor of this number."""
-        values = [torch.as_tensor(value, dtype=w.dtype, device=w.device) for value in self._metric(w, g, new_w)]
-        each = [value.expand(w.shape) for value in values]
+    def take(
+        self, i: int, w: torch.Tensor, g: torch.Tensor, new_w: torch.Tensor, stored: list[torch.Tensor], values: list[Any]
+    ) -> None:
+        """Compute the metric on a stretch of a tensor of this number.
+
+        Args:
+            i: the tensor's number.
+            w, g, new_w: the weight, the gradient and the new weight as the rule has them.
+            stored, values: the weight, what is stored alongside if there is anything, and what is to be stored there.
+        """
+        computed = list(self._metric(w, g, new_w))
+        if self._metric.counts_unchanged:
+            pairs = zip(stored, values, strict=True)
+            computed.append(storage.unchanged(stored, [torch.as_tensor(new).to(old) for old, new in pairs]))
+        each = [torch.as_tensor(value, dtype=w.dtype, device=w.device).expand(w.shape) for value in computed]
         found = [value.amax() if by == "max" else _sum(value) for value, by in zip(each, self._metric.by, strict=True)]
         total, new = self._totals[i], torch.stack(found).to(self._totals.dtype)
         total[:] = torch.where(self._largest, torch.maximum(total, new), total + new)
 
     def put(self, rows: np.ndarray) -> None:
-        """Put all totals into these rows of the ring."""
+        """Put all totals into these rows of the ring: 0 of a skipped step."""
+        if self._scale_and_skip is not None:
+            self._totals = torch.where(self._scale_and_skip[1] != 0, 0.0, self._totals)
         self._slot[torch.from_numpy(rows).to(self._slot.device)] = self._totals
 
 

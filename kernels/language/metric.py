@@ -43,15 +43,18 @@ class Metric(Function):
     Attributes:
         names: of its values, in order.
         by: how each is gathered, "sum" or "max".
+        counts_unchanged: whether the last value is not the function's, but how many elements are stored as they were, which
+            backends count as they store; see `tristep.kernels.metrics.weight_unchanged`.
     """
 
-    def __init__(self, fn: Callable[..., Any], by: Mapping[str, str]) -> None:
+    def __init__(self, fn: Callable[..., Any], by: Mapping[str, str], counts_unchanged: bool = False) -> None:
         super().__init__(fn)
+        self.counts_unchanged = counts_unchanged
         arguments = [argument.arg for argument in self.tree.args.args]
         if len(arguments) != 3:
             raise TypeError(f"metric {self.name!r} takes ({', '.join(arguments)}): it must be (w, g, new_w)")
         returned = self.tree.body[-1].value  # type: ignore[attr-defined]
-        if not isinstance(returned, ast.Tuple) or not returned.elts or len(returned.elts) != len(by):
+        if not isinstance(returned, ast.Tuple) or not by or len(returned.elts) != len(by) - counts_unchanged:
             raise TypeError(
                 f"metric {self.name!r} returns {ast.unparse(returned)!r}: it must end by returning a tuple of as many "
                 f'values as @metric({", ".join(by)}) names, as in `return (g * g,)` after @metric(square="sum")'

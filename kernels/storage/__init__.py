@@ -6,7 +6,7 @@ arithmetic is float32, or packed, in uint8 (packed.py). What is stored alongside
 
 from .kinds import Storage, of_tensors
 from .low_precision import HASH, NEXT, CodesOnly, keys, multiplier, random_bits, rounded_at_random
-from .master import MasterKind, combined, kind_of, master_for, split
+from .master import MasterKind, combined, kind_of, master_for, split, unchanged
 from .packed import (
     BLOCK,
     CUT,
@@ -58,5 +58,6 @@ __all__ = [
     "rounded_at_random",
     "scales_at",
     "split",
+    "unchanged",
     "unpacked",
 ]

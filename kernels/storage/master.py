@@ -16,11 +16,12 @@ exponent: FlashOptim (2026), arXiv:2602.23349. Of the last: Kahan (1965), "Furth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
 
-__all__ = ["MasterKind", "combined", "kind_of", "master_for", "split"]
+__all__ = ["MasterKind", "combined", "kind_of", "master_for", "split", "unchanged"]
 
 _SPLIT = {torch.int16: 16, torch.int8: 8}  # by the type of the lower part its bits
 
@@ -46,7 +47,7 @@ def kind_of(weight: torch.dtype, master: torch.dtype | None) -> MasterKind | Non
     return MasterKind.KAHAN if master == weight and weight.itemsize == 2 else None
 
 
-def combined(weight: torch.Tensor, master: torch.Tensor | None) -> torch.Tensor:
+def combined(weight: torch.Tensor, master: torch.Tensor | None = None) -> torch.Tensor:
     """The weight as the rule knows it, in the arithmetic's type."""
     kind = kind_of(weight.dtype, None if master is None else master.dtype)
     if kind == MasterKind.FULL:
@@ -96,3 +97,13 @@ def master_for(weight: torch.Tensor, value: torch.Tensor, dtype: torch.dtype) ->
         return missing.clamp(info.min, info.max).to(dtype)
     lost = value - weight.to(torch.float32)
     return torch.where(torch.isfinite(lost), lost, torch.zeros_like(lost)).to(dtype)
+
+
+def unchanged(old: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Which elements are the same number in both, each a weight and, if there is anything, what is stored alongside.
+
+    NaN never is. With Kahan's compensation both tensors must be equal, because other pairs may have the same sum.
+    """
+    if len(old) > 1 and kind_of(old[0].dtype, old[1].dtype) == MasterKind.KAHAN:
+        return (old[0] == new[0]) & (old[1] == new[1])
+    return combined(*old) == combined(*new)

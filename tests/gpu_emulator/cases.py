@@ -278,6 +278,9 @@ def cases() -> Iterator[RuleCase | CodeCase | ProductCase]:
         yield RuleCase(name)
         yield RuleCase(name, "bfloat16", "bfloat16", "int16", "uint8", 1, 3)
         yield RuleCase(name, metrics=True, control=(0.125, 0.0))
+    for master in ("float32", "int16", "int8", "bfloat16"):  # with which unchanged stored weights are counted in other ways
+        yield RuleCase("adamw", "bfloat16", "bfloat16", master, metrics=True)
+    yield RuleCase("adamw", "bfloat16", "bfloat16", seed=3, metrics=True)
     for name in compress.CODES:
         yield CodeCase(name, 1, ranks=2)
         yield CodeCase(name, 1024, "bfloat16")

@@ -120,6 +120,7 @@ def _compile(
         "HALF": np.empty(0, dtype="u2"),
         "BYTE": np.empty(0, dtype="u1"),
         "ZERO": scalar(0),
+        "ONE": scalar(1),
         "NOTHING": np.dtype(f"u{scalar(0).itemsize}").type(0),
         "larger": larger_of_double if dtype == torch.float64 else larger_of_float,
         "number": double_of_bits if dtype == torch.float64 else float_of_bits,
@@ -277,7 +278,14 @@ def _loop_source(
         lines.insert(0, f"{result} = function({values})")
         largest = [by == "max" for by in _gathered_by(function)]
         before = "".join(f"\n    a{k} = {'NOTHING' if most else 'ZERO'}" for k, most in enumerate(largest))
-        lines += [f"a{k} = larger(a{k}, each[{k}])" if most else f"a{k} += each[{k}]" for k, most in enumerate(largest)]
+        updates = [f"a{k} = larger(a{k}, each[{k}])" if most else f"a{k} += each[{k}]" for k, most in enumerate(largest)]
+        if isinstance(function, RuleWithMetric) and function.metric.counts_unchanged:
+            # NaN counts as changed. Other pairs of a weight and its compensation may have the same sum.
+            numbers = ["load_weight(w[i])", "load_weight(m[i])"] if stored.master == MasterKind.KAHAN else [weight]
+            same = " & ".join(f"({number} == old{k})" for k, number in enumerate(numbers))
+            lines = [*(f"old{k} = {number}" for k, number in enumerate(numbers)), *lines]
+            updates[-1] = f"a{len(largest) - 1} += ONE if {same} else ZERO"
+        lines += updates
         after = f"\n    partials = pointer(shared[{PARTIALS}] + j * shared[{N_VALUES}] * FLOAT64.itemsize, FLOAT64)"
         for k, most in enumerate(largest):
             together = f"maximum(partials[{k}], number(a{k}))" if most else f"partials[{k}] + a{k}"

@@ -92,6 +92,7 @@ def kernel_constants(
         hyper=tuple(1 + rule.hyper.index(name) for name in function.own_hyper),
         sums=tuple(range(function.n_numbers)),
         takes_index="index" in function.extras,
+        counts_unchanged=isinstance(function, RuleWithMetric) and function.metric.counts_unchanged,
     )
     constants = {"FUNCTION": bind(function), "ARGUMENTS": arguments, "LAYOUT": layout}
     constants |= {"SUMMED": _gathered_by(function, "sum"), "MAXIMA": _gathered_by(function, "max")}

@@ -6,7 +6,15 @@ import triton
 import triton.language as tl
 
 from .reduce import accumulate, new_accumulators, store_partials
-from .tile import compute_block, fill_with_zeros, load_addresses, load_numbers, store_block
+from .tile import (
+    compute_block,
+    count_unchanged,
+    fill_with_zeros,
+    load_addresses,
+    load_numbers,
+    load_weight,
+    store_block,
+)
 
 __all__ = ["sums_kernel", "update_kernel"]
 
@@ -57,14 +65,22 @@ def update_kernel(
     at = 0
     while at < tile[1]:  # the interpreter of Triton 3.6 knows no range() of loaded numbers
         if at + LAYOUT.block <= tile[1]:
-            new = compute_block(own, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, True)
-            store_block(own, numbers[3], at, tile, new[0], new[1], LAYOUT, True)
-            if len(SUMMED) + len(MAXIMA) > 0:
+            old = load_weight(own, at, tile, LAYOUT, True)
+            new = compute_block(own, old, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, True)
+            stored = store_block(own, numbers[3], at, tile, new[0], new[1], LAYOUT, True)
+            if ARGUMENTS.counts_unchanged:
+                values = new[2] + (count_unchanged(old, stored, LAYOUT),)
+                found = accumulate(found, values, at, tile, LAYOUT, MAXIMA, True)
+            elif len(SUMMED) + len(MAXIMA) > 0:
                 found = accumulate(found, new[2], at, tile, LAYOUT, MAXIMA, True)
         else:
-            new = compute_block(own, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
-            store_block(own, numbers[3], at, tile, new[0], new[1], LAYOUT, False)
-            if len(SUMMED) + len(MAXIMA) > 0:
+            old = load_weight(own, at, tile, LAYOUT, False)
+            new = compute_block(own, old, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
+            stored = store_block(own, numbers[3], at, tile, new[0], new[1], LAYOUT, False)
+            if ARGUMENTS.counts_unchanged:
+                values = new[2] + (count_unchanged(old, stored, LAYOUT),)
+                found = accumulate(found, values, at, tile, LAYOUT, MAXIMA, False)
+            elif len(SUMMED) + len(MAXIMA) > 0:
                 found = accumulate(found, new[2], at, tile, LAYOUT, MAXIMA, False)
         at += LAYOUT.block
     store_partials(partials, found, SUMMED, MAXIMA)
@@ -107,10 +123,12 @@ def sums_kernel(
     at = 0
     while at < tile[1]:
         if at + LAYOUT.block <= tile[1]:
-            values = compute_block(own, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, True)
+            stored = load_weight(own, at, tile, LAYOUT, True)
+            values = compute_block(own, stored, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, True)
             found = accumulate(found, values, at, tile, LAYOUT, MAXIMA, True)
         else:
-            values = compute_block(own, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
+            stored = load_weight(own, at, tile, LAYOUT, False)
+            values = compute_block(own, stored, gradient, numbers, at, tile, FUNCTION, ARGUMENTS, LAYOUT, False)
             found = accumulate(found, values, at, tile, LAYOUT, MAXIMA, False)
         at += LAYOUT.block
     store_partials(partials, found, SUMMED, MAXIMA)

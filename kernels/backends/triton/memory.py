@@ -207,8 +207,10 @@ def store(
     address, value, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr,
     AT_RANDOM: tl.constexpr = False, words=None, SLOT: tl.constexpr = 0,
 ):  # fmt: skip
+    # Gives what is in memory then.
     if AT_RANDOM:
-        value = _round_at_random(value, words * _multiplier(_NEXT, SLOT))
-        put(address, value, offsets, tile, TYPE, FULL, ALIGNED)
+        stored = _round_at_random(value, words * _multiplier(_NEXT, SLOT))
     else:
-        put(address, round_to(value, TYPE), offsets, tile, TYPE, FULL, ALIGNED)
+        stored = round_to(value, TYPE)
+    put(address, stored, offsets, tile, TYPE, FULL, ALIGNED)
+    return stored

@@ -27,9 +27,11 @@ __all__ = [
     "Arguments",
     "Layout",
     "compute_block",
+    "count_unchanged",
     "fill_with_zeros",
     "load_addresses",
     "load_numbers",
+    "load_weight",
     "store_block",
 ]
 
@@ -71,12 +73,14 @@ class Arguments(NamedTuple):
         states, hyper, sums: the places of its states, and of numbers in their rows: hyper-parameters, and results of a
             reduction.
         takes_index: whether it takes the elements' indices.
+        counts_unchanged: whether its metric's last value is how many elements are stored as they were.
     """
 
     states: tuple[int, ...]
     hyper: tuple[int, ...]
     sums: tuple[int, ...]
     takes_index: bool
+    counts_unchanged: bool
 
 
 @triton.jit
@@ -138,8 +142,40 @@ def _call(FUNCTION: tl.constexpr, w, g, states, hyper, sums, index, ARGUMENTS: t
 
 
 @triton.jit
+def load_weight(addresses, at, tile, LAYOUT: tl.constexpr, FULL: tl.constexpr):
+    # What is stored of a weight, as it is in memory: the master copy alone, or the weight and what is stored alongside.
+    offsets = at + tl.arange(0, LAYOUT.block)
+    master = addresses[len(LAYOUT.states) + (LAYOUT.master != 0)]
+    if LAYOUT.master == _FULL:
+        stored = (load(master, offsets, tile, LAYOUT.compute, LAYOUT.compute, FULL, LAYOUT.aligned),)
+    else:
+        stored = (load(addresses[0], offsets, tile, LAYOUT.weight, LAYOUT.weight, FULL, LAYOUT.aligned),)
+    if LAYOUT.master == _SPLIT:
+        stored = stored + (load(master, offsets, tile, tl.int16, tl.int16, FULL, LAYOUT.aligned),)
+    elif LAYOUT.master == _SPLIT8:
+        stored = stored + (load(master, offsets, tile, tl.int8, tl.int8, FULL, LAYOUT.aligned),)
+    elif LAYOUT.master == _KAHAN:
+        stored = stored + (load(master, offsets, tile, LAYOUT.weight, LAYOUT.weight, FULL, LAYOUT.aligned),)
+    return stored
+
+
+@triton.jit
+def _combined(stored, LAYOUT: tl.constexpr):
+    # The weight as the rule knows it.
+    w = stored[0].to(LAYOUT.compute)
+    if LAYOUT.master == _SPLIT:
+        w = (w.to(tl.int32, bitcast=True) + stored[1].to(tl.int32)).to(LAYOUT.compute, bitcast=True)
+    elif LAYOUT.master == _SPLIT8:
+        w = (w.to(tl.int32, bitcast=True) + (stored[1].to(tl.int32) << 8)).to(LAYOUT.compute, bitcast=True)
+    elif LAYOUT.master == _KAHAN:
+        w += stored[1].to(LAYOUT.compute)
+    return w
+
+
+@triton.jit
 def compute_block(
     addresses,
+    stored,
     gradient,
     numbers,
     at,
@@ -150,18 +186,7 @@ def compute_block(
     FULL: tl.constexpr,
 ):
     offsets = at + tl.arange(0, LAYOUT.block)
-    if LAYOUT.master == _FULL:
-        w = load(addresses[1 + len(LAYOUT.states)], offsets, tile, LAYOUT.compute, LAYOUT.compute, FULL, LAYOUT.aligned)
-    else:
-        w = load(addresses[0], offsets, tile, LAYOUT.weight, LAYOUT.compute, FULL, LAYOUT.aligned)
-        if LAYOUT.master == _SPLIT:
-            low = load(addresses[1 + len(LAYOUT.states)], offsets, tile, tl.int16, tl.int32, FULL, LAYOUT.aligned)
-            w = (w.to(tl.int32, bitcast=True) + low).to(LAYOUT.compute, bitcast=True)
-        elif LAYOUT.master == _SPLIT8:
-            low = load(addresses[1 + len(LAYOUT.states)], offsets, tile, tl.int8, tl.int32, FULL, LAYOUT.aligned)
-            w = (w.to(tl.int32, bitcast=True) + (low << 8)).to(LAYOUT.compute, bitcast=True)
-        elif LAYOUT.master == _KAHAN:
-            w += load(addresses[1 + len(LAYOUT.states)], offsets, tile, LAYOUT.weight, LAYOUT.compute, FULL, LAYOUT.aligned)
+    w = _combined(stored, LAYOUT)
     g = load(gradient, offsets, tile, LAYOUT.gradient, LAYOUT.compute, FULL, LAYOUT.aligned) * numbers[0]
     states = _load_states(addresses, at, offsets, tile, ARGUMENTS, LAYOUT, FULL)
     return _call(FUNCTION, w, g, states, numbers[1], numbers[2], indices(at, tile, LAYOUT.block), ARGUMENTS)
@@ -174,27 +199,33 @@ def _store_weight(address, master, w, offsets, tile, words, LAYOUT: tl.constexpr
         bits = w.to(tl.uint32, bitcast=True)
         nan = (bits & 0x7FFFFFFF) > 0x7F800000
         high = tl.where(nan, (bits >> 16) | 0x40, (bits + 0x8000) >> 16).to(tl.uint16)
+        high = high.to(tl.bfloat16, bitcast=True)
         low = tl.where(nan, 0, bits & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True)
-        put(address, high.to(tl.bfloat16, bitcast=True), offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned)
+        put(address, high, offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned)
         put(master, low, offsets, tile, tl.int16, FULL, LAYOUT.aligned)
+        return high, low
     elif LAYOUT.master == _SPLIT8:
         AT_RANDOM: tl.constexpr = LAYOUT.stochastic == 1
         SLOT: tl.constexpr = len(LAYOUT.states)
         bits = rounded_to_24_bits(w, AT_RANDOM, words, SLOT)
         high = ((bits + 0x8000) >> 16).to(tl.uint16)
+        high = high.to(tl.bfloat16, bitcast=True)
         low = (bits >> 8).to(tl.uint8).to(tl.int8, bitcast=True)
-        put(address, high.to(tl.bfloat16, bitcast=True), offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned)
+        put(address, high, offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned)
         put(master, low, offsets, tile, tl.int8, FULL, LAYOUT.aligned)
+        return high, low
     else:
         rounded = round_to(w, LAYOUT.weight)
         lost = w - rounded.to(w.dtype)
-        lost = tl.where(tl.abs(lost) < float("inf"), lost, 0.0)
+        lost = round_to(tl.where(tl.abs(lost) < float("inf"), lost, 0.0), LAYOUT.weight)
         put(address, rounded, offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned)
-        put(master, round_to(lost, LAYOUT.weight), offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned)
+        put(master, lost, offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned)
+        return rounded, lost
 
 
 @triton.jit
 def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL: tl.constexpr):
+    # Gives what is stored of the weight then, as `load_weight` does.
     offsets = at + tl.arange(0, LAYOUT.block)
     if not FULL or has_packed(LAYOUT.states):
         tl.debug_barrier()  # all threads have read what others are about to write: scales, and elements behind masks
@@ -202,13 +233,15 @@ def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL:
     if LAYOUT.stochastic:
         words = random_words(key, at, tile, LAYOUT.block)
     if LAYOUT.master == _FULL:
-        store(addresses[1 + len(LAYOUT.states)], w, offsets, tile, LAYOUT.compute, FULL, LAYOUT.aligned)
+        stored = (store(addresses[1 + len(LAYOUT.states)], w, offsets, tile, LAYOUT.compute, FULL, LAYOUT.aligned),)
     if LAYOUT.master != 0 and LAYOUT.master != _FULL:
-        _store_weight(addresses[0], addresses[1 + len(LAYOUT.states)], w, offsets, tile, words, LAYOUT, FULL)
+        stored = _store_weight(addresses[0], addresses[1 + len(LAYOUT.states)], w, offsets, tile, words, LAYOUT, FULL)
     else:
         AT_RANDOM: tl.constexpr = LAYOUT.stochastic == 1 and LAYOUT.master != _FULL and LAYOUT.weight == tl.bfloat16
         SLOT: tl.constexpr = len(LAYOUT.states)
-        store(addresses[0], w, offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned, AT_RANDOM, words, SLOT)
+        weight = store(addresses[0], w, offsets, tile, LAYOUT.weight, FULL, LAYOUT.aligned, AT_RANDOM, words, SLOT)
+        if LAYOUT.master != _FULL:
+            stored = (weight,)
     for k in tl.static_range(len(LAYOUT.states)):
         if LAYOUT.changed[k] and is_packed(LAYOUT.states[k]):
             pack(
@@ -220,6 +253,18 @@ def store_block(addresses, key, at, tile, w, states, LAYOUT: tl.constexpr, FULL:
                 addresses[1 + k], states[k], offsets, tile, LAYOUT.states[k], FULL, LAYOUT.aligned,
                 LAYOUT.stochastic == 1 and LAYOUT.states[k] == tl.bfloat16, words, k,
             )  # fmt: skip
+    return stored
+
+
+@triton.jit
+def count_unchanged(old, new, LAYOUT: tl.constexpr):
+    # 1 for each element of which the same is stored as before, compared as numbers: NaN counts as changed.
+    if LAYOUT.master == _KAHAN:  # of which other pairs may have the same sum
+        same = old[0].to(LAYOUT.compute) == new[0].to(LAYOUT.compute)
+        same &= old[1].to(LAYOUT.compute) == new[1].to(LAYOUT.compute)
+    else:
+        same = _combined(old, LAYOUT) == _combined(new, LAYOUT)
+    return tl.where(same, 1.0, 0.0)
 
 
 @triton.jit
