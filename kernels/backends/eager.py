@@ -203,7 +203,7 @@ class EagerUpdate:
         pieces = [place[part] for place in places]
         if self._found is not None:
             stored = 1 + (self._masters is not None)
-            self._found.take(i, *given, w, pieces[:stored], values[:stored])
+            self._found.take(i, given[0], given[1], w, pieces[:stored], values[:stored])
         _write(pieces, values, self.table.grad_scale_and_skip)
 
     def _pack(self, i: int, name: str, part: slice, value: torch.Tensor, slot: int) -> None:
@@ -274,9 +274,9 @@ class TensorUpdate:
             written = [weights] if table.masters is None else [weights, read]
             if self._found is not None:
                 for k, i in enumerate(members):
-                    all_three = [each.flatten() if one else each[k].flatten() for each in (before, g, w)]
+                    old_w, own_g, new_w = (each.flatten() if one else each[k].flatten() for each in (before, g, w))
                     stored = [each[k].flatten() for each in written]
-                    self._found.take(i, *all_three, stored, [all_three[2]] * len(stored))
+                    self._found.take(i, old_w, own_g, new_w, stored, [new_w] * len(stored))
             if one:
                 _write([each for (each,) in (*written, *states)], [*[w] * len(written), *new], scale_and_skip)
             else:

@@ -112,5 +112,9 @@ class Rule(ElementwiseFunction):
         """The shapes of all that is kept of a weight of this shape."""
         return [shape] * len(self.state) + [torch.Size()] * len(self.kept)
 
+    def cost(self, shape: torch.Size) -> float:
+        """About how much the update of a weight of this shape costs, relative to other weights: its number of elements."""
+        return float(shape.numel())
+
     def __repr__(self) -> str:
         return f"<rule {self.name}: state ({', '.join(self.slots)}), hyper ({', '.join(self.hyper)})>"

@@ -20,6 +20,8 @@ def tensor_rule(
     *,
     shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None,
     batched: bool = False,
+    cost: Callable[[torch.Size], float] | None = None,
+    elementwise: Callable[[torch.Size], bool] | None = None,
 ) -> Any:
     """Make an update rule of whole tensors, `(w, g, state, hyper) -> (new_w, new_state)`, in plain torch operations.
 
@@ -32,6 +34,10 @@ def tensor_rule(
         shapes: from the weight's shape to those of the states, by name; states that it leaves out have the weight's.
         batched: `w`, `g` and the states come as stacks, [n, *shape], of tensors that have shape, type and hyper-parameters
             in common, one or more of them. Each is updated independently, and results are stacks, too.
+        cost: about how many operations the update of a tensor of this shape takes, by which tensors are divided among
+            ranks; default: as many as it has elements.
+        elementwise: whether a tensor of this shape is updated element by element, so that parts of it can be updated apart;
+            default: none is.
 
     Example:
         >>> from tristep.kernels import tensor_rule
@@ -41,8 +47,8 @@ def tensor_rule(
         ...     return w - lr * g / g.norm(), state
     """
     if fn is None:
-        return lambda fn: TensorRule(fn, shapes, batched)
-    return TensorRule(fn, shapes, batched)
+        return lambda fn: TensorRule(fn, shapes, batched, cost, elementwise)
+    return TensorRule(fn, shapes, batched, cost, elementwise)
 
 
 class TensorRule:
@@ -65,6 +71,8 @@ class TensorRule:
         fn: Callable[..., Any],
         shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None,
         batched: bool = False,
+        cost: Callable[[torch.Size], float] | None = None,
+        elementwise: Callable[[torch.Size], bool] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(fn, types.FunctionType):
@@ -83,7 +91,7 @@ class TensorRule:
         if unknown := [name for name in options or () if name not in known]:
             raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}: it has {', '.join(known) or 'none'}")
         self.compute: Callable[..., Any] = partial(fn, **options) if options else fn
-        self._shapes = shapes
+        self._shapes, self._cost, self._elementwise = shapes, cost, elementwise
         self._made_by: tuple[Any, ...] | None = None
 
     @property
@@ -96,6 +104,14 @@ class TensorRule:
         own = {} if self._shapes is None else self._shapes(shape)
         return [torch.Size(own.get(name, shape)) for name in self.state]
 
+    def cost(self, shape: torch.Size) -> float:
+        """About how many operations the update of a weight of this shape takes."""
+        return float(shape.numel() if self._cost is None else self._cost(shape))
+
+    def elementwise(self, shape: torch.Size) -> bool:
+        """Whether parts of a weight of this shape can be updated apart."""
+        return self._elementwise is not None and self._elementwise(shape)
+
     def __call__(self, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Any) -> Any:
         """The new weight and states of one tensor."""
         if not self.batched:
@@ -107,6 +123,8 @@ class TensorRule:
         self,
         made_by: tuple[Callable[..., Any], tuple[Any, ...]],
         shapes: Callable[[torch.Size], Mapping[str, Sequence[int]]] | None = None,
+        cost: Callable[[torch.Size], float] | None = None,
+        elementwise: Callable[[torch.Size], bool] | None = None,
         **options: Any,
     ) -> TensorRule:
         """The same rule with states of other shapes, or with these options.
@@ -114,10 +132,11 @@ class TensorRule:
         Args:
             made_by: a function and arguments, which make it again for pickle. As rules are compared by identity, the
                 function must return the same rule for the same arguments.
-            shapes: as those of `tensor_rule`; None means this rule's.
+            shapes, cost, elementwise: as those of `tensor_rule`; None means this rule's.
             **options: values of its function's keyword-only arguments.
         """
-        other = TensorRule(self.fn, shapes or self._shapes, self.batched, options)
+        how = shapes or self._shapes, self.batched, cost or self._cost, elementwise or self._elementwise
+        other = TensorRule(self.fn, *how, options)
         other._made_by = made_by
         return other
 

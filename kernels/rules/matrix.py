@@ -16,6 +16,7 @@ import torch
 
 from ..language import TensorRule, tensor_rule
 from .common import limited
+from .costs import bases_cost
 
 
 def factored(shape: torch.Size) -> dict[str, Any]:
@@ -170,7 +171,12 @@ def eigenvectors(matrix: torch.Tensor) -> torch.Tensor:
     return vectors.flip(-1).to(matrix.dtype)
 
 
-@tensor_rule(shapes=room_for_bases, batched=True)
+def turning_cost(shape: torch.Size, limit: int = LIMIT, vectors: bool = False) -> float:
+    """About how many operations SOAP's update takes; Adam's, where no dimension has a basis, one per element."""
+    return shape.numel() + bases_cost(shape, turned_dimensions(shape, limit, vectors))
+
+
+@tensor_rule(shapes=room_for_bases, batched=True, cost=turning_cost)
 def soap(w, g, state, hyper):
     """Adam in the eigenbases of Shampoo's preconditioner. Vyas et al. (2024), alg. 3; numbers of the authors' code.
 
@@ -208,4 +214,5 @@ def soap_up_to(limit: int, vectors: bool) -> TensorRule:
     """`soap` with room for the bases of dimensions up to this size, and of vectors or not; its hyper-parameters agree."""
     if (limit, vectors) == (LIMIT, False):
         return soap
-    return soap.variant((soap_up_to, (limit, vectors)), partial(room_for_bases, limit=limit, vectors=vectors))
+    room, cost = (partial(each, limit=limit, vectors=vectors) for each in (room_for_bases, turning_cost))
+    return soap.variant((soap_up_to, (limit, vectors)), room, cost)

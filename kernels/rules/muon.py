@@ -15,6 +15,7 @@ import torch
 from ..language import TensorRule, tensor_rule
 from .adam import adamw
 from .common import limited
+from .costs import newton_schulz_cost
 from .matrix import moved
 
 Triple = tuple[float, float, float]
@@ -219,7 +220,17 @@ def muon_shapes(shape: torch.Size, flatten: bool = False) -> dict[str, Any]:
     return {"var": (0,)} if is_matrix(len(shape), flatten) else {}
 
 
-@tensor_rule(shapes=muon_shapes, batched=True)
+def muon_cost(shape: torch.Size, how: Orthogonalization = Orthogonalization()) -> float:  # noqa: B008  # never changed
+    if not is_matrix(len(shape), how.flatten):
+        return float(shape.numel())
+    return newton_schulz_cost(shape[0], math.prod(shape[1:]), len(how.triples))
+
+
+def is_elementwise(shape: torch.Size, flatten: bool = False) -> bool:
+    return not is_matrix(len(shape), flatten)
+
+
+@tensor_rule(shapes=muon_shapes, batched=True, cost=muon_cost, elementwise=is_elementwise)
 def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
     """Momentum, made orthogonal. Jordan et al. (2024). Tensors that are no matrices take AdamW's step instead.
 
@@ -251,4 +262,5 @@ def muon_with(how: Orthogonalization) -> TensorRule:
     """`muon` with this orthogonalization."""
     if how == Orthogonalization():
         return muon
-    return muon.variant((muon_with, (how,)), partial(muon_shapes, flatten=how.flatten), how=how)
+    shapes, elementwise = (partial(each, flatten=how.flatten) for each in (muon_shapes, is_elementwise))
+    return muon.variant((muon_with, (how,)), shapes, partial(muon_cost, how=how), elementwise, how=how)

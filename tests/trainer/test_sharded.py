@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from sharded_training import (
     LIMITS,
+    ByHand,
     as_arrays,
     backward,
     equal,
@@ -20,13 +21,14 @@ from sharded_training import (
     weights_of,
 )
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import tristep
 from tristep import optimizer as optimizers
 from tristep.trainer import checkpoint
 from tristep.trainer.optimizer import Updater
 from tristep.trainer.sync.buckets import GradientBuckets
-from tristep.trainer.sync.partition import can_cut, owners_of
+from tristep.trainer.sync.partition import can_cut, costs_of, owners_of
 from tristep.trainer.sync.sharded import ShardedUpdate
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
@@ -290,3 +292,46 @@ def test_what_is_cut_and_who_owns_what():
     sizes = [5, 100, 60, 50, 0, 5]
     owned = list(zip(sizes, owners_of(sizes, 2), strict=True))
     assert [sum(size for size, owner in owned if owner == rank) for rank in (0, 1)] == [110, 110]
+
+
+GPT2_LAYER = [(2304, 768), (768, 768), (3072, 768), (768, 3072), *[(768,)] * 6, (2304,), (3072,)]
+GPT2 = [(50257, 768), (1024, 768), *GPT2_LAYER * 12, (768,), (768,)]
+
+
+def _counted(name, shape):
+    """The operations of an update, as torch counts those of products: a mean of ten, in one of which bases turn."""
+    weight = torch.zeros(shape, device="meta")
+    optimizer = optimizers.create(name)
+    state = optimizer.create_state(0, weight)
+    with FlopCounterMode(display=False) as counter:
+        for t in range(2, 12):
+            optimizer.composed_rule(weight, weight, state, tuple(optimizer.row(t, 0.1, 0.0)[1:]))
+    return counter.get_total_flops() / 10
+
+
+@pytest.mark.parametrize("name", ["muon", "soap"])
+def test_a_rules_costs_are_the_operations_that_it_takes(name):
+    for shape in ((768, 768), (768, 3072), (3072, 768), (64, 1000)):
+        cost = costs_of(optimizers.create(name), [torch.empty(shape, device="meta")])[0]
+        counted = _counted(name, shape)
+        assert counted <= cost <= counted + 0.3 * sum(side**3 for side in shape) + 2 * np.prod(shape)  # not QR, nor elements
+    vector, filters = torch.empty(768, device="meta"), torch.empty(8, 3, 3, 3, device="meta")
+    assert costs_of(optimizers.create(name), [vector]) == [768.0]
+    assert costs_of(optimizers.create("lamb"), [vector, filters]) == [768.0, 216.0]
+    assert costs_of(ByHand(), [filters]) == [216.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "most"), [("muon", 2, 1.01), ("muon", 4, 1.12), ("soap", 4, 1.01), ("soap", 8, 1.06)]
+)
+def test_ranks_have_as_much_to_compute_as_each_other(name, ranks, most):
+    costs = costs_of(optimizers.create(name), [torch.empty(shape, device="meta") for shape in GPT2])
+
+    def imbalance(owners):
+        loads = np.bincount(owners, costs, ranks)
+        return loads.max() / loads.mean()
+
+    by_size = imbalance(owners_of([float(np.prod(shape)) for shape in GPT2], ranks))
+    balanced = imbalance(owners_of(costs, ranks))
+    assert max(1.0, max(costs) / sum(costs) * ranks) <= balanced < most  # a matrix has one owner
+    assert balanced <= by_size

@@ -11,12 +11,14 @@ import torch
 from ...kernels import Rule
 from ...kernels.layouts import is_dense
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
+from ..optimizer.multi import part_of
 from .bucket import Bucket
 
 __all__ = [
     "Piece",
     "can_cut",
     "check_parts",
+    "costs_of",
     "in_memory_order",
     "memory_of",
     "owners_of",
@@ -43,7 +45,7 @@ def check_parts(optimizer: Optimizer) -> None:
     for part in optimizer.optimizers:
         if isinstance(part, RuleOptimizer):
             sums = [stage.name for stage in part.composed_rule.reductions if stage.scope == "global"]
-            if sums or part.host_state_names or not part.uniform_hyper or part.reads_rate_first:
+            if sums or part.host_state_names or part.reads_rate_first:
                 why = f"a sum over all its parameters ({', '.join(sums)})" if sums else "numbers of all its parameters"
                 hint = "give clip_norm and skip_nonfinite in optimizer_params, for all together" if sums else "take another"
                 raise ValueError(
@@ -52,13 +54,27 @@ def check_parts(optimizer: Optimizer) -> None:
                 )
 
 
-def owners_of(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Which rank each parameter belongs to: the largest first, each to the rank that has the least so far."""
-    loads = [(0, rank) for rank in range(ranks)]
-    owners = [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+def costs_of(optimizer: Optimizer, params: Sequence[torch.Tensor]) -> list[float]:
+    """What the update of each parameter costs, relative to the others, by the rule of its optimizer."""
+    costs = []
+    for i, param in enumerate(params):
+        part = part_of(optimizer, i)
+        by_rule = isinstance(part, RuleOptimizer)
+        costs.append(part.composed_rule.cost(param.shape) if by_rule else float(param.numel()))  # type: ignore[attr-defined]
+    return costs
+
+
+def owners_of(costs: Sequence[float], ranks: int) -> list[int]:
+    """Which rank each parameter belongs to: the most expensive first, each to the rank that has the least to do so far.
+
+    The largest load is at most 4/3 of the smallest possible. Source: Graham (1969), "Bounds on Multiprocessing Timing
+    Anomalies".
+    """
+    loads = [(0.0, rank) for rank in range(ranks)]
+    owners = [0] * len(costs)
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
         load, owners[i] = heapq.heappop(loads)
-        heapq.heappush(loads, (load + sizes[i], owners[i]))
+        heapq.heappush(loads, (load + costs[i], owners[i]))
     return owners
 
 

@@ -5,8 +5,9 @@ whose state only it has, by one launch of the same kernels as without sharding; 
 updated.
 
 Where a rule looks at single elements, parameters are cut anywhere, and every rank has 1/N of the state. Where it needs whole
-tensors (norms of a tensor, products of matrices, noise by the number of an element) each parameter belongs to one rank.
-Sums over all tensors, as for clip_norm, are added up across the ranks on the device.
+tensors (norms of a tensor, products of matrices, noise by the number of an element) each parameter belongs to one rank, and
+ranks are balanced by what the rule says that updates cost. Sums over all tensors, as for clip_norm, are added up across the
+ranks on the device.
 
 Source: Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.1.
 """
@@ -29,7 +30,7 @@ from ..optimizer.multi_plan import GlobalLimit
 from ..optimizer.updater import Plan
 from .buckets import GradientBuckets
 from .gather import WeightGathers
-from .partition import Piece, can_cut, check_parts, owners_of, pieces_of, shaped_like, weight_of
+from .partition import Piece, can_cut, check_parts, costs_of, owners_of, pieces_of, shaped_like, weight_of
 from .shard_states import ShardStates
 
 __all__ = ["ShardedUpdate"]
@@ -76,7 +77,7 @@ class ShardedUpdate:
         self.updater = Updater(optimizer, engine)
         self.cuts = can_cut(optimizer)
         group = process_group(group)
-        owners = None if self.cuts else owners_of([param.numel() for param in params], dist.get_world_size(group))
+        owners = None if self.cuts else owners_of(costs_of(optimizer, params), dist.get_world_size(group))
         self.buckets = GradientBuckets(params, names, group, scatter=True, owners=owners, **settings)
         for name, param in zip(self.buckets.names, self.buckets.params, strict=True):
             if self.cuts and not is_dense(param):

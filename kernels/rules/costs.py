@@ -1,0 +1,37 @@
+"""What the updates of rules of whole matrices cost, in floating-point operations, by which ranks share the work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["bases_cost", "newton_schulz_cost"]
+
+NEWTON_SCHULZ_STEPS = 5  # Muon's default
+TURNED_EVERY = 10  # steps: SOAP's default
+
+
+def newton_schulz_cost(rows: int, columns: int, steps: int = NEWTON_SCHULZ_STEPS) -> float:
+    """That of orthogonalizing a matrix: in each step, for m <= n, two products of 2 m^2 n operations and one of 2 m^3.
+
+    Source: Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks", section "Runtime analysis".
+    """
+    m, n = sorted((rows, columns))
+    return steps * (4.0 * m * m * n + 2.0 * m**3)
+
+
+def bases_cost(shape: Sequence[int], sides: Sequence[int]) -> float:
+    """That of SOAP's step for a tensor of this shape.
+
+    Per dimension with a basis of side s: the gradient, its mean and the step are turned, and the Gram matrix is formed, four
+    products of 2 s operations per element; every so many steps the basis follows by a product and a QR decomposition with Q,
+    about (2 + 8/3) s^3.
+
+    Args:
+        shape: that of the tensor.
+        sides: of each dimension the side of its basis, 0 where it has none.
+
+    Source: Vyas et al. (2024), alg. 3 and 4; Golub & Van Loan (2013), "Matrix Computations", section 5.2.
+    """
+    turns = (2.0 + 8.0 / 3.0) / TURNED_EVERY
+    return sum(8.0 * math.prod(shape) * side + turns * side**3 for side in sides)
