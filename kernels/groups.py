@@ -27,7 +27,6 @@ _data_ptr = torch.Tensor.data_ptr
 class GroupArguments(NamedTuple):
     """What an `Update` was given; see there. States and masters are aliases of those given."""
 
-    rule: Rule | TensorRule
     weights: list[torch.Tensor]
     states: list[tuple[torch.Tensor, ...]]
     masters: list[torch.Tensor | None]
@@ -48,7 +47,7 @@ class Group:
 
     @torch.inference_mode(False)  # what is made here outlives the step
     def __init__(self, owner: GroupArguments, key: Any, indices: list[int]) -> None:
-        device, _, gradient_dtype, types, aligned = key
+        device, _, gradient_dtype, types, aligned, rule = key
         has_masters = types[-1] is not None
         self.indices = indices
         counts = list(map(len, owner.weights)) if owner.stacked else [1] * len(owner.weights)
@@ -62,16 +61,16 @@ class Group:
         self.originals = [owner.weights[i] for i in indices]
         masters = [owner.masters[i] for i in indices] if has_masters else None
         states = [owner.states[i] for i in indices]
-        n = len(owner.rule.state) if isinstance(owner.rule, Rule) else 0  # whole tensors keep the order they have
+        n = len(rule.state) if isinstance(rule, Rule) else 0  # whole tensors keep the order they have
         strides = [_strides(owner.weights[i], [*owner.states[i][:n], owner.masters[i]], owner.stacked) for i in indices]
         self.copied = [k for k, weight in enumerate(self.originals) if _needs_copy(weight, strides[k], self._first)]
         weights = list(self.originals)
         for k in self.copied:
             weights[k] = torch.empty_strided(weights[k].shape, strides[k], dtype=weights[k].dtype, device=device)
-        make = executor_for(engine_for(owner.rule, device, owner.engine), isinstance(owner.rule, TensorRule))
+        make = executor_for(engine_for(rule, device, owner.engine), isinstance(rule, TensorRule))
         kinds = gradient_dtype, states, masters
         tile = make.tile_for(sum(weight.numel() for weight in weights))
-        self.table = TensorTable(owner.rule, weights, *kinds, tile, aligned, owner.seed, owner.stacked)  # type: ignore[arg-type]
+        self.table = TensorTable(rule, weights, *kinds, tile, aligned, owner.seed, owner.stacked)  # type: ignore[arg-type]
         self._grad_scale_and_skip, self.table.zero_grads = owner.grad_scale_and_skip, owner.zero_grads
         if owner.grad_scale_and_skip is not None:
             self.table.grad_scale_and_skip = owner.grad_scale_and_skip.to(device)

@@ -163,7 +163,8 @@ class Update:
 
     def engines(self) -> list[str]:
         """The engines in use, each once."""
-        return sorted({engine_for(self.rule, weight.device, self.engine) for weight in self.weights})
+        rules = [(self.rule.rule_for(weight.shape), weight.device) for weight in self.weights]
+        return sorted({engine_for(rule, device, self.engine) for rule, device in rules})
 
     @property
     def references(self) -> list[Reference]:
@@ -278,7 +279,8 @@ class Update:
                     raise ValueError(f"{name} is on {weight.device}, its state on {tensor.device}: must be on one device")
         shapes = [weight.shape for weight in self.weights]
         states = [row[: len(self.rule.state)] for row in self.states]
-        keys = [group_key(*each, self.stacked) for each in zip(self.weights, gradients, states, self.masters, strict=True)]
+        rows = zip(self.weights, gradients, states, self.masters, strict=True)
+        keys = [(*group_key(*row, self.stacked), self.rule.rule_for(row[0].shape)) for row in rows]
         if self._keys:  # a skipped weight stays in the group where it was
             keys = [old if gradient is None else new for old, new, gradient in zip(self._keys, keys, gradients, strict=True)]
         if keys != self._keys or shapes != self._shapes or not self.is_in_place():
@@ -286,7 +288,7 @@ class Update:
             for i, key in enumerate(keys):
                 members.setdefault(key, []).append(i)
             own = GroupArguments(
-                *(self.rule, self.weights, self._states, self._masters, self.engine, self.seed, self.rng_offsets),
+                *(self.weights, self._states, self._masters, self.engine, self.seed, self.rng_offsets),
                 *(self.grad_scale_and_skip, self.zero_grads, self.stacked),
             )
             self._groups = [Group(own, key, indices) for key, indices in members.items()]

@@ -116,5 +116,9 @@ class Rule(ElementwiseFunction):
         """About how much the update of a weight of this shape costs, relative to other weights: its number of elements."""
         return float(shape.numel())
 
+    def rule_for(self, shape: torch.Size) -> Rule:
+        """The rule that updates a weight of this shape: itself; others than `TensorRule` have no choice."""
+        return self
+
     def __repr__(self) -> str:
         return f"<rule {self.name}: state ({', '.join(self.slots)}), hyper ({', '.join(self.hyper)})>"

@@ -11,6 +11,7 @@ import torch
 
 from .checks import parse_function, unpacked_names
 from .reduction import Reduction
+from .rule import Rule
 
 __all__ = ["TensorRule", "tensor_rule"]
 
@@ -22,6 +23,7 @@ def tensor_rule(
     batched: bool = False,
     cost: Callable[[torch.Size], float] | None = None,
     elementwise: Callable[[torch.Size], bool] | None = None,
+    elementwise_rule: Rule | None = None,
 ) -> Any:
     """Make an update rule of whole tensors, `(w, g, state, hyper) -> (new_w, new_state)`, in plain torch operations.
 
@@ -38,6 +40,8 @@ def tensor_rule(
             ranks; default: as many as it has elements.
         elementwise: whether a tensor of this shape is updated element by element, so that parts of it can be updated apart;
             default: none is.
+        elementwise_rule: the rule of these tensors, with the same states and hyper-parameters, which runs on every engine;
+            default: this rule itself.
 
     Example:
         >>> from tristep.kernels import tensor_rule
@@ -47,8 +51,8 @@ def tensor_rule(
         ...     return w - lr * g / g.norm(), state
     """
     if fn is None:
-        return lambda fn: TensorRule(fn, shapes, batched, cost, elementwise)
-    return TensorRule(fn, shapes, batched, cost, elementwise)
+        return lambda fn: TensorRule(fn, shapes, batched, cost, elementwise, elementwise_rule)
+    return TensorRule(fn, shapes, batched, cost, elementwise, elementwise_rule)
 
 
 class TensorRule:
@@ -73,6 +77,7 @@ class TensorRule:
         batched: bool = False,
         cost: Callable[[torch.Size], float] | None = None,
         elementwise: Callable[[torch.Size], bool] | None = None,
+        elementwise_rule: Rule | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(fn, types.FunctionType):
@@ -91,7 +96,14 @@ class TensorRule:
         if unknown := [name for name in options or () if name not in known]:
             raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}: it has {', '.join(known) or 'none'}")
         self.compute: Callable[..., Any] = partial(fn, **options) if options else fn
-        self._shapes, self._cost, self._elementwise = shapes, cost, elementwise
+        self._shapes, self._cost, self._elementwise, self._elementwise_rule = shapes, cost, elementwise, elementwise_rule
+        if elementwise_rule is not None and (
+            (elementwise_rule.state, elementwise_rule.hyper) != (self.state, self.hyper) or elementwise_rule.reductions
+        ):
+            raise TypeError(
+                f"elementwise_rule={elementwise_rule!r} of {self.name!r}: it must have the states "
+                f"({', '.join(self.state)}), the hyper-parameters ({', '.join(self.hyper)}), and no reductions"
+            )
         self._made_by: tuple[Any, ...] | None = None
 
     @property
@@ -112,8 +124,14 @@ class TensorRule:
         """Whether parts of a weight of this shape can be updated apart."""
         return self._elementwise is not None and self._elementwise(shape)
 
+    def rule_for(self, shape: torch.Size) -> Rule | TensorRule:
+        """The rule that updates a weight of this shape: itself, or its elementwise one."""
+        return self._elementwise_rule if self._elementwise_rule is not None and self.elementwise(shape) else self
+
     def __call__(self, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Any) -> Any:
         """The new weight and states of one tensor."""
+        if (own := self.rule_for(w.shape)) is not self:
+            return own(w, g, state, hyper)
         if not self.batched:
             return self.compute(w, g, state, hyper)
         w, state = self.compute(w[None], g[None], tuple(old[None] for old in state), hyper)
@@ -136,7 +154,7 @@ class TensorRule:
             **options: values of its function's keyword-only arguments.
         """
         how = shapes or self._shapes, self.batched, cost or self._cost, elementwise or self._elementwise
-        other = TensorRule(self.fn, *how, options)
+        other = TensorRule(self.fn, *how, self._elementwise_rule, options)
         other._made_by = made_by
         return other
 

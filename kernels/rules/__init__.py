@@ -35,6 +35,7 @@ _rules = {
 }
 globals().update(_rules)  # after all imports, as some families are named like one of their rules
 
-# Gradient codecs, and rules whose states depend on each other, so that a step from arbitrary states means nothing.
-_NOT_LISTED = {"one_bit", "two_bit", "prodigy", "soap"}
+# Gradient codecs, what other rules do for tensors that are no matrices, and rules whose states depend on each other, so that
+# a step from arbitrary states means nothing.
+_NOT_LISTED = {"one_bit", "two_bit", "muon_vectors", "prodigy", "soap"}
 __all__ = sorted(_rules.keys() - _NOT_LISTED)

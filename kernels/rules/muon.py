@@ -3,6 +3,8 @@
 In plain torch operations, for stacks of tensors of one shape, as in matrix.py.
 """
 
+# ruff: noqa: RUF059  # both rules have all hyper-parameters
+
 from __future__ import annotations
 
 import math
@@ -12,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..language import TensorRule, tensor_rule
+from ..language import TensorRule, rule, tensor_rule
 from .adam import adamw
 from .common import limited
 from .costs import newton_schulz_cost
@@ -230,9 +232,22 @@ def is_elementwise(shape: torch.Size, flatten: bool = False) -> bool:
     return not is_matrix(len(shape), flatten)
 
 
-@tensor_rule(shapes=muon_shapes, batched=True, cost=muon_cost, elementwise=is_elementwise)
+@rule(nonnegative=("var",))
+def muon_vectors(w, g, state, hyper):
+    """AdamW's step for what is no matrix, with the hyper-parameters of `muon`. Loshchilov & Hutter (2019), alg. 2."""
+    mean, var = state
+    (
+        lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split, adam_lr, adam_decay,
+        beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon,
+    ) = hyper  # fmt: skip
+    return adamw(
+        w, g, (mean, var), (adam_lr, adam_decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon)
+    )
+
+
+@tensor_rule(shapes=muon_shapes, batched=True, cost=muon_cost, elementwise=is_elementwise, elementwise_rule=muon_vectors)
 def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
-    """Momentum, made orthogonal. Jordan et al. (2024). Tensors that are no matrices take AdamW's step instead.
+    """Momentum, made orthogonal. Jordan et al. (2024). Tensors that are no matrices take the step of `muon_vectors`.
 
     `of_gradient` and `of_mean` are the shares of gradient and momentum in the direction; `scale` is 0 for a rate multiplied
     by sqrt(max(1, rows / columns)), else the rate is multiplied by scale sqrt(max(rows, columns)); `split` is the number of
@@ -243,13 +258,6 @@ def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never
         lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split, adam_lr, adam_decay,
         beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon,
     ) = hyper  # fmt: skip
-    if not is_matrix(w.dim() - 1, how.flatten):
-        return adamw(
-            w,
-            g,
-            (mean, var),
-            (adam_lr, adam_decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon),
-        )
     g = limited(g, clip)
     mean = (momentum * mean).add_(g, alpha=one_minus_momentum)
     blocks = orthogonal_blocks((of_mean * mean).add_(g, alpha=of_gradient), how, int(split), epsilon)
