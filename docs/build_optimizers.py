@@ -55,9 +55,10 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   States of averages that move by less than 1/256 at a step, such as a variance with a beta2 of 0.999, hardly shrink when
   they are rounded to the nearest bfloat16; `stochastic_rounding=True` rounds them right on average.
 
-  With `multi_precision="split8"` the weight as the rule knows it has 24 bits: those of the bfloat16 weight and 8 more (15
-  bits of mantissa, see `kernels/storage/master.py`). Steps of less than 1/65536 of a weight, which these cannot take, need
-  `stochastic_rounding=True`. Masters of one kind are converted to another when they are loaded.
+  With `multi_precision="split8"` the weight as the rule knows it has 24 bits: those of the bfloat16 weight and 8 more, 15 of
+  mantissa in all (see `kernels/storage/master.py`). Steps of less than 1/65536 of a weight, which these cannot take, need
+  `stochastic_rounding=True`. Masters of one kind are converted to another when they are loaded;
+  `trainer.float32_weights()` and `load_float32_weights` take whole weights out of any of them, and back.
 
   8-bit states are a byte for each element and a float32, their scale, for each 128 of them (see
   `kernels/storage/packed.py`). They are always rounded at random, the same at every run with the same `rounding_seed`.

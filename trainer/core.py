@@ -185,7 +185,9 @@ class TrainerCore:
         self._backward = self._backward or BackwardStep(self._stepper.replicas[0])
         return self._backward
 
-    def _refuse_averaged(self, what: str) -> None:
+    def _refuse_averaged(self, what: str, or_ascended: bool = False) -> None:
+        if or_ascended and self._ascended is not None:
+            raise RuntimeError(f"ascend() has moved the weights up: take a step() before {what}")
         if self._averaging:
             raise RuntimeError(f"{what} inside averaged_weights(), whose weights are restored at its end: leave it first")
 

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from . import checkpoint
 from .ascent import ascend, averaged_weights, averages_of
 from .capture import CapturedStep, check_capture
 from .core import TrainerCore
 from .dynamo import outside_dynamo
 from .errors import StaleGradientError, UpdateOnKVStoreError
+from .full_precision import float32_weights, load_float32_weights
 from .interrupts import uninterrupted
 from .optimizer import Optimizer
 from .params import is_lazy
@@ -259,15 +262,41 @@ class Trainer(TrainerCore):
             ...     prediction = net(torch.ones(1, 2))
         """
         found = averages_of(self._optimizer)
-        self._refuse_averaged("averaged_weights()")
-        if self._ascended is not None:
-            raise RuntimeError("ascend() has moved the weights up: take a step() before averaged_weights()")
+        self._refuse_averaged("averaged_weights()", or_ascended=True)
         self._averaging = True
         try:
             with averaged_weights(self._stepper, found):
                 yield
         finally:
             self._averaging = False
+
+    def float32_weights(self) -> dict[str, torch.Tensor]:
+        """The weights by name in float32, in new tensors: those of 16 bits with what their masters add, of float64 rounded.
+
+        Of several replicas they are the first one's; with dist stores every process must call this, and gets all of them.
+
+        Raises:
+            RuntimeError: a store of another process has the masters; or inside `averaged_weights`, or after `ascend`.
+            TypeError: a user-defined optimizer with `multi_precision`.
+        """
+        self._refuse_averaged("float32_weights()", or_ascended=True)
+        return float32_weights(self._stepper, self._optimizer)
+
+    @uninterrupted
+    def load_float32_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Set weights and masters to what `float32_weights` returned, as near as they are stored; states and counts stay.
+
+        All replicas get the weights; with dist stores every process must call this, with the same.
+
+        Args:
+            weights: by name a floating-point tensor for each parameter, of its shape.
+
+        Raises:
+            ValueError, TypeError: it does not fit this trainer; nothing has been changed.
+            RuntimeError: as `float32_weights`; nothing has been changed.
+        """
+        self._refuse_averaged("load_float32_weights()", or_ascended=True)
+        load_float32_weights(self._stepper, self._optimizer, weights)
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
         """Capture a training function as a CUDA graph: the result is called like the function, without its work on the host.

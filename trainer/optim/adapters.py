@@ -195,7 +195,7 @@ class _OfRule(FusedOptimizer):
         try:
             for group, average in averages:
                 rule, hyper = average  # type: ignore[misc]
-                trained = [parameter for parameter in group["params"] if self.state.get(parameter)]
+                trained = [each for each in group["params"] if set(rule.slots) <= set(self.state.get(each, ()))]
                 weights = [as_real(parameter).detach() for parameter in trained]
                 states = [tuple(as_real(self.state[parameter][name]) for name in rule.slots) for parameter in trained]
                 update = Update(rule, weights, states)

@@ -17,6 +17,7 @@ from ...kernels.layouts import is_wrapper
 from ..capture import CapturedStep
 from ..interrupts import uninterrupted
 from . import shards
+from .full_precision import float32_weights, load_float32_weights
 from .groups import Group, Numbers, name_of
 from .plan import OptimizerPlan
 from .saved import check_numbers
@@ -217,6 +218,22 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Refuse DTensors that the rule cannot update by their shards."""
         if (refusal := shards.rule_refusal(rule, narrow == torch.uint8, parameters)) is not None:
             raise NotImplementedError(f"{type(self).__name__} with sharded parameters: {refusal}")
+
+    def float32_weights(self) -> dict[torch.Tensor, torch.Tensor]:
+        """As `tristep.Trainer.float32_weights`, by parameter; of a DTensor it is one that is placed as that.
+
+        Complex parameters give complex64.
+        """
+        return float32_weights(self)
+
+    @uninterrupted
+    def load_float32_weights(self, weights: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """As `tristep.Trainer.load_float32_weights`, by parameter; those of DTensors are placed as these.
+
+        Raises:
+            ValueError, TypeError: it does not fit the parameters; nothing has been changed.
+        """
+        load_float32_weights(self, weights)
 
     def load_state_dict(self, state_dict: Any) -> None:
         """As torch's, but states keep the type that they were saved in, where that is the one they are kept in.

@@ -29,7 +29,7 @@ from .groups import Group
 if TYPE_CHECKING:
     from .base import FusedOptimizer
 
-__all__ = ["MASTER_KEYS", "ParameterStates", "as_real", "same_objects"]
+__all__ = ["MASTER_KEYS", "ParameterStates", "as_real", "master_key", "same_objects"]
 
 MASTER_KEYS = ("master", "compensation")  # in a parameter's state; the second is Kahan's
 
@@ -186,7 +186,7 @@ class ParameterStates:
         if dtype is None:
             return None
         row = optimizer.state[parameter]
-        key, other = MASTER_KEYS if dtype != weight.dtype else MASTER_KEYS[::-1]
+        key, other = master_key(weight, dtype)
         found = row.get(key)
         if found is None:
             found = row.pop(other, None)
@@ -197,6 +197,12 @@ class ParameterStates:
             found = new_master(weight.detach(), found, dtype)
             row[key] = shards.placed_as(parameter, found)
         return found
+
+
+def master_key(weight: torch.Tensor, dtype: torch.dtype) -> tuple[str, str]:
+    """The key of a master of this type in a parameter's state, and that of one of the other kinds."""
+    master, compensation = MASTER_KEYS
+    return (compensation, master) if dtype == weight.dtype else (master, compensation)
 
 
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from .sparse import split
 if TYPE_CHECKING:
     from .updater import Updater
 
-__all__ = ["UpdaterStates", "new_master"]
+__all__ = ["UpdaterStates", "new_master", "put_masters"]
 
 
 class UpdaterStates:
@@ -145,6 +145,18 @@ def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtyp
     if storage.kind_of(weight.dtype, dtype) == storage.MasterKind.FULL:
         return master.copy_(whole)
     return master.copy_(storage.master_for(weight, whole, dtype))
+
+
+def put_masters(
+    updater: Updater, masters: Mapping[Any, torch.Tensor], weights: Sequence[torch.Tensor] | Mapping[Any, torch.Tensor]
+) -> None:
+    """Give an updater these masters of weights, by index, in the tensors that there are or, where none fits, in new ones."""
+    for i, master in masters.items():
+        weight, old = weights[i].detach(), updater.masters.get(i)
+        if old is None or not goes_with(old, weight, master.dtype):
+            ((old,),) = allocate_states([weight], 1, master.dtype)
+            updater.masters[i] = old
+        old.copy_(master)
 
 
 def _unsigned(rule: Rule | TensorRule, slot: str) -> bool:

@@ -118,6 +118,19 @@ class GradientSync(abc.ABC):
         """Where it updates, take that over, as `checkpoint.restore` does, with all checks first."""
         raise NotImplementedError
 
+    def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
+        """Where it updates, the masters of whole parameters, by index; with `new` these are replaced first, and returned.
+
+        Before the first step there are none, but for new ones.
+
+        Raises:
+            RuntimeError: they are elsewhere; nothing has been changed.
+        """
+        raise RuntimeError(
+            "the store updates the weights elsewhere, where their masters are: float32 weights can be had and loaded with "
+            "update_on_kvstore=False, or with a store that updates in this process, such as 'device' or 'dist_sync'"
+        )
+
     def residuals(self) -> Residuals:
         """What compression has kept back, of whole parameters, by name and source."""
         return {}

@@ -110,4 +110,4 @@ def sync_for(
         largest = max(param.numel() for param in replicas[0].params)
         return store, updates_on_store(kvstore, store.is_capable("optimizer"), update_on_kvstore, sparse, largest)
 
-    return KVStoreSync(make, replicas, names, optimizer, compression_params, engine)
+    return KVStoreSync(make, replicas, optimizer, compression_params, engine)

@@ -15,6 +15,7 @@ from .. import checkpoint
 from ..kvstore.base import KVStore
 from ..optimizer import Optimizer
 from ..optimizer.sparse import is_sparse
+from ..optimizer.states import put_masters
 from ..params import is_lazy
 from ..replica import Replica
 from .base import GradientSync, Residuals
@@ -35,7 +36,6 @@ class KVStoreSync(GradientSync):
         make: makes the store, or gives one, when it is needed, and decides whether it updates the weights; called with
             whether there are sparse gradients.
         replicas: of the model.
-        names: of the parameters.
         optimizer: what is to update the weights.
         compression_params: for the store; None compresses nothing.
         engine: who computes the store's updates, where that is where the replicas are.
@@ -48,7 +48,6 @@ class KVStoreSync(GradientSync):
         self,
         make: Callable[[bool], tuple[KVStore, bool]],
         replicas: Sequence[Replica],
-        names: Sequence[str],
         optimizer: Optimizer,
         compression_params: Mapping[str, Any] | None = None,
         engine: str | None = None,
@@ -56,7 +55,7 @@ class KVStoreSync(GradientSync):
         self.num_replicas = len(replicas)
         self.store: KVStore | None = None
         self._make, self._engine = make, engine
-        self._replicas, self._names, self._optimizer = list(replicas), list(names), optimizer
+        self._replicas, self._optimizer = list(replicas), optimizer
         self._compression_params = compression_params
         self._control: torch.Tensor | None = None
         # The first replica's weights as a store last gave them that takes no others; to notice those.
@@ -64,14 +63,14 @@ class KVStoreSync(GradientSync):
         self._lazy = [any(map(is_lazy, params)) for params in zip(*(replica.params for replica in replicas), strict=True)]
 
     def start(self) -> None:
-        _refuse_unequal(self._replicas, self._names, self._lazy)
+        _refuse_unequal(self._replicas, self._replicas[0].names, self._lazy)
         sparse = any(is_sparse(param.grad) for replica in self._replicas for param in replica.params)
         store, updates = self._make(sparse)
         if self._control is not None and updates and type(store)._inside is KVStore._inside:
             super().use_control(self._control)  # which refuses
         if self._compression_params is not None:
             store.set_gradient_compression(self._compression_params)
-        keys = list(range(len(self._names)))
+        keys = list(range(len(self._replicas[0].names)))
         if updates:  # first, since a store may keep values otherwise for an optimizer that looks at whole tensors
             store.set_optimizer(self._optimizer)
         weights, everywhere = self._replicas[0].weights(), _everywhere(self._replicas, keys)
@@ -155,39 +154,48 @@ class KVStoreSync(GradientSync):
     def state_dict(self) -> dict[str, Any] | None:
         if not self.updates:
             return None
-        inside, keys = self._live._inside(), range(len(self._names))
+        inside, keys = self._live._inside(), range(len(self._replicas[0].names))
         if inside is not None:
-            return checkpoint.collect(inside[0], self._names, [inside[1][key] for key in keys], keys)
+            return checkpoint.collect(inside[0], self._replicas[0].names, [inside[1][key] for key in keys], keys)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "states"
             self._live.save_optimizer_states(path, dump_optimizer=True)
-            return _renamed(checkpoint.read(path), {str(key): self._names[key] for key in keys})
+            return _renamed(checkpoint.read(path), {str(key): self._replicas[0].names[key] for key in keys})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        inside, keys = self._live._inside(), range(len(self._names))
+        inside, keys = self._live._inside(), range(len(self._replicas[0].names))
         if inside is not None:
-            checkpoint.restore(inside[0], self._names, [inside[1][key] for key in keys], state, keys)
+            checkpoint.restore(inside[0], self._replicas[0].names, [inside[1][key] for key in keys], state, keys)
             return
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "states"
-            checkpoint.write(path, _renamed(state, {self._names[key]: str(key) for key in keys}))
+            checkpoint.write(path, _renamed(state, {self._replicas[0].names[key]: str(key) for key in keys}))
             self._live.load_optimizer_states(path)
+
+    def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
+        inside = self._live._inside()
+        if inside is None:
+            return super().masters(new)
+        if new is not None:  # the weights are replaced at the next step
+            put_masters(inside[0], new, inside[1])
+            inside[0].forget_plan()
+        return inside[0].masters
 
     def residuals(self) -> Residuals:
         found: Residuals = {}
         for (key, source), residual in self._live._residuals().items():
-            found.setdefault(self._names[key], {})[str(source)] = residual
+            found.setdefault(self._replicas[0].names[key], {})[str(source)] = residual
         return found
 
     @torch.no_grad()
     def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         if self._compression_params is None:
             return
-        if self._live._load_residuals({i: saved.get(name, {}) for i, name in enumerate(self._names)}):
+        if self._live._load_residuals({i: saved.get(name, {}) for i, name in enumerate(self._replicas[0].names)}):
             return
         live = self._live._residuals()
         sources = [str(d) for d in range(self.num_replicas)]
-        for i, name in enumerate(self._names):
+        for i, name in enumerate(self._replicas[0].names):
             theirs = saved.get(name, {})
             if set(theirs) <= set(sources):
                 own: list[Any] = [theirs.get(source) for source in sources]

@@ -80,6 +80,29 @@ class ShardStates:
                     if i in whole.masters:
                         self.updater.masters[i] = whole.masters[i]
 
+    @torch.no_grad()
+    def masters(self) -> dict[Any, torch.Tensor]:
+        """Whole masters, by index, on the CPU."""
+        own: Any = self.updater.masters
+        kinds = [_MASTERS.index(own[i].dtype if i in own else None) for i in range(len(self.params))]
+        found = torch.tensor(kinds, device=self.device)
+        dist_utils.all_reduce(found, dist.ReduceOp.MAX, self.collectives.group)
+        if not found.any():
+            return {}
+        if not self.cuts:
+            own = {i: in_memory_order(master, torch.empty_like(self.params[i])) for i, master in own.items()}
+        whole: dict[Any, torch.Tensor] = {}
+        for i, values in self._whole_tensors(own, False):
+            if (dtype := _MASTERS[int(found[i])]) is not None:
+                ((master,),) = allocate_states([values], 1, dtype)
+                whole[i] = master.copy_(values)
+        return whole
+
+    def load_masters(self, masters: Mapping[int, torch.Tensor]) -> None:
+        """Take this rank's pieces of these masters, by index."""
+        for piece in self.pieces:
+            self._load_master(masters, piece)
+
     @contextmanager
     def _scratch(self) -> Iterator[Updater]:
         """An updater for whole states; the optimizer does not keep it."""
@@ -116,14 +139,9 @@ class ShardStates:
                 if keep:
                     storage.copy(whole.states[i][k], values, values.shape, slot in rule.nonnegative)
         self._collect_numbers(optimizer, states, whole)
-        own = [_MASTERS.index(getattr(self.updater.masters.get(i), "dtype", None)) for i in range(len(self.params))]
-        present = torch.tensor(own, device=self.device)
-        dist_utils.all_reduce(present, dist.ReduceOp.MAX, self.collectives.group)
-        if present.any():
-            for i, values in self._whole_tensors(self.updater.masters, False):
-                if keep and present[i]:
-                    ((master,),) = allocate_states([room[i]], 1, _MASTERS[int(present[i])])
-                    whole.masters[i] = master.copy_(values)
+        masters = self.masters()
+        if keep:
+            whole.masters.update(masters)
 
     def _whole_tensors(self, found: Mapping[Any, torch.Tensor], unsigned: bool) -> Iterator[tuple[int, torch.Tensor]]:
         """Each parameter's whole tensor, on the CPU in its arithmetic's type, of all ranks' pieces of it."""
@@ -221,7 +239,11 @@ class ShardStates:
             part = in_memory_order(tensor, param)[piece.start : piece.stop]
             storage.copy(state[k], part.to(weight.device), size, unsigned)
         self.updater.states[piece.param] = state
-        if piece.param in whole.masters:
-            master = whole.masters[piece.param]
-            ((own,),) = allocate_states([weight], 1, master.dtype)
-            self.updater.masters[piece.param] = own.copy_(in_memory_order(master, param)[piece.start : piece.stop])
+        self._load_master(whole.masters, piece)
+
+    def _load_master(self, masters: Mapping[Any, torch.Tensor], piece: Piece) -> None:
+        if piece.param in masters:
+            param, master = self.params[piece.param], masters[piece.param]
+            ((own,),) = allocate_states([weight_of(piece, param, self.cuts).detach()], 1, master.dtype)
+            part = in_memory_order(master, param)[piece.start : piece.stop] if self.cuts else master
+            self.updater.masters[piece.param] = own.copy_(part)

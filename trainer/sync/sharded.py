@@ -159,6 +159,16 @@ class ShardedUpdate:
         self._states().load_state_dict(state_dict)
         self._plan = None
 
+    def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[int, torch.Tensor]:
+        """The masters of whole parameters, by index, on the CPU; or `new` ones, of which this rank takes its pieces."""
+        if new is None:
+            return self._states().masters()
+        self.buckets.make()
+        self._find_pieces()
+        self._states().load_masters(new)
+        self._plan = None
+        return new
+
     def _states(self) -> ShardStates:
         return ShardStates(self.updater, self.buckets, self.pieces, self.cuts)
 

@@ -65,6 +65,9 @@ class ZeroSync(CollectiveSync):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._whole.load_state_dict(state)
 
+    def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
+        return self._whole.masters(new)
+
     def apply(self, rule: Any, hyper: Mapping[str, float], indices: Collection[int]) -> None:
         self._whole.apply(rule, hyper, indices)
 

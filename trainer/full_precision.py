@@ -1,0 +1,109 @@
+"""Weights in float32, out of any kind of master and into it: `Trainer.float32_weights` and `load_float32_weights`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..kernels import storage
+from ..kernels.layouts import compute_dtype
+from .checkpoint.check import few
+from .optimizer import Optimizer, RuleOptimizer
+from .optimizer.multi import part_of
+from .optimizer.states import put_masters
+from .step import Stepper
+
+__all__ = ["check_weights", "float32_of", "float32_weights", "load_float32_weights", "parts_of"]
+
+
+def float32_weights(stepper: Stepper, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """See `Trainer.float32_weights`."""
+    first = stepper.replicas[0]
+    with_master = _master_dtypes(stepper, optimizer)
+    masters: Mapping[Any, torch.Tensor] = {}
+    if any(with_master):
+        masters = stepper.sync.masters() if stepper.sync.updates else first.updater.masters
+    found = {}
+    for i, (name, param, dtype) in enumerate(zip(first.names, first.params, with_master, strict=True)):
+        found[name] = float32_of(param.detach(), None if dtype is None else masters.get(i))
+    return found
+
+
+@torch.no_grad()
+def load_float32_weights(stepper: Stepper, optimizer: Optimizer, weights: Any) -> None:
+    """See `Trainer.load_float32_weights`."""
+    replicas, with_master = stepper.replicas, _master_dtypes(stepper, optimizer)
+    first = replicas[0]
+    check_weights(dict(zip(first.names, first.params, strict=True)), weights)
+    for replica in replicas:
+        rows = zip(replica.names, replica.params, with_master, strict=True)
+        parts = [parts_of(param.detach(), weights[name], dtype) for name, param, dtype in rows]
+        masters = {i: master for i, (_, master) in enumerate(parts) if master is not None}
+        if not stepper.sync.updates:
+            put_masters(replica.updater, masters, replica.params)
+            replica.forget_plan()
+        elif replica is first:
+            stepper.sync.masters(masters)  # or refuses, before anything has changed
+        for param, (weight, _) in zip(replica.params, parts, strict=True):
+            param.copy_(weight)
+
+
+def float32_of(weight: torch.Tensor, master: torch.Tensor | None) -> torch.Tensor:
+    """The weight as its rule knows it, in float32 and in memory of its own."""
+    if master is not None and storage.kind_of(weight.dtype, master.dtype) is None:  # of the type that the weight was of
+        master = None
+    whole = storage.combined(weight, None if master is None else master.to(weight.device))
+    return whole.to(torch.float32, copy=True)
+
+
+def parts_of(
+    weight: torch.Tensor, value: torch.Tensor, dtype: torch.dtype | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What is to be stored for this value: as the weight and, if `dtype` is the type of its master, as that."""
+    value = value.detach().to(weight.device, compute_dtype(weight.dtype))
+    if dtype is None:
+        return value.to(weight.dtype), None
+    kind = storage.kind_of(weight.dtype, dtype)
+    assert kind is not None
+    if kind == storage.MasterKind.FULL:
+        return value.to(weight.dtype), value
+    return storage.split(value.contiguous(), weight.dtype, kind)
+
+
+def check_weights(params: Mapping[str, torch.Tensor], weights: Any) -> None:
+    """Refuse what is no mapping from each of these names to a tensor of the parameter's shape."""
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights must be a dict as float32_weights() returns it, got {type(weights).__name__}")
+    missing, unknown = [name for name in params if name not in weights], [name for name in weights if name not in params]
+    if missing or unknown:
+        both = (("lacks", missing), ("has unknown", unknown))
+        what = " and ".join(f"{verb} {few(keys)}" for verb, keys in both if keys)
+        raise ValueError(f"weights {what}: it must have all parameters, and no others")
+    for name, param in params.items():
+        value = weights[name]
+        right = isinstance(value, torch.Tensor) and (value.is_complex() if param.is_complex() else value.is_floating_point())
+        if not right or value.layout != torch.strided:
+            got = f"{value.dtype} ({value.layout})" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise TypeError(f"weights: {name!r} must be a dense tensor of floating-point numbers, got {got}")
+        if value.shape != param.shape:
+            raise ValueError(f"weights: {name!r} has shape {tuple(value.shape)}, the parameter has {tuple(param.shape)}")
+
+
+def _master_dtypes(stepper: Stepper, optimizer: Optimizer) -> list[torch.dtype | None]:
+    """For each parameter the type of its master, or None; replicas and a store are ready then."""
+    stepper.check_initialized()
+    if not stepper.is_alone:
+        stepper.start()
+    params = stepper.replicas[0].params
+    found: list[torch.dtype | None] = []
+    for i, param in enumerate(params):
+        part = part_of(optimizer, i)
+        found.append(part.master_dtype(param) if isinstance(part, RuleOptimizer) else None)
+        if part.keeps_master(param) and not isinstance(part, RuleOptimizer):
+            raise TypeError(
+                f"{type(part).__name__} updates by hand, and keeps float32 copies in states of its own: it must be a "
+                "RuleOptimizer, or have multi_precision=False"
+            )
+    return found
