@@ -30,9 +30,10 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 - **Engines**: rules written once run on all three; "torch" stands for rules of whole matrices, in torch's own operations.
 - In addition to its own **arguments**, each takes those of every optimizer: learning_rate, wd, rescale_grad, clip_gradient,
   lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict; those on all three engines also the options
-  clip_norm, cautious, decoupled_wd, cautious_wd, lookahead, lookahead_alpha, ema_decay and skip_nonfinite (see
+  clip_norm, cautious, decoupled_wd, cautious_wd, hyperball, lookahead, lookahead_alpha, ema_decay and skip_nonfinite (see
   `tristep.optimizer.TransformOptions`). Lookahead keeps one more state, which only its synchronisations read and write, and
-  ema_decay one that is read and written at every step; clip_norm and skip_nonfinite read the gradients once more.
+  ema_decay one that is read and written at every step; clip_norm and skip_nonfinite read the gradients once more, cautious
+  and hyperball all that the rule reads.
 - How it is stored: the same optimizers take state_dtype, stochastic_rounding, rounding_seed, kahan and
   `multi_precision="remainder"` or `"split8"`. States that are weights or sums over all steps stay float32, and so do the two
   averages whose difference centered RMSProp takes. In bytes, for each element of AdamW, in addition to weight and gradient:

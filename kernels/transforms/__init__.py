@@ -9,6 +9,7 @@ from .cautious_weight_decay import cautious_weight_decay
 from .clip_by_global_norm import clip_by_global_norm
 from .decoupled_weight_decay import decoupled_weight_decay
 from .ema import ema, moving_average
+from .hyperball import hyperball
 from .lookahead import lookahead
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "clip_by_global_norm",
     "decoupled_weight_decay",
     "ema",
+    "hyperball",
     "lookahead",
     "moving_average",
 ]

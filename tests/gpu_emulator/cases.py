@@ -24,8 +24,8 @@ __all__ = ["SIZES", "CodeCase", "ProductCase", "RuleCase", "cases", "difference"
 SIZES = (0, 1, 3, 127, 128, 1023, 1024, 1025, 5000, 2048, 129)
 _WITHOUT_GRADIENT = 4
 _EXTENSIVE = ("adamw", "sgd_momentum", "adan", "lamb")  # rules that go through all storage and all that is folded in
-_TRANSFORMED = ("adamw+cautious_weight_decay",)  # rules, and the transforms that are applied to them
-_OF_TRANSFORMS: dict[str, float] = {}  # their hyper-parameters
+_TRANSFORMED = ("adamw+cautious_weight_decay", "adamw+hyperball")  # rules, and the transforms that are applied to them
+_OF_TRANSFORMS = {"hyperball_lr": 0.1}  # their hyper-parameters
 _MOST_ULPS = {"exact": 0, "sums": 8, "metrics": 64}
 
 Tensors = dict[str, list[torch.Tensor]]
@@ -276,7 +276,7 @@ def cases() -> Iterator[RuleCase | CodeCase | ProductCase]:
             yield RuleCase(name, metrics=True)
     for name in _TRANSFORMED:
         yield RuleCase(name)
-        yield RuleCase(name, "bfloat16", "bfloat16", "int16", "uint8", 1, 3)
+        yield RuleCase(name, "bfloat16", "bfloat16", "float32", "uint8", 1, 3)
         yield RuleCase(name, metrics=True, control=(0.125, 0.0))
     for master in ("float32", "int16", "int8", "bfloat16"):  # with which unchanged stored weights are counted in other ways
         yield RuleCase("adamw", "bfloat16", "bfloat16", master, metrics=True)

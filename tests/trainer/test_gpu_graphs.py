@@ -153,6 +153,7 @@ CASES = {
         {"clip_norm": 0.5, "cautious": True, "decoupled_wd": True, "lookahead": 3, "ema_decay": 0.9, "skip_nonfinite": True},
         {},
     ),
+    "spheres": ("adam", {"hyperball": True}, {}),
     "per-tensor state": ("novograd", {}, {}),
     "per-tensor state of all": ("prodigy", {}, {}),
     "random numbers": ("sgld", {}, {}),

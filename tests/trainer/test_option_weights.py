@@ -7,7 +7,8 @@ import pytest
 import torch
 from option_training import SHAPES, STEPS, parameters, train, trained
 
-from tristep import Trainer, optimizer
+import tristep
+from tristep import Trainer, lr_scheduler, optimizer
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 
@@ -42,11 +43,59 @@ def test_cautious_decay_like_the_paper(name, options, engine, device):
     assert not torch.allclose(params[0], plain[0], rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_weights_on_spheres_like_the_paper(name, engine, device):
+    """With Adam's direction: AdamH of Wen et al. (2026). The schedule's rate is the length of a step."""
+    schedule = lr_scheduler.FactorScheduler(step=4, factor=0.5, base_lr=0.05)
+    arguments = {"hyperball": True, "epsilon": 1e-300, "lr_scheduler": schedule}
+    params, trainer = trained(device, name, {"learning_rate": None, **arguments}, engine)
+    weights = [param.detach().cpu().numpy() for param in parameters("cpu")]
+    radii = [np.linalg.norm(w) for w in weights]
+    for t, steps in enumerate(adam_steps(epsilon=0.0), 1):
+        for i, u in enumerate(steps):
+            v = weights[i] - schedule(t) * radii[i] * u / np.linalg.norm(u)
+            weights[i] = radii[i] * v / np.linalg.norm(v)
+    for param, expected in zip(params, weights, strict=True):
+        np.testing.assert_allclose(param.detach().cpu().numpy(), expected, rtol=1e-9, atol=1e-11)
+    assert list(trainer.optimizer.kept("radius").values()) == pytest.approx(radii, rel=1e-12)
+
+
+def test_spheres_by_torchs_interface(device):
+    params, _ = trained(device, "lion", {"hyperball": True})
+    expected = parameters(device)
+    made = tristep.optim.Lion(expected, lr=0.05, hyperball=True)
+    train(expected, made.step)
+    torch.testing.assert_close(params, expected, rtol=1e-12, atol=1e-14)
+    assert made.state[expected[0]]["radius"].item() == pytest.approx(parameters("cpu")[0].norm().item())
+
+
+def test_a_step_for_the_curvature_leaves_weights_on_their_spheres(device):
+    param = torch.nn.Parameter(torch.tensor([3.0, -4.0], device=device))
+    trainer = Trainer([param], "sophia", {"learning_rate": 0.1, "hyperball": True})
+    param.grad = torch.tensor([1.0, 2.0], device=device)
+    with trainer.optimizer.estimating(scale=2.0):
+        trainer.step(1)
+    assert param.tolist() == [3.0, -4.0]
+    param.grad = torch.tensor([1.0, 2.0], device=device)
+    trainer.step(1)
+    assert param.tolist() != [3.0, -4.0]
+    assert float(param.detach().norm()) == pytest.approx(5.0, rel=1e-6)
+
+
+def test_rows_of_sparse_gradients_have_no_norm_of_all(device):
+    layer = torch.nn.Embedding(5, 2, sparse=True, device=device)
+    trainer = Trainer(layer, "sgd", {"hyperball": True})
+    layer(torch.tensor([1, 3], device=device)).sum().backward()
+    with pytest.raises(ValueError, match="hyperball=True for 'weight', whose gradient is sparse: .*must be False"):
+        trainer.step(1)
+
+
 EVERY = {"cautious_wd": True, "cautious": True, "clip_norm": 1.0, "lookahead": 2, "ema_decay": 0.9, "skip_nonfinite": True}
+SPHERE = {"cautious_wd": False, "hyperball": True}
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("options", [{"wd": 0.1, **EVERY}], ids=["cautious_wd"])
+@pytest.mark.parametrize("options", [{"wd": 0.1, **EVERY}, EVERY | SPHERE], ids=["cautious_wd", "hyperball"])
 def test_training_goes_on_from_a_file_to_the_bit(options, engine, device, tmp_path):
     params, trainer = trained(device, "adamw", options, engine)
     trainer.save_states(tmp_path / "states")
@@ -60,6 +109,9 @@ def test_training_goes_on_from_a_file_to_the_bit(options, engine, device, tmp_pa
 
 
 REFUSED = {
+    "lion": ({"hyperball": True, "wd": 0.1}, ValueError, r"wd=0.1 with hyperball=True: .* so it must be 0.0"),
+    "adam": ({"hyperball": True, "decoupled_wd": True}, ValueError, "decoupled_wd=True with hyperball=True: .* be False"),
+    "came": ({"hyperball": True}, TypeError, "hyperball=True: CAME has a rule of whole tensors"),
     "sgd": ({"cautious_wd": True}, ValueError, "SGD adds its weight decay to the gradient: give decoupled_wd=True, too"),
     "rprop": ({"cautious_wd": True}, ValueError, "cautious_wd=True: Rprop has no weight decay, so it must be False"),
     "muon": ({"cautious_wd": True}, TypeError, "cautious_wd=True: Muon has a rule of whole tensors"),

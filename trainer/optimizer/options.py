@@ -15,6 +15,9 @@ from .base import Optimizer
 
 __all__ = ["TransformOptions"]
 
+_FLAGS = ("cautious", "decoupled_wd", "cautious_wd", "hyperball", "skip_nonfinite")
+_OPTIONS = ("clip_norm", *_FLAGS[:-1], "lookahead", "ema_decay", "skip_nonfinite")
+
 
 class TransformOptions(Optimizer):
     """The options of a `RuleOptimizer` that are transforms of its rule.
@@ -28,6 +31,10 @@ class TransformOptions(Optimizer):
             (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization").
         cautious_wd: use decoupled weight decay only in elements where it and the step have the same direction (Chen et al.
             2025, "Cautious Weight Decay", arXiv 2510.12402, alg. 1); with `decoupled_wd` also of rules that couple theirs.
+        hyperball: keep each tensor on the sphere on which it was before its first update, and take from the optimizer only
+            the direction of the step, whose length is the learning rate times the tensor's norm R: with u the direction,
+            w <- R v / |v|, v = w - lr R u / |u| (Wen et al. 2026, "Hyperball Optimization", arXiv 2606.16899). Tensors of
+            zeros take the optimizer's own steps; one of a single element stays. The paper does this to matrices only.
         lookahead: every so many updates of a parameter, move its slow weight by the fraction `lookahead_alpha` towards the
             weight, and reset the weight to it, >= 1; None means never (Zhang et al. 2019, "Lookahead Optimizer", alg. 1).
         lookahead_alpha: in (0, 1].
@@ -43,7 +50,8 @@ class TransformOptions(Optimizer):
     Raises:
         TypeError: an option of an optimizer whose rule is not elementwise.
         ValueError: `decoupled_wd` of an optimizer whose weight decay is decoupled already, or that has none; `cautious_wd`
-            without decoupled weight decay.
+            without decoupled weight decay; `hyperball` with `wd`, `decoupled_wd` or `cautious_wd`, as what is on a sphere
+            does not decay.
     """
 
     rule: Rule
@@ -57,6 +65,7 @@ class TransformOptions(Optimizer):
         cautious: bool = False,
         decoupled_wd: bool = False,
         cautious_wd: bool = False,
+        hyperball: bool = False,
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
@@ -67,6 +76,7 @@ class TransformOptions(Optimizer):
         self.cautious = boolean("cautious", cautious)
         self.decoupled_wd = boolean("decoupled_wd", decoupled_wd)
         self.cautious_wd = boolean("cautious_wd", cautious_wd)
+        self.hyperball = boolean("hyperball", hyperball)
         self.lookahead = None if lookahead is None else integer("lookahead", lookahead, low=1)
         self.lookahead_alpha = number("lookahead_alpha", lookahead_alpha, above=0, high=1)
         self.ema_decay = None if ema_decay is None else number("ema_decay", ema_decay, low=0, below=1)
@@ -83,14 +93,13 @@ class TransformOptions(Optimizer):
     def has_options(self) -> bool:
         """Whether `composed_rule` is not just `rule`."""
         given = self.lookahead, self.clip_norm, self.ema_decay
-        flags = self.cautious, self.decoupled_wd, self.cautious_wd, self.skip_nonfinite, self._skips_overflow
-        return any(flags) or given != (None, None, None)
+        flags = self.cautious, self.decoupled_wd, self.cautious_wd, self.hyperball, self.skip_nonfinite
+        return any(flags) or given != (None, None, None) or self._skips_overflow
 
     @property
     def options_in_use(self) -> dict[str, Any]:
         """The options that are not off, with their values."""
-        names = ("clip_norm", "cautious", "decoupled_wd", "cautious_wd", "lookahead", "ema_decay", "skip_nonfinite")
-        return {name: value for name in names if (value := getattr(self, name)) not in (None, False)}
+        return {name: value for name in _OPTIONS if (value := getattr(self, name)) not in (None, False)}
 
     @property
     def composed_rule(self) -> Rule:
@@ -114,7 +123,7 @@ class TransformOptions(Optimizer):
         decay = decoupled_decay = lr * wd
         if self.decoupled_wd:
             wd, decay = 0.0, lr * 0.0
-        values = {"lr": lr, "wd": wd, "decay": decay, "decoupled_decay": decoupled_decay}
+        values = {"lr": lr, "wd": wd, "decay": decay, "decoupled_decay": decoupled_decay, "hyperball_lr": lr}
         if self.lookahead is not None:
             values["sync"] = float((t - self.begin_num_update) % self.lookahead == 0)
         return values
@@ -140,6 +149,13 @@ class TransformOptions(Optimizer):
         if self.cautious_wd and not (self.decoupled_wd or set(self.decoupled_weight_decay) & set(rule.hyper)):
             why = "adds its weight decay to the gradient: give decoupled_wd=True, too" if known else "has no weight decay"
             raise ValueError(f"cautious_wd=True: {name} {why}{'' if known else ', so it must be False'}")
+        if self.hyperball:
+            for option, off in (("wd", 0.0), ("decoupled_wd", False), ("cautious_wd", False)):
+                if (value := getattr(self, option)) != off:
+                    raise ValueError(
+                        f"{option}={value!r} with hyperball=True: weights that are kept on a sphere do not decay, so it "
+                        f"must be {off!r}"
+                    )
 
     def _composed(self, sync: bool = False) -> Rule:
         rule = self.rule
@@ -154,6 +170,8 @@ class TransformOptions(Optimizer):
                 rule = transforms.decoupled_weight_decay(rule)
             if self.cautious_wd:
                 rule = transforms.cautious_weight_decay(rule, (*self.decoupled_weight_decay, "decoupled_decay"))
+        if self.hyperball:  # keeps states, and keeps a weight in place that does not move
+            rule = transforms.hyperball(rule)
         if self.lookahead is not None:
             rule = transforms.lookahead(rule, sync and self.counts_as_step)
         if self.ema_decay is not None:
@@ -161,6 +179,5 @@ class TransformOptions(Optimizer):
         return transforms.apply_if_finite(rule) if self.skip_nonfinite or self._skips_overflow else rule
 
     def _hidden(self) -> tuple[str, ...]:
-        flags = ("cautious", "decoupled_wd", "cautious_wd", "skip_nonfinite")
-        off = [name for name in flags if not getattr(self, name)]
+        off = [name for name in _FLAGS if not getattr(self, name)]
         return (*off, *(("lookahead_alpha",) if self.lookahead is None else ()))

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RowUpdate", "SparseRows", "is_sparse", "split"]
 
+_OF_ALL_ROWS = {"lookahead": "slow weights", "ema_decay": "averages"}  # options that keep something of each row
+_OF_ALL_WEIGHTS = ("clip_norm", "hyperball", "skip_nonfinite")  # options that need sums
+
 
 class RowUpdate:
     """One rule on the rows that gradients have, once. Everything that may fail happens when it is made.
@@ -189,16 +192,12 @@ def split(
                 f"the gradient of {names[i]} is {tuple(gradient.shape)} on {gradient.device}: "
                 f"its weight is {tuple(weight.shape)} on {weight.device}"
             )
-        if optimizer.lookahead is not None:
-            raise ValueError(
-                f"lookahead={optimizer.lookahead!r} for {names[i]}, whose gradient is sparse: slow weights are those of all "
-                "rows, so it must be None; or use sparse=False in the layer"
-            )
-        if optimizer.ema_decay is not None:
-            raise ValueError(
-                f"ema_decay={optimizer.ema_decay!r} for {names[i]}, whose gradient is sparse: averages are those of all "
-                "rows, so it must be None; or use sparse=False in the layer"
-            )
+        for option, what in _OF_ALL_ROWS.items():
+            if (value := getattr(optimizer, option)) not in (None, False):
+                raise ValueError(
+                    f"{option}={value!r} for {names[i]}, whose gradient is sparse: {what} are those of all rows, so it "
+                    f"must be {_off(value)}; or use sparse=False in the layer"
+                )
         if not optimizer.decays_sparse and (wd := optimizer._get_wd(indices[i])):
             raise ValueError(
                 f"wd={wd:g} for {names[i]}, whose gradient is sparse: {type(optimizer).__name__} does not decay such "
@@ -215,18 +214,22 @@ def split(
                     f"the gradient of {names[i]} is sparse: with a loss scaler all gradients are looked at together, and "
                     "rows are updated apart; use lazy_update=False, or sparse=False in the layer"
                 )
-            for option in ("clip_norm", "skip_nonfinite"):
-                value, off = getattr(optimizer, option), None if option == "clip_norm" else False
-                if value not in (None, False):
+            for option in _OF_ALL_WEIGHTS:
+                if (value := getattr(optimizer, option)) not in (None, False):
                     raise ValueError(
                         f"{option}={value!r} for {names[i]}, whose gradient is sparse: rows are updated apart from the "
-                        f"other weights, so it must be {off}; or use lazy_update=False"
+                        f"other weights, so it must be {_off(value)}; or use lazy_update=False"
                     )
             whole[i] = None
             by_row.append(i)
         else:
             whole[i] = gradient.detach().to_dense()
     return whole, by_row
+
+
+def _off(value: Any) -> bool | None:
+    """What an option of this value is where it is off."""
+    return False if value is True else None
 
 
 def _rows(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
