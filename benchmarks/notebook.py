@@ -264,7 +264,7 @@ def long_run(steps: int, tensors: int) -> Run:
 
 def add(run: Run, steps: np.ndarray) -> None:
     rng, shape = np.random.default_rng(int(steps[0])), (len(steps), len(run.parameters))
-    whole = ("gradient_zeros", "gradient_nonfinite")
+    whole = ("gradient_zeros", "gradient_nonfinite", "weight_unchanged")
     run.add_tensors(
         steps, {name: np.zeros(shape) if name in whole else np.exp(rng.normal(-3, 1, shape)) for name in QUANTITIES}
     )

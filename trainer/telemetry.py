@@ -72,9 +72,9 @@ class Telemetry:
     - "cosine": of the angle between gradient and update, -1 for a plain step of gradient descent, NaN if one of them is 0;
     - "gradient_zeros": the share of zeros among the gradient's elements;
     - "gradient_nonfinite": how many of these are infinite or NaN;
-    - "weight_unchanged": the share of elements that are stored as they were, because the update was lost in rounding, or 0.
-      Compared is what is in memory, after rounding: the weight together with a split master or Kahan's compensation; of a
-      float32 master copy that copy. 0.0 and -0.0 are equal, NaN counts as changed. Counts are exact up to 2^24 elements;
+    - "weight_unchanged": the share of elements that are stored as they were, because the update was 0 or lost in rounding.
+      Compared is what is in memory, after rounding: the weight together with a split master or Kahan's compensation; if
+      there is a float32 master copy, that copy. 0.0 and -0.0 are equal, and NaN counts as changed;
     - "weight_histogram", "gradient_histogram", "update_histogram": counts of absolute values, [n_steps, n_parameters, 32].
       Bin 0 has those below `edges[0]`, zeros too, bin k those from `edges[k - 1]` to below `edges[k]`, and the last one the
       rest, infinities too. `edges` are the powers of 2 from 2^-28 to 4. NaN is in none.
@@ -83,7 +83,7 @@ class Telemetry:
     arithmetic's type, those of the master copy if there is one, and the update is taken before rounding to the weight's
     type, but for "weight_unchanged". All is NaN for a parameter that a step skipped, or of whose sparse gradient it used
     rows only. Sums of squares are added up in float32 (float64 for float64 weights): they are 0 for norms below 1e-22 and
-    infinite above 1e19.
+    infinite above 1e19. Counts are exact up to 2^24 elements of a parameter.
 
     Args:
         every: record the first step and then each k-th; those between cost nothing.

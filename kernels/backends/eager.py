@@ -203,7 +203,7 @@ class EagerUpdate:
         pieces = [place[part] for place in places]
         if self._found is not None:
             stored = 1 + (self._masters is not None)
-            self._found.take(i, given[0], given[1], w, pieces[:stored], values[:stored])
+            self._found.take(i, (*given, w), pieces[:stored], values[:stored])
         _write(pieces, values, self.table.grad_scale_and_skip)
 
     def _pack(self, i: int, name: str, part: slice, value: torch.Tensor, slot: int) -> None:
@@ -274,9 +274,9 @@ class TensorUpdate:
             written = [weights] if table.masters is None else [weights, read]
             if self._found is not None:
                 for k, i in enumerate(members):
-                    old_w, own_g, new_w = (each.flatten() if one else each[k].flatten() for each in (before, g, w))
+                    all_three = tuple(each.flatten() if one else each[k].flatten() for each in (before, g, w))
                     stored = [each[k].flatten() for each in written]
-                    self._found.take(i, old_w, own_g, new_w, stored, [new_w] * len(stored))
+                    self._found.take(i, all_three, stored, [all_three[2]] * len(stored))
             if one:
                 _write([each for (each,) in (*written, *states)], [*[w] * len(written), *new], scale_and_skip)
             else:
@@ -312,24 +312,23 @@ class _Found:
         self._totals = torch.zeros(len(table.weights), len(metric.names), dtype=ring.dtype, device=ring.device)
         self._largest = torch.tensor([by == "max" for by in metric.by], device=ring.device)
 
-    def take(
-        self, i: int, w: torch.Tensor, g: torch.Tensor, new_w: torch.Tensor, stored: list[torch.Tensor], values: list[Any]
-    ) -> None:
-        """Compute the metric on a stretch of a tensor of this number.
+    def take(self, i: int, seen: tuple[Any, ...], stored: list[torch.Tensor], values: list[Any]) -> None:
+        """Compute the metric on a stretch of a tensor.
 
         Args:
             i: the tensor's number.
-            w, g, new_w: the weight, the gradient and the new weight as the rule has them.
+            seen: the weight, the gradient and the new weight as the rule has them.
             stored, values: the weight, what is stored alongside if there is anything, and what is to be stored there.
         """
-        computed = list(self._metric(w, g, new_w))
+        w, computed = seen[0], list(self._metric(*seen))
         if self._metric.counts_unchanged:
             pairs = zip(stored, values, strict=True)
-            computed.append(storage.unchanged(stored, [torch.as_tensor(new).to(old) for old, new in pairs]))
+            new = [value.to(old) if isinstance(value, torch.Tensor) else old.new_tensor(value) for old, value in pairs]
+            computed.append(storage.unchanged(stored, new))
         each = [torch.as_tensor(value, dtype=w.dtype, device=w.device).expand(w.shape) for value in computed]
         found = [value.amax() if by == "max" else _sum(value) for value, by in zip(each, self._metric.by, strict=True)]
-        total, new = self._totals[i], torch.stack(found).to(self._totals.dtype)
-        total[:] = torch.where(self._largest, torch.maximum(total, new), total + new)
+        total, more = self._totals[i], torch.stack(found).to(self._totals.dtype)
+        total[:] = torch.where(self._largest, torch.maximum(total, more), total + more)
 
     def put(self, rows: np.ndarray) -> None:
         """Put all totals into these rows of the ring: 0 of a skipped step."""

@@ -47,7 +47,7 @@ def bits(tensor):
 
 
 def kept_bits(before, after):
-    """How many elements of what is stored of a weight have the same bits in all tensors, but for the sign of 0."""
+    """How many elements have the same bits in all tensors that a weight is stored as, but for the sign of 0."""
     pairs = [pair for pair in zip(before, after, strict=True) if pair[0] is not None]
     same = [(bits(a) == bits(b)) | ((a == 0) & (b == 0)) for a, b in pairs]
     return int(torch.stack(same).all(dim=0).sum())

@@ -1,5 +1,7 @@
 """Notes: each planted fault is found, with its numbers, and healthy runs get none."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -161,6 +163,35 @@ def test_weights_that_do_not_move():
     assert _noted(change) == ["updates: all are 0: no weight changes"]
 
 
+def test_weights_that_are_stored_as_they_were():
+    def noted(unchanged, zeros=0.0, storage=(), freeze=False):
+        run, number, found = _healthy()
+        run.storage = list(storage)
+        found |= {"weight_unchanged": np.zeros((400, 10)), "gradient_zeros": np.zeros((400, 10))}
+        found["weight_unchanged"][200:, 3:5], found["gradient_zeros"][200:, 3:5] = unchanged, zeros
+        if freeze:
+            found["update_norm"][:, 3:5] = 0.0
+        run.add_tensors(number, found)
+        return diagnose(run)
+
+    (note,) = noted([0.95, 0.625], 0.25, ["bfloat16"] * 10)
+    assert note == (
+        "weights: updates are lost in rounding, in bfloat16: usually 93 % of layer3.weight and 50 % of layer4.weight do not "
+        'change at a step, though their gradients are not 0: keep float32 masters (multi_precision=True, or "remainder" for '
+        "16 bits of them), round stochastically (stochastic_rounding=True), or raise the learning rate"
+    )
+    two = noted([0.9, 0.8], 0.0, [*["float32"] * 4, *["float16"] * 6])
+    assert [note.split(": ")[1] for note in two] == ["updates are lost in rounding, in float32"] + [
+        "updates are lost in rounding, in float16"
+    ]
+    assert two[0].endswith(": raise the learning rate")
+    assert two[1].endswith(": keep float32 masters (multi_precision=True), or raise the learning rate")
+    assert noted([0.97, 0.99], [0.96, 0.99]) == []  # rows of embeddings that no token has used
+    assert noted([1.0, 1.0], [1.0, 0.9], freeze=True) == []
+    assert noted([0.95, 0.95], 0.0, ["bfloat16 with stochastic rounding"] * 10) == []
+    assert noted([0.4, 0.4]) == []
+
+
 def test_a_spike_of_the_gradients():
     def change(found):
         found["gradient_norm"][199, 6] = 900.0
@@ -190,17 +221,19 @@ def test_losses_that_rise_stand_still_never_fell_or_are_not_finite():
     assert _noted(loss=lambda n, g: np.where(n == 100, 1e300, _fall(n, g))) == []  # and does not break what is computed
 
 
-def _train(net, name="adam", settings=None, steps=60, before=lambda: None):
+def _train(net, name="adam", settings=None, steps=60, before=lambda: None, after=lambda: None):
     """A recorded training to give back what is put in."""
+    dtype = next(net.parameters()).dtype
     trainer = tristep.Trainer(net, name, {"learning_rate": 1e-3} if settings is None else settings)
     with Recorder(trainer) as recorder:
         for _ in range(steps):
-            x = torch.randn(16, 8)
+            x = torch.randn(16, 8).to(dtype)
             loss = (net(x) - x).square().mean()
             trainer.zero_grad()
             loss.backward()
             before()
             trainer.step(1)
+            after()
             recorder.step(loss=loss)
     return recorder.run
 
@@ -228,6 +261,45 @@ def test_a_real_net_with_a_weight_that_blows_up_until_its_updates_look_small():
     said = next(note for note in diagnose(run) if "blows up" in note)
     start, end = f"{norms[0]:.2g} at step 1", f"{max(norms):.3g} at step {np.argmax(norms) + 1:,}"
     assert said.startswith(f"2.0.weight: its norm grows from {start} to {end}, while half of all tensors grow ")
+
+
+LOST = "weights: updates are lost in rounding, in bfloat16: usually "
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "muon"])
+def test_a_real_net_in_bfloat16_whose_learning_rate_is_too_small_for_it(name):
+    net = _layers().to(torch.bfloat16)
+    bits = []
+
+    def remember():
+        bits.append([param.detach().view(torch.int16).clone() for param in net.parameters()])
+
+    run = _train(net, name, {"learning_rate": 2e-2 if name == "sgd" else 1e-4}, before=remember, after=remember)
+    steps = zip(bits[60::2], bits[61::2], strict=True)  # the second half
+    shares = [[float((a == b).double().mean()) for a, b in zip(*step, strict=True)] for step in steps]
+    usual = dict(zip(run.parameters, np.sort(shares, axis=0)[14], strict=True))
+    (note,) = [each for each in diagnose(run) if each.startswith(LOST)]
+    said = re.findall(r"(\d+) % of ([\w.]+)", note)
+    assert [percent for percent, _ in said] == [f"{100 * usual[name]:.0f}" for _, name in said]
+    others = re.search(r" % or more of (\d) other tensor", note)
+    assert len(said) + (int(others[1]) if others else 0) == sum(share >= 0.5 for share in usual.values())
+    assert len(said) > 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [
+        (torch.float32, {}),
+        (torch.bfloat16, {"multi_precision": True}),
+        (torch.bfloat16, {"multi_precision": "remainder"}),
+        (torch.bfloat16, {"kahan": True}),
+        (torch.bfloat16, {"stochastic_rounding": True}),
+    ],
+    ids=["float32", "master", "remainder", "kahan", "stochastic"],
+)
+def test_a_real_net_whose_storage_is_fine_enough_is_well(dtype, settings):
+    run = _train(_layers().to(dtype), settings={"learning_rate": 1e-4} | settings)
+    assert not [note for note in diagnose(run) if note.startswith("weights:")]
 
 
 def test_a_real_net_with_a_layer_that_lets_nothing_through():

@@ -95,6 +95,25 @@ def test_what_is_read_is_all_that_was_recorded(how):
         assert len(recorder.run.scalars["loss"]) == len(recorder.run.tensors["gradient_norm"]) == 100
 
 
+@pytest.mark.parametrize(
+    ("dtype", "settings", "expected"),
+    [
+        (torch.float32, {"multi_precision": True}, "float32"),
+        (torch.bfloat16, {}, "bfloat16"),
+        (torch.bfloat16, {"stochastic_rounding": True}, "bfloat16 with stochastic rounding"),
+        (torch.bfloat16, {"multi_precision": True, "stochastic_rounding": True}, "bfloat16 with float32 master"),
+        (torch.bfloat16, {"multi_precision": "remainder"}, "bfloat16 with split master"),
+        (torch.float16, {"kahan": True}, "float16 with Kahan summation"),
+    ],
+    ids=str,
+)
+def test_how_parameters_are_stored(dtype, settings, expected):
+    net = _net().to(dtype)
+    net[2].to(torch.float64)
+    with Recorder(tristep.Trainer(net, "adam", settings)) as recorder:
+        assert recorder.run.storage == [expected] * 2 + ["float64"] * 2
+
+
 def test_histograms_come_now_and_then_and_norms_always():
     net = _net()
     trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})

@@ -126,7 +126,7 @@ def runs():
     rng = np.random.default_rng(3)
     made = []
     for name, count in (("adam", 3000), ("größer/π", 10)):
-        run = Run(name, ["w", "b"], [0.5, 1.0], {"optimizer": "Adam(0.1)"})
+        run = Run(name, ["w", "b"], [0.5, 1.0], {"optimizer": "Adam(0.1)"}, ["float32"] * 2 if name == "adam" else [])
         for step in range(1, count + 1):
             run.add_scalars(step, {"loss": float(rng.normal()), "learning_rate": 0.1})
         run.add_tensors(np.arange(1, count + 1), {"gradient_norm": rng.normal(size=(count, 2))})
@@ -142,6 +142,7 @@ def test_a_file_gives_back_what_was_saved_and_the_run_goes_on(runs, tmp_path):
     for run in runs:
         other = loaded[run.name]
         assert (other.parameters, other.notes, other.edges.tolist()) == (run.parameters, run.notes, run.edges.tolist())
+        assert other.storage == run.storage
         for step in (run.last_step + 1, run.last_step + 5):
             run.add_scalars(step, {"loss": 0.5})
             other.add_scalars(step, {"loss": 0.5})
@@ -152,6 +153,17 @@ def test_a_file_gives_back_what_was_saved_and_the_run_goes_on(runs, tmp_path):
                 assert len(again) == len(series)
                 for ours, theirs in zip((*series.curve(), *series.recent()), (*again.curve(), *again.recent()), strict=True):
                     np.testing.assert_array_equal(theirs, ours)
+
+
+def test_runs_of_earlier_files_and_their_storage(runs, tmp_path):
+    runs["adam"].storage.append("float32")
+    runs.save(tmp_path / "runs.npz")
+    with pytest.raises(ValueError, match=r"run 0 has 2 parameters and says of 3 how they are stored"):
+        RunSet.load(tmp_path / "runs.npz")
+    about = {"name": "old", "parameters": ["w"], "edges": [], "notes": {}, "series": {k: [] for k in runs["adam"]._kinds()}}
+    header = np.frombuffer(json.dumps({"tristep runs": 1, "runs": [about]}).encode(), dtype=np.uint8)
+    np.savez(tmp_path / "old.npz", header=header)
+    assert Run.load(tmp_path / "old.npz").storage == []
 
 
 def test_one_run_is_saved_and_loaded(runs, tmp_path):

@@ -88,7 +88,7 @@ class Branches:
         self._left_off[run.name] = here = self._take(run.name)
         snapshot = here if at is None else at
         notes = run.notes | {"branched from": f"{snapshot.run}, step {snapshot.step}"}
-        new = Run(name, run.parameters, run.edges, notes)
+        new = Run(name, run.parameters, run.edges, notes, run.storage)
         self._restore(snapshot, new)
         self.runs.add(new)
         return new

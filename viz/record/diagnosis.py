@@ -19,16 +19,18 @@ TOO_HIGH, TOO_LOW = 0.1, 1e-7  # of the median of all tensors
 GROWN, FASTER = 15.0, 5.0  # of a weight's norm to its first, and of that growth to the median of all tensors
 SPIKE, RARE = 10.0, 4.0  # times the median of the gradient norms nearby, and what 95 % of these are below
 NEARBY = 50  # points
+STALLED = 0.5  # of a tensor's elements that have a gradient, which do not change at half of the steps
 FEWEST, FEWEST_TENSORS = 10, 4  # points, and tensors, for whatever is compared
 MOST = 5  # sentences of one kind
+AT_RANDOM = "stochastic rounding"  # of how a parameter is stored
 
 
 def diagnose(run: Run) -> list[str]:
     """Sentences on what looks wrong in a run, the worst first; none for one that looks well.
 
     They tell of gradients and losses that are not finite, of tensors with a gradient of 0, of updates far larger than their
-    weights allow, of weights that blow up, of spikes of the gradients' norm, and of losses that rise, never fell, or have
-    come to stand still.
+    weights allow, of updates that are lost in rounding, of weights that blow up, of spikes of the gradients' norm, and of
+    losses that rise, never fell, or have come to stand still.
 
     Args:
         run: with what has been recorded of it so far; what it lacks is not judged.
@@ -172,6 +174,44 @@ def _ratios(run: Run, curve: Curve) -> Iterator[str]:
         yield f"updates: half of all tensors change by under {overall:.1g} of themselves each step: they hardly move"
 
 
+def _stalls(run: Run, curve: Curve) -> Iterator[str]:
+    """Weights that are stored as they were although they have gradients: updates too small for their types."""
+    zeros, updates = (run.tensors.get(quantity) for quantity in ("gradient_zeros", "update_norm"))
+    if zeros is None or updates is None or not len(zeros) == len(updates) == len(run.tensors["weight_unchanged"]):
+        return
+    half = len(curve.mean) // 2  # the second one: learning rates often begin at 0
+    zero, unchanged = zeros.curve().mean[half:], curve.mean[half:]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # At least: without a gradient, as a row of an embedding, most do not change either, but some may by momentum.
+        shares = (unchanged - zero) / (1 - zero)
+    shares[~(updates.curve().high[half:] > 0)] = np.nan  # a learning rate of 0, or a skipped step
+    typical = quantiles(shares.T, (0.5,))[0]
+    storage = np.array(run.storage or [""] * len(typical))
+    stalled = [(i, storage[i]) for i in np.argsort(-typical, kind="stable") if typical[i] >= STALLED]
+    stalled = [(i, kind) for i, kind in stalled if AT_RANDOM not in kind]  # what is lost at one step is added at another
+    for kind in dict.fromkeys(kind for _, kind in stalled):
+        members = [i for i, each in stalled if each == kind]
+        named = [f"{100 * typical[i]:.0f} % of {run.parameters[i]}" for i in members[:MOST]]
+        if len(members) > MOST:
+            others = f"{len(members) - MOST} other tensor{'s' * (len(members) > MOST + 1)}"
+            named.append(f"{100 * typical[members[-1]]:.0f} % or more of {others}")
+        some = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]
+        yield (
+            f"weights: updates are lost in rounding{', in ' * bool(kind)}{kind}: usually {some} do not change at a step, "
+            f"though their gradients are not 0: {_remedy(kind)}"
+        )
+
+
+def _remedy(storage: str) -> str:
+    if storage == "bfloat16":
+        return (
+            'keep float32 masters (multi_precision=True, or "remainder" for 16 bits of them), round stochastically '
+            "(stochastic_rounding=True), or raise the learning rate"
+        )
+    masters = "keep float32 masters (multi_precision=True), or " if storage == "float16" else ""
+    return f"{masters}raise the learning rate"
+
+
 def _growth(run: Run, curve: Curve) -> Iterator[str]:
     """Weights that blow up: as they grow, their updates become small in comparison."""
     known = np.isfinite(curve.low)
@@ -249,6 +289,7 @@ def _averages_around(values: np.ndarray, width: float) -> np.ndarray:
 JUDGES: tuple[tuple[str, Callable[[Run, Curve], Iterator[str]]], ...] = (
     ("gradient_norm", _dead),
     ("update_ratio", _ratios),
+    ("weight_unchanged", _stalls),
     ("weight_norm", _growth),
     ("gradient_norm", _spikes),
 )

@@ -11,14 +11,16 @@ import numpy as np
 import torch
 
 from ...kernels import streams
+from ...kernels.storage import MasterKind, kind_of
 from ...trainer import Telemetry, Trainer
+from ...trainer.optimizer import Optimizer, RuleOptimizer
 from .runs import Run
 
 __all__ = ["OptimizerProbe", "TrainerProbe", "copy_to_host"]
 
 QUANTITIES = (
     *("weight_norm", "gradient_norm", "update_norm", "update_ratio"),
-    *("cosine", "gradient_absmax", "gradient_zeros", "gradient_nonfinite"),
+    *("cosine", "gradient_absmax", "gradient_zeros", "gradient_nonfinite", "weight_unchanged"),
 )
 OF_HOOKS = QUANTITIES[:5]  # those that are worth their price where no update measures them
 ROOM = 128  # recorded steps that the device may be ahead
@@ -52,6 +54,7 @@ class TrainerProbe:
         self.names = list(self._plain.names)
         self.params = list(self._plain._params)
         self.edges = self._plain.edges if histograms else np.zeros(0)
+        self.storage = [_storage(trainer.optimizer, param) for param in self.params]
         if self._counting is not None:
             trainer.telemetry = self._counting
 
@@ -127,6 +130,7 @@ class OptimizerProbe:
     """Norms before and after some steps of an optimizer of torch's interface, by its hooks."""
 
     edges = np.zeros(0)
+    storage: tuple[str, ...] = ()
 
     def __init__(self, optimizer: torch.optim.Optimizer, every: int) -> None:
         if not (isinstance(every, int) and every >= 1):
@@ -206,3 +210,17 @@ class OptimizerProbe:
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
+
+
+def _storage(optimizer: Optimizer, weight: torch.Tensor) -> str:
+    """How this weight is stored, in words."""
+    words = str(weight.dtype).removeprefix("torch.")
+    if not isinstance(optimizer, RuleOptimizer):
+        return words
+    master = optimizer.master_dtype(weight)
+    if master is not None:
+        kind = kind_of(weight.dtype, master)
+        alongside = "float32 master" if kind == MasterKind.FULL else "split master"
+        return f"{words} with {'Kahan summation' if kind == MasterKind.KAHAN else alongside}"
+    at_random = optimizer.stochastic_rounding and weight.dtype == torch.bfloat16
+    return f"{words} with stochastic rounding" if at_random else words

@@ -80,7 +80,7 @@ class Recorder:
             self._measuring = OptimizerProbe(source, 16 if every is None else every)
         measuring = self._measuring
         own = {"optimizer": measuring.described()} | dict(notes or {})
-        self._run = Run(name, measuring.names, measuring.edges, own)
+        self._run = Run(name, measuring.names, measuring.edges, own, measuring.storage)
         try:
             self._watched = _watched(measuring, weights)
         except BaseException:

@@ -28,6 +28,7 @@ class Run:
         parameters: names of the parameters, in the order of the tensors' columns.
         edges: float64 [n_bins - 1], between the histograms' bins.
         notes: of the run, as words by name: which optimizer, and so on.
+        storage: how each parameter is stored, such as "bfloat16 with float32 master"; empty if that is not known.
         version: a number that grows with each change, for renderers.
     """
 
@@ -37,9 +38,11 @@ class Run:
         parameters: Iterable[str] = (),
         edges: Iterable[float] = (),
         notes: Mapping[str, str] | None = None,
+        storage: Iterable[str] = (),
     ) -> None:
         self.name, self.parameters, self.edges = str(name), list(parameters), np.array(list(edges), dtype=np.float64)
         self.notes = {str(key): str(value) for key, value in (notes or {}).items()}
+        self.storage = list(storage)
         self.scalars: dict[str, Series] = {}
         self.tensors: dict[str, Series] = {}
         self.histograms: dict[str, Series] = {}
@@ -179,7 +182,7 @@ class RunSet:
                     arrays |= {f"{i}/{kind}/{k}/{part}": array for part, array in series.to_arrays().items()}
             names = {kind: list(members) for kind, members in kinds.items()}
             own = {"name": run.name, "parameters": run.parameters, "edges": run.edges.tolist(), "notes": run.notes}
-            described.append(own | {"series": names})
+            described.append(own | {"storage": run.storage, "series": names})
         files.write_npz("path", path, "runs", {"tristep runs": FORMAT, "runs": described}, arrays)
 
     @classmethod
@@ -204,10 +207,13 @@ class RunSet:
 
 def _run(i: int, own: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Run:
     """The run of this description; its arrays are taken out of those of the file."""
-    texts = [own["name"], *own["parameters"], *own["notes"].values()]
+    storage = own.get("storage", [])  # which earlier versions have not written
+    texts = [own["name"], *own["parameters"], *own["notes"].values(), *storage]
     if not all(isinstance(text, str) for text in texts) or not isinstance(own["parameters"], list):
         raise ValueError(f"names and notes of run {i} must be strings")
-    run = Run(own["name"], own["parameters"], own["edges"], own["notes"])
+    if len(storage) not in (0, len(own["parameters"])):
+        raise ValueError(f"run {i} has {len(own['parameters'])} parameters and says of {len(storage)} how they are stored")
+    run = Run(own["name"], own["parameters"], own["edges"], own["notes"], storage)
     if run.edges.ndim != 1 or set(own["series"]) != set(run._kinds()):
         raise ValueError(f"run {i} has edges {own['edges']!r:.80} and series of {', '.join(own['series'])}")
     for kind, names in own["series"].items():

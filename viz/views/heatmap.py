@@ -31,6 +31,7 @@ QUANTITIES = {
     "gradient_absmax": (True, "largest value of the gradient"),
     "cosine": (False, "cosine of gradient and update"),
     "gradient_zeros": (False, "share of zeros in the gradient"),
+    "weight_unchanged": (False, "share of weights that did not change"),
 }
 
 
@@ -45,7 +46,7 @@ class TensorHeatmap(OneRunView):
     Args:
         run: a `Recorder` or a `Run`.
         quantity: which one to show at first: "gradient_norm", "weight_norm", "update_norm", "update_ratio",
-            "gradient_absmax", "cosine" or "gradient_zeros".
+            "gradient_absmax", "cosine", "gradient_zeros" or "weight_unchanged".
         **settings: as for `View`.
 
     Raises:

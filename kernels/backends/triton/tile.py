@@ -151,11 +151,11 @@ def load_weight(addresses, at, tile, LAYOUT: tl.constexpr, FULL: tl.constexpr):
     else:
         stored = (load(addresses[0], offsets, tile, LAYOUT.weight, LAYOUT.weight, FULL, LAYOUT.aligned),)
     if LAYOUT.master == _SPLIT:
-        stored = stored + (load(master, offsets, tile, tl.int16, tl.int16, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
+        stored += (load(master, offsets, tile, tl.int16, tl.int16, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
     elif LAYOUT.master == _SPLIT8:
-        stored = stored + (load(master, offsets, tile, tl.int8, tl.int8, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
+        stored += (load(master, offsets, tile, tl.int8, tl.int8, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
     elif LAYOUT.master == _KAHAN:
-        stored = stored + (load(master, offsets, tile, LAYOUT.weight, LAYOUT.weight, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
+        stored += (load(master, offsets, tile, LAYOUT.weight, LAYOUT.weight, FULL, LAYOUT.aligned),)  # type: ignore[assignment]
     return stored
 
 
