@@ -234,15 +234,18 @@ stores = {
     "kahan": (torch.bfloat16, {"kahan": True}),
     "remainder": (torch.bfloat16, {"multi_precision": "remainder"}),
 }
-walks = {}
+walks, recorded = {}, []
 for name, (dtype, option) in stores.items():
     weight = nn.Parameter(torch.ones(64, dtype=dtype))
-    trainer = tristep.Trainer([weight], "sgd", {"learning_rate": 0.0005, **option})
+    trainer = tristep.Trainer({"weight": weight}, "sgd", {"learning_rate": 0.0005, **option})
+    recorder = viz.Recorder(trainer, name)
     walks[name] = []
     for _ in range(500):
         weight.grad = torch.ones_like(weight)
         trainer.step(batch_size=1)
+        recorder.step()
         walks[name].append(weight[0].item())
+    recorded.append(recorder.run)
 
 figure = viz.Figure(8.5, 3.4)
 figure.set_layout_engine("constrained")
@@ -255,6 +258,17 @@ for i, (name, axes) in enumerate(zip(list(walks)[1:], panels, strict=True), star
     quieten(axes)
 panels[0].set_ylabel("a weight (grey: float32)")
 figure
+
+# %% [markdown]
+# The step counts how many weights it stores as they were, and `viz.diagnose` tells where those that have a gradient do not
+# change. With stochastic rounding most of them stay as they were at a step, too, but the others change by as much more:
+# nothing is lost.
+
+# %%
+unchanged = {run.name: run.tensors["weight_unchanged"].curve().mean.mean() for run in recorded}
+found = {run.name: viz.diagnose(run) for run in recorded}
+for name, share in unchanged.items():
+    print(f"{name:<15}{share:5.0%} of the weights are stored as they were", *found[name], sep="\n    ")
 
 # %% [markdown]
 # ## Bytes and accuracy side by side
@@ -340,6 +354,10 @@ assert all(scales[n + 1] >= scales[n] for n in range(len(scales) - 1) if n not i
 assert 1 < len(skipped) < 40
 assert all(result[3] > 0.9 for result in mixed.values())
 assert set(walks["to the nearest"]) == {1.0}
+assert unchanged["to the nearest"] == 1 > unchanged["stochastic"] > 0.8
+assert all(unchanged[name] == 0 for name in ("float32", "remainder"))
+assert "multi_precision=True" in found.pop("to the nearest")[0]
+assert not any(found.values())
 assert all(abs(walks[name][-1] - 0.75) < 0.05 for name in ("float32", "stochastic", "kahan", "remainder"))
 assert results["float32"][:2] == [4, 8]
 assert sum(results["bfloat16, stochastic, states 8 bit"][:2]) < 0.4 * 12
