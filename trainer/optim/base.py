@@ -19,6 +19,8 @@ from ..interrupts import uninterrupted
 from . import shards
 from .full_precision import float32_weights, load_float32_weights
 from .groups import Group, Numbers, name_of
+from .owned_states import states_as_shards
+from .owners import needs_owner, owner_refusal
 from .plan import OptimizerPlan
 from .saved import check_numbers
 
@@ -44,6 +46,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _takes_sparse: ClassVar[bool] = False
     _takes_complex: ClassVar[bool] = True
     _plan: OptimizerPlan | None = None
+    _owners: dict[torch.Tensor, int] | None = None  # the ranks that parameters belong to; see owners.py
     _control: torch.Tensor | None = None  # float32 [2], what gradients are multiplied by, and whether a step is skipped
 
     def _rule(self, group: Group) -> Rule | TensorRule:
@@ -215,8 +218,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise TypeError(f"{name} is {parameter.dtype}: must be of type {', '.join(map(str, DTYPES))} or complex")
 
     def _check_shards(self, rule: Rule | TensorRule, narrow: torch.dtype | None, parameters: Sequence[torch.Tensor]) -> None:
-        """Refuse DTensors that the rule cannot update by their shards."""
-        if (refusal := shards.rule_refusal(rule, narrow == torch.uint8, parameters)) is not None:
+        """Refuse DTensors that the rule cannot update, neither by their shards nor by owners."""
+        owned = [parameter for parameter in parameters if needs_owner(rule, parameter)]
+        by_shard = [parameter for parameter in parameters if not needs_owner(rule, parameter)]
+        refusal = owner_refusal(rule, owned) or shards.rule_refusal(rule, narrow == torch.uint8, by_shard)
+        if refusal is not None:
             raise NotImplementedError(f"{type(self).__name__} with sharded parameters: {refusal}")
 
     def float32_weights(self) -> dict[torch.Tensor, torch.Tensor]:
@@ -234,6 +240,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             ValueError, TypeError: it does not fit the parameters; nothing has been changed.
         """
         load_float32_weights(self, weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's. All ranks are to call it where owners have the states of cut parameters; see owned_states.py."""
+        with states_as_shards(self):
+            return super().state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
         """As torch's, but states keep the type that they were saved in, where that is the one they are kept in.
@@ -266,6 +277,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | ({} if self._owners is None else {"_owners": self._owners})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

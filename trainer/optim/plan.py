@@ -11,7 +11,10 @@ from torch.autograd.graph import increment_version
 
 from ...kernels.graphs import Recording
 from ..optimizer.plan import StepPlan
+from . import shards
 from .groups import Group, GroupRows, name_of
+from .owned import OwnedParameters
+from .owners import needs_owner
 from .states import ParameterStates, same_objects
 
 if TYPE_CHECKING:
@@ -37,14 +40,18 @@ class OptimizerPlan:
                 if parameter.grad is None and not optimizer.state.get(parameter):
                     self._waiting.append(parameter)
                 else:
-                    kind = rule, optimizer._narrow(group), optimizer._rounding(group)
+                    owned = needs_owner(rule, parameter)
+                    cut = shards.cut_among(parameter) if owned else None
+                    kind = rule, optimizer._narrow(group), optimizer._rounding(group), cut
                     members.setdefault(kind, []).append((group, k))
-        self._plans: list[tuple[ParameterStates, StepPlan]] = []
-        for (rule, *_), those in members.items():
+        self._plans: list[tuple[ParameterStates | OwnedParameters, StepPlan]] = []
+        for (rule, *_, cut), those in sorted(members.items(), key=lambda each: each[0][-1] is not None):
             groups, parameters = [group for group, _ in those], [group["params"][k] for group, k in those]
             rows = GroupRows(optimizer, rule, parameters, groups)
-            states = ParameterStates(optimizer, parameters, groups, [name_of(*each) for each in those])
+            make = ParameterStates if cut is None else OwnedParameters
+            states = make(optimizer, parameters, groups, [name_of(*each) for each in those])
             self._plans.append((states, StepPlan(states, rows, states.own_gradients)))
+        self._owned = [states for states, _ in self._plans if isinstance(states, OwnedParameters)]
         self._sharded = [parameter for states, _ in self._plans for parameter in states.sharded]
         self._groups = [(group, group["params"], optimizer._rule(group)) for group in optimizer.param_groups]
         self._parameters = [parameter for _, params, _ in self._groups for parameter in params]
@@ -78,9 +85,18 @@ class OptimizerPlan:
             plan.rows.write(plan.update)
 
     def run(self) -> None:
-        """Update the parameters and, if that went well, their numbers."""
-        for _, plan in self._plans:
-            plan.launch()
+        """Update the parameters and, if that went well, their numbers. Exchanges go on during the updates of others."""
+        for owned in self._owned:
+            owned.start()
+        for states, plan in self._plans:
+            if isinstance(states, OwnedParameters):
+                states.arrive()
+                plan.launch()
+                states.send_back()
+            else:
+                plan.launch()
+        for owned in self._owned:
+            owned.finish()
         self._count_change()
         if Recording.current is not None:
             active = [list(plan.rows.active) for _, plan in self._plans]

@@ -126,11 +126,6 @@ def rule_refusal(rule: Rule | TensorRule, packed: bool, parameters: Sequence[tor
     """Why a rule cannot update these parameters by their shards, or None."""
     if not any(map(cut_among, parameters)):
         return None
-    if isinstance(rule, TensorRule):
-        return (
-            f"its rule, {rule.name!r}, is one of whole matrices, of which a rank has only a shard: leave those parameters "
-            "out of fully_shard (ignored_params=...), or use an optimizer whose rule is one of single elements"
-        )
     if packed:
         return "state_dtype='8bit' has blocks that do not end where shards do: it must be 'bfloat16' or None here"
     if len(set(map(cut_among, parameters))) > 1 and any(reduction.scope == "global" for reduction in rule.reductions):

@@ -64,17 +64,24 @@ def costs_of(optimizer: Optimizer, params: Sequence[torch.Tensor]) -> list[float
     return costs
 
 
-def owners_of(costs: Sequence[float], ranks: int) -> list[int]:
+def owners_of(costs: Sequence[float], ranks: int, loads: Sequence[float] | None = None) -> list[int]:
     """Which rank each parameter belongs to: the most expensive first, each to the rank that has the least to do so far.
 
-    The largest load is at most 4/3 of the smallest possible. Source: Graham (1969), "Bounds on Multiprocessing Timing
-    Anomalies".
+    Args:
+        costs: those of the parameters.
+        ranks: how many there are.
+        loads: what each of them has to do already; default: nothing.
+
+    From nothing, the largest load is at most 4/3 of the smallest possible.
+
+    Source: Graham (1969), "Bounds on Multiprocessing Timing Anomalies", theorem 2.
     """
-    loads = [(0.0, rank) for rank in range(ranks)]
+    queue = [(load, rank) for rank, load in enumerate([0.0] * ranks if loads is None else loads)]
+    heapq.heapify(queue)
     owners = [0] * len(costs)
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        load, owners[i] = heapq.heappop(loads)
-        heapq.heappush(loads, (load + costs[i], owners[i]))
+        load, owners[i] = heapq.heappop(queue)
+        heapq.heappush(queue, (load + costs[i], owners[i]))
     return owners
 
 

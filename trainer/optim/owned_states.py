@@ -1,0 +1,222 @@
+"""The states of parameters that belong to one of the ranks among which they are cut.
+
+Only the owner has them, as whole tensors; the others have tensors without elements in their place. What `state_dict` shows
+are DTensors: those of the parameter's shape are placed as it is, others are cut along their first dimension. So
+torch.distributed.checkpoint saves and loads them on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...kernels import TensorRule, storage
+from ...kernels.layouts import is_wrapper
+from ...kernels.states import goes_with, slot_shapes, states_for
+from . import shards
+from .exchange import CutTensor, Exchange, shard_bounds
+from .groups import Group
+from .owners import OwnerGroup
+
+if TYPE_CHECKING:
+    from .base import FusedOptimizer
+
+__all__ = ["Owned", "OwnedStates", "states_as_shards"]
+
+
+class Owned:
+    """A parameter that belongs to a rank.
+
+    Attributes:
+        parameter, group, name: the parameter, the group that it is in, and what messages call it.
+        owner: the rank, of those among which the parameter is cut.
+        mine: whether that is this one.
+        dim: the dimension along which the parameter is cut.
+        shard: what this rank has of it.
+        whole: room for all of it on the owner, else a tensor without elements.
+    """
+
+    def __init__(self, optimizer: FusedOptimizer, parameter: torch.Tensor, group: Group, name: str, owner: int) -> None:
+        self.parameter, self.group, self.name, self.owner = parameter, group, name, owner
+        self.mine = OwnerGroup.of(parameter).rank == owner
+        self.dim = _dimension(parameter, parameter.shape)
+        self.shard = shards.local(parameter)
+        self.row: dict[str, Any] = optimizer.state[parameter]
+        with torch.inference_mode(False):  # it outlives the step
+            self.whole = self._room(parameter.shape, parameter.dtype)
+
+    def _room(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(tuple(shape) if self.mine else (0,), dtype=dtype, device=self.shard.device)
+
+
+class OwnedStates:
+    """The states of some parameters that belong to ranks.
+
+    Args:
+        optimizer: whose parameters they are.
+        members: in order; all of one process group.
+    """
+
+    def __init__(self, optimizer: FusedOptimizer, members: Sequence[Owned]) -> None:
+        self._optimizer, self._members = optimizer, members
+        self.narrow = optimizer._narrow(members[0].group)
+        self._new: list[tuple[int, tuple[torch.Tensor, ...], list[int]]] = []  # parameters, and the states to be filled
+
+    def make(self, rule: TensorRule) -> list[tuple[torch.Tensor, ...]]:
+        """The states of all parameters, as an `Update` needs them."""
+        with torch.inference_mode(False):
+            self._bring(rule)
+            self._new = []
+            return [self._states_of(rule, i, member) for i, member in enumerate(self._members)]
+
+    def fill_new(self, active: Sequence[bool]) -> None:
+        """Let the optimizer fill the new states of these parameters, for which it may want the weight."""
+        waiting = self._new
+        self._new = [each for each in waiting if not active[each[0]]]
+        for i, states, missing in waiting:
+            if active[i]:
+                member = self._members[i]
+                rule = self._optimizer._rule(member.group)
+                (room,) = states_for(rule, [member.whole], self.narrow)
+                self._optimizer._first_states(member.group, member.whole, dict(zip(rule.slots, room, strict=True)))
+                for k in missing:
+                    states[k].copy_(room[k])
+
+    def _bring(self, rule: TensorRule) -> None:
+        """Bring states that are DTensors, as `load_state_dict` leaves them, to owners, which have whole ones already."""
+        found = []
+        for member in self._members:
+            for key, shape in _states_in(self._optimizer, rule, member.parameter, member.row):
+                state = member.row[key]
+                if state.shape != shape and (member.mine or state.shape != (0,)):
+                    raise ValueError(
+                        f"{key!r} of {member.name} has shape {tuple(state.shape)}, the parameter "
+                        f"{tuple(member.parameter.shape)}: the state of another model?"
+                    )
+                found.append((member, key, state, shape))
+        tensors = []
+        for member, key, state, shape in found:
+            room = member._room(shape, state.dtype) if shards.is_dtensor(state) or not member.mine else state
+            if shards.is_dtensor(state):
+                own, whole = _own_shard(member, key, state), room if member.mine else None
+                tensors.append(CutTensor(own, whole, shape, _dimension(member.parameter, shape), member.owner))
+            member.row[key] = room
+        if tensors:
+            _exchange(OwnerGroup.of(self._members[0].parameter), tensors, to_owners=True)
+
+    def _states_of(self, rule: TensorRule, i: int, member: Owned) -> tuple[torch.Tensor, ...]:
+        """The states of a parameter: those found, converted where they do not go with it, and new ones."""
+        keys = [self._optimizer._keys.get(slot, slot) for slot in rule.slots]
+        (made,) = states_for(rule, [member.whole], self.narrow)
+        if not member.mine:
+            shape, dtype = member.parameter.shape, member.parameter.dtype
+            (there,) = states_for(rule, [torch.empty(shape, dtype=dtype, device="meta")], self.narrow)
+            for key, state in zip(keys, there, strict=True):
+                if state.numel():
+                    member.row[key] = member._room(state.shape, state.dtype)
+            return made
+        states, missing = list(made), []
+        for k, (key, slot, new) in enumerate(zip(keys, rule.slots, made, strict=True)):
+            found = member.row.get(key)
+            if found is None:
+                missing.append(k)
+            elif goes_with(found, member.whole, new.dtype):
+                states[k] = found
+            else:
+                storage.copy(new, found, member.whole.shape, slot in getattr(rule, "nonnegative", ()))
+            if new.numel():  # a factored state has no elements where it is not used
+                member.row[key] = states[k]
+        if missing:
+            self._new.append((i, tuple(states), missing))
+        return tuple(states)
+
+
+@contextmanager
+def states_as_shards(optimizer: FusedOptimizer) -> Iterator[None]:
+    """A context in which the states that only owners have are DTensors in `optimizer.state`; for all ranks to enter."""
+    kept, owners = optimizer.state, optimizer._owners or {}
+    shown = {parameter: dict(row) for parameter, row in kept.items()}
+    tensors: dict[OwnerGroup, list[CutTensor]] = {}
+    for group in optimizer.param_groups:
+        rule = optimizer._rule(group)
+        for parameter in group["params"]:
+            if parameter not in owners or not isinstance(rule, TensorRule):
+                continue
+            row, ranks = shown.get(parameter, {}), OwnerGroup.of(parameter)
+            for key, shape in _states_in(optimizer, rule, parameter, row):
+                state = row[key]
+                if shards.is_dtensor(state):  # there has been no step since it was loaded
+                    continue
+                dim, size = _dimension(parameter, shape), list(shape)
+                if dim is not None:
+                    start, stop = shard_bounds(shape[dim], ranks.ranks, ranks.rank)
+                    size[dim] = stop - start
+                own = torch.empty(size, dtype=state.dtype, device=state.device)
+                whole = state if ranks.rank == owners[parameter] else None
+                tensors.setdefault(ranks, []).append(CutTensor(own, whole, shape, dim, owners[parameter]))
+                row[key] = _dtensor(own, shape, parameter)
+    for ranks, those in tensors.items():
+        _exchange(ranks, those, to_owners=False)
+    try:
+        if tensors:
+            optimizer.state = type(kept)(dict, shown)  # a defaultdict
+        yield
+    finally:
+        optimizer.state = kept
+
+
+@torch.no_grad()
+def _exchange(ranks: OwnerGroup, tensors: Sequence[CutTensor], to_owners: bool) -> None:
+    exchange = Exchange(ranks.processes, ranks.rank, tensors, to_owners)
+    exchange.start()
+    exchange.finish()
+
+
+def _states_in(
+    optimizer: FusedOptimizer, rule: TensorRule, parameter: torch.Tensor, row: dict[str, Any]
+) -> list[tuple[str, torch.Size]]:
+    """The keys of a parameter's states that are in its row, and the shapes of the whole tensors."""
+    keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
+    like = [parameter.dtype if row.get(key) is None else row[key].dtype for key in keys]
+    shapes = zip(keys, slot_shapes(rule, parameter.shape, like), strict=True)
+    return [(key, shape) for key, shape in shapes if row.get(key) is not None]
+
+
+def _dimension(parameter: torch.Tensor, shape: torch.Size) -> int | None:
+    """The dimension along which a state of this shape is cut: as the parameter, if it is of its shape; None if it is not."""
+    if shape == parameter.shape:
+        dim: int = parameter.placements[OwnerGroup.of(parameter).mesh_dim].dim  # type: ignore[attr-defined]
+        return dim
+    return 0 if len(shape) else None
+
+
+def _placements(parameter: torch.Tensor, shape: torch.Size) -> list[Any]:
+    placements = list(parameter.placements)  # type: ignore[attr-defined]
+    if shape == parameter.shape:
+        return placements
+    tensor, dim, cut = sys.modules["torch.distributed.tensor"], _dimension(parameter, shape), OwnerGroup.of(parameter)
+    own = tensor.Replicate() if dim is None else tensor.Shard(dim)
+    return [own if k == cut.mesh_dim else tensor.Replicate() for k in range(len(placements))]
+
+
+def _dtensor(own: torch.Tensor, shape: torch.Size, parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a state of this shape as a DTensor."""
+    make, mesh = sys.modules["torch.distributed.tensor"].DTensor.from_local, parameter.device_mesh  # type: ignore[attr-defined]
+    stride = torch.empty(shape, device="meta").stride()
+    return make(own, mesh, _placements(parameter, shape), run_check=False, shape=shape, stride=stride)
+
+
+def _own_shard(member: Owned, key: str, state: Any) -> torch.Tensor:
+    """This rank's shard of a state that is a DTensor, cut as `_placements` has it."""
+    mesh = member.parameter.device_mesh  # type: ignore[attr-defined]
+    if state.device_mesh != mesh:
+        raise ValueError(
+            f"{key!r} of {member.name} is on {state.device_mesh}, the parameter on {mesh}: load the states by "
+            "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which cuts them as they are to be"
+        )
+    own: Any = shards.local(state.redistribute(placements=_placements(member.parameter, state.shape)))
+    return own.wait() if is_wrapper(own) else own

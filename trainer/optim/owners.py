@@ -1,0 +1,101 @@
+"""Which rank updates a DTensor that its rule needs as a whole: one of those that have its shards, by what updates cost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ...kernels import Rule, TensorRule
+from ..sync.partition import owners_of
+from . import shards
+
+if TYPE_CHECKING:
+    from .base import FusedOptimizer
+
+__all__ = ["OwnerGroup", "assign_owners", "needs_owner", "owner_refusal"]
+
+
+class OwnerGroup(NamedTuple):
+    """The ranks among which a parameter is cut, of which one is its owner: those along one dimension of a mesh."""
+
+    mesh: Any
+    mesh_dim: int
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor) -> OwnerGroup:
+        """The one of a parameter that `owner_refusal` does not refuse."""
+        ((mesh, mesh_dim),) = shards.cut_among(parameter)
+        return cls(mesh, mesh_dim)
+
+    @property
+    def processes(self) -> Any:
+        """The process group."""
+        return self.mesh.get_group(self.mesh_dim)
+
+    @property
+    def rank(self) -> int:
+        """This process's number in it."""
+        return self.mesh.get_local_rank(self.mesh_dim)
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self.mesh.size(self.mesh_dim)
+
+
+def needs_owner(rule: Rule | TensorRule, parameter: torch.Tensor) -> bool:
+    """Whether a parameter is cut, and cannot be updated by its shards."""
+    whole = isinstance(rule, TensorRule) and not rule.elementwise(parameter.shape)
+    return whole and bool(shards.cut_among(parameter))
+
+
+def owner_refusal(rule: Rule | TensorRule, parameters: Iterable[torch.Tensor]) -> str | None:
+    """Why one of these parameters, which need owners, cannot have one, or None."""
+    for parameter in parameters:
+        placed: Any = parameter
+        if (wrong := _obstacle(placed)) is not None:
+            return (
+                f"its rule, {rule.name!r}, is one of whole tensors, which are brought to one rank each; one of shape "
+                f"{tuple(placed.shape)}, placed as {placed.placements}, is {wrong}: leave it out of fully_shard "
+                "(ignored_params=...), or use an optimizer whose rule is one of single elements"
+            )
+    return None
+
+
+def _obstacle(parameter: Any) -> str | None:
+    cuts = shards.cut_among(parameter)
+    if len(cuts) > 1:
+        return "cut along several dimensions of its mesh; it must be cut along one"
+    if type(parameter.placements[cuts[0][1]]) is not sys.modules["torch.distributed.tensor"].Shard:
+        return "not cut in the order of its rows; it must be placed as Shard or Replicate"
+    if parameter.is_complex():
+        return "complex; it must be real"
+    group = OwnerGroup.of(parameter)
+    if group.rank != group.mesh.get_coordinate()[group.mesh_dim]:
+        return f"on a mesh whose ranks are not in ascending order ({group.mesh}); they must be"
+    return None
+
+
+def assign_owners(optimizer: FusedOptimizer) -> dict[torch.Tensor, int]:
+    """By parameter the rank, of those among which it is cut, that updates it; once assigned, it stays with that.
+
+    All ranks find the same, as it depends on neither gradients nor states.
+    """
+    owners: dict[torch.Tensor, int] = vars(optimizer).setdefault("_owners", {})
+    costs: dict[OwnerGroup, dict[torch.Tensor, float]] = {}
+    for group in optimizer.param_groups:
+        rule = optimizer._rule(group)
+        for parameter in group["params"]:
+            if needs_owner(rule, parameter):
+                costs.setdefault(OwnerGroup.of(parameter), {})[parameter] = rule.cost(parameter.shape)
+    for ranks, found in costs.items():
+        loads = [0.0] * ranks.ranks
+        for parameter, cost in found.items():
+            if parameter in owners:
+                loads[owners[parameter]] += cost
+        new = {parameter: cost for parameter, cost in found.items() if parameter not in owners}
+        owners.update(zip(new, owners_of(list(new.values()), ranks.ranks, loads), strict=True))
+    return owners
