@@ -7,17 +7,31 @@ from collections.abc import Sequence
 
 __all__ = ["bases_cost", "newton_schulz_cost"]
 
-NEWTON_SCHULZ_STEPS = 5  # Muon's default
 TURNED_EVERY = 10  # steps: SOAP's default
 
 
-def newton_schulz_cost(rows: int, columns: int, steps: int = NEWTON_SCHULZ_STEPS) -> float:
-    """That of orthogonalizing a matrix: in each step, for m <= n, two products of 2 m^2 n operations and one of 2 m^3.
+def newton_schulz_cost(rows: int, columns: int, steps: int, squares: int, gram: bool | None = None) -> float:
+    """That of orthogonalizing a matrix.
 
-    Source: Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks", section "Runtime analysis".
+    With m <= n, each step takes two products of 2 m^2 n operations, and one of 2 m^3 where its polynomial has a fifth power.
+    In the Gram form the long products are two, and two more at each restart; the others are of 2 m^3.
+
+    Args:
+        rows, columns: of the matrix.
+        steps: of the iteration.
+        squares: how many of these have a fifth power.
+        gram: whether on the products of rows; None means where n > 2 m, as GPUs do it.
+
+    Source: Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks", section "Runtime analysis";
+    Zhang et al. (2026), "Gram Newton-Schulz".
     """
     m, n = sorted((rows, columns))
-    return steps * (4.0 * m * m * n + 2.0 * m**3)
+    if not (n > 2 * m if gram is None else gram):
+        return 4.0 * steps * m * m * n + 2.0 * squares * m**3
+    restarts = len(range(2, steps, 3))  # as float16 needs them
+    begun = 1 + restarts  # stretches of steps: in each, all but the first change Q, and all but the last change G twice
+    short = squares + 3 * (steps - begun)
+    return 4.0 * begun * m * m * n + 2.0 * short * m**3
 
 
 def bases_cost(shape: Sequence[int], sides: Sequence[int]) -> float:

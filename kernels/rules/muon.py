@@ -225,7 +225,8 @@ def muon_shapes(shape: torch.Size, flatten: bool = False) -> dict[str, Any]:
 def muon_cost(shape: torch.Size, how: Orthogonalization = Orthogonalization()) -> float:  # noqa: B008  # never changed
     if not is_matrix(len(shape), how.flatten):
         return float(shape.numel())
-    return newton_schulz_cost(shape[0], math.prod(shape[1:]), len(how.triples))
+    squares = sum(c != 0 for *_, c in how.triples)
+    return newton_schulz_cost(shape[0], math.prod(shape[1:]), len(how.triples), squares, how.gram)
 
 
 def is_elementwise(shape: torch.Size, flatten: bool = False) -> bool:

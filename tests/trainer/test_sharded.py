@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tristep
 from tristep import optimizer as optimizers
+from tristep.kernels.rules.muon import COEFFICIENTS
 from tristep.trainer import checkpoint
 from tristep.trainer.optimizer import Updater
 from tristep.trainer.sync.buckets import GradientBuckets
@@ -299,10 +300,9 @@ GPT2_LAYER = [(2304, 768), (768, 768), (3072, 768), (768, 3072), *[(768,)] * 6, 
 GPT2 = [(50257, 768), (1024, 768), *GPT2_LAYER * 12, (768,), (768,)]
 
 
-def _counted(name, shape):
+def _counted(optimizer, shape):
     """The operations of an update, as torch counts those of products: a mean of ten, in one of which bases turn."""
     weight = torch.zeros(shape, device="meta")
-    optimizer = optimizers.create(name)
     state = optimizer.create_state(0, weight)
     with FlopCounterMode(display=False) as counter:
         for t in range(2, 12):
@@ -314,12 +314,21 @@ def _counted(name, shape):
 def test_a_rules_costs_are_the_operations_that_it_takes(name):
     for shape in ((768, 768), (768, 3072), (3072, 768), (64, 1000)):
         cost = costs_of(optimizers.create(name), [torch.empty(shape, device="meta")])[0]
-        counted = _counted(name, shape)
+        counted = _counted(optimizers.create(name), shape)
         assert counted <= cost <= counted + 0.3 * sum(side**3 for side in shape) + 2 * np.prod(shape)  # not QR, nor elements
     vector, filters = torch.empty(768, device="meta"), torch.empty(8, 3, 3, 3, device="meta")
     assert costs_of(optimizers.create(name), [vector]) == [768.0]
     assert costs_of(optimizers.create("lamb"), [vector, filters]) == [768.0, 216.0]
     assert costs_of(ByHand(), [filters]) == [216.0]
+
+
+@pytest.mark.parametrize("gram", [None, False, True])
+@pytest.mark.parametrize("name", sorted(COEFFICIENTS))
+def test_muon_costs_what_its_coefficients_take(name, gram):
+    for coefficients in (name, COEFFICIENTS[name][:1], COEFFICIENTS[name][:2]):
+        optimizer = optimizers.create("muon", coefficients=coefficients, gram=gram)
+        for shape in ((60, 60), (90, 200), (40, 200), (200, 40)):
+            assert costs_of(optimizer, [torch.empty(shape, device="meta")]) == [_counted(optimizer, shape)]
 
 
 @pytest.mark.parametrize(
