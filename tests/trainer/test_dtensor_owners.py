@@ -190,12 +190,19 @@ def test_fully_sharded_nets_need_two_exchanges_in_a_step(processes, name):
             assert a.tobytes() == b.tobytes()
 
 
+def _optimizer(name, net):
+    if name == "several":
+        entries = [("ndim<2", "adamw", {"lr": 0.01}), ("*", "muon", {"lr": 0.02})]
+        return tristep.optim.MultiOptimizer(net, entries)
+    return RULES[name][0](list(net.parameters()))
+
+
 def _saved(name, folder):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     net = _fully_sharded(_net())
-    optimizer = RULES[name][0](list(net.parameters()))
+    optimizer = _optimizer(name, net)
     for step in range(3):
         _backward(net, step)
         optimizer.step()
@@ -220,7 +227,7 @@ def _loaded(name, folder, cut):
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
     net = _fully_sharded(_net()) if cut else _net()
-    optimizer = RULES[name][0](list(net.parameters()))
+    optimizer = _optimizer(name, net)
     state = {"net": net.state_dict(), "optimizer": get_optimizer_state_dict(net, optimizer)}
     dcp.load(state, checkpoint_id=folder)
     net.load_state_dict(state["net"])
@@ -231,7 +238,7 @@ def _loaded(name, folder, cut):
     return sent_by(whole_tensors(net.parameters()))
 
 
-@pytest.mark.parametrize("name", ["muon", "soap", "came"])
+@pytest.mark.parametrize("name", ["several", "muon", "soap", "came"])
 def test_saved_states_go_to_other_numbers_of_ranks(processes, tmp_path, name):
     want = processes(2).run(_saved, name, str(tmp_path))[0]
     for ranks, cut in ((2, True), (4, True), (2, False)):

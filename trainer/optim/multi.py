@@ -17,6 +17,7 @@ from ..params import named_parameters
 from ..registry import Registry
 from . import adapters, ports
 from .base import FusedOptimizer
+from .owned_states import states_as_shards
 from .saved import check_numbers
 
 __all__ = ["MultiOptimizer"]
@@ -125,6 +126,14 @@ class MultiOptimizer(torch.optim.Optimizer):
             raise RuntimeError(
                 "add_param_group() of a MultiOptimizer: make a new one, or add the group to one of .optimizers"
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's. All ranks are to call it where owners have the states of cut parameters; see owned_states.py."""
+        with ExitStack() as stack:
+            for optimizer in self.optimizers:
+                if isinstance(optimizer, FusedOptimizer):
+                    stack.enter_context(states_as_shards(optimizer))
+            return super().state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave, of optimizers with the same groups.
