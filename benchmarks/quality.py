@@ -1,13 +1,14 @@
-"""Trains two small networks with weights and states stored in low precision, and compares the losses with those of float32.
+"""Trains small networks with weights and states stored in low precision, and compares the losses with those of float32.
 
-    python benchmarks/quality.py                 all of it, five to ten minutes on two cores
-    python benchmarks/quality.py --only digits   one network: digits or text
+    python benchmarks/quality.py                 all of it, about half an hour on two cores
+    python benchmarks/quality.py --only digits   one network: digits, text or sources
     python benchmarks/quality.py --out FILE      where the JSON goes; default benchmarks/results/quality_cpu.json
 
-"digits" is the demo's convolutional network on handwritten digits, "text" a small transformer that learns the English of
-Python's own reference manual (`pydoc_data.topics`), character by character. Each way of storing gets the same starts and
-the same batches, one for each seed. All networks compute in float32; bfloat16 weights are widened first, and their
-gradients are bfloat16. The loss is that of the last epoch (digits), or of text that was not trained on (text).
+"digits" is the demo's convolutional network on handwritten digits. "text" and "sources" are a small transformer that learns,
+character by character, the English of Python's own reference manual (`pydoc_data.topics`), and the first 2 MB of the Python
+library's source files, in the order of their names. Each way of storing gets the same starts and the same batches, one for
+each seed. All networks compute in float32; bfloat16 weights are widened first, and their gradients are bfloat16. The loss is
+that of the last epoch (digits), or of characters that were not trained on.
 
 A ratio is the mean over the seeds of the loss divided by that of float32 from the same seed; after it stands its standard
 error. Two trainings that differ by rounding alone part after some hundred steps, so no ratio is known better than that.
@@ -20,6 +21,7 @@ import json
 import math
 import os
 import statistics
+import sysconfig
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -41,11 +43,15 @@ RANDOM = {"stochastic_rounding": True}
 STORED: dict[str, tuple[torch.dtype, dict[str, Any]]] = {  # type of the weights, options
     "float32": (torch.float32, {}),
     "8-bit states": (torch.float32, {"state_dtype": "8bit"}),
+    "4-bit states": (torch.float32, {"state_dtype": "4bit"}),
+    "24-bit weights": (torch.bfloat16, {"multi_precision": "split8"}),
+    "24-bit weights, 8-bit states": (torch.bfloat16, {"multi_precision": "split8", "state_dtype": "8bit"}),
+    "24-bit weights, 4-bit states": (torch.bfloat16, {"multi_precision": "split8", "state_dtype": "4bit"}),
     "bfloat16, 8-bit states, stochastic": (torch.bfloat16, {"state_dtype": "8bit", **RANDOM}),
     "bfloat16, stochastic": (torch.bfloat16, {"state_dtype": "bfloat16", **RANDOM}),
     "bfloat16, nearest": (torch.bfloat16, {"state_dtype": "bfloat16"}),
 }
-CONTEXT, WIDTH, HEADS, LAYERS, BATCH = 64, 64, 4, 2, 24
+CONTEXT, WIDTH, HEADS, LAYERS, BATCH, STEPS = 64, 64, 4, 2, 24, 900
 
 
 class Task(NamedTuple):
@@ -141,11 +147,22 @@ def digits(seed: int, epochs: int = 6) -> Task:
     return Task(network, batch, steps, demo.EPOCH, list, {"wd": 0.1, "lr_scheduler": schedule})
 
 
-def text(seed: int, steps: int = 900) -> Task:
-    """A transformer on characters."""
+def text(seed: int, steps: int = STEPS) -> Task:
+    """A transformer on the reference manual."""
     from pydoc_data import topics
 
-    whole = "\n".join(topics.topics[name] for name in sorted(topics.topics))
+    return on_characters("\n".join(topics.topics[name] for name in sorted(topics.topics)), seed, steps)
+
+
+def sources(seed: int, steps: int = STEPS) -> Task:
+    """A transformer on the library's sources."""
+    paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    whole = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)[: 2 * 2**20]
+    return on_characters("".join(character for character in whole if character.isascii()), seed, steps)
+
+
+def on_characters(whole: str, seed: int, steps: int) -> Task:
+    """A transformer that predicts characters."""
     characters = {character: i for i, character in enumerate(sorted(set(whole)))}
     codes = torch.tensor([characters[character] for character in whole])
     kept = len(codes) // 10
@@ -197,7 +214,11 @@ class Transformer(nn.Module):
         return self.scores(self.norm(self.blocks(self.characters(x) + self.places.weight))).flatten(0, 1)
 
 
-TASKS: dict[str, tuple[Callable[..., Task], int]] = {"digits": (digits, 10), "text": (text, 3)}  # and seeds
+TASKS: dict[str, tuple[Callable[..., Task], int]] = {  # and numbers of seeds
+    "digits": (digits, 10),
+    "text": (text, 5),
+    "sources": (sources, 5),
+}
 
 
 if __name__ == "__main__":

@@ -67,11 +67,12 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   infinity becomes NaN as a whole; sparse gradients need `lazy_update=False`. torch's own classes in `tristep.optim` have
   none of these options: `tristep.optim.as_torch(tristep.optimizer.AdamW)` has all of them.
 
-  Two small networks trained with AdamW, the loss relative to that with float32 and its standard error, of 10 and of 3 seeds
+  Small networks trained with AdamW, the loss relative to that with float32 and its standard error, of 10, 5 and 5 seeds: a
+  convolutional network on digits, and a transformer on the characters of Python's manual and of its library's source files
   (`benchmarks/quality.py`, `benchmarks/results/quality_cpu.json`):
 
-  | weights | options | digits | text |
-  |---|---|---|---|
+  | weights | options | digits | text | sources |
+  |---|---|---|---|---|
 {quality}
 - **torch**: by torch's interface, with torch's arguments and numbers, `tristep.optim` has {classic}; and, with `lr` and
   `weight_decay` for learning_rate and wd, {own}.
@@ -94,13 +95,17 @@ def _quality() -> str:
     results = json.loads(QUALITY.read_text(encoding="utf-8"))
     options = {
         "8-bit states": 'float32 | `state_dtype="8bit"`',
+        "4-bit states": 'float32 | `state_dtype="4bit"`',
+        "24-bit weights": 'bfloat16 | `multi_precision="split8"`',
+        "24-bit weights, 8-bit states": 'bfloat16 | `multi_precision="split8", state_dtype="8bit"`',
+        "24-bit weights, 4-bit states": 'bfloat16 | `multi_precision="split8", state_dtype="4bit"`',
         "bfloat16, 8-bit states, stochastic": 'bfloat16 | `stochastic_rounding=True, state_dtype="8bit"`',
         "bfloat16, stochastic": 'bfloat16 | `stochastic_rounding=True, state_dtype="bfloat16"`',
         "bfloat16, nearest": 'bfloat16 | `state_dtype="bfloat16"`',
     }
     rows = []
     for stored, cells in options.items():
-        found = [results[task][stored] for task in ("digits", "text")]
+        found = [results[task][stored] for task in ("digits", "text", "sources")]
         ratios = " | ".join(f"{each['ratio']:.3f} ± {each['standard error']:.3f}" for each in found)
         rows.append(f"  | {cells} | {ratios} |")
     return "\n".join(rows)

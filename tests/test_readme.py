@@ -75,6 +75,15 @@ def test_lion_can_be_had_by_its_name(cells):
     assert cells["trainer"].learning_rate == 0.001
 
 
+def test_parameters_get_the_optimizers_of_their_patterns(cells):
+    (text,) = [text for text in _blocks("python") if '"muon"' in text]
+    names = {"torch": torch, "tristep": tristep}
+    _run(text, names, "<README, several optimizers>")
+    got = {row[0]: row[2] for row in names["several"].optimizer.table()[1:]}
+    assert [name for name, optimizer in got.items() if optimizer == "muon"] == ["hidden.weight"]
+    assert len(got) == 5
+
+
 def test_the_code_for_those_from_mxnet_does_gluons_step():
     _, text, _ = _blocks("diff")
     before, after = _sides(text)
