@@ -36,6 +36,8 @@ STORED = {
     "stochastic": Stored(BF16, seed=3),
     "master": Stored(BF16, F32, lr=1e-7),
     "split": Stored(BF16, torch.int16, lr=1e-7),
+    "split8": Stored(BF16, torch.int8, lr=1e-5),
+    "split8 stochastic": Stored(BF16, torch.int8, 3, lr=1e-5),
     "kahan": Stored(BF16, BF16, lr=1e-6),
     "float16 master": Stored(F16, F32, lr=1e-7),
     "float16 kahan": Stored(F16, F16, lr=1e-6),
@@ -43,7 +45,7 @@ STORED = {
 
 
 def bits(tensor):
-    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
 
 
 def kept_bits(before, after):

@@ -177,15 +177,15 @@ def test_weights_that_are_stored_as_they_were():
     (note,) = noted([0.95, 0.625], 0.25, ["bfloat16"] * 10)
     assert note == (
         "weights: updates are lost in rounding, in bfloat16: usually 93 % of layer3.weight and 50 % of layer4.weight do not "
-        'change at a step, though their gradients are not 0: keep float32 masters (multi_precision=True, or "remainder" for '
-        "16 bits of them), round stochastically (stochastic_rounding=True), or raise the learning rate"
+        'change at a step, though their gradients are not 0: keep masters (multi_precision=True, "remainder" or "split8"), '
+        "round stochastically (stochastic_rounding=True), or raise the learning rate"
     )
     two = noted([0.9, 0.8], 0.0, [*["float32"] * 4, *["float16"] * 6])
     assert [note.split(": ")[1] for note in two] == ["updates are lost in rounding, in float32"] + [
         "updates are lost in rounding, in float16"
     ]
     assert two[0].endswith(": raise the learning rate")
-    assert two[1].endswith(": keep float32 masters (multi_precision=True), or raise the learning rate")
+    assert two[1].endswith(": keep masters (multi_precision=True), or raise the learning rate")
     assert noted([0.97, 0.99], [0.96, 0.99]) == []  # rows of embeddings that no token has used
     assert noted([1.0, 1.0], [1.0, 0.9], freeze=True) == []
     assert noted([0.95, 0.95], 0.0, ["bfloat16 with stochastic rounding"] * 10) == []
@@ -292,10 +292,11 @@ def test_a_real_net_in_bfloat16_whose_learning_rate_is_too_small_for_it(name):
         (torch.float32, {}),
         (torch.bfloat16, {"multi_precision": True}),
         (torch.bfloat16, {"multi_precision": "remainder"}),
+        (torch.bfloat16, {"multi_precision": "split8"}),
         (torch.bfloat16, {"kahan": True}),
         (torch.bfloat16, {"stochastic_rounding": True}),
     ],
-    ids=["float32", "master", "remainder", "kahan", "stochastic"],
+    ids=["float32", "master", "remainder", "split8", "kahan", "stochastic"],
 )
 def test_a_real_net_whose_storage_is_fine_enough_is_well(dtype, settings):
     run = _train(_layers().to(dtype), settings={"learning_rate": 1e-4} | settings)

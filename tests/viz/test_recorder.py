@@ -103,6 +103,12 @@ def test_what_is_read_is_all_that_was_recorded(how):
         (torch.bfloat16, {"stochastic_rounding": True}, "bfloat16 with stochastic rounding"),
         (torch.bfloat16, {"multi_precision": True, "stochastic_rounding": True}, "bfloat16 with float32 master"),
         (torch.bfloat16, {"multi_precision": "remainder"}, "bfloat16 with split master"),
+        (torch.bfloat16, {"multi_precision": "split8"}, "bfloat16 with 24-bit master"),
+        (
+            torch.bfloat16,
+            {"multi_precision": "split8", "stochastic_rounding": True},
+            "bfloat16 with 24-bit master and stochastic rounding",
+        ),
         (torch.float16, {"kahan": True}, "float16 with Kahan summation"),
     ],
     ids=str,

@@ -205,11 +205,10 @@ def _stalls(run: Run, curve: Curve) -> Iterator[str]:
 def _remedy(storage: str) -> str:
     if storage == "bfloat16":
         return (
-            'keep float32 masters (multi_precision=True, or "remainder" for 16 bits of them), round stochastically '
-            "(stochastic_rounding=True), or raise the learning rate"
+            'keep masters (multi_precision=True, "remainder" or "split8"), round stochastically (stochastic_rounding=True), '
+            "or raise the learning rate"
         )
-    masters = "keep float32 masters (multi_precision=True), or " if storage == "float16" else ""
-    return f"{masters}raise the learning rate"
+    return f"{'keep masters (multi_precision=True), or ' * (storage == 'float16')}raise the learning rate"
 
 
 def _growth(run: Run, curve: Curve) -> Iterator[str]:

@@ -24,6 +24,12 @@ QUANTITIES = (
 )
 OF_HOOKS = QUANTITIES[:5]  # those that are worth their price where no update measures them
 ROOM = 128  # recorded steps that the device may be ahead
+_ALONGSIDE: dict[MasterKind | None, str] = {
+    MasterKind.FULL: "float32 master",
+    MasterKind.SPLIT: "split master",
+    MasterKind.SPLIT8: "24-bit master",
+    MasterKind.KAHAN: "Kahan summation",
+}
 
 
 def copy_to_host(value: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
@@ -217,10 +223,8 @@ def _storage(optimizer: Optimizer, weight: torch.Tensor) -> str:
     words = str(weight.dtype).removeprefix("torch.")
     if not isinstance(optimizer, RuleOptimizer):
         return words
-    master = optimizer.master_dtype(weight)
-    if master is not None:
-        kind = kind_of(weight.dtype, master)
-        alongside = "float32 master" if kind == MasterKind.FULL else "split master"
-        return f"{words} with {'Kahan summation' if kind == MasterKind.KAHAN else alongside}"
+    kind = kind_of(weight.dtype, optimizer.master_dtype(weight))
     at_random = optimizer.stochastic_rounding and weight.dtype == torch.bfloat16
-    return f"{words} with stochastic rounding" if at_random else words
+    more = [_ALONGSIDE[kind]] if kind in _ALONGSIDE else []
+    more += ["stochastic rounding"] * (at_random and kind in (MasterKind.NONE, MasterKind.SPLIT8))
+    return " with ".join([words, *([" and ".join(more)] if more else [])])
