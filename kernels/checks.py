@@ -69,7 +69,10 @@ def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Seque
         )
     strides = dense_strides(weight)
     for slot, (tensor, shape), types in zip(
-        (*rule.slots, "master"), companions_of(rule, weight, states, master), allowed_types(rule, weight.dtype), strict=False
+        (*rule.slots, "master"),
+        companions_of(rule, weight, states, master),
+        allowed_types(rule, weight.dtype, weight.shape),
+        strict=False,
     ):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{slot} of {name} must be a tensor, got {type(tensor).__name__}")
@@ -122,11 +125,14 @@ def stack_length(stack: Any) -> int:
     return len(stack) if isinstance(stack, torch.Tensor) and stack.dim() else 0
 
 
-def allowed_types(rule: Rule | TensorRule, weight: torch.dtype) -> tuple[tuple[torch.dtype, ...], ...]:
-    """The types that a rule's slots, and last the master, may have for a weight of this type; the usual one first."""
+def allowed_types(rule: Rule | TensorRule, weight: torch.dtype, shape: torch.Size) -> tuple[tuple[torch.dtype, ...], ...]:
+    """The types that a rule's slots, and last the master, may have for such a weight; the usual one first."""
     usual = (compute_dtype(weight),)
-    if not isinstance(rule, Rule) or usual[0] == torch.float64:
+    if usual[0] == torch.float64:
         return (usual,) * (len(rule.slots) + 1)
+    if isinstance(rule, TensorRule):
+        low = (*usual, torch.bfloat16, torch.uint8)
+        return (*(low if narrow else usual for narrow in rule.narrows(shape)), usual)
     masters = [
         kind
         for kind in (torch.int16, torch.int8, weight)

@@ -32,12 +32,21 @@ ALIGNMENT = 64  # bytes between the starts of two tensors of an arena: one vecto
 
 
 def slot_dtypes(
-    rule: Rule | TensorRule, weight_dtype: torch.dtype, state_dtype: torch.dtype | None = None
+    rule: Rule | TensorRule,
+    weight_dtype: torch.dtype,
+    state_dtype: torch.dtype | None = None,
+    shape: torch.Size | None = None,
 ) -> tuple[torch.dtype, ...]:
-    """The types of all that a rule keeps of a weight, whose states are to be stored in `state_dtype` where they may be."""
+    """The types of all that a rule keeps of a weight, whose states are to be stored in `state_dtype` where they may be.
+
+    Its shape says that of the states of a rule of whole tensors.
+    """
     dtype = compute_dtype(weight_dtype)
-    if state_dtype is None or dtype != torch.float32 or not isinstance(rule, Rule):
+    if state_dtype is None or dtype != torch.float32:
         return (dtype,) * len(rule.slots)
+    if isinstance(rule, TensorRule):
+        assert shape is not None
+        return tuple(state_dtype if narrow else dtype for narrow in rule.narrows(shape))
     return tuple(dtype if name in (*rule.full_precision, *rule.kept) else state_dtype for name in rule.slots)
 
 
@@ -67,12 +76,15 @@ def states_for(
     if isinstance(rule, Rule):
         states = allocate_states(weights, len(rule.state))
         return [row + kept for row, kept in zip(states, per_tensor_states(weights, len(rule.kept)), strict=True)]
-    shapes = [rule.shapes(weight.shape) for weight in weights]
     states = []
-    for weight, row in zip(weights, shapes, strict=True):
-        like = iter(*allocate_states([weight], sum(shape == weight.shape for shape in row)))
+    for weight in weights:
+        shapes, narrows = rule.shapes(weight.shape), rule.narrows(weight.shape)
+        full = [shape == weight.shape and not narrow for shape, narrow in zip(shapes, narrows, strict=True)]
+        low = iter(*allocate_states([weight], sum(narrows), state_dtype))
+        like = iter(*allocate_states([weight], sum(full)))
         new = partial(torch.zeros, dtype=compute_dtype(weight.dtype), device=weight.device)
-        states.append(tuple(next(like) if shape == weight.shape else new(shape) for shape in row))
+        rows = zip(shapes, narrows, full, strict=True)
+        states.append(tuple(next(low) if narrow else next(like) if whole else new(shape) for shape, narrow, whole in rows))
     return states
 
 

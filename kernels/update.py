@@ -91,8 +91,11 @@ class Update:
     ) -> None:
         if not isinstance(rule, (Rule, TensorRule)):
             raise TypeError(f"rule must be made with @rule or @tensor_rule, got {type(rule).__name__}")
-        if seed is not None and isinstance(rule, TensorRule):
-            raise TypeError(f"seed={seed!r}: rule {rule.name!r} is one of whole tensors, which are rounded to the nearest")
+        if seed is not None and isinstance(rule, TensorRule) and not isinstance(seed, storage.CodesOnly):
+            raise TypeError(
+                f"seed={seed!r}: rule {rule.name!r} is one of whole tensors, which are rounded to the nearest, except for "
+                "packed states: must be None or CodesOnly(seed)"
+            )
         self.rule = rule
         self.weights = list(weights)
         self.states = list(states)
@@ -194,7 +197,9 @@ class Update:
                 and tensor.shape == shape
                 and (tensor.dtype != torch.uint8 or weight.is_contiguous())
                 for (tensor, shape), types in zip(
-                    companions_of(self.rule, weight, row, master), allowed_types(self.rule, weight.dtype), strict=False
+                    companions_of(self.rule, weight, row, master),
+                    allowed_types(self.rule, weight.dtype, weight.shape),
+                    strict=False,
                 )
             )
             for weight, row, master in zip(self.weights, self.states, self.masters, strict=True)

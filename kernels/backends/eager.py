@@ -13,12 +13,12 @@ from ..language import Rule, TensorRule
 from ..layouts import widest
 from ..metrics import MetricsBuffer
 from ..table import TensorTable
+from .eager_metrics import Found, sum_of
 
 __all__ = ["EagerUpdate", "TensorUpdate"]
 
 TILE = 65536  # elements; on a CPU, a rule's temporaries of this size stay in its caches
 JOIN_UP_TO = 4096  # elements; smaller tensors with equal hyper-parameters are computed as one
-ALONE = 16384  # elements; torch shares longer sums out among threads, and their number would show in the result
 
 
 class Limit(NamedTuple):
@@ -53,7 +53,7 @@ class EagerUpdate:
         self._width = 1 + len(table.rule.hyper)  # of hyper-parameters; there may be keys after them
         self._states = [dict(zip(table.rule.state, map(_flat, row), strict=False)) for row in table.states]
         self.totals, self.sums = table.room_for_sums()
-        self._found: _Found | None = None
+        self._found: Found | None = None
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
         """Work on other weights from now on, as large as those before; there are no masters then."""
@@ -74,13 +74,13 @@ class EagerUpdate:
             if largest:
                 totals[i] = torch.maximum(totals[i], torch.stack([value.amax() for value in spread]))
             else:
-                totals[i] += torch.stack([_sum(value) for value in spread])
+                totals[i] += torch.stack([sum_of(value) for value in spread])
         if reduction.scope == "global":
             totals[:] = totals.amax(dim=0) if largest else totals.sum(dim=0, dtype=widest(totals.device.type))
 
     def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
         """As a call, and write the values of the metric to these rows of the current slot."""
-        self._found = _Found(into, self.table)
+        self._found = Found(into, self.table)
         try:
             self()
             self._found.put(rows)
@@ -183,7 +183,7 @@ class EagerUpdate:
         if kind not in (storage.MasterKind.NONE, storage.MasterKind.FULL):
             value, random = self._spread(w, i, part), None
             if at_random and kind == storage.MasterKind.SPLIT8:
-                random = self._random_bits(value, i, part, len(self._rule.state))
+                random = _random_bits(self.table, i, part.start or 0, value.numel(), len(self._rule.state))
             values = list(storage.split(value, self.table.weight_dtype, kind, random))
         weight_slot = len(self._rule.state) if kind == storage.MasterKind.NONE else None
         slots: list[int | None] = [weight_slot, None][: len(places)]
@@ -199,7 +199,8 @@ class EagerUpdate:
             for k, (place, slot) in enumerate(zip(places, slots, strict=True)):
                 if place.dtype == torch.bfloat16 and slot is not None:
                     value = self._spread(values[k], i, part)
-                    values[k] = storage.rounded_at_random(value, self._random_bits(value, i, part, slot))
+                    random = _random_bits(self.table, i, part.start or 0, value.numel(), slot)
+                    values[k] = storage.rounded_at_random(value, random)
         pieces = [place[part] for place in places]
         if self._found is not None:
             stored = 1 + (self._masters is not None)
@@ -207,7 +208,7 @@ class EagerUpdate:
         _write(pieces, values, self.table.grad_scale_and_skip)
 
     def _pack(self, i: int, name: str, part: slice, value: torch.Tensor, slot: int) -> None:
-        random = self._random_bits(value, i, part, slot) if self.table.storage.stochastic else None
+        random = _random_bits(self.table, i, part.start or 0, value.numel(), slot) if self.table.storage.stochastic else None
         packed = storage.encode(value, name in self._rule.nonnegative, random)
         for place, each in zip(self._packed(self._states[i][name], i, part), packed, strict=True):
             scale_and_skip = self.table.grad_scale_and_skip
@@ -217,12 +218,6 @@ class EagerUpdate:
         """A value for each element of the part, of a plain number too."""
         table = self.table
         return torch.as_tensor(value, dtype=table.dtype, device=table.device).expand(self._weights[i][part].shape)
-
-    def _random_bits(self, value: torch.Tensor, i: int, part: slice, slot: int) -> torch.Tensor:
-        start, table = part.start or 0, self.table
-        index = torch.arange(start, start + value.numel(), device=table.device)
-        low, high = table.hyper[i, -2:].tolist()
-        return storage.random_bits(low, high, index, slot)
 
 
 class TensorUpdate:
@@ -236,12 +231,14 @@ class TensorUpdate:
         self.table, self._rule = table, table.rule
         # Elements of the largest of each tensor's weight and states; the bases of SOAP may be larger than the weight.
         pairs = zip(table.weights, table.states, strict=True)
-        self._found: _Found | None = None
+        self._found: Found | None = None
         self._largest = [max(tensor.numel() for tensor in (weight, *states)) for weight, states in pairs]
+        self._width = 1 + len(table.rule.hyper)  # of hyper-parameters; there may be keys after them
+        self._packed = [k for k, state in enumerate(table.states[0]) if state.dtype == torch.uint8]  # the same of all
 
     def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
         """As a call, and write the values of the metric to these rows of the current slot."""
-        self._found = _Found(into, self.table)
+        self._found = Found(into, self.table)
         try:
             self()
             self._found.put(rows)
@@ -257,7 +254,7 @@ class TensorUpdate:
             weights = [table.weights[i].detach() for i in members]
             read = weights if table.masters is None else [table.masters[i] for i in members]
             states = list(zip(*(table.states[i] for i in members), strict=True))  # by name
-            rescale, hyper = _factor(table, members[0]), table.hyper[members[0], 1:].tolist()
+            rescale, hyper = _factor(table, members[0]), table.hyper[members[0], 1 : self._width].tolist()
             one = len(members) == 1
             make = _only if one else torch.stack
             g = make([gradients[i] for i in members]).to(table.dtype)  # type: ignore[misc]  # these are there
@@ -265,7 +262,7 @@ class TensorUpdate:
                 g = torch.where(scale_and_skip[1] != 0, torch.zeros_like(g), g * rescale)
             elif rescale != 1.0:  # a large new tensor costs more than what is computed in it
                 g = g * rescale
-            old = tuple(make(tensors) for tensors in states)
+            old = tuple(make([self._read(i, k) for i in members]) for k in range(len(states)))
             compute = self._rule if one else self._rule.compute
             before = make(read).to(table.dtype)
             w, new = compute(before, g, old, tuple(hyper))
@@ -277,6 +274,12 @@ class TensorUpdate:
                     all_three = tuple(each.flatten() if one else each[k].flatten() for each in (before, g, w))
                     stored = [each[k].flatten() for each in written]
                     self._found.take(i, all_three, stored, [all_three[2]] * len(stored))
+            new = list(new)
+            for k in reversed(self._packed):
+                if new[k] is not old[k]:
+                    self._pack(members, k, [new[k]] if one else new[k].unbind())
+                del states[k], new[k]
+            old = tuple(tensor for k, tensor in enumerate(old) if k not in self._packed)
             if one:
                 _write([each for (each,) in (*written, *states)], [*[w] * len(written), *new], scale_and_skip)
             else:
@@ -288,6 +291,22 @@ class TensorUpdate:
                 _write_stacks(places, values, [*[None] * len(written), *old])
         _fill_with_zeros(table)
 
+    def _read(self, i: int, k: int) -> torch.Tensor:
+        """State `k` of tensor `i`, in the arithmetic's type."""
+        state = self.table.states[i][k]
+        if state.dtype != torch.uint8:
+            return state.to(self.table.dtype)
+        return storage.unpacked(state, self.table.weights[i].shape, self._rule.state[k] in self._rule.nonnegative)
+
+    def _pack(self, members: Sequence[int], k: int, values: Sequence[torch.Tensor]) -> None:
+        """Store new values of state `k` of these tensors, which is packed."""
+        table, unsigned = self.table, self._rule.state[k] in self._rule.nonnegative
+        for i, value in zip(members, values, strict=True):
+            random = _random_bits(table, i, 0, value.numel(), k) if table.storage.stochastic else None
+            packed = storage.encode(value.reshape(-1), unsigned, random)
+            for place, each in zip(storage.pieces(table.states[i][k], value.numel()), packed, strict=True):
+                place.copy_(each if table.grad_scale_and_skip is None else _chosen(table.grad_scale_and_skip, place, each))
+
     def _stacks(self, active: list[int]) -> list[list[int]]:
         """Which tensors are computed together."""
         table = self.table
@@ -295,46 +314,13 @@ class TensorUpdate:
         members: dict[Any, list[int]] = {}
         for i in active:
             small = self._largest[i] <= limit.tensor
-            members.setdefault((table.weights[i].shape, table.hyper[i].tobytes()) if small else i, []).append(i)
+            alike = table.weights[i].shape, table.hyper[i, : self._width].tobytes()
+            members.setdefault(alike if small else i, []).append(i)
         stacks = []
         for each in members.values():
             most = max(1, limit.stack // self._largest[each[0]])
             stacks += [each[start : start + most] for start in range(0, len(each), most)]
         return stacks
-
-
-class _Found:
-    """What one step finds of the tensors of a table."""
-
-    def __init__(self, into: MetricsBuffer, table: TensorTable) -> None:
-        ring, metric = into.ring(table.device), into.metric
-        self._slot, self._metric, self._scale_and_skip = ring[into.slot], metric, table.grad_scale_and_skip
-        self._totals = torch.zeros(len(table.weights), len(metric.names), dtype=ring.dtype, device=ring.device)
-        self._largest = torch.tensor([by == "max" for by in metric.by], device=ring.device)
-
-    def take(self, i: int, seen: tuple[Any, ...], stored: list[torch.Tensor], values: list[Any]) -> None:
-        """Compute the metric on a stretch of a tensor.
-
-        Args:
-            i: the tensor's number.
-            seen: the weight, the gradient and the new weight as the rule has them.
-            stored, values: the weight, what is stored alongside if there is anything, and what is to be stored there.
-        """
-        w, computed = seen[0], list(self._metric(*seen))
-        if self._metric.counts_unchanged:
-            pairs = zip(stored, values, strict=True)
-            new = [value.to(old) if isinstance(value, torch.Tensor) else old.new_tensor(value) for old, value in pairs]
-            computed.append(storage.unchanged(stored, new))
-        each = [torch.as_tensor(value, dtype=w.dtype, device=w.device).expand(w.shape) for value in computed]
-        found = [value.amax() if by == "max" else _sum(value) for value, by in zip(each, self._metric.by, strict=True)]
-        total, more = self._totals[i], torch.stack(found).to(self._totals.dtype)
-        total[:] = torch.where(self._largest, torch.maximum(total, more), total + more)
-
-    def put(self, rows: np.ndarray) -> None:
-        """Put all totals into these rows of the ring: 0 of a skipped step."""
-        if self._scale_and_skip is not None:
-            self._totals = torch.where(self._scale_and_skip[1] != 0, 0.0, self._totals)
-        self._slot[torch.from_numpy(rows).to(self._slot.device)] = self._totals
 
 
 def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -372,17 +358,17 @@ def _factor(table: TensorTable, i: int) -> Any:
     return rescale if table.grad_scale_and_skip is None else table.grad_scale_and_skip[0].to(table.dtype) * rescale
 
 
+def _random_bits(table: TensorTable, i: int, start: int, n: int, slot: int) -> torch.Tensor:
+    """Those of `n` elements of tensor `i` from `start` on, for stochastic rounding."""
+    low, high = table.hyper[i, -2:].tolist()
+    return storage.random_bits(low, high, torch.arange(start, start + n, device=table.device), slot)
+
+
 def _fill_with_zeros(table: TensorTable) -> None:
     if table.zero_grads:
         for bound in table.gradients:
             if bound is not None and (gradient := bound()) is not None:
                 gradient.zero_()
-
-
-def _sum(value: torch.Tensor) -> torch.Tensor:
-    if value.device.type != "cpu" or len(value) <= ALONE:
-        return torch.sum(value)
-    return torch.stack([torch.sum(piece) for piece in value.split(ALONE)]).sum()
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,8 @@ def tensor_rule(
     cost: Callable[[torch.Size], float] | None = None,
     elementwise: Callable[[torch.Size], bool] | None = None,
     elementwise_rule: Rule | None = None,
+    full_precision: Sequence[str] = (),
+    nonnegative: Sequence[str] = (),
 ) -> Any:
     """Make an update rule of whole tensors, `(w, g, state, hyper) -> (new_w, new_state)`, in plain torch operations.
 
@@ -42,6 +44,7 @@ def tensor_rule(
             default: none is.
         elementwise_rule: the rule of these tensors, with the same states and hyper-parameters, which runs on every engine;
             default: this rule itself.
+        full_precision, nonnegative: as those of `rule`. Only states of the weight's shape are stored in low precision.
 
     Example:
         >>> from tristep.kernels import tensor_rule
@@ -51,8 +54,8 @@ def tensor_rule(
         ...     return w - lr * g / g.norm(), state
     """
     if fn is None:
-        return lambda fn: TensorRule(fn, shapes, batched, cost, elementwise, elementwise_rule)
-    return TensorRule(fn, shapes, batched, cost, elementwise, elementwise_rule)
+        return lambda fn: TensorRule(fn, shapes, batched, cost, elementwise, elementwise_rule, full_precision, nonnegative)
+    return TensorRule(fn, shapes, batched, cost, elementwise, elementwise_rule, full_precision, nonnegative)
 
 
 class TensorRule:
@@ -64,6 +67,8 @@ class TensorRule:
         hyper: names of the hyper-parameters, in order.
         batched: whether its function takes stacks of tensors.
         compute: the function, with the values of its options.
+        full_precision: names of the states that are never stored in low precision.
+        nonnegative: names of the states that are never negative.
     """
 
     kept: tuple[str, ...] = ()
@@ -78,6 +83,8 @@ class TensorRule:
         cost: Callable[[torch.Size], float] | None = None,
         elementwise: Callable[[torch.Size], bool] | None = None,
         elementwise_rule: Rule | None = None,
+        full_precision: Sequence[str] = (),
+        nonnegative: Sequence[str] = (),
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(fn, types.FunctionType):
@@ -92,6 +99,12 @@ class TensorRule:
         self.state = unpacked_names(tree, arguments[2], may_return=True)
         self.hyper = unpacked_names(tree, arguments[3])
         self.batched = batched
+        self.full_precision, self.nonnegative = tuple(full_precision), tuple(nonnegative)
+        for argument in ("full_precision", "nonnegative"):
+            if unknown := [name for name in getattr(self, argument) if name not in self.state]:
+                raise TypeError(
+                    f"{argument}={getattr(self, argument)!r}: tensor rule {self.name!r} has no state {unknown[0]!r}"
+                )
         known = [argument.arg for argument in tree.args.kwonlyargs]
         if unknown := [name for name in options or () if name not in known]:
             raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}: it has {', '.join(known) or 'none'}")
@@ -115,6 +128,11 @@ class TensorRule:
         """The states' shapes for a weight of this shape."""
         own = {} if self._shapes is None else self._shapes(shape)
         return [torch.Size(own.get(name, shape)) for name in self.state]
+
+    def narrows(self, shape: torch.Size) -> list[bool]:
+        """Which states of a weight of this shape may be stored in low precision."""
+        pairs = zip(self.state, self.shapes(shape), strict=True)
+        return [own == shape and name not in self.full_precision for name, own in pairs]
 
     def cost(self, shape: torch.Size) -> float:
         """About how many operations the update of a weight of this shape takes."""
@@ -154,7 +172,7 @@ class TensorRule:
             **options: values of its function's keyword-only arguments.
         """
         how = shapes or self._shapes, self.batched, cost or self._cost, elementwise or self._elementwise
-        other = TensorRule(self.fn, *how, self._elementwise_rule, options)
+        other = TensorRule(self.fn, *how, self._elementwise_rule, self.full_precision, self.nonnegative, options)
         other._made_by = made_by
         return other
 

@@ -19,7 +19,9 @@ def adagrad(w, g, state, hyper):
     return w - (lr * g / (tl.sqrt(history + epsilon) + epsilon_outside) + decay * w), (history,)
 
 
-@tensor_rule(shapes=lambda shape: {"history": (*shape[:1], *[1] * len(shape[1:]))}, batched=True)
+@tensor_rule(
+    shapes=lambda shape: {"history": (*shape[:1], *[1] * len(shape[1:]))}, batched=True, full_precision=("history",)
+)
 def group_adagrad(w, g, state, hyper):
     """AdaGrad with one sum for each row, of the mean of its squares; no decay. Numbers of MXNet 1.9.1 GroupAdaGrad."""
     (history,) = state

@@ -66,7 +66,7 @@ def moved(w: torch.Tensor, step: torch.Tensor, lr: float | torch.Tensor, decay: 
     return step.mul_(-lr).add_(w, alpha=1.0 - decay)
 
 
-@tensor_rule(shapes=factored, batched=True)
+@tensor_rule(shapes=factored, batched=True, full_precision=("row", "column", "var"))
 def adafactor(w, g, state, hyper):
     """Steps in proportion to the weights' size, divided by a factored root. Shazeer & Stern (2018), alg. 4 and 5.
 
@@ -93,7 +93,11 @@ def factored_twice(shape: torch.Size) -> dict[str, Any]:
     return shapes | {f"unstable_{name}": own for name, own in shapes.items()}
 
 
-@tensor_rule(shapes=factored_twice, batched=True)
+@tensor_rule(
+    shapes=factored_twice,
+    batched=True,
+    full_precision=("row", "column", "var", "unstable_row", "unstable_column", "unstable_var"),
+)
 def came(w, g, state, hyper):
     """Adafactor with momentum, divided by a factored measure of how unsteady it is. Luo et al. (2023), alg. 2."""
     mean, row, column, var, unstable_row, unstable_column, unstable_var = state
@@ -176,7 +180,7 @@ def turning_cost(shape: torch.Size, limit: int = LIMIT, vectors: bool = False) -
     return shape.numel() + bases_cost(shape, turned_dimensions(shape, limit, vectors))
 
 
-@tensor_rule(shapes=room_for_bases, batched=True, cost=turning_cost)
+@tensor_rule(shapes=room_for_bases, batched=True, cost=turning_cost, full_precision=("gram", "basis"), nonnegative=("var",))
 def soap(w, g, state, hyper):
     """Adam in the eigenbases of Shampoo's preconditioner. Vyas et al. (2024), alg. 3; numbers of the authors' code.
 

@@ -246,7 +246,14 @@ def muon_vectors(w, g, state, hyper):
     )
 
 
-@tensor_rule(shapes=muon_shapes, batched=True, cost=muon_cost, elementwise=is_elementwise, elementwise_rule=muon_vectors)
+@tensor_rule(
+    shapes=muon_shapes,
+    batched=True,
+    cost=muon_cost,
+    elementwise=is_elementwise,
+    elementwise_rule=muon_vectors,
+    nonnegative=("var",),
+)
 def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
     """Momentum, made orthogonal. Jordan et al. (2024). Tensors that are no matrices take the step of `muon_vectors`.
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tristep.kernels import TensorRule, Update, rules, tensor_rule, update
+from tristep.kernels import TensorRule, Update, rule, rules, storage, tensor_rule, update
 from tristep.kernels.backends import eager
 from tristep.kernels.layouts import compute_dtype
 from tristep.kernels.rules.matrix import eigenvectors
@@ -202,6 +202,81 @@ def test_whatever_engine_is_asked_for_it_is_torch(place):
     assert Update(rules.sgd, [w], [()], engine=place.engine).engines() == [place.engine]
     with pytest.raises(ValueError, match="engine='tritom'"):
         Update(normalized, [w], [()], engine="tritom")
+
+
+# ---- states in low precision -----------------------------------------------------------------------------------------
+
+
+@tensor_rule(batched=True, shapes=lambda shape: {"total": ()}, nonnegative=("var",))
+def averaged(w, g, state, hyper):
+    """As `averaged_by_element`, and a state of another shape."""
+    mom, var, total = state
+    lr, beta = hyper
+    mom = beta * mom + g
+    var = beta * var + g * g
+    return w - lr * mom, (mom, var, total + 1.0)
+
+
+@rule(nonnegative=("var",))
+def averaged_by_element(w, g, state, hyper):
+    mom, var = state
+    lr, beta = hyper
+    mom = beta * mom + g
+    var = beta * var + g * g
+    return w - lr * mom, (mom, var)
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["", "stacked"])
+@pytest.mark.parametrize("dtype", [BF16, torch.uint8], ids=str)
+def test_states_in_low_precision_are_those_of_elementwise_rules(monkeypatch, dtype, stacked):
+    """To the bit, by the same random numbers; only states of the weight's shape, and no small ones in 8 bits."""
+    monkeypatch.setattr(eager, "STACKS_ON_CPU", eager.Limit(2**16, 2**20 if stacked else 1))
+    seed = storage.CodesOnly(3) if dtype == torch.uint8 else None
+    runs = []
+    for each in (averaged, averaged_by_element):
+        draw = torch.Generator().manual_seed(0)
+        weights = [torch.randn(shape, generator=draw) for shape in [(64, 65), (64, 65), (30, 4), (64, 65), (5000,)]]
+        states = states_for(each, weights, dtype)
+        run = Update(each, weights, states, engine="eager", seed=seed)
+        for step in range(3):
+            run.hyper[:, :3] = [1.0, 0.1, 0.75]
+            run.hyper[2, 1] = 0.05
+            if seed is not None:
+                run.hyper[:, 3] = step
+            gradients = [
+                None if i == 1 and step == 1 else torch.randn(w.shape, generator=draw) for i, w in enumerate(weights)
+            ]
+            run.bind(gradients)
+            run()
+        runs.append((weights, states))
+    (weights, states), (expected, like) = runs
+    assert all(map(torch.equal, weights, expected))
+    for row, others in zip(states, like, strict=True):
+        assert [tensor.dtype for tensor in row[:2]] == [tensor.dtype for tensor in others]
+        assert all(map(torch.equal, row[:2], others))
+    assert [row[2].item() for row in states] == [3, 2, 3, 3, 3]
+    assert states[2][0].dtype == (F32 if dtype == torch.uint8 else BF16)
+
+
+def test_a_skipped_step_leaves_packed_states_as_they_are():
+    w, g = torch.ones(64, 64), torch.ones(64, 64)
+    states = states_for(averaged, [w], torch.uint8)
+    run = Update(averaged, [w], states, grad_scale_and_skip=(control := torch.tensor([1.0, 0.0])))
+    run.hyper[:] = [1.0, 0.1, 0.5]
+    for skip in (0.0, 1.0):
+        control[1] = skip
+        run.bind([g])
+        run()
+        if not skip:
+            before = [tensor.clone() for tensor in (w, *states[0])]
+    assert all(map(torch.equal, (w, *states[0]), before))
+
+
+def test_states_that_there_are_not_cannot_be_stored_otherwise():
+    with pytest.raises(TypeError, match=r"full_precision=\('mon',\): tensor rule 'averaged' has no state 'mon'"):
+        tensor_rule(averaged.fn, full_precision=("mon",))
+    with pytest.raises(TypeError, match="rule 'averaged' has no option 'steps': it has none"):
+        averaged.variant((copy.copy, (averaged,)), steps=3)
 
 
 # ---- stacks ----------------------------------------------------------------------------------------------------------

@@ -316,7 +316,7 @@ def test_other_names_are_refused_with_a_hint(name):
     [
         ("sgd", ValueError, "state_dtype='8bit': must be None for SGD, as it has no states"),
         ("adagrad", ValueError, "state_dtype='8bit': must be None for AdaGrad, as all its states are weights or sums"),
-        ("muon", TypeError, "state_dtype='8bit': Muon has a rule of whole tensors"),
+        ("adafactor", ValueError, "state_dtype='8bit': must be None for Adafactor, none of whose states"),
     ],
 )
 def test_optimizers_without_states_to_pack_are_refused(name, error, message):

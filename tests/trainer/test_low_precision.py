@@ -247,7 +247,12 @@ def test_groups_may_store_in_different_ways(device):
             ValueError,
             "kahan=True with multi_precision='remainder'",
         ),
-        ("muon", {"state_dtype": "bfloat16"}, TypeError, "state_dtype='bfloat16': Muon has a rule of whole tensors"),
+        (
+            "adafactor",
+            {"state_dtype": "bfloat16"},
+            ValueError,
+            "state_dtype='bfloat16': must be None for Adafactor",
+        ),
         ("muon", {"kahan": True}, TypeError, "kahan=True: Muon has a rule of whole tensors"),
         ("muon", {"multi_precision": "remainder"}, TypeError, "multi_precision='remainder': Muon has a rule of whole"),
         (

@@ -102,6 +102,42 @@ def test_each_block_takes_the_step_that_it_would_take_alone(split):
     torch.testing.assert_close(net.out.weight, torch.cat(alone[4:]), rtol=0.0, atol=5e-3)
 
 
+@pytest.mark.parametrize("state_dtype", ["bfloat16", "8bit"])
+def test_momentum_in_low_precision(state_dtype, tmp_path):
+    """Training stays near that with float32 states, and goes on from a file as if nothing had happened."""
+    shapes = ((64, 96), (64, 96), (5000,), (6, 4))
+    common = {"learning_rate": 0.02, "wd": 0.1}
+    ours, exact, again, start = (parameters(*shapes) for _ in range(4))
+    trainer = Trainer(ours, "muon", {**common, "state_dtype": state_dtype})
+    other = Trainer(exact, "muon", common)
+    train(lambda: trainer.step(1), ours, 8)
+    train(lambda: other.step(1), exact, 8)
+    for param, near, old in zip(ours, exact, start, strict=True):
+        assert float(((param - near).norm() / (near - old).norm()).detach()) < 0.06
+    assert not torch.equal(ours[0], exact[0])
+    trainer.save_states(tmp_path / "states")
+    resumed = Trainer(again, "muon", {**common, "state_dtype": state_dtype})
+    resumed.load_states(tmp_path / "states")
+    for param, copied in zip(ours, again, strict=True):
+        copied.data.copy_(param.data)
+    train(lambda: trainer.step(1), ours)
+    train(lambda: resumed.step(1), again)
+    assert all(map(torch.equal, ours, again))
+
+
+def test_torchs_interface_stores_momentum_in_low_precision():
+    """Three steps from the same seeds as the Trainer's."""
+    ours, theirs = (parameters((64, 96)) for _ in range(2))
+    own = tristep.optim.Muon([{"params": ours, "state_dtype": "8bit"}], lr=0.02, weight_decay=0.1)
+    trainer = Trainer(theirs, "muon", {"learning_rate": 0.02, "wd": 0.1, "state_dtype": "8bit"})
+    train(own.step, ours)
+    train(lambda: trainer.step(1), theirs)
+    assert own.state[ours[0]]["momentum_buffer"].dtype == torch.uint8
+    assert torch.equal(ours[0], theirs[0])
+    with pytest.raises(ValueError, match="state_dtype='4': must be one of 'float32', 'bfloat16'"):
+        own.add_param_group({"params": parameters((6, 5)), "state_dtype": "4"})
+
+
 REFUSED = {
     "unknown list": ({"coefficients": "polar"}, ValueError, "coefficients='polar': must be one of 'quintic'"),
     "no list": ({"coefficients": 3}, TypeError, r"coefficients=3: must be one of .* or a list of triples"),

@@ -124,7 +124,7 @@ def _saved_states(
     copies = states_for(rule, [params[index[name]].detach() for name in slots_of], optimizer.narrow)
     for (name, slots), state in zip(slots_of.items(), copies, strict=True):
         for slot, new in zip(rule.slots, state, strict=True):
-            copy(new, slots[slot].to(new.device), params[index[name]].shape, slot in getattr(rule, "nonnegative", ()))
+            copy(new, slots[slot].to(new.device), params[index[name]].shape, slot in rule.nonnegative)
         states[index[name]] = state
         if MASTER in slots:
             ((master,),) = allocate_states([params[index[name]].detach()], 1, slots[MASTER].dtype)

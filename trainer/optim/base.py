@@ -61,7 +61,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _row(self, group: Group, numbers: Numbers) -> list[float]:
-        """What gradients are multiplied by, and the hyper-parameters in the rule's order."""
+        """What gradients are multiplied by, the hyper-parameters in the rule's order, and where there is a seed the step."""
         values = {"clip": math.inf, **self._hyper(group, numbers)}
         rule = self._rule(group)
         row = [1.0]
@@ -72,6 +72,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             else:
                 t = int(numbers["step"]) if derived.counts else None
                 row.append(derived.compute(values[derived.source], t))
+        if self._rounding(group) is not None:
+            row.append(numbers["step"])
         return row
 
     def _begin(self, group: Group) -> None:

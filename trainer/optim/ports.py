@@ -12,12 +12,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...kernels import Rule, TensorRule, rules
+from ...kernels import Rule, TensorRule, rules, storage
 from ...kernels.rules.muon import Orthogonalization
 from ..optimizer.adam_variants import rectified
 from ..optimizer.adaptive import bias_correction, nesterov_momentum
 from ..optimizer.muon import checked_coefficients, triples_of
 from ..optimizer.row_splits import check_rows, checked_blocks
+from ..optimizer.rule_optimizer import STATE_DTYPES
+from ..validation import choice
 from .base import FusedOptimizer
 from .groups import Group, Numbers, name_of
 
@@ -311,8 +313,9 @@ class Muon(FusedOptimizer, torch.optim.Muon):
     """`torch.optim.Muon` on tristep's rule, for matrices; `tristep.Trainer`'s takes all tensors.
 
     `ns_coefficients` may also be the name of a list, such as "polar_express", or a list of triples, one for each step, and
-    `ns_steps` None, for as many steps as that has. A group may have two entries that torch does not know and
-    `tristep.optimizer.Muon` explains: "gram", and "split", a number of equal blocks of rows or a list of their rows.
+    `ns_steps` None, for as many steps as that has. A group may have entries that torch does not know and
+    `tristep.optimizer.Muon` explains: "gram", "split", a number of equal blocks of rows or a list of their rows, and
+    "state_dtype".
     """
 
     _keys: ClassVar = {"mean": "momentum_buffer"}
@@ -324,12 +327,24 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         group = self.param_groups[-1]
         try:
             orthogonalization = _orthogonalization(group)
+            narrow = self._narrow(group)
             for k, parameter in enumerate(group["params"]):
                 if (blocks := orthogonalization.splits[0]) != () and parameter.dim() == 2:
                     check_rows("split", blocks, name_of(group, k), parameter.shape)
+                if narrow is not None and parameter.dtype == torch.float64:
+                    raise ValueError(
+                        f"state_dtype={group['state_dtype']!r}: {name_of(group, k)} is torch.float64; it must be None"
+                    )
         except Exception:
             self.param_groups.pop()
             raise
+
+    def _narrow(self, group: Group) -> torch.dtype | None:
+        value = group.get("state_dtype")
+        return None if value is None else STATE_DTYPES[choice("state_dtype", value, STATE_DTYPES)]
+
+    def _rounding(self, group: Group) -> storage.CodesOnly | None:
+        return storage.CodesOnly(0) if self._narrow(group) == torch.uint8 else None
 
     def _check(self, name: str, parameter: torch.Tensor) -> None:
         super()._check(name, parameter)

@@ -135,7 +135,7 @@ class ParameterStates:
                 row[key] = row[key].to_dense()
             shards.check_placement(self.names[i], key, row[key], self._parameters[i])
             found[slot] = as_real(row[key])
-            if found[slot].dtype == torch.uint8 and isinstance(rule, Rule):
+            if found[slot].dtype == torch.uint8:
                 shape = torch.Size([storage.packed_size(self._weights[i].numel())])
             if found[slot].shape != shape:
                 raise ValueError(
@@ -147,7 +147,8 @@ class ParameterStates:
     def _states_of(self, rule: Rule | TensorRule, i: int, usable: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The states of a parameter: those found, converted where they do not go with it, and new ones."""
         optimizer, parameter, weight = self._optimizer, self._parameters[i], self._weights[i]
-        types = dict(zip(rule.slots, slot_dtypes(rule, weight.dtype, state_type(weight, self._narrow)), strict=True))
+        dtypes = slot_dtypes(rule, weight.dtype, state_type(weight, self._narrow), weight.shape)
+        types = dict(zip(rule.slots, dtypes, strict=True))
         fitting = {slot for slot, state in usable.items() if goes_with(state, weight, types[slot])}
         if len(fitting) < len(rule.slots):
             (made,) = states_for(rule, [weight.detach()], self._narrow)
@@ -158,7 +159,7 @@ class ParameterStates:
                     new[slot] = usable[slot]
                     continue
                 if slot in usable:
-                    storage.copy(state, usable[slot], weight.shape, slot in getattr(rule, "nonnegative", ()))
+                    storage.copy(state, usable[slot], weight.shape, slot in rule.nonnegative)
                 if state.numel() or not weight.numel():  # a factored state has no elements where it is not used
                     shown = torch.view_as_complex(state) if parameter.is_complex() and state.dim() else state
                     optimizer.state[parameter][optimizer._keys.get(slot, slot)] = shards.placed_as(parameter, shown)

@@ -52,7 +52,7 @@ class RuleOptimizer(TransformOptions):
             8 of them, a copy in 24 bits; ties are then rounded away from zero, not to even.
 
     Raises:
-        TypeError: an option of an optimizer whose rule is not elementwise.
+        TypeError: an option, but for `state_dtype`, of an optimizer whose rule is not elementwise.
         ValueError: `state_dtype` without a state that it applies to; `kahan` together with `multi_precision`. At the first
             step, a weight of a type that `state_dtype`, `stochastic_rounding` or a split master does not support.
 
@@ -193,7 +193,7 @@ class RuleOptimizer(TransformOptions):
 
     def state_dtypes(self, weight: torch.Tensor) -> tuple[torch.dtype, ...]:
         """The types of what `composed_rule` keeps of this weight, in order."""
-        return slot_dtypes(self.composed_rule, weight.dtype, state_type(weight, self.narrow))
+        return slot_dtypes(self.composed_rule, weight.dtype, state_type(weight, self.narrow), weight.shape)
 
     def states_for(self, weights: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Zeros for all that `composed_rule` keeps of each weight."""

@@ -67,12 +67,18 @@ def check_options(optimizer: RuleOptimizer) -> None:
     """Refuse options that do not go together, or not with the optimizer's rule."""
     name, rule = type(optimizer).__name__, cast("Rule | TensorRule", optimizer.rule)
     if isinstance(rule, TensorRule):
-        names = ("state_dtype", "stochastic_rounding", "kahan")
+        if optimizer.narrow is not None and not set(rule.state) - set(rule.full_precision):
+            raise ValueError(
+                f"state_dtype={optimizer.state_dtype!r}: must be None for {name}, none of whose states is stored otherwise"
+            )
+        names = ("stochastic_rounding", "kahan")
         values = optimizer.options_in_use | {option: getattr(optimizer, option) for option in names}
         if optimizer.multi_precision in SPLIT_MASTERS:
             values["multi_precision"] = optimizer.multi_precision
         given = ", ".join(f"{option}={value!r}" for option, value in values.items() if value not in (None, False))
-        raise TypeError(f"{given}: {name} has a rule of whole tensors; options are for rules of single elements")
+        if given:
+            raise TypeError(f"{given}: {name} has a rule of whole tensors; options are for rules of single elements")
+        return
     optimizer.check_transforms()
     if optimizer.narrow is not None and not set(rule.state) - set(rule.full_precision):
         why = "all its states are weights or sums over all steps" if rule.state else "it has no states"

@@ -160,4 +160,4 @@ def put_masters(
 
 
 def _unsigned(rule: Rule | TensorRule, slot: str) -> bool:
-    return slot in getattr(rule, "nonnegative", ())  # there are none in rules of whole tensors
+    return slot in rule.nonnegative
