@@ -15,7 +15,9 @@ from . import shards
 if TYPE_CHECKING:
     from .base import FusedOptimizer
 
-__all__ = ["OwnerGroup", "assign_owners", "needs_owner", "owner_refusal"]
+__all__ = ["STAGE_BYTES", "OwnerGroup", "assign_owners", "needs_owner", "owner_refusal", "stages_of"]
+
+STAGE_BYTES = 2**27  # of the weights of an exchange, about; those of one are updated while those of the next are sent
 
 
 class OwnerGroup(NamedTuple):
@@ -99,3 +101,18 @@ def assign_owners(optimizer: FusedOptimizer) -> dict[torch.Tensor, int]:
         new = {parameter: cost for parameter, cost in found.items() if parameter not in owners}
         owners.update(zip(new, owners_of(list(new.values()), ranks.ranks, loads), strict=True))
     return owners
+
+
+def stages_of(optimizer: FusedOptimizer) -> dict[torch.Tensor, int]:
+    """By parameter the number of its exchange. As with owners, all ranks find the same."""
+    stages: dict[torch.Tensor, int] = {}
+    sizes: dict[OwnerGroup, int] = {}
+    for group in optimizer.param_groups:
+        rule = optimizer._rule(group)
+        for parameter in group["params"]:
+            if needs_owner(rule, parameter) and parameter not in stages:
+                ranks = OwnerGroup.of(parameter)
+                before = sizes.get(ranks, 0)
+                stages[parameter] = before // STAGE_BYTES
+                sizes[ranks] = before + parameter.numel() * parameter.element_size()
+    return stages

@@ -11,10 +11,9 @@ from torch.autograd.graph import increment_version
 
 from ...kernels.graphs import Recording
 from ..optimizer.plan import StepPlan
-from . import shards
 from .groups import Group, GroupRows, name_of
 from .owned import OwnedParameters
-from .owners import needs_owner
+from .owners import OwnerGroup, stages_of
 from .states import ParameterStates, same_objects
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ class OptimizerPlan:
         members: dict[Any, list[tuple[Group, int]]] = {}
         self._waiting: list[torch.Tensor] = []  # those that have had no gradient yet, and so have no state
         seen: set[int] = set()
+        stages = stages_of(optimizer)
         for group in optimizer.param_groups:
             rule = optimizer._rule(group)
             for k, parameter in enumerate(group["params"]):
@@ -40,15 +40,14 @@ class OptimizerPlan:
                 if parameter.grad is None and not optimizer.state.get(parameter):
                     self._waiting.append(parameter)
                 else:
-                    owned = needs_owner(rule, parameter)
-                    cut = shards.cut_among(parameter) if owned else None
-                    kind = rule, optimizer._narrow(group), optimizer._rounding(group), cut
+                    exchange = (OwnerGroup.of(parameter), stages[parameter]) if parameter in stages else None
+                    kind = rule, optimizer._narrow(group), optimizer._rounding(group), exchange
                     members.setdefault(kind, []).append((group, k))
         self._plans: list[tuple[ParameterStates | OwnedParameters, StepPlan]] = []
-        for (rule, *_, cut), those in sorted(members.items(), key=lambda each: each[0][-1] is not None):
+        for (rule, *_, exchange), those in sorted(members.items(), key=lambda each: each[0][-1] is not None):
             groups, parameters = [group for group, _ in those], [group["params"][k] for group, k in those]
             rows = GroupRows(optimizer, rule, parameters, groups)
-            make = ParameterStates if cut is None else OwnedParameters
+            make = ParameterStates if exchange is None else OwnedParameters
             states = make(optimizer, parameters, groups, [name_of(*each) for each in those])
             self._plans.append((states, StepPlan(states, rows, states.own_gradients)))
         self._owned = [states for states, _ in self._plans if isinstance(states, OwnedParameters)]

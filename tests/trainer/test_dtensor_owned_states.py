@@ -1,0 +1,141 @@
+"""States of DTensors that have owners: saved, loaded on other numbers of ranks, and exchanged with torch's."""
+
+import copy
+import re
+
+import pytest
+import torch
+from dtensors import sent_by, whole_tensors
+from owner_training import MATRICES, RULES, Pair, backward, fully_sharded, make_net, placed
+
+import tristep
+from tristep.trainer.optim import shards
+
+
+def _optimizer(name, net):
+    if name == "several":
+        entries = [("ndim<2", "adamw", {"lr": 0.01}), ("*", "muon", {"lr": 0.02})]
+        return tristep.optim.MultiOptimizer(net, entries)
+    return RULES[name][0](list(net.parameters()))
+
+
+def _saved(name, folder):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    net = fully_sharded(make_net())
+    optimizer = _optimizer(name, net)
+    for step in range(3):
+        backward(net, step)
+        optimizer.step()
+    dcp.save({"net": net.state_dict(), "optimizer": get_optimizer_state_dict(net, optimizer)}, checkpoint_id=folder)
+    _continue(net, optimizer)
+    return sent_by(whole_tensors(net.parameters()))
+
+
+def _continue(net, optimizer):
+    """A step with gradients that do not depend on the number of ranks."""
+    from torch.distributed.tensor import distribute_tensor
+
+    torch.manual_seed(7)
+    for p in net.parameters():
+        grad = torch.randn(p.shape)
+        p.grad = distribute_tensor(grad, p.device_mesh, p.placements) if shards.is_dtensor(p) else grad
+    optimizer.step()
+
+
+def _loaded(name, folder, cut):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    net = fully_sharded(make_net()) if cut else make_net()
+    optimizer = _optimizer(name, net)
+    state = {"net": net.state_dict(), "optimizer": get_optimizer_state_dict(net, optimizer)}
+    dcp.load(state, checkpoint_id=folder)
+    net.load_state_dict(state["net"])
+    set_optimizer_state_dict(net, optimizer, state["optimizer"])
+    again = optimizer.state_dict()["state"]  # before there has been a step
+    assert all(shards.is_dtensor(v) for row in again.values() for v in row.values() if v.dim() and cut)
+    _continue(net, optimizer)
+    return sent_by(whole_tensors(net.parameters()))
+
+
+@pytest.mark.parametrize("name", ["several", "muon", "soap", "came"])
+def test_saved_states_go_to_other_numbers_of_ranks(processes, tmp_path, name):
+    want = processes(2).run(_saved, name, str(tmp_path))[0]
+    for ranks, cut in ((2, True), (4, True), (2, False)):
+        for found in processes(ranks).run(_loaded, name, str(tmp_path), cut):
+            for a, b in zip(found, want, strict=True):
+                assert a.tobytes() == b.tobytes(), (ranks, cut)
+
+
+def _full_states(source, target):
+    """From torch's optimizer or ours to the other, as whole tensors and as shards."""
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    kinds, found = {"torch": torch.optim, "tristep": tristep.optim}, []
+    for full in (False, True):
+        options = StateDictOptions(full_state_dict=full)
+        layers = (torch.nn.Linear(3, rows, bias=False) for rows in (5, 2, 5, 2))
+        nets = [fully_sharded(torch.nn.Sequential(next(layers), next(layers))) for _ in range(2)]
+        rates = {nets[0]: (kinds[source], 0.02), nets[1]: (kinds[target], 0.7)}
+        first, second = (kind.Muon(net.parameters(), lr=lr) for net, (kind, lr) in rates.items())
+        for _ in range(2):
+            _continue(nets[0], first)
+        nets[1].load_state_dict(nets[0].state_dict())
+        saved = copy.deepcopy(get_optimizer_state_dict(nets[0], first, options=options))
+        set_optimizer_state_dict(nets[1], second, saved, options=options)
+        for net, optimizer in zip(nets, (first, second), strict=True):
+            _continue(net, optimizer)
+        momenta = [optimizer.state_dict()["state"][0]["momentum_buffer"] for optimizer in (first, second)]
+        assert momenta[0].placements == momenta[1].placements
+        found.append(
+            (*map(whole_tensors, (momenta, nets[0].parameters(), nets[1].parameters())), second.param_groups[0]["lr"])
+        )
+    return sent_by(found)
+
+
+@pytest.mark.parametrize(("source", "target"), [("torch", "tristep"), ("tristep", "torch")])
+def test_states_are_placed_as_torchs_muon_has_them(processes, source, target):
+    for both in processes(2).run(_full_states, source, target):
+        for momenta, weights, others, lr in both:
+            assert lr == 0.02
+            torch.testing.assert_close(*map(torch.from_numpy, momenta), rtol=1e-6, atol=1e-6)
+            for a, b in zip(weights, others, strict=True):  # torch's products in bfloat16 are sums of shards' products
+                assert abs(a - b).max() < 0.1 * lr
+
+
+def _whole_states():
+    """A state that was saved by one process, loaded as it is."""
+    pair = Pair(RULES["soap"][0], MATRICES[:5])
+    pair.step(0)
+    pair.step(1)
+    again = Pair(RULES["soap"][0], MATRICES[:5])
+    with torch.no_grad():
+        for p, q, whole in zip(again.cut, again.alone, pair.alone, strict=True):
+            q.copy_(whole)
+            p.copy_(placed(whole.detach(), p.device_mesh, None).redistribute(placements=p.placements))
+    for optimizer in again.optimizers:
+        optimizer.load_state_dict(copy.deepcopy(pair.optimizers[1].state_dict()))
+    again.step(2)
+    wrong = pair.optimizers[1].state_dict()
+    wrong["state"][0]["mean"] = torch.zeros(2, 2)
+    again.optimizers[0].load_state_dict(wrong)
+    before = whole_tensors(again.cut)
+    try:
+        again.step(3)
+    except ValueError as error:
+        message = str(error)
+    assert all(torch.equal(a, b) for a, b in zip(before, whole_tensors(again.cut), strict=True))
+    return message, *sent_by((before, whole_tensors(again.alone)))
+
+
+def test_states_of_one_process_can_be_loaded(processes):
+    for message, cut, alone in processes(2).run(_whole_states):
+        assert re.match(r"'mean' of params\[0\] has shape \(2, 2\), the parameter \(7, 4\)", message)
+        for a, b in zip(cut, alone, strict=True):
+            assert a.tobytes() == b.tobytes()
