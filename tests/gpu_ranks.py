@@ -36,6 +36,44 @@ def link() -> list[str]:
     return _in_processes(_measure_on_rank)
 
 
+def owners() -> list[str]:
+    """Two processes with shards of matrices, each of which is updated by one of them."""
+    return _in_processes(_train_shards_on_rank)
+
+
+def _train_shards_on_rank() -> list[str]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+
+    def cut(whole: torch.Tensor, dim: int) -> DTensor:
+        """Shards on a GPU, for which there is no mesh here."""
+        found = distribute_tensor(whole, mesh, [Shard(dim)])
+        found._local_tensor = found._local_tensor.to("cuda:1")
+        return found
+
+    torch.manual_seed(0)
+    alone = [torch.nn.Parameter(torch.randn(shape)) for shape in ((7, 4), (3, 5), (1, 2))]
+    with gpus() as simulated:
+        with simulated.waits(SET_UP):
+            params = [torch.nn.Parameter(cut(each.detach(), k % 2)) for k, each in enumerate(alone)]
+        optimizers = [tristep.optim.Muon(each, lr=0.02) for each in (params, alone)]
+        for k in range(5):
+            with simulated.waits(SET_UP):
+                for j, (param, other) in enumerate(zip(params, alone, strict=True)):
+                    other.grad = torch.randn(other.shape)
+                    param.grad = cut(other.grad, j % 2)
+            with simulated.waits(SET_UP) if k < 2 else nullcontext():
+                optimizers[0].step()
+            optimizers[1].step()
+        with simulated.waits(SET_UP):
+            for param, other in zip(params, alone, strict=True):
+                want = distribute_tensor(other.detach(), mesh, param.placements)
+                torch.testing.assert_close(param._local_tensor.cpu(), want._local_tensor, rtol=0, atol=0)
+    return reasons(simulated)
+
+
 def _train_on_rank(given: dict[str, Any]) -> list[str]:
     why = "weights that are used by one rank alone, of which all ranks have to know"
     with gpus() as simulated:

@@ -11,6 +11,8 @@ from owner_training import MATRICES, RULES, Pair, backward, fully_sharded, make_
 import tristep
 from tristep.trainer.optim import shards
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 
 def _optimizer(name, net):
     if name == "several":

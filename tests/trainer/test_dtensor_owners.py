@@ -14,6 +14,8 @@ import tristep
 from tristep.trainer import dist_utils
 from tristep.trainer.optim import owners, shards
 
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
 
 def _trained(name, shape, dtype, gradient_dtype):
     make, shapes = RULES[name]
