@@ -109,7 +109,7 @@ class TensorRule:
         if unknown := [name for name in options or () if name not in known]:
             raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}: it has {', '.join(known) or 'none'}")
         self.compute: Callable[..., Any] = partial(fn, **options) if options else fn
-        self._shapes, self._cost, self._elementwise, self._elementwise_rule = shapes, cost, elementwise, elementwise_rule
+        self._shapes, self._cost, self._elementwise = shapes, cost, (elementwise, elementwise_rule)
         if elementwise_rule is not None and (
             (elementwise_rule.state, elementwise_rule.hyper) != (self.state, self.hyper) or elementwise_rule.reductions
         ):
@@ -140,11 +140,13 @@ class TensorRule:
 
     def elementwise(self, shape: torch.Size) -> bool:
         """Whether parts of a weight of this shape can be updated apart."""
-        return self._elementwise is not None and self._elementwise(shape)
+        decides, _ = self._elementwise
+        return decides is not None and decides(shape)
 
     def rule_for(self, shape: torch.Size) -> Rule | TensorRule:
         """The rule that updates a weight of this shape: itself, or its elementwise one."""
-        return self._elementwise_rule if self._elementwise_rule is not None and self.elementwise(shape) else self
+        _, own = self._elementwise
+        return own if own is not None and self.elementwise(shape) else self
 
     def __call__(self, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Any) -> Any:
         """The new weight and states of one tensor."""
@@ -171,8 +173,9 @@ class TensorRule:
             shapes, cost, elementwise: as those of `tensor_rule`; None means this rule's.
             **options: values of its function's keyword-only arguments.
         """
-        how = shapes or self._shapes, self.batched, cost or self._cost, elementwise or self._elementwise
-        other = TensorRule(self.fn, *how, self._elementwise_rule, self.full_precision, self.nonnegative, options)
+        decides, own = self._elementwise
+        how = shapes or self._shapes, self.batched, cost or self._cost, elementwise or decides, own
+        other = TensorRule(self.fn, *how, self.full_precision, self.nonnegative, options)
         other._made_by = made_by
         return other
 

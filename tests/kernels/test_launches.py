@@ -378,7 +378,7 @@ def test_a_measured_update_takes_one_launch_more(scenes):
 
 def test_a_trainers_telemetry_takes_one_launch_more_in_steps_that_it_records(scenes):
     for step in scenes["telemetry"][2:]:
-        assert step == {"grids": [[148, 1, 1], [148, 9, 1]], "operations": ["copy_"], "compiled": 0}
+        assert step == {"grids": [[148, 1, 1], [148, 10, 1]], "operations": ["copy_"], "compiled": 0}
     grids = [len(step["grids"]) for step in scenes["telemetry of every third"]]
     assert grids == [2, 1, 1, 2, 1, 1]
 

@@ -133,35 +133,6 @@ def test_a_tensor_without_gradient_or_elements_is_left_alone(place):
     assert weights[2].tolist() == [0.5, 0.5]
 
 
-def test_vectors_of_muon_are_in_one_launch_of_the_engine(place):
-    """With AdamW's bits, and the states of weights that go from one rule to the other."""
-    weights = [torch.randn(shape, device=place.device) for shape in [(4, 3), (5,), (300,), (2, 2, 2), (3, 3)]]
-    gradients = [torch.randn_like(weight) for weight in weights]
-    shared = {"decay": 0.1, "clip": 0.5, "beta1": 0.9, "one_minus_beta1": 0.1, "beta2": 0.99, "one_minus_beta2": 0.01}
-    own = {"adam_lr": 0.01, "adam_decay": 0.02, "adam_epsilon": 1e-8}
-    values = dict.fromkeys(rules.muon.hyper, 0.5) | shared | own | {"split": 0.0}
-    vectors = [weight.clone() for weight in weights if weight.dim() != 2]
-    expected = Update(rules.adamw, vectors, states_for(rules.adamw, vectors), engine=place.engine)
-    adamw = shared | {"lr": 0.01, "decay": 0.02, "epsilon": 1e-8}
-    expected.hyper[:] = [1.0, *(adamw[name] for name in rules.adamw.hyper)]
-    states = states_for(rules.muon, weights)
-    run = Update(rules.muon, weights, states, engine=place.engine)
-    run.hyper[:] = [1.0, *(values[name] for name in rules.muon.hyper)]
-    for _ in range(2):
-        run.bind(gradients)
-        run()
-        expected.bind([gradient for gradient in gradients if gradient.dim() != 2])
-        expected()
-    assert run.launches == 2
-    assert run.engines() == sorted({"eager", place.engine})
-    found = [weight for weight in weights if weight.dim() != 2]
-    assert all(map(torch.equal, found, vectors))
-    for row, other in zip(
-        [row for row, w in zip(states, weights, strict=True) if w.dim() != 2], expected.states, strict=True
-    ):
-        assert all(map(torch.equal, row, other))
-
-
 @pytest.mark.parametrize("shape", [(4, 3), (2, 4, 3), (5,)], ids=str)
 @pytest.mark.parametrize("name", ["muon", "adafactor", "came", "group_adagrad"])
 def test_gradients_of_zero_move_no_weight(place, name, shape):

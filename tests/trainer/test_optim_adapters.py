@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 OURS = [
     name
     for name in tristep.optim.__all__
-    if not hasattr(torch.optim, name) and name not in ("as_torch", "clip_grad_norm_", "FusedOptimizer")
+    if not hasattr(torch.optim, name) and name not in ("as_torch", "clip_grad_norm_", "FusedOptimizer", "MultiOptimizer")
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from . import shards
 from .full_precision import float32_weights, load_float32_weights
 from .groups import Group, Numbers, name_of
 from .owned_states import states_as_shards
-from .owners import needs_owner, owner_refusal
+from .owners import check_shards
 from .plan import OptimizerPlan
 from .saved import check_numbers
 
@@ -128,24 +128,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         if found_inf is not None and on_host and found_inf.item():
             return loss
         if not on_host or self._control is not None:
-            self._take_scale(found_inf, getattr(self, "grad_scale", None))
+            _take_scale(self, found_inf, getattr(self, "grad_scale", None))
         self._step()
         return loss
-
-    def _take_scale(self, found_inf: torch.Tensor | None, grad_scale: torch.Tensor | None) -> None:
-        """Tell the kernels about it, where only the device knows."""
-        if self._control is None:
-            assert found_inf is not None
-            self._control = torch.zeros(2, dtype=torch.float32, device=found_inf.device)
-            self._plan = None
-        if grad_scale is None:
-            self._control[:1].fill_(1.0)
-        else:
-            torch.reciprocal(grad_scale.view(1), out=self._control[:1])
-        if found_inf is None:
-            self._control[1:].zero_()
-        else:
-            self._control[1:].copy_(found_inf.view(1))
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
         """As `tristep.Trainer.capture`: a function that trains with this optimizer, as a CUDA graph.
@@ -201,7 +186,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for k, parameter in enumerate(added["params"]):
                 self._check(name_of(added, k), parameter)
             if any(map(is_wrapper, added["params"])):
-                self._check_shards(self._rule(added), self._narrow(added), added["params"])
+                check_shards(self, self._rule(added), self._narrow(added), added["params"])
         except Exception:
             self.param_groups.pop()
             raise
@@ -218,14 +203,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         dtype = parameter.real.dtype if parameter.is_complex() else parameter.dtype
         if dtype not in DTYPES:
             raise TypeError(f"{name} is {parameter.dtype}: must be of type {', '.join(map(str, DTYPES))} or complex")
-
-    def _check_shards(self, rule: Rule | TensorRule, narrow: torch.dtype | None, parameters: Sequence[torch.Tensor]) -> None:
-        """Refuse DTensors that the rule cannot update, neither by their shards nor by owners."""
-        owned = [parameter for parameter in parameters if needs_owner(rule, parameter)]
-        by_shard = [parameter for parameter in parameters if not needs_owner(rule, parameter)]
-        refusal = owner_refusal(rule, owned) or shards.rule_refusal(rule, narrow == torch.uint8, by_shard)
-        if refusal is not None:
-            raise NotImplementedError(f"{type(self).__name__} with sharded parameters: {refusal}")
 
     def float32_weights(self) -> dict[torch.Tensor, torch.Tensor]:
         """As `tristep.Trainer.float32_weights`, by parameter; of a DTensor it is one that is placed as that.
@@ -286,6 +263,22 @@ class FusedOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._plan = None
+
+
+def _take_scale(optimizer: FusedOptimizer, found_inf: torch.Tensor | None, grad_scale: torch.Tensor | None) -> None:
+    """Tell the kernels about it, where only the device knows."""
+    if optimizer._control is None:
+        assert found_inf is not None
+        optimizer._control = torch.zeros(2, dtype=torch.float32, device=found_inf.device)
+        optimizer._plan = None
+    if grad_scale is None:
+        optimizer._control[:1].fill_(1.0)
+    else:
+        torch.reciprocal(grad_scale.view(1), out=optimizer._control[:1])
+    if found_inf is None:
+        optimizer._control[1:].zero_()
+    else:
+        optimizer._control[1:].copy_(found_inf.view(1))
 
 
 def _is_on_host(tensor: torch.Tensor) -> bool:

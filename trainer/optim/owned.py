@@ -20,7 +20,7 @@ from . import shards
 from .exchange import CutTensor, Exchange
 from .groups import Group
 from .owned_states import Owned, OwnedStates
-from .owners import OwnerGroup, assign_owners
+from .owners import OwnerGroup, assign_owners, check_shards
 from .states import same_objects
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class OwnedParameters:
 
     def make_update(self, rule: Rule | TensorRule) -> Update:
         optimizer = self._optimizer
-        optimizer._check_shards(rule, self._states.narrow, self.sharded)
+        check_shards(optimizer, rule, self._states.narrow, self.sharded)
         assert isinstance(rule, TensorRule)
         states = self._states.make(rule)
         self._values = self._values_now()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from . import shards
 if TYPE_CHECKING:
     from .base import FusedOptimizer
 
-__all__ = ["STAGE_BYTES", "OwnerGroup", "assign_owners", "needs_owner", "owner_refusal", "stages_of"]
+__all__ = ["STAGE_BYTES", "OwnerGroup", "assign_owners", "check_shards", "needs_owner", "owner_refusal", "stages_of"]
 
 STAGE_BYTES = 2**27  # of the weights of an exchange, about; those of one are updated while those of the next are sent
 
@@ -65,6 +65,17 @@ def owner_refusal(rule: Rule | TensorRule, parameters: Iterable[torch.Tensor]) -
                 "(ignored_params=...), or use an optimizer whose rule is one of single elements"
             )
     return None
+
+
+def check_shards(
+    optimizer: FusedOptimizer, rule: Rule | TensorRule, narrow: torch.dtype | None, parameters: Sequence[torch.Tensor]
+) -> None:
+    """Refuse DTensors that the rule cannot update, neither by their shards nor by owners."""
+    owned = [parameter for parameter in parameters if needs_owner(rule, parameter)]
+    by_shard = [parameter for parameter in parameters if not needs_owner(rule, parameter)]
+    refusal = owner_refusal(rule, owned) or shards.rule_refusal(rule, narrow == torch.uint8, by_shard)
+    if refusal is not None:
+        raise NotImplementedError(f"{type(optimizer).__name__} with sharded parameters: {refusal}")
 
 
 def _obstacle(parameter: Any) -> str | None:

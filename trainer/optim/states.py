@@ -25,6 +25,7 @@ from ..optimizer.sparse import is_sparse
 from ..optimizer.states import new_master
 from . import shards
 from .groups import Group
+from .owners import check_shards
 
 if TYPE_CHECKING:
     from .base import FusedOptimizer
@@ -66,7 +67,7 @@ class ParameterStates:
     def make_update(self, rule: Rule | TensorRule) -> Update:
         optimizer, n = self._optimizer, len(self._parameters)
         if self.sharded:
-            optimizer._check_shards(rule, self._narrow, self._parameters)
+            check_shards(optimizer, rule, self._narrow, self._parameters)
         found = [self._found(rule, i) for i in range(n)]
         states = self._with_joined_numbers(rule, [self._states_of(rule, i, each) for i, each in enumerate(found)])
         masters = [self._master_of(i) for i in range(n)]
