@@ -9,11 +9,13 @@ from pathlib import Path
 
 from tristep.kernels import Rule
 from tristep.trainer.optim import adapters, ports
-from tristep.trainer.optimizer import Optimizer, RuleOptimizer, TransformOptions, create, registered
+from tristep.trainer.optimizer import GuardOptions, Optimizer, RuleOptimizer, TransformOptions, create, registered
 from tristep.trainer.optimizer.muon import WithOrthogonalization
 
 COMMON = [
-    name for base in (RuleOptimizer, TransformOptions, Optimizer) for name in inspect.signature(base.__init__).parameters
+    name
+    for base in (RuleOptimizer, TransformOptions, GuardOptions, Optimizer)
+    for name in inspect.signature(base.__init__).parameters
 ]
 PAGE = Path(__file__).with_name("optimizers.md")
 QUALITY = PAGE.parents[1] / "benchmarks" / "results" / "quality_cpu.json"
@@ -30,10 +32,11 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 - **Engines**: rules written once run on all three; "torch" stands for rules of whole matrices, in torch's own operations.
 - In addition to its own **arguments**, each takes those of every optimizer: learning_rate, wd, rescale_grad, clip_gradient,
   lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict; those on all three engines also the options
-  clip_norm, cautious, decoupled_wd, cautious_wd, hyperball, lookahead, lookahead_alpha, ema_decay and skip_nonfinite (see
-  `tristep.optimizer.TransformOptions`). Lookahead keeps one more state, which only its synchronisations read and write, and
-  ema_decay one that is read and written at every step; clip_norm and skip_nonfinite read the gradients once more, cautious
-  and hyperball all that the rule reads.
+  clip_norm, zclip, zclip_decay, zclip_warmup, agc, cautious, decoupled_wd, cautious_wd, hyperball, lookahead,
+  lookahead_alpha, ema_decay, skip_norm and skip_nonfinite (see `TransformOptions` and `GuardOptions` of
+  `tristep.optimizer`). Lookahead keeps one more state, which only its synchronisations read and write, and ema_decay one
+  that is read and written at every step; clip_norm, zclip, skip_norm and skip_nonfinite together read the gradients once
+  more, agc also the weights, cautious and hyperball all that the rule reads.
 - How it is stored: the same optimizers take state_dtype, stochastic_rounding, rounding_seed, kahan and
   `multi_precision="remainder"` or `"split8"`. States that are weights or sums over all steps stay float32, and so do the two
   averages whose difference centered RMSProp takes. In bytes, for each element of AdamW, in addition to weight and gradient:

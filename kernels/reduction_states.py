@@ -23,6 +23,7 @@ class ReductionStates:
 
     def __init__(self, table: TensorTable, execute: Any) -> None:
         self._table, self._execute, self._rule = table, execute, table.rule
+        self.proceeds: torch.Tensor | None = None  # whether the step is not skipped, where the rule decides about that
         self._active: tuple[list[bool], torch.Tensor] | None = None
         start = len(self._rule.state)
         self._numbers: list[PerTensorStates | None] = []  # of each reduction
@@ -52,18 +53,27 @@ class ReductionStates:
 
     def store(self, stage: int, new: torch.Tensor) -> None:
         """Store these per-tensor states, and hand them to what comes after the reduction."""
-        table, execute = self._table, self._execute
-        if self._rule.skips_nonfinite:
-            before = self._states(stage)
-            new = torch.where(execute.totals[0].isfinite(), new.to(before), before)
-        if table.grad_scale_and_skip is not None:
-            before = self._states(stage)
-            new = torch.where(table.grad_scale_and_skip[1] != 0, before, new.to(before))
-        room = execute.sums[stage][:, : new.shape[1]]
-        room[:] = new
-        numbers = self._numbers[stage]
+        control, numbers = self._table.grad_scale_and_skip, self._numbers[stage]
+        room = self._execute.sums[stage][:, : new.shape[1]]
+        room[:] = new  # of a skipped step, too: the rule finds there why it is one
+        kept = room
+        if self.proceeds is not None:
+            kept = torch.where(self.proceeds, kept, self._states(stage))
+        if control is not None:
+            kept = torch.where(control[1] != 0, self._states(stage), kept)
         assert numbers is not None
-        numbers.write(room)
+        numbers.write(kept)
+
+    def decide(self) -> torch.Tensor | None:
+        """Whether a step is not skipped, by the sum of squares over all tensors; None if none of these has a gradient."""
+        rule, execute = self._rule, self._execute
+        for i, gradient in enumerate(self._table.gradients):
+            if gradient is not None:
+                total = execute.totals[0][i, 0]
+                if rule.skip_above is None:
+                    return total.isfinite()
+                return total.isfinite() & (total <= execute.hyper[i, 1 + rule.hyper.index(rule.skip_above)])
+        return None
 
     def append_previous(self, stage: int) -> None:
         """Append the results of the reduction before this one to its own."""

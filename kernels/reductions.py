@@ -37,6 +37,8 @@ def run_reductions(
             group.execute.run_reduction(k)
         if reduction.scope == "global" and (len(groups) > 1 or all_reduce_global is not None):
             join_totals([group.execute.totals[k] for group in groups], reduction.op, all_reduce_global)
+        if k == 0 and any(group.table.rule.skips_nonfinite for group in groups):
+            _decide(groups)
         if reduction.scope == "tensor" and all_reduce_per_tensor is not None:
             _all_reduce_each(groups, k, reduction, n_weights, all_reduce_per_tensor)
         if reduction.finished is not None:
@@ -57,6 +59,16 @@ def _all_reduce_each(
     all_reduce_per_tensor(found, reduction.op)
     for group in groups:
         group.execute.totals[stage].copy_(found[group.rows_on_device])
+
+
+def _decide(groups: Sequence[Group]) -> None:
+    """Tell all groups whether per-tensor states of this step are kept: what one finds holds for all."""
+    found = None
+    for group in groups:
+        if found is None:
+            found = group.reduction_states.decide()
+    for group in groups:
+        group.reduction_states.proceeds = None if found is None else found.to(group.table.device)
 
 
 def _finish(groups: Sequence[Group], stage: int, reduction: Reduction) -> None:

@@ -71,16 +71,16 @@ class RuleSource:
         pairs = [(states, self._state), (hyper, self._hyper), (sums, "kept" if "kept" in extras else "sums")]
         return arguments, [f"{tuple_text(names)} = {argument}" for names, argument in pairs if names]
 
-    def behind(self, before: Reduction, added: tuple[str, ...] = ()) -> tuple[tuple[str, list[str]], str]:
-        """The arguments and the lines that unpack them after this reduction, whose last result is the total; its name.
+    def behind(self, before: Reduction, added: tuple[str, ...] = ()) -> tuple[tuple[str, list[str]], tuple[str, ...]]:
+        """The arguments and the lines that unpack them after this reduction; the names of the numbers among them.
 
-        What the rule gets by itself are the first of these numbers.
+        What the rule gets by itself are the first of these numbers, the results of the first reduction of all the last.
         """
         rule, numbers = self.rule, "kept" if "kept" in self.rule.extras else "sums"
         n = before.n_results + (len(rule.kept) if numbers == "kept" else 0)
         names = (*self.sums, *self.new(*["passed"] * (n - len(self.sums))))
         extras = (numbers, *(("index",) if "index" in rule.extras else ()))
-        return self.unpacked(extras, rule.state, (*rule.own_hyper, *added), names), names[-1]
+        return self.unpacked(extras, rule.state, (*rule.own_hyper, *added), names), names
 
     def call(self, exchanged: dict[str, str] | None = None, g: str | None = None) -> str:
         """The call of the rule, with other values for some of its hyper-parameters, and with another gradient."""

@@ -68,9 +68,11 @@ class Rule(ElementwiseFunction):
         nonnegative: names of the states that are never negative.
         knows_total: whether its first reduction is the sum of squares of the gradient over all tensors, which it gets last.
         skips_nonfinite: whether nothing is to be kept either of a step for which that sum is not finite.
+        skip_above: the hyper-parameter above which that sum counts as not finite, if there is one.
     """
 
     knows_total = skips_nonfinite = False
+    skip_above: str | None = None
 
     def __init__(
         self,

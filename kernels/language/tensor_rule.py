@@ -74,6 +74,7 @@ class TensorRule:
     kept: tuple[str, ...] = ()
     reductions: tuple[Reduction, ...] = ()
     skips_nonfinite = False
+    skip_above: str | None = None
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 Each takes an elementwise rule and returns a new one, which calls it: no equation of a rule is repeated.
 """
 
+from .agc import agc
 from .apply_if_finite import apply_if_finite
 from .cautious import cautious
 from .cautious_weight_decay import cautious_weight_decay
@@ -11,8 +12,11 @@ from .decoupled_weight_decay import decoupled_weight_decay
 from .ema import ema, moving_average
 from .hyperball import hyperball
 from .lookahead import lookahead
+from .skip_large_updates import skip_large_updates
+from .zclip import zclip
 
 __all__ = [
+    "agc",
     "apply_if_finite",
     "cautious",
     "cautious_weight_decay",
@@ -22,4 +26,6 @@ __all__ = [
     "hyperball",
     "lookahead",
     "moving_average",
+    "skip_large_updates",
+    "zclip",
 ]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..language import Rule, jit
-from ..language.codegen import RuleSource, tuple_text
-from .base import Made, after_total, transformed
+from .base import Made, skipping, transformed
 
 __all__ = ["apply_if_finite"]
 
@@ -30,13 +27,4 @@ def is_finite(x):
 
 
 def _make(rule: Rule) -> Made:
-    sums: Any = rule.reduction if rule.knows_total else after_total(rule, "behind")
-    text = RuleSource(rule, is_finite=is_finite)
-    stepped, finite = text.new("stepped", "finite")
-    first, total = text.behind(sums)
-    lines = [*text.step(stepped, text.call()), f"{finite} = {text['is_finite']}({total})"]
-    states = tuple_text(
-        f"{text.tl}.where({finite}, {text.new_state(name)}, {name})" if name in rule.changed else name for name in rule.state
-    )
-    result = f"{text.tl}.where({finite}, {stepped}, {text.w}), {states}"
-    return Made(text.define("skipping", first, lines, result), sums, knows_total=True, skips_nonfinite=True)
+    return skipping(rule, "skipping", is_finite)

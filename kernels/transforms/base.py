@@ -6,14 +6,24 @@ The same transform of the same rule with the same options is the same object, al
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..language import Reduction, Rule, jit
+from ..language import Function, Reduction, Rule, jit
 from ..language.codegen import RuleSource, tuple_text
-from ..rules.common import clip_coefficient, total_square
+from ..rules.common import total_square
 
-__all__ = ["ComposedReduction", "Made", "after_total", "check_rule", "interpolated", "transformed"]
+__all__ = [
+    "Change",
+    "ComposedReduction",
+    "Made",
+    "after_first",
+    "changed_gradient",
+    "check_rule",
+    "interpolated",
+    "skipping",
+    "transformed",
+]
 
 
 class Made(NamedTuple):
@@ -22,13 +32,28 @@ class Made(NamedTuple):
     Attributes:
         fn: the function of the new rule.
         reduction: its reduction.
-        knows_total, skips_nonfinite: as those of `Rule`; they stay true in rules made of this one.
+        knows_total, skips_nonfinite, skip_above: as those of `Rule`; they stay so in rules made of this one.
     """
 
     fn: types.FunctionType
     reduction: Reduction | None
     knows_total: bool = False
     skips_nonfinite: bool = False
+    skip_above: str | None = None
+
+
+class Change(NamedTuple):
+    """How a gradient is changed by the results of the reduction that comes first.
+
+    Attributes:
+        lines: gives the lines that do so, and what it is called then, of a text and the names of all its numbers.
+        hyper: hyper-parameters that they use.
+        helpers: functions that they call.
+    """
+
+    lines: Callable[[RuleSource, tuple[str, ...]], tuple[list[str], str]]
+    hyper: tuple[str, ...] = ()
+    helpers: Mapping[str, Function] = {}
 
 
 class ComposedReduction(Reduction):
@@ -55,6 +80,7 @@ class _ComposedRule(Rule):
         self.nonnegative = tuple(name for name in self.state if name in of.nonnegative)
         self.knows_total = of.knows_total or made.knows_total
         self.skips_nonfinite = of.skips_nonfinite or made.skips_nonfinite
+        self.skip_above = made.skip_above or of.skip_above
         for place, stage in enumerate(self.reductions):
             if isinstance(stage, ComposedReduction) and stage.found is None:
                 stage.found = self, place
@@ -93,23 +119,53 @@ def transformed(transform: Callable[..., Rule], make: Callable[..., Made], rule:
     return rule.made_of_it[key]
 
 
-def after_total(
-    rule: Rule, what: str, change: Callable[[RuleSource, str], tuple[list[str], str]] | None = None
-) -> Reduction:
-    """The rule's last reduction when the sum of squares over all comes first, and is passed on to all others.
+def after_first(rule: Rule, what: str, first: Reduction, change: Change | None = None) -> Reduction:
+    """The rule's last reduction when this one comes first, whose results are passed on to all others.
 
     Args:
-        change: gives lines and the name of a gradient that is to replace theirs.
+        rule: if it knows the total, `first` replaces its first reduction.
+        change: what replaces their gradient.
     """
-    before = total_square
+    before = first
     for stage in rule.reductions[1 if rule.knows_total else 0 :]:
-        text = RuleSource(stage, *(("clip_norm",) if change else ()), clip_coefficient=clip_coefficient)
+        text = RuleSource(stage, *(change.hyper if change else ()), **(change.helpers if change else {}))
         values = text.new(*["value"] * stage.n_values)
-        first, total = text.behind(before, added=("clip_norm",) if change else ())
-        lines, g = ([], None) if change is None else change(text, total)
+        unpacked, numbers = text.behind(before, added=change.hyper if change else ())
+        lines, g = ([], None) if change is None else change.lines(text, numbers)
         lines += [f"{tuple_text(values)} = {text.call(g=g)}"]
-        before = _ReductionAfter(text.define(what, first, lines, tuple_text(values)), before, stage)
+        before = _ReductionAfter(text.define(what, unpacked, lines, tuple_text(values)), before, stage)
     return before
+
+
+def changed_gradient(rule: Rule, what: str, first: Reduction, change: Change, **made: Any) -> Made:
+    """The rule on gradients that are changed by the results of this reduction, which comes first.
+
+    Args:
+        what: how rule and reductions are called then.
+        **made: what `Made` takes in addition.
+    """
+    sums = after_first(rule, what, first, change)
+    text = RuleSource(rule, *change.hyper, **change.helpers)
+    (stepped,) = text.new("stepped")
+    unpacked, numbers = text.behind(sums, added=change.hyper)
+    lines, g = change.lines(text, numbers)
+    lines += text.step(stepped, text.call(g=g))
+    return Made(text.define(what, unpacked, lines, f"{stepped}, {text.returned()}"), sums, **made)
+
+
+def skipping(rule: Rule, what: str, proceeds: Function, *hyper: str) -> Made:
+    """The rule, but nothing changes where `proceeds` says no of the sum of squares over all, and these hyper-parameters."""
+    sums: Any = rule.reduction if rule.knows_total else after_first(rule, "behind", total_square)
+    text = RuleSource(rule, *hyper, proceeds=proceeds)
+    stepped, going = text.new("stepped", "going")
+    first, numbers = text.behind(sums, added=hyper)
+    arguments = ", ".join((numbers[-1], *hyper))
+    lines = [*text.step(stepped, text.call()), f"{going} = {text['proceeds']}({arguments})"]
+    states = tuple_text(
+        f"{text.tl}.where({going}, {text.new_state(name)}, {name})" if name in rule.changed else name for name in rule.state
+    )
+    result = f"{text.tl}.where({going}, {stepped}, {text.w}), {states}"
+    return Made(text.define(what, first, lines, result), sums, True, True, hyper[0] if hyper else None)
 
 
 @jit

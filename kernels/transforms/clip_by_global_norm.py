@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..language import Rule
 from ..language.codegen import RuleSource
-from ..rules.common import clip_coefficient
-from .base import Made, after_total, transformed
+from ..rules.common import clip_coefficient, total_square
+from .base import Change, Made, changed_gradient, transformed
 
 __all__ = ["clip_by_global_norm"]
 
@@ -24,18 +24,12 @@ def clip_by_global_norm(rule: Rule) -> Rule:
     return transformed(clip_by_global_norm, _make, rule)
 
 
-def _clip(text: RuleSource, total: str) -> tuple[list[str], str]:
-    """Lines that clip the gradient, and what it is called then."""
+def _clip(text: RuleSource, numbers: tuple[str, ...]) -> tuple[list[str], str]:
     (clipped,) = text.new("clipped")
-    coefficient = f"{text['clip_coefficient']}({text.tl}.sqrt({total}), clip_norm, 1e-6)"
+    coefficient = f"{text['clip_coefficient']}({text.tl}.sqrt({numbers[-1]}), clip_norm, 1e-6)"
     return [f"{clipped} = {text.g} * {coefficient}"], clipped
 
 
 def _make(rule: Rule) -> Made:
-    sums = after_total(rule, "clipped", _clip)
-    text = RuleSource(rule, "clip_norm", clip_coefficient=clip_coefficient)
-    (stepped,) = text.new("stepped")
-    first, total = text.behind(sums, added=("clip_norm",))
-    lines, clipped = _clip(text, total)
-    lines += text.step(stepped, text.call(g=clipped))
-    return Made(text.define("clipped", first, lines, f"{stepped}, {text.returned()}"), sums, knows_total=True)
+    change = Change(_clip, ("clip_norm",), {"clip_coefficient": clip_coefficient})
+    return changed_gradient(rule, "clipped", total_square, change, knows_total=True)

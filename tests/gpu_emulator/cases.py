@@ -24,8 +24,10 @@ __all__ = ["SIZES", "CodeCase", "ProductCase", "RuleCase", "cases", "difference"
 SIZES = (0, 1, 3, 127, 128, 1023, 1024, 1025, 5000, 2048, 129)
 _WITHOUT_GRADIENT = 4
 _EXTENSIVE = ("adamw", "sgd_momentum", "adan", "lamb")  # rules that go through all storage and all that is folded in
-_TRANSFORMED = ("adamw+cautious_weight_decay", "adamw+hyperball")  # rules, and the transforms that are applied to them
-_OF_TRANSFORMS = {"hyperball_lr": 0.1}  # their hyper-parameters
+# Rules, and the transforms that are applied to them.
+_TRANSFORMED = ("adamw+cautious_weight_decay", "adamw+hyperball", "lamb+agc+zclip+skip_large_updates")
+_OF_TRANSFORMS = {"hyperball_lr": 0.1, "agc": 0.1, "zclip": 0.5, "one_minus_zclip_decay": 0.1, "zclip_warmup": 1}
+_OF_TRANSFORMS |= {"clip_norm": 1e3, "skip_square": 1e9}
 _MOST_ULPS = {"exact": 0, "sums": 8, "metrics": 64}
 
 Tensors = dict[str, list[torch.Tensor]]

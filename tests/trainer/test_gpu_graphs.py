@@ -145,6 +145,7 @@ def change(trainer, net, step):
     net[0].weight.lr_mult = 1.0 + step
 
 
+GUARDS = {"zclip": 0.5, "zclip_warmup": 2, "agc": 0.1, "skip_norm": 0.3}
 CASES = {
     "adam": ("adam", {"clip_gradient": 0.5}, {}),
     "adam, schedule": ("adam", {"lr_scheduler": tristep.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)}, {}),
@@ -153,7 +154,8 @@ CASES = {
         {"clip_norm": 0.5, "cautious": True, "decoupled_wd": True, "lookahead": 3, "ema_decay": 0.9, "skip_nonfinite": True},
         {},
     ),
-    "spheres": ("adam", {"hyperball": True}, {}),
+    "spheres and guards": ("adam", {"hyperball": True, **GUARDS}, {}),
+    "guards and loss scale": ("lamb", GUARDS, {"scaled": True}),
     "per-tensor state": ("novograd", {}, {}),
     "per-tensor state of all": ("prodigy", {}, {}),
     "random numbers": ("sgld", {}, {}),

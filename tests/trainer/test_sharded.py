@@ -139,6 +139,9 @@ def test_the_backends_own_collectives_give_the_same(processes):
         ("lamb", {"learning_rate": 0.01, "clip_norm": 0.05}),
         ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "skip_nonfinite": True}),
         ("prodigy", {"learning_rate": 1.0}),
+        ("adam", {"learning_rate": 0.01, "zclip": 0.1, "zclip_warmup": 1}),
+        ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "skip_norm": 0.1}),
+        ("lamb", {"learning_rate": 0.01, "agc": 0.01, "zclip": 0.1, "zclip_warmup": 1}),
     ],
 )
 def test_norms_over_all_tensors_are_those_of_all_ranks(processes, name, arguments):

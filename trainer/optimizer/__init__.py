@@ -9,6 +9,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 from .base import Optimizer, create, register, registered
+from .guard_options import GuardOptions
 from .multi import MultiOptimizer
 from .options import TransformOptions
 from .rule_optimizer import RuleOptimizer
@@ -31,6 +32,7 @@ _classes = {klass.__name__: klass for klass in registered().values() if klass.__
 globals().update(_classes)
 
 __all__ = [
+    "GuardOptions",
     "MultiOptimizer",
     "Optimizer",
     "RuleOptimizer",

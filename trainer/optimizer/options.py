@@ -11,20 +11,18 @@ import torch
 from ...kernels import Rule, transforms
 from ...kernels.graphs import Recording
 from ..validation import boolean, integer, number
-from .base import Optimizer
+from .guard_options import GuardOptions
 
 __all__ = ["TransformOptions"]
 
-_FLAGS = ("cautious", "decoupled_wd", "cautious_wd", "hyperball", "skip_nonfinite")
-_OPTIONS = ("clip_norm", *_FLAGS[:-1], "lookahead", "ema_decay", "skip_nonfinite")
+_FLAGS = ("cautious", "decoupled_wd", "cautious_wd", "hyperball")
+_OPTIONS = ("clip_norm", "zclip", "agc", *_FLAGS, "lookahead", "ema_decay", "skip_norm", "skip_nonfinite")
 
 
-class TransformOptions(Optimizer):
+class TransformOptions(GuardOptions):
     """The options of a `RuleOptimizer` that are transforms of its rule.
 
     Args:
-        clip_norm: multiply the gradients by min(1, clip_norm / (norm + 1e-6)), with the global norm of all gradients of a
-            step, after `rescale_grad` and before `clip_gradient`, > 0; None means never. `.grad` is not changed.
         cautious: use the step, except for decoupled weight decay, only in elements where it descends the gradient,
             divided by their share in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
         decoupled_wd: take learning rate times `wd` off the weights, instead of adding `wd` times them to the gradient
@@ -40,12 +38,11 @@ class TransformOptions(Optimizer):
         lookahead_alpha: in (0, 1].
         ema_decay: maintain a moving average of the weights, ema <- ema_decay ema + (1 - ema_decay) w after every update, in
             [0, 1); None means none. `Trainer.averaged_weights` uses it, instead of an average of the optimizer's own.
-        skip_nonfinite: skip steps whose gradients contain NaN or infinity, or have an infinite sum of squares: no weight and
-            no state changes. A skipped step is counted, since the host does not synchronize with the device.
-        **kwargs: those of `Optimizer`.
+        **kwargs: those of `GuardOptions`, such as `clip_norm`, and of `Optimizer`.
 
-    The options can be combined, those before `lookahead_alpha` in this order, for all elementwise rules, and cost nothing if
-    they are not used.
+    All of these options can be combined, for all elementwise rules, and cost nothing if they are not used. Gradients are
+    clipped first, by `clip_norm` or `zclip` before `agc`; then comes what is listed here, in this order; and a skipped step
+    is one in which nothing of all that happens.
 
     Raises:
         TypeError: an option of an optimizer whose rule is not elementwise.
@@ -56,12 +53,10 @@ class TransformOptions(Optimizer):
 
     rule: Rule
     decoupled_weight_decay: tuple[str, ...] = ("decay",)  # hyper-parameters of decay that is not part of the step
-    counts_as_step: bool = True  # whether a step counts as an update
 
     def __init__(
         self,
         *,
-        clip_norm: float | None = None,
         cautious: bool = False,
         decoupled_wd: bool = False,
         cautious_wd: bool = False,
@@ -69,10 +64,8 @@ class TransformOptions(Optimizer):
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
-        skip_nonfinite: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.clip_norm = None if clip_norm is None else number("clip_norm", clip_norm, above=0)
         self.cautious = boolean("cautious", cautious)
         self.decoupled_wd = boolean("decoupled_wd", decoupled_wd)
         self.cautious_wd = boolean("cautious_wd", cautious_wd)
@@ -80,8 +73,6 @@ class TransformOptions(Optimizer):
         self.lookahead = None if lookahead is None else integer("lookahead", lookahead, low=1)
         self.lookahead_alpha = number("lookahead_alpha", lookahead_alpha, above=0, high=1)
         self.ema_decay = None if ema_decay is None else number("ema_decay", ema_decay, low=0, below=1)
-        self.skip_nonfinite = boolean("skip_nonfinite", skip_nonfinite)
-        self._skips_overflow = False  # as `skip_nonfinite`, where a loss scaler needs it
         super().__init__(**kwargs)
 
     @property
@@ -92,9 +83,8 @@ class TransformOptions(Optimizer):
     @property
     def has_options(self) -> bool:
         """Whether `composed_rule` is not just `rule`."""
-        given = self.lookahead, self.clip_norm, self.ema_decay
-        flags = self.cautious, self.decoupled_wd, self.cautious_wd, self.hyperball, self.skip_nonfinite
-        return any(flags) or given != (None, None, None) or self._skips_overflow
+        flags = self.cautious, self.decoupled_wd, self.cautious_wd, self.hyperball, self.has_guards
+        return any(flags) or self.lookahead is not None or self.ema_decay is not None
 
     @property
     def options_in_use(self) -> dict[str, Any]:
@@ -124,6 +114,7 @@ class TransformOptions(Optimizer):
         if self.decoupled_wd:
             wd, decay = 0.0, lr * 0.0
         values = {"lr": lr, "wd": wd, "decay": decay, "decoupled_decay": decoupled_decay, "hyperball_lr": lr}
+        values |= self.guard_values()
         if self.lookahead is not None:
             values["sync"] = float((t - self.begin_num_update) % self.lookahead == 0)
         return values
@@ -161,9 +152,8 @@ class TransformOptions(Optimizer):
         rule = self.rule
         if not self.has_options:
             return rule
+        rule = self._with_clipping(rule)
         if self.counts_as_step:  # what counts as no update is left as it is
-            if self.clip_norm is not None:
-                rule = transforms.clip_by_global_norm(rule)
             if self.cautious:
                 rule = transforms.cautious(rule, self.decoupled_weight_decay)
             if self.decoupled_wd:
@@ -176,8 +166,8 @@ class TransformOptions(Optimizer):
             rule = transforms.lookahead(rule, sync and self.counts_as_step)
         if self.ema_decay is not None:
             rule = transforms.ema(rule, self.counts_as_step)
-        return transforms.apply_if_finite(rule) if self.skip_nonfinite or self._skips_overflow else rule
+        return self._with_skipping(rule)
 
     def _hidden(self) -> tuple[str, ...]:
         off = [name for name in _FLAGS if not getattr(self, name)]
-        return (*off, *(("lookahead_alpha",) if self.lookahead is None else ()))
+        return (*super()._hidden(), *off, *(("lookahead_alpha",) if self.lookahead is None else ()))

@@ -47,9 +47,9 @@ class RuleOptimizer(TransformOptions):
         rounding_seed: >= 0.
         kahan: store the rounding error of 16-bit weights, in their type, and add it at the next update (Kahan
             1965, "Further remarks on reducing truncation errors").
-        **kwargs: those of `TransformOptions`, such as `clip_norm`, and of `Optimizer`. `multi_precision="remainder"` stores
-            only the 16 bits of the float32 copy that a bfloat16 weight lacks (a split master), and "split8" only the upper
-            8 of them, a copy in 24 bits; ties are then rounded away from zero, not to even.
+        **kwargs: those of `TransformOptions`, `GuardOptions` and `Optimizer`. `multi_precision="remainder"` stores only the
+            16 bits of the float32 copy that a bfloat16 weight lacks (a split master), and "split8" only the upper 8 of them,
+            a copy in 24 bits; ties are then rounded away from zero, not to even.
 
     Raises:
         TypeError: an option, but for `state_dtype`, of an optimizer whose rule is not elementwise.

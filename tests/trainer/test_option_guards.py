@@ -1,0 +1,251 @@
+"""Options against spikes of gradients: skipped steps, ZClip, adaptive clipping; alone, together, resumed, and with a loss
+scaler. The judges are `torch.optim`, the papers' formulas in NumPy, and pytorch_optimizer.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from option_training import parameters
+
+import tristep
+from tristep import Trainer, optimizer
+
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+
+NORMS = (1.0, 1.2, 0.7, 1.1, 8.0, 1.0, 0.2, 2.5, 900.0, 1.1)
+
+
+@pytest.fixture(autouse=True)
+def _quiet_numpy():
+    """Triton's interpreter computes in NumPy, which would warn of non-finite values."""
+    with np.errstate(all="ignore"):
+        yield
+
+
+def set_gradients(params, t, norm):
+    """Gradients of all parameters whose norm together is this."""
+    torch.manual_seed(t)
+    values = [torch.randn(param.shape, dtype=torch.float64) for param in params]
+    scale = norm / math.sqrt(sum(float(value.square().sum()) for value in values))
+    for param, value in zip(params, values, strict=True):
+        param.grad = (scale * value).to(param)
+
+
+def train(params, step, norms=NORMS):
+    for t, norm in enumerate(norms):
+        set_gradients(params, t, norm)
+        step()
+
+
+def same_bits(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def plain(trainer):
+    return [param.detach().clone() for param in trainer._params], {
+        name: {slot: value.clone() for slot, value in row.items()} for name, row in trainer.state_dict()["state"].items()
+    }
+
+
+@pytest.mark.parametrize("extra", [{}, {"clip_norm": 1.05}], ids=["alone", "clipped"])
+def test_steps_above_a_norm_are_skipped(extra, engine, device):
+    """As if there had been none, by torch's SGD, which counts none either."""
+    params, expected = parameters(device), parameters(device)
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.1, "momentum": 0.9, "skip_norm": 2.0, **extra}, engine=engine)
+    peer = torch.optim.SGD(expected, lr=0.1, momentum=0.9)
+    train(params, lambda: trainer.step(1))
+    for t, norm in enumerate(NORMS):
+        if norm <= 2.0:
+            set_gradients(expected, t, norm)
+            torch.nn.utils.clip_grad_norm_(expected, extra.get("clip_norm", math.inf))
+            peer.step()
+    torch.testing.assert_close(params, expected, rtol=1e-9, atol=1e-11)
+    assert trainer.optimizer.num_update == len(NORMS)
+    assert "skip_norm=2.0" in repr(trainer.optimizer)
+
+
+def test_spikes_are_clipped_as_in_the_paper(engine, device):
+    """ZClip (alg. 1, with reciprocal clipping) by hand before torch's Adam."""
+    params, expected = parameters(device), parameters(device)
+    options = {"zclip": 2.0, "zclip_decay": 0.75, "zclip_warmup": 3, "epsilon": 1e-300}
+    trainer = Trainer(params, "adam", {"learning_rate": 0.05, **options}, engine=engine)
+    train(params, lambda: trainer.step(1))
+    peer, seen, mean, variance, clipped = torch.optim.Adam(expected, lr=0.05, eps=1e-300), [], 0.0, 0.0, []
+    for t, norm in enumerate(NORMS):
+        limit = norm
+        if t < 3:
+            seen.append(norm)
+            mean, variance = np.mean(seen), np.var(seen)
+        else:
+            z = (norm - mean) / (math.sqrt(variance) + 1e-6)
+            limit = mean + 2.0**2 * math.sqrt(variance) / z if z > 2.0 else norm
+            mean = 0.75 * mean + 0.25 * limit
+            variance = 0.75 * variance + 0.25 * (limit - mean) ** 2
+        set_gradients(expected, t, norm)
+        if limit < norm:
+            clipped.append(t)
+            torch.nn.utils.clip_grad_norm_(expected, limit)
+        peer.step()
+    assert clipped == [4, 7, 8]
+    torch.testing.assert_close(params, expected, rtol=1e-9, atol=1e-11)
+    kept = [trainer.optimizer.kept(name) for name in ("norm_mean", "norm_variance", "norm_count")]
+    for values, number in zip(kept, (mean, variance, len(NORMS)), strict=True):
+        assert list(values.values()) == pytest.approx([number] * len(params), rel=1e-9)
+
+
+def test_adaptive_clipping_like_the_reference(device):
+    """Its units are whole tensors for vectors, so that each parameter is given to it as one."""
+    agc = pytest.importorskip("pytorch_optimizer.optimizer.agc", reason="the reference library is not installed").agc
+    params, expected = parameters(device), parameters(device)
+    trainer = Trainer(params, "sgd", {"learning_rate": 0.1, "agc": 0.1})
+    peer, changed = torch.optim.SGD(expected, lr=0.1), 0
+    for t, norm in enumerate(NORMS):
+        for own in (params, expected):
+            set_gradients(own, t, norm)
+        for param in expected:
+            clipped = agc(param.detach().flatten(), param.grad.flatten(), agc_clip_val=0.1).view(param.shape)
+            changed += not torch.equal(clipped, param.grad)
+            param.grad = clipped
+        trainer.step(1)
+        peer.step()
+    assert 0 < changed < len(NORMS) * len(params)
+    torch.testing.assert_close(params, expected, rtol=1e-9, atol=1e-11)
+
+
+GUARDS = {"zclip": 2.0, "zclip_warmup": 2, "agc": 0.5, "skip_norm": 500.0}
+OTHERS = {"clip_norm": 3.0, "cautious": True, "hyperball": True, "lookahead": 2, "ema_decay": 0.9}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "novograd", "prodigy"])
+def test_a_skipped_step_changes_no_bit_of_any_option(name, dtype, engine, device):
+    params = parameters(device, dtype)
+    trainer = Trainer(params, name, {"multi_precision": True, **GUARDS, **OTHERS}, engine=engine)
+    train(params, lambda: trainer.step(1), NORMS[:4])
+    weights, states = plain(trainer)
+    for norm in (501.0, math.nan, math.inf):
+        set_gradients(params, 7, 501.0 if math.isfinite(norm) else 1.0)
+        if not math.isfinite(norm):
+            params[3].grad.fill_(norm)
+        trainer.step(1)
+        found, found_states = plain(trainer)
+        same_bits(found, weights)
+        for key, row in found_states.items():
+            same_bits(list(row.values()), list(states[key].values()))
+    set_gradients(params, 8, 400.0)
+    trainer.step(1)
+    assert all(not torch.equal(a, b) for a, b in zip(plain(trainer)[0][:3], weights, strict=False))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu", "triton")
+@pytest.mark.parametrize("name", ["adamw", "prodigy"])
+def test_training_goes_on_from_a_file_to_the_bit(name, engine, device, tmp_path):
+    params = parameters(device)
+    trainer = Trainer(params, name, {"learning_rate": 0.05, **GUARDS, **OTHERS}, engine=engine)
+    train(params, lambda: trainer.step(1))
+    trainer.save_states(tmp_path / "states")
+    copies = [torch.nn.Parameter(param.detach().clone()) for param in params]
+    other = Trainer(copies, name, engine=engine)
+    other.load_states(tmp_path / "states")
+    assert {option: getattr(other.optimizer, option) for option in GUARDS} == GUARDS
+    for own, each in ((params, trainer), (copies, other)):
+        train(own, lambda each=each: each.step(1))
+    same_bits([param.detach() for param in copies], [param.detach() for param in params])
+
+
+def test_guards_by_torchs_interface(device):
+    params, expected = parameters(device), parameters(device)
+    trainer = Trainer(params, "lion", {"learning_rate": 0.05, **GUARDS})
+    made = tristep.optim.Lion(expected, lr=0.05, **GUARDS)
+    train(params, lambda: trainer.step(1))
+    train(expected, made.step)
+    same_bits([param.detach() for param in params], [param.detach() for param in expected])
+    assert made.state[expected[0]]["norm_count"].item() == len(NORMS) - 1
+
+
+def test_estimates_of_the_curvature_are_no_norms(device):
+    """A step that counts as no update is neither clipped nor averaged."""
+    param = torch.nn.Parameter(torch.tensor([3.0, -4.0], device=device))
+    trainer = Trainer(
+        [param], "sophia", {"learning_rate": 0.1, "zclip": 2.0, "zclip_warmup": 1, "agc": 0.01, "skip_norm": 2.0}
+    )
+    for estimate in (True, False, True):
+        param.grad = torch.tensor([3.0, 0.0] if estimate else [1.0, 0.0], device=device)
+        if estimate:
+            with trainer.optimizer.estimating(scale=1.0):
+                trainer.step(1)
+        else:
+            trainer.step(1)
+    assert trainer.optimizer.kept("norm_count") == {0: 1.0}
+    assert trainer.optimizer.kept("norm_mean") == {0: 1.0}
+    curvature = trainer.state_dict()["state"]["0"]["curvature"]
+    assert curvature.tolist() == pytest.approx([9 * 0.01 * 1.99, 0.0])
+
+
+@pytest.fixture
+def scaling(monkeypatch):
+    monkeypatch.setattr(tristep.amp, "_target_dtype", None)
+    tristep.amp.init()
+
+
+def test_a_norm_that_is_too_large_is_no_overflow(scaling, engine, device):
+    """Norms are those of the unscaled gradients. The scale goes down for infinity only."""
+    param = torch.nn.Parameter(torch.ones(4, device=device))
+    trainer = Trainer([param], "sgd", {"learning_rate": 0.1, "skip_norm": 3.0, "zclip": 2.0}, engine=engine)
+    tristep.amp.init_trainer(trainer, tristep.amp.LossScaler(init_scale=1024.0, scale_window=100))
+    for factor, moves, scale in ((1.0, True, 1024.0), (2.0, False, 1024.0), (math.inf, False, 512.0), (1.0, True, 512.0)):
+        before = param.detach().clone()
+        trainer.zero_grad()
+        with tristep.amp.scale_loss((param * factor).sum(), trainer) as scaled:
+            scaled.backward()
+        trainer.step(1)
+        assert torch.equal(before, param.detach()) != moves
+        assert trainer._loss_scaler.loss_scale == scale
+    assert trainer.optimizer.kept("norm_mean") == pytest.approx({0: 2.0})
+    assert trainer.optimizer.kept("norm_count") == {0: 2.0}
+
+
+def test_nothing_waits_for_the_device(device, monkeypatch):
+    params = parameters(device)
+    trainer = Trainer(params, "adamw", {**GUARDS, **OTHERS})
+    train(params, lambda: trainer.step(1), NORMS[:3])
+    set_gradients(params, 3, 1.0)
+
+    def wait(*_):
+        raise AssertionError("a number of a tensor was asked for")
+
+    for method in ("item", "__bool__", "__float__", "tolist"):
+        monkeypatch.setattr(torch.Tensor, method, wait)
+    trainer.step(1)
+
+
+REFUSED = [
+    ("sgd", {"skip_norm": 0}, ValueError, "skip_norm=0: must be finite and greater than 0"),
+    ("sgd", {"zclip": -1}, ValueError, "zclip=-1: must be finite and greater than 0"),
+    ("sgd", {"zclip_decay": 1.0}, ValueError, "zclip_decay=1.0: must be finite and 0 or more and less than 1"),
+    ("sgd", {"zclip_warmup": 0}, ValueError, "zclip_warmup=0: must be 1 or more"),
+    ("sgd", {"agc": math.inf}, ValueError, "agc=inf: must be finite"),
+    ("muon", {"agc": 0.01, "skip_norm": 1.0}, TypeError, "agc=0.01, skip_norm=1.0: Muon has a rule of whole tensors"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "error", "message"), REFUSED)
+def test_refused_is(name, arguments, error, message):
+    with pytest.raises(error, match=message):
+        optimizer.create(name, **arguments)
+
+
+@pytest.mark.parametrize("option", ["zclip", "agc", "skip_norm"])
+def test_rows_of_sparse_gradients_have_no_norm_of_all(option):
+    layer = torch.nn.Embedding(5, 2, sparse=True)
+    before = layer.weight.detach().clone()
+    trainer = Trainer(layer, "sgd", {option: GUARDS[option]})
+    layer(torch.tensor([1, 3])).sum().backward()
+    with pytest.raises(ValueError, match=f"{option}=.* whose gradient is sparse"):
+        trainer.step(1)
+    same_bits([layer.weight.detach()], [before])
