@@ -335,7 +335,7 @@ def test_muon_costs_what_its_coefficients_take(name, gram):
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "most"), [("muon", 2, 1.01), ("muon", 4, 1.12), ("soap", 4, 1.01), ("soap", 8, 1.06)]
+    ("name", "ranks", "most"), [("muon", 2, 1.01), ("muon", 4, 1.02), ("soap", 4, 1.01), ("soap", 8, 1.06)]
 )
 def test_ranks_have_as_much_to_compute_as_each_other(name, ranks, most):
     costs = costs_of(optimizers.create(name), [torch.empty(shape, device="meta") for shape in GPT2])

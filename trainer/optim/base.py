@@ -32,11 +32,11 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     A subclass says which rule a group takes (`_rule`) and with what hyper-parameters (`_hyper`), and how the rule's states
     are called in `state` (`_keys`). States of 16-bit parameters are float32, unless the group says otherwise (`_narrow`),
-    also after `load_state_dict`. Of DTensors each rank updates its own shards; see shards.py.
+    also after `load_state_dict`. Of DTensors each rank updates its own shards, see shards.py, or wholes, see owned.py.
 
     Raises:
         ValueError: `differentiable=True`, as no graph is recorded through a fused step; a parameter that is sparse.
-        NotImplementedError: `capturable=True`; `capture` makes graphs. DTensors that the rule cannot update by their shards.
+        NotImplementedError: `capturable=True`; `capture` makes graphs. DTensors that the rule cannot update.
         TypeError: a parameter of a type that cannot be trained.
         RuntimeError: a complex parameter for Adafactor or Muon.
     """

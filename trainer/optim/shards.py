@@ -1,7 +1,8 @@
 """DTensors in `tristep.optim`: each rank updates its own shard, and only sums over a whole tensor go through the network.
 
 `torch.distributed.fsdp.fully_shard` and `distribute_tensor` make such parameters. States are DTensors, too, placed as their
-parameter is, as torch's own optimizers have them. Nothing here waits for the device.
+parameter is, as torch's own optimizers have them. Nothing here waits for the device. For rules that need whole tensors, see
+owned.py.
 """
 
 from __future__ import annotations
