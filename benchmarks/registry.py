@@ -39,6 +39,8 @@ HYPER = {
     "of_momentum": 1.0, "of_delta": -1e-3, "epsilon_outside": 1e-8, "adaptive": 0.0,
 }  # fmt: skip
 
+# What the peer of a rule must be told for each group of parameters.
+PEERS_GROUPS: dict[str, dict[str, Any]] = {"normuon": {"use_muon": True}}
 # Optimizers that do what a rule does: the class, and its arguments other than the learning rate. Other rules have the peer
 # that `peer` finds. Of torch.optim's, `foreach` and, where there is one, `fused` are timed; others by default.
 PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -298,7 +300,7 @@ def is_installed(module: str) -> bool:
 
 def rule_workload(name: str, device: str) -> Workload:
     """What a rule is measured on."""
-    return (workloads.MUON if name == "muon" else workloads.RULES)[device]
+    return (workloads.MUON if name in ("muon", "normuon") else workloads.RULES)[device]
 
 
 def rule_step(name: str, workload: Workload, device: str) -> Step:
@@ -350,7 +352,8 @@ def peer_steps(name: str, workload: Workload, device: str) -> Steps:
     ways = [way for way in ("foreach", "fused") if way in known] if library == "torch.optim" else []
     steps = {}
     for way in ways or [""]:
-        optimizer = make(parameters(workload, device), lr=HYPER["lr"], **arguments, **({way: True} if way else {}))
+        group = {"params": parameters(workload, device), **PEERS_GROUPS.get(name, {})}
+        optimizer = make([group], lr=HYPER["lr"], **arguments, **({way: True} if way else {}))
         if hasattr(optimizer, "train"):
             optimizer.train()
         steps[f"torch {way}".strip() if library == "torch.optim" else library] = Step(optimizer.step)

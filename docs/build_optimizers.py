@@ -10,7 +10,7 @@ from pathlib import Path
 from tristep.kernels import Rule
 from tristep.trainer.optim import adapters, ports
 from tristep.trainer.optimizer import GuardOptions, Optimizer, RuleOptimizer, TransformOptions, create, registered
-from tristep.trainer.optimizer.muon import WithOrthogonalization
+from tristep.trainer.optimizer.muon import Muon, WithOrthogonalization
 
 COMMON = [
     name
@@ -121,7 +121,7 @@ def _row(name: str, cls: type) -> str:
     text = inspect.getdoc(cls) or ""
     what = " ".join(text.split("\n\n")[0].split())
     source = re.search(r"Source: (.*?)(?:\n\n|\Z)", text, re.DOTALL)
-    passed_on = [WithOrthogonalization] if issubclass(cls, WithOrthogonalization) else []  # by **kwargs
+    passed_on = [each for each in (Muon, WithOrthogonalization) if issubclass(cls, each)]  # by **kwargs
     arguments = dict.fromkeys(
         parameter.name
         for each in (cls, *passed_on)

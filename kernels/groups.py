@@ -25,8 +25,13 @@ _data_ptr = torch.Tensor.data_ptr
 
 
 class GroupArguments(NamedTuple):
-    """What an `Update` was given; see there. States and masters are aliases of those given."""
+    """What an `Update` was given; see there. States and masters are aliases of those given.
 
+    Attributes:
+        hyper: names of the hyper-parameters in its rows.
+    """
+
+    hyper: tuple[str, ...]
     weights: list[torch.Tensor]
     states: list[tuple[torch.Tensor, ...]]
     masters: list[torch.Tensor | None]
@@ -57,10 +62,15 @@ class Group:
             self.rows = np.flatnonzero(np.isin(every, indices))
         stops = np.cumsum([counts[i] for i in indices]).tolist()
         self._spans = [slice(stop - counts[i], stop) for i, stop in zip(indices, stops, strict=True)]  # of each in the table
+        # Of `hyper`, where the rule does not need all.
+        self._columns: list[int] | None = None
+        if rule.hyper != owner.hyper:
+            self._columns = [0, *(1 + owner.hyper.index(name) for name in rule.hyper)]
+            self._columns += [] if owner.seed is None else [1 + len(owner.hyper)]
         self._seed, self._rng_offsets, self._first = owner.seed, owner.rng_offsets[self.rows], int(owner.stacked)
         self.originals = [owner.weights[i] for i in indices]
         masters = [owner.masters[i] for i in indices] if has_masters else None
-        states = [owner.states[i] for i in indices]
+        states = [owner.states[i][: len(rule.slots)] for i in indices]
         n = len(rule.state) if isinstance(rule, Rule) else 0  # whole tensors keep the order they have
         strides = [_strides(owner.weights[i], [*owner.states[i][:n], owner.masters[i]], owner.stacked) for i in indices]
         self.copied = [k for k, weight in enumerate(self.originals) if _needs_copy(weight, strides[k], self._first)]
@@ -75,7 +85,6 @@ class Group:
         if owner.grad_scale_and_skip is not None:
             self.table.grad_scale_and_skip = owner.grad_scale_and_skip.to(device)
         self.execute = make(self.table)
-        self._empty = np.flatnonzero(self.table.sizes == 0).tolist()
         self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies, and functions giving what to copy
         self.reduction_states = ReductionStates(self.table, self.execute)
 
@@ -113,13 +122,15 @@ class Group:
             self.execute()
             return
         active = self.table.addresses[GRADIENT] != 0
-        for k in self._empty:  # these may have no address
+        for k in np.flatnonzero(self.table.sizes == 0):  # these may have no address
             active[k] = self.table.gradients[k] is not None
         self.execute.update_with_metrics(into, self._rng_offsets)
         into.mark(self._rng_offsets[active])
 
     def write_hyper(self, hyper: np.ndarray | list[float]) -> None:
         """Put the hyper-parameters, or one row of them for all, into the table, and keys where rounding is stochastic."""
+        if self._columns is not None:
+            hyper = [hyper[k] for k in self._columns] if isinstance(hyper, list) else hyper[:, self._columns]
         if isinstance(hyper, list):
             self.table.fill(hyper)
         elif self._seed is None:

@@ -293,7 +293,7 @@ class Update:
             for i, key in enumerate(keys):
                 members.setdefault(key, []).append(i)
             own = GroupArguments(
-                *(self.weights, self._states, self._masters, self.engine, self.seed, self.rng_offsets),
+                *(self.rule.hyper, self.weights, self._states, self._masters, self.engine, self.seed, self.rng_offsets),
                 *(self.grad_scale_and_skip, self.zero_grads, self.stacked),
             )
             self._groups = [Group(own, key, indices) for key, indices in members.items()]

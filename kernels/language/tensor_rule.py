@@ -42,8 +42,8 @@ def tensor_rule(
             ranks; default: as many as it has elements.
         elementwise: whether a tensor of this shape is updated element by element, so that parts of it can be updated apart;
             default: none is.
-        elementwise_rule: the rule of these tensors, with the same states and hyper-parameters, which runs on every engine;
-            default: this rule itself.
+        elementwise_rule: the rule of these tensors, which runs on every engine; default: this rule itself. Its states are
+            the first ones of this rule, and its hyper-parameters are added to those of this one.
         full_precision, nonnegative: as those of `rule`. Only states of the weight's shape are stored in low precision.
 
     Example:
@@ -98,7 +98,8 @@ class TensorRule:
         if len(arguments) != 4:
             raise TypeError(f"tensor rule {self.name!r} takes ({', '.join(arguments)}): it must be (w, g, state, hyper)")
         self.state = unpacked_names(tree, arguments[2], may_return=True)
-        self.hyper = unpacked_names(tree, arguments[3])
+        own_hyper = unpacked_names(tree, arguments[3])
+        self.hyper = tuple(dict.fromkeys((*own_hyper, *(elementwise_rule.hyper if elementwise_rule else ()))))
         self.batched = batched
         self.full_precision, self.nonnegative = tuple(full_precision), tuple(nonnegative)
         for argument in ("full_precision", "nonnegative"):
@@ -109,14 +110,13 @@ class TensorRule:
         known = [argument.arg for argument in tree.args.kwonlyargs]
         if unknown := [name for name in options or () if name not in known]:
             raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}: it has {', '.join(known) or 'none'}")
-        self.compute: Callable[..., Any] = partial(fn, **options) if options else fn
+        self.compute: Callable[..., Any] = partial(_computed, partial(fn, **(options or {})), len(own_hyper))
         self._shapes, self._cost, self._elementwise = shapes, cost, (elementwise, elementwise_rule)
-        if elementwise_rule is not None and (
-            (elementwise_rule.state, elementwise_rule.hyper) != (self.state, self.hyper) or elementwise_rule.reductions
-        ):
+        states = () if elementwise_rule is None else elementwise_rule.state
+        if states != self.state[: len(states)] or (elementwise_rule is not None and elementwise_rule.reductions):
             raise TypeError(
-                f"elementwise_rule={elementwise_rule!r} of {self.name!r}: it must have the states "
-                f"({', '.join(self.state)}), the hyper-parameters ({', '.join(self.hyper)}), and no reductions"
+                f"elementwise_rule={elementwise_rule!r} of {self.name!r}: its states must be the first ones of "
+                f"({', '.join(self.state)}), and it must have no reductions"
             )
         self._made_by: tuple[Any, ...] | None = None
 
@@ -151,8 +151,10 @@ class TensorRule:
 
     def __call__(self, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Any) -> Any:
         """The new weight and states of one tensor."""
-        if (own := self.rule_for(w.shape)) is not self:
-            return own(w, g, state, hyper)
+        if (other := self.rule_for(w.shape)) is not self:
+            values, n = dict(zip(self.hyper, hyper, strict=True)), len(other.state)
+            w, new = other(w, g, state[:n], tuple(values[name] for name in other.hyper))
+            return w, (*new, *state[n:])
         if not self.batched:
             return self.compute(w, g, state, hyper)
         w, state = self.compute(w[None], g[None], tuple(old[None] for old in state), hyper)
@@ -185,3 +187,8 @@ class TensorRule:
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         return self._made_by or self.fn.__qualname__  # by reference, as functions are
+
+
+def _computed(fn: Callable[..., Any], n: int, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Sequence[Any]) -> Any:
+    """What a function gives that unpacks the first `n` hyper-parameters."""
+    return fn(w, g, state, hyper[:n])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..language import Rule, TensorRule
 from .matrix import soap_up_to  # noqa: F401
-from .muon import muon_with  # noqa: F401
+from .muon import muon_with, normuon_with  # noqa: F401
 
 if TYPE_CHECKING:
     # Families that are named like one of their rules; then all other rules.
@@ -37,5 +37,5 @@ globals().update(_rules)  # after all imports, as some families are named like o
 
 # Gradient codecs, what other rules do for tensors that are no matrices, and rules whose states depend on each other, so that
 # a step from arbitrary states means nothing.
-_NOT_LISTED = {"one_bit", "two_bit", "muon_vectors", "prodigy", "soap"}
+_NOT_LISTED = {"one_bit", "two_bit", "adamw_of_vectors", "prodigy", "soap"}
 __all__ = sorted(_rules.keys() - _NOT_LISTED)

@@ -3,8 +3,6 @@
 In plain torch operations, for stacks of tensors of one shape, as in matrix.py.
 """
 
-# ruff: noqa: RUF059  # both rules have all hyper-parameters
-
 from __future__ import annotations
 
 import math
@@ -207,6 +205,14 @@ def joined(blocks: Sequence[torch.Tensor], ratios: Sequence[float], like: torch.
     return whole.to(like.dtype, copy=True).reshape(like.shape), ratios[0]
 
 
+def accumulated(
+    g: torch.Tensor, mean: torch.Tensor, momentum: float, one_minus_momentum: float, of_gradient: float, of_mean: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The direction that is made orthogonal, and the new momentum."""
+    mean = (momentum * mean).add_(g, alpha=one_minus_momentum)
+    return (of_mean * mean).add_(g, alpha=of_gradient), mean
+
+
 def step_ratio(block: torch.Tensor, scale: float) -> float:
     """What the rate is multiplied by for a matrix of this shape."""
     rows, columns = block.shape[-2:]
@@ -234,13 +240,10 @@ def is_elementwise(shape: torch.Size, flatten: bool = False) -> bool:
 
 
 @rule(nonnegative=("var",))
-def muon_vectors(w, g, state, hyper):
-    """AdamW's step for what is no matrix, with the hyper-parameters of `muon`. Loshchilov & Hutter (2019), alg. 2."""
+def adamw_of_vectors(w, g, state, hyper):
+    """AdamW's step for what is no matrix, with names of its own for what matrices have, too."""
     mean, var = state
-    (
-        lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split, adam_lr, adam_decay,
-        beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon,
-    ) = hyper  # fmt: skip
+    adam_lr, adam_decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon = hyper
     return adamw(
         w, g, (mean, var), (adam_lr, adam_decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon)
     )
@@ -251,32 +254,86 @@ def muon_vectors(w, g, state, hyper):
     batched=True,
     cost=muon_cost,
     elementwise=is_elementwise,
-    elementwise_rule=muon_vectors,
+    elementwise_rule=adamw_of_vectors,
     nonnegative=("var",),
 )
 def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
-    """Momentum, made orthogonal. Jordan et al. (2024). Tensors that are no matrices take the step of `muon_vectors`.
+    """Momentum, made orthogonal. Jordan et al. (2024). Tensors that are no matrices take the step of `adamw_of_vectors`.
 
     `of_gradient` and `of_mean` are the shares of gradient and momentum in the direction; `scale` is 0 for a rate multiplied
     by sqrt(max(1, rows / columns)), else the rate is multiplied by scale sqrt(max(rows, columns)); `split` is the number of
     an entry of `how.splits`.
     """
     mean, var = state
-    (
-        lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split, adam_lr, adam_decay,
-        beta1, one_minus_beta1, beta2, one_minus_beta2, adam_epsilon,
-    ) = hyper  # fmt: skip
-    g = limited(g, clip)
-    mean = (momentum * mean).add_(g, alpha=one_minus_momentum)
-    blocks = orthogonal_blocks((of_mean * mean).add_(g, alpha=of_gradient), how, int(split), epsilon)
+    lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split = hyper
+    direction, mean = accumulated(limited(g, clip), mean, momentum, one_minus_momentum, of_gradient, of_mean)
+    blocks = orthogonal_blocks(direction, how, int(split), epsilon)
     step, ratio = joined(blocks, [step_ratio(block, scale) for block in blocks], like=w)
     return moved(w, step, lr * ratio, decay), (mean, var)
+
+
+def normuon_shapes(shape: torch.Size, flatten: bool = False) -> dict[str, Any]:
+    return {"var": (0,), "row": (shape[0], 1)} if is_matrix(len(shape), flatten) else {"row": (0,)}
+
+
+def evened(block: torch.Tensor, row: torch.Tensor, scale: float) -> torch.Tensor:
+    """Orthogonal matrices whose rows are divided by the root of their average mean square, and as large as before.
+
+    Args:
+        block: [n, rows, columns].
+        row: the average, [n, rows, 1].
+        scale: not 0: the root of the mean square of all elements instead, as in alg. 1.
+    """
+    even = block / (row.sqrt() + 1e-10)
+    size = scale * math.sqrt(block[0].numel()) if scale else torch.linalg.matrix_norm(block, keepdim=True)
+    return even.mul_(size / (torch.linalg.matrix_norm(even, keepdim=True) + 1e-10))
+
+
+@tensor_rule(
+    shapes=normuon_shapes,
+    batched=True,
+    cost=muon_cost,
+    elementwise=is_elementwise,
+    elementwise_rule=adamw_of_vectors,
+    full_precision=("row",),
+    nonnegative=("var", "row"),
+)
+def normuon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
+    """Muon with an adaptive rate for each row. Li et al. (2025), alg. 1, with the momentum of `muon`, whose names these are.
+
+    `row` is the average of the mean square of a row of the orthogonal matrix. With `scale` 0 a matrix stays as large as it
+    was, as in the authors' code, else the root of its mean square is `scale`.
+    """
+    mean, var, row = state
+    (
+        lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split, row_beta,
+        one_minus_row_beta,
+    ) = hyper  # fmt: skip
+    direction, mean = accumulated(limited(g, clip), mean, momentum, one_minus_momentum, of_gradient, of_mean)
+    blocks = [block.to(w.dtype) for block in orthogonal_blocks(direction, how, int(split), epsilon)]
+    squares = torch.cat([block.square().mean(dim=-1, keepdim=True) for block in blocks], dim=1)
+    row = (row_beta * row).add_(squares, alpha=one_minus_row_beta)
+    rows = row.split([block.shape[1] for block in blocks], dim=1)
+    blocks = [evened(block, own, scale) for block, own in zip(blocks, rows, strict=True)]
+    step, ratio = joined(blocks, [1.0 if scale else step_ratio(block, 0.0) for block in blocks], like=w)
+    return moved(w, step, lr * ratio, decay), (mean, var, row)
 
 
 @cache
 def muon_with(how: Orthogonalization) -> TensorRule:
     """`muon` with this orthogonalization."""
+    return _with(muon, muon_with, muon_shapes, how)
+
+
+@cache
+def normuon_with(how: Orthogonalization) -> TensorRule:
+    """`normuon` with this orthogonalization."""
+    return _with(normuon, normuon_with, normuon_shapes, how)
+
+
+def _with(rule: TensorRule, made_by: Any, shapes: Any, how: Orthogonalization) -> TensorRule:
     if how == Orthogonalization():
-        return muon
-    shapes, elementwise = (partial(each, flatten=how.flatten) for each in (muon_shapes, is_elementwise))
-    return muon.variant((muon_with, (how,)), shapes, partial(muon_cost, how=how), elementwise, how=how)
+        return rule
+    elementwise = partial(is_elementwise, flatten=how.flatten)
+    shapes = partial(shapes, flatten=how.flatten)
+    return rule.variant((made_by, (how,)), shapes, partial(muon_cost, how=how), elementwise, how=how)

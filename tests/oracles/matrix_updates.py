@@ -1,4 +1,4 @@
-"""As recent_updates.py, rules of whole matrices: Muon, Adafactor and CAME."""
+"""As recent_updates.py, rules of whole matrices: Muon, NorMuon, Adafactor and CAME."""
 
 from types import SimpleNamespace
 
@@ -41,16 +41,53 @@ def muon(w, g, state, h):
         return adamw(w, g, state, SimpleNamespace(**vars(h) | own))
     g = clip(h.rescale_grad * g, h.clip)
     m = sum_of(h.momentum * m, h.one_minus_momentum * g)
-    # The iteration is an odd polynomial of the matrix, and so of each of its singular values.
-    left, values, right = np.linalg.svd((h.of_gradient * g + h.of_mean * m.value).astype(np.float64), full_matrices=False)
-    values = values / np.sqrt(np.sum(values**2))
-    for _ in range(5):
-        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    orthogonal = _orthogonal(h.of_gradient * g + h.of_mean * m.value)
     rows, columns = w.shape
     # `scale` is the 0.2 of Liu et al. (2025), "Muon is scalable for LLM training", eq. 4
     rate = h.lr * (h.scale * np.sqrt(max(rows, columns)) if h.scale else np.sqrt(max(1, rows / columns)))
-    moved = sum_of(w, -rate * ((left * values) @ right), -h.decay * w)
+    moved = sum_of(w, -rate * orthogonal, -h.decay * w)
     return moved._replace(slack=rate * BFLOAT16_ORTHOGONAL), [m, sum_of(var)]
+
+
+def _orthogonal(direction):
+    # The iteration is an odd polynomial of the matrix, and so of each of its singular values.
+    left, values, right = np.linalg.svd(direction.astype(np.float64), full_matrices=False)
+    values = values / np.sqrt(np.sum(values**2))
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    return (left * values) @ right
+
+
+@row(
+    hyper=({"scale": 0.2, "row_beta": 0.9}, {"scale": 0.0, "row_beta": 0.5, "of_gradient": 0.0, "of_mean": 1.0}),
+    options={"gram": False, "row_beta": 0.8},
+)
+def normuon(w, g, state, h):
+    # Li et al. (2025), algorithm 1; with scale 0 as large as before, as in their code; AdamW for all but matrices
+    m, var, row = state
+    if w.ndim != 2:
+        own = {"lr": h.adam_lr, "decay": h.adam_decay, "epsilon": h.adam_epsilon}
+        moved, new = adamw(w, g, [m, var], SimpleNamespace(**vars(h) | own))
+        return moved, [*new, sum_of(row)]
+    g = clip(h.rescale_grad * g, h.clip)
+    m = sum_of(h.momentum * m, h.one_minus_momentum * g)
+    orthogonal = _orthogonal(h.of_gradient * g + h.of_mean * m.value)
+    rows, columns = w.shape
+    row = sum_of(h.row_beta * row, h.one_minus_row_beta * _mean(orthogonal**2, -1))
+    divided = orthogonal / (np.sqrt(row.value) + 1e-10)
+    size = h.scale * np.sqrt(rows * columns) if h.scale else _norm(orthogonal)
+    even = divided * (size / (_norm(divided) + 1e-10))
+    rate = h.lr if h.scale else h.lr * np.sqrt(max(1, rows / columns))
+    moved = sum_of(w, -rate * even, -h.decay * w)
+    # What errors of the orthogonal matrix make of the average, and both of quotient and norm, to first order.
+    row = row._replace(slack=h.one_minus_row_beta * 2 * BFLOAT16_ORTHOGONAL * np.sqrt(_mean(orthogonal**2, -1)))
+    relative = row.slack / (2 * row.value) + BFLOAT16_ORTHOGONAL * np.sqrt(rows * columns) / _norm(orthogonal)
+    slack = size / _norm(divided) * BFLOAT16_ORTHOGONAL / np.sqrt(row.value) + np.abs(even) * relative
+    return moved._replace(slack=rate * slack), [m, sum_of(var), row]
+
+
+def _norm(x):
+    return np.sqrt(np.sum(x**2))
 
 
 def _factored(square, averages, share, h):

@@ -52,6 +52,46 @@ def test_like_pytorch_optimizers(name):
     torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
+NORMUON = {
+    "as large as before": ({}, {"use_adjusted_lr": False}),
+    "as in the paper": (
+        {"match_adamw": True, "row_beta": 0.8, "nesterov": False},
+        {"update_scale": "match_rms", "beta2": 0.8},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NORMUON)
+def test_normuon_like_pytorch_optimizers(name):
+    """Of the authors' code and of the paper; kernels are flattened."""
+    arguments, their_arguments = NORMUON[name]
+    ours, theirs = (parameters((12, 20), (16, 16), (8, 3, 2, 2), (12, 20)) for _ in range(2))
+    trainer = Trainer(ours, "normuon", {"learning_rate": 0.01, "wd": 0.1, "flatten": True, **arguments})
+    common = {"lr": 0.01, "weight_decay": 0.1, "nesterov": arguments.get("nesterov", True)}
+    other = reference.NorMuon([{"params": theirs, "use_muon": True}], **common, **their_arguments)
+    train(lambda: trainer.step(1), ours)
+    train(other.step, theirs)
+    torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+@pytest.mark.parametrize("match_adamw", [False, True])
+def test_normuon_with_blocks_of_rows_is_that_of_the_blocks(match_adamw):
+    """Each block is as large as it would be alone."""
+    ours = parameters((12, 8))
+    alone = [torch.nn.Parameter(block.clone()) for block in ours[0].detach().split([4, 8])]
+    arguments = {"learning_rate": 0.01, "match_adamw": match_adamw}
+    trainer = Trainer(ours, "normuon", {**arguments, "split": [4, 8]})
+    other = Trainer(alone, "normuon", arguments)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        ours[0].grad = torch.randn(12, 8)
+        for param, gradient in zip(alone, ours[0].grad.split([4, 8]), strict=True):
+            param.grad = gradient.clone()
+        trainer.step(1)
+        other.step(1)
+    torch.testing.assert_close(ours[0], torch.cat(alone), **CLOSE)
+
+
 def test_torchs_interface_has_the_lists_and_splits():
     """Options of a group that torch's class does not know; a step is that of the Trainer's Muon."""
     ours, theirs = (parameters((6, 5), (4, 6)) for _ in range(2))

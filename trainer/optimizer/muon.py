@@ -1,4 +1,4 @@
-"""Muon: momentum made orthogonal. Decay is decoupled."""
+"""Muon and NorMuon: momentum made orthogonal. Decay is decoupled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .counts import Index
 from .row_splits import Blocks, blocks_by_parameter, check_rows, checked_split, needs_names
 from .rule_optimizer import RuleOptimizer
 
-__all__ = ["Muon", "WithOrthogonalization", "checked_coefficients", "triples_of"]
+__all__ = ["Muon", "NorMuon", "WithOrthogonalization", "checked_coefficients", "triples_of"]
 
 # Steps of Newton and Schulz, where they are not the length of the list. polar_express has eight, each of which is the best
 # after those before, so that any number of them is the best of so many.
@@ -202,3 +202,31 @@ class Muon(WithOrthogonalization):
             "adam_decay": lr * self.adam_ratio * wd,
             "adam_epsilon": self.adam_epsilon * root,
         }
+
+
+@register
+class NorMuon(Muon):
+    """Muon with an adaptive rate for each row of a matrix, that is for each neuron; other tensors take AdamW's steps.
+
+    Rows of the orthogonal matrix are divided by the root of an average of their mean squares, and the matrix is then made as
+    large as it was.
+
+    Args:
+        learning_rate: default 0.001.
+        row_beta: decay of the average for each row, in [0, 1).
+        match_adamw: make the root of the mean square of a step's elements 0.2 times the rate, as in the paper, not multiply
+            the rate by sqrt(max(1, rows / columns)), as in the authors' code.
+        **kwargs: those of `Muon`.
+
+    Source: Li et al. (2025), "NorMuon: Making Muon more efficient and scalable", alg. 1.
+    """
+
+    def __init__(
+        self, learning_rate: float | None = None, row_beta: float = 0.95, match_adamw: bool = False, **kwargs: Any
+    ) -> None:
+        self.row_beta = number("row_beta", row_beta, low=0, below=1)
+        super().__init__(learning_rate, match_adamw=match_adamw, **kwargs)
+
+    @property
+    def rule(self) -> TensorRule:  # type: ignore[override]
+        return rules.normuon_with(self.orthogonalization)
