@@ -72,26 +72,31 @@ class Task(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=tuple(TASKS), help="train one network only")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file to write")
+    parser.add_argument("--stored", choices=tuple(STORED), action="append", help="this way of storing; may be repeated")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file to write; what is not trained stays in it")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results: dict[str, Any] = {"machine": machine("cpu")}
+    some = arguments.only or arguments.stored
+    results: dict[str, Any] = json.loads(arguments.out.read_text(encoding="utf-8")) if some else {"seconds": 0}
+    results["machine"] = machine("cpu")
     print(results["machine"])
     start = time.perf_counter()
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         for name in [arguments.only] if arguments.only else TASKS:
-            seeds = range(TASKS[name][1])
-            jobs = [(name, stored, seed) for seed in seeds for stored in STORED]
+            seeds, chosen = range(TASKS[name][1]), arguments.stored or list(STORED)
+            jobs = [(name, stored, seed) for stored in chosen for seed in seeds]
             found = dict(zip(jobs, pool.map(train, *zip(*jobs, strict=True)), strict=True))
-            results[name] = {}
+            losses = {stored: [found[name, stored, seed] for seed in seeds] for stored in chosen}
+            exact = losses.get("float32") or results[name]["float32"]["losses"]
             print(f"\n{name}, {len(seeds)} seeds\n  {'stored':<36} {'loss':>8} {'to float32':>11} {'+-':>7}")
-            for stored in STORED:
-                losses = [found[name, stored, seed] for seed in seeds]
-                ratios = [loss / found[name, "float32", seed] for seed, loss in zip(seeds, losses, strict=True)]
+            for stored, own in losses.items():
+                ratios = [loss / to for loss, to in zip(own, exact, strict=True)]
                 error = statistics.stdev(ratios) / math.sqrt(len(ratios))
-                results[name][stored] = {"losses": losses, "ratio": statistics.fmean(ratios), "standard error": error}
-                print(f"  {stored:<36} {statistics.fmean(losses):8.4f} {statistics.fmean(ratios):11.4f} {error:7.4f}")
-    results["seconds"] = round(time.perf_counter() - start)
+                row = {"losses": own, "ratio": statistics.fmean(ratios), "standard error": error}
+                results.setdefault(name, {})[stored] = row
+                print(f"  {stored:<36} {statistics.fmean(own):8.4f} {row['ratio']:11.4f} {error:7.4f}", flush=True)
+            arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    results["seconds"] += round(time.perf_counter() - start)
     arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     print(f"\n{results['seconds']} s; written to {arguments.out}")
 
