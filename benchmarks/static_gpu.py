@@ -57,6 +57,7 @@ KERNELS: dict[str, tuple[Rule, dict[str, Any]]] = {
     "Lion, float32": (rules.lion, {}),
     "SGLD, float32": (rules.sgld, {}),
     "AdamW, float32, telemetry": (rules.adamw, {"metric": Telemetry()._measure}),
+    "AdamW, bfloat16, split master, telemetry": (rules.adamw, {**HALF, "masters": I16, "metric": Telemetry()._measure}),
     "AdamW, float32, telemetry and histograms": (rules.adamw, {"metric": Telemetry(histograms=["gradient"])._measure}),
 }
 
