@@ -9,10 +9,12 @@ import tristep
 # Of no two alike is there a stack, so that arithmetic is the same with some of them as with all. Rows and columns that no
 # number of ranks divides, and fewer rows than ranks.
 MATRICES = [(7, 4), (1, 3), (5, 9), (12, 2), (3, 3), (6, 8)]
+LARGE = [(70, 60), (64, 65), (61, 70)]  # enough elements for their states to be packed
 OTHERS = [(5,), (2, 3, 2), (1,), (4, 3, 1, 2)]
 RULES = {
     "muon of torch": (lambda groups: tristep.optim.Muon(groups, lr=0.02, weight_decay=0.1), MATRICES),
     "muon": (lambda groups: AnyMuon(groups, lr=0.02, weight_decay=0.1), MATRICES + OTHERS),
+    "masters": (lambda groups: AnyMuon(groups, lr=0.02, flatten=True, multi_precision=True), MATRICES + OTHERS),
     "soap": (lambda groups: tristep.optim.SOAP(groups, lr=0.02, precondition_frequency=2), MATRICES + OTHERS),
     "adafactor": (lambda groups: tristep.optim.Adafactor(groups, lr=0.02, weight_decay=0.1), MATRICES + OTHERS),
     "came": (lambda groups: tristep.optim.CAME(groups, lr=0.02, clip_threshold=0.5), MATRICES + OTHERS),

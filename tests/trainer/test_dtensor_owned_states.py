@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from dtensors import sent_by, whole_tensors
-from owner_training import MATRICES, RULES, Pair, backward, fully_sharded, make_net, placed
+from owner_training import LARGE, MATRICES, RULES, AnyMuon, Pair, backward, fully_sharded, make_net, placed
 
 import tristep
 from tristep.trainer.optim import shards
@@ -141,3 +141,28 @@ def test_states_of_one_process_can_be_loaded(processes):
         assert re.match(r"'mean' of params\[0\] has shape \(2, 2\), the parameter \(7, 4\)", message)
         for a, b in zip(cut, alone, strict=True):
             assert a.tobytes() == b.tobytes()
+
+
+def _in_few_bits():
+    pair = Pair(lambda groups: AnyMuon(groups, lr=0.02, state_dtype="8bit", multi_precision=True), LARGE, torch.bfloat16)
+    pair.step(0)
+    pair.step(1)
+    saved = copy.deepcopy(pair.optimizers[0].state_dict())
+    pair.optimizers[0].load_state_dict(saved)
+    pair.step(2)
+    found = [optimizer.float32_weights() for optimizer in pair.optimizers]
+    float32 = [whole_tensors(each.values()) for each in found]
+    pair.optimizers[0].load_float32_weights({p: 2 * w for p, w in found[0].items()})
+    pair.optimizers[1].load_float32_weights({p: 2 * w for p, w in found[1].items()})
+    pair.step(3)
+    types = [{key: v.dtype for key, v in row.items() if v.dim()} for row in saved["state"].values()]
+    return *pair.results(), sent_by(float32), str(types[0])
+
+
+def test_packed_states_and_masters_belong_to_owners(processes):
+    for (weights, states), (weights_alone, states_alone), (float32, float32_alone), types in processes(2).run(_in_few_bits):
+        assert types == "{'mean': torch.uint8, 'master': torch.float32}"
+        for a, b in zip([*weights, *float32], [*weights_alone, *float32_alone], strict=True):
+            assert a.tobytes() == b.tobytes()
+        for row, alone in zip(states, states_alone, strict=True):
+            assert {key: v.tobytes() for key, v in row.items()} == {key: v.tobytes() for key, v in alone.items()}

@@ -12,6 +12,7 @@ from ...kernels.states import allocate_states, goes_with
 from ..full_precision import check_weights, float32_of, parts_of
 from . import shards
 from .groups import Group, name_of
+from .owned_states import states_as_shards
 from .states import MASTER_KEYS, as_real, master_key
 
 if TYPE_CHECKING:
@@ -23,8 +24,10 @@ __all__ = ["float32_weights", "load_float32_weights"]
 def float32_weights(optimizer: FusedOptimizer) -> dict[torch.Tensor, torch.Tensor]:
     """See `FusedOptimizer.float32_weights`."""
     found = {}
+    with states_as_shards(optimizer):
+        rows = dict(optimizer.state)
     for _, group, parameter in _parameters(optimizer):
-        weight, row = as_real(parameter).detach(), optimizer.state.get(parameter, {})
+        weight, row = as_real(parameter).detach(), rows.get(parameter, {})
         masters = [row[key] for key in MASTER_KEYS if key in row]
         has_one = masters and optimizer._master_dtype(group, weight) is not None
         whole = float32_of(weight, shards.local(masters[0]) if has_one else None)
@@ -55,7 +58,7 @@ def load_float32_weights(optimizer: FusedOptimizer, weights: Any) -> None:
             row = optimizer.state[parameter]
             key, other = master_key(weight, master.dtype)
             row.pop(other, None)
-            old = None if key not in row else shards.local(row[key])
+            old = None if key not in row or parameter in (optimizer._owners or {}) else shards.local(row[key])
             if old is None or not goes_with(old, weight, master.dtype):
                 ((old,),) = allocate_states([weight], 1, master.dtype)
                 row[key] = shards.placed_as(parameter, old)

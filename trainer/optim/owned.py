@@ -10,6 +10,7 @@ orthogonalization, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,12 +71,16 @@ class OwnedParameters:
         optimizer = self._optimizer
         check_shards(optimizer, rule, self._states.narrow, self.sharded)
         assert isinstance(rule, TensorRule)
-        states = self._states.make(rule)
+        states, masters = self._states.make(rule)
         self._values = self._values_now()
-        self._tensors = [state for row in states for state in row]
+        self._tensors = [*chain.from_iterable(states), *(master for master in masters if master is not None)]
         self._guard = PointerGuard(self._tensors)
         wholes = [member.whole for member in self._members]
-        return Update(rule, wholes, states, names=self.names, grad_scale_and_skip=optimizer._control)
+        seed, control = optimizer._rounding(self._members[0].group), optimizer._control
+        update = Update(rule, wholes, states, masters, names=self.names, seed=seed, grad_scale_and_skip=control)
+        places = {parameter: i for i, parameter in enumerate(assign_owners(optimizer))}
+        update.rng_offsets[:] = [places[parameter] for parameter in self.sharded]  # not those of another exchange
+        return update
 
     def is_current(self, update: Update) -> bool:
         """Whether states and shards are the tensors that they were."""

@@ -1,4 +1,4 @@
-"""The states of parameters that belong to one of the ranks among which they are cut.
+"""The states and masters of parameters that belong to one of the ranks among which they are cut.
 
 Only the owner has them, as whole tensors; the others have tensors without elements in their place. What `state_dict` shows
 are DTensors: those of the parameter's shape are placed as it is, others are cut along their first dimension. So
@@ -16,11 +16,13 @@ import torch
 
 from ...kernels import TensorRule, storage
 from ...kernels.layouts import is_wrapper
-from ...kernels.states import goes_with, slot_shapes, states_for
+from ...kernels.states import allocate_states, goes_with, slot_shapes, states_for
+from ..optimizer.states import new_master
 from . import shards
 from .exchange import CutTensor, Exchange, shard_bounds
 from .groups import Group
 from .owners import OwnerGroup
+from .states import MASTER_KEYS, master_key
 
 if TYPE_CHECKING:
     from .base import FusedOptimizer
@@ -54,7 +56,7 @@ class Owned:
 
 
 class OwnedStates:
-    """The states of some parameters that belong to ranks.
+    """The states and masters of some parameters that belong to ranks.
 
     Args:
         optimizer: whose parameters they are.
@@ -65,17 +67,23 @@ class OwnedStates:
         self._optimizer, self._members = optimizer, members
         self.narrow = optimizer._narrow(members[0].group)
         self._new: list[tuple[int, tuple[torch.Tensor, ...], list[int]]] = []  # parameters, and the states to be filled
+        self._new_masters: list[tuple[int, torch.Tensor, torch.Tensor | None]] = []  # and what was the master so far
 
-    def make(self, rule: TensorRule) -> list[tuple[torch.Tensor, ...]]:
-        """The states of all parameters, as an `Update` needs them."""
+    def make(self, rule: TensorRule) -> tuple[list[tuple[torch.Tensor, ...]], list[torch.Tensor | None]]:
+        """The states and masters of all parameters, as an `Update` needs them."""
         with torch.inference_mode(False):
             self._bring(rule)
-            self._new = []
-            return [self._states_of(rule, i, member) for i, member in enumerate(self._members)]
+            self._new, self._new_masters = [], []
+            states = [self._states_of(rule, i, member) for i, member in enumerate(self._members)]
+            return states, [self._master_of(i, member) for i, member in enumerate(self._members)]
 
     def fill_new(self, active: Sequence[bool]) -> None:
-        """Let the optimizer fill the new states of these parameters, for which it may want the weight."""
-        waiting = self._new
+        """Fill the new states and masters of these parameters, which is done by the weight."""
+        masters, waiting = self._new_masters, self._new
+        self._new_masters = [each for each in masters if not active[each[0]]]
+        for i, master, old in masters:
+            if active[i]:
+                master.copy_(new_master(self._members[i].whole, old, master.dtype))
         self._new = [each for each in waiting if not active[each[0]]]
         for i, states, missing in waiting:
             if active[i]:
@@ -127,12 +135,27 @@ class OwnedStates:
             elif goes_with(found, member.whole, new.dtype):
                 states[k] = found
             else:
-                storage.copy(new, found, member.whole.shape, slot in getattr(rule, "nonnegative", ()))
+                storage.copy(new, found, member.whole.shape, slot in rule.nonnegative)
             if new.numel():  # a factored state has no elements where it is not used
                 member.row[key] = states[k]
         if missing:
             self._new.append((i, tuple(states), missing))
         return tuple(states)
+
+    def _master_of(self, i: int, member: Owned) -> torch.Tensor | None:
+        """The master of a parameter, found or new."""
+        dtype = self._optimizer._master_dtype(member.group, member.whole)
+        if dtype is None:
+            return None
+        key, other = master_key(member.whole, dtype)
+        others, found = member.row.pop(other, None), member.row.get(key)
+        found = others if found is None else found
+        if not member.mine or found is None or not goes_with(found, member.whole, dtype):
+            ((master,),) = allocate_states([member.whole], 1, dtype)
+            if member.mine:
+                self._new_masters.append((i, master, found))
+            member.row[key] = found = master
+        return found
 
 
 @contextmanager
@@ -179,10 +202,11 @@ def _exchange(ranks: OwnerGroup, tensors: Sequence[CutTensor], to_owners: bool) 
 def _states_in(
     optimizer: FusedOptimizer, rule: TensorRule, parameter: torch.Tensor, row: dict[str, Any]
 ) -> list[tuple[str, torch.Size]]:
-    """The keys of a parameter's states that are in its row, and the shapes of the whole tensors."""
+    """The keys of a parameter's states and master that are in its row, and the shapes of the whole tensors."""
     keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
     like = [parameter.dtype if row.get(key) is None else row[key].dtype for key in keys]
-    shapes = zip(keys, slot_shapes(rule, parameter.shape, like), strict=True)
+    shapes = [*zip(keys, slot_shapes(rule, parameter.shape, like), strict=True)]
+    shapes += [(key, parameter.shape) for key in MASTER_KEYS]
     return [(key, shape) for key, shape in shapes if row.get(key) is not None]
 
 
