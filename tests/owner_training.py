@@ -5,6 +5,23 @@ import torch.distributed as dist
 from dtensors import sent_by, whole_tensors
 
 import tristep
+from tristep.kernels import tensor_rule
+
+
+@tensor_rule
+def pulled(w, g, state, hyper):
+    """Steps of length lr, and back to where the weight has been at first."""
+    (start,) = state
+    (lr,) = hyper
+    return w - lr * (g / g.norm() + w - start), (start,)
+
+
+class Pulled(tristep.optimizer.RuleOptimizer):
+    rule = pulled
+
+    def init_state(self, weight, state):
+        state[0].copy_(weight)
+
 
 # Of no two alike is there a stack, so that arithmetic is the same with some of them as with all. Rows and columns that no
 # number of ranks divides, and fewer rows than ranks.
@@ -16,6 +33,7 @@ RULES = {
     "muon": (lambda groups: AnyMuon(groups, lr=0.02, weight_decay=0.1), MATRICES + OTHERS),
     "masters": (lambda groups: AnyMuon(groups, lr=0.02, flatten=True, multi_precision=True), MATRICES + OTHERS),
     "soap": (lambda groups: tristep.optim.SOAP(groups, lr=0.02, precondition_frequency=2), MATRICES + OTHERS),
+    "pulled": (lambda groups: tristep.optim.as_torch(Pulled)(groups, lr=0.02), MATRICES + OTHERS),
     "adafactor": (lambda groups: tristep.optim.Adafactor(groups, lr=0.02, weight_decay=0.1), MATRICES + OTHERS),
     "came": (lambda groups: tristep.optim.CAME(groups, lr=0.02, clip_threshold=0.5), MATRICES + OTHERS),
 }
