@@ -8,6 +8,7 @@ from .heatmap import TensorHeatmap
 from .loss import LossView
 from .loss_plane import LossPlaneView
 from .lr_finder import LRFinderView
+from .orthogonalization import OrthogonalizationView, SingularValues
 from .playground import Playground
 from .schedule import ScheduleView
 from .sensitivity import SensitivityView
@@ -23,9 +24,11 @@ __all__ = [
     "LRFinderView",
     "LossPlaneView",
     "LossView",
+    "OrthogonalizationView",
     "Playground",
     "ScheduleView",
     "SensitivityView",
+    "SingularValues",
     "SweepView",
     "TensorHeatmap",
     "TrajectoryView",
