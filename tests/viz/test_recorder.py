@@ -120,6 +120,12 @@ def test_how_parameters_are_stored(dtype, settings, expected):
         assert recorder.run.storage == [expected] * 2 + ["float64"] * 2
 
 
+def test_how_parameters_of_several_optimizers_are_stored():
+    several = [("*bias", "adam"), ("*", "muon", {"multi_precision": True})]
+    with Recorder(tristep.Trainer(_net().to(torch.bfloat16), several)) as recorder:
+        assert recorder.run.storage == ["bfloat16 with float32 master", "bfloat16"] * 2
+
+
 def test_histograms_come_now_and_then_and_norms_always():
     net = _net()
     trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})

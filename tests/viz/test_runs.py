@@ -158,7 +158,7 @@ def test_a_file_gives_back_what_was_saved_and_the_run_goes_on(runs, tmp_path):
 def test_runs_of_earlier_files_and_their_storage(runs, tmp_path):
     runs["adam"].storage.append("float32")
     runs.save(tmp_path / "runs.npz")
-    with pytest.raises(ValueError, match=r"run 0 has 2 parameters and says of 3 how they are stored"):
+    with pytest.raises(ValueError, match=r"storage has 3 texts for 2 parameters: one for each, or none"):
         RunSet.load(tmp_path / "runs.npz")
     about = {"name": "old", "parameters": ["w"], "edges": [], "notes": {}, "series": {k: [] for k in runs["adam"]._kinds()}}
     header = np.frombuffer(json.dumps({"tristep runs": 1, "runs": [about]}).encode(), dtype=np.uint8)

@@ -14,6 +14,7 @@ from ...kernels import streams
 from ...kernels.storage import MasterKind, kind_of
 from ...trainer import Telemetry, Trainer
 from ...trainer.optimizer import Optimizer, RuleOptimizer
+from ...trainer.optimizer.multi import part_of
 from .runs import Run
 
 __all__ = ["OptimizerProbe", "TrainerProbe", "copy_to_host"]
@@ -60,7 +61,8 @@ class TrainerProbe:
         self.names = list(self._plain.names)
         self.params = list(self._plain._params)
         self.edges = self._plain.edges if histograms else np.zeros(0)
-        self.storage = [_storage(trainer.optimizer, param) for param in self.params]
+        indices = {id(param): index for index, param in trainer.optimizer.param_dict.items()}
+        self.storage = [_storage(part_of(trainer.optimizer, indices[id(param)]), param) for param in self.params]
         if self._counting is not None:
             trainer.telemetry = self._counting
 

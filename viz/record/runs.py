@@ -43,6 +43,10 @@ class Run:
         self.name, self.parameters, self.edges = str(name), list(parameters), np.array(list(edges), dtype=np.float64)
         self.notes = {str(key): str(value) for key, value in (notes or {}).items()}
         self.storage = list(storage)
+        if self.storage and len(self.storage) != len(self.parameters):
+            raise ValueError(
+                f"storage has {len(self.storage)} texts for {len(self.parameters)} parameters: one for each, or none"
+            )
         self.scalars: dict[str, Series] = {}
         self.tensors: dict[str, Series] = {}
         self.histograms: dict[str, Series] = {}
@@ -211,8 +215,6 @@ def _run(i: int, own: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Run:
     texts = [own["name"], *own["parameters"], *own["notes"].values(), *storage]
     if not all(isinstance(text, str) for text in texts) or not isinstance(own["parameters"], list):
         raise ValueError(f"names and notes of run {i} must be strings")
-    if len(storage) not in (0, len(own["parameters"])):
-        raise ValueError(f"run {i} has {len(own['parameters'])} parameters and says of {len(storage)} how they are stored")
     run = Run(own["name"], own["parameters"], own["edges"], own["notes"], storage)
     if run.edges.ndim != 1 or set(own["series"]) != set(run._kinds()):
         raise ValueError(f"run {i} has edges {own['edges']!r:.80} and series of {', '.join(own['series'])}")
