@@ -112,8 +112,12 @@ REFUSED = {
     "lion": ({"hyperball": True, "wd": 0.1}, ValueError, r"wd=0.1 with hyperball=True: .* so it must be 0.0"),
     "adam": ({"hyperball": True, "decoupled_wd": True}, ValueError, "decoupled_wd=True with hyperball=True: .* be False"),
     "came": ({"hyperball": True}, TypeError, "hyperball=True: CAME has a rule of whole tensors"),
-    "sgd": ({"cautious_wd": True}, ValueError, "SGD adds its weight decay to the gradient: give decoupled_wd=True, too"),
-    "rprop": ({"cautious_wd": True}, ValueError, "cautious_wd=True: Rprop has no weight decay, so it must be False"),
+    "sgd": (
+        {"cautious_wd": True},
+        ValueError,
+        "SGD adds its weight decay to the gradient; .*, or give decoupled_wd=True, too",
+    ),
+    "rprop": ({"cautious_wd": True}, ValueError, "cautious_wd=True: Rprop has no weight decay; it must be False"),
     "muon": ({"cautious_wd": True}, TypeError, "cautious_wd=True: Muon has a rule of whole tensors"),
     "adamw": ({"cautious_wd": 1}, TypeError, "cautious_wd=1: must be True or False"),
 }

@@ -266,7 +266,7 @@ class SharedRows:
         before = dict(vars(one))
         try:
             rows = [
-                one.row(t, one.lr * lr_mult, one.wd * wd_mult, index, rule)
+                one.row(t, one.lr * lr_mult, one.wd_at(one.lr, one.wd) * wd_mult, index, rule)
                 for t, (*_, lr_mult, wd_mult, index) in zip(times, parameters, strict=True)
             ]
         except Exception:  # whatever comes of counting with what is no number

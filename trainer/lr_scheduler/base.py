@@ -70,6 +70,7 @@ class LRScheduler:
     """
 
     registry: ClassVar[Registry[type[LRScheduler]]]
+    _peaks: ClassVar[tuple[str, ...]] = ()  # attributes whose largest value no rate of this very class exceeds
     _warmup_final_lr: float | None = None  # None: base_lr
 
     def __init__(
@@ -95,6 +96,18 @@ class LRScheduler:
         if not self._defines_call():  # such a class may go below warmup_begin_lr once the warm-up is over
             self._check_base_lr(value)
         self._base_lr = value
+
+    @property
+    def peak_lr(self) -> float | None:
+        """The learning rate that the schedule does not exceed, and as a rule comes to; None if it is not known.
+
+        It is not of a class of your own that does not define it, of functions and of torch's schedules.
+        """
+        found: list[float] = []
+        for name in vars(type(self)).get("_peaks", ()):
+            value = getattr(self, name)
+            found += value if isinstance(value, list) else [value]
+        return max(found, default=None)
 
     @property
     def warmup_final_lr(self) -> float:

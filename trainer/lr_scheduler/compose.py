@@ -103,6 +103,12 @@ class SequenceScheduler(LRScheduler):
     def base_lr(self, value: float) -> None:
         raise AttributeError("a SequenceScheduler has no base_lr: set it on one of its schedulers")
 
+    @property
+    def peak_lr(self) -> float | None:
+        """That of its schedules, if it is known of all; see :attr:`LRScheduler.peak_lr`."""
+        peaks = [peak for each in self.schedulers if (peak := getattr(each, "peak_lr", None)) is not None]
+        return max(peaks) if len(peaks) == len(self.schedulers) else None
+
     def get_warmup_lr(self, num_update):
         """Never used: each schedule has its own warm-up."""
         return 0.0

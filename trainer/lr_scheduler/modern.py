@@ -46,6 +46,8 @@ class CosineRestartsScheduler(LRScheduler):
     [1.0, 0.5, 1.0, 0.5, 1.0]
     """
 
+    _peaks = ("base_lr", "final_lr")
+
     def __init__(
         self,
         period: float,
@@ -107,6 +109,8 @@ class CyclicScheduler(LRScheduler):
     [0.0, 0.5, 1.0, 0.0, 0.5]
     """
 
+    _peaks = ("base_lr", "max_lr")
+
     def __init__(
         self,
         step_up: float,
@@ -159,6 +163,8 @@ class ExponentialScheduler(LRScheduler):
     [1.0, 0.5, 0.25]
     """
 
+    _peaks = ("base_lr",)
+
     def __init__(
         self,
         factor: float,
@@ -203,6 +209,8 @@ class PiecewiseScheduler(LRScheduler):
     >>> [schedule(n) for n in (10, 11, 30, 31)]
     [1.0, 0.5, 0.5, 0.1]
     """
+
+    _peaks = ("base_lr", "rates")
 
     def __init__(
         self,
@@ -249,6 +257,8 @@ class InterpolatedScheduler(LRScheduler):
     >>> [schedule(n) for n in (0, 5, 10, 20, 30, 99)]
     [0.5, 0.75, 1.0, 0.75, 0.5, 0.5]
     """
+
+    _peaks = ("base_lr", "rates")
 
     def __init__(
         self,

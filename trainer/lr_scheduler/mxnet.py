@@ -91,6 +91,8 @@ class FactorScheduler(_DropScheduler):
     [0.8, 0.8, 0.4, 0.2]
     """
 
+    _peaks = ("warmup_final_lr", "stop_factor_lr")
+
     def __init__(
         self,
         step: float,
@@ -133,6 +135,8 @@ class MultiFactorScheduler(_DropScheduler):
     >>> [schedule(n) for n in (10, 11, 30, 31)]
     [0.8, 0.4, 0.4, 0.2]
     """
+
+    _peaks = ("warmup_final_lr",)
 
     def __init__(
         self,
@@ -179,6 +183,8 @@ class PolyScheduler(LRScheduler):
     [1.0, 0.25, 0.0, 0.0]
     """
 
+    _peaks = ("base_lr", "final_lr")
+
     def __init__(
         self,
         max_update: int,
@@ -223,6 +229,8 @@ class CosineScheduler(LRScheduler):
     >>> [round(schedule(n), 6) for n in (0, 10, 20, 60, 100, 1000)]
     [0.0, 0.5, 1.0, 0.5, 0.0, 0.0]
     """
+
+    _peaks = ("base_lr", "final_lr")
 
     def __init__(
         self,

@@ -46,6 +46,8 @@ class OneCycleScheduler(LRScheduler):
     [0.04, 0.52, 1.0, 0.500002, 4e-06]
     """
 
+    _peaks = ("base_lr",)
+
     def __init__(
         self,
         max_update: int,
@@ -115,6 +117,8 @@ class WarmupStableDecayScheduler(LRScheduler):
     [0.0, 1.0, 1.0, 0.5, 0.0, 0.0]
     """
 
+    _peaks = ("base_lr", "final_lr")
+
     def __init__(
         self,
         max_update: int,
@@ -169,6 +173,8 @@ class InverseSquareRootScheduler(LRScheduler):
     >>> [schedule(n) for n in (50, 100, 400, 10000)]
     [0.5, 1.0, 0.5, 0.1]
     """
+
+    _peaks = ("base_lr",)
 
     def __init__(
         self,

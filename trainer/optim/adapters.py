@@ -108,6 +108,7 @@ class _OfRule(FusedOptimizer):
                 value = group[name]
                 number(name, value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value, low=0)
             optimizer = self._of(group)
+            optimizer.wd_at(0.0, 0.0)  # refuses what has no peak
             for k, parameter in enumerate(group["params"]):
                 name = name_of(group, k)
                 if parameter.is_complex() and optimizer.narrow is not None:
@@ -163,7 +164,9 @@ class _OfRule(FusedOptimizer):
 
     def _row(self, group: Group, numbers: Numbers) -> list[float]:
         index = int(numbers["index"]) if "index" in numbers else None
-        return self._of(group).row(int(numbers["step"]), float(group["lr"]), float(group["weight_decay"]), index)
+        optimizer, lr = self._of(group), float(group["lr"])
+        wd = optimizer.wd_at(lr, float(group["weight_decay"]))
+        return optimizer.row(int(numbers["step"]), lr, wd, index)
 
     def _begin(self, group: Group) -> None:
         optimizer = self._of(group)

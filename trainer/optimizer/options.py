@@ -10,12 +10,13 @@ import torch
 
 from ...kernels import Rule, transforms
 from ...kernels.graphs import Recording
-from ..validation import boolean, integer, number
+from ..validation import boolean, choice, integer, number
 from .guard_options import GuardOptions
 
 __all__ = ["TransformOptions"]
 
 _FLAGS = ("cautious", "decoupled_wd", "cautious_wd", "hyperball")
+_DECAYS = ("relative", "squared")
 _OPTIONS = ("clip_norm", "zclip", "agc", *_FLAGS, "lookahead", "ema_decay", "skip_norm", "skip_nonfinite")
 
 
@@ -38,6 +39,12 @@ class TransformOptions(GuardOptions):
         lookahead_alpha: in (0, 1].
         ema_decay: maintain a moving average of the weights, ema <- ema_decay ema + (1 - ema_decay) w after every update, in
             [0, 1); None means none. `Trainer.averaged_weights` uses it, instead of an average of the optimizer's own.
+        decay_schedule: how decoupled weight decay follows the learning rate, whose highest value is the schedule's peak.
+            None: lr wd. "relative": wd lr / peak, which does not depend on how high the peak is (Loshchilov & Hutter 2019,
+            "Decoupled Weight Decay Regularization", alg. 2, with lr / peak as the multiplier of the schedule). "squared":
+            wd lr^2 / peak (AdamC of Defazio 2025, "Why Gradients Rapidly Increase Near the End of Training", arXiv
+            2506.02285). Rates are those before `lr_mult`, which multiplies the result. Also for rules of whole tensors.
+        peak_lr: the peak, before `lr_mult`, > 0; None means that of `lr_scheduler`, where that has a `peak_lr`.
         **kwargs: those of `GuardOptions`, such as `clip_norm`, and of `Optimizer`.
 
     All of these options can be combined, for all elementwise rules, and cost nothing if they are not used. Gradients are
@@ -48,7 +55,8 @@ class TransformOptions(GuardOptions):
         TypeError: an option of an optimizer whose rule is not elementwise.
         ValueError: `decoupled_wd` of an optimizer whose weight decay is decoupled already, or that has none; `cautious_wd`
             without decoupled weight decay; `hyperball` with `wd`, `decoupled_wd` or `cautious_wd`, as what is on a sphere
-            does not decay.
+            does not decay; `decay_schedule` without decoupled weight decay, or with a schedule whose peak is not known. At
+            the first step, `decay_schedule` without a known peak; at any, a learning rate above the peak.
     """
 
     rule: Rule
@@ -64,6 +72,8 @@ class TransformOptions(GuardOptions):
         lookahead: int | None = None,
         lookahead_alpha: float = 0.5,
         ema_decay: float | None = None,
+        decay_schedule: str | None = None,
+        peak_lr: float | None = None,
         **kwargs: Any,
     ) -> None:
         self.cautious = boolean("cautious", cautious)
@@ -73,12 +83,19 @@ class TransformOptions(GuardOptions):
         self.lookahead = None if lookahead is None else integer("lookahead", lookahead, low=1)
         self.lookahead_alpha = number("lookahead_alpha", lookahead_alpha, above=0, high=1)
         self.ema_decay = None if ema_decay is None else number("ema_decay", ema_decay, low=0, below=1)
+        self.decay_schedule = None if decay_schedule is None else choice("decay_schedule", decay_schedule, _DECAYS)
+        self.peak_lr = None if peak_lr is None else number("peak_lr", peak_lr, above=0)
         super().__init__(**kwargs)
 
     @property
     def couples_wd(self) -> bool:
         """Whether `wd` is part of the step, rather than decoupled from it."""
         return "wd" in self.rule.hyper and not {"wd", "decay"} & set(self.decoupled_weight_decay) & set(self.rule.hyper)
+
+    @property
+    def has_decoupled_wd(self) -> bool:
+        """Whether there is decoupled weight decay."""
+        return self.decoupled_wd or bool(set(self.decoupled_weight_decay) & set(self.rule.hyper))
 
     @property
     def has_options(self) -> bool:
@@ -119,6 +136,26 @@ class TransformOptions(GuardOptions):
             values["sync"] = float((t - self.begin_num_update) % self.lookahead == 0)
         return values
 
+    def wd_at(self, lr: float, wd: float) -> float:
+        """What stands for `wd` in `lr * wd`, so that it is what `decay_schedule` says; both are those before multipliers.
+
+        Raises:
+            ValueError: the peak is not known, or below this rate.
+        """
+        if self.decay_schedule is None:
+            return wd
+        peak = self.peak_lr if self.peak_lr is not None else getattr(self.lr_scheduler, "peak_lr", None)
+        if peak is None:
+            raise ValueError(
+                f"decay_schedule={self.decay_schedule!r} with lr_scheduler={self.lr_scheduler!r}: the peak of the learning "
+                "rate is not known; give peak_lr"
+            )
+        if lr > peak * (1 + 1e-9):
+            raise ValueError(f"the learning rate is {lr!r}, above its peak {peak!r}: give a larger peak_lr")
+        if not peak:
+            return 0.0
+        return wd / peak if self.decay_schedule == "relative" else wd * lr / peak
+
     def start_option_states(self, weight: torch.Tensor, slots: Mapping[str, torch.Tensor]) -> None:
         """Fill the states of the options, by name, as they are before the first update of this weight."""
         if self.lookahead is not None:
@@ -137,9 +174,8 @@ class TransformOptions(GuardOptions):
         if self.decoupled_wd and not self.couples_wd:
             why = "decays the weights apart from the gradient already" if known else "has no weight decay"
             raise ValueError(f"decoupled_wd=True: {name} {why}, so it must be False")
-        if self.cautious_wd and not (self.decoupled_wd or set(self.decoupled_weight_decay) & set(rule.hyper)):
-            why = "adds its weight decay to the gradient: give decoupled_wd=True, too" if known else "has no weight decay"
-            raise ValueError(f"cautious_wd=True: {name} {why}{'' if known else ', so it must be False'}")
+        if self.cautious_wd:
+            self._check_decoupled("cautious_wd", "False")
         if self.hyperball:
             for option, off in (("wd", 0.0), ("decoupled_wd", False), ("cautious_wd", False)):
                 if (value := getattr(self, option)) != off:
@@ -147,6 +183,26 @@ class TransformOptions(GuardOptions):
                         f"{option}={value!r} with hyperball=True: weights that are kept on a sphere do not decay, so it "
                         f"must be {off!r}"
                     )
+
+    def check_decay_schedule(self) -> None:
+        """Refuse a `decay_schedule` that has no effect, or whose peak cannot be known.
+
+        Raises:
+            ValueError: it is so.
+        """
+        if self.decay_schedule is not None:
+            self._check_decoupled("decay_schedule", "None")
+            if self.lr_scheduler is not None:
+                self.wd_at(0.0, self.wd)
+        elif self.peak_lr is not None:
+            raise ValueError(f"peak_lr={self.peak_lr!r} without decay_schedule: it must be None, or give that, too")
+
+    def _check_decoupled(self, option: str, off: str) -> None:
+        if self.has_decoupled_wd:
+            return
+        why = "has no weight decay" if "wd" not in self.rule.hyper else "adds its weight decay to the gradient"
+        hint = f"it must be {off}" + (", or give decoupled_wd=True, too" if self.couples_wd else "")
+        raise ValueError(f"{option}={getattr(self, option)!r}: {type(self).__name__} {why}; {hint}")
 
     def _composed(self, sync: bool = False) -> Rule:
         rule = self.rule

@@ -90,6 +90,7 @@ class RuleOptimizer(TransformOptions):
         super().__init__(**kwargs | ({} if master is None else {"multi_precision": True}))
         if master is not None:
             self.multi_precision = master
+        self.check_decay_schedule()
         if self.has_options or self._stores_otherwise:
             check_options(self)
 
@@ -155,8 +156,9 @@ class RuleOptimizer(TransformOptions):
         asked = self.num_update if self.reads_rate_first else max(self.num_update, *times)
         lr = self.lr if self.lr_scheduler is None else self.rate_at(asked)
         self.begin_step(lr)
+        wd = self.wd_at(lr, self.wd)
         return [
-            self.row(t, lr * lr_mult, self.wd * wd_mult, index, rule)
+            self.row(t, lr * lr_mult, wd * wd_mult, index, rule)
             for t, (*_, lr_mult, wd_mult, index) in zip(times, parameters, strict=True)
         ]
 
@@ -256,7 +258,7 @@ class RuleOptimizer(TransformOptions):
         try:
             lr = self.rate_at(self.num_update if self.reads_rate_first else number)
             self.begin_step(lr)
-            run.hyper[0] = self.row(t, lr * lr_mult, self.wd * wd_mult, index, rule)
+            run.hyper[0] = self.row(t, lr * lr_mult, self.wd_at(lr, self.wd) * wd_mult, index, rule)
             run()
         except BaseException:
             self.load_host_state(before)
