@@ -27,7 +27,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from tristep.kernels import Rule, rules
+from tristep.kernels import Rule, rules, storage
 from tristep.kernels.backends.triton.compile import BLOCK, MOST_BLOCKS, compile_for
 from tristep.trainer import Telemetry
 
@@ -52,6 +52,11 @@ KERNELS: dict[str, tuple[Rule, dict[str, Any]]] = {
     "AdamW, bfloat16, 24-bit master, states 8-bit, stochastic": (
         rules.adamw,
         {**HALF, "masters": I8, "state_dtype": U8, "stochastic": True},
+    ),
+    "AdamW, bfloat16, states 4-bit, stochastic": (rules.adamw, {**HALF, "state_dtype": I8, "stochastic": True}),
+    "AdamW, bfloat16, 24-bit master, states 4-bit, stochastic": (
+        rules.adamw,
+        {**HALF, "masters": I8, "state_dtype": I8, "stochastic": True},
     ),
     "SGD, float32": (rules.sgd, {}),
     "Lion, float32": (rules.lion, {}),
@@ -194,7 +199,10 @@ def bytes_of(
     **others: Any,
 ) -> tuple[float, float]:
     """Bytes that are read for an element, and those that are written."""
-    state = 4.0 if state_dtype is None else state_dtype.itemsize + (4 / 128 if state_dtype == U8 else 0)
+    state = 4.0 if state_dtype is None else float(state_dtype.itemsize)
+    if storage.is_packed(state_dtype):
+        assert state_dtype is not None
+        state = storage.packed_size(BLOCK, state_dtype) / BLOCK
     weight = alongside = 0.0
     if masters is True:  # the weight is written only
         alongside = 4.0

@@ -76,18 +76,19 @@ def check_tensors(rule: Rule | TensorRule, name: str, weight: Any, states: Seque
     ):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{slot} of {name} must be a tensor, got {type(tensor).__name__}")
+        is_packed = slot != "master" and storage.is_packed(tensor)  # which has a shape of its own
         if tensor.dtype not in types or tensor.device != weight.device or tensor.shape != shape:
-            packed = tensor.dtype == torch.uint8  # which has a shape of its own
-            allowed = [kind for kind in types if (kind == torch.uint8) == packed] or types
+            plain = [kind for kind in types if slot == "master" or not storage.is_packed(kind)]
+            allowed = [tensor.dtype] if is_packed and tensor.dtype in types else plain
             raise ValueError(
                 f"{slot} of {name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}: "
                 f"must be {' or '.join(map(str, allowed))} {tuple(shape)} on {weight.device}"
             )
-        if tensor.dtype == torch.uint8 and not weight.is_contiguous():
+        if is_packed and not weight.is_contiguous():
             raise ValueError(
                 f"{slot} of {name} is packed, which must be that of a contiguous weight: strides {weight.stride()}"
             )
-        if tensor.dtype == torch.uint8 and tensor.data_ptr() % 4:
+        if is_packed and tensor.data_ptr() % 4:
             raise ValueError(
                 f"{slot} of {name} is packed and begins {tensor.data_ptr() % 4} bytes after a multiple of 4: "
                 "must begin at one, as float32 scales are in it; use .clone()"
@@ -105,7 +106,7 @@ def check_stack(
         raise TypeError(
             f"{name} and its states must be stacks: tensors with an axis more than what is stacked, of length >= 1"
         )
-    plain = isinstance(rule, Rule) and not rule.kept and all(each.dtype != torch.uint8 for each in together)
+    plain = isinstance(rule, Rule) and not rule.kept and not any(map(storage.is_packed, states))
     if not plain or choose_engine(stack.device, engine) == "eager":
         raise ValueError(
             f"{name} is a stack, which the eager engine, rules of whole tensors or that keep numbers, and packed states do "
@@ -131,14 +132,14 @@ def allowed_types(rule: Rule | TensorRule, weight: torch.dtype, shape: torch.Siz
     if usual[0] == torch.float64:
         return (usual,) * (len(rule.slots) + 1)
     if isinstance(rule, TensorRule):
-        low = (*usual, torch.bfloat16, torch.uint8)
+        low = (*usual, torch.bfloat16, *storage.PACKED)
         return (*(low if narrow else usual for narrow in rule.narrows(shape)), usual)
     masters = [
         kind
         for kind in (torch.int16, torch.int8, weight)
         if storage.kind_of(weight, kind) not in (None, storage.MasterKind.FULL)
     ]
-    states = [(*usual, torch.bfloat16, torch.uint8)] * len(rule.state)
+    states = [(*usual, torch.bfloat16, *storage.PACKED)] * len(rule.state)
     return (*states, *[usual] * len(rule.kept), (*usual, *masters))
 
 

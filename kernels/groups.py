@@ -72,7 +72,7 @@ class Group:
         masters = [owner.masters[i] for i in indices] if has_masters else None
         states = [owner.states[i][: len(rule.slots)] for i in indices]
         n = len(rule.state) if isinstance(rule, Rule) else 0  # whole tensors keep the order they have
-        strides = [_strides(owner.weights[i], [*owner.states[i][:n], owner.masters[i]], owner.stacked) for i in indices]
+        strides = [_strides(owner.weights[i], owner.states[i][:n], owner.masters[i], owner.stacked) for i in indices]
         self.copied = [k for k, weight in enumerate(self.originals) if _needs_copy(weight, strides[k], self._first)]
         weights = list(self.originals)
         for k in self.copied:
@@ -178,19 +178,19 @@ class Group:
         return self.rows if isinstance(self.rows, slice) else torch.from_numpy(self.rows).to(self.table.device)
 
 
-def _strides(weight: torch.Tensor, companions: Sequence[torch.Tensor | None], stacked: bool = False) -> tuple[int, ...]:
+def _strides(
+    weight: torch.Tensor, states: Sequence[torch.Tensor], master: torch.Tensor | None, stacked: bool = False
+) -> tuple[int, ...]:
     """Those in which the weight's elements are walked: its states' and master's, its own if it has neither and no gaps.
 
     Packed states are in C's order. In a stack there are no gaps in what is stacked, which `check_stack` has seen to.
     """
-    packed = False
-    for companion in companions:
-        if companion is not None and companion.dtype != torch.uint8:
+    for companion in (*(state for state in states if not storage.is_packed(state)), master):
+        if companion is not None:
             return companion.stride()
-        packed |= companion is not None
     if stacked:
         return weight.stride()
-    return torch.empty(weight.shape, device="meta").stride() if packed else dense_strides(weight)
+    return torch.empty(weight.shape, device="meta").stride() if states else dense_strides(weight)
 
 
 def _needs_copy(tensor: torch.Tensor, strides: tuple[int, ...], first: int) -> bool:

@@ -19,6 +19,7 @@ __all__ = [
     "PerTensorStates",
     "allocate_states",
     "goes_with",
+    "master_like",
     "per_tensor_states",
     "slot_dtypes",
     "slot_shapes",
@@ -53,16 +54,17 @@ def slot_dtypes(
 def state_type(weight: torch.Tensor, state_dtype: torch.dtype | None) -> torch.dtype | None:
     """`state_dtype`, or None for a weight whose states are not packed: one of few elements or not in C's order."""
     packs = weight.numel() >= PACK_FROM and weight.is_contiguous()
-    return None if state_dtype == torch.uint8 and not packs else state_dtype
+    return None if storage.is_packed(state_dtype) and not packs else state_dtype
 
 
 def slot_shapes(
     rule: Rule | TensorRule, shape: torch.Size, tensors: Sequence[torch.Tensor | torch.dtype]
 ) -> list[torch.Size]:
     """The shapes of all that a rule keeps of a weight of this shape, in tensors like these or of these types."""
+    dtypes = [getattr(each, "dtype", each) for each in tensors]  # what is no tensor, `check_tensors` refuses
     return [
-        torch.Size([storage.packed_size(shape.numel())]) if getattr(kind, "dtype", kind) == torch.uint8 else each
-        for kind, each in zip(tensors, rule.shapes(shape), strict=True)
+        torch.Size([storage.packed_size(shape.numel(), dtype)]) if storage.is_packed(dtype) else own
+        for dtype, own in zip(dtypes, rule.shapes(shape), strict=True)
     ]
 
 
@@ -111,7 +113,7 @@ def allocate_states(
 ) -> list[tuple[torch.Tensor, ...]]:
     """Zeros in the shape of each weight, `n_states` times, in `compute_dtype`, or in `dtype` where that is float32.
 
-    With uint8 they are packed, of one dimension, where `state_type` says so.
+    With uint8 or int8 they are packed, of one dimension, where `state_type` says so.
     One arena per device, type and state serves all weights: few allocations, always aligned. A dense weight's state
     has the weight's strides, so that both can be walked as one stretch of memory.
     """
@@ -122,8 +124,9 @@ def allocate_states(
         narrow = state_type(weight, dtype) if kind == torch.float32 else None
         kinds.setdefault((weight.device, narrow or kind), []).append(i)
     for (device, kind), members in kinds.items():
-        step, packed = ALIGNMENT // kind.itemsize, kind == torch.uint8
-        sizes = [storage.packed_size(weights[i].numel()) if packed else weights[i].numel() for i in members]
+        step, packed = ALIGNMENT // kind.itemsize, storage.is_packed(kind)
+        sizes = [weights[i].numel() for i in members]
+        sizes = [storage.packed_size(n, kind) for n in sizes] if packed else sizes
         starts = np.cumsum([0] + [-(-size // step) * step for size in sizes])
         for _ in range(n_states):
             arena = torch.zeros(int(starts[-1]), dtype=kind, device=device)
@@ -137,6 +140,12 @@ def allocate_states(
                 else:
                     states[i].append(flat.as_strided(weight.shape, weight.stride()))
     return [tuple(row) for row in states]
+
+
+@torch.inference_mode(False)
+def master_like(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros of this type in the weight's shape and, if it is dense, its strides."""
+    return torch.empty_strided(weight.shape, dense_strides(weight), dtype=dtype, device=weight.device).zero_()
 
 
 def stacked_zeros(n: int, like: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ class TensorTable:
         weights: dense tensors, all of one type and device, walked in memory order.
         gradients_dtype: the type of all gradients.
         states: for each weight the rule's state tensors, with the weight's strides, each slot of one type, `compute_dtype`
-            or bfloat16, or packed in uint8; then the numbers that it keeps.
+            or bfloat16, or packed; then the numbers that it keeps.
         masters: for each weight what is stored alongside, its copy in `compute_dtype` or another of storage/master.py, of
             one type; or None.
         tile: elements per tile.

@@ -41,7 +41,8 @@ class Update:
         rule: the update rule.
         weights: floating-point tensors of any shape and layout. They are read again if they have moved.
         states: for each weight its state tensors, in the order of `rule.state`, each in the arithmetic's type or, where that
-            is float32 and the rule is elementwise, in bfloat16, or packed as `storage` has it, uint8 of one dimension.
+            is float32 and the rule is elementwise, in bfloat16, or packed as `storage` has it, uint8 or int8 of one
+            dimension.
             States and masters that are given other memory through `.data` are not followed: make another `Update` then.
         masters: for each weight its copy in the arithmetic's type, or None where there is none. Alongside a bfloat16 weight
             it may be int16, the bits that the weight lacks, or int8, the upper 8 of them (split masters), and alongside a
@@ -195,7 +196,7 @@ class Update:
                 tensor.device == weight.device
                 and tensor.dtype in types
                 and tensor.shape == shape
-                and (tensor.dtype != torch.uint8 or weight.is_contiguous())
+                and (tensor is master or not storage.is_packed(tensor) or weight.is_contiguous())
                 for (tensor, shape), types in zip(
                     companions_of(self.rule, weight, row, master),
                     allowed_types(self.rule, weight.dtype, weight.shape),

@@ -1,22 +1,29 @@
-"""What codes of 8 bits stand for, in float64: the list of numbers that codes have, and which is nearest. An oracle."""
+"""What codes of 8 and 4 bits stand for, in float64: the list of numbers that codes have, and which is nearest. An oracle."""
 
 import numpy as np
 
 __all__ = ["blocks", "levels", "nearest", "numbers", "scale_of"]
 
 
-def levels(unsigned):
+# Of codes of 4 bits as tables: a bit of mantissa and two of exponent after the sign, or, without sign, four of exponent.
+FOUR_BITS = {False: [0, 2, 4, 6, 8, 12, 16, 24], True: [0, *(2.0**k for k in range(2, 17))]}
+
+
+def levels(unsigned, bits=8):
     """The multiples of a block's scale that the codes from 0 on stand for: 4 bits of mantissa, subnormal ones at first."""
+    if bits == 4:
+        return np.array(FOUR_BITS[unsigned], dtype=np.float64)
     codes = np.arange(256 if unsigned else 128)
     exponent, mantissa = codes // 16, codes % 16
     return np.where(exponent == 0, mantissa / 4, (1 + mantissa / 16) * 4 * 2.0 ** (exponent - 1))
 
 
-def scale_of(block, unsigned):
+def scale_of(block, unsigned, bits=8):
     """The least power of two whose multiples reach the largest of a block."""
-    largest, top = np.abs(np.asarray(block, dtype=np.float64)).max(), 2.0 ** (16 if unsigned else 8)
+    largest, most = np.abs(np.asarray(block, dtype=np.float64)).max(), levels(unsigned, bits)[-1]
+    top = 2.0 ** np.floor(np.log2(most))
     exponent = -100
-    while 31 / 16 * 2.0**exponent < largest:
+    while most / top * 2.0**exponent < largest:
         exponent += 1
     return 2.0**exponent / top
 
@@ -25,11 +32,11 @@ def blocks(values):
     return [values[start : start + 128] for start in range(0, len(values), 128)]
 
 
-def nearest(values, unsigned):
+def nearest(values, unsigned, bits=8):
     """The nearest that codes have, in float64, and half the distance of the neighbours there."""
-    table, found, gaps = levels(unsigned), [], []
+    table, found, gaps = levels(unsigned, bits), [], []
     for block in blocks(np.asarray(values, dtype=np.float64)):
-        numbers = table * scale_of(block, unsigned)
+        numbers = table * scale_of(block, unsigned, bits)
         place = np.abs(np.abs(block)[:, None] - numbers).argmin(axis=1)
         place = np.where((place == 0) & (block != 0) & unsigned, 1, place)
         found.append(np.copysign(numbers[place], block))

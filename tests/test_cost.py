@@ -77,7 +77,7 @@ def test_json_has_the_rows_of_estimate_cost(capsys):
         (["--params", "1e6", "--gpus", "2", "--link", "nvlnk"], "Did you mean 'nvlink'?"),
         (["--params", "1e6", "--gpus", "2", "--link", "ib400", "--measure"], "not allowed with"),
         (["--params", "1e6", "--gpus", "2", "--link", "ib400", "--optimizer", "adamm"], "adamm"),
-        (["--params", "1e6", "--gpus", "2", "--link", "ib400", "--state", "4bit"], "state_dtype='4bit'"),
+        (["--params", "1e6", "--gpus", "2", "--link", "ib400", "--state", "2bit"], "state_dtype='2bit'"),
         (["--params", "1e6", "--gpus", "2", "--link", "ib400", "--memory", "h1"], "memory='h1'"),
         (["--params", "1e6", "--measure"], "--measure needs several processes: torchrun"),
         (["--params", "1e6", "--measure", "--gpus-per-node", "2"], "leave one of them out"),

@@ -163,15 +163,18 @@ class EagerUpdate:
     def _state(self, i: int, name: str, part: slice = slice(None)) -> torch.Tensor:
         """A state's numbers, in the arithmetic's type."""
         state = self._states[i][name]
-        if state.dtype == torch.uint8:
-            return storage.decode(*self._packed(state, i, part), name in self._rule.nonnegative)
+        if storage.is_packed(state):
+            start, stop, _ = part.indices(int(self.table.sizes[i]))
+            return storage.decode(*self._packed(state, i, part), name in self._rule.nonnegative, state.dtype, stop - start)
         return state[part].to(self.table.dtype)
 
     def _packed(self, state: torch.Tensor, i: int, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the codes and the scales of a part, which begins where a block does."""
-        codes, scales = storage.pieces(state, int(self.table.sizes[i]))
-        start, stop, _ = part.indices(len(codes))
-        return codes[part], scales[start // storage.BLOCK : -(-stop // storage.BLOCK)]
+        n = int(self.table.sizes[i])
+        codes, scales = storage.pieces(state, n)
+        start, stop, _ = part.indices(n)
+        each = 8 // storage.CODES[state.dtype][0].bits  # elements of a byte
+        return codes[start // each : -(-stop // each)], scales[start // storage.BLOCK : -(-stop // storage.BLOCK)]
 
     def _store(self, i: int, part: slice, given: tuple[Any, ...], w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
         """Store what the rule computed, and measure it; `given` are the weight and the gradient that it got."""
@@ -189,7 +192,7 @@ class EagerUpdate:
         slots: list[int | None] = [weight_slot, None][: len(places)]
         for name in changed:
             own = self._rule.state.index(name)
-            if self._states[i][name].dtype == torch.uint8:
+            if storage.is_packed(self._states[i][name]):
                 self._pack(i, name, part, self._spread(new[name], i, part), own)
             else:
                 places.append(self._states[i][name])
@@ -209,8 +212,9 @@ class EagerUpdate:
 
     def _pack(self, i: int, name: str, part: slice, value: torch.Tensor, slot: int) -> None:
         random = _random_bits(self.table, i, part.start or 0, value.numel(), slot) if self.table.storage.stochastic else None
-        packed = storage.encode(value, name in self._rule.nonnegative, random)
-        for place, each in zip(self._packed(self._states[i][name], i, part), packed, strict=True):
+        state = self._states[i][name]
+        packed = storage.encode(value, name in self._rule.nonnegative, random, state.dtype)
+        for place, each in zip(self._packed(state, i, part), packed, strict=True):
             scale_and_skip = self.table.grad_scale_and_skip
             place.copy_(each if scale_and_skip is None else _chosen(scale_and_skip, place, each))
 
@@ -234,7 +238,7 @@ class TensorUpdate:
         self._found: Found | None = None
         self._largest = [max(tensor.numel() for tensor in (weight, *states)) for weight, states in pairs]
         self._width = 1 + len(table.rule.hyper)  # of hyper-parameters; there may be keys after them
-        self._packed = [k for k, state in enumerate(table.states[0]) if state.dtype == torch.uint8]  # the same of all
+        self._packed = [k for k, state in enumerate(table.states[0]) if storage.is_packed(state)]  # the same of all
 
     def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
         """As a call, and write the values of the metric to these rows of the current slot."""
@@ -294,7 +298,7 @@ class TensorUpdate:
     def _read(self, i: int, k: int) -> torch.Tensor:
         """State `k` of tensor `i`, in the arithmetic's type."""
         state = self.table.states[i][k]
-        if state.dtype != torch.uint8:
+        if not storage.is_packed(state):
             return state.to(self.table.dtype)
         return storage.unpacked(state, self.table.weights[i].shape, self._rule.state[k] in self._rule.nonnegative)
 
@@ -303,7 +307,7 @@ class TensorUpdate:
         table, unsigned = self.table, self._rule.state[k] in self._rule.nonnegative
         for i, value in zip(members, values, strict=True):
             random = _random_bits(table, i, 0, value.numel(), k) if table.storage.stochastic else None
-            packed = storage.encode(value.reshape(-1), unsigned, random)
+            packed = storage.encode(value.reshape(-1), unsigned, random, table.states[i][k].dtype)
             for place, each in zip(storage.pieces(table.states[i][k], value.numel()), packed, strict=True):
                 place.copy_(each if table.grad_scale_and_skip is None else _chosen(table.grad_scale_and_skip, place, each))
 

@@ -1,7 +1,7 @@
 """How weights and states are stored in low precision, in torch's operations.
 
 The tensors' types determine the format, so that nothing else has to be passed. A state may be bfloat16 where the
-arithmetic is float32, or packed, in uint8 (packed.py). What is stored alongside a 16-bit weight: master.py.
+arithmetic is float32, or packed, in uint8 or int8 (packed.py). What is stored alongside a 16-bit weight: master.py.
 """
 
 from .kinds import Storage, of_tensors
@@ -9,18 +9,18 @@ from .low_precision import HASH, NEXT, CodesOnly, keys, multiplier, random_bits,
 from .master import MasterKind, combined, kind_of, master_for, split, unchanged
 from .packed import (
     BLOCK,
-    CUT,
-    FIRST,
+    CODES,
     HALF,
     INFINITE,
     LEAST,
     ONE,
-    ROOM,
+    PACKED,
+    Code,
     check_scales,
     copy,
     decode,
     encode,
-    exponents,
+    is_packed,
     packed_size,
     pieces,
     scales_at,
@@ -29,15 +29,15 @@ from .packed import (
 
 __all__ = [
     "BLOCK",
-    "CUT",
-    "FIRST",
+    "CODES",
     "HALF",
     "HASH",
     "INFINITE",
     "LEAST",
     "NEXT",
     "ONE",
-    "ROOM",
+    "PACKED",
+    "Code",
     "CodesOnly",
     "MasterKind",
     "Storage",
@@ -46,7 +46,7 @@ __all__ = [
     "copy",
     "decode",
     "encode",
-    "exponents",
+    "is_packed",
     "keys",
     "kind_of",
     "master_for",

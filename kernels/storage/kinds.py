@@ -8,6 +8,7 @@ import torch
 
 from .low_precision import CodesOnly
 from .master import MasterKind, kind_of
+from .packed import is_packed
 
 __all__ = ["Storage", "of_tensors"]
 
@@ -48,5 +49,5 @@ def of_tensors(weight: torch.dtype, states: Any, master: torch.dtype | None, see
     assert kind is not None
     states, codes_only = tuple(states), isinstance(seed, CodesOnly)
     some = torch.bfloat16 in states or (weight == torch.bfloat16 and kind in (MasterKind.NONE, MasterKind.SPLIT8))
-    stochastic = seed is not None and (torch.uint8 in states or (some and not codes_only))
+    stochastic = seed is not None and (any(map(is_packed, states)) or (some and not codes_only))
     return Storage(states, kind, stochastic, stochastic and codes_only)

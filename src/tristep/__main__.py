@@ -89,7 +89,7 @@ def _add_cost(commands: Any) -> argparse.ArgumentParser:
     cost.add_argument("--gpus-per-node", type=int, metavar="N", help="where nodes have a faster link inside")
     cost.add_argument("--inner", default="nvlink", metavar="LINK", help="that link (default: nvlink)")
     cost.add_argument("--optimizer", default="adam", metavar="NAME", help="(default: adam)")
-    cost.add_argument("--state", metavar="TYPE", help="how states are stored: bfloat16 or 8bit")
+    cost.add_argument("--state", metavar="TYPE", help="how states are stored: bfloat16, 8bit or 4bit")
     cost.add_argument("--weights", default="float32", metavar="TYPE", help="of weights and gradients (default: float32)")
     cost.add_argument(
         "--master", choices=("float32", "remainder", "split8"), help="the master of 16-bit weights; none by default"

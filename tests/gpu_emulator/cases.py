@@ -131,10 +131,10 @@ class RuleCase(NamedTuple):
     def _state(self, rng: Any, rule: Rule, name: str, n: int, dtype: Any, state: torch.dtype | None) -> torch.Tensor:
         values = torch.as_tensor(draw(rng, rule, name, n)) * (not self.small)
         kind = dtype if state is None or name in rule.full_precision else state
-        if kind != torch.uint8:
+        if not storage.is_packed(kind):
             return _placed(values, kind, self.offset)
-        packed = torch.zeros(storage.packed_size(n), dtype=torch.uint8)
-        return _placed(storage.copy(packed, values.float(), values.shape, name in rule.nonnegative), torch.uint8)
+        packed = torch.zeros(storage.packed_size(n, kind), dtype=kind)
+        return _placed(storage.copy(packed, values.float(), values.shape, name in rule.nonnegative), kind)
 
     def _gradient(self, rng: Any, rule: Rule, n: int, gradient: torch.dtype) -> torch.Tensor:
         values = torch.as_tensor(draw(rng, rule, "gradient", n)) * (2e-22 if self.small else 1.0)
@@ -273,6 +273,9 @@ def cases() -> Iterator[RuleCase | CodeCase | ProductCase]:
                 yield RuleCase(name, state="uint8", seed=3, offset=offset)
                 yield RuleCase(name, "bfloat16", "bfloat16", "int16", "uint8", offset, 3)
             yield RuleCase(name, "bfloat16", "bfloat16", "int8", "uint8", seed=3)
+            for offset in (0, 1):
+                yield RuleCase(name, state="int8", offset=offset)
+                yield RuleCase(name, "bfloat16", "bfloat16", "int8", "int8", offset, 3)
             yield RuleCase(name, control=(0.125, 0.0), zero_grads=True)
             yield RuleCase(name, control=(1.0, 1.0), zero_grads=True, offset=1)
             yield RuleCase(name, metrics=True)

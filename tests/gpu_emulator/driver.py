@@ -236,8 +236,9 @@ def _ranges_of(table: Any) -> Iterator[Range]:
     sizes, states = table.sizes, list(table.storage.states)
     rows = [sizes * kind.itemsize for kind in (table.weight_dtype, table.gradient_dtype, *states)]
     for k, kind in enumerate(states):
-        if kind == torch.uint8:  # codes, and after them the scales of blocks of 128
-            rows[2 + k] = -(-sizes // 16) * 16 + -(-sizes // 128) * 4
+        if kind in (torch.uint8, torch.int8):  # codes, the latter two to a byte, and after them the scales of blocks of 128
+            codes = sizes if kind == torch.uint8 else -(-sizes // 2)
+            rows[2 + k] = -(-codes // 16) * 16 + -(-sizes // 128) * 4
     if len(table.addresses) > len(rows):
         rows.append(sizes * table.masters[0].element_size())
     for row, (addresses, lengths) in enumerate(zip(table.addresses, rows, strict=True)):

@@ -36,6 +36,7 @@ TARGETS = {f"sm_{n}": GPUTarget("cuda", n, 32) for n in (75, 80, 86, 90, 100, 12
 TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
 SAMPLE = (
     RuleCase("adamw", "bfloat16", "bfloat16", "int16", "uint8", seed=3),
+    RuleCase("adamw", "bfloat16", "bfloat16", "int8", "int8", seed=3),
     RuleCase("lamb", "bfloat16", metrics=True),
     CodeCase("int8", 5000, "bfloat16", ranks=3),
     CodeCase("2bit", 5000, ranks=3),

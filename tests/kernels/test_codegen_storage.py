@@ -49,7 +49,11 @@ PACKED = [
     for rule in ("sgd_momentum", "adamw", "adan")
     for weight, masters in [("float32", False), ("bfloat16", False), ("bfloat16", "int16"), ("bfloat16", "int8")]
 ]
-PACKED_ELSEWHERE = [Case(target, "adamw", state="uint8", stochastic=True) for target in TARGETS]
+PAIRS = [
+    Case(rule="adamw", weight=weight, gradient=weight, masters=masters, state="int8", stochastic=True)
+    for weight, masters in [("float32", False), ("bfloat16", False), ("bfloat16", "int8")]
+]
+PACKED_ELSEWHERE = [Case(target, "adamw", state=kind, stochastic=True) for target in TARGETS for kind in ("uint8", "int8")]
 PACKED_SUMS = Case(rule="lamb", stage=0, state="uint8")
 MEASURED = [
     *(Case(rule=rule, measured=True) for rule in ("sgd", "heavy_ball", "adamw", "novograd")),
@@ -126,6 +130,21 @@ def test_packed_states_take_one_access_for_4_codes(case, code):
     assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
     assert kernel.count(FLOAT64) == 0
     assert 16 <= kernel.used("REG") <= (64 if changed <= 2 else 112)  # Adan keeps the scales and codes of four states
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("case", PAIRS, ids=lambda case: case.name)
+def test_states_of_4_bits_take_one_access_of_16_bits_for_4_codes(case, code):
+    """Neighbouring threads access neighbouring bytes, and no codes are exchanged through shared memory."""
+    kernel = code(case)
+    names = [name for _, name in kernel.full_tile_path]
+    assert kernel.warps * 32 * 4 == BLOCK
+    assert names.count("LDG.E.U16") == names.count("STG.E.U16") == 2
+    assert not [name for name in names if re.match(r"(LDG|STG)\.E\.[US]8", name)]
+    assert [name for name in names if re.match(SHARED, name)] == ["BAR.SYNC.DEFER_BLOCKING"]
+    assert kernel.count(r"SHFL.*") == kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
+    assert kernel.count(FLOAT64) == 0
+    assert 16 <= kernel.used("REG") <= 64
 
 
 @pytest.mark.sample(1)

@@ -1,4 +1,4 @@
-"""States of 8 bits on the engines: alike on all, and as `storage.encode` and the oracle have them."""
+"""States of 8 and 4 bits on the engines: alike on all, and as `storage.encode` and the oracle have them."""
 
 import math
 
@@ -12,6 +12,8 @@ from tristep.kernels.states import slot_dtypes, state_type, states_for
 from tristep.kernels.storage import CodesOnly, packed_size, pieces, unpacked
 
 F64, F32, F16, BF16, I16, U8 = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int16, torch.uint8
+I8 = torch.int8  # packed in 4 bits
+KINDS = pytest.mark.parametrize("dtype", [U8, I8], ids=["8 bits", "4 bits"])
 SIZES = [4096, 70_001, 1, 0]  # one is longer than a tile of any engine
 
 
@@ -51,13 +53,13 @@ def run(place, used, gradients, states, seed=None, weights=None, number=1):
     return weights
 
 
-def packed_states(place, sizes, seed=0):
+def packed_states(place, sizes, seed=0, dtype=U8):
     """Packed states with numbers in them."""
     states = []
     for k, n in enumerate(sizes):
         row = []
         for unsigned in (False, True):
-            state = torch.zeros(packed_size(n), dtype=U8, device=place.device)
+            state = torch.zeros(packed_size(n, dtype), dtype=dtype, device=place.device)
             values = torch.tensor(numbers(seed + k, n, unsigned), device=place.device)
             row.append(storage.copy(state, values, values.shape, unsigned))
         states.append(tuple(row))
@@ -72,10 +74,11 @@ def test_packed_states_begin_at_a_multiple_of_4(place):
         Update(take, [torch.zeros(5000, device=place.device)], states, engine=place.engine)
 
 
+@KINDS
 @pytest.mark.parametrize("seed", [None, 3, CodesOnly(3)], ids=str)
-def test_every_engine_stores_the_same_bytes(place, seed):
+def test_every_engine_stores_the_same_bytes(place, seed, dtype):
     gradients = [numbers(10 + k, n) for k, n in enumerate(SIZES)]
-    states = packed_states(place, SIZES)
+    states = packed_states(place, SIZES, dtype=dtype)
     before = [unpacked(row[0], torch.Size([n])) for row, n in zip(states, SIZES, strict=True)]
     weights = run(place, take, gradients, states, seed, number=7)
     for k, (weight, row, gradient) in enumerate(zip(weights, states, gradients, strict=True)):
@@ -86,14 +89,15 @@ def test_every_engine_stores_the_same_bytes(place, seed):
             if seed is not None:
                 low, high = storage.keys(3, np.array([7]), np.array([k]))[0]
                 random = storage.random_bits(low, high, torch.arange(len(values)), slot)
-            codes, scales = storage.encode(values, unsigned, random)
+            codes, scales = storage.encode(values, unsigned, random, dtype)
             got_codes, got_scales = pieces(state.cpu(), len(values))
             assert torch.equal(got_scales, scales)
             assert torch.equal(got_codes, codes)
 
 
-def test_every_engine_reads_the_same_numbers(place):
-    states = packed_states(place, SIZES)
+@KINDS
+def test_every_engine_reads_the_same_numbers(place, dtype):
+    states = packed_states(place, SIZES, dtype=dtype)
     expected = [
         [unpacked(s, torch.Size([n]), u) for s, u in zip(row, (False, True), strict=True)]
         for row, n in zip(states, SIZES, strict=True)
@@ -103,10 +107,11 @@ def test_every_engine_reads_the_same_numbers(place):
         assert torch.equal(weight, mean + square)
 
 
+@KINDS
 @pytest.mark.parametrize("seed", [None, 0], ids=str)
-def test_states_that_are_written_again_stay_as_they_are(place, seed):
+def test_states_that_are_written_again_stay_as_they_are(place, seed, dtype):
     """As numbers; and as bytes once they have the least scales."""
-    states = packed_states(place, SIZES)
+    states = packed_states(place, SIZES, dtype=dtype)
     ones = [np.ones(n, dtype=np.float32) for n in SIZES]
 
     def all_numbers():
@@ -218,6 +223,7 @@ def test_only_large_contiguous_weights_have_packed_states():
         packs = name == "large"
         assert state_type(weight, U8) == (U8 if packs else None)
         assert [state.dtype for state in states[name]] == [U8 if packs else F32, F32]
+        assert [state.dtype for state in states_for(mixed, [weight], I8)[0]] == [I8 if packs else F32, F32]
         assert states[name][0].shape == ((packed_size(4096),) if packs else weight.shape)
     assert slot_dtypes(rules.novograd, BF16, U8) == (U8, F32)
     assert states_for(mixed, [torch.zeros(64, 64, dtype=F64)], U8)[0][0].dtype == F64
@@ -239,13 +245,18 @@ def test_a_weight_that_has_got_other_strides_keeps_its_states_order(place):
     assert torch.equal(weight, expected)
 
 
-def test_copies_between_all_ways_of_storing():
+@KINDS
+def test_copies_between_all_ways_of_storing(dtype):
     values = torch.tensor(numbers(1, 4100)).view(41, 100)
-    packed = storage.copy(torch.zeros(packed_size(4100), dtype=U8), values, values.shape)
+    packed = storage.copy(torch.zeros(packed_size(4100, dtype), dtype=dtype), values, values.shape)
+    (other,) = {U8, I8} - {dtype}
+    across = storage.copy(torch.zeros(packed_size(4100, other), dtype=other), packed, values.shape)
     rounded = unpacked(packed, values.shape)
-    for dtype in (F32, BF16):
-        plain = storage.copy(torch.zeros(41, 100, dtype=dtype), packed, values.shape)
-        assert torch.equal(plain, rounded.to(dtype))
+    expected = storage.copy(torch.zeros_like(across), rounded, values.shape)
+    assert torch.equal(unpacked(across, values.shape), unpacked(expected, values.shape))
+    for wide in (F32, BF16):
+        plain = storage.copy(torch.zeros(41, 100, dtype=wide), packed, values.shape)
+        assert torch.equal(plain, rounded.to(wide))
     again = storage.copy(torch.zeros_like(packed), rounded, values.shape)
     assert torch.equal(storage.copy(torch.zeros_like(packed), unpacked(again, values.shape), values.shape), again)
     assert torch.equal(storage.copy(torch.zeros_like(packed), packed, values.shape), packed)
@@ -261,7 +272,7 @@ def test_every_state_said_to_be_never_negative_is_that():
         if not getattr(used, "nonnegative", ()):
             continue
         weight = torch.randn(50)
-        state = [torch.zeros(50) for _ in used.state]
+        state = list(map(torch.zeros, used.shapes(weight.shape)[: len(used.state)]))
         update = Update(used, [weight], [(*state, *(torch.ones(()) for _ in used.kept))], engine="eager")
         update.hyper[0] = [1.0, *(0.9 if "beta" in h or "gamma" in h or h == "rho" else 0.1 for h in used.hyper)]
         for _ in range(3):
@@ -277,6 +288,8 @@ def test_refusals():
     weight, small = torch.zeros(64, 64), torch.zeros(3)
     with pytest.raises(ValueError, match=r"mean of weights\[0\] is torch.uint8 \(4096,\).* torch.uint8 \(4224,\)"):
         Update(take, [weight], [(torch.zeros(4096, dtype=U8), torch.zeros(4224, dtype=U8))])
+    with pytest.raises(ValueError, match=r"mean of weights\[0\] is torch.int8 \(4224,\).* torch.int8 \(2176,\)"):
+        Update(take, [weight], [(torch.zeros(4224, dtype=I8), torch.zeros(2176, dtype=I8))])
     with pytest.raises(ValueError, match="is packed, which must be that of a contiguous weight"):
         Update(take, [weight.view(32, 128).t()], [(torch.zeros(4224, dtype=U8),) * 2])
     with pytest.raises(ValueError, match=r"torch.uint8 .*must be torch.float64"):

@@ -1,4 +1,4 @@
-"""Codes and scales of states of 8 bits, on torch tensors: rounding, to the nearest and at random, and what is left of it.
+"""Codes and scales of states of 8 and 4 bits: rounding, to the nearest and at random, and what is left of it.
 
 The oracle lists the numbers that codes stand for and takes the nearest, or for random rounding one of the two neighbours.
 """
@@ -12,9 +12,14 @@ from packed_numbers import blocks, levels, nearest, numbers, scale_of
 
 from tristep.kernels import storage
 
-F32, U8 = torch.float32, torch.uint8
+F32, U8, I8 = torch.float32, torch.uint8, torch.int8  # in 8 bits, and in 4
 SIZES = [4096, 70_001, 1, 0]
 SIGNS = pytest.mark.parametrize("unsigned", [False, True], ids=["signed", "unsigned"])
+KINDS = pytest.mark.parametrize("dtype", [U8, I8], ids=["8 bits", "4 bits"])
+
+
+def packed_and_back(values, unsigned, random=None, dtype=U8):
+    return storage.decode(*storage.encode(values, unsigned, random, dtype), unsigned, dtype, len(values))
 
 
 def test_levels_are_those_of_small_floating_point_types():
@@ -30,14 +35,26 @@ def test_levels_are_those_of_small_floating_point_types():
 
 
 @SIGNS
+def test_codes_of_4_bits_are_those_of_the_table(unsigned):
+    """Two to a byte, the first one in the lower bits."""
+    codes = torch.tensor([0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE], dtype=U8)
+    table = levels(unsigned, 4)
+    expected = table if unsigned else np.concatenate([table, -table])
+    assert storage.decode(codes, torch.tensor([0.5]), unsigned, I8).tolist() == (0.5 * expected).tolist()
+    for n, size in ((0, 0), (1, 20), (32, 20), (33, 36), (128, 68), (129, 88), (4096, 2048 + 128)):
+        assert storage.packed_size(n, I8) == size
+
+
+@SIGNS
+@KINDS
 @pytest.mark.parametrize("n", [*SIZES, 128, 129, 256])
-def test_codes_stand_for_the_nearest(n, unsigned):
-    values = numbers(n, n, unsigned)
-    codes, scales = storage.encode(torch.tensor(values), unsigned)
-    assert codes.shape == (n,)
-    assert scales.tolist() == [scale_of(block, unsigned) for block in blocks(values)]
-    got = storage.decode(codes, scales, unsigned).double().numpy()
-    expected, gap = nearest(values, unsigned)
+def test_codes_stand_for_the_nearest(n, dtype, unsigned):
+    values, bits = numbers(n, n, unsigned), 8 if dtype == U8 else 4
+    codes, scales = storage.encode(torch.tensor(values), unsigned, None, dtype)
+    assert codes.shape == ((n * bits + 7) // 8,)
+    assert scales.tolist() == [scale_of(block, unsigned, bits) for block in blocks(values)]
+    got = storage.decode(codes, scales, unsigned, dtype, n).double().numpy()
+    expected, gap = nearest(values, unsigned, bits)
     assert np.count_nonzero(got != expected) <= 0.001 * n  # halves may go to either side
     assert (np.abs(got - values) <= gap * (1 + 1e-5)).all()
     assert (got[values == 0] == 0).all()
@@ -75,31 +92,33 @@ def test_scales_change_at_the_numbers_that_the_largest_code_reaches(unsigned):
 
 
 @SIGNS
+@KINDS
 @pytest.mark.parametrize("seed", [None, 0, 1])
-def test_what_was_decoded_is_encoded_as_the_same_numbers(seed, unsigned):
+def test_what_was_decoded_is_encoded_as_the_same_numbers(seed, dtype, unsigned):
     """Also where the largest was rounded to what has half the scale, as that of some of these blocks is."""
     rng = np.random.default_rng(5)
     values = rng.uniform(1, 2, size=2000)[:, None] * rng.uniform(0, 1, size=(2000, 128))
     values[:, 0] = rng.uniform(1.9, 2, size=2000)
     values = torch.tensor(values.reshape(-1) * (1 if unsigned else -1), dtype=F32)
     draw = None if seed is None else torch.randint(0, 1 << 32, values.shape, generator=torch.Generator().manual_seed(seed))
-    once = storage.encode(values, unsigned, draw)
-    numbers_ = storage.decode(*once, unsigned)
-    twice = storage.encode(numbers_, unsigned, draw)
-    assert torch.equal(storage.decode(*twice, unsigned), numbers_)
-    assert 0 < int((once[1] != twice[1]).sum()) < 1000
+    numbers_ = packed_and_back(values, unsigned, draw, dtype)
+    assert torch.equal(packed_and_back(numbers_, unsigned, draw, dtype), numbers_)
+    once, twice = (storage.encode(each, unsigned, draw, dtype)[1] for each in (values, numbers_))
+    assert int((once != twice).sum()) < 1000
+    assert dtype == I8 or bool((once != twice).any())
 
 
 @SIGNS
-def test_random_rounding_takes_a_neighbour_and_is_right_on_average(unsigned):
-    table = levels(unsigned)
+@KINDS
+def test_random_rounding_takes_a_neighbour_and_is_right_on_average(dtype, unsigned):
+    table = levels(unsigned, 8 if dtype == U8 else 4)
     n = 128 * 400
-    for code, share in ((40, 1 / 8), (100, 1 / 2), (3, 13 / 16)):
+    for code, share in zip((40, 100, 3) if dtype == U8 else (2, 5, 1), (1 / 8, 1 / 2, 13 / 16), strict=True):
         low, high = table[code : code + 2]
         values = np.full(n, low + share * (high - low), dtype=np.float32)
         values[::128] = table[-1]
         random = torch.randint(0, 1 << 32, (n,), generator=torch.Generator().manual_seed(code))
-        got = storage.decode(*storage.encode(torch.tensor(values), unsigned, random), unsigned).double().numpy()
+        got = packed_and_back(torch.tensor(values), unsigned, random, dtype).double().numpy()
         assert (got[::128] == table[-1]).all()
         got = np.delete(got, slice(None, None, 128))
         np.testing.assert_allclose(np.unique(got), [low, high], rtol=1e-5)
@@ -107,7 +126,17 @@ def test_random_rounding_takes_a_neighbour_and_is_right_on_average(unsigned):
         assert abs(up - share) < 5 * math.sqrt(share * (1 - share) / len(got)) + 1e-3
 
 
-def test_slow_averages_move_only_if_rounded_at_random():
+def test_nothing_above_zero_becomes_zero_in_4_bits_where_nothing_is_negative():
+    """However small next to the block's largest, and whatever the random bits."""
+    values = torch.tensor([1.0, 2.0**-14, 2.0**-20, 1e-30, 1.2e-38, 0.0])
+    for random in (None, torch.zeros(6, dtype=torch.int64), torch.full((6,), 0xFFFFFFFF)):
+        got = packed_and_back(values, True, random, I8)
+        assert got[1:5].tolist() == [2.0**-14] * 4
+        assert got[5] == 0
+
+
+@KINDS
+def test_slow_averages_move_only_if_rounded_at_random(dtype):
     """1,000 steps of a variance with beta2 = 0.999, whose gradients have become ten times as small in half of it."""
     torch.manual_seed(0)
     size = torch.cat([torch.ones(8, 64), torch.full((8, 64), 0.1)], dim=1).view(-1)
@@ -117,7 +146,7 @@ def test_slow_averages_move_only_if_rounded_at_random():
         for name, old in var.items():
             new = 0.999 * old + 0.001 * square
             random = torch.randint(0, 1 << 32, (1024,)) if name == "random" else None
-            var[name] = new if name == "exact" else storage.decode(*storage.encode(new, True, random), True)
+            var[name] = new if name == "exact" else packed_and_back(new, True, random, dtype)
     small = size < 1
     exact = var["exact"][small].mean()
     assert abs(var["random"][small].mean() / exact - 1) < 0.1

@@ -198,11 +198,11 @@ def averaged_by_element(w, g, state, hyper):
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["", "stacked"])
-@pytest.mark.parametrize("dtype", [BF16, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [BF16, torch.uint8, torch.int8], ids=str)
 def test_states_in_low_precision_are_those_of_elementwise_rules(monkeypatch, dtype, stacked):
     """To the bit, by the same random numbers; only states of the weight's shape, and no small ones in 8 bits."""
     monkeypatch.setattr(eager, "STACKS_ON_CPU", eager.Limit(2**16, 2**20 if stacked else 1))
-    seed = storage.CodesOnly(3) if dtype == torch.uint8 else None
+    seed = storage.CodesOnly(3) if storage.is_packed(dtype) else None
     runs = []
     for each in (averaged, averaged_by_element):
         draw = torch.Generator().manual_seed(0)
@@ -226,7 +226,7 @@ def test_states_in_low_precision_are_those_of_elementwise_rules(monkeypatch, dty
         assert [tensor.dtype for tensor in row[:2]] == [tensor.dtype for tensor in others]
         assert all(map(torch.equal, row[:2], others))
     assert [row[2].item() for row in states] == [3, 2, 3, 3, 3]
-    assert states[2][0].dtype == (F32 if dtype == torch.uint8 else BF16)
+    assert states[2][0].dtype == (F32 if storage.is_packed(dtype) else BF16)
 
 
 def test_a_skipped_step_leaves_packed_states_as_they_are():

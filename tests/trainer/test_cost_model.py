@@ -89,6 +89,7 @@ def test_time_is_latency_and_bytes_over_bandwidth():
         ("adamw", {"multi_precision": True}, "bfloat16", 28),
         ("adamw", {"multi_precision": "remainder"}, "bfloat16", 26),
         ("adamw", {"multi_precision": "split8", "state_dtype": "8bit"}, "bfloat16", 12.125),
+        ("adamw", {"stochastic_rounding": True, "state_dtype": "4bit"}, "bfloat16", 8.125),
         ("adam", {}, "bfloat16", 22),
         ("adam", {"state_dtype": "8bit"}, "float32", 12 + 4 * (1 + 4 / 128)),
         ("adam", {"clip_norm": 1.0}, "float32", 32),
@@ -166,7 +167,7 @@ def test_matrices_are_sent_as_two_of_few_columns():
         ({"weights": "bf16"}, ValueError, r"weights='bf16': .* Did you mean 'bfloat16'\?"),
         ({"compute_ms": -1}, ValueError, "compute_ms=-1: must be"),
         ({"servers": 0}, ValueError, "servers=0"),
-        ({"optimizer": "adan", "optimizer_params": {"state_dtype": "4bit"}}, ValueError, "state_dtype='4bit'"),
+        ({"optimizer": "adan", "optimizer_params": {"state_dtype": "2bit"}}, ValueError, "state_dtype='2bit'"),
         ({"optimizer": ByHand()}, TypeError, "must be one that is a rule, since memory follows"),
         (
             {"optimizer_params": {"state_dtype": "8bit"}, "weights": "float64"},

@@ -142,8 +142,8 @@ def test_each_block_takes_the_step_that_it_would_take_alone(split):
     torch.testing.assert_close(net.out.weight, torch.cat(alone[4:]), rtol=0.0, atol=5e-3)
 
 
-@pytest.mark.parametrize("state_dtype", ["bfloat16", "8bit"])
-def test_momentum_in_low_precision(state_dtype, tmp_path):
+@pytest.mark.parametrize(("state_dtype", "apart"), [("bfloat16", 0.06), ("8bit", 0.06), ("4bit", 0.5)])
+def test_momentum_in_low_precision(state_dtype, apart, tmp_path):
     """Training stays near that with float32 states, and goes on from a file as if nothing had happened."""
     shapes = ((64, 96), (64, 96), (5000,), (6, 4))
     common = {"learning_rate": 0.02, "wd": 0.1}
@@ -153,7 +153,7 @@ def test_momentum_in_low_precision(state_dtype, tmp_path):
     train(lambda: trainer.step(1), ours, 8)
     train(lambda: other.step(1), exact, 8)
     for param, near, old in zip(ours, exact, start, strict=True):
-        assert float(((param - near).norm() / (near - old).norm()).detach()) < 0.06
+        assert float(((param - near).norm() / (near - old).norm()).detach()) < apart
     assert not torch.equal(ours[0], exact[0])
     trainer.save_states(tmp_path / "states")
     resumed = Trainer(again, "muon", {**common, "state_dtype": state_dtype})

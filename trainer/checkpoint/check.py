@@ -10,7 +10,7 @@ import torch
 from ...kernels import Rule
 from ...kernels.layouts import compute_dtype
 from ...kernels.states import slot_shapes
-from ...kernels.storage import check_scales, kind_of
+from ...kernels.storage import PACKED, check_scales, is_packed, kind_of
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
 from ..optimizer.settings import SPLIT_MASTERS, check_settings
 from ..validation import boolean, integer, number
@@ -162,14 +162,14 @@ def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tenso
                     f"{tuple(weight.shape)} it must have {tuple(shapes.get(slot, weight.shape))}"
                 )
             dtype = compute_dtype(weight.dtype)
-            narrow = slot in rule.state and dtype == torch.float32 and tensor.dtype in (torch.bfloat16, torch.uint8)
+            narrow = slot in rule.state and dtype == torch.float32 and tensor.dtype in (torch.bfloat16, *PACKED)
             is_master = slot == MASTER and kind_of(weight.dtype, tensor.dtype) is not None
             if tensor.dtype != dtype and not (narrow or is_master):
                 raise ValueError(
                     f"saved state: {slot} of {name!r} is {tensor.dtype}; for a weight of {weight.dtype} it must be "
                     f"{dtype}: load it before the model is converted"
                 )
-            if tensor.dtype == torch.uint8:
+            if slot != MASTER and is_packed(tensor):
                 check_scales(f"saved state: {slot} of {name!r}", tensor)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...kernels.states import allocate_states, states_for
+from ...kernels.states import master_like, states_for
 from ...kernels.storage import copy
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
 from ..optimizer.counts import Index
@@ -127,6 +127,5 @@ def _saved_states(
             copy(new, slots[slot].to(new.device), params[index[name]].shape, slot in rule.nonnegative)
         states[index[name]] = state
         if MASTER in slots:
-            ((master,),) = allocate_states([params[index[name]].detach()], 1, slots[MASTER].dtype)
-            masters[index[name]] = master.copy_(slots[MASTER])
+            masters[index[name]] = master_like(params[index[name]].detach(), slots[MASTER].dtype).copy_(slots[MASTER])
     return states, masters

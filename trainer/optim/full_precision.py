@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...kernels.layouts import is_wrapper
-from ...kernels.states import allocate_states, goes_with
+from ...kernels.states import goes_with, master_like
 from ..full_precision import check_weights, float32_of, parts_of
 from . import shards
 from .groups import Group, name_of
@@ -60,7 +60,7 @@ def load_float32_weights(optimizer: FusedOptimizer, weights: Any) -> None:
             row.pop(other, None)
             old = None if key not in row or parameter in (optimizer._owners or {}) else shards.local(row[key])
             if old is None or not goes_with(old, weight, master.dtype):
-                ((old,),) = allocate_states([weight], 1, master.dtype)
+                old = master_like(weight, master.dtype)
                 row[key] = shards.placed_as(parameter, old)
             old.copy_(master)
     optimizer._plan = None

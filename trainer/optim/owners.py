@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ...kernels import Rule, TensorRule
+from ...kernels import Rule, TensorRule, storage
 from ..sync.partition import owners_of
 from . import shards
 
@@ -73,7 +73,7 @@ def check_shards(
     """Refuse DTensors that the rule cannot update, neither by their shards nor by owners."""
     owned = [parameter for parameter in parameters if needs_owner(rule, parameter)]
     by_shard = [parameter for parameter in parameters if not needs_owner(rule, parameter)]
-    refusal = owner_refusal(rule, owned) or shards.rule_refusal(rule, narrow == torch.uint8, by_shard)
+    refusal = owner_refusal(rule, owned) or shards.rule_refusal(rule, storage.is_packed(narrow), by_shard)
     if refusal is not None:
         raise NotImplementedError(f"{type(optimizer).__name__} with sharded parameters: {refusal}")
 

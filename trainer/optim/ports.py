@@ -344,7 +344,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):
         return None if value is None else STATE_DTYPES[choice("state_dtype", value, STATE_DTYPES)]
 
     def _rounding(self, group: Group) -> storage.CodesOnly | None:
-        return storage.CodesOnly(0) if self._narrow(group) == torch.uint8 else None
+        return storage.CodesOnly(0) if storage.is_packed(self._narrow(group)) else None
 
     def _check(self, name: str, parameter: torch.Tensor) -> None:
         super()._check(name, parameter)

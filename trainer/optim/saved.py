@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from ...kernels.storage import check_scales
+from ...kernels.storage import check_scales, is_packed
 from ..checkpoint import MOST_UPDATES
 from ..validation import integer
+from .states import MASTER_KEYS
 
 __all__ = ["check_numbers"]
 
@@ -42,7 +43,7 @@ def check_numbers(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], sh
         _make(type(optimizer), k, {n: v for n, v in options.items() if isinstance(v, kinds) and not isinstance(v, bool)})
     for key, row in state.items():
         for name, value in row.items() if isinstance(row, Mapping) else ():
-            if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.dim() == 1:
+            if isinstance(value, torch.Tensor) and is_packed(value) and value.dim() == 1 and name not in MASTER_KEYS:
                 check_scales(f"saved state: {name!r} of parameter {key!r}", value)
             value = _number_in(value)
             if name == "step" and isinstance(value, int | float):

@@ -136,8 +136,8 @@ class ParameterStates:
                 row[key] = row[key].to_dense()
             shards.check_placement(self.names[i], key, row[key], self._parameters[i])
             found[slot] = as_real(row[key])
-            if found[slot].dtype == torch.uint8:
-                shape = torch.Size([storage.packed_size(self._weights[i].numel())])
+            if storage.is_packed(found[slot]):
+                shape = torch.Size([storage.packed_size(self._weights[i].numel(), found[slot].dtype)])
             if found[slot].shape != shape:
                 raise ValueError(
                     f"{key!r} of {self.names[i]} has shape {tuple(row[key].shape)}, the parameter "

@@ -22,8 +22,10 @@ from .sparse import RowUpdate, split
 
 __all__ = ["STATE_DTYPES", "RuleOptimizer"]
 
-STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16, "8bit": torch.uint8}
+STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16}
+STATE_DTYPES |= dict(zip(("8bit", "4bit"), storage.PACKED, strict=True))
 _OTHER_STATE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"} | dict.fromkeys(("uint8", "int8", "8-bit", "8bits"), "8bit")
+_OTHER_STATE_DTYPES |= dict.fromkeys(("uint4", "int4", "4-bit", "4bits"), "4bit")
 
 
 class RuleOptimizer(TransformOptions):
@@ -35,12 +37,12 @@ class RuleOptimizer(TransformOptions):
     else depends on the update count is returned by `hyper`.
 
     Args:
-        state_dtype: "float32", also None, "bfloat16" or "8bit": how states are stored, except for those that are weights,
-            sums over all steps or nearly cancel each other. It is computed in float32. Saved states of another type are
-            converted when they are loaded. With "8bit" it is a byte for each element and a float32 for each block of 128, in
-            contiguous weights of 4,096 elements or more; others stay float32 (Dettmers et al. 2022, "8-bit Optimizers via
-            Block-wise Quantization"). The bytes are always rounded stochastically, since slow averages would otherwise
-            not change.
+        state_dtype: "float32", also None, "bfloat16", "8bit" or "4bit": how states are stored, except for those that are
+            weights, sums over all steps or nearly cancel each other. It is computed in float32. Saved states of another type
+            are converted when they are loaded. With "8bit" it is a byte for each element, with "4bit" half of one, and a
+            float32 for each block of 128, in contiguous weights of 4,096 elements or more; others stay float32 (Dettmers et
+            al. 2022, "8-bit Optimizers via Block-wise Quantization"; Li et al. 2023, "Memory Efficient Optimizers with 4-bit
+            States"). These are always rounded stochastically, since slow averages would otherwise not change.
         stochastic_rounding: round bfloat16 weights without a master, 24-bit masters and bfloat16 states up or down with the
             probability of the bits that are cut off, so that they are unbiased; the same in every run with the same
             `rounding_seed` (Gupta et al. 2015, "Deep Learning with Limited Numerical Precision").
@@ -180,7 +182,7 @@ class RuleOptimizer(TransformOptions):
         """The seed of stochastic rounding, if there is any."""
         if self.stochastic_rounding:
             return self.rounding_seed
-        return storage.CodesOnly(self.rounding_seed) if self.narrow == torch.uint8 else None
+        return storage.CodesOnly(self.rounding_seed) if storage.is_packed(self.narrow) else None
 
     def master_dtype(self, weight: torch.Tensor) -> torch.dtype | None:
         """The type of this weight's master, with which rounding loses nothing or little; None without one."""
@@ -229,7 +231,7 @@ class RuleOptimizer(TransformOptions):
         """Fill all that `composed_rule` keeps, zeros so far, as it is before the first update."""
         rule = self.composed_rule
         slots = dict(zip(rule.slots, state, strict=True))
-        packed = {name for name, tensor in slots.items() if tensor.dtype == torch.uint8}
+        packed = {name for name, tensor in slots.items() if storage.is_packed(tensor)}
         if packed and type(self).init_state is not RuleOptimizer.init_state:
             plain = {name: torch.zeros_like(weight, dtype=torch.float32) for name in packed}
             self.init_state(weight, tuple((slots | plain)[name] for name in self.rule.slots))

@@ -204,7 +204,7 @@ def split(
                 "weights, so it must be 0; set the parameter's wd_mult to 0, or use sparse=False in the layer"
             )
         if getattr(optimizer, "lazy_update", True) and gradient.sparse_dim():
-            if torch.uint8 in optimizer.state_dtypes(weight):
+            if any(map(storage.is_packed, optimizer.state_dtypes(weight))):
                 raise ValueError(
                     f"state_dtype={optimizer.state_dtype!r} for {names[i]}, whose gradient is sparse: rows share scales, so "
                     "it must be None or 'bfloat16'; or use lazy_update=False"

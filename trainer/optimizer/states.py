@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update, storage
-from ...kernels.states import allocate_states, goes_with, slot_shapes
+from ...kernels.states import goes_with, master_like, slot_shapes
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
 from .sparse import split
@@ -140,7 +140,7 @@ def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtyp
     """A master of this type for a weight; `old` is its master so far."""
     if old is not None and storage.kind_of(weight.dtype, old.dtype) is None:  # of the type that the weight was of
         old = None
-    ((master,),) = allocate_states([weight], 1, dtype)
+    master = master_like(weight, dtype)
     whole = storage.combined(weight, None if old is None else old.to(weight.device))
     if storage.kind_of(weight.dtype, dtype) == storage.MasterKind.FULL:
         return master.copy_(whole)
@@ -154,7 +154,7 @@ def put_masters(
     for i, master in masters.items():
         weight, old = weights[i].detach(), updater.masters.get(i)
         if old is None or not goes_with(old, weight, master.dtype):
-            ((old,),) = allocate_states([weight], 1, master.dtype)
+            old = master_like(weight, master.dtype)
             updater.masters[i] = old
         old.copy_(master)
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ...kernels import storage
 from ...kernels.layouts import compute_dtype, widest
-from ...kernels.states import allocate_states
+from ...kernels.states import master_like
 from .. import checkpoint, dist_utils
 from ..dist_utils import global_rank
 from ..optimizer import RuleOptimizer, Updater
@@ -92,10 +92,9 @@ class ShardStates:
         if not self.cuts:
             own = {i: in_memory_order(master, torch.empty_like(self.params[i])) for i, master in own.items()}
         whole: dict[Any, torch.Tensor] = {}
-        for i, values in self._whole_tensors(own, False):
+        for i, values in self._whole_tensors(own, None):
             if (dtype := _MASTERS[int(found[i])]) is not None:
-                ((master,),) = allocate_states([values], 1, dtype)
-                whole[i] = master.copy_(values)
+                whole[i] = master_like(values, dtype).copy_(values)
         return whole
 
     def load_masters(self, masters: Mapping[int, torch.Tensor]) -> None:
@@ -143,8 +142,11 @@ class ShardStates:
         if keep:
             whole.masters.update(masters)
 
-    def _whole_tensors(self, found: Mapping[Any, torch.Tensor], unsigned: bool) -> Iterator[tuple[int, torch.Tensor]]:
-        """Each parameter's whole tensor, on the CPU in its arithmetic's type, of all ranks' pieces of it."""
+    def _whole_tensors(self, found: Mapping[Any, torch.Tensor], unsigned: bool | None) -> Iterator[tuple[int, torch.Tensor]]:
+        """Each parameter's whole tensor, on the CPU in its arithmetic's type, of all ranks' pieces of it.
+
+        `unsigned` is whether states are never negative, or None of masters.
+        """
         pieces: dict[int, list[Piece]] = {}
         for piece in self.pieces:
             pieces.setdefault(piece.bucket, []).append(piece)
@@ -157,7 +159,7 @@ class ShardStates:
             for piece in pieces.get(k, ()):
                 if piece.param in found:
                     tensor, size = found[piece.param], piece.stop - piece.start
-                    if tensor.dtype == torch.uint8:
+                    if unsigned is not None and storage.is_packed(tensor):
                         tensor = storage.unpacked(tensor, torch.Size([size]), unsigned)
                     flat[piece.at : piece.at + size] = tensor
             self.collectives.gather(bucket, flat).wait()
@@ -234,7 +236,7 @@ class ShardStates:
             if k >= len(rule.state):
                 state[k].copy_(tensor)
                 continue
-            if tensor.dtype == torch.uint8:
+            if storage.is_packed(tensor):
                 tensor = storage.unpacked(tensor, param.shape, unsigned)
             part = in_memory_order(tensor, param)[piece.start : piece.stop]
             storage.copy(state[k], part.to(weight.device), size, unsigned)
@@ -244,6 +246,6 @@ class ShardStates:
     def _load_master(self, masters: Mapping[Any, torch.Tensor], piece: Piece) -> None:
         if piece.param in masters:
             param, master = self.params[piece.param], masters[piece.param]
-            ((own,),) = allocate_states([weight_of(piece, param, self.cuts).detach()], 1, master.dtype)
+            own = master_like(weight_of(piece, param, self.cuts).detach(), master.dtype)
             part = in_memory_order(master, param)[piece.start : piece.stop] if self.cuts else master
             self.updater.masters[piece.param] = own.copy_(part)

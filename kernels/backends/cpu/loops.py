@@ -96,8 +96,11 @@ def _compile(
         "load_bfloat16": load_bfloat16,
         "store_bfloat16": store_bfloat16,
         "store_at_random": store_at_random,
-        **dict(zip(("unpack", "pack", "pack_at_random"), PACKING[0], strict=True)),
-        **dict(zip(("unpack_unsigned", "pack_unsigned", "pack_at_random_unsigned"), PACKING[1], strict=True)),
+        **{
+            name + _kind_of_code(*kind): function
+            for kind, functions in PACKING.items()
+            for name, function in zip(("unpack", "pack", "pack_at_random"), functions, strict=True)
+        },
         "empty": np.empty,
         "float32": np.float32,
         "key_of": key_of,
@@ -179,34 +182,45 @@ def _address(row: int) -> str:
     return f"addresses[{row} * shared[{N_TENSORS}] + t]"
 
 
-def _where_packed(row: int) -> tuple[str, str]:
+def _kind_of_code(dtype: torch.dtype, unsigned: bool) -> str:
+    """The end of the names of functions for such codes."""
+    return "_unsigned" * unsigned + f"_{storage.CODES[dtype][0].bits}"
+
+
+def _where_packed(row: int, dtype: torch.dtype) -> tuple[str, str]:
     """The codes and the scales of the elements from `start` on, of the state whose addresses are in this row."""
-    codes = _address(row)
-    scales = f"{codes} + (pointer(shared[{SIZES}], INT64)[t] + 15) // 16 * 16 + start // {storage.BLOCK} * 4"
+    codes, each = _address(row), 8 // storage.CODES[dtype][0].bits  # elements of a byte
+    room = f"((pointer(shared[{SIZES}], INT64)[t] + {each - 1}) // {each} + 15) // 16 * 16"
+    scales = f"{codes} + {room} + start // {storage.BLOCK} * 4"
     return (
-        f"carray(pointer({codes} + start, BYTE), n)",
+        f"carray(pointer({codes} + start // {each}, BYTE), (n + {each - 1}) // {each})",
         f"carray(pointer({scales}, REAL), (n + {storage.BLOCK - 1}) // {storage.BLOCK})",
     )
 
 
-def _unpack_lines(rule: Rule, names: dict[str, str], packed: list[str], row: dict[str, int]) -> tuple[str, str]:
+def _unpack_lines(
+    rule: Rule, stored: Storage, names: dict[str, str], packed: list[str], row: dict[str, int]
+) -> tuple[str, str]:
     """The lines that make room for unpacked states, and those that unpack them."""
     room = unpack = ""
     for s in packed:
         room += f"\n    {s} = empty(n, float32)"
-        codes, scales = _where_packed(row[s])
-        kind = "_unsigned" * (names[s] in rule.nonnegative)
+        dtype = _stored_as(stored, rule, names[s])
+        codes, scales = _where_packed(row[s], dtype)
+        kind = _kind_of_code(dtype, names[s] in rule.nonnegative)
         unpack += f"\n    unpack{kind}({codes}, {scales}, {s})"
     return room, unpack
 
 
-def _pack_lines(rule: Rule, states: list[str], packed: list[str], row: dict[str, int], key: int | None) -> str:
+def _pack_lines(
+    rule: Rule, stored: Storage, states: list[str], packed: list[str], row: dict[str, int], key: int | None
+) -> str:
     """The lines that pack what has changed. `key` is where a key begins, if rounding is stochastic."""
     lines = ""
     for k, name in enumerate(rule.state):
         if states[k] in packed and name in rule.changed:
-            codes, scales = _where_packed(row[states[k]])
-            kind = "_at_random" * (key is not None) + "_unsigned" * (name in rule.nonnegative)
+            codes, scales = _where_packed(row[states[k]], stored.states[k])
+            kind = "_at_random" * (key is not None) + _kind_of_code(stored.states[k], name in rule.nonnegative)
             given = "0, 0" if key is None else f"key_of(hyper[{key}], hyper[{key + 1}]), {_multipliers(k)}"
             lines += f"\n    pack{kind}({states[k]}, {codes}, {scales}, {given}, start)"
     return lines
@@ -214,7 +228,7 @@ def _pack_lines(rule: Rule, states: list[str], packed: list[str], row: dict[str,
 
 def block_size(function: Rule | Reduction | RuleWithMetric, stored: Storage) -> int:
     """How many elements the inner loop takes at a time."""
-    if torch.uint8 in stored.states and not isinstance(function, Reduction):
+    if any(map(storage.is_packed, stored.states)) and not isinstance(function, Reduction):
         return UNPACKED
     return TILE if isinstance(function, Rule) else BLOCK
 
@@ -235,7 +249,7 @@ def _loop_source(
     arrays = ["w", "g", *states] + (["m"] if stored.master else [])
     kinds = {s: _stored_as(stored, rule, name) for s, name in zip(states, function.state, strict=True)}
     halves = [s for s in states if kinds[s] == torch.bfloat16]
-    packed = [s for s in states if kinds[s] == torch.uint8]
+    packed = [s for s in states if storage.is_packed(kinds[s])]
     like = {"w": "WEIGHT", "g": "GRADIENT", **dict.fromkeys(halves, "HALF")}
     if stored.master in (MasterKind.SPLIT, MasterKind.KAHAN):
         like["m"] = "HALF"
@@ -292,10 +306,9 @@ def _loop_source(
             after += f"\n    partials[{k}] = {together}"
     lines += ["g[i] = 0"] * zero_grads
     inner = "\n        ".join(lines)
-    pack = (
-        "" if isinstance(function, Reduction) else _pack_lines(rule, states, packed, row, n if stored.stochastic else None)
-    )
-    room, unpack = _unpack_lines(rule, dict(zip(states, function.state, strict=True)), packed, row)
+    key = n if stored.stochastic else None
+    pack = "" if isinstance(function, Reduction) else _pack_lines(rule, stored, states, packed, row, key)
+    room, unpack = _unpack_lines(rule, stored, dict(zip(states, function.state, strict=True)), packed, row)
     return f'''"""Generated by tristep from {function.kind} {function.name}; safe to delete."""
 
 

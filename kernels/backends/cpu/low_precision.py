@@ -159,23 +159,30 @@ def lost_float16(value, rounded):
     return _store_float16(_lost(value, _load_float16(rounded)))
 
 
-def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
+def _packing(dtype: torch.dtype, unsigned: bool) -> tuple[Any, Any, Any]:
     """How packed states are read and written, to the nearest or at random; see storage/packed.py."""
-    block, cut, first = storage.BLOCK, np.uint32(storage.CUT), np.uint32(storage.FIRST)
-    nearest, room, nan = np.uint32(1 << (storage.CUT - 1)), np.int32(storage.ROOM), np.float32(np.nan)
+    code = storage.CODES[dtype][unsigned]
+    block, cut, first, most = storage.BLOCK, np.uint32(code.cut), np.uint32(code.first), np.uint32(code.most)
+    nearest, room, nan = np.uint32(1 << (code.cut - 1)), np.int32((1 << code.cut) - 1), np.float32(np.nan)
     least, infinite, one, half = map(np.int32, (storage.LEAST, storage.INFINITE, storage.ONE, storage.HALF))
-    between, two, four = np.int32(storage.exponents(unsigned) << 23), np.float32(2), np.float32(4)
-    kind = "unsigned" if unsigned else "signed"
+    between, two, four = np.int32(code.powers << 23), np.float32(2), np.float32(4)
+    to_sign, in_pairs, surplus = np.uint32(32 - code.bits), code.bits == 4, np.uint32(32 - code.cut)
+    kind = f"{'unsigned' if unsigned else 'signed'}_{code.bits}"
+
+    @jit_exact
+    def code_of(codes, i):
+        if in_pairs:
+            return (np.uint32(codes[i >> 1]) >> np.uint32((i & 1) << 2)) & np.uint32(15)
+        return np.uint32(codes[i])
 
     @jit_exact
     def unpack_block(codes, scale, values):
-        for i in range(codes.size):
-            code = np.uint32(codes[i])
-            size = code if unsigned else code & np.uint32(127)
-            level = float_of_bits(np.uint32((size + first) << cut))
+        for i in range(values.size):
+            each = code_of(codes, i)
+            level = float_of_bits(np.uint32(((each & most) + first) << cut))
             linear = two * level - four
             number = (linear if linear < level else level) * scale
-            sign = np.uint32(0 if unsigned else (code & np.uint32(128)) << np.uint32(24))
+            sign = np.uint32(0 if unsigned else (each & (most + _ONE)) << to_sign)
             values[i] = float_of_bits(bits_of_float(number) | sign)
 
     @jit_exact
@@ -191,31 +198,41 @@ def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
         linear = np.int32(bits_of_float(np.abs(number) * inverse + two))
         level = np.uint32(np.uint32(max(np.int32(size + less), linear)) + cut_at) >> cut
         if unsigned:
-            return np.uint8(max(level, min(np.uint32(size), np.uint32(first + _ONE))))
-        return np.uint8((level & np.uint32(127)) | ((bits_of_float(number) >> np.uint32(24)) & np.uint32(128)))
+            return np.uint8(max(level, min(np.uint32(size), np.uint32(first + _ONE))) & most)
+        return np.uint8((level & most) | ((bits_of_float(number) >> to_sign) & (most + _ONE)))
 
     @jit_exact
-    def pack_block(values, codes, less, key, multipliers, start):
-        inverse = float_of_bits(np.uint32(less + half))
-        for i in range(codes.size):
-            codes[i] = pack_number(values[i], less, inverse, nearest)
+    def to_nearest(key, start, i, multipliers):
+        return nearest
 
     @jit_exact
-    def pack_block_at_random(values, codes, less, key, multipliers, start):
-        inverse = float_of_bits(np.uint32(less + half))
-        for i in range(codes.size):
-            random = _random(key, start, i, multipliers)
-            codes[i] = pack_number(values[i], less, inverse, random >> np.uint32(32 - storage.CUT))
+    def at_random(key, start, i, multipliers):
+        return _random(key, start, i, multipliers) >> surplus
 
-    def packing(pack_one):
-        @jit_variant(f"{kind}_{pack_one.py_func.__name__}")
+    def packing(cut_of):
+        @jit_exact
+        def pack_block(values, codes, less, key, multipliers, start):
+            inverse = float_of_bits(np.uint32(less + half))
+            if in_pairs:
+                for i in range(0, values.size, 2):
+                    pair = pack_number(values[i], less, inverse, cut_of(key, start, i, multipliers))
+                    if i + 1 < values.size:
+                        other = pack_number(values[i + 1], less, inverse, cut_of(key, start, i + 1, multipliers))
+                        pair |= np.uint8(other << np.uint8(4))
+                    codes[i >> 1] = pair
+            else:
+                for i in range(codes.size):
+                    codes[i] = pack_number(values[i], less, inverse, cut_of(key, start, i, multipliers))
+
+        @jit_variant(f"{kind}_{cut_of.py_func.__name__}")
         def pack(values, codes, scales, key, multipliers, start):
             for k in range(scales.size):
-                piece = slice(k * block, min(k * block + block, codes.size))
+                piece = slice(k * block, min(k * block + block, values.size))
+                coded = slice(piece.start >> 1, (piece.stop + 1) >> 1) if in_pairs else piece
                 exponent = max(np.int32(min(largest(values[piece]), infinite) + room) & infinite, least)
                 scales[k] = float_of_bits(np.uint32(exponent - between)) if exponent < infinite else nan
-                pack_one(
-                    values[piece], codes[piece], np.int32(one + between - exponent), key, multipliers, start + k * block
+                pack_block(
+                    values[piece], codes[coded], np.int32(one + between - exponent), key, multipliers, start + k * block
                 )
 
         return pack
@@ -223,13 +240,15 @@ def _packing(unsigned: bool) -> tuple[Any, Any, Any]:
     @jit_variant(kind)
     def unpack(codes, scales, values):
         for k in range(scales.size):
-            piece = slice(k * block, min(k * block + block, codes.size))
-            unpack_block(codes[piece], scales[k], values[piece])
+            piece = slice(k * block, min(k * block + block, values.size))
+            coded = slice(piece.start >> 1, (piece.stop + 1) >> 1) if in_pairs else piece
+            unpack_block(codes[coded], scales[k], values[piece])
 
-    return unpack, packing(pack_block), packing(pack_block_at_random)
+    return unpack, packing(to_nearest), packing(at_random)
 
 
-PACKING = tuple(map(_packing, (False, True)))
+# By the type of the state and whether it is never negative: what unpacks it, and what packs it, to the nearest or at random.
+PACKING = {(dtype, unsigned): _packing(dtype, unsigned) for dtype in storage.PACKED for unsigned in (False, True)}
 # How each type is stored, read and written.
 MEMORY = {torch.float64: "f8", torch.float32: "f4", torch.float16: "u2", torch.bfloat16: "u2"}
 LOAD = {torch.float16: _load_float16, torch.bfloat16: load_bfloat16}

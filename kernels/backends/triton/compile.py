@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 
 from ... import storage
 from ...language import Metric, Reduction, Rule
@@ -14,6 +13,7 @@ from ...metrics import RuleWithMetric, with_metric
 from ...states import slot_dtypes
 from ...storage import Storage
 from .kernels import sums_kernel, update_kernel
+from .memory import PACKED_TYPES
 from .ops import TYPES, bind
 from .tile import Arguments, Layout
 
@@ -77,7 +77,7 @@ def kernel_constants(
         gradient=TYPES[gradient_dtype],
         compute=TYPES[dtype],
         states=tuple(
-            (tl.uint8 if name in rule.nonnegative else tl.int8) if kind == torch.uint8 else TYPES[kind]
+            PACKED_TYPES[kind][name in rule.nonnegative] if kind in PACKED_TYPES else TYPES[kind]
             for name, kind in zip(rule.state, stored.states, strict=True)
         ),
         changed=tuple(name in rule.changed for name in rule.state),

@@ -6,12 +6,14 @@ blocks, which need no mask (a hint alone leaves all accesses scalar).
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
 from ... import storage
 
 __all__ = [
+    "PACKED_TYPES",
     "has_packed",
     "indices",
     "is_packed",
@@ -28,11 +30,16 @@ __all__ = [
 
 _H0, _H1, _H2 = map(tl.constexpr, storage.HASH)
 _NEXT, _NEXT2 = (tl.constexpr(storage.multiplier(0, element)) for element in (1, 2))
-# Of packed states, which go by tl.int8, or by tl.uint8 where they are never negative; see storage/packed.py.
-_BLOCK, _CUT, _FIRST, _ROOM = map(tl.constexpr, (storage.BLOCK, storage.CUT, storage.FIRST, storage.ROOM))
+# Packed states go by types of as many bits as two codes or one have, by unsigned ones where they are never negative; see
+# storage/packed.py.
+PACKED_TYPES = {torch.uint8: (tl.int8, tl.uint8), torch.int8: (tl.int16, tl.uint16)}
+_BLOCK, _WARP = map(tl.constexpr, (storage.BLOCK, 32))
 _LEAST, _INFINITE, _ONE, _HALF = map(tl.constexpr, (storage.LEAST, storage.INFINITE, storage.ONE, storage.HALF))
-_BETWEEN, _UNSIGNED_BETWEEN = (tl.constexpr(storage.exponents(unsigned) << 23) for unsigned in (False, True))
-_NEAREST, _WARP = map(tl.constexpr, (1 << (storage.CUT - 1), 32))
+# Of each of these types, in order: bits of the mantissa that its codes lack, powers of two, and the largest code.
+_CUT, _POWERS, _MOST = (
+    tl.constexpr(tuple(getattr(code, name) for kind in PACKED_TYPES for code in storage.CODES[kind]))
+    for name in ("cut", "powers", "most")
+)
 
 
 @triton.constexpr_function
@@ -61,35 +68,76 @@ def load(address, offsets, tile, TYPE: tl.constexpr, COMPUTE: tl.constexpr, FULL
 
 @triton.constexpr_function  # of another function Triton 3.5 and 3.6 know the value too late: they compile both branches
 def is_packed(TYPE):
-    return TYPE in (tl.uint8, tl.int8)
+    return TYPE in (tl.uint8, tl.int8, tl.uint16, tl.int16)
 
 
 @triton.constexpr_function
 def has_packed(types):
-    return tl.uint8 in types or tl.int8 in types
+    return tl.uint8 in types or tl.int8 in types or tl.uint16 in types or tl.int16 in types
+
+
+@triton.constexpr_function
+def _of(numbers, TYPE):
+    return numbers[0 if tl.int8 == TYPE else 1 if tl.uint8 == TYPE else 2 if tl.int16 == TYPE else 3]
+
+
+@triton.constexpr_function
+def _shifted(number, by):  # the interpreter shifts no integer by a constant
+    return number << by if by >= 0 else number >> -by
 
 
 @triton.jit
-def _scales(address, at, tile, ROWS: tl.constexpr):
+def _scales(address, at, tile, TYPE: tl.constexpr, ROWS: tl.constexpr):
     # Of pointers that the compiler knew to be contiguous it would put several into a thread: not where scales are found.
-    first = address + (tile[2] + 15) // 16 * 16 + tile[0] // _BLOCK * 4
+    if tl.int16 == TYPE or tl.uint16 == TYPE:
+        codes = (tile[2] + 1) // 2
+    else:
+        codes = tile[2]
+    first = address + (codes + 15) // 16 * 16 + tile[0] // _BLOCK * 4
     return (first + (at // _BLOCK + tl.arange(0, ROWS)) * 4).to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def _load_codes(address, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
+    if tl.int16 == TYPE or tl.uint16 == TYPE:
+        PAIRS: tl.constexpr = offsets.shape[0] // 2
+        halves = tile[0] // 2, (tile[1] + 1) // 2
+        pairs = load(address, at // 2 + tl.arange(0, PAIRS), halves, tl.uint8, tl.int32, FULL, ALIGNED)
+        return tl.reshape(tl.join(pairs & 15, pairs >> 4), (2 * PAIRS,))
+    else:
+        return load(address, offsets, tile, tl.uint8, tl.int32, FULL, ALIGNED)
+
+
+@triton.jit
+def _put_codes(address, code, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
+    if tl.int16 == TYPE or tl.uint16 == TYPE:
+        PAIRS: tl.constexpr = offsets.shape[0] // 2
+        halves = tile[0] // 2, (tile[1] + 1) // 2
+        first, second = tl.split(tl.reshape(code, (PAIRS, 2)))
+        pairs = ((first & 15) | (second << 4)).to(tl.uint8)
+        put(address, pairs, at // 2 + tl.arange(0, PAIRS), halves, tl.uint8, FULL, ALIGNED)
+    else:
+        put(address, code.to(tl.uint8), offsets, tile, tl.uint8, FULL, ALIGNED)
 
 
 @triton.jit
 def unpack(address, at, offsets, tile, TYPE: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
     ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
-    code = load(address, offsets, tile, tl.uint8, tl.int32, FULL, ALIGNED)
-    size = code if tl.uint8 == TYPE else code & 127
-    level = ((size << _CUT) + (_FIRST << _CUT)).to(tl.float32, bitcast=True)
+    CUT: tl.constexpr = _of(_CUT, TYPE)
+    MOST: tl.constexpr = _of(_MOST, TYPE)
+    SIGNED: tl.constexpr = tl.int8 == TYPE or tl.int16 == TYPE
+    code = _load_codes(address, at, offsets, tile, TYPE, FULL, ALIGNED)
+    size = code & MOST if SIGNED else code
+    level = ((size << CUT) + (128 << 23)).to(tl.float32, bitcast=True)
     level = tl.minimum(level, tl.fma(level, 2.0, -4.0))
     if FULL:
-        scale = tl.load(_scales(address, at, tile, ROWS))
+        scale = tl.load(_scales(address, at, tile, TYPE, ROWS))
     else:
-        scale = tl.load(_scales(address, at, tile, ROWS), mask=at + tl.arange(0, ROWS) * _BLOCK < tile[1], other=0.0)
+        scale = tl.load(_scales(address, at, tile, TYPE, ROWS), mask=at + tl.arange(0, ROWS) * _BLOCK < tile[1], other=0.0)
     value = tl.reshape(tl.reshape(level, (ROWS, _BLOCK)) * scale[:, None], (offsets.shape[0],))
-    if tl.int8 == TYPE:
-        value = (value.to(tl.int32, bitcast=True) | ((code & 128) << 24)).to(tl.float32, bitcast=True)
+    if SIGNED:
+        sign = (code & (MOST + 1)) << (24 if tl.int8 == TYPE else 28)
+        value = (value.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
     return value
 
 
@@ -99,12 +147,14 @@ def pack(
     AT_RANDOM: tl.constexpr, words, SLOT: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = offsets.shape[0] // _BLOCK
+    CUT: tl.constexpr = _of(_CUT, TYPE)
+    ROOM: tl.constexpr = _shifted(1, CUT) - 1
+    BETWEEN: tl.constexpr = _shifted(_of(_POWERS, TYPE), 23)
     if not FULL:
         value = tl.where(offsets < tile[1], value, 0.0)
-    BETWEEN: tl.constexpr = _UNSIGNED_BETWEEN if tl.uint8 == TYPE else _BETWEEN
     sizes = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # in the order of the numbers, with NaN above all
     largest = tl.max(tl.reshape(sizes, (ROWS, _BLOCK)), axis=1)
-    largest = tl.maximum((tl.minimum(largest, _INFINITE) + _ROOM) & _INFINITE, _LEAST)
+    largest = tl.maximum((tl.minimum(largest, _INFINITE) + ROOM) & _INFINITE, _LEAST)
     scale = tl.where(largest == _INFINITE, float("nan"), (largest - BETWEEN).to(tl.float32, bitcast=True))
     less = (_ONE + BETWEEN) - largest
     inverse = (less + _HALF).to(tl.float32, bitcast=True)
@@ -112,19 +162,23 @@ def pack(
     level = tl.maximum(tl.reshape(sizes, (ROWS, _BLOCK)) + less[:, None], linear)
     level = tl.reshape(level, (offsets.shape[0],)).to(tl.uint32, bitcast=True)
     if AT_RANDOM:
-        level += (words * _multiplier(_NEXT, SLOT)) >> (32 - _CUT)
+        level += (words * _multiplier(_NEXT, SLOT)) >> (32 - CUT)
     else:
-        level += _NEAREST
-    if tl.uint8 == TYPE:
-        code = tl.maximum(level >> _CUT, tl.minimum(sizes.to(tl.uint32, bitcast=True), _FIRST + 1))
+        NEAREST: tl.constexpr = _shifted(1, CUT - 1)
+        level += NEAREST
+    if tl.int8 == TYPE:
+        code = (level >> CUT) | ((value.to(tl.uint32, bitcast=True) >> 24) & 128)
+    elif tl.int16 == TYPE:
+        code = ((level >> CUT) & 7) | ((value.to(tl.uint32, bitcast=True) >> 28) & 8)
     else:
-        code = (level >> _CUT) | ((value.to(tl.uint32, bitcast=True) >> 24) & 128)
-    put(address, code.to(tl.uint8), offsets, tile, tl.uint8, FULL, ALIGNED)
+        LEAST_CODE: tl.constexpr = _shifted(128 << 23, 0 - CUT) + 1
+        code = tl.maximum(level >> CUT, tl.minimum(sizes.to(tl.uint32, bitcast=True), LEAST_CODE))
+    _put_codes(address, code, at, offsets, tile, TYPE, FULL, ALIGNED)
     # With a column for each thread of a warp, all of which know the scale, it need not go through shared memory.
     first = tl.broadcast_to(tl.arange(0, _WARP)[None, :] == 0, (ROWS, _WARP))
     if not FULL:
         first &= (at + tl.arange(0, ROWS) * _BLOCK < tile[1])[:, None]
-    scales = tl.broadcast_to(_scales(address, at, tile, ROWS)[:, None], (ROWS, _WARP))
+    scales = tl.broadcast_to(_scales(address, at, tile, TYPE, ROWS)[:, None], (ROWS, _WARP))
     tl.store(scales, tl.broadcast_to(scale[:, None], (ROWS, _WARP)), mask=first)
 
 

@@ -45,7 +45,7 @@ class Layout(NamedTuple):
 
     Attributes:
         weight, gradient, compute: Triton's types of weights and gradients in memory, and of the arithmetic.
-        states: the type of each state in memory; uint8 and int8 are those of packed ones, unsigned and signed.
+        states: the type of each state in memory, or of packed ones what `PACKED_TYPES` has for them.
         changed: for each state whether the rule changes it.
         master: a `storage.MasterKind`.
         stochastic: 1 if all that is stored in low precision is rounded stochastically, 2 if packed states only.
