@@ -1,4 +1,4 @@
-"""Functions from rule to rule: clipping, masked steps, decoupled weight decay, averages of weights, skipped steps.
+"""Functions from rule to rule: clipping, masked steps and decay, weights on spheres, averages of weights, skipped steps.
 
 Each takes an elementwise rule and returns a new one, which calls it: no equation of a rule is repeated.
 """

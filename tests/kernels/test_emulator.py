@@ -222,7 +222,7 @@ XDIST = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTR
 FILES = (
     *("grad_scale_and_skip", "language", "layouts", "metrics", "norms", "packed", "parity", "random"),
     *("reduction_state", "reductions", "stochastic_rounding", "storage", "symmetric", "compress"),
-    *("transforms", "transforms_norms", "weight_unchanged"),
+    *("transforms", "transforms_guards", "transforms_norms", "transforms_weights", "weight_unchanged"),
 )
 
 
