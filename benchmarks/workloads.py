@@ -133,6 +133,7 @@ MUON = {
 # Stacks of matrices whose products with themselves Muon needs.
 STACKS = ((1, 512, 512), (24, 768, 768), (24, 768, 3072), (1, 1024, 1024), (1, 2048, 2048), (1, 4096, 4096), (1, 8192, 8192))
 MATRICES = (
+    Workload("200 x 32 x 64", ((32, 64),) * 200),
     Workload("48 x 64 x 64", ((64, 64),) * 48),
     Workload("24 x 256 x 1,024", ((256, 1024),) * 24),
     Workload("8 x 1,024 x 1,024", ((1024, 1024),) * 8),

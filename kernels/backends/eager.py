@@ -28,9 +28,10 @@ class Limit(NamedTuple):
     stack: int
 
 
-# To stack is to copy, which pays as long as the calls of a matrix cost more than its arithmetic: on two CPU cores tenfold
-# for 64 x 64, hardly for 512 x 512. A GPU, where it was not measured, should gain up to some 1,000 rows, which fill it.
-STACKS_ON_CPU, STACKS_ELSEWHERE = Limit(2**18, 2**21), Limit(2**21, 2**24)
+# To stack is to copy, which pays as long as the calls of a matrix cost more than its arithmetic: in CPU time tenfold for
+# 32 x 64, twofold for 128 x 128, nothing from 256 x 256 on, where the pages of large new tensors cost more than they save. A
+# GPU, where it was not measured, should gain up to some 1,000 rows, which fill it.
+STACKS_ON_CPU, STACKS_ELSEWHERE = Limit(2**16, 2**18), Limit(2**21, 2**24)
 
 
 def tile_for(elements: int) -> int:

@@ -104,12 +104,12 @@ def orthogonalized(
     if gram is None:
         gram = matrices.device.type != "cpu" and columns > 2 * rows
     half = gram and matrices.device.type != "cpu"
-    x = matrices if half else matrices.bfloat16()
+    x = matrices.clone() if half else matrices.to(torch.bfloat16, copy=True)
     if turned := matrices.shape[-2] > matrices.shape[-1]:
         x = x.mT
     if len(x) == 1:  # torch multiplies a large matrix faster outside of a stack
         x = x[0]
-    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=epsilon)
+    x.div_(torch.linalg.matrix_norm(x, keepdim=True).clamp(min=epsilon))
     iterate = iterated_on_gram if gram else iterated
     x = iterate(x.half() if half else x, triples)
     return (x.mT if turned else x).view(matrices.shape)
@@ -197,12 +197,12 @@ def orthogonal_blocks(tensors: torch.Tensor, how: Orthogonalization, split: int,
     return [found[k] for k in range(len(sizes))]
 
 
-def joined(blocks: Sequence[torch.Tensor], ratios: Sequence[float], like: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """The blocks of rows as tensors like these, and what is left to be multiplied by; blocks of other ratios are already."""
+def joined(blocks: Sequence[torch.Tensor], ratios: Sequence[float], out: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """The blocks of rows, in `out`, and what is left to be multiplied by; blocks of other ratios are already."""
     if len(set(ratios)) > 1:
         blocks, ratios = [block * ratio for block, ratio in zip(blocks, ratios, strict=True)], [1.0]
     whole = blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), dim=1)
-    return whole.to(like.dtype, copy=True).reshape(like.shape), ratios[0]
+    return out.copy_(whole.reshape(out.shape)), ratios[0]
 
 
 def accumulated(
@@ -268,7 +268,7 @@ def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never
     lr, decay, clip, momentum, one_minus_momentum, of_gradient, of_mean, epsilon, scale, split = hyper
     direction, mean = accumulated(limited(g, clip), mean, momentum, one_minus_momentum, of_gradient, of_mean)
     blocks = orthogonal_blocks(direction, how, int(split), epsilon)
-    step, ratio = joined(blocks, [step_ratio(block, scale) for block in blocks], like=w)
+    step, ratio = joined(blocks, [step_ratio(block, scale) for block in blocks], out=direction)
     return moved(w, step, lr * ratio, decay), (mean, var)
 
 
@@ -315,7 +315,7 @@ def normuon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # ne
     row = (row_beta * row).add_(squares, alpha=one_minus_row_beta)
     rows = row.split([block.shape[1] for block in blocks], dim=1)
     blocks = [evened(block, own, scale) for block, own in zip(blocks, rows, strict=True)]
-    step, ratio = joined(blocks, [1.0 if scale else step_ratio(block, 0.0) for block in blocks], like=w)
+    step, ratio = joined(blocks, [1.0 if scale else step_ratio(block, 0.0) for block in blocks], out=direction)
     return moved(w, step, lr * ratio, decay), (mean, var, row)
 
 
