@@ -74,8 +74,8 @@ class Pair:
     def step(self, k, missing=()):
         torch.manual_seed(100 + k)
         for i, (p, q, dim) in enumerate(zip(self.cut, self.alone, self.dims, strict=True)):
-            for each in (p, q):
-                each.grad_dtype = self.gradient_dtype or q.dtype
+            for each in (p, q) if self.gradient_dtype else ():
+                each.grad_dtype = self.gradient_dtype
             grad = torch.randn(q.shape, dtype=self.gradient_dtype or q.dtype)
             q.grad = None if i in missing else grad
             p.grad = None if i in missing else placed(grad, self.mesh, dim)
