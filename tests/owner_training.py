@@ -8,12 +8,13 @@ import tristep
 from tristep.kernels import tensor_rule
 
 
-@tensor_rule
+@tensor_rule(shapes=lambda shape: {"longest": ()})
 def pulled(w, g, state, hyper):
-    """Steps of length lr, and back to where the weight has been at first."""
-    (start,) = state
+    """Steps of at most lr, in proportion to the longest gradient, and back to where the weight has been at first."""
+    start, longest = state
     (lr,) = hyper
-    return w - lr * (g / g.norm() + w - start), (start,)
+    longest = torch.maximum(longest, g.norm())
+    return w - lr * (g / longest + w - start), (start, longest)
 
 
 class Pulled(tristep.optimizer.RuleOptimizer):
