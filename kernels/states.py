@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,7 +62,7 @@ def slot_shapes(
     rule: Rule | TensorRule, shape: torch.Size, tensors: Sequence[torch.Tensor | torch.dtype]
 ) -> list[torch.Size]:
     """The shapes of all that a rule keeps of a weight of this shape, in tensors like these or of these types."""
-    dtypes = [getattr(each, "dtype", each) for each in tensors]  # what is no tensor, `check_tensors` refuses
+    dtypes: list[Any] = [getattr(each, "dtype", each) for each in tensors]  # what is no tensor, `check_tensors` refuses
     return [
         torch.Size([storage.packed_size(shape.numel(), dtype)]) if storage.is_packed(dtype) else own
         for dtype, own in zip(dtypes, rule.shapes(shape), strict=True)
