@@ -86,7 +86,7 @@ def _in_quick_tier(case):
     if isinstance(case, CodeCase):
         return case.n == 5000 and not case.special
     if "+" in case.rule:
-        return case == RuleCase(case.rule)
+        return case == RuleCase("lamb+agc+zclip+skip_large_updates")
     plain = TABLE[case.rule].quick and case == RuleCase(case.rule)
     return plain or case.rule == "adamw" or case == RuleCase("lamb", metrics=True)
 

@@ -182,7 +182,7 @@ def test_tensors_without_a_sphere_a_direction_or_a_number(place):
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=str)
 def test_norms_do_not_drift(place, dtype):
-    """After a thousand steps, 100 of them where the engine is slow, the norm is that of the first weight, to rounding."""
+    """After a thousand steps, 30 of them where the engine is slow, the norm is that of the first weight, to rounding."""
     made, rng = transforms.hyperball(rules.sgd), np.random.default_rng(3)
     w = place.tensor(rng.normal(size=64), dtype)
     masters = [w.float() * 1.001] if dtype == BF16 else None
@@ -192,7 +192,7 @@ def test_norms_do_not_drift(place, dtype):
     update = Update(made, [w], [state], masters, engine=place.engine)
     g = torch.zeros_like(w)
     update.bind([g])
-    for _ in range(100 if place.engine == "triton" and place.device == "cpu" else 1000):
+    for _ in range(30 if place.engine == "triton" and place.device == "cpu" else 1000):
         g.copy_(torch.tensor(rng.normal(size=64)))
         update.hyper[:] = hyper(made, hyperball_lr=0.3)
         update()

@@ -120,6 +120,7 @@ OTHERS = {"clip_norm": 3.0, "cautious": True, "hyperball": True, "lookahead": 2,
 
 
 @pytest.mark.sample(2)
+@pytest.mark.sample(0, "triton")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "novograd", "prodigy"])
 def test_a_skipped_step_changes_no_bit_of_any_option(name, dtype, engine, device):

@@ -95,6 +95,7 @@ SPHERE = {"cautious_wd": False, "hyperball": True}
 
 
 @pytest.mark.sample(1)
+@pytest.mark.sample(0, "cpu", "triton")
 @pytest.mark.parametrize("options", [{"wd": 0.1, **EVERY}, EVERY | SPHERE], ids=["cautious_wd", "hyperball"])
 def test_training_goes_on_from_a_file_to_the_bit(options, engine, device, tmp_path):
     params, trainer = trained(device, "adamw", options, engine)
