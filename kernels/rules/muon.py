@@ -117,19 +117,35 @@ def orthogonalized(
 
 def iterated(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
     """`x`, [(n,) rows, columns] with norms of at most 1, after these steps of Newton and Schulz, in its type."""
+    if takes_symmetric_products(x):
+        return _iterated_by_halves(x, triples)
     multiplied = _multiplied(x)
-    if halved := takes_symmetric_products(x):
-        from ..backends.triton.symmetric import symmetric_product
+    # A step's results take turns in two tensors: to allocate large ones anew costs more than to write them.
+    gram = x.new_empty((*x.shape[:-1], x.shape[-2]))
+    square = torch.empty_like(gram)
+    new, other = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
     for a, b, c in triples:
-        gram = symmetric_product(x) if halved else x @ x.mT
-        if not c:
-            x = multiplied(x, gram, x, beta=a, alpha=b)
-            continue
-        if halved:
-            square = symmetric_product(gram, added=gram, alpha=c, beta=b)
+        torch.matmul(x, x.mT, out=gram)
+        if c:
+            multiplied(gram, gram, gram, beta=b, alpha=c, out=square)
+            multiplied(x, square, x, beta=a, out=new)
         else:
-            square = multiplied(gram, gram, gram, beta=b, alpha=c)
-        x = multiplied(x, square, x, beta=a)
+            multiplied(x, gram, x, beta=a, alpha=b, out=new)
+        x, new, other = new, other, new
+    return x
+
+
+def _iterated_by_halves(x: torch.Tensor, triples: Sequence[Triple]) -> torch.Tensor:
+    """As `iterated`, with half of the blocks of each symmetric product."""
+    from ..backends.triton.symmetric import symmetric_product
+
+    multiplied = _multiplied(x)
+    for a, b, c in triples:
+        gram = symmetric_product(x)
+        if c:
+            x = multiplied(x, symmetric_product(gram, added=gram, alpha=c, beta=b), x, beta=a)
+        else:
+            x = multiplied(x, gram, x, beta=a, alpha=b)
     return x
 
 
