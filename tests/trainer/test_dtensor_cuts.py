@@ -135,7 +135,6 @@ def _refused():
             messages.append("")
 
     refuse(TypeError, lambda: tristep.optim.SGD([partial], lr=0.1))
-    refuse(NotImplementedError, lambda: tristep.optim.Lion([cut], lr=0.1, state_dtype="8bit"))
     refuse(NotImplementedError, lambda: tristep.optim.Lion([cut, everywhere], lr=0.1, clip_norm=1.0))
     tristep.optim.Muon([everywhere], lr=0.1).step()  # all of it is here
     optimizer = tristep.optim.AdamW([cut], lr=0.1)
@@ -155,7 +154,6 @@ def _refused():
 def test_what_cannot_be_cut_is_refused_with_the_way_out(processes):
     expected = [
         r"params\[0\] is a DTensor, of which every rank has a summand: .*redistribute",
-        r"Lion with sharded parameters: state_dtype='8bit' .* must be 'bfloat16' or None",
         r"Lion with sharded parameters: .*clip by tristep.optim.clip_grad_norm_ instead",
         r"'exp_avg' of params\[0\] is a whole tensor, .*set_optimizer_state_dict",
         r"'exp_avg' of params\[0\] is placed as .*Replicate.*set_optimizer_state_dict",

@@ -23,6 +23,7 @@ from .owned_states import states_as_shards
 from .owners import check_shards
 from .plan import OptimizerPlan
 from .saved import check_numbers
+from .states import unpacked_shards
 
 __all__ = ["FusedOptimizer"]
 
@@ -186,7 +187,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for k, parameter in enumerate(added["params"]):
                 self._check(name_of(added, k), parameter)
             if any(map(is_wrapper, added["params"])):
-                check_shards(self, self._rule(added), self._narrow(added), added["params"])
+                check_shards(self, self._rule(added), added["params"])
         except Exception:
             self.param_groups.pop()
             raise
@@ -221,9 +222,19 @@ class FusedOptimizer(torch.optim.Optimizer):
         load_float32_weights(self, weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's. All ranks are to call it where owners have the states of cut parameters; see owned_states.py."""
+        """As torch's. All ranks are to call it where owners have the states of cut parameters; see owned_states.py.
+
+        Packed states of shards are float32 DTensors in it, placed as the parameter, which can be cut otherwise. Loaded into
+        shards like these, they are packed again as the same numbers, to the bit; into others they are rounded to the
+        nearest, since blocks are counted within a shard.
+        """
         with states_as_shards(self):
-            return super().state_dict()
+            saved = super().state_dict()
+        every = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
+        for index, (group, parameter) in enumerate(every):
+            if shards.is_dtensor(parameter) and index in saved["state"]:
+                saved["state"][index] = unpacked_shards(self, group, parameter, saved["state"][index])
+        return saved
 
     def load_state_dict(self, state_dict: Any) -> None:
         """As torch's, but states keep the type that they were saved in, where that is the one they are kept in.

@@ -69,7 +69,7 @@ class OwnedParameters:
 
     def make_update(self, rule: Rule | TensorRule) -> Update:
         optimizer = self._optimizer
-        check_shards(optimizer, rule, self._states.narrow, self.sharded)
+        check_shards(optimizer, rule, self.sharded)
         assert isinstance(rule, TensorRule)
         states, masters = self._states.make(rule)
         self._values = self._values_now()

@@ -16,7 +16,7 @@ import torch
 
 from ...kernels import TensorRule, storage
 from ...kernels.layouts import is_wrapper
-from ...kernels.states import allocate_states, goes_with, slot_shapes, states_for
+from ...kernels.states import goes_with, master_like, slot_shapes, states_for
 from ..optimizer.states import new_master
 from . import shards
 from .exchange import CutTensor, Exchange, shard_bounds
@@ -151,7 +151,7 @@ class OwnedStates:
         others, found = member.row.pop(other, None), member.row.get(key)
         found = others if found is None else found
         if not member.mine or found is None or not goes_with(found, member.whole, dtype):
-            ((master,),) = allocate_states([member.whole], 1, dtype)
+            master = master_like(member.whole, dtype)
             if member.mine:
                 self._new_masters.append((i, master, found))
             member.row[key] = found = master

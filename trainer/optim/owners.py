@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ...kernels import Rule, TensorRule, storage
+from ...kernels import Rule, TensorRule
 from ..sync.partition import owners_of
 from . import shards
 
@@ -67,13 +67,11 @@ def owner_refusal(rule: Rule | TensorRule, parameters: Iterable[torch.Tensor]) -
     return None
 
 
-def check_shards(
-    optimizer: FusedOptimizer, rule: Rule | TensorRule, narrow: torch.dtype | None, parameters: Sequence[torch.Tensor]
-) -> None:
+def check_shards(optimizer: FusedOptimizer, rule: Rule | TensorRule, parameters: Sequence[torch.Tensor]) -> None:
     """Refuse DTensors that the rule cannot update, neither by their shards nor by owners."""
     owned = [parameter for parameter in parameters if needs_owner(rule, parameter)]
     by_shard = [parameter for parameter in parameters if not needs_owner(rule, parameter)]
-    refusal = owner_refusal(rule, owned) or shards.rule_refusal(rule, storage.is_packed(narrow), by_shard)
+    refusal = owner_refusal(rule, owned) or shards.rule_refusal(rule, by_shard)
     if refusal is not None:
         raise NotImplementedError(f"{type(optimizer).__name__} with sharded parameters: {refusal}")
 

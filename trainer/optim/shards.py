@@ -1,8 +1,9 @@
 """DTensors in `tristep.optim`: each rank updates its own shard, and only sums over a whole tensor go through the network.
 
 `torch.distributed.fsdp.fully_shard` and `distribute_tensor` make such parameters. States are DTensors, too, placed as their
-parameter is, as torch's own optimizers have them. Nothing here waits for the device. For rules that need whole tensors, see
-owned.py.
+parameter is, as torch's own optimizers have them, except for packed ones, whose blocks are those of the rank's shard: they
+are plain tensors, and DTensors of float32 only in what `state_dict` returns. Nothing here waits for the device. For rules
+that need whole tensors, see owned.py.
 """
 
 from __future__ import annotations
@@ -123,12 +124,10 @@ def refusal(parameter: torch.Tensor) -> str | None:
     return None
 
 
-def rule_refusal(rule: Rule | TensorRule, packed: bool, parameters: Sequence[torch.Tensor]) -> str | None:
+def rule_refusal(rule: Rule | TensorRule, parameters: Sequence[torch.Tensor]) -> str | None:
     """Why a rule cannot update these parameters by their shards, or None."""
     if not any(map(cut_among, parameters)):
         return None
-    if packed:
-        return "state_dtype='8bit' has blocks that do not end where shards do: it must be 'bfloat16' or None here"
     if len(set(map(cut_among, parameters))) > 1 and any(reduction.scope == "global" for reduction in rule.reductions):
         return (
             f"its rule, {rule.name!r}, needs a sum over all parameters together (as clip_norm does), and not all of "

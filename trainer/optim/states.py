@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from .owners import check_shards
 if TYPE_CHECKING:
     from .base import FusedOptimizer
 
-__all__ = ["MASTER_KEYS", "ParameterStates", "as_real", "master_key", "same_objects"]
+__all__ = ["MASTER_KEYS", "ParameterStates", "as_real", "master_key", "same_objects", "unpacked_shards"]
 
 MASTER_KEYS = ("master", "compensation")  # in a parameter's state; the second is Kahan's
 
@@ -67,7 +67,7 @@ class ParameterStates:
     def make_update(self, rule: Rule | TensorRule) -> Update:
         optimizer, n = self._optimizer, len(self._parameters)
         if self.sharded:
-            check_shards(optimizer, rule, self._narrow, self._parameters)
+            check_shards(optimizer, rule, self._parameters)
         found = [self._found(rule, i) for i in range(n)]
         states = self._with_joined_numbers(rule, [self._states_of(rule, i, each) for i, each in enumerate(found)])
         masters = [self._master_of(i) for i in range(n)]
@@ -134,9 +134,11 @@ class ParameterStates:
                 continue
             if row[key].layout != torch.strided:  # as torch's SGD keeps the momentum of sparse gradients
                 row[key] = row[key].to_dense()
-            shards.check_placement(self.names[i], key, row[key], self._parameters[i])
+            packed = storage.is_packed(row[key])
+            if not packed:
+                shards.check_placement(self.names[i], key, row[key], self._parameters[i])
             found[slot] = as_real(row[key])
-            if storage.is_packed(found[slot]):
+            if packed:
                 shape = torch.Size([storage.packed_size(self._weights[i].numel(), found[slot].dtype)])
             if found[slot].shape != shape:
                 raise ValueError(
@@ -205,6 +207,20 @@ def master_key(weight: torch.Tensor, dtype: torch.dtype) -> tuple[str, str]:
     """The key of a master of this type in a parameter's state, and that of one of the other kinds."""
     master, compensation = MASTER_KEYS
     return (compensation, master) if dtype == weight.dtype else (master, compensation)
+
+
+def unpacked_shards(
+    optimizer: FusedOptimizer, group: Group, parameter: torch.Tensor, row: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is in a DTensor's state, with packed states as float32 DTensors that are placed as the parameter."""
+    rule, shape = optimizer._rule(group), shards.local(parameter).shape
+    unsigned = {optimizer._keys.get(slot, slot) for slot in rule.nonnegative}
+    return {
+        key: shards.placed_as(parameter, storage.unpacked(value, shape, key in unsigned))
+        if storage.is_packed(value) and key not in MASTER_KEYS and not shards.is_dtensor(value)
+        else value
+        for key, value in row.items()
+    }
 
 
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
