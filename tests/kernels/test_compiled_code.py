@@ -176,7 +176,7 @@ def test_no_two_compiled_functions_have_one_name():
     from tristep.kernels.backends.cpu import low_precision
     from tristep.kernels.compress import cpu
 
-    packing = [*low_precision.PACKING, *cpu.PACKING.values()]
+    packing = [*low_precision.PACKING.values(), *cpu.PACKING.values()]
     functions = {id(each.py_func): each.py_func for each in itertools.chain(*packing)}
     assert len({(each.__module__, each.__qualname__) for each in functions.values()}) == len(functions) > 8
 
