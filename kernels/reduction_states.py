@@ -56,8 +56,10 @@ class ReductionStates:
         control, numbers = self._table.grad_scale_and_skip, self._numbers[stage]
         room = self._execute.sums[stage][:, : new.shape[1]]
         room[:] = new  # of a skipped step, too: the rule finds there why it is one
-        kept = room
-        if self.proceeds is not None:
+        kept, decides = room, self._rule.skip_by if stage == 0 else None
+        if decides is not None:
+            self.proceeds = room[0, self._rule.reductions[0].kept.index(decides)] != 0.0
+        elif self.proceeds is not None:
             kept = torch.where(self.proceeds, kept, self._states(stage))
         if control is not None:
             kept = torch.where(control[1] != 0, self._states(stage), kept)

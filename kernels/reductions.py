@@ -37,7 +37,7 @@ def run_reductions(
             group.execute.run_reduction(k)
         if reduction.scope == "global" and (len(groups) > 1 or all_reduce_global is not None):
             join_totals([group.execute.totals[k] for group in groups], reduction.op, all_reduce_global)
-        if k == 0 and any(group.table.rule.skips_nonfinite for group in groups):
+        if k == 0 and any(rule.skips_nonfinite and rule.skip_by is None for rule in (group.table.rule for group in groups)):
             _decide(groups)
         if reduction.scope == "tensor" and all_reduce_per_tensor is not None:
             _all_reduce_each(groups, k, reduction, n_weights, all_reduce_per_tensor)

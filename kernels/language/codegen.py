@@ -71,14 +71,18 @@ class RuleSource:
         pairs = [(states, self._state), (hyper, self._hyper), (sums, "kept" if "kept" in extras else "sums")]
         return arguments, [f"{tuple_text(names)} = {argument}" for names, argument in pairs if names]
 
-    def behind(self, before: Reduction, added: tuple[str, ...] = ()) -> tuple[tuple[str, list[str]], tuple[str, ...]]:
+    def behind(
+        self, before: Reduction, added: tuple[str, ...] = (), n_last: int = 0
+    ) -> tuple[tuple[str, list[str]], tuple[str, ...]]:
         """The arguments and the lines that unpack them after this reduction; the names of the numbers among them.
 
-        What the rule gets by itself are the first of these numbers, the results of the first reduction of all the last.
+        What the rule gets by itself are the first of these numbers, but for its last `n_last`, which stay the last; the
+        results of the first reduction of all are the last ones in any case.
         """
         rule, numbers = self.rule, "kept" if "kept" in self.rule.extras else "sums"
         n = before.n_results + (len(rule.kept) if numbers == "kept" else 0)
-        names = (*self.sums, *self.new(*["passed"] * (n - len(self.sums))))
+        cut = len(self.sums) - n_last
+        names = (*self.sums[:cut], *self.new(*["passed"] * (n - len(self.sums))), *self.sums[cut:])
         extras = (numbers, *(("index",) if "index" in rule.extras else ()))
         return self.unpacked(extras, rule.state, (*rule.own_hyper, *added), names), names
 

@@ -69,10 +69,13 @@ class Rule(ElementwiseFunction):
         knows_total: whether its first reduction is the sum of squares of the gradient over all tensors, which it gets last.
         skips_nonfinite: whether nothing is to be kept either of a step for which that sum is not finite.
         skip_above: the hyper-parameter above which that sum counts as not finite, if there is one.
+        skip_by: the per-tensor state of its first reduction, the same for all tensors, that is 0 where nothing is to be
+            kept, if that tells instead. What the first reduction itself keeps of such a step is up to its `finish`.
     """
 
     knows_total = skips_nonfinite = False
     skip_above: str | None = None
+    skip_by: str | None = None
 
     def __init__(
         self,

@@ -75,6 +75,7 @@ class TensorRule:
     reductions: tuple[Reduction, ...] = ()
     skips_nonfinite = False
     skip_above: str | None = None
+    skip_by: str | None = None
 
     def __init__(
         self,

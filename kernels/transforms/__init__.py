@@ -12,6 +12,7 @@ from .decoupled_weight_decay import decoupled_weight_decay
 from .ema import ema, moving_average
 from .hyperball import hyperball
 from .lookahead import lookahead
+from .skip_above_percentile import skip_above_percentile
 from .skip_large_updates import skip_large_updates
 from .zclip import zclip
 
@@ -26,6 +27,7 @@ __all__ = [
     "hyperball",
     "lookahead",
     "moving_average",
+    "skip_above_percentile",
     "skip_large_updates",
     "zclip",
 ]

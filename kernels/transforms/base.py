@@ -32,7 +32,7 @@ class Made(NamedTuple):
     Attributes:
         fn: the function of the new rule.
         reduction: its reduction.
-        knows_total, skips_nonfinite, skip_above: as those of `Rule`; they stay so in rules made of this one.
+        knows_total, skips_nonfinite, skip_above, skip_by: as those of `Rule`; they stay so in rules made of this one.
     """
 
     fn: types.FunctionType
@@ -40,6 +40,7 @@ class Made(NamedTuple):
     knows_total: bool = False
     skips_nonfinite: bool = False
     skip_above: str | None = None
+    skip_by: str | None = None
 
 
 class Change(NamedTuple):
@@ -81,6 +82,7 @@ class _ComposedRule(Rule):
         self.knows_total = of.knows_total or made.knows_total
         self.skips_nonfinite = of.skips_nonfinite or made.skips_nonfinite
         self.skip_above = made.skip_above or of.skip_above
+        self.skip_by = made.skip_by or of.skip_by
         for place, stage in enumerate(self.reductions):
             if isinstance(stage, ComposedReduction) and stage.found is None:
                 stage.found = self, place
@@ -123,14 +125,14 @@ def after_first(rule: Rule, what: str, first: Reduction, change: Change | None =
     """The rule's last reduction when this one comes first, whose results are passed on to all others.
 
     Args:
-        rule: if it knows the total, `first` replaces its first reduction.
+        rule: if it knows the total, `first` replaces its first reduction, whose results are the last of `first`'s.
         change: what replaces their gradient.
     """
     before = first
     for stage in rule.reductions[1 if rule.knows_total else 0 :]:
         text = RuleSource(stage, *(change.hyper if change else ()), **(change.helpers if change else {}))
         values = text.new(*["value"] * stage.n_values)
-        unpacked, numbers = text.behind(before, added=change.hyper if change else ())
+        unpacked, numbers = text.behind(before, change.hyper if change else (), n_last=_n_last(rule))
         lines, g = ([], None) if change is None else change.lines(text, numbers)
         lines += [f"{tuple_text(values)} = {text.call(g=g)}"]
         before = _ReductionAfter(text.define(what, unpacked, lines, tuple_text(values)), before, stage)
@@ -147,25 +149,37 @@ def changed_gradient(rule: Rule, what: str, first: Reduction, change: Change, **
     sums = after_first(rule, what, first, change)
     text = RuleSource(rule, *change.hyper, **change.helpers)
     (stepped,) = text.new("stepped")
-    unpacked, numbers = text.behind(sums, added=change.hyper)
+    unpacked, numbers = text.behind(sums, change.hyper, n_last=_n_last(rule))
     lines, g = change.lines(text, numbers)
     lines += text.step(stepped, text.call(g=g))
     return Made(text.define(what, unpacked, lines, f"{stepped}, {text.returned()}"), sums, **made)
 
 
-def skipping(rule: Rule, what: str, proceeds: Function, *hyper: str) -> Made:
-    """The rule, but nothing changes where `proceeds` says no of the sum of squares over all, and these hyper-parameters."""
-    sums: Any = rule.reduction if rule.knows_total else after_first(rule, "behind", total_square)
+def skipping(
+    rule: Rule, what: str, proceeds: Function, *hyper: str, first: Reduction | None = None, place: int = -1
+) -> Made:
+    """The rule, but nothing changes where `proceeds` says no of the sum of squares over all, and these hyper-parameters.
+
+    Args:
+        first: the reduction that comes first then, as of `after_first`; None for the rule's own, or `total_square`.
+        place: of another one among the numbers which that gives, instead of the sum.
+    """
+    sums: Any = rule.reduction if rule.knows_total and first is None else after_first(rule, "behind", first or total_square)
     text = RuleSource(rule, *hyper, proceeds=proceeds)
     stepped, going = text.new("stepped", "going")
-    first, numbers = text.behind(sums, added=hyper)
-    arguments = ", ".join((numbers[-1], *hyper))
+    unpacked, numbers = text.behind(sums, hyper, n_last=_n_last(rule))
+    arguments = ", ".join((numbers[place], *hyper))
     lines = [*text.step(stepped, text.call()), f"{going} = {text['proceeds']}({arguments})"]
     states = tuple_text(
         f"{text.tl}.where({going}, {text.new_state(name)}, {name})" if name in rule.changed else name for name in rule.state
     )
     result = f"{text.tl}.where({going}, {stepped}, {text.w}), {states}"
-    return Made(text.define(what, first, lines, result), sums, True, True, hyper[0] if hyper else None)
+    return Made(text.define(what, unpacked, lines, result), sums, True, True, hyper[0] if hyper else None)
+
+
+def _n_last(rule: Rule) -> int:
+    """How many of the numbers that a rule gets are results of the first reduction of all, and stay the last ones."""
+    return rule.reductions[0].n_results if rule.knows_total else 0
 
 
 @jit

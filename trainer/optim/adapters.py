@@ -28,8 +28,8 @@ def as_torch(klass: type[gluon.RuleOptimizer]) -> Any:
     """A `torch.optim.Optimizer` class of an optimizer class of `tristep.optimizer`, such as one with a rule of your own.
 
     Its arguments are `lr` and `weight_decay`, `maximize`, and by name those of the class; each can be given for a group.
-    What looks at all gradients (`clip_norm`, `zclip`, `skip_norm`, `skip_nonfinite`) means those of all groups that have the
-    same options on.
+    What looks at all gradients (`clip_norm`, `zclip`, `skip_norm`, `skip_percentile`, `skip_nonfinite`) means those of all
+    groups that have the same options on.
 
     Args:
         klass: a subclass of `RuleOptimizer`.

@@ -13,6 +13,8 @@ from .base import Optimizer
 
 __all__ = ["GuardOptions", "square_limit"]
 
+_SKIP_RATE = 0.2  # what Andrew et al. recommend
+
 
 class GuardOptions(Optimizer):
     """The options of a `RuleOptimizer` against gradients that are too large, or not finite.
@@ -31,6 +33,15 @@ class GuardOptions(Optimizer):
             in `kernels.clip_adaptively_`).
         skip_norm: skip steps whose global gradient norm, before it is clipped, exceeds this, > 0; None means never. It is
             compared in float32. Everything else is as of `skip_nonfinite`, which this includes.
+        skip_percentile: skip steps whose global gradient norm, before it is clipped, exceeds `skip_factor` times a running
+            estimate of this percentile p of the norms, in (0, 100), such as 95; None means never. Each norm above the
+            estimate multiplies it by exp(0.002 p), each other one by exp(-0.002 (100 - p)), those of skipped steps, too:
+            where all norms become r times as large, about ln(r / skip_factor) / (0.002 p) steps are skipped, and then none
+            (Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", arXiv 1905.03871;
+            `kernels.transforms.skip_above_percentile`). Norms that are 0 or not finite change nothing of it. Everything else
+            is as of `skip_nonfinite`, which this includes.
+        skip_factor: how many times the percentile a norm may be, >= 1. With 1, 100 - p percent of all steps are skipped.
+        skip_warmup: steps in which the percentile is estimated and nothing skipped for it, >= 1.
         skip_nonfinite: skip steps whose gradients contain NaN or infinity, or have an infinite sum of squares: no weight and
             no state changes. A skipped step is counted, since the host does not synchronize with the device.
         **kwargs: those of `Optimizer`.
@@ -47,6 +58,9 @@ class GuardOptions(Optimizer):
         zclip_warmup: int = 25,
         agc: float | None = None,
         skip_norm: float | None = None,
+        skip_percentile: float | None = None,
+        skip_factor: float = 2.0,
+        skip_warmup: int = 50,
         skip_nonfinite: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -56,6 +70,11 @@ class GuardOptions(Optimizer):
         self.zclip_warmup = integer("zclip_warmup", zclip_warmup, low=1)
         self.agc = None if agc is None else number("agc", agc, above=0)
         self.skip_norm = None if skip_norm is None else number("skip_norm", skip_norm, above=0)
+        self.skip_percentile = None
+        if skip_percentile is not None:
+            self.skip_percentile = number("skip_percentile", skip_percentile, above=0, below=100)
+        self.skip_factor = number("skip_factor", skip_factor, low=1)
+        self.skip_warmup = integer("skip_warmup", skip_warmup, low=1)
         self.skip_nonfinite = boolean("skip_nonfinite", skip_nonfinite)
         self._skips_overflow = False  # as `skip_nonfinite`, where a loss scaler needs it
         super().__init__(**kwargs)
@@ -63,14 +82,16 @@ class GuardOptions(Optimizer):
     @property
     def has_guards(self) -> bool:
         """Whether any of these options is on."""
-        given = self.clip_norm, self.zclip, self.agc, self.skip_norm
-        return self.skip_nonfinite or self._skips_overflow or given != (None, None, None, None)
+        given = self.clip_norm, self.zclip, self.agc, self.skip_norm, self.skip_percentile
+        return self.skip_nonfinite or self._skips_overflow or any(option is not None for option in given)
 
     def guard_values(self) -> dict[str, float]:
         """The hyper-parameters of these options, where they are not plain attributes."""
-        values = {}
-        if self.skip_norm is not None:
-            values["skip_square"] = square_limit(self.skip_norm)
+        values = {"skip_square": math.inf if self.skip_norm is None else square_limit(self.skip_norm)}
+        if self.skip_percentile is not None:
+            values |= {"skip_share": self.skip_percentile / 100, "skip_rate": _SKIP_RATE}
+            if not self.counts_as_step:
+                values |= {"skip_rate": 0.0, "skip_factor": math.inf, "skip_square": math.inf}
         if self.zclip is not None and not self.counts_as_step:
             values |= {"zclip": math.inf, "zclip_decay": 1.0, "zclip_warmup": 0.0, "clip_norm": math.inf}
         elif self.clip_norm is None:
@@ -86,6 +107,8 @@ class GuardOptions(Optimizer):
         return transforms.clip_by_global_norm(rule) if self.clip_norm is not None and self.counts_as_step else rule
 
     def _with_skipping(self, rule: Rule) -> Rule:
+        if self.skip_percentile is not None:  # keeps states
+            return transforms.skip_above_percentile(rule)
         if self.skip_norm is not None and self.counts_as_step:
             return transforms.skip_large_updates(rule)
         skips = self.skip_nonfinite or self._skips_overflow or self.skip_norm is not None
@@ -93,6 +116,7 @@ class GuardOptions(Optimizer):
 
     def _hidden(self) -> tuple[str, ...]:
         off = [] if self.zclip is not None else ["zclip_decay", "zclip_warmup"]
+        off += [] if self.skip_percentile is not None else ["skip_factor", "skip_warmup"]
         return (*super()._hidden(), *off, *([] if self.skip_nonfinite else ["skip_nonfinite"]))
 
 

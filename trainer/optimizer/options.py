@@ -17,7 +17,7 @@ __all__ = ["TransformOptions"]
 
 _FLAGS = ("cautious", "decoupled_wd", "cautious_wd", "hyperball")
 _DECAYS = ("relative", "squared")
-_OPTIONS = ("clip_norm", "zclip", "agc", *_FLAGS, "lookahead", "ema_decay", "skip_norm", "skip_nonfinite")
+_OPTIONS = ("clip_norm", "zclip", "agc", *_FLAGS, "lookahead", "ema_decay", "skip_norm", "skip_percentile", "skip_nonfinite")
 
 
 class TransformOptions(GuardOptions):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["RowUpdate", "SparseRows", "is_sparse", "split"]
 
 _OF_ALL_ROWS = {"lookahead": "slow weights", "ema_decay": "averages"}  # options that keep something of each row
-_OF_ALL_WEIGHTS = ("clip_norm", "zclip", "agc", "hyperball", "skip_norm", "skip_nonfinite")  # options that need sums
+# Options that need sums.
+_OF_ALL_WEIGHTS = ("clip_norm", "zclip", "agc", "hyperball", "skip_norm", "skip_percentile", "skip_nonfinite")
 
 
 class RowUpdate:
