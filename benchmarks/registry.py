@@ -68,8 +68,8 @@ PEERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 # AdamW with weights and states in low precision: the weights' type, options, and bytes that a step moves for each element.
-# States of 8 bits have a scale of 32 for each 256 elements, tristep's for each 128.
-_EIGHT, _PACKED = 2 * 2 * (1 + 4 / 256), 2 * 2 * (1 + 4 / 128)
+# Peers' states of 8 bits have a scale of 32 for each 256 elements, tristep's of 8 and 4 bits for each 128.
+_EIGHT, _PACKED, _FOUR = 2 * 2 * (1 + 4 / 256), 2 * 2 * (1 + 4 / 128), 2 * 2 * (1 / 2 + 4 / 128)
 STORED: dict[str, tuple[torch.dtype, dict[str, Any], float]] = {
     "float32": (torch.float32, {}, 28),
     "float32, states bf16": (torch.float32, {"state_dtype": "bfloat16"}, 20),
@@ -79,10 +79,14 @@ STORED: dict[str, tuple[torch.dtype, dict[str, Any], float]] = {
     "bf16, states 8-bit, stochastic": (
         torch.bfloat16, {"state_dtype": "8bit", "stochastic_rounding": True}, 6 + _PACKED,
     ),
+    "bf16, states 4-bit, stochastic": (
+        torch.bfloat16, {"state_dtype": "4bit", "stochastic_rounding": True}, 6 + _FOUR,
+    ),
     "bf16 and float32": (torch.bfloat16, {"multi_precision": True}, 28),
     "bf16 and remainder": (torch.bfloat16, {"multi_precision": "remainder"}, 26),
     "bf16 and 8 bits": (torch.bfloat16, {"multi_precision": "split8"}, 24),
     "bf16 and 8 bits, states 8-bit": (torch.bfloat16, {"multi_precision": "split8", "state_dtype": "8bit"}, 8 + _PACKED),
+    "bf16 and 8 bits, states 4-bit": (torch.bfloat16, {"multi_precision": "split8", "state_dtype": "4bit"}, 8 + _FOUR),
     "bf16, Kahan, states bf16": (torch.bfloat16, {"kahan": True, "state_dtype": "bfloat16"}, 18),
 }  # fmt: skip
 # Peers for these: library, class (found in its `module`), the weights' type, arguments, bytes, and for which of the above.

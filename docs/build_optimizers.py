@@ -33,29 +33,34 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 - In addition to its own **arguments**, each takes those of every optimizer: learning_rate, wd, rescale_grad, clip_gradient,
   lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict; those on all three engines also the options
   clip_norm, zclip, zclip_decay, zclip_warmup, agc, cautious, decoupled_wd, cautious_wd, hyperball, lookahead,
-  lookahead_alpha, ema_decay, skip_norm and skip_nonfinite (see `TransformOptions` and `GuardOptions` of
-  `tristep.optimizer`). Lookahead keeps one more state, which only its synchronisations read and write, and ema_decay one
-  that is read and written at every step; clip_norm, zclip, skip_norm and skip_nonfinite together read the gradients once
-  more, agc also the weights, cautious and hyperball all that the rule reads. All with decoupled weight decay take
-  decay_schedule and peak_lr, which cost nothing.
+  lookahead_alpha, ema_decay, skip_norm, skip_percentile, skip_factor, skip_warmup and skip_nonfinite (see
+  `TransformOptions` and `GuardOptions` of `tristep.optimizer`). Lookahead keeps one more state, which only its
+  synchronisations read and write, and ema_decay one that is read and written at every step; clip_norm, zclip, skip_norm,
+  skip_percentile and skip_nonfinite together read the gradients once more, agc also the weights, cautious and hyperball all
+  that the rule reads. All with decoupled weight decay take decay_schedule and peak_lr, which cost nothing.
 - How it is stored: the same optimizers take state_dtype, stochastic_rounding, rounding_seed, kahan and
   `multi_precision="remainder"` or `"split8"`. States that are weights or sums over all steps stay float32, and so do the two
-  averages whose difference centered RMSProp takes. In bytes, for each element of AdamW, in addition to weight and gradient:
+  averages whose difference centered RMSProp takes. For each element of AdamW, the bytes that a step moves, and those kept
+  in addition to weight and gradient:
 
   | weight and gradient | options | moved | kept |
   |---|---|---|---|
   | float32 | none | 28 | 8 |
   | float32 | `state_dtype="bfloat16"` | 20 | 4 |
   | float32 | `state_dtype="8bit"` | 16.1 | 2.1 |
+  | float32 | `state_dtype="4bit"` | 14.1 | 1.1 |
   | bfloat16 | none, or `stochastic_rounding=True` | 22 | 8 |
   | bfloat16 | `stochastic_rounding=True, state_dtype="bfloat16"` | 14 | 4 |
   | bfloat16 | `stochastic_rounding=True, state_dtype="8bit"` | 10.1 | 2.1 |
+  | bfloat16 | `stochastic_rounding=True, state_dtype="4bit"` | 8.1 | 1.1 |
   | bfloat16 | `multi_precision=True` | 28 | 12 |
   | bfloat16 | `multi_precision="remainder"`, or `kahan=True` | 26 | 10 |
   | bfloat16 | the same with `state_dtype="bfloat16"` | 18 | 6 |
   | bfloat16 | the same with `state_dtype="8bit"` | 14.1 | 4.1 |
+  | bfloat16 | the same with `state_dtype="4bit"` | 12.1 | 3.1 |
   | bfloat16 | `multi_precision="split8"` | 24 | 9 |
   | bfloat16 | the same with `state_dtype="8bit"` | 12.1 | 3.1 |
+  | bfloat16 | the same with `state_dtype="4bit"` | 10.1 | 2.1 |
 
   States of averages that move by less than 1/256 at a step, such as a variance with a beta2 of 0.999, hardly shrink when
   they are rounded to the nearest bfloat16; `stochastic_rounding=True` rounds them right on average.
@@ -65,8 +70,9 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   `stochastic_rounding=True`. Masters of one kind are converted to another when they are loaded;
   `trainer.float32_weights()` and `load_float32_weights` take whole weights out of any of them, and back.
 
-  8-bit states are a byte for each element and a float32, their scale, for each 128 of them (see
-  `kernels/storage/packed.py`). They are always rounded at random, the same at every run with the same `rounding_seed`.
+  8-bit states are a byte for each element and a float32, their scale, for each 128 of them; 4-bit states are half a byte and
+  as many scales (see `kernels/storage/packed.py`). Both are always rounded at random, the same at every run with the same
+  `rounding_seed`.
   Weights of fewer than 4,096 elements, or whose elements are not in C's order, have float32 states; a block with a NaN or an
   infinity becomes NaN as a whole; sparse gradients need `lazy_update=False`. torch's own classes in `tristep.optim` have
   none of these options: `tristep.optim.as_torch(tristep.optimizer.AdamW)` has all of them.

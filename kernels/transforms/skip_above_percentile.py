@@ -26,7 +26,7 @@ def skip_above_percentile(rule: Rule) -> Rule:
 
     After T updates log P has moved by skip_rate times the sum of skip_share - b: where it stays between bounds, the share of
     norms with n <= P goes to skip_share as 1 / T, whatever their distribution is. Norms of skipped updates move P, too, so
-    that it follows a lasting change of their level; none moves it by more than the factor exp(skip_rate), however large it is.
+    that it follows a lasting change of their level; none moves it by more than the factor exp(skip_rate), whatever its size.
 
     The start is not the paper's, which is given one: in the first `skip_warmup` updates none is skipped for P, and in the
     first half of these P is the geometric mean of all norms so far. A norm that is 0 or not finite moves nothing. Nothing
@@ -34,7 +34,7 @@ def skip_above_percentile(rule: Rule) -> Rule:
     for no such limit.
 
     All these are hyper-parameters. The per-tensor states, the same for all tensors, are `norm_percentile`, P;
-    `percentile_count`, how many norms it is made of; and `step_taken`, 1, or 0 if the last update was skipped. They change in
+    `percentile_count`, of how many norms it is; and `step_taken`, 1, or 0 if the last update was skipped. They change in
     skipped updates, too; those of `zclip` do not. With a `skip_rate` of 0 nothing is counted or estimated.
 
     Args:

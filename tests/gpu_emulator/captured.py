@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "schedule": ("sgd", {"momentum": 0.9, "lr_scheduler": lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)}),
     "clipped": ("adamw", {"clip_norm": 0.5, "skip_nonfinite": True, "ema_decay": 0.9}),
     "guarded": ("adamw", {"zclip": 0.5, "zclip_warmup": 2, "agc": 0.1, "skip_norm": 0.2, "hyperball": True}),
+    "above a percentile": ("adamw", {"clip_norm": 0.5, "skip_percentile": 50, "skip_factor": 1, "skip_warmup": 3}),
     "low precision": ("adamw", {"state_dtype": "bfloat16", "stochastic_rounding": True}),
     "norms of tensors": ("lamb", {}),
 }

@@ -26,8 +26,10 @@ _WITHOUT_GRADIENT = 4
 _EXTENSIVE = ("adamw", "sgd_momentum", "adan", "lamb")  # rules that go through all storage and all that is folded in
 # Rules, and the transforms that are applied to them.
 _TRANSFORMED = ("adamw+cautious_weight_decay", "adamw+hyperball", "lamb+agc+zclip+skip_large_updates")
+_TRANSFORMED += ("lamb+agc+zclip+skip_above_percentile",)
 _OF_TRANSFORMS = {"hyperball_lr": 0.1, "agc": 0.1, "zclip": 0.5, "one_minus_zclip_decay": 0.1, "zclip_warmup": 1}
-_OF_TRANSFORMS |= {"clip_norm": 1e3, "skip_square": 1e9}
+_OF_TRANSFORMS |= {"clip_norm": 1e3, "skip_square": 1e9, "skip_share": 0.9, "skip_rate": 0.2, "skip_factor": 2.0}
+_OF_TRANSFORMS |= {"skip_warmup": 1}
 _MOST_ULPS = {"exact": 0, "sums": 8, "metrics": 64}
 
 Tensors = dict[str, list[torch.Tensor]]

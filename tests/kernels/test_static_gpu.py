@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="Triton has builds for Linux only")
 
 pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+PAGE = BENCHMARKS.parent / "docs" / "gpu.md"
 KNOWN = json.loads((BENCHMARKS / "results" / "static_gpu.json").read_text(encoding="utf-8"))["kernels"]
 MORE = 1.1  # for other versions of Triton
 
@@ -23,6 +24,16 @@ result = sorted(static_gpu.KERNELS) if name is None else static_gpu.measure(name
 
 def test_all_kernels_of_the_table_are_known(compiling):
     assert compiling.run(MEASURE, [str(BENCHMARKS), None]) == sorted(KNOWN)
+
+
+def test_the_page_has_the_table():
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.split(" |")[0].lstrip("| ") in KNOWN]
+    assert rows == [
+        f"| {name} | {row['instructions']:.0f} | {row['registers']} | {row['bytes']:.1f} | {row['in_flight_KiB']:.0f} | "
+        + " | ".join(f"{margin:.2f}" for margin in row["margin"].values())
+        + " |"
+        for name, row in KNOWN.items()
+    ]
 
 
 @pytest.mark.sample(4)

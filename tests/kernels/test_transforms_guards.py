@@ -227,6 +227,11 @@ def test_copies_names_and_what_is_refused():
         transforms.zclip(transforms.clip_by_global_norm(rules.adam))
     with pytest.raises(ValueError, match="'adam_clipped' needs the norm over all tensors already: apply agc before"):
         transforms.agc(transforms.clip_by_global_norm(rules.adam))
-    for function in (transforms.agc, transforms.zclip, transforms.skip_large_updates):
+    with pytest.raises(ValueError, match="has a state or hyper-parameter 'skip_square' already"):
+        transforms.skip_above_percentile(transforms.skip_large_updates(rules.adam))
+    with pytest.raises(ValueError, match="has a state or hyper-parameter 'skip_square' already"):
+        transforms.skip_large_updates(transforms.skip_above_percentile(rules.adam))
+    guards = (transforms.agc, transforms.zclip, transforms.skip_large_updates, transforms.skip_above_percentile)
+    for function in guards:
         with pytest.raises(TypeError, match="rule must be elementwise, made with @rule, got TensorRule"):
             function(rules.muon)

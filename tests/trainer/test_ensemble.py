@@ -77,6 +77,7 @@ OPTIONS = [
     {"skip_nonfinite": True},
     {"decoupled_wd": True, "wd": 0.1, "cautious_wd": True, "decay_schedule": "squared", "peak_lr": 10.0},
     {"hyperball": True, "agc": 0.1, "zclip": 2.0, "zclip_warmup": 2, "skip_norm": 5.0},
+    {"clip_norm": 0.5, "skip_percentile": 60, "skip_factor": 1.0, "skip_warmup": 2},
     {"clip_gradient": 0.3, "rescale_grad": 0.5},
     {"state_dtype": "bfloat16"},
     {"state_dtype": "bfloat16", "stochastic_rounding": True},

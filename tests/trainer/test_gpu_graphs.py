@@ -146,6 +146,7 @@ def change(trainer, net, step):
 
 
 GUARDS = {"zclip": 0.5, "zclip_warmup": 2, "agc": 0.1, "skip_norm": 0.3}
+PERCENTILE = {"zclip": 0.5, "zclip_warmup": 2, "skip_percentile": 50, "skip_factor": 1, "skip_warmup": 2}
 CASES = {
     "adam": ("adam", {"clip_gradient": 0.5}, {}),
     "adam, schedule": ("adam", {"lr_scheduler": tristep.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1)}, {}),
@@ -156,6 +157,7 @@ CASES = {
     ),
     "spheres and guards": ("adam", {"hyperball": True, **GUARDS}, {}),
     "guards and loss scale": ("lamb", GUARDS, {"scaled": True}),
+    "percentile and loss scale": ("adam", PERCENTILE, {"scaled": True}),
     "per-tensor state": ("novograd", {}, {}),
     "per-tensor state of all": ("prodigy", {}, {}),
     "random numbers": ("sgld", {}, {}),
