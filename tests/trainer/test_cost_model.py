@@ -109,7 +109,7 @@ def test_an_update_moves_the_bytes_of_its_rule(optimizer, options, weights, per_
         ("adam", {}, torch.float32),
         ("adamw", {"multi_precision": True}, torch.bfloat16),
         ("lion", {"state_dtype": "8bit", "multi_precision": "split8"}, torch.bfloat16),
-        ("adamw", {"state_dtype": "4bit", "multi_precision": "split8"}, torch.bfloat16),
+        ("lion", {"state_dtype": "4bit", "multi_precision": "split8"}, torch.bfloat16),
         ("adam", {"state_dtype": "bfloat16", "ema_decay": 0.9}, torch.float32),
         ("novograd", {}, torch.float64),
         ("adafactor", {}, torch.float32),

@@ -33,8 +33,8 @@ class MultiOptimizer(Optimizer):
             optimizer is a name, or an instance that nobody else uses.
         clip_norm: multiply the gradients by min(1, clip_norm / (norm + 1e-6)), with the global norm of the gradients of all
             optimizers together, > 0; None means never. The factor is a float32, and telemetry sees gradients after it. In an
-            entry `clip_norm` means the norm of its own parameters; so do `zclip`,
-            `skip_norm` and `skip_percentile`, which only entries have.
+            entry `clip_norm` means the norm of its own parameters; so do `zclip`, `skip_norm` and
+            `skip_percentile`, which only entries have.
         skip_nonfinite: skip steps in which one of the gradients of all optimizers is not finite.
         **defaults: arguments of every optimizer that is given by name, where its entry does not have them. Of
             `lr_scheduler` each gets a copy, which starts from its own `learning_rate`, if it has one.
