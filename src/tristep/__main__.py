@@ -1,4 +1,4 @@
-"""The command line: `demo` trains something small, `cost` estimates what training on many GPUs costs."""
+"""The command line: `demo` trains something small, `cost` estimates a step on many GPUs, `doctor` says what works here."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     demo.add_argument("--optimizers", nargs="+", default=argparse.SUPPRESS, metavar="NAME", help="which; all if left out")
     cost = _add_cost(commands)
+    commands.add_parser(
+        "doctor",
+        help="versions, engines, caches, and what is missing",
+        description="Say which versions there are, which engine each device has, whether a step with it is right, where "
+        "compiled code is kept, and what is missing. The exit status is 1 where tristep cannot work.",
+    )
     options = vars(parser.parse_args(arguments))
 
     command = options.pop("command")
@@ -57,6 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _cost(**options)
         except (ValueError, TypeError, RuntimeError) as error:
             cost.error(str(error))
+    if command == "doctor":
+        from tristep.doctor import report
+
+        lines, works = report()
+        print("\n".join(lines))
+        return 0 if works else 1
     try:
         from tristep.demo import check, run
     except ModuleNotFoundError as error:

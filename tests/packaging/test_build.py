@@ -56,6 +56,11 @@ def test_the_wheel_holds_exactly_the_files_on_disk(built):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
+def test_an_index_would_take_both(built):
+    """As twine sees it: metadata that is complete, and a README that it can show."""
+    assert _python("-m", "twine", "check", "--strict", *built.iterdir(), cwd=built).count("PASSED") == 2
+
+
 def test_the_sdist_holds_the_real_folders_only(built):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:

@@ -38,7 +38,7 @@ def test_links_in_the_public_package_are_relative(folder):
 def test_the_face_holds_nothing_else():
     """A real folder next to the links, even an empty one, would hide the one at the root."""
     names = {path.name for path in (ROOT / "src" / "tristep").iterdir()}
-    assert names - {"__pycache__", "__init__.py", "__main__.py", "demo.py", "py.typed"} == set(FOLDERS)
+    assert names - {"__pycache__", "__init__.py", "__main__.py", "demo.py", "doctor.py", "py.typed"} == set(FOLDERS)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

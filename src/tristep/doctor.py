@@ -1,0 +1,139 @@
+"""`python -m tristep doctor`: versions, the engine for each device, where compiled code is kept, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import tristep
+from tristep.kernels import ENGINES, choose_engine
+from tristep.kernels.backends import has_numba, has_triton
+
+__all__ = ["report"]
+
+_REQUIREMENT = re.compile(r"([\w.-]+)([^;]*)(?:;(.*))?")
+
+
+def report() -> tuple[list[str], bool]:
+    """The lines, and whether tristep can work here."""
+    lines = [
+        f"tristep {tristep.__version__} on Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    ]
+    wrong: list[str] = []
+    lines += ["", "packages", *_packages(wrong)]
+    lines += ["", "devices", *_devices(wrong)]
+    lines += ["", "compiled code", *_caches()]
+    lines += ["", *(wrong or ["Nothing is missing."])]
+    return lines, not any(line.startswith("Error") for line in wrong)
+
+
+def _packages(wrong: list[str]) -> Iterator[str]:
+    """A line for each package that tristep requires, and those of its notebook extra."""
+    lacking: dict[str, list[str]] = {}
+    for name, least, extra in _requirements():
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            lacking.setdefault(extra, []).append(name)
+            yield f"  {name:14} missing"
+            continue
+        is_old = _numbers(version) < _numbers(least)
+        if is_old:
+            wrong.append(f"Error: {name} {version} is too old: pip install -U '{name}>={least}'")
+        yield f"  {name:14} {version}{f', older than {least}' if is_old else ''}"
+    if required := lacking.get(""):
+        wrong.append(f"Error: {', '.join(required)} missing: pip install {' '.join(required)}")
+    if optional := lacking.get("notebook"):
+        wrong.append(f"For pictures and widgets, {', '.join(optional)} missing: pip install 'tristep[notebook]'")
+
+
+def _requirements() -> Iterator[tuple[str, str, str]]:
+    """Name, least version and extra of what the installed package asks for on this system."""
+    try:
+        found = importlib.metadata.requires("tristep") or []
+    except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+        found = ["torch", "triton; sys_platform == 'linux'", "numpy", "numba", "safetensors", "tqdm"]
+        found += [f"{name}; extra == 'notebook'" for name in ("anywidget", "ipywidgets", "matplotlib", "scikit-learn")]
+    for text in found:
+        name, versions, marker = (part or "" for part in _REQUIREMENT.fullmatch(text).groups())  # type: ignore[union-attr]
+        extra = re.search(r"extra == ['\"](\w+)", marker)
+        if (extra is None or extra[1] == "notebook") and not ("linux" in marker and platform.system() != "Linux"):
+            least = re.search(r">=\s*([\d.]+)", versions)
+            yield name, least[1] if least else "", extra[1] if extra else ""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version.split("+")[0])[:3]]
+
+
+def _devices(wrong: list[str]) -> Iterator[str]:
+    """A line for each device, with its engine and whether a step with that is right."""
+    for device, name in _available():
+        try:
+            engine = choose_engine(device)
+        except (ValueError, ModuleNotFoundError) as error:  # from TRISTEP_ENGINE
+            wrong.append(f"Error: {error}")
+            yield f"  {device!s:14} {name}: no engine"
+            continue
+        problem = _problem_of_a_step(device, engine)
+        if problem:
+            others = [each for each in ENGINES[ENGINES.index(engine) + 1 :] if each != "cpu" or device.type == "cpu"]
+            instead = f"; until it is mended, set TRISTEP_ENGINE={others[-1]}" if others else ""
+            wrong.append(f"Error: a step on {device} by engine {engine!r} fails: {problem}{instead}")
+        yield f"  {device!s:14} {name}: engine {engine!r}, a step {'fails' if problem else 'is right'}"
+    if not has_numba():
+        wrong.append("Steps on the CPU are slow without numba: pip install numba")
+    if not has_triton() and torch.cuda.is_available():
+        wrong.append("Steps on the GPU are slow without triton: pip install triton")
+
+
+def _available() -> Iterator[tuple[torch.device, str]]:
+    yield torch.device("cpu"), f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        what = "ROCm" if torch.version.hip else f"compute capability {major}.{minor}"
+        yield torch.device("cuda", index), f"{torch.cuda.get_device_name(index)}, {what}"
+    if hasattr(torch, "xpu") and torch.xpu.is_available():
+        for index in range(torch.xpu.device_count()):
+            yield torch.device("xpu", index), torch.xpu.get_device_name(index)
+    if torch.backends.mps.is_available():
+        yield torch.device("mps"), "Apple's GPU"
+
+
+def _problem_of_a_step(device: torch.device, engine: str) -> str:
+    """What goes wrong with a step of SGD, 1 - 0.5 * 0.25 for each weight; nothing, if it is right."""
+    try:
+        weight = torch.nn.Parameter(torch.ones(1000, device=device))
+        trainer = tristep.Trainer([weight], "sgd", {"learning_rate": 0.5}, engine=engine)
+        weight.grad = torch.full_like(weight, 0.25)
+        trainer.step(1)
+        found = sorted(set(weight.tolist()))
+    except Exception as error:  # whatever it is, it is what the user has to be told
+        return f"{type(error).__name__}: {error}"
+    return "" if found == [0.875] else f"weights that should be 0.875 are {found[:3]}"
+
+
+def _caches() -> Iterator[str]:
+    """Where compiled code is kept, its size, and whether it can be written."""
+    if has_numba():
+        from tristep.kernels.backends.cpu.disk_cache import cache_folder
+
+        yield f"  {'for the CPU':14} {_folder(cache_folder())}"
+    if has_triton():
+        from triton import knobs
+
+        yield f"  {'for GPUs':14} {_folder(Path(knobs.cache.dir))}"
+
+
+def _folder(path: Path) -> str:
+    if not path.is_dir():
+        return f"{path}, not there yet"
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    kept = f"{path}, {size / 1e6:.1f} MB"
+    return kept if os.access(path, os.W_OK) else f"{kept}, cannot be written, so that every process compiles anew"
