@@ -101,7 +101,7 @@ def page() -> str:
     """The whole page."""
     lists = {"classic": ", ".join(ports.__all__), "own": ", ".join(n for n in adapters.__all__ if n[0].isupper())}
     return HEAD.format(**lists, quality=_quality()) + "".join(
-        _row(name, cls) for name, cls in registered().items() if cls.__module__.startswith("tristep.")
+        row(name, cls) for name, cls in registered().items() if cls.__module__.startswith("tristep.")
     )
 
 
@@ -126,7 +126,8 @@ def _quality() -> str:
     return "\n".join(rows)
 
 
-def _row(name: str, cls: type) -> str:
+def row(name: str, cls: type) -> str:
+    """The row of an optimizer, as a line of Markdown."""
     optimizer = create(name)
     assert isinstance(optimizer, RuleOptimizer)
     rule = optimizer.rule

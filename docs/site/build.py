@@ -1,0 +1,59 @@
+"""Builds the documentation site: `python docs/site/build.py`, or `make docs`. It needs the extra `docs`.
+
+    python docs/site/build.py                     with all tutorials run anew, so that their views are live pages: minutes
+    python docs/site/build.py --live 02 13        only these; the others show the pictures that their notebooks hold
+    python docs/site/build.py --live none         none
+    python docs/site/build.py --out FOLDER        where the site goes; default build/site
+
+Nothing is written twice: pages are made of the README's sections, the files in docs/, the notebooks, the registry of optimizers
+and the docstrings, into build/site-pages, from which MkDocs makes the site. Look at it by
+`python -m http.server --directory build/site`: search needs a server, everything else works from the disk, and nothing needs a
+network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import optimizer_pages
+import reference_pages
+import text_pages
+import tutorial_pages
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "build" / "site-pages"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--live", nargs="+", default=["all"], metavar="NN", help="numbers of tutorials to run; all or none")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="folder of the site")
+    parser.add_argument("--optimizers", nargs="+", metavar="NAME", help="race pictures of these only")
+    arguments = parser.parse_args()
+    build(arguments.live, arguments.out, arguments.optimizers)
+    print(f"written: {arguments.out}")
+
+
+def build(live: list[str], out: Path, raced: list[str] | None = None) -> None:
+    """Write the pages, and let MkDocs make the site of them; what it warns of is an error."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    PAGES.mkdir(parents=True)
+    contents = text_pages.write(ROOT, PAGES)
+    contents["Tutorials"] = tutorial_pages.write(ROOT / "tutorials", PAGES, live)
+    contents["Optimizers"] = optimizer_pages.write(ROOT, PAGES, raced)
+    contents["Reference"] = reference_pages.write(PAGES)
+    settings = yaml.safe_load(Path(__file__).with_name("mkdocs.yml").read_text(encoding="utf-8"))
+    settings |= {"docs_dir": str(PAGES), "nav": [{title: pages} for title, pages in contents.items()]}
+    configuration = PAGES.parent / "mkdocs.yml"
+    configuration.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--clean"]
+    subprocess.run([*command, "--config-file", str(configuration), "--site-dir", str(out.resolve())], check=True, cwd=ROOT)
+
+
+if __name__ == "__main__":
+    main()

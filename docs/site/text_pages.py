@@ -1,0 +1,117 @@
+"""Pages of text: the README's sections, the files in docs/, and those about the project."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import shutil
+from pathlib import Path
+
+__all__ = ["linked", "write"]
+
+HOME = ("Install", "Who it is for", "Tutorials", "In a notebook", "Speed", "What there is")
+HOW_TOS = {  # file, title, the README's sections, further pages
+    "from-mxnet": ("From MXNet", ("Coming from MXNet",), ("differences.md", "tutorials/11_from_mxnet.md")),
+    "from-torch": ("From torch.optim", ("Coming from torch.optim", "Engines"), ("tutorials/12_from_torch_optim.md",)),
+    "several-optimizers": ("Several optimizers", ("Several optimizers in one",), ("optimizers/muon.md",)),
+    "own-rule": ("Your own rule", ("Writing your own rule",), ("tutorials/07_your_own_optimizer.md", "contributing.md")),
+    "low-precision": (
+        "Low precision",
+        ("Half precision",),
+        ("optimizers/index.md", "tutorials/08_clipping_precision_low_bits.md"),
+    ),
+    "many-gpus": ("Many GPUs", ("Many GPUs", "CUDA graphs"), ("scaling.md", "tutorials/10_many_gpus.md")),
+    "telemetry": ("What each layer does", ("What each layer does",), ("notebooks.md", "tutorials/06_watching_weights.md")),
+}
+TEXTS = {  # of the repository: where it is in the site, and what the contents call it
+    "docs/notebooks.md": ("notebooks.md", "In a notebook"),
+    "docs/scaling.md": ("scaling.md", "Many GPUs, many machines"),
+    "docs/differences.md": ("differences.md", "Differences from MXNet"),
+    "docs/reliability.md": ("reliability.md", "Reliability"),
+    "docs/gpu.md": ("gpu.md", "What is proven of the GPU code"),
+    "CONTRIBUTING.md": ("contributing.md", "Architecture and contributing"),
+    "CHANGELOG.md": ("changelog.md", "Changelog"),
+    "SECURITY.md": ("security.md", "Security"),
+    "docs/release.md": ("release.md", "Release checklist"),
+}
+MOVED = {source: target for source, (target, _) in TEXTS.items()} | {
+    "README.md": "index.md",
+    "docs/optimizers.md": "optimizers/index.md",
+}
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+
+
+def write(root: Path, pages: Path) -> dict[str, list[dict[str, str]]]:
+    """Write the pages; the contents, by chapter."""
+    head, sections = _sections((root / "README.md").read_text(encoding="utf-8"))
+    home = head + "".join(f"## {title}\n{sections[title]}" for title in HOME)
+    (pages / "index.md").write_text(linked(home, "README.md", "index.md", root, pages), encoding="utf-8")
+    (pages / "how-to").mkdir()
+    how_tos = []
+    for name, (title, parts, further) in HOW_TOS.items():
+        target = f"how-to/{name}.md"
+        text = f"# {title}\n" + "".join(f"{'' if part == title else f'## {part}'}\n{sections[part]}" for part in parts)
+        text = linked(text, "README.md", target, root, pages)
+        more = "\n".join(f"- [{_title_of(page)}](../{page})" for page in further)
+        (pages / target).write_text(f"{text}\n## See also\n\n{more}\n", encoding="utf-8")
+        how_tos.append({title: target})
+    chapters: dict[str, list[dict[str, str]]] = {"Home": [{"tristep": "index.md"}], "How to": how_tos, "Guides": []}
+    for source, (target, title) in TEXTS.items():
+        text = (root / source).read_text(encoding="utf-8")
+        (pages / target).write_text(linked(text, source, target, root, pages), encoding="utf-8")
+        chapters["Guides"].append({title: target})
+    return chapters
+
+
+def linked(text: str, source: str, target: str, root: Path, pages: Path) -> str:
+    """A text of the repository with its links as the site has them.
+
+    What has no page is named and not linked, as there is nothing to show; pictures are copied.
+    """
+
+    def changed(match: re.Match[str]) -> str:
+        mark, label, link = match.groups()
+        if "://" in link or link.startswith("#"):
+            return match[0]
+        link, _, anchor = link.partition("#")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+        if path.endswith(".ipynb"):
+            there = path.removesuffix(".ipynb") + ".md"
+        elif path in MOVED:
+            there = MOVED[path]
+        elif path.endswith((".png", ".json")) and (root / path).is_file():
+            there = f"files/{posixpath.basename(path)}"
+            (pages / "files").mkdir(exist_ok=True)
+            shutil.copyfile(root / path, pages / there)
+        elif (root / path).exists():
+            return label if label.startswith("`") else f"{label} (`{path}`)"
+        else:
+            raise FileNotFoundError(f"{source} links to {link}, which is not there")
+        relative = os.path.relpath(there, posixpath.dirname(target) or ".").replace(os.sep, "/")
+        return f"{mark}[{label}]({relative}{f'#{anchor}' if anchor else ''})"
+
+    codes: list[str] = []
+
+    def aside(match: re.Match[str]) -> str:
+        codes.append(match[0])
+        return f"\0{len(codes) - 1}\0"
+
+    without = re.sub(r"^```.*?^```$", aside, text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"\0(\d+)\0", lambda match: codes[int(match[1])], LINK.sub(changed, without))
+
+
+def _sections(text: str) -> tuple[str, dict[str, str]]:
+    """What comes before the first section, and the sections by title."""
+    head, *rest = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
+    return head, dict(zip(rest[::2], rest[1::2], strict=True))
+
+
+def _title_of(page: str) -> str:
+    for target, title in TEXTS.values():
+        if target == page:
+            return title
+    name = page.split("/")[-1].removesuffix(".md")
+    if page == "optimizers/index.md":
+        return "All optimizers, and how they are stored"
+    return f"Tutorial {name[:2]}: {name[3:].replace('_', ' ')}" if name[:2].isdigit() else name.capitalize()
