@@ -10,7 +10,7 @@ CPU_RESULTS ?= benchmarks/results/cpu.json
 GPU_RESULTS ?= benchmarks/results/gpu.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-slice lint bench lab books dist gpu gpu-smoke gpu-test gpu-bench gpu-sanitize clean
+.PHONY: help demo test test-full test-slice lint bench lab books docs dist gpu gpu-smoke gpu-test gpu-bench gpu-sanitize clean
 
 help:
 	@echo "make demo    train something small and look at it"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench   time the updates against torch.optim on this machine's CPU; PARTS='steps clip' for some of it"
 	@echo "make lab     JupyterLab on the tutorials"
 	@echo "make books   run the tutorials and write their notebooks, after a change to one"
+	@echo "make docs    build the documentation site into build/site, with all tutorials run"
 	@echo "make dist    build wheel and sdist into dist/, and check them"
 	@echo "make gpu     on a GPU machine: gpu-smoke, gpu-test and gpu-bench, with its own python3; installs nothing"
 	@echo "             gpu-smoke takes 3 minutes; gpu-test SHARD=1/4 is a part of the tests, gpu-bench PARTS='steps clip' of the"
@@ -51,6 +52,9 @@ lab: $(VENV)/with-dev
 
 books: $(VENV)/with-test
 	$(BIN)/python tutorials/build.py
+
+docs: $(VENV)/with-docs
+	$(BIN)/python docs/site/build.py
 
 dist: $(VENV)/with-test
 	rm -rf build dist *.egg-info

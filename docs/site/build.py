@@ -5,10 +5,10 @@
     python docs/site/build.py --live none         none
     python docs/site/build.py --out FOLDER        where the site goes; default build/site
 
-Nothing is written twice: pages are made of the README's sections, the files in docs/, the notebooks, the registry of optimizers
-and the docstrings, into build/site-pages, from which MkDocs makes the site. Look at it by
-`python -m http.server --directory build/site`: search needs a server, everything else works from the disk, and nothing needs a
-network.
+Nothing is written twice: pages are made of the README's sections, the files in docs/, the notebooks, the registry of
+optimizers and the docstrings, into build/site-pages, from which MkDocs makes the site. Look at it by
+`python -m http.server --bind 127.0.0.1 --directory build/site`: search needs a server, everything else works from the disk,
+and nothing needs a network.
 """
 
 from __future__ import annotations

@@ -32,13 +32,17 @@ def write(root: Path, pages: Path, raced: list[str] | None = None) -> list[Any]:
     rows = {}
     own = {name: cls for name, cls in registered().items() if cls.__module__.startswith("tristep.")}
     for name, cls in own.items():
-        row = dict(zip(COLUMNS, (cell.strip() for cell in table.row(name, cls).strip().strip("|").split(" | ")), strict=True))
+        row = dict(
+            zip(COLUMNS, (cell.strip() for cell in table.row(name, cls).strip().strip("|").split(" | ")), strict=True)
+        )
         rows[cls.__name__] = f"optimizers/{name}.md"
         race = _race(name, pages) if raced is None or name in raced else ""
         (pages / "optimizers" / f"{name}.md").write_text(_page(cls, row, race), encoding="utf-8")
     text = (root / "docs" / "optimizers.md").read_text(encoding="utf-8")
     text = text_pages.linked(text, "docs/optimizers.md", "optimizers/index.md", root, pages)
-    linked = re.sub(r"^\| (\w+) \|", lambda m: f"| [{m[1]}]({rows[m[1]].split('/')[1]}) |" if m[1] in rows else m[0], text, flags=re.M)
+    linked = re.sub(
+        r"^\| (\w+) \|", lambda m: f"| [{m[1]}]({rows[m[1]].split('/')[1]}) |" if m[1] in rows else m[0], text, flags=re.M
+    )
     (pages / "optimizers" / "index.md").write_text(linked, encoding="utf-8")
     return ["optimizers/index.md", *({name: page} for name, page in rows.items())]
 
@@ -47,7 +51,9 @@ def _page(cls: type, row: dict[str, str], race: str) -> str:
     optimizer = create(cls.__name__.lower())
     rule = optimizer.rule  # type: ignore[attr-defined]
     function = inspect.unwrap(rule.fn)
-    formula = inspect.getdoc(function) or ""
+    formula = "\n".join(
+        line for text in (inspect.getdoc(function) or "").split("\n") for line in textwrap.wrap(text, 78) or [""]
+    )
     parts = [
         f"# {cls.__name__}",
         row["what"],

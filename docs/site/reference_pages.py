@@ -56,7 +56,7 @@ def _documented(module: ModuleType) -> list[str]:
 
 
 def _is_written(value: Any) -> bool:
-    """Whether there is source text, which mkdocstrings reads: the classes of `tristep.optim` that are made of others have none."""
+    """Whether there is source text for mkdocstrings. Classes of `tristep.optim` that are made of optimizers have none."""
     try:
         inspect.getsource(value)
     except (OSError, TypeError):

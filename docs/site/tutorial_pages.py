@@ -13,8 +13,8 @@ from nbclient import NotebookClient
 
 __all__ = ["write"]
 
-# Runs in the kernel before a tutorial. A view's page is written when its cell has ended, so that a live view has seen it all.
-SETUP = '''
+# Runs in the kernel before a tutorial. A view's page is written when its cell has ended, so that a live view has seen all.
+SETUP = """
 from pathlib import Path as _Path
 
 from IPython import get_ipython as _get_ipython
@@ -35,12 +35,10 @@ def _write(result):
 
 _viz.views.view.View._ipython_display_ = _show
 _get_ipython().events.register("post_run_cell", _write)
-'''
-FRAME = (
-    '<iframe class="view" src="{page}" title="An interactive view" loading="lazy" '
-    'style="width: 100%; height: 640px; border: 0" '
-    'onload="try {{ this.style.height = this.contentDocument.documentElement.scrollHeight + \'px\' }} catch (e) {{}}"></iframe>'
-)
+"""
+FRAME = """<iframe class="view" src="{page}" title="An interactive view" loading="lazy"
+style="width: 100%; height: 640px; border: 0"
+onload="try {{ this.style.height = this.contentDocument.documentElement.scrollHeight + 'px' }} catch (e) {{}}"></iframe>"""
 
 
 def write(tutorials: Path, pages: Path, live: list[str]) -> list[dict[str, str]]:
