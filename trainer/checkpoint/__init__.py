@@ -3,9 +3,20 @@
 A loaded state is checked completely before anything is changed; `tristep.trainer.files` writes and reads.
 """
 
-from .check import MOST_UPDATES
+from .check import MASTER, MOST_UPDATES, saved_rule
 from .file import read, write
 from .names import plain_name, shape_of, with_plain_names
 from .state import collect, restore
 
-__all__ = ["MOST_UPDATES", "collect", "plain_name", "read", "restore", "shape_of", "with_plain_names", "write"]
+__all__ = [
+    "MASTER",
+    "MOST_UPDATES",
+    "collect",
+    "plain_name",
+    "read",
+    "restore",
+    "saved_rule",
+    "shape_of",
+    "with_plain_names",
+    "write",
+]

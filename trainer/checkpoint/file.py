@@ -36,11 +36,20 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         ValueError: it is not such a file, or its contents are damaged.
     """
-    with files.contents("fname", path, "a state file of tristep"):
+    with files.contents("fname", path, f"a state file of tristep{_hint(path)}"):
         found = files.read_tensors(path)
         if found is not None:
             return _put_together(*found)
     raise ValueError(f"fname={str(path)!r}: a safetensors file, but not one that Trainer.save_states wrote")
+
+
+def _hint(path: str | os.PathLike[str]) -> str:
+    """For a file of MXNet's Trainer, which is a pickle."""
+    if not os.path.isfile(path):
+        return ""
+    with open(path, "rb") as file:
+        begin = file.read(2)
+    return " (tristep.load_mxnet_states reads those of MXNet)" if begin[:1] == b"\x80" and begin[1:] <= b"\x05" else ""
 
 
 def _put_together(header: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:

@@ -1,0 +1,116 @@
+"""Files of arrays: what MXNet's `nd.save`, and `save_parameters`, `collect_params().save` and `export` of Gluon, wrote."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from .. import files
+from .arrays import Cursor, read_array
+
+__all__ = ["load_mxnet_params"]
+
+_MAGIC = 0x112
+_RENAMED = {"gamma": "weight", "beta": "bias"}  # of normalization layers: Gluon's name and torch's
+
+
+def load_mxnet_params(
+    fname: str | os.PathLike[str],
+    net: torch.nn.Module | None = None,
+    names: Mapping[str, str] | Sequence[str] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Read a file of arrays of MXNet, such as a model's ".params", and copy them into a model if there is one.
+
+    Names are as in the file, without "arg:" and "aux:"; arrays without names are "0", "1", and so on. Sparse arrays become
+    sparse tensors. Dense layers, convolutions, embeddings and normalization layers have their weights in the same form in
+    torch; weights of other layers may have to be rearranged first.
+
+    Args:
+        fname: the file.
+        net: the model to copy into; None copies nothing.
+        names: which parameter or buffer of `net` each array belongs to: a dict from the file's names to the model's, or a
+            list of the model's names in the order of the file. None: names are the same, as those of `save_parameters` are
+            for a `Sequential`; gamma and beta are weight and bias in torch.
+
+    Returns:
+        The tensors by the file's names, on the CPU.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not such a file, or damaged, or does not fit the model; nothing has been changed.
+
+    Example:
+        tristep.load_mxnet_params("resnet.params", net)
+
+    Source: MXNet 1.9.1, `NDArray::Save` in src/ndarray/ndarray.cc; `gluon.Block.load_parameters`.
+    """
+    with files.contents("fname", fname, "a file of arrays of MXNet"):
+        found = _read(Path(fname).read_bytes())
+    if net is not None:
+        _copy(found, net, names)
+    return found
+
+
+def _read(data: bytes) -> dict[str, torch.Tensor]:
+    cursor = Cursor(data)
+    magic, _, count = cursor.numbers("QQQ")
+    if magic != _MAGIC:
+        raise ValueError("it begins otherwise")
+    tensors: list[torch.Tensor] = []
+    while len(tensors) < count:
+        tensor = read_array(cursor)
+        if tensor is None:
+            raise ValueError(f"array {len(tensors)} has never been given a shape")
+        tensors.append(tensor)
+    (named,) = cursor.numbers("Q")
+    if named not in (0, count):
+        raise ValueError(f"it has {named} names for {count} arrays")
+    names = [bytes(cursor.take(*cursor.numbers("Q"))).decode() for _ in range(named)] or [str(i) for i in range(count)]
+    if cursor.left:
+        raise ValueError(f"{cursor.left:,} bytes are left at its end")
+    names = [name.removeprefix("arg:").removeprefix("aux:") for name in names]
+    if len(set(names)) < len(names):
+        raise ValueError("two of its arrays have one name")
+    return dict(zip(names, tensors, strict=True))
+
+
+@torch.no_grad()
+def _copy(found: Mapping[str, torch.Tensor], net: torch.nn.Module, names: Mapping[str, str] | Sequence[str] | None) -> None:
+    targets = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    if isinstance(names, Mapping):
+        if unknown := set(names) - set(found):
+            raise ValueError(f"names: {_few(unknown)} not among the file's arrays, which are {_few(found)}")
+        mapped = [names.get(name, name) for name in found]
+    elif names is not None:
+        mapped = list(names)
+    else:
+        mapped = [name if name in targets else _torchs_name(name) for name in found]
+    needed = {name for name in targets if not name.endswith("num_batches_tracked")}
+    if len(mapped) != len(found) or len(set(mapped)) != len(mapped) or not needed <= set(mapped) <= set(targets):
+        raise ValueError(
+            f"the file has {len(found)} arrays, {_few(found)}; net has {len(needed)} parameters and buffers, "
+            f"{_few(needed)}: give names, a dict from the file's names to the model's, or a list of the model's in the "
+            "order of the file"
+        )
+    for (theirs, tensor), name in zip(found.items(), mapped, strict=True):
+        target = targets[name]
+        if tensor.shape != target.shape or tensor.dtype != target.dtype or tensor.layout != torch.strided:
+            raise ValueError(
+                f"{theirs!r} is {tensor.dtype} {tuple(tensor.shape)}, {tensor.layout}; {name!r} of net is {target.dtype} "
+                f"{tuple(target.shape)}: give names if they belong elsewhere, or convert the model first"
+            )
+    for tensor, name in zip(found.values(), mapped, strict=True):
+        targets[name].copy_(tensor)
+
+
+def _torchs_name(name: str) -> str:
+    start, dot, last = name.rpartition(".")
+    return f"{start}{dot}{_RENAMED.get(last, last)}"
+
+
+def _few(names: object) -> str:
+    listed = list(map(repr, names))  # type: ignore[call-overload]
+    return ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")
