@@ -14,11 +14,15 @@ from .data_parallel import replicate, split_and_load, split_data
 from .ensemble import Ensemble
 from .fit import Fit, fit
 from .lr_finder import LRFinder, lr_find
+from .mxnet import load_mxnet_params, load_mxnet_states
+from .saving import Checkpoint, CheckpointManager
 from .sweep import Sweep, sweep
 from .telemetry import Telemetry
 from .trainer import StaleGradientError, Trainer, UpdateOnKVStoreError
 
 __all__ = [
+    "Checkpoint",
+    "CheckpointManager",
     "Ensemble",
     "Fit",
     "LRFinder",
@@ -35,6 +39,8 @@ __all__ = [
     "fit",
     "initializer",
     "kvstore",
+    "load_mxnet_params",
+    "load_mxnet_states",
     "lr_find",
     "lr_scheduler",
     "optim",

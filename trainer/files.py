@@ -24,7 +24,16 @@ import safetensors
 import safetensors.torch
 import torch
 
-__all__ = ["contents", "read_npz", "read_tensors", "replace", "write_npz", "write_tensors"]
+__all__ = [
+    "contents",
+    "read_header",
+    "read_npz",
+    "read_tensors",
+    "replace",
+    "sync_folder",
+    "write_npz",
+    "write_tensors",
+]
 
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None  # on Windows nobody can remove a file that is open
 _TEXT, _CHECKSUM = "tristep", "tristep checksum"  # in a safetensors file's metadata; the first also names an array of an npz
@@ -75,12 +84,18 @@ def replace(argument: str, path: str | os.PathLike[str], write: Callable[[IO[byt
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if hasattr(os, "O_DIRECTORY"):  # the new name must be on the disk, too
-        folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    sync_folder(target.parent)  # the new name must be on the disk, too
+
+
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Let the names in a folder be on the disk, where the system can do that."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 @contextmanager
@@ -128,19 +143,24 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str
     None of a safetensors file from elsewhere.
     """
     with safetensors.safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        if _TEXT not in metadata or _CHECKSUM not in metadata:
+        header = _header(file)
+        if header is None:
             return None
-        text = metadata[_TEXT]
-        if metadata[_CHECKSUM] != str(zlib.crc32(text.encode())):
-            raise ValueError("damaged; the checksum of its settings differs")
-        header = _parsed(text)
         checksums = _checksums_of(header)
         if set(file.keys()) != set(checksums):
             raise ValueError(f"damaged; checksums differ for {_odd(set(file.keys()), set(checksums))}")
         tensors = {key: file.get_tensor(key) for key in checksums}
     _compare(checksums, tensors)
     return header, tensors
+
+
+def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The header alone of what `read_tensors` reads."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        header = _header(file)
+    if header is not None:
+        _checksums_of(header)
+    return header
 
 
 def write_npz(
@@ -264,6 +284,16 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray
             raise ValueError(f"{member.filename!r} ends too early")
     array = np.frombuffer(data, dtype) if dtype.itemsize else np.zeros(count, dtype)
     return array.reshape(shape, order="F" if fortran else "C").copy()  # which may be written to
+
+
+def _header(file: Any) -> Any:
+    """The JSON of a safetensors file of ours, with the checksums; None of one from elsewhere."""
+    metadata = file.metadata() or {}
+    if _TEXT not in metadata or _CHECKSUM not in metadata:
+        return None
+    if metadata[_CHECKSUM] != str(zlib.crc32(metadata[_TEXT].encode())):
+        raise ValueError("damaged; the checksum of its settings differs")
+    return _parsed(metadata[_TEXT])
 
 
 def _most(size: int) -> int:

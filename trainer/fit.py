@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -12,7 +13,9 @@ from typing import Any
 
 import torch
 
+from .epoch_batches import EpochBatches
 from .optimizer import Optimizer
+from .saving import CheckpointManager
 from .trainer import Trainer
 from .validation import boolean, choice, integer
 
@@ -72,6 +75,7 @@ def fit(
     epoch_end_callback: Callable[[Fit], Any] | Sequence[Callable[[Fit], Any]] = (),
     kvstore: str | None = "device",
     trainer: Trainer | None = None,
+    checkpoint: CheckpointManager | str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Fit:
     """Train `net` for some epochs.
@@ -95,6 +99,10 @@ def fit(
         batch_end_callback: called with a `Batch` after each; one that returns True ends training.
         epoch_end_callback: called with the `Fit` so far after each epoch; one that returns True ends training.
         trainer: one to go on with, instead of `optimizer`, `optimizer_params`, `lr_scheduler` and `kvstore`.
+        checkpoint: a `CheckpointManager` of `trainer` and `net`, or a folder for one with its defaults. Training continues
+            from the newest checkpoint there, with the batch that comes next, as long as `data` depend on nothing but random
+            numbers and the loader's own generator. Checkpoints are saved after each epoch, with its means as metrics, when
+            the manager's interval is over, with the batch's loss, and when training ends early.
         progress: show a progress bar and a line for each epoch.
 
     Raises:
@@ -136,6 +144,14 @@ def fit(
         raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}")
     if trainer is not None and (arguments or initializer is not None):
         raise ValueError("trainer is used as it is: leave out optimizer_params, lr_scheduler and initializer")
+    if not isinstance(checkpoint, (CheckpointManager, str, os.PathLike, type(None))):
+        raise TypeError(f"checkpoint must be a CheckpointManager or a folder, got {type(checkpoint).__name__}")
+    if isinstance(checkpoint, CheckpointManager):
+        if checkpoint.trainer is not trainer:
+            raise ValueError("checkpoint is a CheckpointManager of another trainer: give its trainer here, too, or a folder")
+        known = {"loss", *metrics, *(f"eval_{name}" for name in ("loss", *metrics) if eval_data is not None)}
+        if checkpoint.metric not in {None, *known}:
+            raise ValueError(f"checkpoint decides by {checkpoint.metric!r} which is the best: here are {sorted(known)}")
     made = Trainer(net, optimizer, arguments or None, kvstore=kvstore) if trainer is None else trainer
     if initializer is not None:
         from .initializer import initialize
@@ -143,10 +159,10 @@ def fit(
         initialize(net, initializer)
     from tqdm.auto import tqdm  # which looks for widgets when it is imported
 
-    done = Fit(made)
-    with _interruptible() as interrupted:
-        for epoch in range(begin_epoch, num_epoch):
-            if not _one_epoch(done, net, loss, data, epoch, num_epoch, metrics, batch_callbacks, interrupted, progress):
+    done, batches, sums = Fit(made), EpochBatches(data, begin_epoch), _Sums(metrics)
+    with _checkpointed(checkpoint, made, net, [batches, sums]) as manager, _interruptible() as interrupted:
+        while batches.epoch < num_epoch:
+            if not _one_epoch(done, net, loss, batches, sums, num_epoch, batch_callbacks, interrupted, manager, progress):
                 done.interrupted = True
                 break
             if eval_data is not None:
@@ -154,8 +170,10 @@ def fit(
                 done.epochs[-1] |= {f"eval_{name}": value for name, value in found.items()}
             if progress:
                 tqdm.write(_line(done.epochs[-1], num_epoch))
+            if manager is not None:
+                manager.save(done.epochs[-1], {"epoch": batches.epoch})
             if _ends(epoch_callbacks, done) or interrupted.is_set():
-                done.interrupted = epoch + 1 < num_epoch
+                done.interrupted = batches.epoch < num_epoch
                 break
     return done
 
@@ -186,20 +204,21 @@ def _one_epoch(
     done: Fit,
     net: torch.nn.Module,
     loss: Callable[[Any, Any], torch.Tensor],
-    data: Iterable[Any],
-    epoch: int,
+    data: EpochBatches,
+    sums: _Sums,
     num_epoch: int,
-    metrics: Mapping[str, Metric],
     callbacks: Sequence[Callable[[Batch], Any]],
     interrupted: threading.Event,
+    manager: CheckpointManager | None,
     progress: bool,
 ) -> bool:
-    """Train for an epoch; whether it came to its end."""
+    """Train for an epoch, or what is left of it; whether it came to its end."""
     from tqdm.auto import tqdm
 
-    trainer, place, sums, start = done.trainer, device_of(net), _Sums(metrics), time.perf_counter()
-    with tqdm(data, desc=f"epoch {epoch + 1}/{num_epoch}", unit=" batches", leave=False, disable=not progress) as batches:
-        for number, batch in enumerate(batches):
+    trainer, place, epoch, start = done.trainer, device_of(net), data.epoch, time.perf_counter()
+    about = {"desc": f"epoch {epoch + 1}/{num_epoch}", "unit": " batches", "leave": False, "disable": not progress}
+    with tqdm(data, total=data.length, initial=data.batch, **about) as batches:
+        for batch in batches:
             inputs, labels = unpack_batch("data", batch, place)
             outputs = net(*inputs)
             value = loss(outputs, labels)
@@ -216,14 +235,34 @@ def _one_epoch(
             sums.add(size, mean, labels, outputs.detach() if isinstance(outputs, torch.Tensor) else outputs)
             done.losses.append(mean.item())
             batches.set_postfix(loss=f"{done.losses[-1]:.4g}", refresh=False)
-            told = Batch(epoch, number, done.losses[-1], trainer)
-            if _ends(callbacks, told) or interrupted.is_set():
+            told = Batch(epoch, data.batch - 1, done.losses[-1], trainer)
+            ends = _ends(callbacks, told) or interrupted.is_set()
+            if manager is not None:
+                about_batch = {"loss": done.losses[-1]} if manager.metric in (None, "loss") else None
+                if not manager.step(about_batch, {"epoch": epoch}) and ends:
+                    manager.save(about_batch, {"epoch": epoch})
+            if ends:
                 return False
-    if not sums.count:
-        raise ValueError(f"data gave no batch in epoch {epoch + 1}: it must be iterable again in every epoch")
     found = {"epoch": epoch + 1, **sums.means(), "learning_rate": trainer.learning_rate}
     done.epochs.append(found | {"seconds": time.perf_counter() - start})
+    sums.clear()
     return True
+
+
+@contextmanager
+def _checkpointed(given: Any, trainer: Trainer, net: torch.nn.Module, own: list[Any]) -> Iterator[CheckpointManager | None]:
+    """A context in which training is saved, and has been resumed; gives the manager."""
+    if given is None:
+        yield None
+        return
+    manager = given if isinstance(given, CheckpointManager) else CheckpointManager(given, trainer, net)
+    before, manager.stateful = manager.stateful, [*manager.stateful, *own]
+    try:
+        with manager:
+            manager.resume()
+            yield manager
+    finally:
+        manager.stateful = before
 
 
 class _Sums:
@@ -231,8 +270,21 @@ class _Sums:
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self._metrics = metrics
-        self._totals: dict[str, Any] = dict.fromkeys(("loss", *metrics), 0.0)
+        self.clear()
+
+    def clear(self) -> None:
+        self._totals: dict[str, Any] = dict.fromkeys(("loss", *self._metrics), 0.0)
         self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"totals": {name: float(total) for name, total in self._totals.items()}, "count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if set(state["totals"]) != set(self._totals):
+            raise ValueError(
+                f"the checkpoint has sums of {list(state['totals'])}, eval_metric asks for {list(self._totals)}"
+            )
+        self._totals, self.count = dict(state["totals"]), state["count"]
 
     def add(self, size: int, loss: torch.Tensor, labels: Any, outputs: Any) -> None:
         self.count += size

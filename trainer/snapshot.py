@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 import torch
 
 from .optimizer.multi import parts_of
+from .random_state import random_state, set_random_state
 from .replica import host_state_of, load_host_state
 from .trainer import Trainer
 
-__all__ = ["Snapshot", "random_state", "set_random_state"]
+__all__ = ["Snapshot"]
 
 
 class Snapshot:
@@ -74,21 +73,6 @@ class Snapshot:
             buffer.copy_(value)
         self._restore_source()
         set_random_state(self._random)
-
-
-def random_state() -> dict[str, Any]:
-    """What decides the next random numbers of torch, on the CPU and on GPUs in use, NumPy and Python."""
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    return {"torch": torch.get_rng_state(), "gpus": gpus, "numpy": np.random.get_state(), "python": random.getstate()}  # noqa: NPY002
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    """Go back to what `random_state` has given."""
-    torch.set_rng_state(state["torch"])
-    if state["gpus"] is not None:
-        torch.cuda.set_rng_state_all(state["gpus"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002
-    random.setstate(state["python"])
 
 
 def _of_trainer(trainer: Trainer) -> Callable[[], None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +11,16 @@ import torch
 from . import checkpoint
 from .step import Stepper
 
-__all__ = ["collect_state", "load_state"]
+__all__ = ["collect_state", "load_file", "load_state"]
 
 
-def collect_state(stepper: Stepper, scaler: Any) -> dict[str, Any]:
-    """See `Trainer.state_dict`."""
+def collect_state(stepper: Stepper, scaler: Any, ascended: bool) -> dict[str, Any]:
+    """See `Trainer.state_dict`; `ascended` is whether the weights are displaced."""
+    if ascended:
+        raise RuntimeError(
+            "between ascend() and step() the weights are not those that training goes on with, and nothing is to be "
+            "saved: save after step()"
+        )
     if not stepper.is_alone:
         stepper.start()
     state, residuals, first = stepper.sync.state_dict(), stepper.sync.residuals(), stepper.replicas[0]
@@ -23,6 +29,15 @@ def collect_state(stepper: Stepper, scaler: Any) -> dict[str, Any]:
     if residuals:
         state["residuals"] = residuals
     return state if scaler is None else state | {"loss_scaler": scaler.state_dict()}
+
+
+def load_file(load: Callable[[dict[str, Any]], None], fname: str | os.PathLike[str]) -> None:
+    """Call `load` with what is in a file of states; errors of contents of another kind become ValueError."""
+    state = checkpoint.read(fname)
+    try:
+        load(state)
+    except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"fname={str(fname)!r}: not a state of such a trainer ({error})") from error
 
 
 def load_state(stepper: Stepper, scaler: Any, saved: Mapping[str, Any]) -> None:

@@ -20,7 +20,8 @@ from .interrupts import uninterrupted
 from .optimizer import Optimizer
 from .params import is_lazy
 from .replica import Replica
-from .state import collect_state, load_state
+from .saving import Checkpoint, resume
+from .state import collect_state, load_file, load_state
 from .validation import boolean, number
 
 __all__ = ["StaleGradientError", "Trainer", "UpdateOnKVStoreError"]
@@ -187,10 +188,9 @@ class Trainer(TrainerCore):
         Raises:
             UpdateOnKVStoreError: the store updates the weights, so that there are no two halves of a step.
         """
-        if self._stepper.is_alone:
-            return
-        self._stepper.start("allreduce_grads()")
-        self._stepper.allreduce()
+        if not self._stepper.is_alone:
+            self._stepper.start("allreduce_grads()")
+            self._stepper.allreduce()
 
     @outside_dynamo
     def update(self, batch_size: float, ignore_stale_grad: bool = False) -> None:
@@ -232,8 +232,7 @@ class Trainer(TrainerCore):
 
         Source: Foret et al. (2021), "Sharpness-Aware Minimization"; Kwon et al. (2021), "ASAM".
         """
-        rho = number("rho", rho, above=0)
-        adaptive = boolean("adaptive", adaptive)
+        rho, adaptive = number("rho", rho, above=0), boolean("adaptive", adaptive)
         self._stepper.refuse_together("ascend()")
         if self._ascended is not None:
             raise RuntimeError("ascend() has moved the weights up already: take a step() first")
@@ -245,9 +244,7 @@ class Trainer(TrainerCore):
         """A context in which the model has its averaged weights, for evaluation, if the optimizer maintains an average.
 
         It does with `ema_decay`, a moving average; some optimizers do by themselves. Of several optimizers, parameters of
-        those that keep none have their weights.
-
-        Afterwards the weights are restored bit for bit. No step may be taken inside.
+        those that keep none have their weights. Afterwards weights are restored bit for bit. No step may be taken inside.
 
         Raises:
             ValueError: no optimizer keeps an average; nothing has been changed.
@@ -311,7 +308,6 @@ class Trainer(TrainerCore):
                 loss.backward()
                 trainer.step(1)
                 return loss
-
             step = trainer.capture(train)
             for x, y in data:
                 loss = step(x, y)
@@ -341,17 +337,9 @@ class Trainer(TrainerCore):
         """The optimizer's settings, counts, schedule and states, as plain data and tensors (not copied).
 
         With a loss scaler it includes its state, and with compression the residuals. Of several replicas of the model it is
-        the first one's, and may be loaded with more or fewer replicas.
-
-        Raises:
-            RuntimeError: between `ascend` and `step`, when the weights are displaced.
+        the first one's, and may be loaded with more or fewer. Between `ascend` and `step` it raises RuntimeError.
         """
-        if self._ascended is not None:
-            raise RuntimeError(
-                "between ascend() and step() the weights are not those that training goes on with, and nothing is to be "
-                "saved: save after step()"
-            )
-        return collect_state(self._stepper, self._loss_scaler)
+        return collect_state(self._stepper, self._loss_scaler, self._ascended is not None)
 
     @uninterrupted
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -385,11 +373,24 @@ class Trainer(TrainerCore):
             FileNotFoundError: there is no such file.
             ValueError: it is not a state file, is damaged, or does not fit this trainer; nothing has been changed.
         """
-        state = checkpoint.read(fname)
-        try:
-            self.load_state_dict(state)
-        except (TypeError, LookupError, AttributeError, ArithmeticError) as error:  # contents of another kind
-            raise ValueError(f"fname={str(fname)!r}: not a state of such a trainer ({error})") from error
+        load_file(self.load_state_dict, fname)
+
+    @uninterrupted
+    def resume(self, folder: str | os.PathLike[str], net: Any = None) -> Checkpoint:
+        """Continue from the newest complete checkpoint of a `CheckpointManager`; random numbers are restored, too.
+
+        Args:
+            folder: of checkpoints, or one of them. One that is empty, or not there, changes nothing.
+            net: the model, or the list of its replicas, if it was given to the manager.
+
+        Returns:
+            What was saved with it: `step`, `metrics`, `metadata`, `path`; step 0 if there is none.
+
+        Raises:
+            ValueError: it does not fit, or all are damaged; nothing has been changed. It warns of newer damaged ones.
+        """
+        self._refuse_averaged("resume()", or_ascended=True)
+        return resume(self, folder, net)
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self._params if not is_lazy(parameter))

@@ -14,6 +14,7 @@ from typing import Any
 from . import kernels, trainer
 from .kernels import rule
 from .trainer import (
+    CheckpointManager,
     StaleGradientError,
     Telemetry,
     Trainer,
@@ -25,6 +26,8 @@ from .trainer import (
     fit,
     initializer,
     kvstore,
+    load_mxnet_params,
+    load_mxnet_states,
     lr_find,
     lr_scheduler,
     optim,
@@ -38,6 +41,7 @@ from .trainer import initializer as init
 from .trainer import kvstore as kv
 
 __all__ = [
+    "CheckpointManager",
     "StaleGradientError",
     "Telemetry",
     "Trainer",
@@ -52,6 +56,8 @@ __all__ = [
     "kernels",
     "kv",
     "kvstore",
+    "load_mxnet_params",
+    "load_mxnet_states",
     "lr_find",
     "lr_scheduler",
     "optim",

@@ -48,7 +48,7 @@ class CollectiveSync(GradientSync):
         compression_params: Mapping[str, Any] | None,
         engine: str | None,
     ) -> None:
-        self._group, self._replica, self._names, self._engine = group, replica, list(names), engine
+        self.group, self._replica, self._names, self._engine = group, replica, list(names), engine
         self._optimizer = optimizer
         self._compression_params = compression_params
         check_compression(compression_params)
@@ -64,7 +64,7 @@ class CollectiveSync(GradientSync):
         settings = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
         self._agreement.check_start(settings)
         if self._compression_params is not None and self._compression_params["type"] == AUTO:
-            self._compression_params = choose_compression(self._replica.params, self._group)
+            self._compression_params = choose_compression(self._replica.params, self.group)
         reducer, params = None, self._compression_params
         if params is not None:
             for name, param in zip(self._names, self._replica.params, strict=True):
@@ -73,7 +73,7 @@ class CollectiveSync(GradientSync):
                         f"compression_params={params!r}: the gradient of {name!r} is torch.float64, which cannot be "
                         "compressed; convert the model, or leave it out"
                     )
-            reducer = partial(compressed_sum, compression_params=params, group=self._group, engine=self._engine)
+            reducer = partial(compressed_sum, compression_params=params, group=self.group, engine=self._engine)
         self._buckets = self._make(reducer)
         self._buckets.broadcast_weights()
 
@@ -114,7 +114,7 @@ class CollectiveSync(GradientSync):
         return super().accumulate() if self._buckets is None else self._buckets.accumulate()
 
     def end_save(self) -> None:
-        dist_utils.barrier(self._group)
+        dist_utils.barrier(self.group)
 
     def residuals(self) -> Residuals:
         return {} if self._buckets is None else residuals_of(self._buckets)
@@ -129,4 +129,4 @@ class AllReduceSync(CollectiveSync):
 
     def _make(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
         params: Any = self._replica.params
-        return GradientBuckets(params, self._names, self._group, reducer=reducer)
+        return GradientBuckets(params, self._names, self.group, reducer=reducer)

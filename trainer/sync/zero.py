@@ -31,7 +31,7 @@ class ZeroSync(CollectiveSync):
 
     def _make(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
         params: Any = self._replica.params
-        self._shards = ShardedUpdate(self._optimizer, params, self._names, self._group, engine=self._engine, reducer=reducer)
+        self._shards = ShardedUpdate(self._optimizer, params, self._names, self.group, engine=self._engine, reducer=reducer)
         if self._control is not None:
             self._shards.use_control(self._control)
         return self._shards.buckets

@@ -48,6 +48,7 @@ class LoopControl:
             executor.find_event_loop()
         self._refuse_shared_trainer()
         self._loop.cell = request().get("metadata", {}).get("cellId")
+        runner.n_steps = self._loop.saving.begin() or runner.n_steps
         _started.add(self._loop)
         later = executor.mode == "block" and not has_front_end()  # a picture for the file: that of the end
         if not later:
@@ -71,6 +72,7 @@ class LoopControl:
             why = "its generator has been ended by the exception" if stopped_between else "it has ended"
             raise RuntimeError(f"there is nothing to go on with: {why}. branch() goes back to a snapshot where there is one")
         self._refuse_shared_trainer()
+        self._loop.saving.go_on()
         self._go(limit)
         self._raise_in_cell()
 

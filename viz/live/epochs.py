@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ...trainer import Trainer
+from ...trainer.epoch_batches import EpochBatches
 from ...trainer.fit import device_of, unpack_batch
-from ...trainer.snapshot import random_state, set_random_state
 
 __all__ = ["Epochs"]
 
@@ -18,11 +18,9 @@ class Epochs:
     """Training steps over some epochs, with a place in the data that can be gone back to."""
 
     def __init__(self, net: torch.nn.Module, loss: Any, data: Iterable[Any], trainer: Any, num_epoch: int) -> None:
-        self._net, self._loss, self._data, self._trainer, self._num_epoch = net, loss, data, trainer, num_epoch
-        self._generators = [own for own in (getattr(data, "generator", None),) if own is not None]
-        self._epoch, self._batch = 0, 0
-        self._batches: Iterator[Any] | None = None
-        self._random: Any = None  # when the epoch began
+        self._net, self._loss, self._trainer, self._num_epoch = net, loss, trainer, num_epoch
+        self._batches = EpochBatches(data)
+        self._rest: Iterator[Any] | None = None  # of an epoch
 
     def __iter__(self) -> Epochs:
         return self
@@ -46,37 +44,16 @@ class Epochs:
         return value.detach().mean()
 
     def _next_batch(self) -> Any:
-        while self._epoch < self._num_epoch:
-            if self._batches is None:
-                self._random = random_state(), [own.get_state() for own in self._generators]
-                self._batches, self._batch = iter(self._data), 0
-            try:
-                batch = next(self._batches)
-            except StopIteration:
-                if self._batch == 0:
-                    raise ValueError(
-                        f"data gave no batch in epoch {self._epoch + 1}: it must be iterable again in every epoch"
-                    ) from None
-                self._batches, self._epoch = None, self._epoch + 1
-                continue
-            self._batch += 1
-            return batch
+        while self._batches.epoch < self._num_epoch:
+            self._rest = iter(self._batches) if self._rest is None else self._rest
+            for batch in self._rest:
+                return batch
+            self._rest = None
         raise StopIteration
 
     def state_dict(self) -> dict[str, Any]:
-        begun = self._batches is not None
-        own = [generator.get_state() for generator in self._generators]
-        return {"epoch": self._epoch, "batch": self._batch if begun else None, "random": self._random, "own": own}
+        return self._batches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._epoch, self._batches = state["epoch"], None
-        if state["batch"] is not None:
-            self._random = state["random"]
-            set_random_state(self._random[0])
-            for generator, own in zip(self._generators, self._random[1], strict=True):
-                generator.set_state(own)
-            self._batches = iter(self._data)
-            for self._batch in range(1, state["batch"] + 1):
-                next(self._batches)
-        for generator, own in zip(self._generators, state["own"], strict=True):
-            generator.set_state(own)
+        self._batches.load_state_dict(state)
+        self._rest = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...trainer import Trainer
+from ...trainer import CheckpointManager, Trainer
 from ...trainer.validation import choice, integer, number
 from ..record import Recorder, Run
 from ..views import FrameBudget, View
@@ -18,6 +18,7 @@ from .executor import SliceExecutor
 from .learning_rates import LearningRate
 from .recording import StepRecording
 from .runner import StepRunner
+from .saving import StepSaving
 from .screen import Screen
 from .steps import StepSource, is_stateful
 from .training import TrainingSteps, check_arguments
@@ -60,6 +61,8 @@ class LiveLoop:
         name: of the run, where there is no recorder.
         when_unseen: "go on", or "pause" once no page has shown the view for a minute, as after its tab has been closed. Its
             words say so in either case, when it is seen again. Widgets without a canvas cannot tell.
+        checkpoint: a `CheckpointManager` of this trainer. `start` continues from the newest checkpoint in its folder; after
+            that steps are saved when its interval is over or a signal has come, and at the end.
 
     Attributes:
         status: "ready", "running", "paused", "stopped", "finished" or "failed".
@@ -101,8 +104,9 @@ class LiveLoop:
         frames_per_second: float = 4.0,
         name: str = "run",
         when_unseen: str = "go on",
+        checkpoint: CheckpointManager | None = None,
     ) -> None:
-        check_arguments(steps, trainer, recorder, stateful, view)
+        check_arguments(steps, trainer, recorder, stateful, view, checkpoint)
         budget = FrameBudget(most=number("frames_per_second", frames_per_second, above=0))
         mode = choice("mode", mode, MODES)
         pauses_unseen = choice("when_unseen", when_unseen, ("go on", "pause")) == "pause"
@@ -110,11 +114,12 @@ class LiveLoop:
         self.rate = LearningRate(trainer)
         self.recording = StepRecording(recorder, name)
         source = StepSource(steps)
-        training = TrainingSteps(source, self.rate, self.recording)
+        own = [*stateful, *([steps] if is_stateful(steps) else [])]
+        self.saving = StepSaving(checkpoint, own)
+        training = TrainingSteps(source, self.rate, self.recording, self.saving)
         self.runner = StepRunner(training)
         self.executor = SliceExecutor(self.runner, mode, self.run.name)
-        own = [steps] if is_stateful(steps) else []
-        self.branches = Branches(self.runner, self.rate, self.recording, [*stateful, *own])
+        self.branches = Branches(self.runner, self.rate, self.recording, own)
         self.runs, self.snapshots, self.recorder = self.branches.runs, self.branches.snapshots, recorder
         self.screen = Screen(self.runner, pauses_unseen)
         self.control = LoopControl(self, source, trainer)

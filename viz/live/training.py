@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from ...trainer import Trainer
+from ...trainer import CheckpointManager, Trainer
 from ..record import Recorder
 from ..views import View
 from .interrupts import gets_signals
 from .learning_rates import LearningRate
 from .recording import StepRecording
 from .runner import StepRunner
+from .saving import StepSaving
 from .screen import Screen
 from .steps import StepSource, is_stateful
 
@@ -24,8 +25,8 @@ __all__ = ["TrainingSteps", "check_arguments", "say_paused"]
 class TrainingSteps:
     """What a `StepRunner` listens to, made of the parts of a loop."""
 
-    def __init__(self, source: StepSource, rate: LearningRate, recording: StepRecording) -> None:
-        self._source, self._rate, self._recording = source, rate, recording
+    def __init__(self, source: StepSource, rate: LearningRate, recording: StepRecording, saving: StepSaving) -> None:
+        self._source, self._rate, self._recording, self._saving = source, rate, recording, saving
 
     def attach(self, runner: StepRunner, screen: Screen, loop: Any) -> None:
         """Work for this runner, and show what it does. The `LiveLoop` lives as long as it runs."""
@@ -36,8 +37,9 @@ class TrainingSteps:
         return self._rate.take(self._source.take)
 
     def record(self, value: Any) -> None:
-        """Note what the step has yielded."""
+        """Note what the step has yielded, and save if it is time."""
         self._recording.note(self._runner.n_steps, value, self._rate.last)
+        self._saving.after_step(value)
 
     def after_slice(self, turn: int) -> None:
         """Some steps have been taken, and the next ones wait for this: let the view follow."""
@@ -48,8 +50,12 @@ class TrainingSteps:
         self._screen.look_around()
 
     def on_end(self, status: str) -> None:
-        """Wait for what has been recorded, and close a generator that is not at its end."""
+        """Wait for what has been recorded and saved, and close a generator that is not at its end."""
         self._recording.finish()
+        try:
+            self._saving.end(status)
+        except Exception as error:
+            self._runner.status, self._runner.exception = "failed", error
         if status == "stopped":
             self._source.close()
 
@@ -72,7 +78,7 @@ def say_paused(step: int) -> None:
         print(f"paused after step {step}; loop.resume() goes on")
 
 
-def check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence[Any], view: Any) -> None:
+def check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence[Any], view: Any, checkpoint: Any) -> None:
     """Refuse what a `LiveLoop` cannot be made of."""
     if not callable(steps) and not isinstance(steps, Iterable):
         raise TypeError(
@@ -85,5 +91,9 @@ def check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence[
     for i, each in enumerate(stateful):
         if not is_stateful(each):
             raise TypeError(f"stateful[{i}] is a {type(each).__name__}: it needs state_dict and load_state_dict")
+    if not (checkpoint is None or isinstance(checkpoint, CheckpointManager)):
+        raise TypeError(f"checkpoint must be a CheckpointManager or None, got {type(checkpoint).__name__}")
+    if checkpoint is not None and checkpoint.trainer is not trainer:
+        raise ValueError("checkpoint is a CheckpointManager of another trainer than the loop's")
     if not (view is None or view == "live" or isinstance(view, View)):
         raise TypeError(f"view={view!r}: must be 'live', None or a View")

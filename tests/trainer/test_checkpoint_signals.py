@@ -1,0 +1,251 @@
+"""Checkpoints when a signal asks a training to end, of `fit`, and of several processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import tristep
+from tristep import CheckpointManager, Trainer, fit
+from tristep.trainer.saving import folder as folders
+
+pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
+posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+
+
+def _net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.2), nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+
+def _data():
+    """A loader that shuffles, with a generator of its own."""
+    rng = torch.Generator().manual_seed(1)
+    x = torch.rand(22, 4, generator=rng)
+    return DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=4, shuffle=True, generator=rng)
+
+
+def _fit(folder, epochs=3, trained=None, **options):
+    """A net after `fit`, the trainer, and what it says."""
+    net = _net()
+    trainer = Trainer(net, "adam", {"learning_rate": 0.05})
+    checkpoint = None if folder is None else CheckpointManager(folder, trainer, net, **options.pop("manager", {}))
+    done = fit(
+        net,
+        nn.CrossEntropyLoss(),
+        _data(),
+        trainer=trainer,
+        num_epoch=epochs,
+        eval_metric="acc",
+        progress=False,
+        checkpoint=checkpoint,
+        **options,
+    )
+    return net, trainer, done
+
+
+def _equal(net, other):
+    return all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in net.state_dict().items())
+
+
+PROGRAM = textwrap.dedent("""
+    import signal, sys
+    sys.path[:0] = [{tests!r}]
+    import test_checkpoint_signals as test
+
+    def wait(told):
+        if told.epoch == 1 and told.batch == 1:
+            print("here", flush=True)
+            sys.stdin.readline()
+
+    if {handled}:
+        signal.signal(signal.{name}, lambda *_: print("handled", flush=True))
+    test._fit({folder!r}, batch_end_callback=wait, manager={{"signals": ["{name}"]}})
+    print("went on", flush=True)
+""")
+
+
+@posix
+@pytest.mark.parametrize(
+    ("name", "handled"),
+    [
+        ("SIGTERM", False),
+        pytest.param("SIGUSR1", False, marks=pytest.mark.sample(0)),
+        pytest.param("SIGTERM", True, marks=pytest.mark.sample(0)),
+    ],
+)
+def test_a_process_that_gets_a_signal_saves_and_ends(name, handled, tmp_path):
+    """In a step the signal comes; after it a checkpoint is written, and the process ends as by that signal."""
+    program = PROGRAM.format(tests=os.path.dirname(__file__), folder=str(tmp_path), name=name, handled=handled)
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(getattr(signal, name))
+        out, _ = process.communicate("go on\n")
+    if handled:
+        assert (process.returncode, out) == (0, "handled\nwent on\n")
+        assert [path.name for path in folders.list_checkpoints(tmp_path)] == [f"step-{step:010}" for step in (8, 12, 18)]
+        return
+    assert (process.returncode, out) == (-getattr(signal, name), "")
+    assert [path.name for path in folders.list_checkpoints(tmp_path)] == [f"step-{step:010}" for step in (6, 8)]
+    expected, trainer, whole = _fit(None)
+    net, resumed, rest = _fit(tmp_path)
+    assert _equal(net, expected)
+    assert resumed.optimizer.num_update == trainer.optimizer.num_update == 18
+    assert rest.losses == whole.losses[8:]
+    timeless = [{name: value for name, value in epoch.items() if name != "seconds"} for epoch in whole.epochs]
+    assert [{name: epoch[name] for name in timeless[0]} for epoch in rest.epochs] == timeless[1:]
+
+
+@posix
+def test_former_handlers_get_the_signal_after_it_is_saved(tmp_path):
+    net = _net()
+    trainer, came = Trainer(net, "sgd"), []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: came.append((number, folders.list_checkpoints(tmp_path))))
+    former = signal.getsignal(signal.SIGUSR1)
+    try:
+        with CheckpointManager(tmp_path, trainer, net, signals=["SIGUSR1"]) as manager:
+            assert not manager.step()
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR1)
+            assert came == []
+            assert manager.step()
+            ((number, there),) = came
+            assert number == signal.SIGUSR1
+            assert len(there) == 1
+            assert not manager.step()
+            signal.raise_signal(signal.SIGUSR1)  # with no step after it
+        assert len(came) == 2
+        assert signal.getsignal(signal.SIGUSR1) is former
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@posix
+def test_in_another_thread_signals_are_not_noted_and_it_says_so(tmp_path):
+    trainer, found = Trainer(_net(), "sgd"), []
+
+    def train():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with CheckpointManager(tmp_path, trainer):
+                pass
+            with CheckpointManager(tmp_path, trainer, signals=()):
+                pass
+        found.extend(str(warning.message) for warning in caught)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    (message,) = found
+    assert "signals can be noted in the main thread only" in message
+
+
+def test_fit_saves_each_epoch_and_resumes_from_a_folder(tmp_path):
+    expected, *_ = _fit(None, epochs=4)
+    net, _, done = _fit(tmp_path, epochs=2, manager={"best": "accuracy", "mode": "max"})
+    assert len(done.epochs) == 2
+    other = _net()
+    trainer = Trainer(other, "adam", {"learning_rate": 0.05})
+    rest = fit(other, nn.CrossEntropyLoss(), _data(), trainer=trainer, num_epoch=4, eval_metric="acc", progress=False,
+               checkpoint=tmp_path)  # fmt: skip
+    assert [epoch["epoch"] for epoch in rest.epochs] == [3, 4]
+    assert _equal(other, expected)
+    assert not _equal(net, expected)
+    again = _fit(tmp_path, epochs=4)[2]
+    assert again.epochs == again.losses == []
+    assert not again.interrupted
+    (newest, *_) = reversed(CheckpointManager(tmp_path, trainer).all_checkpoints())
+    assert newest.metrics["accuracy"] == rest.epochs[-1]["accuracy"]
+    assert newest.metadata == {"epoch": 4}
+
+
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.sample(0)), 6, 8])
+def test_fit_ended_by_a_callback_resumes_with_the_next_batch(step, tmp_path):
+    """Step 6 is the last one of an epoch."""
+    expected, _, whole = _fit(None)
+    count = iter(range(1, 99))
+    _, _, done = _fit(tmp_path, batch_end_callback=lambda _: next(count) == step, manager={"save_interval_steps": 4})
+    assert done.interrupted
+    net, _, rest = _fit(tmp_path)
+    assert _equal(net, expected)
+    assert rest.losses == whole.losses[step:]
+    assert [epoch["loss"] for epoch in rest.epochs] == [epoch["loss"] for epoch in whole.epochs][-len(rest.epochs) :]
+
+
+def test_fit_refuses_managers_that_do_not_fit(tmp_path):
+    net = _net()
+    trainer = Trainer(net, "sgd")
+    for manager, error, message in (
+        (CheckpointManager(tmp_path, Trainer(_net(), "sgd")), ValueError, "of another trainer"),
+        (CheckpointManager(tmp_path, trainer, best="auc"), ValueError, r"decides by 'auc' .* here are \['loss'\]"),
+        (3, TypeError, "checkpoint must be a CheckpointManager or a folder, got int"),
+    ):
+        with pytest.raises(error, match=message):
+            fit(net, nn.CrossEntropyLoss(), _data(), trainer=trainer, progress=False, checkpoint=manager)
+    assert trainer.optimizer.num_update == 0
+
+
+def _train_ranks(folder, update_on_kvstore, stop):
+    """Train on each rank with its own batches; `stop`: rank 1 gets a signal in step 4, which makes all of them end."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2))
+    if update_on_kvstore == "ddp":
+        net = nn.parallel.DistributedDataParallel(net)
+        trainer = Trainer(net, "adam", {"learning_rate": 0.05}, kvstore=None)
+    else:
+        trainer = Trainer(net, "adam", {"learning_rate": 0.05}, "dist_sync", update_on_kvstore=update_on_kvstore)
+    torch.manual_seed(10 + rank)
+    ended, before = [], signal.signal(signal.SIGUSR1, lambda number, _: ended.append(number))
+    try:
+        with CheckpointManager(folder, trainer, net, save_interval_steps=3, signals=["SIGUSR1"]) as manager:
+            start = manager.resume().step
+            for step in range(start, 6):
+                trainer.zero_grad()
+                net(torch.randn(5, 3)).square().sum().backward()
+                if stop and step == 3 and rank == 1:
+                    signal.raise_signal(signal.SIGUSR1)
+                trainer.step(10)
+                manager.step()
+                if ended:
+                    break
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    state = trainer.state_dict()["state"]
+    whole = [tensor.numpy().copy() for slots in state.values() for tensor in slots.values()]
+    return start, trainer.optimizer.num_update, [tensor.numpy().copy() for tensor in net.state_dict().values()] + whole
+
+
+@posix
+@pytest.mark.parametrize("update", [False, *(pytest.param(each, marks=pytest.mark.sample(0)) for each in (True, "ddp"))])
+def test_several_processes_save_and_resume_together(update, processes, tmp_path):
+    run = processes(2).run
+    expected = run(_train_ranks, str(tmp_path / "whole"), update, False)
+    stopped = run(_train_ranks, str(tmp_path / "stopped"), update, True)
+    assert [(start, steps) for start, steps, _ in stopped] == [(0, 4)] * 2
+    assert [path.name for path in folders.list_checkpoints(tmp_path / "stopped")] == ["step-0000000003", "step-0000000004"]
+    resumed = run(_train_ranks, str(tmp_path / "stopped"), update, False)
+    for (start, steps, found), (_, _, whole) in zip(resumed, expected, strict=True):
+        assert (start, steps) == (4, 6)
+        assert all(np.array_equal(a, b) for a, b in zip(found, whole, strict=True))
+
+
+def test_another_number_of_replicas_warns_of_random_numbers(tmp_path):
+    net = _net()
+    CheckpointManager(tmp_path, Trainer(net, "sgd"), net, asynchronous=False).save()
+    nets = tristep.replicate(net, ["cpu", "cpu"])
+    trainer = Trainer(nets, "sgd")
+    with pytest.warns(UserWarning, match="1 processes with 1 replicas, here are 1 with 2"):
+        trainer.resume(tmp_path, nets)
+    assert _equal(nets[1], net)

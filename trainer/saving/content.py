@@ -1,0 +1,179 @@
+"""What a checkpoint of a training has: collected from a trainer and a model, and loaded into them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from .. import dist_utils
+from ..checkpoint import plain_name
+from ..params import modules_of
+from ..random_state import check_random_state, random_state, set_random_state
+from ..sync.allreduce import CollectiveSync
+from ..sync.kvstore import KVStoreSync
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+__all__ = ["ALONE", "agreed", "check_weights", "collect_rank", "group_of", "load_content", "rank_of", "tensors_of"]
+
+ALONE = "alone"  # what `group_of` gives for a process that trains by itself
+
+
+def group_of(trainer: Trainer) -> Any:
+    """The group of the processes that train together with this one, as torch.distributed takes it; or `ALONE`.
+
+    Raises:
+        ValueError: they train with a store whose checkpoints cannot be saved.
+    """
+    sync = trainer._sync
+    if isinstance(sync, CollectiveSync):
+        return sync.group
+    if trainer._reduced_by_torch:
+        return None
+    if isinstance(sync, KVStoreSync) and sync.store is not None and sync.store.num_workers > 1:
+        raise ValueError(
+            f"checkpoints with a store of type {sync.store.type!r} are not supported, as its processes are at different "
+            "steps: use kvstore='dist_sync', or save weights and states by yourself"
+        )
+    return ALONE
+
+
+def rank_of(group: Any) -> int:
+    """The number of this process in its group."""
+    return 0 if group is ALONE else dist.get_rank(group)
+
+
+def tensors_of(trainer: Trainer, net: Any) -> dict[str, list[torch.Tensor]]:
+    """Weights and buffers by name, each with those of all replicas in this process.
+
+    Raises:
+        TypeError, ValueError: `net` is no model of these replicas.
+    """
+    replicas = trainer.replicas
+    if net is None:
+        return {name: list(same) for name, *same in zip(replicas[0].names, *(each.params for each in replicas), strict=True)}
+    modules = [net] if isinstance(net, torch.nn.Module) else modules_of(net)
+    if len(modules) != len(replicas):
+        raise TypeError(
+            f"net must be the model, or the list of the trainer's {len(replicas)} replicas of it, got {net!r:.200}"
+        )
+    found: dict[str, list[torch.Tensor]] = {}
+    for module, replica in zip(modules, replicas, strict=True):
+        own = _tensors_of_module(module)
+        known = {id(tensor) for tensor in own.values()}
+        for name, param in zip(replica.names, replica.params, strict=True):
+            if id(param) not in known:
+                raise ValueError(f"net does not have the parameter {name!r} of the trainer: give the model that it trains")
+        for name, tensor in own.items():
+            found.setdefault(name, []).append(tensor)
+    return found
+
+
+def _tensors_of_module(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What `state_dict` of a module has, each tensor once."""
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        module = module.module
+    found: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, value in module.state_dict(keep_vars=True).items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"net has {name!r}, a {type(value).__name__}, in its state_dict: only tensors can be saved")
+        if id(value) not in seen:
+            seen.add(id(value))
+            found[plain_name(name)] = value
+    return found
+
+
+def collect_rank(tensors: Mapping[str, Sequence[torch.Tensor]], stateful: Sequence[Any]) -> dict[str, Any]:
+    """What a checkpoint has of each process; buffers, such as running means, are those of each replica."""
+    count = len(next(iter(tensors.values())))
+    return {
+        "random": random_state(),
+        "stateful": [each.state_dict() for each in stateful],
+        "buffers": [
+            {name: same[r] for name, same in tensors.items() if not isinstance(same[r], torch.nn.Parameter)}
+            for r in range(count)
+        ],
+    }
+
+
+def check_weights(tensors: Mapping[str, Sequence[torch.Tensor]], saved: Mapping[str, torch.Tensor], net: Any) -> None:
+    """Refuse weights that are not of this model.
+
+    Raises:
+        ValueError: they are of another one.
+    """
+    if other := sorted(set(tensors) ^ set(saved)):
+        missing = [name for name in other if name in saved]
+        hint = "give net, the model, as when it was saved" if missing and net is None else "it is of another model"
+        raise ValueError(
+            f"the checkpoint has {len(saved)} weights and buffers, here are {len(tensors)}: {', '.join(other[:5])} "
+            f"{'is' if len(other) == 1 else 'are'} in one of them only: {hint}"
+        )
+    for name, tensor in saved.items():
+        mine = tensors[name][0]
+        if isinstance(mine, (torch.nn.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)):
+            raise ValueError(f"{name!r} is not initialized yet: run the model once before a checkpoint is loaded")
+        if tensor.shape != mine.shape or tensor.dtype != mine.dtype:
+            raise ValueError(
+                f"the checkpoint has {name!r} as {tensor.dtype} {tuple(tensor.shape)}, here it is {mine.dtype} "
+                f"{tuple(mine.shape)}"
+            )
+
+
+def load_content(
+    trainer: Trainer,
+    tensors: Mapping[str, Sequence[torch.Tensor]],
+    stateful: Sequence[Any],
+    model: Mapping[str, torch.Tensor],
+    states: Mapping[str, Any],
+    ranks: Sequence[Mapping[str, Any]],
+) -> None:
+    """Load a checkpoint that has been checked; random numbers last."""
+    group = group_of(trainer)
+    rank, count = rank_of(group), 1 if group is ALONE else dist.get_world_size(group)
+    own = ranks[rank if rank < len(ranks) else 0]
+    if own["stateful"] and not stateful:
+        warnings.warn(
+            f"the checkpoint has the states of {len(own['stateful'])} other objects, such as the place in the data of fit, "
+            "which are not loaded",
+            stacklevel=4,
+        )
+    elif len(own["stateful"]) != len(stateful):
+        raise ValueError(
+            f"the checkpoint has the states of {len(own['stateful'])} other objects (stateful), here are {len(stateful)}"
+        )
+    randoms = own["random"]
+    alike = len(ranks) == count and len(own["buffers"]) == len(trainer.replicas)
+    for buffers in own["buffers"] if alike else ():
+        check_weights({name: tensors[name] for name in buffers}, buffers, None)
+    is_known = alike and (randoms["gpus"] is None or len(randoms["gpus"]) == torch.cuda.device_count())
+    check_random_state(randoms if is_known else {**randoms, "gpus": None})
+    trainer.load_state_dict(states)
+    with torch.no_grad():
+        for name, tensor in model.items():
+            for mine in tensors[name]:
+                mine.copy_(tensor)
+        for r, buffers in enumerate(own["buffers"] if alike else ()):
+            for name, tensor in buffers.items():
+                tensors[name][r].copy_(tensor)
+    for each, state in zip(stateful, own["stateful"], strict=True):
+        each.load_state_dict(state)
+    if is_known:
+        set_random_state(randoms)
+    else:
+        warnings.warn(
+            f"the checkpoint is of {len(ranks)} processes with {len(own['buffers'])} replicas, here are {count} with "
+            f"{len(trainer.replicas)}, or other GPUs: random numbers go on otherwise than they would have",
+            stacklevel=4,
+        )
+
+
+def agreed(group: Any, own: Any) -> Any:
+    """What rank 0 has, on all ranks."""
+    return own if group is ALONE else dist_utils.broadcast_object(own, dist_utils.global_rank(group, 0), group)

@@ -1,0 +1,96 @@
+"""Signals that ask a training to end: noted when they come, acted on once a checkpoint has been written."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["StopSignals", "checked_signals"]
+
+
+def checked_signals(given: Sequence[str]) -> tuple[int, ...]:
+    """The numbers of signals by their names.
+
+    Raises:
+        TypeError, ValueError: there is none of that name here, or no handler can be set.
+    """
+    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"signals={given!r}: must be a list of names, such as ('SIGTERM', 'SIGUSR1')")
+    for name in given:
+        if not (name[:3] == "SIG" and isinstance(getattr(signal, name, None), signal.Signals)):
+            raise ValueError(f"signals has {name!r}: must be names of signals of this system, such as 'SIGTERM'")
+        if name in ("SIGKILL", "SIGSTOP"):
+            raise ValueError(f"signals has {name!r}, for which no program can have a handler")
+    return tuple(int(getattr(signal, name)) for name in given)
+
+
+class StopSignals:
+    """Notes signals from `install` to `restore`.
+
+    After `deliver` the signal acts as it would have before, in the main thread. One that comes again meanwhile is the same.
+
+    Args:
+        numbers: of the signals.
+
+    Attributes:
+        numbers: as above.
+        arrived: the number of the signal that has come, 0 if none has.
+        entered: how many calls of `install` there have been without one of `restore`; only the first of them matters.
+    """
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.arrived = 0
+        self.numbers = tuple(numbers)
+        self.entered = 0
+        self._delivers, self._is_over = False, False
+        self._before: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Begin. Warns outside of the main thread, where no handler can be set."""
+        self.entered += 1
+        if self.entered > 1:
+            return
+        self.arrived, self._delivers, self._is_over = 0, False, False
+        if not self.numbers:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            warnings.warn(
+                "signals can be noted in the main thread only, so that none will save a checkpoint: enter the "
+                "CheckpointManager there, or give signals=()",
+                stacklevel=4,
+            )
+            return
+        for number in self.numbers:
+            self._before[number] = signal.signal(number, self._note)
+
+    def restore(self) -> None:
+        """End: the handlers are those from before. In another thread they act, from now on, as those do."""
+        self.entered = max(0, self.entered - 1)
+        if self.entered:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            self._is_over = True
+            return
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, signal.SIG_DFL if before is None else before)
+        self._before = {}
+
+    def deliver(self, number: int) -> None:
+        """Let a signal act as it would have before `install`. What it does may be to end the process."""
+        self.arrived, self._delivers = 0, True
+        signal.raise_signal(number)
+
+    def _note(self, number: int, frame: Any) -> None:
+        if not (self._delivers or self._is_over):
+            self.arrived = number
+            return
+        self._delivers = False
+        before = self._before.get(number)
+        signal.signal(number, signal.SIG_DFL if before is None else before)
+        signal.raise_signal(number)
+        if not self._is_over:  # it has not ended the process: the next one is noted
+            signal.signal(number, self._note)
