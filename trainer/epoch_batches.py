@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .random_state import random_state, set_random_state
@@ -28,7 +28,10 @@ class EpochBatches:
 
     def __init__(self, data: Iterable[Any], epoch: int = 0) -> None:
         self.epoch, self.batch = epoch, 0
-        self.length = len(data) if isinstance(data, Sized) else None
+        try:
+            self.length: int | None = len(data)  # type: ignore[arg-type]
+        except TypeError:  # such as a DataLoader's of an IterableDataset
+            self.length = None
         self._data = data
         self._generators = [own for own in (getattr(data, "generator", None),) if own is not None]
         self._batches: Iterator[Any] | None = None

@@ -162,7 +162,7 @@ def load_content(
         for r, buffers in enumerate(own["buffers"] if alike else ()):
             for name, tensor in buffers.items():
                 tensors[name][r].copy_(tensor)
-    for each, state in zip(stateful, own["stateful"], strict=True):
+    for each, state in zip(stateful, own["stateful"], strict=False):  # as many, or none of them here
         each.load_state_dict(state)
     if is_known:
         set_random_state(randoms)

@@ -160,10 +160,9 @@ class CheckpointManager:
         step = self.trainer.optimizer.num_update
         values = _checked(metrics, self.metric)
         try:
-            json.dumps(metadata)
+            metadata = json.loads(json.dumps(metadata))
         except (TypeError, ValueError) as error:
             raise TypeError(f"metadata={metadata!r:.200}: must be data that JSON has ({error})") from None
-        metadata = json.loads(json.dumps(metadata))
         self.wait()
         states = self.trainer.state_dict()
         group = group_of(self.trainer)  # which a store knows now

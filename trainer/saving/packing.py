@@ -80,20 +80,19 @@ def host_copies(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Te
     next, which may overwrite the tensors, comes after.
     """
     copies: dict[str, torch.Tensor] = {}
-    events: dict[torch.device, torch.cuda.Event] = {}
+    devices: set[torch.device] = set()
     for name, tensor in tensors.items():
         tensor = tensor.detach()
         if tensor.device.type == "cuda":
             copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             copies[name].copy_(tensor, non_blocking=True)
-            events[tensor.device] = torch.cuda.Event()
+            devices.add(tensor.device)
         else:
             copies[name] = tensor.to("cpu", copy=True)
-    for device, event in events.items():
-        event.record(torch.cuda.current_stream(device))
+    events = [torch.cuda.current_stream(device).record_event() for device in devices]
 
     def wait() -> None:
-        for event in events.values():
+        for event in events:
             event.synchronize()
 
     return copies, wait
