@@ -42,22 +42,36 @@ class Browser:
     def find(self, selector: str) -> Any:
         return self.until(lambda: self.driver.find_elements("css selector", selector), selector)[0]
 
+    def find_deep(self, selector: str, field: str = "") -> list[Any]:
+        """All elements, or this field of them, that there are by now, also in shadow roots, where marimo has its widgets."""
+        return list(
+            self.run(
+                "const [selector, field] = arguments, all = (root) => [...root.querySelectorAll(selector),"
+                " ...[...root.querySelectorAll('*')].flatMap((each) => each.shadowRoot ? all(each.shadowRoot) : [])];"
+                "return all(document).map((each) => field ? each[field] : each)",
+                selector,
+                field,
+            )
+        )
+
     def keys(self, element: Any, *keys: str) -> None:
         self.run("arguments[0].focus({preventScroll: true})", element)
         element.send_keys(*keys)
 
-    def pixels(self, selector: str = ".tristep-picture canvas") -> np.ndarray:
-        """uint8 [height, width, 3] of a canvas, after what is to be drawn has been drawn."""
+    def pixels(self, selector: Any = ".tristep-picture canvas") -> np.ndarray:
+        """uint8 [height, width, 3] of a canvas, or of the first that is selected, after what is to be drawn has been drawn."""
         from PIL import Image
 
         url = self.driver.execute_async_script(
-            "const [selector, done] = arguments, look = () => done(document.querySelector(selector).toDataURL());"
+            "const [canvas, done] = arguments;"
+            "const find = () => typeof canvas === 'string' ? document.querySelector(canvas) : canvas;"
+            "const look = () => done(find().toDataURL());"
             "requestAnimationFrame(() => requestAnimationFrame(look))",
             selector,
         )
         return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.split(",")[1]))).convert("RGB"))
 
-    def digest(self, selector: str = ".tristep-picture canvas") -> str:
+    def digest(self, selector: Any = ".tristep-picture canvas") -> str:
         return hashlib.sha256(self.pixels(selector).tobytes()).hexdigest()
 
     def image(self, selector: str) -> str:

@@ -1,18 +1,15 @@
-"""A JupyterLab on loopback and notebooks in it, for tests in a browser."""
+"""A server of Jupyter and notebooks that are open in it, for tests in a browser."""
 
 import json
 import os
 import re
-import signal
-import socket
-import subprocess
 import sys
 import textwrap
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from chromium import Browser
+from notebook_servers import Server, resolved
 
 KERNEL = os.environ.get("TRISTEP_KERNEL", "python3")
 KERNEL_6 = next(iter(sorted(Path(sys.prefix).glob("ipykernel-6.*"))), None)  # a folder that `make test` fills
@@ -20,11 +17,10 @@ KERNEL_6 = next(iter(sorted(Path(sys.prefix).glob("ipykernel-6.*"))), None)  # a
 _BOOK = "[...(window.jupyterapp?.shell.widgets('main') ?? [])].find((each) => each.context)"
 
 
-class Lab:
-    """A JupyterLab of its own on loopback, and one notebook at a time in the browser."""
+class Lab(Server):
+    """A server of Jupyter on loopback, and one notebook at a time in the browser: in JupyterLab, Notebook 7 or Voilà."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
         settings = root / "settings" / "@jupyterlab" / "apputils-extension"
         settings.mkdir(parents=True)
         quiet = {"fetchNews": "false", "checkForUpdates": False}  # no network, nothing that pops up
@@ -36,75 +32,39 @@ class Lab:
                 "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
                 "display_name": KERNEL_6.name,
                 "language": "python",
-                "env": {"PYTHONPATH": _resolved(os.pathsep.join(paths))},
+                "env": {"PYTHONPATH": resolved(os.pathsep.join(paths))},
             }
             (root / "data" / "kernels" / KERNEL_6.name).mkdir(parents=True)
             (root / "data" / "kernels" / KERNEL_6.name / "kernel.json").write_text(json.dumps(spec))
-        folders = {
-            "JUPYTER_CONFIG_DIR": "config",
-            "JUPYTER_DATA_DIR": "data",
-            "JUPYTER_RUNTIME_DIR": "runtime",
-            "JUPYTERLAB_SETTINGS_DIR": "settings",
-            "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
-            "IPYTHONDIR": "ipython",
-            "MPLCONFIGDIR": "matplotlib",
-        }
-        environment = os.environ | {name: str(root / folder) for name, folder in folders.items()}
-        environment.pop("MPLBACKEND", None)
-        if "PYTHONPATH" in environment:  # so that kernels import what the tests import
-            environment["PYTHONPATH"] = _resolved(environment["PYTHONPATH"])
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
         options = (
-            f"--no-browser --ip=127.0.0.1 --port={port} --port-retries=0 --allow-root --IdentityProvider.token= "
-            f"--ServerApp.password= --expose-app-in-browser --LabApp.extension_manager=readonly"
+            "--no-browser --ip=127.0.0.1 --port={port} --port-retries=0 --allow-root --IdentityProvider.token= "
+            "--ServerApp.password= --expose-app-in-browser --LabApp.extension_manager=readonly "
+            "--JupyterNotebookApp.expose_app_in_browser=True"
         ).split()
-        with (root / "lab.log").open("w") as log:
-            self.server = subprocess.Popen(
-                [sys.executable, "-m", "jupyterlab", *options, f"--ServerApp.root_dir={root / 'notebooks'}"],
-                env=environment,
-                cwd=root,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        Browser.until(self._answers, f"JupyterLab; see {root / 'lab.log'}", 60)
+        super().__init__(root, ["-m", "jupyterlab", *options, f"--ServerApp.root_dir={root / 'notebooks'}"], "/api/status")
 
-    def _answers(self) -> bool:
-        assert self.server.poll() is None, (self.root / "lab.log").read_text()
-        try:
-            with urllib.request.urlopen(f"{self.url}/api/status", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+    def write(self, name: str, cells: list[str], kernel: str = KERNEL) -> None:
+        """Write a notebook of these cells of code."""
+        import nbformat
 
-    def end(self) -> None:
-        os.killpg(self.server.pid, signal.SIGTERM)
-        try:
-            self.server.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.server.pid, signal.SIGKILL)
-            self.server.wait()
-
-
-def _resolved(paths: str) -> str:
-    """Of PYTHONPATH, for processes that run in another folder."""
-    return os.pathsep.join(str(Path(path).resolve()) for path in paths.split(os.pathsep) if path)
+        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        book.metadata["kernelspec"] = {"name": kernel, "display_name": kernel}  # without it Lab asks, and waits forever
+        nbformat.write(book, self.root / "notebooks" / f"{name}.ipynb")
 
 
 class Notebook:
-    """A notebook that is open in JupyterLab. One of a name that has been opened before has its kernel, and its variables."""
+    """A notebook that is open in JupyterLab. One of a name that has been opened before has its kernel, and its variables.
 
-    def __init__(self, lab: Lab, browser: Browser, name: str, cells: list[str], kernel: str = KERNEL) -> None:
-        import nbformat
+    Args:
+        page: what comes before its name in the address: "doc/tree" is JupyterLab, "notebooks" is Notebook 7.
+    """
 
+    def __init__(
+        self, lab: Lab, browser: Browser, name: str, cells: list[str], kernel: str = KERNEL, page: str = "doc/tree"
+    ) -> None:
         self.lab, self.browser, self.name, self.closed = lab, browser, name, False
-        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-        book.metadata["kernelspec"] = {"name": kernel, "display_name": kernel}  # without it Lab asks, and waits forever
-        nbformat.write(book, lab.root / "notebooks" / f"{name}.ipynb")
-        browser.driver.get(f"{lab.url}/doc/tree/{name}.ipynb?reset")
+        lab.write(name, cells, kernel)
+        browser.driver.get(f"{lab.url}/{page}/{name}.ipynb?reset")
         ready = (
             f"const c = {_BOOK}?.context;"
             "return document.querySelector('.jp-Dialog')?.innerText ??"

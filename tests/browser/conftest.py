@@ -87,7 +87,7 @@ def kernel(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def shared(lab: Lab, browser: Browser) -> Callable[..., Notebook]:
     """A function that opens an empty notebook, by default with the present kernel, which has seen other tests before."""
-    return lambda kernel=KERNEL: Notebook(lab, browser, f"shared-{kernel}", [], kernel)
+    return lambda kernel=KERNEL, page="doc/tree": Notebook(lab, browser, f"shared-{kernel}", [], kernel, page)
 
 
 @pytest.fixture

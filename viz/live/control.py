@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from typing import Any
 
-from ..render.notebook import has_front_end, request, running_event_loop
+from ..render.notebook import has_front_end, request, running_event_loop, watch_cell
 from .executor import SliceExecutor
 from .runner import ENDED, StepRunner
 from .screen import Screen
@@ -28,10 +28,12 @@ class LoopControl:
 
     Attributes:
         trainer: as above.
+        cell_is_gone: whether marimo has run the cell again that made the loop, or deleted it: nobody has the loop then.
     """
 
     def __init__(self, loop: Any, source: StepSource, trainer: Any) -> None:
         self.trainer = trainer
+        self.cell_is_gone = watch_cell()
         self._loop, self._source = loop, source
         self._runner: StepRunner = loop.runner
         self._executor: SliceExecutor = loop.executor
@@ -46,6 +48,9 @@ class LoopControl:
             executor.mode = "task" if running_event_loop() is not None and has_front_end() else "block"
         if executor.mode == "task":
             executor.find_event_loop()
+        for loop in list(_started):
+            if loop.control.cell_is_gone():
+                loop.stop()
         self._refuse_shared_trainer()
         self._loop.cell = request().get("metadata", {}).get("cellId")
         runner.n_steps = self._loop.saving.begin() or runner.n_steps

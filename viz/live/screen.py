@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from ..render.notebook import in_notebook
+from ..render.notebook import show_below_cell
 from ..views import View
 from .runner import StepRunner
 
@@ -32,10 +32,8 @@ class Screen:
 
     def show(self) -> None:
         """Show the view, where there is a notebook."""
-        if self.view is not None and in_notebook():
-            from IPython.display import display
-
-            display(self.view)
+        if self.view is not None:
+            show_below_cell(self.view)
 
     def refresh(self, turn: int | None = None) -> None:
         """Let the view draw, now at any price; or if its budget allows, as long as this turn is on.

@@ -48,6 +48,8 @@ class TrainingSteps:
                 self._recording.look()
         self._screen.refresh(turn)
         self._screen.look_around()
+        if self._loop.control.cell_is_gone():
+            self._runner.ask_later("stopped")
 
     def on_end(self, status: str) -> None:
         """Wait for what has been recorded and saved, and close a generator that is not at its end."""

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from importlib import import_module
 
-from .notebook import COLAB, TERMINAL, guess_front_end
+from .notebook import COLAB, MARIMO, TERMINAL, UNKNOWN, enable_colab_widgets, guess_front_end
 
 __all__ = ["Capabilities", "capabilities", "installed_version", "set_renderer"]
 
@@ -22,7 +22,7 @@ class Capabilities:
 
     Args:
         front_end: where this runs, as far as can be seen from inside.
-        kernel: whether a Jupyter kernel runs it.
+        kernel: whether a kernel runs it, of Jupyter or marimo.
         ipywidgets, anywidget: their versions; None where they are missing.
         renderer: what shows views.
         reason: why.
@@ -37,10 +37,8 @@ class Capabilities:
 
     @property
     def widget_renderer(self) -> str | None:
-        """The best renderer by widgets that is installed; None if none is."""
-        if self.ipywidgets is None:
-            return None
-        return "ipywidgets" if self.anywidget is None or self.front_end == COLAB else "canvas"
+        """The best renderer by widgets that works here; None if none does."""
+        return _best_widgets(self.front_end, self.ipywidgets, self.anywidget)[0]
 
     def __str__(self) -> str:
         versions = f"ipywidgets {self.ipywidgets or 'missing'}, anywidget {self.anywidget or 'missing'}"
@@ -68,6 +66,8 @@ def set_renderer(renderer: str | None) -> None:
 def capabilities() -> Capabilities:
     """What was found to show views with, and the renderer that follows from it.
 
+    In Colab this turns on its manager of custom widgets.
+
     Raises:
         ValueError: TRISTEP_VIZ is set to something that is no renderer.
         ModuleNotFoundError: what the renderer of TRISTEP_VIZ needs is not installed.
@@ -78,18 +78,35 @@ def capabilities() -> Capabilities:
     if chosen is None:
         chosen, reason = os.environ.get(VARIABLE, "auto"), f"chosen by {VARIABLE}"
         _check_renderer(VARIABLE, chosen)
+    best, why = _best_widgets(front_end, ipywidgets, anywidget)
     if chosen == "auto":
-        if not kernel:
-            chosen, reason = ("text", "a terminal shows text only") if front_end == TERMINAL else ("matplotlib", "no kernel")
-        elif ipywidgets is None:
-            chosen, reason = "matplotlib", "ipywidgets is missing"
-        elif anywidget is None:
-            chosen, reason = "ipywidgets", "anywidget is missing"
-        elif front_end == COLAB:
-            chosen, reason = "ipywidgets", "Colab shows custom widgets only where they are enabled"
+        if front_end == TERMINAL:
+            chosen, reason = "text", "a terminal shows text only"
+        elif not kernel:
+            chosen, reason = "matplotlib", "no kernel runs this, which widgets would need"
         else:
-            chosen, reason = "canvas", "everything is there"
+            chosen, reason = best or "matplotlib", why
+    elif chosen == "ipywidgets" and front_end == MARIMO:
+        chosen, reason = "matplotlib", f"ipywidgets was {reason}, but marimo shows no core widgets"
     return Capabilities(front_end, kernel, ipywidgets, anywidget, chosen, reason)
+
+
+def _best_widgets(front_end: str, ipywidgets: str | None, anywidget: str | None) -> tuple[str | None, str]:
+    """The best renderer by widgets for this front end and these versions, if there is one, and why it is that one."""
+    if ipywidgets is None:
+        return None, "ipywidgets is missing"
+    if anywidget is None:
+        if front_end == MARIMO:
+            return None, "anywidget is missing, and marimo shows no core widgets"
+        return "ipywidgets", "anywidget is missing"
+    there = f"anywidget {anywidget} is there"
+    if front_end == COLAB:
+        if not enable_colab_widgets():
+            return "ipywidgets", "Colab's manager of custom widgets could not be turned on"
+        return "canvas", f"{there}, and Colab's manager of custom widgets is on"
+    if front_end == UNKNOWN:
+        return "canvas", f"{there}, and a picture follows for a page that shows no widgets"
+    return "canvas", f"{there}, and {front_end} shows its widgets"
 
 
 def installed_version(name: str) -> str | None:

@@ -56,7 +56,7 @@ class Display:
     @property
     def widgets(self) -> list[Any]:
         """The widgets that are open."""
-        return [opened.widget for opened in self._open if opened.widget.comm is not None]
+        return [opened.widget for opened in self._open if opened.is_open]
 
     @property
     def latest(self) -> OpenWidget:
@@ -140,6 +140,7 @@ class Display:
     def _draw(self, wait: bool) -> None:
         live = not self._at_once and self._late is not ANSWER and self.view.is_live()
         self._late = None
+        self._forget_closed()
         with self.budget.frame():
             is_all = self.view.take_in(wait)
             self.shown = scene = self.view.scene()
@@ -172,7 +173,7 @@ class Display:
                 home.call_soon_threadsafe(home.call_later, self.budget.wait(), catch_up)
 
     def _forget_closed(self) -> None:
-        self._open = [opened for opened in self._open if opened.widget.comm is not None]
+        self._open = [opened for opened in self._open if opened.is_open]
         if not self._open:
             self._shown_view = None
 

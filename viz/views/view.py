@@ -105,7 +105,8 @@ class View(ABC):
         found = capabilities()
         renderer = found.renderer if found.renderer in ("canvas", "ipywidgets") else found.widget_renderer
         if renderer is None:
-            raise ModuleNotFoundError("a widget needs ipywidgets: pip install 'tristep[notebook]'", name="ipywidgets")
+            missing = "ipywidgets" if found.ipywidgets is None else "anywidget"
+            raise ModuleNotFoundError(f"a widget needs {missing} here: pip install 'tristep[notebook]'", name=missing)
         with self.display.drawing():
             return self.display.open(renderer, self._now()).widget
 
@@ -206,8 +207,18 @@ class View(ABC):
             if with_widget:
                 widget = self.widget()
                 replace_in_cell(self.display, widget)
-                data[WIDGET] = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+                bundle = widget._repr_mimebundle_()
+                own, own_about = bundle if isinstance(bundle, tuple) else (bundle, {})
+                data[WIDGET] = own[WIDGET]
+                about |= own_about  # from where Colab has the scripts of a custom widget
         return data, about
+
+    def _display_(self) -> Any:
+        """What marimo shows: it takes a widget of anywidget, a figure of matplotlib or a text as such."""
+        renderer = capabilities().renderer
+        if renderer == "text":
+            return self.describe()
+        return self.widget() if renderer == "canvas" else self.figure()
 
     def _ipython_display_(self) -> None:
         """Show the widget, and the picture as an output of its own, which is what is left of both in a saved notebook.
@@ -225,7 +236,7 @@ class View(ABC):
         self.display.latest.pictured()
         picture = {name: data[name] for name in ("image/png", "text/plain")}
         display({name: data[name] for name in (WIDGET, "text/plain")}, raw=True)
-        self.display.pictures.add(self.display, picture, about)
+        self.display.pictures.add(self.display, picture, {"image/png": about["image/png"]})
 
     def _now(self) -> Scene:
         if self._shared is not None:

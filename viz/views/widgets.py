@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from ..render.notebook import watch_cell
 from ..render.renderers import installed_version
 from ..scene import Scene
 
@@ -21,6 +22,12 @@ class OpenWidget:
     show: Callable[[Scene, bool], object]  # whether it shows the same, some steps later
     tells: bool  # whether it tells that a page has got what it shows
     pictured: Callable[[], object]  # an output with a picture follows, which is not to be seen as long as the widget is
+    cell_is_gone: Callable[[], bool] = field(default_factory=watch_cell)  # with which marimo's page has dropped the widget
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a page may still show it."""
+        return self.widget.comm is not None and not self.cell_is_gone()
 
 
 def open_widget(renderer: str, scene: Scene, receive: Callable[[dict[str, Any]], None], theme: str) -> OpenWidget:

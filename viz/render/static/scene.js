@@ -1162,9 +1162,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   }
 
   function recolour() {
-    const around = document.body?.dataset.jpThemeLight;
-    const dark = around === undefined ? matchMedia("(prefers-color-scheme: dark)").matches : around === "false";
-    colouring = theme === "auto" ? (dark ? "dark" : "light") : theme;
+    colouring = theme === "auto" ? themeAround() : theme;
     const colours = scene.style[colouring];
     root.style.colorScheme = colouring;
     root.dataset.theme = colouring;
@@ -1191,7 +1189,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     const shown = [...entries.values()];
     const wanted = JSON.stringify([colouring, scene.style, shown.map(({ kind, name, style: look, alpha, marker, head }) => [kind, name, look, alpha, marker, head])]);
     if (wanted !== legendFor) { // else it is left alone, for somebody may be about to release a button
-      const focused = [...legend.children].indexOf(document.activeElement);
+      const focused = [...legend.children].indexOf(legend.getRootNode().activeElement);
       legend.replaceChildren(...shown.map(entry));
       legend.hidden = !shown.length;
       legend.style.display = shown.length ? "" : "none";
@@ -1574,8 +1572,11 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
 
   // A notebook takes keys for itself, arrows above all; those with Ctrl or the like remain its own.
   root.addEventListener("keydown", (event) => {
-    if (!event.ctrlKey && !event.metaKey && !event.altKey) event.stopPropagation();
+    if (isPlain(event)) event.stopPropagation();
   });
+  // Notebook 7 takes them before they come here, but not from an element with this attribute.
+  const mark = (event) => root.contains(event.target) && event.target.toggleAttribute("data-lm-suppress-shortcuts", isPlain(event));
+  window.addEventListener("keydown", mark, true);
 
   // -- Life
 
@@ -1588,8 +1589,8 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     // Safari does not tell, and the picture is as sharp as rounded numbers make it.
   }
   window.addEventListener("resize", resize); // another screen may have other pixels
-  const themes = new MutationObserver(recolour);
-  if (document.body) themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
+  const themes = new MutationObserver(() => theme === "auto" && themeAround() !== colouring && recolour());
+  if (document.body) themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-theme", "class"] });
   const preference = matchMedia("(prefers-color-scheme: dark)");
   preference.addEventListener("change", recolour);
 
@@ -1638,6 +1639,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     destroy() {
       sizes.disconnect();
       pixels.disconnect();
+      window.removeEventListener("keydown", mark, true);
       themes.disconnect();
       preference.removeEventListener("change", recolour);
       window.removeEventListener("resize", resize);
@@ -1704,6 +1706,21 @@ function rectangle({ panel, frame }, from, x, y) {
     made.y = Math.min(made.y, frame.y + frame.height - made.height);
   }
   return made;
+}
+
+function isPlain({ ctrlKey, metaKey, altKey }) {
+  return !ctrlKey && !metaKey && !altKey;
+}
+
+/** "light" or "dark": that of the page, as Jupyter, marimo or VS Code mark it, else the one that the system prefers. */
+function themeAround() {
+  const body = document.body;
+  const jupyter = body?.dataset.jpThemeLight;
+  if (jupyter !== undefined) return jupyter === "false" ? "dark" : "light";
+  if (["light", "dark"].includes(body?.dataset.theme)) return body.dataset.theme;
+  const code = body?.className.match(/\bvscode-(?:high-contrast-)?(light|dark|high-contrast)\b/)?.[1];
+  if (code) return code === "light" ? "light" : "dark";
+  return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 }
 
 function mixed(one, other) {

@@ -1,0 +1,111 @@
+"""Views in Notebook 7, Voilà and marimo: a picture on a canvas, keys that change it, a loop that trains meanwhile."""
+
+import textwrap
+
+import numpy as np
+import pytest
+from notebook_servers import Server
+
+pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
+pytest.importorskip("anywidget")
+pytest.importorskip("nbformat")
+
+LEFT, RIGHT = "\ue012", "\ue014"
+
+VIEW = """
+from tristep.viz import Axis, Control, Line, LiveLoop, Panel, Scene, View, capabilities
+
+class Curve(View):
+    def scene(self):
+        power = Control("power", "power", [1, 2, 3], 1)
+        line = Line([0, 1, 2], [[0, 1, 2], [0, 1, 4], [0, 1, 8]], by=("power",))
+        panel = Panel(Axis("x", 0, 2), Axis("y", 0, 8), [line])
+        return Scene([panel], controls=[power], description="Powers of x.")
+"""
+LOOP = """
+def count():
+    step = 0
+    while True:
+        step += 1
+        yield {"loss": 1 / step}
+
+loop = LiveLoop(count)
+"""
+PICTURES = ".tristep-picture canvas:first-child"
+
+
+def keys_change_the_picture(browser, canvas, slider):
+    """There and back again."""
+    before = browser.digest(canvas)
+    assert len(np.unique(browser.pixels(canvas)[::9, ::9])) > 3  # a picture
+    browser.keys(slider, RIGHT)
+    browser.until(lambda: browser.digest(canvas) != before, "another picture")
+    browser.keys(slider, LEFT)
+    browser.until(lambda: browser.digest(canvas) == before, "the picture of before")
+
+
+def test_notebook_7(shared, browser):
+    pytest.importorskip("notebook")
+    book = shared(page="notebooks")
+    browser.complaints()  # of what the page without a view does
+    assert browser.run("return document.body.dataset.notebook") == "notebooks"
+    assert "canvas: " in book.run(VIEW + "print(capabilities())")
+    book.run("view = Curve()\nview")
+    canvas, slider = browser.find(PICTURES), browser.find(".tristep input[type=range]")
+    keys_change_the_picture(browser, canvas, slider)
+    book.run(LOOP + "loop.start()\nprint(loop.mode)")
+    book.says("task")
+    browser.keep("notebook-7")
+    book.run("loop.stop(); view.close()")
+
+
+@pytest.mark.sample(0)
+def test_voila(lab, browser):
+    pytest.importorskip("voila")
+    lab.write("voila", [VIEW, "view = Curve()\nview", LOOP + "loop.start()\nprint(loop.mode)", "print(capabilities())"])
+    browser.driver.get(f"{lab.url}/voila/render/voila.ipynb")
+    slider = browser.until(lambda: browser.driver.find_elements("css selector", ".tristep input[type=range]"), "a slider", 60)
+    keys_change_the_picture(browser, browser.find(PICTURES), slider[0])
+    text = browser.run("return document.body.innerText")
+    assert "Voilà" in text
+    assert "task" in text.splitlines()
+    browser.keep("voila")
+    # Voilà's page has links to a network, which is not there, and extensions of Lab that do not fit: only ours counts.
+    assert [each for each in browser.complaints() if each.startswith("blob:")] == []
+
+
+@pytest.mark.sample(0)
+@pytest.mark.parametrize("mode", ["run", "edit"])
+def test_marimo(mode, browser, tmp_path):
+    pytest.importorskip("marimo")
+    (tmp_path / "config" / "marimo").mkdir(parents=True)
+    (tmp_path / "config" / "marimo" / "marimo.toml").write_text("[runtime]\nauto_instantiate = true\n")
+    cells = [
+        "import marimo as mo\n" + VIEW,
+        "view = Curve()\nview",
+        "again = mo.ui.run_button(label='again')\nagain",
+        "loops, seen = [], lambda: ' '.join(loop.status for loop in loops)",
+        "again\n" + LOOP + "loops.append(loop)\nloop.start()\nmo.output.append(f'{loop.mode}: {seen()}')",
+    ]
+    functions = [f"@app.cell\ndef _():\n{textwrap.indent(cell.strip(), '    ')}\n\n\n" for cell in cells]
+    (tmp_path / "app.py").write_text(f"import marimo\n\napp = marimo.App()\n\n\n{''.join(functions)}")
+    server = Server(tmp_path, ["-m", "marimo", mode, "app.py", "--headless", "--no-token", "--port={port}"], "/health")
+
+    def says(words):
+        browser.until(lambda: words in "".join(browser.find_deep("#root, .tristep", "innerText")), words)
+
+    try:
+        browser.driver.get(server.url)
+        slider, *_ = browser.until(lambda: browser.find_deep("[data-control=power]"), "a slider", 60)
+        keys_change_the_picture(browser, browser.find_deep(PICTURES)[0], slider)
+        says("task: running")  # in the background, while keys and buttons work
+        (pause,) = [each for each in browser.find_deep(".tristep button") if each.text == "Pause"]
+        browser.run("arguments[0].click()", pause)
+        says("Resume")
+        browser.keep(f"marimo-{mode}")
+        (again,) = [each for each in browser.find_deep("button") if each.text == "again"]
+        browser.run("arguments[0].click()", again)
+        says("task: stopped running")  # nobody has the loop of a cell that has been run again
+    finally:
+        browser.driver.get("about:blank")
+        server.end()
