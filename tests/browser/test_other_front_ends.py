@@ -64,7 +64,9 @@ def test_voila(lab, browser):
     pytest.importorskip("voila")
     lab.write("voila", [VIEW, "view = Curve()\nview", LOOP + "loop.start()\nprint(loop.mode)", "print(capabilities())"])
     browser.driver.get(f"{lab.url}/voila/render/voila.ipynb")
-    slider = browser.until(lambda: browser.driver.find_elements("css selector", ".tristep input[type=range]"), "a slider", 60)
+    slider = browser.until(
+        lambda: browser.driver.find_elements("css selector", ".tristep input[type=range]"), "a slider", 60
+    )
     keys_change_the_picture(browser, browser.find(PICTURES), slider[0])
     text = browser.run("return document.body.innerText")
     assert "Voilà" in text

@@ -23,8 +23,11 @@ def chosen_renderer(monkeypatch):
 def canvas(monkeypatch):
     """In place of the module that draws in a browser: its widget keeps what it is given, its pages say how much that is."""
     import ipywidgets
+    import traitlets
 
     class StandIn(ipywidgets.DOMWidget):
+        _view_name = traitlets.Unicode("StandIn").tag(sync=True)
+
         def __init__(self, payload, on_event):
             super().__init__()
             self.payload, self.on_event = payload, on_event

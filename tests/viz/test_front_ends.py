@@ -25,9 +25,7 @@ MANAGER = {"colab": {"custom_widget_manager": {"url": "https://colab.example/man
 
 @pytest.fixture
 def colab(monkeypatch):
-    """What there is of Colab: its function that turns the manager on, with how often it has been called."""
-    from anywidget import _util
-
+    """A stand-in for Colab's module: its function that turns the manager on, and how often it has been called."""
     output = types.ModuleType("google.colab.output")
     output.calls, output.error = 0, None
     output._widgets = types.SimpleNamespace(_installed_url=None)  # where anywidget looks for it
@@ -44,7 +42,143 @@ def colab(monkeypatch):
     monkeypatch.setitem(sys.modules, "google.colab.output", output)
     shell = types.SimpleNamespace(kernel=types.SimpleNamespace(), user_ns={})
     monkeypatch.setattr("IPython.get_ipython", lambda: shell)
-    monkeypatch.setattr(_util.enable_custom_widget_manager_once, "cache_clear", lambda: None, raising=False)
     notebook.enable_colab_widgets.cache_clear()
     yield output
     notebook.enable_colab_widgets.cache_clear()
+
+
+def test_colab_shows_the_canvas_once_its_manager_is_on(colab):
+    for _ in range(2):
+        found = capabilities()
+        assert (found.front_end, found.renderer, found.widget_renderer) == ("Colab", "canvas", "canvas")
+    assert "Colab's manager of custom widgets is on" in found.reason
+    assert colab.calls == 1
+    assert notebook.has_front_end()
+    view = Curve([RATE])
+    data, about = view._repr_mimebundle_()
+    (widget,) = view.display.widgets
+    assert isinstance(widget, SceneWidget)
+    assert data[WIDGET]["model_id"] == widget.model_id
+    assert about[WIDGET] == MANAGER  # Colab's own hook adds it to what `display` shows, not to the value of a cell
+
+
+def test_colab_falls_back_to_core_widgets_with_one_warning(colab):
+    colab.error = ValueError("Unknown widgets version")
+    with pytest.warns(RuntimeWarning, match="Unknown widgets version.*core widgets") as told:
+        assert capabilities().renderer == "ipywidgets"
+        view = Curve([RATE])
+        data, about = view._repr_mimebundle_()
+    assert len(told) == colab.calls == 1
+    assert WIDGET in data
+    assert WIDGET not in about
+    assert isinstance(view.display.widgets[0], SceneBox)
+
+
+@pytest.fixture
+def marimo(monkeypatch):
+    """A stand-in for the module of marimo, in a notebook that a page has opened."""
+    module = types.ModuleType("marimo")
+    module.running_in_notebook = lambda: True
+    module.shown, module.threads = [], []
+    module.output = types.SimpleNamespace(append=module.shown.append)
+    module.app_meta = lambda: types.SimpleNamespace(request=module.request)
+    module.request = object()
+
+    def thread():
+        module.threads.append(types.SimpleNamespace(should_exit=False))
+        return module.threads[-1]
+
+    module.Thread = thread
+    monkeypatch.setitem(sys.modules, "marimo", module)
+    return module
+
+
+def test_marimo_is_handed_what_it_can_show(marimo):
+    view = Curve([RATE])
+    assert capabilities().front_end == "marimo"
+    assert isinstance(view._display_(), SceneWidget)
+    for renderer in ("matplotlib", "ipywidgets"):  # it shows no core widgets
+        set_renderer(renderer)
+        assert isinstance(view._display_(), Figure)
+    set_renderer("text")
+    assert view._display_() == "It rises to 1.0."
+
+
+def test_without_anywidget_marimo_shows_pictures(marimo, monkeypatch):
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    assert capabilities().renderer == "matplotlib"
+    assert "anywidget is missing" in capabilities().reason
+    with pytest.raises(ModuleNotFoundError, match="a widget needs anywidget here"):
+        Curve([RATE]).widget()
+
+
+def test_a_page_of_marimo_is_a_front_end_and_an_export_is_none(marimo):
+    assert notebook.has_front_end()
+    marimo.request = None
+    assert not notebook.has_front_end()
+
+
+def test_a_loop_whose_cell_marimo_has_run_again_is_stopped(marimo):
+    def count():
+        while True:
+            yield {"loss": 1.0}
+
+    first = LiveLoop(count, view=None, mode="thread").start()
+    second = LiveLoop(count, mode="block", name="second")
+    marimo.threads[0].should_exit = True
+    assert first.wait(60)
+    assert first.status == "stopped"
+    second.step()
+    assert marimo.shown == [second.view]
+    assert second.status == "paused"
+    marimo.threads[1].should_exit = True
+    LiveLoop([], mode="block").start()
+    assert second.status == "stopped"
+
+
+def test_a_widget_of_a_cell_that_is_gone_gets_no_more_frames(marimo):
+    view = Curve([RATE])
+    widget = view.widget()
+    before = widget.payload
+    marimo.threads[0].should_exit = True
+    view.height = 0.25
+    view.refresh()
+    view.catch_up()
+    assert widget.payload == before
+    assert view.display.widgets == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "renderer", "words"),
+    [
+        (None, "canvas", None),
+        ("anywidget", "ipywidgets", "pip install 'tristep[notebook]'"),
+        ("ipywidgets", "matplotlib", "pip install 'tristep[notebook]'"),
+    ],
+)
+def test_the_doctor_tells_which_renderer_why_and_what_would_be_better(missing, renderer, words, colab, monkeypatch):
+    monkeypatch.delitem(sys.modules, "google.colab")
+    if missing is not None:
+        monkeypatch.setitem(sys.modules, missing, None)
+    lines = report()
+    assert lines["views"].startswith(f"{renderer}, ")
+    assert lines["because"] == capabilities().reason
+    assert (words is None) == ("better" not in lines)
+    assert words is None or words in lines["better"]
+
+
+def test_the_doctor_says_how_to_undo_a_choice_and_to_mend_colab(colab):
+    set_renderer("text")
+    assert "set_renderer('auto')" in report()["better"]
+    set_renderer("auto")
+    colab.error = RuntimeError("no")
+    notebook.enable_colab_widgets.cache_clear()
+    with pytest.warns(RuntimeWarning, match="no"):
+        assert "enable_custom_widget_manager" in report()["better"]
+
+
+def report():
+    """What the doctor says, by the word at the beginning of each line."""
+    from tristep.viz.live.doctor import doctor_report
+
+    return {line[:16].strip(): line[17:] for line in doctor_report()}

@@ -82,24 +82,22 @@ def test_missing_packages_lower_the_renderer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shell", "modules", "environment", "front_end", "renderer"),
+    ("shell", "environment", "front_end", "renderer"),
     [
-        (None, [], {}, "no notebook", "matplotlib"),
-        ({}, [], {}, "a terminal", "text"),
-        ({"kernel": True}, [], {}, "a kernel without a known front end", "canvas"),
-        ({"kernel": True}, [], {"JPY_SESSION_NAME": "a.ipynb"}, "Jupyter", "canvas"),
-        ({"kernel": True}, [], {"VSCODE_PID": "1"}, "VS Code", "canvas"),
-        ({"kernel": True}, ["google.colab"], {}, "Colab", "ipywidgets"),
+        (None, {}, "no notebook", "matplotlib"),
+        ({}, {}, "a terminal", "text"),
+        ({"kernel": True}, {}, "a kernel without a known front end", "canvas"),
+        ({"kernel": True}, {"JPY_SESSION_NAME": "a.ipynb"}, "Jupyter", "canvas"),
+        ({"kernel": True}, {"VSCODE_PID": "1"}, "VS Code", "canvas"),
+        ({"kernel": True}, {"VOILA_PREHEAT": "False", "JPY_SESSION_NAME": "a.ipynb"}, "Voilà", "canvas"),
     ],
 )
-def test_the_renderer_is_chosen_by_what_is_found(shell, modules, environment, front_end, renderer, monkeypatch):
+def test_the_renderer_is_chosen_by_what_is_found(shell, environment, front_end, renderer, monkeypatch):
     pytest.importorskip("anywidget")
-    for name in ("JPY_SESSION_NAME", "VSCODE_PID", "KAGGLE_KERNEL_RUN_TYPE"):
+    for name in ("JPY_SESSION_NAME", "VOILA_PREHEAT", "VSCODE_PID", "KAGGLE_KERNEL_RUN_TYPE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    for name in modules:
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     found = None if shell is None else types.SimpleNamespace(kernel=shell.get("kernel"), user_ns={})
     monkeypatch.setattr("IPython.get_ipython", lambda: found)
     seen = capabilities()

@@ -1,4 +1,4 @@
-"""What `%viz_doctor` says: what there is, what is missing, and whether the front end answers."""
+"""What `%viz_doctor` says: what there is, which renderer follows from it, and whether the front end answers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import sys
 
 from IPython.display import display
 
-from ..render.notebook import has_front_end, in_notebook, request
-from ..render.renderers import capabilities
+from ..render.notebook import COLAB, has_front_end, in_notebook, request
+from ..render.renderers import VARIABLE, Capabilities, capabilities
 
 __all__ = ["doctor_report", "show_ping"]
 
+RENDERERS = {
+    "canvas": "the best of four: drawn in the browser",
+    "ipywidgets": "the second of four: pictures with core widgets",
+    "matplotlib": "the third of four: a picture",
+    "text": "the last of four: words",
+}
 PACKAGES = ("tristep", "torch", "matplotlib", "IPython", "ipykernel", "ipywidgets", "anywidget", "jupyter_client")
 
 
@@ -32,12 +38,28 @@ def doctor_report() -> list[str]:
         front_end = "a notebook that can answer" if has_front_end() else "none that marks its cells: views are pictures"
         lines.append(f"{'front end':16} {front_end}")
     lines.append(f"{'training runs':16} {'in the background' if has_front_end() else 'in the cell'} with mode='auto'")
-    lines.append(f"{'views':16} {capabilities()}")
-    if {"ipywidgets", "anywidget"} & set(missing):
-        lines.append("To have widgets: pip install 'tristep[notebook]', then restart the kernel and reload the page.")
-    elif "ipykernel" not in missing and str(_version("ipykernel")).startswith("7.0."):
+    found = capabilities()
+    lines.append(f"{'views':16} {found.renderer}, {RENDERERS[found.renderer]}; shown by {found.front_end}")
+    lines.append(f"{'because':16} {found.reason}")
+    better = _better(found)
+    if better is not None:
+        lines.append(f"{'better':16} {better}")
+    if "ipykernel" not in missing and str(_version("ipykernel")).startswith("7.0."):
         lines.append("ipykernel 7.0 loses what threads print: pip install -U ipykernel")
     return lines
+
+
+def _better(found: Capabilities) -> str | None:
+    """What to do for a better renderer; None: this is the best one."""
+    if found.renderer == "canvas":
+        return None
+    if "chosen by" in found.reason:
+        return f"viz.set_renderer('auto') takes the best one here, where {VARIABLE} is not set"
+    if found.ipywidgets is None or found.anywidget is None:
+        return "pip install 'tristep[notebook]', then restart the kernel and reload the page"
+    if found.front_end == COLAB:
+        return "from google.colab import output; output.enable_custom_widget_manager() says what is wrong; then restart"
+    return "open a notebook in JupyterLab, Notebook 7, Voilà or marimo"
 
 
 def _version(package: str) -> str | None:

@@ -125,7 +125,9 @@ def watch_cell() -> Callable[[], bool]:
     marimo = _marimo()
     if marimo is None:
         return lambda: False
-    thread = marimo.Thread()  # it is never started: marimo tells its threads, and nobody else, what has happened to their cell
+    thread = (
+        marimo.Thread()
+    )  # it is never started: marimo tells its threads, and nobody else, what has happened to their cell
     return lambda: bool(thread.should_exit)
 
 
