@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,8 @@ for library in ("nbclient", "ipykernel", "sklearn", "matplotlib"):
 FOLDER = Path(__file__).parents[1] / "tutorials"
 SOURCES = sorted(FOLDER.glob("[0-9]*.py"))
 
-pytestmark = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+ADDRESS = "https://github.com/someone/tristep"
+each_tutorial = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +27,18 @@ def build():
     return module
 
 
-def test_the_notebook_has_the_cells_of_the_source(source):
-    written, shown = jupytext.read(source), _notebook(source)
+@each_tutorial
+def test_the_notebook_has_the_cells_of_the_source(source, build):
+    written, shown = build.cells(source, build.repository()), _notebook(source)
+    assert [cell.source for cell in written.cells if cell.id != "install"][1:] == [
+        cell.source for cell in jupytext.read(source).cells
+    ][1:]
     assert [(cell.cell_type, cell.source) for cell in shown.cells] == [
         (cell.cell_type, cell.source) for cell in written.cells
     ], "run tutorials/build.py"
 
 
+@each_tutorial
 def test_the_notebook_has_been_run_from_top_to_bottom(source):
     code = [cell for cell in _notebook(source).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
@@ -40,6 +47,7 @@ def test_the_notebook_has_been_run_from_top_to_bottom(source):
     assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
 
 
+@each_tutorial
 def test_the_notebook_is_small_and_valid(source):
     notebook = _notebook(source)
     nbformat.validate(notebook)
@@ -47,6 +55,7 @@ def test_the_notebook_is_small_and_valid(source):
     assert "version" not in notebook.metadata.language_info
 
 
+@each_tutorial
 def test_a_picture_takes_the_place_of_a_widget(source):
     notebook = _notebook(source)
     assert "widgets" not in notebook.metadata
@@ -55,6 +64,7 @@ def test_a_picture_takes_the_place_of_a_widget(source):
             assert "application/vnd.jupyter.widget-view+json" not in output.get("data", {})
 
 
+@each_tutorial
 @pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.sample(0, "10_many_gpus")  # it starts processes for half a minute
@@ -66,6 +76,41 @@ def test_the_source_runs_and_ends_in_checks(source, build, monkeypatch, tmp_path
     assert all(cell.execution_count for cell in cells)
     shown = [cell for cell in _notebook(source).cells if cell.cell_type == "code"]
     assert [_kinds(cell) for cell in cells] == [_kinds(cell) for cell in shown]
+
+
+@pytest.mark.parametrize("end", ["", "/", ".git"])
+def test_a_notebook_links_to_colab_where_the_repository_is_known(end, build):
+    without, linked = (build.cells(SOURCES[0], address).cells for address in (None, ADDRESS + end))
+    place = f"https://colab.research.google.com/github/someone/tristep/blob/main/tutorials/{SOURCES[0].stem}.ipynb"
+    assert linked[0].source == f"{without[0].source}\n\n[Open in Colab]({place})"
+    assert "colab" not in without[0].source
+    assert [cell.source for cell in linked[2:]] == [cell.source for cell in without[2:]]
+
+
+@pytest.mark.parametrize(("address", "package"), [(None, "..[notebook]"), (ADDRESS, f"tristep[notebook] @ git+{ADDRESS}")])
+@pytest.mark.parametrize("missing", [None, "tristep", "anywidget"])
+def test_the_first_code_installs_what_is_missing_and_else_does_nothing(missing, address, package, build, monkeypatch):
+    transformer = pytest.importorskip("IPython.core.inputtransformer2").TransformerManager()
+    first = next(cell for cell in build.cells(SOURCES[0], address).cells if cell.cell_type == "code")
+    ran = []
+    shell = SimpleNamespace(run_line_magic=lambda name, line: ran.append((name, line)))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
+    exec(transformer.transform_cell(first.source), {"get_ipython": lambda: shell})
+    assert ran == ([] if missing is None else [("pip", f"install --quiet '{package}'")])
+
+
+def test_outputs_are_kept_where_the_code_is_what_was_run(build, monkeypatch, tmp_path):
+    notebook = _notebook(SOURCES[0])
+    source = tmp_path / SOURCES[0].name
+    text = SOURCES[0].read_text().replace("# # The Trainer", "# # Another title", 1)
+    source.write_text(text)
+    nbformat.write(notebook, source.with_suffix(".ipynb"))
+    renewed = build.renew(source)
+    assert renewed.cells[0].source.startswith("# Another title")
+    assert [cell.get("outputs") for cell in renewed.cells] == [cell.get("outputs") for cell in notebook.cells]
+    source.write_text(text.replace("import torch", "import torch  # again", 1))
+    with pytest.raises(ValueError, match=r"01_first_steps.py: the code of cell-1 is not what has been run"):
+        build.renew(source)
 
 
 def _notebook(source):

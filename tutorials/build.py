@@ -2,8 +2,10 @@
 
     python tutorials/build.py                      all of them
     python tutorials/build.py 01_first_steps.py    some of them
+    python tutorials/build.py --keep-outputs       with new texts only: code must be the same, and is not run
 
-Write in the .py; the .ipynb is for readers, and a test fails where the two differ.
+Write in the .py; the .ipynb is for readers, and a test fails where the two differ. Two things are in the .ipynb only: a cell
+that installs what is missing, and a link to Colab, as soon as `Repository` in pyproject.toml's [project.urls] says from where.
 
 A view gives a widget, and a picture with words. The picture is kept: code hosts show it, and so does JupyterLab until the
 cell is run, which then shows the widget. A widget that is stored has no kernel behind it, and takes megabytes.
@@ -11,8 +13,10 @@ cell is run, which then shows the widget. A widget that is stored has no kernel 
 
 from __future__ import annotations
 
-import sys
+import argparse
+import tomllib
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import jupytext
 import nbformat
@@ -22,19 +26,73 @@ FOLDER = Path(__file__).parent
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-def main(names: list[str]) -> None:
-    sources = [FOLDER / name for name in names] or sorted(FOLDER.glob("[0-9]*.py"))
-    for source in sources:
+INSTALL = """\
+# Does nothing where all is there, and else installs it, as in Colab or Kaggle.
+from importlib.util import find_spec
+
+if not all(find_spec(name) for name in ("tristep", "anywidget", "matplotlib", "sklearn")):
+    %pip install --quiet '{package}'"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Makes the notebooks.")
+    parser.add_argument("names", nargs="*", help="files of this folder; left out: all tutorials")
+    parser.add_argument("--keep-outputs", action="store_true", help="run nothing; code must be the same")
+    arguments = parser.parse_args()
+    for source in [FOLDER / name for name in arguments.names] or sorted(FOLDER.glob("[0-9]*.py")):
         target = source.with_suffix(".ipynb")
-        nbformat.write(run(source), target)
+        nbformat.write(renew(source) if arguments.keep_outputs else run(source), target)
         print(f"{target.name}: {target.stat().st_size / 1000:.0f} kB")
+
+
+def repository() -> str | None:
+    """The address of the repository, if pyproject.toml has one."""
+    project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    address: str | None = project.get("urls", {}).get("Repository")
+    return address
+
+
+def cells(source: Path, address: str | None) -> nbformat.NotebookNode:
+    """The tutorial as a notebook that has not been run.
+
+    Args:
+        source: its .py.
+        address: of the repository on GitHub. None: there is no link to Colab, and the checkout around the notebook is installed.
+    """
+    notebook = jupytext.read(source)
+    for i, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{i}"  # else random each time, which is noise in a diff
+    package = "..[notebook]" if address is None else f"tristep[notebook] @ git+{address}"
+    install = nbformat.v4.new_code_cell(INSTALL.format(package=package), id="install")
+    if address is not None:
+        place = f"{urlsplit(address).path.strip('/').removesuffix('.git')}/blob/main/tutorials/{source.stem}.ipynb"
+        notebook.cells[0].source += f"\n\n[Open in Colab](https://colab.research.google.com/github/{place})"
+    notebook.cells.insert(1, install)
+    return notebook
+
+
+def renew(source: Path) -> nbformat.NotebookNode:
+    """The tutorial with the outputs that its notebook has. Raises ValueError where they are not of this code."""
+    notebook = cells(source, repository())
+    before = {cell.id: cell for cell in nbformat.read(source.with_suffix(".ipynb"), as_version=4).cells}
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for count, cell in enumerate(code, 1):
+        cell.execution_count = count
+        if cell.id == "install":
+            continue  # it gives none
+        if cell.id not in before or before[cell.id].source != cell.source:
+            raise ValueError(f"{source.name}: the code of {cell.id} is not what has been run; run it without --keep-outputs")
+        cell.outputs = before[cell.id].outputs
+        for output in cell.outputs:
+            if output.output_type == "execute_result":
+                output.execution_count = count
+    notebook.metadata.language_info = {"name": "python"}
+    return notebook
 
 
 def run(source: Path) -> nbformat.NotebookNode:
     """The tutorial as a notebook that has been run. Raises CellExecutionError where a cell fails."""
-    notebook = jupytext.read(source)
-    for i, cell in enumerate(notebook.cells):
-        cell.id = f"cell-{i}"  # else random each time, which is noise in a diff
+    notebook = cells(source, repository())
     client = NotebookClient(
         notebook,
         timeout=300,  # seconds for a cell
@@ -57,4 +115,4 @@ def run(source: Path) -> nbformat.NotebookNode:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -9,15 +9,15 @@ pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
 pytest.importorskip("ipywidgets")
 pytest.importorskip("anywidget")
 
-from curve_views import RATE, Curve  # noqa: E402
+from curve_views import RATE, Curve
 
-from tristep.viz import LiveLoop  # noqa: E402
-from tristep.viz.render import notebook  # noqa: E402
-from tristep.viz.render.canvas import SceneWidget  # noqa: E402
-from tristep.viz.render.ipywidgets import SceneBox  # noqa: E402
-from tristep.viz.render.renderers import capabilities, set_renderer  # noqa: E402
-from tristep.viz.style import Figure  # noqa: E402
-from tristep.viz.views.view import WIDGET  # noqa: E402
+from tristep.viz import LiveLoop
+from tristep.viz.render import notebook
+from tristep.viz.render.canvas import SceneWidget
+from tristep.viz.render.ipywidgets import SceneBox
+from tristep.viz.render.renderers import capabilities, set_renderer
+from tristep.viz.style import Figure
+from tristep.viz.views.view import WIDGET
 
 pytestmark = pytest.mark.usefixtures("chosen_renderer")
 MANAGER = {"colab": {"custom_widget_manager": {"url": "https://colab.example/manager.js"}}}
