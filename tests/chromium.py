@@ -59,7 +59,7 @@ class Browser:
         element.send_keys(*keys)
 
     def pixels(self, selector: Any = ".tristep-picture canvas") -> np.ndarray:
-        """uint8 [height, width, 3] of a canvas, or of the first that is selected, after what is to be drawn has been drawn."""
+        """uint8 [height, width, 3] of a canvas, or the first that is selected, after what is to be drawn has been drawn."""
         from PIL import Image
 
         url = self.driver.execute_async_script(

@@ -36,12 +36,13 @@ class Lab(Server):
             }
             (root / "data" / "kernels" / KERNEL_6.name).mkdir(parents=True)
             (root / "data" / "kernels" / KERNEL_6.name / "kernel.json").write_text(json.dumps(spec))
-        options = (
-            "--no-browser --ip=127.0.0.1 --port={port} --port-retries=0 --allow-root --IdentityProvider.token= "
-            "--ServerApp.password= --expose-app-in-browser --LabApp.extension_manager=readonly "
-            "--JupyterNotebookApp.expose_app_in_browser=True"
-        ).split()
-        super().__init__(root, ["-m", "jupyterlab", *options, f"--ServerApp.root_dir={root / 'notebooks'}"], "/api/status")
+        command = (
+            "-m jupyterlab --no-browser --ip=127.0.0.1 --port={port} --port-retries=0 --allow-root "
+            "--IdentityProvider.token= --ServerApp.password= --expose-app-in-browser "
+            "--JupyterNotebookApp.expose_app_in_browser=True --LabApp.extension_manager=readonly "
+            "--ServerApp.root_dir=notebooks"
+        )
+        super().__init__(root, command, "/api/status")
 
     def write(self, name: str, cells: list[str], kernel: str = KERNEL) -> None:
         """Write a notebook of these cells of code."""

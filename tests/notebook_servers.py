@@ -10,34 +10,34 @@ from pathlib import Path
 
 from chromium import Browser
 
+FOLDERS = {
+    "HOME": "home",
+    "IPYTHONDIR": "ipython",
+    "JUPYTER_CONFIG_DIR": "config",
+    "JUPYTER_DATA_DIR": "data",
+    "JUPYTER_RUNTIME_DIR": "runtime",
+    "JUPYTERLAB_SETTINGS_DIR": "settings",
+    "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+    "MPLCONFIGDIR": "matplotlib",
+    "XDG_CONFIG_HOME": "config",
+}
+
 
 class Server:
     """A server with all that it keeps in a folder of its own.
 
     Args:
         root: the folder. Variables of the environment that are named in FOLDERS are folders in it.
-        command: arguments of Python; "{port}" is where it listens.
+        command: arguments of Python, with spaces between them; "{port}" is where it listens.
         status: the path of an address that answers as soon as it is there.
 
     Attributes:
         url: its address, without a slash at the end.
     """
 
-    FOLDERS = {
-        "HOME": "home",
-        "IPYTHONDIR": "ipython",
-        "JUPYTER_CONFIG_DIR": "config",
-        "JUPYTER_DATA_DIR": "data",
-        "JUPYTER_RUNTIME_DIR": "runtime",
-        "JUPYTERLAB_SETTINGS_DIR": "settings",
-        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
-        "MPLCONFIGDIR": "matplotlib",
-        "XDG_CONFIG_HOME": "config",
-    }
-
-    def __init__(self, root: Path, command: list[str], status: str) -> None:
+    def __init__(self, root: Path, command: str, status: str) -> None:
         self.root, self._status = root, status
-        environment = os.environ | {name: str(root / folder) for name, folder in self.FOLDERS.items()}
+        environment = os.environ | {name: str(root / folder) for name, folder in FOLDERS.items()}
         environment["MARIMO_SKIP_UPDATE_CHECK"] = "1"
         environment.pop("MPLBACKEND", None)
         if "PYTHONPATH" in environment:  # so that kernels import what the tests import
@@ -49,14 +49,14 @@ class Server:
         self._log = root / "server.log"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, *[each.format(port=port) for each in command]],
+                [sys.executable, *command.format(port=port).split()],
                 env=environment,
                 cwd=root,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        Browser.until(self._answers, f"{command[1]}; see {self._log}", 60)
+        Browser.until(self._answers, f"{command}; see {self._log}", 60)
 
     def _answers(self) -> bool:
         assert self._process.poll() is None, self._log.read_text()

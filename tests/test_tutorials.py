@@ -8,7 +8,7 @@ import pytest
 
 jupytext = pytest.importorskip("jupytext")  # `make gpu` uses what a machine has
 nbformat = pytest.importorskip("nbformat")
-for library in ("nbclient", "ipykernel", "sklearn", "matplotlib"):
+for library in ("nbclient", "ipykernel", "sklearn", "matplotlib", "tomllib"):
     pytest.importorskip(library)
 
 FOLDER = Path(__file__).parents[1] / "tutorials"

@@ -5,7 +5,7 @@
     python tutorials/build.py --keep-outputs       with new texts only: code must be the same, and is not run
 
 Write in the .py; the .ipynb is for readers, and a test fails where the two differ. Two things are in the .ipynb only: a cell
-that installs what is missing, and a link to Colab, as soon as `Repository` in pyproject.toml's [project.urls] says from where.
+that installs what is missing, and a link to Colab, as soon as [project.urls] of pyproject.toml has a `Repository` on GitHub.
 
 A view gives a widget, and a picture with words. The picture is kept: code hosts show it, and so does JupyterLab until the
 cell is run, which then shows the widget. A widget that is stored has no kernel behind it, and takes megabytes.
@@ -14,12 +14,12 @@ cell is run, which then shows the widget. A widget that is stored has no kernel 
 from __future__ import annotations
 
 import argparse
-import tomllib
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import jupytext
 import nbformat
+import tomllib
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent
@@ -57,7 +57,8 @@ def cells(source: Path, address: str | None) -> nbformat.NotebookNode:
 
     Args:
         source: its .py.
-        address: of the repository on GitHub. None: there is no link to Colab, and the checkout around the notebook is installed.
+        address: of the repository on GitHub. None: there is no link to Colab, and what is installed is the checkout around
+            the notebook.
     """
     notebook = jupytext.read(source)
     for i, cell in enumerate(notebook.cells):

@@ -91,7 +91,7 @@ def test_marimo(mode, browser, tmp_path):
     ]
     functions = [f"@app.cell\ndef _():\n{textwrap.indent(cell.strip(), '    ')}\n\n\n" for cell in cells]
     (tmp_path / "app.py").write_text(f"import marimo\n\napp = marimo.App()\n\n\n{''.join(functions)}")
-    server = Server(tmp_path, ["-m", "marimo", mode, "app.py", "--headless", "--no-token", "--port={port}"], "/health")
+    server = Server(tmp_path, f"-m marimo {mode} app.py --headless --no-token --port={{port}}", "/health")
 
     def says(words):
         browser.until(lambda: words in "".join(browser.find_deep("#root, .tristep", "innerText")), words)

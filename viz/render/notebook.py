@@ -101,7 +101,7 @@ def enable_colab_widgets() -> bool:
         importlib.import_module("google.colab.output").enable_custom_widget_manager()
     except Exception as error:  # whatever it is, core widgets need no manager
         warnings.warn(
-            f"Colab's manager of custom widgets could not be turned on ({error!r}); views use core widgets, without a canvas",
+            f"Colab's manager of custom widgets could not be turned on ({error!r}); views use core widgets without a canvas",
             RuntimeWarning,
             stacklevel=2,
         )
