@@ -301,7 +301,7 @@ def test_a_narrow_place_keeps_the_proportions(stage):
     assert stage.browser.pixels().shape[:2] == (320, 400)
 
 
-def test_colours_follow_the_system_and_jupyterlab_at_once(stage):
+def test_colours_follow_the_system_and_the_notebook_at_once(stage):
     scene = one(Line([0, 10], [5, 5], style=0, width=3, name="loss"), title="A panel")
     stage.show(scene)
     light = stage.browser.digest()
@@ -321,6 +321,14 @@ def test_colours_follow_the_system_and_jupyterlab_at_once(stage):
     stage.browser.run("delete document.body.dataset.jpThemeLight")
     stage.browser.theme("light")
     becomes("light")
+    for dark, light_again in (
+        ("dataset.theme = 'dark'", "dataset.theme = 'light'"),
+        ("className = 'vscode-dark'", "className = ''"),
+    ):
+        stage.browser.run(f"document.body.{dark}")  # marimo, VS Code
+        becomes("dark")
+        stage.browser.run(f"document.body.{light_again}; delete document.body.dataset.theme")
+        becomes("light")
     assert stage.browser.digest() == light
 
 
