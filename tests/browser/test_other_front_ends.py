@@ -1,9 +1,11 @@
 """Views in Notebook 7, Voilà and marimo: a picture on a canvas, keys that change it, a loop that trains meanwhile."""
 
+import importlib.util
 import textwrap
 
 import numpy as np
 import pytest
+from chromium import skip_or_fail
 from notebook_servers import Server
 
 pytest.importorskip("matplotlib")  # `make gpu` uses what a machine has
@@ -34,6 +36,12 @@ loop = LiveLoop(count)
 PICTURES = ".tristep-picture canvas:first-child"
 
 
+def needs(package):
+    """Not by an import: what runs here must not be taken for a notebook."""
+    if importlib.util.find_spec(package) is None:
+        skip_or_fail(f"no {package} for tests in a browser: pip install {package}")
+
+
 def keys_change_the_picture(browser, canvas, slider):
     """There and back again."""
     before = browser.digest(canvas)
@@ -45,7 +53,7 @@ def keys_change_the_picture(browser, canvas, slider):
 
 
 def test_notebook_7(shared, browser):
-    pytest.importorskip("notebook")
+    needs("notebook")
     book = shared(page="notebooks")
     browser.complaints()  # of what the page without a view does
     assert browser.run("return document.body.dataset.notebook") == "notebooks"
@@ -61,7 +69,7 @@ def test_notebook_7(shared, browser):
 
 @pytest.mark.sample(0)
 def test_voila(lab, browser):
-    pytest.importorskip("voila")
+    needs("voila")
     lab.write("voila", [VIEW, "view = Curve()\nview", LOOP + "loop.start()\nprint(loop.mode)", "print(capabilities())"])
     browser.driver.get(f"{lab.url}/voila/render/voila.ipynb")
     slider = browser.until(
@@ -79,7 +87,7 @@ def test_voila(lab, browser):
 @pytest.mark.sample(0)
 @pytest.mark.parametrize("mode", ["run", "edit"])
 def test_marimo(mode, browser, tmp_path):
-    pytest.importorskip("marimo")
+    needs("marimo")
     (tmp_path / "config" / "marimo").mkdir(parents=True)
     (tmp_path / "config" / "marimo" / "marimo.toml").write_text("[runtime]\nauto_instantiate = true\n")
     cells = [
