@@ -125,9 +125,8 @@ def watch_cell() -> Callable[[], bool]:
     marimo = _marimo()
     if marimo is None:
         return lambda: False
-    thread = (
-        marimo.Thread()
-    )  # it is never started: marimo tells its threads, and nobody else, what has happened to their cell
+    # Never started: marimo tells its threads, and nobody else, what has happened to the cell that made them.
+    thread = marimo.Thread()
     return lambda: bool(thread.should_exit)
 
 
