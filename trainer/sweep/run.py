@@ -15,7 +15,7 @@ from ..fit import Metric, checked_metrics, evaluate
 from ..optimizer import Optimizer
 from ..validation import boolean, integer
 from .result import Sweep
-from .train import Batches, train_separately, train_together
+from .train import Batches, start, train_separately, train_together
 
 __all__ = ["sweep"]
 
@@ -89,7 +89,7 @@ def sweep(
     axes = _axes(grid, seeds)
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     optimizers = [_optimizer(optimizer, optimizer_params, point) for point in points]
-    starts = {seed: _start(make_model, seed) for seed in axes["seed"]}
+    starts = {seed: start(make_model, seed) for seed in axes["seed"]}
     models = [starts[point["seed"]] for point in points]
     train = train_together if together else train_separately
     losses, states, per_epoch = train(models, optimizers, loss, Batches(data, n_epochs, n_steps), engine)
@@ -129,12 +129,3 @@ def _axes(grid: Mapping[str, Sequence[Any]] | None, seeds: Iterable[int]) -> dic
 def _optimizer(kind: Any, params: Mapping[str, Any] | None, point: Mapping[str, Any]) -> Optimizer:
     own = {name: value for name, value in point.items() if name not in ("seed", "optimizer")}
     return make_optimizer(point.get("optimizer", kind), {**(params or {}), **own})
-
-
-def _start(make_model: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = make_model()
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"make_model must make a torch.nn.Module, it made {type(model).__name__}")
-    return model

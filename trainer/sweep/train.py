@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,33 @@ import torch
 from torch.func import functional_call, vmap
 
 from ..ensemble import Ensemble
-from ..fit import device_of, unpack_batch
-from ..optimizer import Optimizer
+from ..fit import device_of, evaluate, unpack_batch
+from ..optimizer import MultiOptimizer, Optimizer
+from ..optimizer.patterns import layers_of
 from ..trainer import Trainer
 
-__all__ = ["Batches", "train_separately", "train_together"]
+__all__ = ["Batches", "Look", "NotStackableError", "Watch", "start", "train_separately", "train_together"]
+
+Look = Callable[[Iterable[Any]], torch.Tensor]  # from batches to the mean loss of each copy on them, [n]
+Watch = Callable[[int, Look], None]  # told of the start, as step 0, and of each step
+
+
+class NotStackableError(RuntimeError):
+    """The copies of a network cannot be run as one by `torch.func.vmap`."""
+
+
+def start(make_model: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
+    """The network that a seed begins with.
+
+    Raises:
+        TypeError: `make_model` made something else.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = make_model()
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"make_model must make a torch.nn.Module, it made {type(model).__name__}")
+    return model
 
 
 class Batches:
@@ -50,8 +73,13 @@ def train_together(
     loss: Callable[[Any, Any], torch.Tensor],
     batches: Batches,
     engine: str | None,
+    watch: Watch | None = None,
 ) -> tuple[np.ndarray, dict[str, torch.Tensor], int]:
-    """Losses [n, steps], the networks' state_dicts, stacked, and the steps of an epoch."""
+    """Losses [n, steps], the networks' state_dicts, stacked, and the steps of an epoch.
+
+    Raises:
+        NotStackableError: before the first step.
+    """
     first, place = copy.deepcopy(models[0]), device_of(models[0])
     trained = [name for name, parameter in first.named_parameters() if parameter.requires_grad]
     if any(optimizer.depends_on_order for optimizer in optimizers):
@@ -65,7 +93,11 @@ def train_together(
     gradients = [_like(stacked) for stacked in weights.values()]
     for model, optimizer in zip(models, optimizers, strict=True):  # whose attributes lr_mult and wd_mult count
         own = of_each[id(model)]
-        optimizer.param_dict = {k: own[name] for k, name in enumerate(trained)}
+        if isinstance(optimizer, MultiOptimizer):
+            optimizer.layers = layers_of(model)
+            optimizer.use_parameters([own[name] for name in trained], trained)
+        else:
+            optimizer.param_dict = {k: own[name] for k, name in enumerate(trained)}
     many = Ensemble(optimizers, list(weights.values()), engine, stacked=True)
     given: Any = gradients
 
@@ -74,22 +106,45 @@ def train_together(
 
     all_copies = vmap(one, in_dims=(0, None, None), randomness="different")
     losses: list[torch.Tensor] = []
-    for batch in batches:
-        inputs, labels = unpack_batch("data", batch, place)
+
+    @contextmanager
+    def told_if_refused() -> Iterator[None]:
         try:
-            values = all_copies(weights | others, inputs, labels)
-            found = torch.autograd.grad(values.sum(), list(weights.values()), allow_unused=True, materialize_grads=True)
+            yield
         except RuntimeError as error:
             if losses:
                 raise
-            raise RuntimeError(
+            raise NotStackableError(
                 f"the copies of {type(first).__name__} cannot be run as one by torch.func.vmap; "
                 f"sweep(..., together=False) trains one after the other. What it says: {error}"
             ) from error
+
+    def look(data: Iterable[Any]) -> torch.Tensor:
+        total, count, training = torch.zeros(len(models), dtype=torch.float64, device=place), 0, first.training
+        first.eval()
+        try:
+            with torch.no_grad(), told_if_refused():
+                for batch in data:
+                    inputs, labels = unpack_batch("eval_data", batch, place)
+                    total += len(inputs[0]) * all_copies(weights | others, inputs, labels)
+                    count += len(inputs[0])
+        finally:
+            first.train(training)
+        return total / count
+
+    if watch is not None:
+        watch(0, look)
+    for batch in batches:
+        inputs, labels = unpack_batch("data", batch, place)
+        with told_if_refused():
+            values = all_copies(weights | others, inputs, labels)
+            found = torch.autograd.grad(values.sum(), list(weights.values()), allow_unused=True, materialize_grads=True)
         torch._foreach_copy_(gradients, list(found))
         many.step(given)
         given = None  # they are the same tensors from now on
         losses.append(values.detach())
+        if watch is not None:
+            watch(len(losses), look)
     stacked = {name: each.detach().contiguous() for name, each in (weights | others).items()}
     # A tensor that is there by two names is stacked by the first.
     names = {tensor: name for name, tensor in itertools.chain(first.named_parameters(), first.named_buffers())}
@@ -103,8 +158,9 @@ def train_separately(
     loss: Callable[[Any, Any], torch.Tensor],
     batches: Batches,
     engine: str | None,
+    watch: Watch | None = None,
 ) -> tuple[np.ndarray, dict[str, torch.Tensor], int]:
-    """As `train_together`, by one `Trainer` after the other."""
+    """As `train_together`, by one `Trainer` after the other, of each of which `watch` is told."""
     losses: list[torch.Tensor] = []
     states = []
     for model, optimizer in zip(models, optimizers, strict=True):
@@ -112,7 +168,13 @@ def train_separately(
         for copied, parameter in zip(own.parameters(), model.parameters(), strict=True):
             vars(copied).update(vars(parameter))  # lr_mult and wd_mult
         trainer = Trainer(own, optimizer, engine=engine)
-        values = []
+        values: list[torch.Tensor] = []
+
+        def look(data: Iterable[Any], own: torch.nn.Module = own) -> torch.Tensor:
+            return torch.tensor([evaluate(own, loss, data, {})["loss"]], dtype=torch.float64)
+
+        if watch is not None:
+            watch(0, look)
         for batch in batches:
             inputs, labels = unpack_batch("data", batch, place)
             value = loss(own(*inputs), labels).mean()
@@ -120,6 +182,8 @@ def train_separately(
             value.backward()
             trainer.step(1)
             values.append(value.detach())
+            if watch is not None:
+                watch(len(values), look)
         losses.append(torch.stack(values))
         states.append(own.state_dict())
     stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}

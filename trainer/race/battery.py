@@ -1,0 +1,188 @@
+"""battery: optimizers on six small tasks of one difficulty each, every one at its best learning rate, in seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..ensemble import Ensemble
+from ..validation import choice, integer, number
+from .candidates import Candidate, candidates_of
+from .tasks import SIZE, TASKS, Task
+
+__all__ = ["BatteryResult", "battery"]
+
+RATES = tuple(np.logspace(-4, 1, 21).tolist())  # four in a decade
+WINDOW = 20  # steps over which losses are averaged
+
+
+@dataclass(repr=False)
+class BatteryResult:
+    """What `battery` found.
+
+    Attributes:
+        names: of the optimizers.
+        tasks: keys of `TASKS`.
+        steps: of each training.
+        learning_rates: float64 [n_rates], those tried.
+        chosen: float64 [n_optimizers, n_tasks], the best of them.
+        needed: float64 [n_optimizers, n_tasks, n_seeds], the steps after which the loss, averaged over 20 steps, stays at or
+            below the target; infinite if it is above it at the end.
+    """
+
+    names: tuple[str, ...]
+    tasks: tuple[str, ...]
+    steps: int
+    learning_rates: np.ndarray
+    chosen: np.ndarray
+    needed: np.ndarray
+
+    @property
+    def medians(self) -> np.ndarray:
+        """float64 [n_optimizers, n_tasks]: of the steps needed, over seeds; infinite where half of the seeds failed or more."""
+        return np.sort(self.needed, axis=-1)[..., self.needed.shape[-1] // 2]
+
+    @property
+    def scores(self) -> np.ndarray:
+        """float64 [n_optimizers, n_tasks] from 0 to 1: the fewest steps of all optimizers over its own; 0 if it failed.
+
+        Source: the inverse of the performance ratio of Dolan & Moré (2002), "Benchmarking optimization software with
+        performance profiles", section 2.
+        """
+        best = self.medians.min(axis=0)
+        return np.where(np.isfinite(self.medians), np.where(np.isfinite(best), best, 0.0) / self.medians, 0.0)
+
+    def table(self) -> str:
+        """A table of text: steps needed, "-" where half of the seeds failed or more, and the mean score."""
+        rows = [["", *(TASKS[task].name for task in self.tasks), "mean score"]]
+        for name, medians, scores in zip(self.names, self.medians, self.scores, strict=True):
+            steps = [f"{value:.0f}" if math.isfinite(value) else "-" for value in medians]
+            rows.append([name, *steps, f"{scores.mean():.2f}"])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = (
+            [cell.rjust(width) if k else cell.ljust(width) for k, (cell, width) in enumerate(zip(row, widths, strict=True))]
+            for row in rows
+        )
+        return "\n".join("  ".join(line).rstrip() for line in lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def __repr__(self) -> str:
+        return f"<battery of {len(self.tasks)} tasks for {', '.join(self.names)}>"
+
+
+def battery(
+    optimizers: Any,
+    tasks: Iterable[str] | None = None,
+    *,
+    steps: int = 1000,
+    seeds: int = 5,
+    tuning_seeds: int = 5,
+    learning_rates: Sequence[float] = RATES,
+    engine: str | None = None,
+) -> BatteryResult:
+    """How many steps optimizers need on small tasks, each of one difficulty, every one at its best learning rate.
+
+    The tasks have 20 weights: "saddle", "ill_conditioned", "noisy", "sparse", "drifting" and "changing_scale"; `TASKS` in
+    `tristep.trainer.race.tasks` says what each is. A task is solved when its loss without noise, averaged over 20 steps,
+    reaches a share of the first loss, 1 to 3 %, and stays there to the end. Each optimizer's rate, for each task, is the one
+    with the fewest steps from the worst of the tuning's seeds; the steps are then those of other seeds.
+
+    This shows what an optimizer copes with, not how good it is for a network; there is `race` for that.
+
+    Args:
+        optimizers: names, or a dict from what each is called to its arguments, without a learning rate.
+        tasks: which of them; None: all.
+        steps: of each training.
+        seeds: how many; starts, noise and what is seen are theirs, the same for all optimizers.
+        tuning_seeds: how many others.
+        learning_rates: to try; by default 21 from 0.0001 to 10.
+        engine: as for `tristep.kernels.choose_engine`.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit.
+
+    Example:
+        >>> import tristep
+        >>> found = tristep.battery(["sgd", "adam"], ["sparse"], steps=400, seeds=3)
+        >>> found.scores.shape
+        (2, 1)
+
+    Optimizers of matrices, such as Muon, are no use here: they treat vectors as AdamW does, and are updated one by one.
+
+    Source: a battery of tasks that an optimizer solves or not is LightBench's idea (of HeavyBall); the tasks are our own.
+    """
+    if isinstance(optimizers, Mapping):
+        for name, given in optimizers.items():
+            if isinstance(given, Mapping) and "learning_rate" in given:
+                raise ValueError(f"optimizers[{name!r}] has a learning_rate, which is tuned here: give learning_rates")
+    candidates = candidates_of(optimizers, one_more=False)
+    for candidate in candidates:
+        if more := [name for name in candidate.ranges if name != "learning_rate"]:
+            raise ValueError(f"optimizers[{candidate.name!r}] has a range for {more[0]}: only learning rates are tuned here")
+    names = tuple(TASKS) if tasks is None else tuple(choice("tasks", task, TASKS) for task in tasks)
+    if not names:
+        raise ValueError("tasks is empty: name at least one, or leave it out for all")
+    steps, seeds = integer("steps", steps, low=WINDOW), integer("seeds", seeds, low=1)
+    tuning_seeds = integer("tuning_seeds", tuning_seeds, low=1)
+    rates = np.array([number("learning_rates", rate, above=0) for rate in learning_rates])
+    if not len(rates):
+        raise ValueError("learning_rates is empty: give at least one")
+    chosen, needed = [], []
+    for name in names:
+        settled, final = _trained(TASKS[name], candidates, rates, steps, tuning_seeds + seeds, engine)
+        tuned, last = (each[..., :tuning_seeds].max(axis=-1) for each in (settled, final))
+        best = [int(np.lexsort((b, a))[0]) for a, b in zip(tuned, last, strict=True)]
+        chosen.append(rates[best])
+        needed.append(settled[range(len(best)), best, tuning_seeds:])
+    return BatteryResult(
+        tuple(candidate.name for candidate in candidates),
+        names,
+        steps,
+        rates,
+        np.stack(chosen, axis=1),
+        np.stack(needed, axis=1),
+    )
+
+
+def _trained(
+    task: Task, candidates: Sequence[Candidate], rates: np.ndarray, steps: int, seeds: int, engine: str | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Steps to the target and last losses, each float64 [n_optimizers, n_rates, n_seeds]."""
+    given = task.make([torch.Generator().manual_seed(seed) for seed in range(seeds)], steps)
+    shape = (len(candidates), len(rates), seeds)
+    weights = given.start.expand(*shape, SIZE).contiguous()
+    at_rates = [replace(candidate, ranges={"learning_rate": (rates[0], rates[-1])}) for candidate in candidates]
+    optimizers = [each.make([rate]) for each in at_rates for rate in rates for _ in range(seeds)]
+    many = Ensemble(optimizers, [weights.view(-1, SIZE)], engine, stacked=True)
+    gradient, losses = torch.empty_like(weights), torch.empty(steps + 1, *shape)
+    stepping = None
+    for step in range(steps):
+        losses[step] = given.loss(weights, step)
+        gradient.copy_(given.gradient(weights, step))
+        if stepping is None:
+            many.step([gradient.view(-1, SIZE)])
+            stepping = many.steps()
+        else:
+            next(stepping)
+    losses[steps] = given.loss(weights, steps)
+    if stepping is not None:
+        stepping.close()
+    return _settled(losses.double().numpy(), task.target)
+
+
+def _settled(losses: np.ndarray, target: float) -> tuple[np.ndarray, np.ndarray]:
+    """From losses [n + 1, ...] after 0 to n steps: after how many they stay at the share of the first, and the last mean."""
+    losses = np.where(np.isfinite(losses), losses, np.inf)
+    windows = np.lib.stride_tricks.sliding_window_view(losses, WINDOW, axis=0)
+    means = windows.mean(axis=-1)  # of the losses after k to k + 19 steps
+    above = means > target * losses[0]
+    last = len(means) - 1 - above[::-1].argmax(axis=0)
+    settled = np.where(above.any(axis=0), last + WINDOW, WINDOW - 1).astype(np.float64)
+    return np.where(above[-1], np.inf, settled), means[-1]

@@ -1,0 +1,178 @@
+"""The optimizers of a race: what is fixed of each, and what is searched, in which range."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..ensemble import make_optimizer
+from ..optimizer import MultiOptimizer, Optimizer, create
+from ..validation import number
+
+__all__ = ["Candidate", "candidates_of"]
+
+RATES = 30.0  # from which fraction of the usual learning rate to which multiple of it
+ONE_MINUS, DECAYS = (0.02, 0.5), (1e-5, 1e-2)
+PREFIX = "one_minus_"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An optimizer of a race.
+
+    Args:
+        name: what it is called.
+        kind: name or class of an optimizer, or a list of (pattern, optimizer, arguments).
+        fixed: arguments that are not searched.
+        ranges: of what is searched, by name, the least and the greatest value; "learning_rate" is the first.
+    """
+
+    name: str
+    kind: Any
+    fixed: Mapping[str, Any]
+    ranges: Mapping[str, tuple[float, float]]
+
+    def points(self, count: int, seed: int = 0) -> np.ndarray:
+        """What to try, float64 [count, n_ranges]: the first points of a scrambled Sobol sequence, log-uniform in the ranges.
+
+        Candidates with as many ranges have the same points in the unit cube.
+        """
+        low, high = np.log(np.array(list(self.ranges.values()), dtype=np.float64)).T
+        unit = torch.quasirandom.SobolEngine(len(self.ranges), scramble=True, seed=seed).draw(count, dtype=torch.float64)
+        return np.exp(low + (high - low) * unit.numpy())
+
+    def make(self, point: Sequence[float] | np.ndarray) -> Optimizer:
+        """A new optimizer, with the searched values of a point."""
+        own = dict(self.fixed)
+        for name, value in zip(self.ranges, map(float, point), strict=True):
+            if name.startswith(PREFIX):
+                own[name.removeprefix(PREFIX)] = 1.0 - value
+            else:
+                own[name] = value
+        return _made(self.kind, own)
+
+    def maker(self, point: Sequence[float] | np.ndarray) -> Callable[[], Optimizer]:
+        """A function that makes it."""
+        return functools.partial(self.make, point)
+
+    def about(self) -> dict[str, Any]:
+        """Its settings as JSON has them, to be compared with those of another call."""
+        kind = self.kind.__name__ if isinstance(self.kind, type) else self.kind
+        return {"optimizer": _plain(kind), "fixed": _plain(self.fixed), "searched": _plain(self.ranges)}
+
+
+def candidates_of(optimizers: Any, one_more: bool = True) -> list[Candidate]:
+    """The optimizers of a race as `race` takes them; without `one_more`, only what is given as a range and the rate.
+
+    Raises:
+        TypeError, ValueError: what does not fit.
+    """
+    if isinstance(optimizers, Sequence) and not isinstance(optimizers, str) and all(isinstance(o, str) for o in optimizers):
+        if len(set(optimizers)) < len(optimizers):
+            raise ValueError(f"optimizers={optimizers!r}: one is there twice; give a dict with a name for each")
+        optimizers = {name: {} for name in optimizers}
+    if not isinstance(optimizers, Mapping):
+        raise TypeError(
+            f"optimizers={optimizers!r}: must be a dict of names and arguments, such as {{'adamw': {{}}, 'muon': {{}}}}"
+        )
+    if not optimizers:
+        raise ValueError("optimizers is empty: name at least one")
+    return [_candidate(name, given, one_more) for name, given in optimizers.items()]
+
+
+def _candidate(name: Any, given: Any, one_more: bool) -> Candidate:
+    where = f"optimizers[{name!r}]"
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"optimizers has the key {name!r}: must be a name")
+    if isinstance(given, str) or (isinstance(given, type) and issubclass(given, Optimizer)):
+        given = {"optimizer": given}
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{where}={given!r}: must be a dict of arguments; 'optimizer' in it is a name, a class or a list")
+    own = dict(given)
+    kind = own.pop("optimizer", name)
+    kind = tuple(map(tuple, kind)) if isinstance(kind, list) else kind
+    ranges = {key: _range(f"{where}[{key!r}]", key, own.pop(key)) for key in list(own) if _is_pair(own[key])}
+    middle = own.pop("learning_rate", None)
+    try:
+        probe = _made(kind, own | ({} if middle is None else {"learning_rate": middle}))
+        if "learning_rate" not in ranges:
+            schedule: Any = probe.lr_scheduler
+            usual = number("learning_rate", probe.lr if schedule is None else getattr(schedule, "base_lr", probe.lr), above=0)
+            ranges = {"learning_rate": (usual / RATES, usual * RATES), **ranges}
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from None
+    ranges = {"learning_rate": ranges.pop("learning_rate"), **ranges}
+    if len(ranges) == 1 and one_more:
+        averaged = [key for key in ("momentum", "beta1") if key not in own and 0 < _attribute(probe, key) < 1]
+        if averaged:
+            ranges[PREFIX + averaged[0]] = ONE_MINUS
+        elif "wd" not in own:
+            ranges["wd"] = DECAYS
+    found = Candidate(name, kind, own, ranges)
+    for ends in (0, 1):
+        try:
+            found.make([pair[ends] for pair in ranges.values()])
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from None
+    return found
+
+
+def _made(kind: Any, arguments: Mapping[str, Any]) -> Optimizer:
+    if not isinstance(kind, tuple):
+        return make_optimizer(kind, arguments)
+    others = dict(arguments)
+    rate = others.pop("learning_rate", None)
+    if rate is None:
+        return MultiOptimizer(kind, **others)
+    rates = [_rate_of(entry, others) for entry in kind]
+    scaled = [
+        (entry[0], entry[1], {**(entry[2] if len(entry) > 2 else {}), "learning_rate": own * rate / rates[-1]})
+        for entry, own in zip(kind, rates, strict=True)
+    ]
+    return MultiOptimizer(scaled, **others)
+
+
+def _rate_of(entry: tuple[Any, ...], shared: Mapping[str, Any]) -> float:
+    own = dict(entry[2] if len(entry) > 2 else {})
+    if not isinstance(entry[1], (str, type)):
+        raise TypeError(f"{entry!r}: each training needs optimizers of its own, so give names and arguments")
+    rate = own.get("learning_rate")
+    if rate is None:
+        rate = create(entry[1], **{k: v for k, v in {**shared, **own}.items() if k != "lr_scheduler"}).lr
+    return number("learning_rate", rate, above=0)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(v, (int, float)) for v in value)
+
+
+def _range(where: str, name: str, pair: tuple[float, float]) -> tuple[float, float]:
+    most = {"high": 1.0} if name.startswith(PREFIX) else {}
+    low, high = (number(where, value, above=0, **most) for value in pair)
+    if not low < high:
+        raise ValueError(f"{where}={pair!r}: a pair is a range to search, so the first must be less than the second")
+    return low, high
+
+
+def _attribute(optimizer: Optimizer, name: str) -> float:
+    value = getattr(optimizer, name, 0.0) if not isinstance(optimizer, MultiOptimizer) else 0.0
+    return value if isinstance(value, float) else 0.0
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "to_config"):
+        return value.to_config()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    return getattr(value, "__qualname__", type(value).__qualname__)

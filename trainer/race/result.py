@@ -1,0 +1,302 @@
+"""RaceResult: what a race has measured, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import files
+from ..validation import choice, number
+from .statistics import ratio_interval
+
+__all__ = ["Comparison", "RaceResult", "steps_to"]
+
+FORMAT = 1
+MEASURES = ("steps", "samples", "seconds")
+
+
+class Comparison(NamedTuple):
+    """An optimizer next to the baseline.
+
+    Attributes:
+        name: of the optimizer.
+        ratio: how many times the baseline's steps (samples, seconds) it needs, the geometric mean over seeds; NaN where one
+            of the two has not reached the target from every seed.
+        low, high: the interval of the ratio; NaN for one seed.
+        reached, of: from how many seeds it has reached the target, and of how many.
+    """
+
+    name: str
+    ratio: float
+    low: float
+    high: float
+    reached: int
+    of: int
+
+
+@dataclass(repr=False)
+class RaceResult:
+    """What `race` found: plain arrays, and what follows from them.
+
+    Attributes:
+        names: of the optimizers.
+        baseline: which of them others are compared with.
+        target: the loss to reach.
+        held_out: whether losses are of held-out data; else they are means of training losses since the last measurement.
+        seeds: of the race's trainings; those of the tuning are others.
+        measured: int64 [n_points], after how many steps losses were measured; the first is 0.
+        losses: float32 [n_optimizers, n_seeds, n_points].
+        samples: int64 [n_seeds, n_points], how many samples had been seen.
+        searched: for each optimizer the settings that were searched, by name float64 [n_trials].
+        tuning: float32 [n_optimizers, n_trials, n_tuning_seeds, n_points], losses of the tuning's trainings.
+        chosen: int64 [n_optimizers], the trial whose settings each raced with.
+        step_seconds: float64 [n_optimizers, n_rounds], of a step by itself, measured apart from the trainings.
+        level: of the intervals, in (0, 1).
+    """
+
+    names: tuple[str, ...]
+    baseline: str
+    target: float
+    held_out: bool
+    seeds: tuple[int, ...]
+    measured: np.ndarray
+    losses: np.ndarray
+    samples: np.ndarray
+    searched: tuple[dict[str, np.ndarray], ...]
+    tuning: np.ndarray
+    chosen: np.ndarray
+    step_seconds: np.ndarray
+    level: float = 0.95
+
+    def settings(self, name: str) -> dict[str, float]:
+        """What an optimizer raced with, of what was searched.
+
+        Raises:
+            ValueError: no such optimizer.
+        """
+        i = self._index(name)
+        return {key: float(values[self.chosen[i]]) for key, values in self.searched[i].items()}
+
+    def needed(self, by: str = "steps") -> np.ndarray:
+        """How many steps, samples or seconds it took to the target, float64 [n_optimizers, n_seeds]; infinite if not reached.
+
+        Seconds are steps times the median of `step_seconds`: trainings run side by side, where they cannot be timed.
+
+        Raises:
+            ValueError: `by` is none of the three.
+        """
+        choice("by", by, MEASURES)
+        steps = steps_to(self.target, self.losses, self.measured)
+        if by == "seconds":
+            return steps * np.median(self.step_seconds, axis=1)[:, None]
+        if by == "samples":
+            place = np.searchsorted(self.measured, np.where(np.isfinite(steps), steps, 0))
+            return np.where(np.isfinite(steps), self.samples[np.arange(len(self.seeds)), place], np.inf)
+        return steps
+
+    def compare(self, name: str, by: str = "steps", *, resamples: int = 9999, seed: int = 0) -> Comparison:
+        """An optimizer next to the baseline, seed by seed.
+
+        The interval is that of `statistics.ratio_interval`, of this comparison alone: with many optimizers, some differ from the
+        baseline by chance. Of seconds it does not contain how exactly steps were timed.
+
+        Args:
+            name: of the optimizer.
+            by: "steps", "samples" or "seconds".
+            resamples, seed: of the bootstrap.
+
+        Raises:
+            ValueError: no such optimizer, or `by` is none of the three.
+        """
+        needed = self.needed(by)
+        ours, theirs = needed[self._index(name)], needed[self._index(self.baseline)]
+        reached, of = int(np.isfinite(ours).sum()), len(ours)
+        if reached < of or not np.isfinite(theirs).all():
+            return Comparison(name, math.nan, math.nan, math.nan, reached, of)
+        # A target that the first measurement has reached takes no steps, and no ratio either.
+        if not (ours > 0).all() or not (theirs > 0).all():
+            return Comparison(name, math.nan, math.nan, math.nan, reached, of)
+        return Comparison(name, *ratio_interval(ours, theirs, self.level, resamples, seed), reached, of)
+
+    def verdict(self, by: str = "steps") -> str:
+        """The result in words, a line for each optimizer but the baseline.
+
+        There is a ratio only where both reached the target from every seed: a mean over those that did would be of the seeds
+        in which the optimizer was quick.
+        """
+        lines = []
+        base = self.compare(self.baseline, by)
+        if base.reached < base.of:
+            lines.append(
+                f"{self.baseline} reached the target in {base.reached} of {base.of} seeds: no ratios. "
+                "A higher target or more steps are needed."
+            )
+        elif not (self.needed() > 0).all():
+            lines.append(f"The target {self.target:g} was reached before the first step: no ratios. Choose a lower one.")
+        for name in self.names:
+            if name != self.baseline:
+                lines.append(self._in_words(self.compare(name, by), by, base))
+        if len(self.names) == 1:
+            needed = np.median(self.needed(by))
+            lines.append(f"{self.baseline} alone: {needed:.4g} {by} to the target, the median of {base.of} seeds.")
+        return "\n".join([*lines, *self.warnings()])
+
+    def warnings(self) -> list[str]:
+        """What makes the comparison less than fair: best learning rates at the edge of what was tried."""
+        found = []
+        for i, name in enumerate(self.names):
+            rates = self.searched[i]["learning_rate"]
+            place = int((rates < rates[self.chosen[i]]).sum())
+            if len(rates) > 2 and place in (0, len(rates) - 1):
+                found.append(
+                    f"{name}: the best learning rate, {rates[self.chosen[i]]:.3g}, is the {'least' if place == 0 else 'greatest'} "
+                    "that was tried; a wider range may do better."
+                )
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict for each optimizer: what it raced with, medians over seeds, and the comparisons; pandas takes the list."""
+        found = []
+        for i, name in enumerate(self.names):
+            row: dict[str, Any] = {"optimizer": name, **self.settings(name)}
+            for by in MEASURES:
+                found_by = self.compare(name, by)
+                row |= {by: float(np.median(self.needed(by)[i]))}
+                row |= {f"{by} ratio": found_by.ratio, f"{by} low": found_by.low, f"{by} high": found_by.high}
+            row |= {"reached": found_by.reached, "seeds": found_by.of}
+            found.append(row | {"final loss": float(np.median(self.losses[i, :, -1]))})
+        return found
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all to a NumPy file (.npz), whole or not at all.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+        """
+        about: dict[str, Any] = {"format": FORMAT, "searched": [list(each) for each in self.searched]}
+        about |= {name: getattr(self, name) for name in ("names", "baseline", "target", "held_out", "seeds", "level")}
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        for i, own in enumerate(self.searched):
+            arrays |= {f"searched {i} {name}": values for name, values in own.items()}
+        files.write_npz("path", path, "race", about, arrays)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> RaceResult:
+        """Read what `save` has written.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: another kind of file, or a damaged one.
+        """
+        with files.contents("path", path, "a file that was written by RaceResult.save"):
+            about, arrays = files.read_npz(path, "race")
+            if about is None or about["format"] != FORMAT:
+                raise ValueError(f"it has no format that this version knows; that is {FORMAT}")
+            searched = tuple(
+                {str(name): arrays[f"searched {i} {name}"] for name in own} for i, own in enumerate(about["searched"])
+            )
+            found = cls(
+                names=tuple(map(str, about["names"])),
+                baseline=str(about["baseline"]),
+                target=number("target", about["target"]),
+                held_out=bool(about["held_out"]),
+                seeds=tuple(map(int, about["seeds"])),
+                searched=searched,
+                level=number("level", about["level"], above=0, below=1),
+                **{name: arrays[name] for name in _ARRAYS},
+            )
+            found._check()
+            return found
+
+    def __str__(self) -> str:
+        return f"{self.table()}\n\n{self.verdict()}"
+
+    def __repr__(self) -> str:
+        return f"<race of {', '.join(self.names)} to a loss of {self.target:g}, {len(self.seeds)} seeds>"
+
+    def table(self) -> str:
+        """A table of text: what each optimizer raced with, and what it needed, medians over seeds."""
+        titles = ["", "steps", f"of {self.baseline}'s", "samples", "ms a step", "seconds", "reached", "final loss", "raced with"]
+        rows = [titles]
+        for i, name in enumerate(self.names):
+            found = self.compare(name)
+            settings = ", ".join(f"{_in_words(key)} {value:.3g}" for key, value in self.settings(name).items())
+            medians = [np.median(self.needed(by)[i]) for by in MEASURES]
+            rows.append(
+                [
+                    name,
+                    _figure(medians[0]),
+                    "1" if name == self.baseline else _with_interval(found),
+                    _figure(medians[1]),
+                    f"{1000 * np.median(self.step_seconds[i]):.3g}",
+                    _figure(medians[2]),
+                    f"{found.reached} of {found.of}",
+                    f"{np.median(self.losses[i, :, -1]):.4g}",
+                    settings,
+                ]
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        left = (0, len(titles) - 1)
+        cells = (
+            [cell.ljust(width) if k in left else cell.rjust(width) for k, (cell, width) in enumerate(zip(row, widths, strict=True))]
+            for row in rows
+        )
+        return "\n".join("  ".join(row).rstrip() for row in cells)
+
+    def _in_words(self, found: Comparison, by: str, base: Comparison) -> str:
+        if found.reached < found.of:
+            return f"{found.name} reached the target in {found.reached} of {found.of} seeds: no ratio."
+        if math.isnan(found.ratio):
+            return f"{found.name} reached the target in all {found.of} seeds."
+        words = f"{found.name} needs {_with_interval(found)} of {self.baseline}'s {by}"
+        if math.isnan(found.low):
+            return f"{words}, from one seed: no interval."
+        if found.low <= 1 <= found.high:
+            return f"{words}: no difference is shown."
+        return f"{words}: {'fewer' if found.high < 1 else 'more'}."
+
+    def _index(self, name: str) -> int:
+        return self.names.index(choice("name", name, self.names))
+
+    def _check(self) -> None:
+        n, seeds, points = len(self.names), len(self.seeds), len(self.measured)
+        trials = len(next(iter(self.searched[0].values()))) if self.searched and self.searched[0] else 0
+        shapes = {
+            "measured": (points,), "losses": (n, seeds, points), "samples": (seeds, points), "chosen": (n,),
+            "tuning": (n, trials, self.tuning.shape[2] if self.tuning.ndim == 4 else 0, points),
+            "step_seconds": (n, self.step_seconds.shape[-1] if self.step_seconds.ndim else 0),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            if getattr(self, name).shape != shape or 0 in shape:
+                raise ValueError(f"{name} has shape {getattr(self, name).shape}")
+        if len(self.searched) != n or any(v.shape != (trials,) for own in self.searched for v in own.values()):
+            raise ValueError("what was searched does not fit the optimizers")
+        if self.baseline not in self.names or not ((self.chosen >= 0) & (self.chosen < trials)).all():
+            raise ValueError("the baseline or the chosen trials are none of those that there are")
+
+
+_ARRAYS = ("measured", "losses", "samples", "tuning", "chosen", "step_seconds")
+
+
+def steps_to(target: float, losses: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """After how many steps losses [..., n_points] were first measured at or below the target, float64; infinite: never."""
+    there = losses <= target
+    return np.where(there.any(axis=-1), measured[there.argmax(axis=-1)].astype(np.float64), np.inf)
+
+
+def _with_interval(found: Comparison) -> str:
+    if math.isnan(found.ratio):
+        return "-"
+    return f"{found.ratio:.2f}" + ("" if math.isnan(found.low) else f" [{found.low:.2f}, {found.high:.2f}]")
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}" if math.isfinite(value) else "not reached"
+
+
+def _in_words(name: str) -> str:
+    return name.replace("one_minus_", "1 - ").replace("wd", "weight decay").replace("_", " ")
