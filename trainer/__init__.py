@@ -15,23 +15,27 @@ from .ensemble import Ensemble
 from .fit import Fit, fit
 from .lr_finder import LRFinder, lr_find
 from .mxnet import load_mxnet_params, load_mxnet_states
+from .race import BatteryResult, RaceResult, battery, race
 from .saving import Checkpoint, CheckpointManager
 from .sweep import Sweep, sweep
 from .telemetry import Telemetry
 from .trainer import StaleGradientError, Trainer, UpdateOnKVStoreError
 
 __all__ = [
+    "BatteryResult",
     "Checkpoint",
     "CheckpointManager",
     "Ensemble",
     "Fit",
     "LRFinder",
+    "RaceResult",
     "StaleGradientError",
     "Sweep",
     "Telemetry",
     "Trainer",
     "UpdateOnKVStoreError",
     "amp",
+    "battery",
     "clip_global_norm",
     "collect_params",
     "cost_model",
@@ -45,6 +49,7 @@ __all__ = [
     "lr_scheduler",
     "optim",
     "optimizer",
+    "race",
     "replicate",
     "split_and_load",
     "split_data",

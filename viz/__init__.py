@@ -44,6 +44,7 @@ from .simulate import (
 from .style import Figure
 from .views import (
     BasinMap,
+    BatteryView,
     Dashboard,
     FrameBudget,
     LossPlaneView,
@@ -51,6 +52,7 @@ from .views import (
     LRFinderView,
     OrthogonalizationView,
     Playground,
+    RaceView,
     ScheduleView,
     SensitivityView,
     SingularValues,
@@ -71,6 +73,7 @@ __all__ = [
     "Band",
     "BasinMap",
     "Basins",
+    "BatteryView",
     "Button",
     "Capabilities",
     "Click",
@@ -94,6 +97,7 @@ __all__ = [
     "Panel",
     "Playground",
     "Points",
+    "RaceView",
     "Recorder",
     "RefLine",
     "Run",

@@ -44,7 +44,7 @@ class BatteryResult:
 
     @property
     def medians(self) -> np.ndarray:
-        """float64 [n_optimizers, n_tasks]: of the steps needed, over seeds; infinite where half of the seeds failed or more."""
+        """float64 [n_optimizers, n_tasks]: over seeds, of the steps needed; infinite where half of them failed or more."""
         return np.sort(self.needed, axis=-1)[..., self.needed.shape[-1] // 2]
 
     @property
@@ -162,7 +162,7 @@ def _trained(
     optimizers = [each.make([rate]) for each in at_rates for rate in rates for _ in range(seeds)]
     many = Ensemble(optimizers, [weights.view(-1, SIZE)], engine, stacked=True)
     gradient, losses = torch.empty_like(weights), torch.empty(steps + 1, *shape)
-    stepping = None
+    stepping: Any = None
     for step in range(steps):
         losses[step] = given.loss(weights, step)
         gradient.copy_(given.gradient(weights, step))

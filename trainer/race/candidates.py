@@ -104,7 +104,9 @@ def _candidate(name: Any, given: Any, one_more: bool) -> Candidate:
         probe = _made(kind, own | ({} if middle is None else {"learning_rate": middle}))
         if "learning_rate" not in ranges:
             schedule: Any = probe.lr_scheduler
-            usual = number("learning_rate", probe.lr if schedule is None else getattr(schedule, "base_lr", probe.lr), above=0)
+            usual = number(
+                "learning_rate", probe.lr if schedule is None else getattr(schedule, "base_lr", probe.lr), above=0
+            )
             ranges = {"learning_rate": (usual / RATES, usual * RATES), **ranges}
     except (TypeError, ValueError) as error:
         raise type(error)(f"{where}: {error}") from None
@@ -116,11 +118,11 @@ def _candidate(name: Any, given: Any, one_more: bool) -> Candidate:
         elif "wd" not in own:
             ranges["wd"] = DECAYS
     found = Candidate(name, kind, own, ranges)
-    for ends in (0, 1):
-        try:
-            found.make([pair[ends] for pair in ranges.values()])
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{where}: {error}") from None
+    try:
+        found.make([low for low, _ in ranges.values()])
+        found.make([high for _, high in ranges.values()])
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{where}: {error}") from None
     return found
 
 
@@ -141,7 +143,7 @@ def _made(kind: Any, arguments: Mapping[str, Any]) -> Optimizer:
 
 def _rate_of(entry: tuple[Any, ...], shared: Mapping[str, Any]) -> float:
     own = dict(entry[2] if len(entry) > 2 else {})
-    if not isinstance(entry[1], (str, type)):
+    if not isinstance(entry[1], str):
         raise TypeError(f"{entry!r}: each training needs optimizers of its own, so give names and arguments")
     rate = own.get("learning_rate")
     if rate is None:

@@ -82,9 +82,10 @@ class RaceResult:
         return {key: float(values[self.chosen[i]]) for key, values in self.searched[i].items()}
 
     def needed(self, by: str = "steps") -> np.ndarray:
-        """How many steps, samples or seconds it took to the target, float64 [n_optimizers, n_seeds]; infinite if not reached.
+        """Steps, samples or seconds to the target, float64 [n_optimizers, n_seeds]; infinite where it was not reached.
 
-        Seconds are steps times the median of `step_seconds`: trainings run side by side, where they cannot be timed.
+        Seconds are steps times the least of `step_seconds`, which is what other work on the machine disturbs least. The
+        trainings themselves run side by side, where they cannot be timed.
 
         Raises:
             ValueError: `by` is none of the three.
@@ -92,7 +93,7 @@ class RaceResult:
         choice("by", by, MEASURES)
         steps = steps_to(self.target, self.losses, self.measured)
         if by == "seconds":
-            return steps * np.median(self.step_seconds, axis=1)[:, None]
+            return steps * self.step_seconds.min(axis=1)[:, None]
         if by == "samples":
             place = np.searchsorted(self.measured, np.where(np.isfinite(steps), steps, 0))
             return np.where(np.isfinite(steps), self.samples[np.arange(len(self.seeds)), place], np.inf)
@@ -101,7 +102,7 @@ class RaceResult:
     def compare(self, name: str, by: str = "steps", *, resamples: int = 9999, seed: int = 0) -> Comparison:
         """An optimizer next to the baseline, seed by seed.
 
-        The interval is that of `statistics.ratio_interval`, of this comparison alone: with many optimizers, some differ from the
+        The interval, of `statistics.ratio_interval`, is of this comparison alone: of many optimizers, some differ from the
         baseline by chance. Of seconds it does not contain how exactly steps were timed.
 
         Args:
@@ -137,9 +138,7 @@ class RaceResult:
             )
         elif not (self.needed() > 0).all():
             lines.append(f"The target {self.target:g} was reached before the first step: no ratios. Choose a lower one.")
-        for name in self.names:
-            if name != self.baseline:
-                lines.append(self._in_words(self.compare(name, by), by, base))
+        lines += [self._in_words(self.compare(name, by), by, base) for name in self.names if name != self.baseline]
         if len(self.names) == 1:
             needed = np.median(self.needed(by))
             lines.append(f"{self.baseline} alone: {needed:.4g} {by} to the target, the median of {base.of} seeds.")
@@ -152,14 +151,15 @@ class RaceResult:
             rates = self.searched[i]["learning_rate"]
             place = int((rates < rates[self.chosen[i]]).sum())
             if len(rates) > 2 and place in (0, len(rates) - 1):
+                end = "least" if place == 0 else "greatest"
                 found.append(
-                    f"{name}: the best learning rate, {rates[self.chosen[i]]:.3g}, is the {'least' if place == 0 else 'greatest'} "
-                    "that was tried; a wider range may do better."
+                    f"{name}: the best learning rate, {rates[self.chosen[i]]:.3g}, is the {end} that was tried; "
+                    "a wider range may do better."
                 )
         return found
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict for each optimizer: what it raced with, medians over seeds, and the comparisons; pandas takes the list."""
+        """A dict for each optimizer, for pandas, say: what it raced with, medians over seeds, and comparisons."""
         found = []
         for i, name in enumerate(self.names):
             row: dict[str, Any] = {"optimizer": name, **self.settings(name)}
@@ -220,7 +220,17 @@ class RaceResult:
 
     def table(self) -> str:
         """A table of text: what each optimizer raced with, and what it needed, medians over seeds."""
-        titles = ["", "steps", f"of {self.baseline}'s", "samples", "ms a step", "seconds", "reached", "final loss", "raced with"]
+        titles = [
+            "",
+            "steps",
+            f"of {self.baseline}'s",
+            "samples",
+            "ms a step",
+            "seconds",
+            "reached",
+            "final loss",
+            "raced with",
+        ]
         rows = [titles]
         for i, name in enumerate(self.names):
             found = self.compare(name)
@@ -232,7 +242,7 @@ class RaceResult:
                     _figure(medians[0]),
                     "1" if name == self.baseline else _with_interval(found),
                     _figure(medians[1]),
-                    f"{1000 * np.median(self.step_seconds[i]):.3g}",
+                    f"{1000 * self.step_seconds[i].min():.3g}",
                     _figure(medians[2]),
                     f"{found.reached} of {found.of}",
                     f"{np.median(self.losses[i, :, -1]):.4g}",
@@ -242,7 +252,10 @@ class RaceResult:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         left = (0, len(titles) - 1)
         cells = (
-            [cell.ljust(width) if k in left else cell.rjust(width) for k, (cell, width) in enumerate(zip(row, widths, strict=True))]
+            [
+                cell.ljust(width) if k in left else cell.rjust(width)
+                for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
             for row in rows
         )
         return "\n".join("  ".join(row).rstrip() for row in cells)

@@ -44,9 +44,9 @@ def race(
 ) -> RaceResult:
     """How many steps, samples and seconds optimizers need to a target loss, each at settings tuned by the same budget.
 
-    1. **Tuning.** Of each optimizer `trials` settings are trained: its learning rate and one more, log-uniform, at the points
-       of a Sobol sequence, the same for all. The one with the least median of steps to the target wins, or among equals the
-       one with the least final loss. Seeds of the tuning are not those of the race.
+    1. **Tuning.** Of each optimizer `trials` settings are trained: its learning rate and one more, log-uniform, at points of
+       a Sobol sequence, the same for all. The one with the least median of steps to the target wins, or among equals the one
+       with the least final loss. Seeds of the tuning are not those of the race.
     2. **Race.** Each optimizer is trained at its settings once for each seed. A seed stands for initial weights, batches and
        random numbers, which are the same for all optimizers, so that these are compared pair by pair.
     3. **Measurement.** The target is reached at the first measurement at or below it: of the mean loss on `eval_data`, with
@@ -55,11 +55,11 @@ def race(
     4. **Verdict.** The geometric mean over seeds of the ratio of steps to the baseline's, with a bootstrap interval. Who has
        not reached the target from every seed gets no ratio.
 
-    Trainings run side by side, as in `sweep`; networks that `torch.func.vmap` refuses are trained one after the other. Either
-    way the numbers are those of a `Trainer`, up to float32 rounding. A step is timed apart from that, see
-    `RaceResult.step_seconds`; evaluation is not part of it.
+    Trainings run side by side, as in `sweep`; networks that `torch.func.vmap` refuses are trained one by one. Either way
+    the numbers are those of a `Trainer`, up to float32 rounding. A step is timed apart from that, without evaluation, see
+    `RaceResult.step_seconds`.
 
-    With a schedule that decays, steps to a target say little unless it ends there: give constant rates, or such with warm-up.
+    With a schedule that decays, steps to a target say little unless it ends there: give constant rates, or with warm-up.
 
     Args:
         make_model, loss: as for `sweep`.
@@ -67,9 +67,9 @@ def race(
             random numbers are then those of the seed; or a function from the seed to one of these.
         optimizers: names, or a dict from what each is called to its arguments, with its name, class or list of (pattern,
             optimizer, arguments) as "optimizer" if it is called otherwise. A pair (low, high) is a range to search. Without
-            one for it, the learning rate is searched from a 30th of the given or default one to 30 times that; if nothing else
-            is searched, `one_minus_momentum` or `one_minus_beta1` is from 0.02 to 0.5, where the optimizer has such an
-            average by default, or else `wd` from 0.00001 to 0.01. `one_minus_` is for arguments that are searched as 1 minus
+            one, the learning rate is searched from a 30th of the given or default one to 30 times that. If nothing else is
+            searched, `one_minus_momentum` or `one_minus_beta1` is, from 0.02 to 0.5, where the optimizer has such an average
+            by default, or else `wd`, from 0.00001 to 0.01. `one_minus_` is for arguments that are searched as 1 minus
             their value. In a list, `learning_rate` is the last one's, and the others' are in proportion.
         target: the loss to reach; choose it before the race, such as one that the baseline is known to reach.
         eval_data: held-out batches, the same every time they are iterated.
@@ -90,14 +90,15 @@ def race(
         TypeError, ValueError: an argument that does not fit, or a folder with a race of other settings; nothing has been
             trained or written.
 
-    Source: paired seeds, tuning by quasi-random search in ranges fixed beforehand, and time to a target on held-out data are
-    those of Dahl et al. (2023), "Benchmarking Neural Network Training Algorithms" (AlgoPerf), sections 4 and 5; that rankings
-    depend on what is searched, and that 1 - momentum is searched on a log scale, Choi et al. (2019), "On Empirical
-    Comparisons of Optimizers for Deep Learning".
+    Source: time to a target on held-out data, after a quasi-random search in ranges that are fixed beforehand, is how Dahl
+    et al. (2023), "Benchmarking Neural Network Training Algorithms" (AlgoPerf), compare. That rankings depend on what is
+    searched, and 1 - momentum on a log scale: Choi et al. (2019), "On Empirical Comparisons of Optimizers for Deep
+    Learning".
 
     Example:
         >>> import torch, tristep
-        >>> data = [(x, x.sum(dim=1, keepdim=True)) for x in torch.randn(8, 16, 4, generator=torch.Generator().manual_seed(0))]
+        >>> inputs = torch.randn(8, 16, 4, generator=torch.Generator().manual_seed(0))
+        >>> data = [(x, x.sum(dim=1, keepdim=True)) for x in inputs]
         >>> make, loss = lambda: torch.nn.Linear(4, 1), torch.nn.MSELoss()
         >>> found = tristep.race(make, loss, data, ["sgd", "adam"], target=0.1, steps=60, trials=8, progress=False)
         >>> print(found.verdict())  # doctest: +SKIP
@@ -108,9 +109,13 @@ def race(
     if not callable(loss):
         raise TypeError(f"loss must be callable with outputs and labels, got {type(loss).__name__}")
     for argument, given in (("data", data), ("eval_data", eval_data)):
-        allowed = (isinstance(given, Iterable) and not isinstance(given, Iterator)) or (argument == "data" and callable(given))
-        if not allowed and given is not None or (argument == "data" and given is None):
-            raise TypeError(f"{argument} must give batches (inputs, labels) again in every epoch, got {type(given).__name__}")
+        allowed = (isinstance(given, Iterable) and not isinstance(given, Iterator)) or (
+            argument == "data" and callable(given)
+        )
+        if (not allowed and given is not None) or (argument == "data" and given is None):
+            raise TypeError(
+                f"{argument} must give batches (inputs, labels) again in every epoch, got {type(given).__name__}"
+            )
     candidates = candidates_of(optimizers)
     names = tuple(candidate.name for candidate in candidates)
     target, steps, trials = number("target", target), integer("steps", steps, low=1), integer("trials", trials, low=1)

@@ -41,8 +41,8 @@ def mean_interval(values: Any, level: float = 0.95, resamples: int = 9999, seed:
     Returns:
         Its ends; NaN for fewer than 2 values.
 
-    Source: Hesterberg (2015), "What Teachers Should Know About the Bootstrap", The American Statistician 69, which calls it so:
-    tails of size Phi(-sqrt(n / (n - 1)) t), with Student's quantile t of n - 1 degrees of freedom.
+    Source: Hesterberg (2015), "What Teachers Should Know About the Bootstrap", The American Statistician 69: tails of
+    size Phi(-sqrt(n / (n - 1)) t), with Student's quantile t of n - 1 degrees of freedom.
     """
     values = np.asarray(values, dtype=np.float64)
     n = len(values)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["SIZE", "TASKS", "Task", "Given"]
+__all__ = ["SIZE", "TASKS", "Given", "Task"]
 
 SIZE = 20  # weights
 
@@ -98,7 +98,7 @@ def drifting(random: Sequence[torch.Generator], steps: int) -> Given:
 
 
 def changing_scale(random: Sequence[torch.Generator], steps: int) -> Given:
-    """A round bowl, the gradients of which, with their noise, are multiplied by another factor from 0.03 to 30 every 50 steps."""
+    """A round bowl whose gradients, with their noise, are multiplied by a new factor from 0.03 to 30 every 50 steps."""
     noise = 0.3 * _normal(random, steps, SIZE)
     scales = torch.stack([30 ** (2 * torch.rand(-(-steps // 50), generator=each) - 1) for each in random])
     return Given(_normal(random, SIZE), _bowl, lambda w, step: scales[:, step // 50, None] * (w + noise[:, step]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from ..trainer import Trainer
 
 __all__ = ["Plan", "SeededBatches", "time_steps", "train"]
 
-ROUNDS, STEPS = 7, 3  # of timing, and in each of them
+ROUNDS, STEPS = 11, 3  # of timing, and in each of them
 
 
 class SeededBatches:
@@ -141,14 +142,14 @@ def train(
     samples = np.concatenate([[0], np.cumsum(batches.sizes)])[plan.measured]
     if plan.eval_data is None:
         ends = plan.measured
-        looked = [losses[:, 0], *(losses[:, a:b].mean(axis=1) for a, b in zip(ends[:-1], ends[1:], strict=True))]
+        looked = [losses[:, 0], *(losses[:, a:b].mean(axis=1) for a, b in itertools.pairwise(ends))]
     return np.stack(looked, axis=1), samples
 
 
 def time_steps(plan: Plan, make: Sequence[Callable[[], Optimizer]], seed: int) -> np.ndarray:
-    """Seconds of a step of each optimizer with nothing else running here, float64 [n_optimizers, 7].
+    """Seconds of a step of each optimizer with nothing else running here, float64 [n_optimizers, 11].
 
-    Forward, backward and update, by a `Trainer`, 3 steps at a time: the optimizers take turns, in 7 rounds after one that
+    Forward, backward and update, by a `Trainer`, 3 steps at a time: the optimizers take turns, in 11 rounds after one that
     does not count, so that what slows the machine down for a while meets all of them.
     """
     model = start(plan.make_model, seed)

@@ -1,0 +1,259 @@
+"""Races: trainings are those of torch.optim on the same batches, tuning is what it says, and a second call goes on."""
+
+import numpy as np
+import pytest
+import torch
+from races import LOSS, TWO, batches, network, raced
+from torch import nn
+
+from tristep.trainer.race.candidates import candidates_of
+from tristep.trainer.race.training import SeededBatches
+
+
+def by_torch(make_optimizer, seed, steps=20, every=4, held_out=None):
+    """Losses at the measurements of one training, as anybody would write it."""
+    torch.manual_seed(seed)
+    net, order = network(), SeededBatches(batches(), seed)
+    optimizer = make_optimizer(net.parameters())
+    losses, measured, step = [], [], 0
+
+    def measure():
+        with torch.no_grad():
+            measured.append(sum(len(x) * LOSS(net(x), y).item() for x, y in held_out) / sum(len(x) for x, _ in held_out))
+
+    if held_out:
+        measure()
+    while step < steps:
+        for x, y in order:
+            optimizer.zero_grad()
+            loss = LOSS(net(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            step += 1
+            if held_out and (step % every == 0 or step == steps):
+                measure()
+            if step == steps:
+                break
+    return measured or [losses[0], *(np.mean(losses[a : a + every]) for a in range(0, steps, every))]
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+@pytest.mark.parametrize("together", [64, 5, 1])
+def test_trainings_are_those_of_torch(held_out, together, eager_in_quick_tier):
+    data = [*batches(2, 5, seed=9), *batches(1, 3, seed=10)] if held_out else None
+    found = raced(eval_data=data, together=together)
+    assert found.losses.shape == (2, 3, 6)
+    assert found.tuning.shape == (2, 4, 1, 6)
+    assert found.measured.tolist() == [0, 4, 8, 12, 16, 20]
+    assert found.samples.tolist() == [[0, 16, 32, 48, 64, 80]] * 3
+    for seed in range(3):
+        chosen = found.settings("sgd")
+        make = lambda own, chosen=chosen: torch.optim.SGD(own, chosen["learning_rate"], weight_decay=chosen["wd"])  # noqa: E731
+        np.testing.assert_allclose(found.losses[0, seed], by_torch(make, seed, held_out=data), rtol=2e-4)
+        chosen = found.settings("adam")
+        betas = (1 - chosen["one_minus_beta1"], 0.999)
+        make = lambda own, chosen=chosen, betas=betas: torch.optim.Adam(own, chosen["learning_rate"], betas)  # noqa: E731
+        np.testing.assert_allclose(found.losses[1, seed], by_torch(make, seed, held_out=data), rtol=2e-3)
+
+
+def test_the_same_optimizer_twice_needs_the_same_steps(eager_in_quick_tier):
+    found = raced({"one": {"optimizer": "adam"}, "other": {"optimizer": "adam"}}, tuning_seeds=2, steps=10)
+    np.testing.assert_array_equal(found.losses[0], found.losses[1])
+    np.testing.assert_array_equal(found.tuning[0], found.tuning[1])
+    assert not np.isin(found.tuning, found.losses).any()  # of other seeds
+    assert len({tuple(row) for row in found.losses[0].tolist()}) == 3
+
+
+def test_the_winner_has_the_fewest_steps_and_else_the_least_loss(eager_in_quick_tier):
+    low = raced(target=0.0)  # which nobody reaches
+    assert low.chosen.tolist() == low.tuning[:, :, 0, -1].argmin(axis=1).tolist()
+    found = raced(target=1.0, trials=8)
+    steps = np.array([[next((s for s, y in zip(found.measured, row[0], strict=True) if y <= 1.0), 999) for row in own]
+                      for own in found.tuning])  # fmt: skip
+    assert [steps[i, k] for i, k in enumerate(found.chosen)] == steps.min(axis=1).tolist()
+
+
+def test_what_is_searched():
+    sgd, momentum, adam, lion, fixed, own = candidates_of(
+        {
+            "sgd": {},
+            "momentum": {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.5},
+            "adam": None,
+            "lion": {"learning_rate": (0.001, 0.1), "wd": (0.01, 1.0)},
+            "fixed": {"optimizer": "adam", "beta1": 0.8, "wd": 0.1},
+            "own": {"optimizer": "sgd", "one_minus_momentum": (0.1, 1.0)},
+        }
+    )
+    assert list(sgd.ranges) == list(momentum.ranges) == ["learning_rate", "wd"]
+    assert momentum.ranges["learning_rate"] == (0.5 / 30, 15.0)
+    assert adam.ranges == {"learning_rate": (0.001 / 30, 0.03), "one_minus_beta1": (0.02, 0.5)}
+    assert lion.ranges == {"learning_rate": (0.001, 0.1), "wd": (0.01, 1.0)}
+    assert list(fixed.ranges) == ["learning_rate"]
+    points = own.points(64)
+    unit = np.log(points / [low for low, _ in own.ranges.values()]) / [np.log(900), np.log(10)]
+    assert ((unit > 0) & (unit < 1)).all()
+    cells = np.floor(unit * 8).astype(int)
+    assert len({tuple(cell) for cell in cells}) == 64  # one in each cell of an 8 x 8 grid: a (0, 6, 2)-net
+    np.testing.assert_array_equal(own.points(16), points[:16])
+    made = own.make([0.3, 0.25])
+    assert (made.lr, made.momentum) == (0.3, 0.75)
+
+
+def test_several_optimizers_in_one_side_by_side_and_alone(eager_in_quick_tier):
+    """Patterns find their parameters among stacked weights, and all rates are scaled alike."""
+    entries = [("*bias|layer==Linear&shape[0]==3", "sgd", {"learning_rate": 0.1}), ("*", "adam", {"learning_rate": 0.01})]
+    two = {"adam": {}, "both": {"optimizer": entries}}
+    found, alone = raced(two, seeds=2), raced(two, seeds=2, together=1)
+    np.testing.assert_allclose(found.losses, alone.losses, rtol=1e-3)
+    (candidate,) = candidates_of({"both": {"optimizer": entries}})
+    assert candidate.ranges["learning_rate"] == (0.01 / 30, 0.3)
+    first, second = candidate.make([0.02, 0.001]).optimizers
+    assert (first.lr, second.lr, first.wd) == (0.2, 0.02, 0.001)
+
+
+class Reading(nn.Sequential):
+    """A network that vmap refuses, because it looks at a number."""
+
+    def forward(self, x):
+        return super().forward(x) * (1.0 if x.sum().item() > -1e9 and self[0].weight.sum().item() < 1e9 else 2.0)
+
+
+def test_networks_that_cannot_be_stacked_are_trained_alone(eager_in_quick_tier):
+    found = raced(make=lambda: Reading(*network()), seeds=2, trials=2)
+    np.testing.assert_array_equal(found.losses, raced(seeds=2, trials=2, together=1).losses)
+
+
+class Interrupted:
+    """A loss that is interrupted at its n-th call."""
+
+    def __init__(self, at=None):
+        self.at, self.calls = at, 0
+
+    def __call__(self, outputs, labels):
+        self.calls += 1
+        if self.calls == self.at:
+            raise KeyboardInterrupt
+        return LOSS(outputs, labels)
+
+
+@pytest.mark.parametrize("together", [64, 1])
+def test_a_second_call_goes_on(together, tmp_path, eager_in_quick_tier):
+    folder, whole = tmp_path / "race", Interrupted()
+    settings = {"together": together, "seeds": 2, "trials": 2, "steps": 10}
+    expected = raced(loss=whole, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        raced(loss=Interrupted(whole.calls * 2 // 3), folder=folder, **settings)
+    before = {path.name for path in folder.iterdir()}
+    second = Interrupted()
+    found = raced(loss=second, folder=folder, **settings)
+    assert second.calls < whole.calls
+    np.testing.assert_array_equal(found.losses, expected.losses)
+    np.testing.assert_array_equal(found.tuning, expected.tuning)
+    assert before < {path.name for path in folder.iterdir()}
+    third = Interrupted()
+    again = raced(loss=third, folder=folder, **settings)
+    assert third.calls == 1  # of the first weights, to see whether all is the same
+    assert str(again) == str(found)
+    more = raced(folder=folder, **settings | {"seeds": 3, "target": 1.0})
+    assert more.losses.shape[1] == 3
+    np.testing.assert_array_equal(more.tuning, found.tuning)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"steps": 12}, r"steps=10, this one has 12"),
+        ({"every": 2}, r"every=4"),
+        ({"optimizers": {"sgd": {"learning_rate": 0.2}, "adam": {}}}, r"\['sgd'\]\['searched'\]"),
+        ({"optimizers": {"sgd": {"learning_rate": 0.1, "momentum": 0.5}, "adam": {}}}, r"'momentum'\]='\(not given\)'"),
+        ({"eval_data": batches(1)}, "held-out data=False"),
+        ({"data": batches(seed=4)}, "loss on data of the first weights"),
+        ({"make": lambda: nn.Linear(6, 3)}, "loss on data of the first weights"),
+    ],
+    ids=["steps", "every", "rate", "argument", "eval_data", "data", "network"],
+)
+def test_a_folder_of_another_race_is_refused(changed, said, tmp_path, eager_in_quick_tier):
+    settings = {"steps": 10, "trials": 1, "seeds": 1, "folder": tmp_path / "race"}
+    raced(**settings)
+    kept = {path.name: path.read_bytes() for path in settings["folder"].iterdir()}
+    with pytest.raises(ValueError, match=said):
+        raced(**settings | changed)
+    assert {path.name: path.read_bytes() for path in settings["folder"].iterdir()} == kept
+
+
+def test_a_damaged_training_is_named(tmp_path, eager_in_quick_tier):
+    settings = {"steps": 5, "trials": 1, "seeds": 1, "folder": tmp_path / "race"}
+    raced(**settings)
+    path = settings["folder"] / "1-0-0.npz"
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"1-0-0\.npz.*damaged"):
+        raced(**settings)
+
+
+class Shuffled(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        return torch.full((6,), float(i)), i % 3
+
+
+@pytest.mark.parametrize("generator", [None, torch.Generator()], ids=["torch's", "its own"])
+def test_a_loader_gives_the_same_batches_for_a_seed(generator):
+    loader = torch.utils.data.DataLoader(Shuffled(), batch_size=5, shuffle=True, generator=generator)
+
+    def order(seed, epochs=2):
+        data = SeededBatches(loader, seed)
+        found = [x[:, 0].tolist() for _ in range(epochs) for x, _ in data]
+        assert data.sizes == [5, 5, 2] * epochs
+        return found
+
+    state = torch.get_rng_state()
+    first = order(1)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)
+    assert order(1) == first
+    assert order(2) != first
+    assert first[:3] != first[3:]
+    assert sorted(sum(first[:3], [])) == list(range(12))
+
+
+def test_lists_are_shuffled_and_functions_are_asked():
+    data = [(torch.full((2,), float(i)), i) for i in range(9)]
+    orders = {seed: [y for _, y in SeededBatches(data, seed)] for seed in (0, 1)}
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(9))
+    assert orders[0] != orders[1]
+    assert [y for _, y in SeededBatches(lambda seed: data[seed:], 4)] == orders_of(data[4:])
+
+
+def orders_of(data):
+    return [y for _, y in data]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({"optimizers": {}}, ValueError, "optimizers is empty"),
+        ({"optimizers": "adam"}, TypeError, "must be a dict of names"),
+        ({"optimizers": {"adam": {"learning_rate": (0.1, 0.01)}}}, ValueError, r"\['adam'\]\['learning_rate'\]=\(0.1, 0.01\)"),
+        ({"optimizers": {"adam": {"nonsense": 1}}}, TypeError, r"optimizers\['adam'\].*nonsense"),
+        ({"optimizers": {"adem": {}}}, ValueError, r"optimizers\['adem'\].*adam"),
+        ({"optimizers": {"adam": {"one_minus_beta1": (0.5, 2.0)}}}, ValueError, "1 or less"),
+        ({"target": None}, TypeError, "target=None"),
+        ({"seeds": [1, 1]}, ValueError, "each once"),
+        ({"seeds": [1_000_000]}, ValueError, "seeds=1000000"),
+        ({"every": 21}, ValueError, "every=21"),
+        ({"baseline": "lion"}, ValueError, "baseline='lion'"),
+        ({"level": 1.0}, ValueError, r"level=1\.0"),
+        ({"together": 0}, ValueError, "together=0"),
+        ({"data": iter(batches())}, TypeError, "data must give batches"),
+        ({"data": []}, ValueError, "data gave no batch"),
+        ({"eval_data": []}, ValueError, "eval_data gave no batch"),
+        ({"make": network()}, TypeError, "make_model must be a function"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named(settings, error, said, tmp_path):
+    with pytest.raises(error, match=said):
+        raced(**{"optimizers": TWO, "folder": tmp_path / "race"} | settings)
+    assert not (tmp_path / "race").exists()

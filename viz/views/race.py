@@ -1,0 +1,156 @@
+"""RaceView: a race of optimizers to a target loss: curves, ratios with intervals, and what the tuning found."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ...trainer.race import RaceResult
+from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene
+from .view import View
+
+__all__ = ["RaceView"]
+
+MEASURES = ("steps", "seconds")
+TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+BETWEEN = (0.3, 0.4, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.5, 3, 4)  # where the axis is short
+
+
+class RaceView(View):
+    """A race: losses over steps with the target, how many times the baseline's steps each needs, and its tuning.
+
+    A curve is the median over seeds, its band reaches from the least to the greatest. The ratios have intervals; the
+    choice shows those of steps or of seconds. Of the tuning there is a point for each trial, at its learning rate, and a
+    ring around the one that raced. Losses are shown up to a fifth above the first ones.
+
+    Args:
+        result: what `tristep.race` gave.
+        **settings: as for `View`.
+
+    Raises:
+        TypeError: it is something else.
+
+    Example:
+        >>> import torch, tristep
+        >>> data = [(x, x.sum(dim=1, keepdim=True)) for x in torch.randn(4, 16, 4)]
+        >>> make, settings = lambda: torch.nn.Linear(4, 1), {"steps": 40, "trials": 4, "progress": False}
+        >>> found = tristep.race(make, torch.nn.MSELoss(), data, ["sgd", "adam"], target=0.1, **settings)
+        >>> view = tristep.viz.RaceView(found)
+    """
+
+    def __init__(self, result: RaceResult, **settings: Any) -> None:
+        if not isinstance(result, RaceResult):
+            raise TypeError(f"result must be a RaceResult, as tristep.race gives it, got {type(result).__name__}")
+        self.result = result
+        super().__init__(**settings)
+
+    def scene(self) -> Scene:
+        measure = Control("measure", "ratios of", list(MEASURES), kind="choice")
+        panels = [self._curves(), self._ratios(), self._tuning()]
+        height = max(5.6, 3.8 + 0.3 * len(self.result.names))
+        return Scene(
+            panels, self._title(), [measure], width=11, height=height, widths=(1.25, 1), description=self.describe()
+        )
+
+    def describe(self) -> str:
+        result = self.result
+        of = "held-out data" if result.held_out else "the training batches"
+        words = f"{self._title()}, after at most {result.measured[-1]} steps; losses of {of}.\n{result.verdict()}"
+        for name in result.names:
+            settings = ", ".join(f"{_in_words(key)} {value:.3g}" for key, value in result.settings(name).items())
+            words += f"\n{name} raced with {settings}."
+        return words
+
+    def _title(self) -> str:
+        result = self.result
+        seeds = f"{len(result.seeds)} seed" + "s" * (len(result.seeds) > 1)
+        return f"A race to a loss of {result.target:g}, {seeds}, {result.tuning.shape[1]} trials of tuning each"
+
+    def _top(self) -> float:
+        """Where the losses' axes end."""
+        first = self.result.losses[..., 0]
+        first = first[np.isfinite(first)]
+        highest = float(first.max()) if first.size else 1.0
+        return max(highest + 0.2 * abs(highest), self.result.target)
+
+    def _axis(self, *values: np.ndarray) -> Axis:
+        """Of losses, up to the top."""
+        top = self._top()
+        shown = [np.where(each <= top, each, np.nan) for each in values]
+        known = np.concatenate([each[np.isfinite(each)] for each in shown] + [np.array([self.result.target])])
+        label = "held-out loss" if self.result.held_out else "training loss"
+        return Axis.over(label, *shown, [top, self.result.target], scale="log" if (known > 0).all() else "linear")
+
+    def _curves(self) -> Panel:
+        result, layers = self.result, list[Layer]()
+        losses = np.sort(np.where(np.isfinite(result.losses), result.losses, np.nan), axis=1)  # NaN is last
+        middle = losses[:, (len(result.seeds) - 1) // 2]
+        for i in range(len(result.names)):
+            if len(result.seeds) > 1:
+                layers.append(Band(result.measured, losses[i, 0], np.fmax.reduce(losses[i]), style=i))
+        layers += [
+            Line(result.measured, middle[i], name=name, style=i, marker=len(result.measured) < 3)
+            for i, name in enumerate(result.names)
+        ]
+        layers.append(RefLine([result.target], axis="y", label="target", style="quiet"))
+        x = Axis("step", 0, float(result.measured[-1]))
+        return Panel(x, self._axis(middle, losses[:, 0]), layers, title="median and range over seeds", rows=2)
+
+    def _ratios(self) -> Panel:
+        result, layers = self.result, list[Layer]()
+        n = len(result.names)
+        found = [[result.compare(name, by) for name in result.names] for by in MEASURES]
+        values = np.array([[(each.ratio, each.low, each.high) for each in row] for row in found])  # [measures, names, 3]
+        layers.append(RefLine([1.0], style="quiet"))
+        for i, name in enumerate(result.names):
+            y = float(n - 1 - i)
+            words = [_words(name, found[0][i])]
+            layers.append(Line(values[:, i, 1:], [y, y], style=i, by=("measure",), width=2.5))
+            layers.append(Points(values[:, i, :1], [y], style=i, by=("measure",), size=7, words=words))
+        names = [f"{name} ({each.reached} of {each.of})" for name, each in zip(result.names, found[0], strict=True)]
+        known = values[np.isfinite(values)]
+        low, high = (min(known.min(), 0.95), max(known.max(), 1.05)) if known.size else (0.5, 2.0)
+        low, high = low / (high / low) ** 0.06, high * (high / low) ** 0.06
+        ticks = [*TICKS, *(BETWEEN if high / low < 6 else ())]
+        x = Axis(
+            f"times what {result.baseline} needs",
+            low,
+            high,
+            "log",
+            [(t, f"{t:g}") for t in sorted(ticks) if low <= t <= high],
+        )
+        up = Axis("", -0.6, n - 0.4, ticks=[(n - 1 - i, name) for i, name in enumerate(names)])
+        title = f"steps to the target, {result.level:.0%} intervals" if len(result.seeds) > 1 else "steps to the target"
+        return Panel(x, up, layers, title=title.replace("steps", "steps or seconds"), column=1)
+
+    def _tuning(self) -> Panel:
+        result, layers = self.result, list[Layer]()
+        final = np.where(np.isfinite(result.tuning[..., -1]), result.tuning[..., -1], np.inf)
+        final = np.sort(final, axis=2)[:, :, (final.shape[2] - 1) // 2]  # medians over seeds
+        rates = [own["learning_rate"] for own in result.searched]
+        top = self._top()
+        layers.append(RefLine([result.target], axis="y", style="quiet"))
+        for i, name in enumerate(result.names):
+            k = int(result.chosen[i])
+            words = [f"{name}, {_settings(result.searched[i], j)}: {final[i, j]:.4g}" for j in range(len(rates[i]))]
+            layers.append(Points(rates[i], np.minimum(final[i], top), style=i, size=6, words=words))
+            layers.append(Points([rates[i][k]], [min(final[i, k], top)], style=i, marker="ring", size=14, words=[words[k]]))
+        x = Axis.over("learning rate", *rates, scale="log")
+        return Panel(x, self._axis(final), layers, title="tuning: loss at the end", row=1, column=1)
+
+
+def _words(name: str, found: Any) -> str:
+    if math.isnan(found.ratio):
+        return f"{name}: reached from {found.reached} of {found.of} seeds"
+    interval = "" if math.isnan(found.low) else f" [{found.low:.2f}, {found.high:.2f}]"
+    return f"{name}: {found.ratio:.2f}{interval} times the steps"
+
+
+def _settings(searched: dict[str, np.ndarray], k: int) -> str:
+    return ", ".join(f"{_in_words(name)} {values[k]:.3g}" for name, values in searched.items())
+
+
+def _in_words(name: str) -> str:
+    return name.replace("one_minus_", "1 - ").replace("wd", "weight decay").replace("_", " ")
