@@ -25,7 +25,7 @@ TWO = {"sgd": {"learning_rate": 0.1}, "adam": {}}
 
 def raced(optimizers=TWO, make=network, loss=LOSS, data=None, **settings):
     data = batches() if data is None else data
-    settings = {"target": 0.9, "steps": 20, "every": 4, "trials": 4, "seeds": 3, "progress": False} | settings
+    settings = {"target": 0.9, "steps": 12, "every": 4, "trials": 2, "seeds": 2, "progress": False} | settings
     return tristep.race(make, loss, data, optimizers, **settings)
 
 

@@ -1,0 +1,93 @@
+"""The pictures of a race and of a battery have the numbers that were found."""
+
+import numpy as np
+import pytest
+from races import planted
+
+from tristep.trainer import BatteryResult
+from tristep.viz import BatteryView, RaceView
+from tristep.viz.scene import Band, Heatmap, Line, Points, RefLine, Text
+
+
+def _layers(panel, kind):
+    return [layer for layer in panel.layers if isinstance(layer, kind)]
+
+
+def _result():
+    return planted([[40, 60, 50], [20, 20, 20], [20, None, 30]])
+
+
+def test_curves_are_medians_with_the_range_over_seeds():
+    result = _result()
+    result.losses = np.random.default_rng(1).uniform(0.5, 2.0, result.losses.shape).astype(np.float32)
+    result.losses[2, 1, 5:] = np.nan
+    curves = RaceView(result).scene().panels[0]
+    lines = {line.name: line.y for line in _layers(curves, Line)}
+    np.testing.assert_array_equal(lines["a"], np.median(result.losses[0], axis=0))
+    np.testing.assert_array_equal(lines["c"][5:], np.nanmax(result.losses[2], axis=0)[5:])  # the second of three
+    band = _layers(curves, Band)[1]
+    np.testing.assert_array_equal(band.low, result.losses[1].min(axis=0))
+    np.testing.assert_array_equal(band.high, result.losses[1].max(axis=0))
+    (target,) = _layers(curves, RefLine)
+    assert (target.at.tolist(), target.axis) == ([1.0], "y")
+    assert curves.y.label == "held-out loss"
+
+
+@pytest.mark.parametrize(("k", "by"), [(0, "steps"), (1, "seconds")])
+def test_ratios_have_their_intervals(k, by):
+    result = _result()
+    scene = RaceView(result).scene()
+    state, panel = scene.state(measure=k), scene.panels[1]
+    for i, name in enumerate(result.names):
+        expected = result.compare(name, by)
+        points, line = _layers(panel, Points)[i], _layers(panel, Line)[i]
+        np.testing.assert_allclose(points.chosen("x", state), [expected.ratio], rtol=1e-6)
+        np.testing.assert_allclose(line.chosen("x", state), [expected.low, expected.high], rtol=1e-6)
+    assert np.isnan(points.chosen("x", state)).all()  # of c, which has not always reached the target
+    assert [words for _, words in panel.y.ticks] == ["a (3 of 3)", "b (3 of 3)", "c (2 of 3)"]
+    assert panel.x.low < result.compare("b", by).ratio < panel.x.high
+
+
+def test_the_tuning_has_a_point_for_each_trial():
+    result = _result()
+    result.tuning = np.random.default_rng(2).uniform(0.5, 2.0, result.tuning.shape).astype(np.float32)
+    result.tuning[0, 0] = np.nan
+    panel = RaceView(result).scene().panels[2]
+    dots, ring = _layers(panel, Points)[:2]
+    expected = np.median(result.tuning[0, :, :, -1], axis=-1)
+    np.testing.assert_allclose(dots.y[1:], expected[1:], rtol=1e-6)
+    assert dots.y[0] == pytest.approx(2.4)  # it diverged: the top
+    assert (ring.marker, ring.x.tolist(), ring.y.tolist()) == ("ring", [np.float32(0.2)], [np.float32(expected[1])])
+    assert dots.words[1] == f"a, learning rate 0.2, weight decay 0.001: {expected[1]:.4g}"
+
+
+def test_words_and_pictures(tmp_path):
+    view = RaceView(_result())
+    assert view.describe().startswith("A race to a loss of 1, 3 seeds, 3 trials of tuning each, after at most 100 steps;")
+    assert _result().verdict() in view.describe()
+    assert "b raced with learning rate 0.2, weight decay 0.001." in view.describe()
+    assert len(view.figure(measure=1).axes) == 3
+    assert view.html(tmp_path / "race.html").exists()
+    for result in (planted([[40], [20]]), planted([[None, None]]), planted([[0, 0], [0, 0]])):
+        assert RaceView(result).figure()
+    with pytest.raises(TypeError, match="RaceResult"):
+        RaceView([1, 2])
+
+
+def test_the_map_of_a_battery_has_the_scores_the_best_at_the_top():
+    inf = np.inf
+    needed = np.array([[[50.0], [60]], [[100], [30]], [[inf], [70]]])
+    result = BatteryResult(("a", "b", "c"), ("saddle", "noisy"), 100, np.ones(1), np.full((3, 2), 0.1), needed)
+    view = BatteryView(result)
+    (panel,) = view.scene().panels
+    (image,) = _layers(panel, Heatmap)
+    order = [2, 0, 1]  # of c, a, b, from below: means of 0.21, 0.75 and 0.75
+    np.testing.assert_allclose(image.values, result.scores[order], rtol=1e-6)
+    assert image.limits == (0.0, 1.0)
+    assert [str(text.texts) for text in _layers(panel, Text)] == ["–", "70", "50", "60", "100", "30"]
+    assert [words for _, words in panel.y.ticks] == ["c  0.21", "a  0.75", "b  0.75"]
+    assert [words for _, words in panel.x.ticks] == ["saddle", "noisy"]
+    assert "saddle: a is first with 50 steps; not solved by c. noisy: b is first with 30 steps." in view.describe()
+    assert view.figure()
+    nobody = BatteryResult(("a",), ("saddle",), 100, np.ones(1), np.ones((1, 1)), np.full((1, 1, 3), inf))
+    assert "saddle: solved by none." in BatteryView(nobody).describe()
