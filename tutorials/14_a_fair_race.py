@@ -16,8 +16,8 @@
 #
 # > On transformers for language, SGD with momentum is behind Adam in the same number of steps (Zhang et al. 2020, "Why are
 # > adaptive methods good for attention models?"). Noise is not the main reason for it, since sign descent with momentum
-# > comes close to Adam where batches are large (Kunstner et al. 2023, "Noise is not the main factor behind the gap between SGD and
-# > Adam on transformers, but sign descent might be").
+# > comes close to Adam where batches are large (Kunstner et al. 2023, "Noise is not the main factor behind the gap between
+# > SGD and Adam on transformers, but sign descent might be").
 #
 # Their transformers are much larger and learn for much longer; ours has 32 thousand weights and learns for a minute, on
 # small batches. So this asks whether the ranking is the same here, Adam, then sign descent, then SGD, and not how large
@@ -150,7 +150,7 @@ view
 # shows seconds instead of steps. Below, what the tuning saw. Points at the upper edge have diverged, as half of SGD's have:
 # its best rate is the last before that, and its good rates were searched less finely than Adam's.
 #
-# SGD is quick at first and then stays behind, so much depends on the target. The same trainings, judged by others:
+# A ratio is one of one target. SGD is quick at first, and then stays behind; here are the same trainings at other targets:
 
 # %%
 at = {target: replace(found, target=target).compare("sgd") for target in (3.4, 3.0, 2.8, 2.6)}

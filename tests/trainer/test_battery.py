@@ -66,6 +66,7 @@ def by_torch(name, make, seed, seeds, steps=300):
     return math.inf if len(above) and above[-1] == len(means) - 1 else (above[-1] + 20 if len(above) else 19)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TASKS)
 def test_steps_are_those_of_torch(name, eager_in_quick_tier):
     rates = [0.003, 0.03, 0.3]

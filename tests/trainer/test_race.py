@@ -38,6 +38,7 @@ def by_torch(make_optimizer, seed, steps=12, every=4, held_out=None):
     return measured or [losses[0], *(np.mean(losses[a : a + every]) for a in range(0, steps, every))]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("held_out", [True, False])
 @pytest.mark.parametrize("together", [64, 5, 1])
 def test_trainings_are_those_of_torch(held_out, together, eager_in_quick_tier):
@@ -68,7 +69,7 @@ def test_the_same_optimizer_twice_needs_the_same_steps(eager_in_quick_tier):
 def test_the_winner_has_the_fewest_steps_and_else_the_least_loss(eager_in_quick_tier):
     low = raced(target=0.0, trials=4, seeds=1)  # which nobody reaches
     assert low.chosen.tolist() == low.tuning[:, :, 0, -1].argmin(axis=1).tolist()
-    found = raced(target=1.0, trials=8, seeds=1)
+    found = raced(target=1.0, trials=4, seeds=1)
     steps = np.array([[next((s for s, y in zip(found.measured, row[0], strict=True) if y <= 1.0), 999) for row in own]
                       for own in found.tuning])  # fmt: skip
     assert [steps[i, k] for i, k in enumerate(found.chosen)] == steps.min(axis=1).tolist()
@@ -137,6 +138,7 @@ class Interrupted:
         return LOSS(outputs, labels)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("together", [64, 1])
 def test_a_second_call_goes_on(together, tmp_path, eager_in_quick_tier):
     folder, whole = tmp_path / "race", Interrupted()
@@ -160,6 +162,7 @@ def test_a_second_call_goes_on(together, tmp_path, eager_in_quick_tier):
     np.testing.assert_array_equal(more.tuning, found.tuning)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
