@@ -1,5 +1,8 @@
 """Races: trainings are those of torch.optim on the same batches, tuning is what it says, and a second call goes on."""
 
+import doctest
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
@@ -183,6 +186,19 @@ def test_a_folder_of_another_race_is_refused(changed, said, tmp_path, eager_in_q
     with pytest.raises(ValueError, match=said):
         raced(**settings | changed)
     assert {path.name: path.read_bytes() for path in settings["folder"].iterdir()} == kept
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"folder=.*there is no folder"):
+        raced(folder=tmp_path / "none" / "race")
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"folder=.*this is a file"):
+        raced(folder=tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["run", "battery"])
+def test_examples(name, eager_in_quick_tier):
+    assert doctest.testmod(import_module(f"tristep.trainer.race.{name}")).failed == 0
 
 
 def test_a_damaged_training_is_named(tmp_path, eager_in_quick_tier):

@@ -89,6 +89,7 @@ def race(
     Raises:
         TypeError, ValueError: an argument that does not fit, or a folder with a race of other settings; nothing has been
             trained or written.
+        FileNotFoundError, NotADirectoryError: there is no folder to put `folder` into, or it is a file.
 
     Source: time to a target on held-out data, after a quasi-random search in ranges that are fixed beforehand, is how Dahl
     et al. (2023), "Benchmarking Neural Network Training Algorithms" (AlgoPerf), compare. That rankings depend on what is

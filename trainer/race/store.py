@@ -26,6 +26,7 @@ class Store:
         settings: what must be as in the call that began it, as JSON has it; where a name begins with "loss", nearly so.
 
     Raises:
+        FileNotFoundError, NotADirectoryError: there is no folder to put it into, or it is a file.
         ValueError: the folder is of a race with other settings, or has a damaged file.
     """
 
@@ -36,6 +37,8 @@ class Store:
             return
         if self._folder.exists() and not self._folder.is_dir():
             raise NotADirectoryError(f"folder={str(folder)!r}: this is a file, it must be a folder or not exist")
+        if not self._folder.absolute().parent.is_dir():
+            raise FileNotFoundError(f"folder={str(folder)!r}: there is no folder {str(self._folder.absolute().parent)!r}")
         self._folder.mkdir(exist_ok=True)
         path = self._folder / "race.npz"
         if not path.exists():

@@ -48,8 +48,9 @@ class SeededBatches:
         else:
             batches = _with_random_numbers(self._data, generator)
         for batch in batches:
-            inputs, _ = unpack_batch("data", batch, torch.device("cpu"))
-            self.sizes.append(len(inputs[0]))
+            if isinstance(batch, (tuple, list)) and batch:  # else whoever unpacks it says what is wrong
+                first = batch[0]
+                self.sizes.append(len(first[0] if isinstance(first, (tuple, list)) else first))
             yield batch
 
 
