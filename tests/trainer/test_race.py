@@ -72,10 +72,16 @@ def test_the_same_optimizer_twice_needs_the_same_steps(eager_in_quick_tier):
 def test_the_winner_has_the_fewest_steps_and_else_the_least_loss(eager_in_quick_tier):
     low = raced(target=0.0, trials=4, seeds=1)  # which nobody reaches
     assert low.chosen.tolist() == low.tuning[:, :, 0, -1].argmin(axis=1).tolist()
-    found = raced(target=1.0, trials=4, seeds=1)
-    steps = np.array([[next((s for s, y in zip(found.measured, row[0], strict=True) if y <= 1.0), 999) for row in own]
-                      for own in found.tuning])  # fmt: skip
-    assert [steps[i, k] for i, k in enumerate(found.chosen)] == steps.min(axis=1).tolist()
+    found = raced(target=1.0, trials=4, seeds=1, every=1)
+    steps = np.array([[crossing(row[0], 1.0) for row in own] for own in found.tuning])
+    np.testing.assert_allclose([steps[i, k] for i, k in enumerate(found.chosen)], steps.min(axis=1))
+    np.testing.assert_allclose(found.needed()[:, 0], [crossing(row[0], 1.0) for row in found.losses])
+
+
+def crossing(losses, target):
+    """Where the straight lines between the losses after 0, 1, ... steps first come to the target."""
+    k = next((k for k, loss in enumerate(losses) if loss <= target), None)
+    return np.inf if k is None else 0 if k == 0 else np.interp(-target, -losses[k - 1 : k + 1].astype(float), [k - 1, k])
 
 
 def test_what_is_searched():

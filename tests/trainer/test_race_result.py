@@ -58,6 +58,15 @@ def test_steps_samples_and_seconds():
     assert result.settings("b") == {"learning_rate": 0.2, "wd": 0.001}
 
 
+def test_steps_between_measurements_are_on_a_straight_line():
+    result = planted([[40, 60, 50, None], [20, 30, 30, 0]], target=1.0)
+    result.losses[0, 0, 4], result.losses[0, 1, 6], result.losses[1, 0, 1] = 0.5, 0.0, np.nan
+    result.losses[0, 2, 3:6] = 3.0, 1.5, 0.5
+    expected = np.array([[30 + 10 / 1.5, 55, 45, np.inf], [20, 30, 30, 0]])
+    np.testing.assert_allclose(result.needed(), expected)
+    np.testing.assert_allclose(result.needed("samples"), 4 * expected)
+
+
 def test_verdicts():
     result = planted([[40, 60, 50, 40, 60], [20, 20, 20, 20, 20], [50, 60, 40, 40, 60], [90, 100, 90, 80, 90]])
     lines = result.verdict().splitlines()

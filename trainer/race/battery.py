@@ -110,7 +110,7 @@ def battery(
 
     Example:
         >>> import tristep
-        >>> found = tristep.battery(["sgd", "adam"], ["sparse"], steps=400, seeds=3)
+        >>> found = tristep.battery(["sgd", "adam"], ["sparse"], steps=400, seeds=3, learning_rates=[0.01, 0.1])
         >>> found.scores.shape
         (2, 1)
 

@@ -95,8 +95,10 @@ class RaceResult:
         if by == "seconds":
             return steps * self.step_seconds.min(axis=1)[:, None]
         if by == "samples":
-            place = np.searchsorted(self.measured, np.where(np.isfinite(steps), steps, 0))
-            return np.where(np.isfinite(steps), self.samples[np.arange(len(self.seeds)), place], np.inf)
+            columns = [
+                np.interp(own, self.measured, seen, right=np.inf) for own, seen in zip(steps.T, self.samples, strict=True)
+            ]
+            return np.stack(columns, axis=1)
         return steps
 
     def compare(self, name: str, by: str = "steps", *, resamples: int = 9999, seed: int = 0) -> Comparison:
@@ -296,9 +298,19 @@ _ARRAYS = ("measured", "losses", "samples", "tuning", "chosen", "step_seconds")
 
 
 def steps_to(target: float, losses: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """After how many steps losses [..., n_points] were first measured at or below the target, float64; infinite: never."""
+    """After how many steps losses [..., n_points] reach the target, float64; infinite where none is at or below it.
+
+    Between the first such measurement and the one before, the loss is taken as a straight line, so that steps do not come in
+    multiples of what is between measurements: equal multiples from every seed would feign an interval of no width.
+    """
     there = losses <= target
-    return np.where(there.any(axis=-1), measured[there.argmax(axis=-1)].astype(np.float64), np.inf)
+    place = there.argmax(axis=-1)
+    before = np.maximum(place - 1, 0)
+    high, low = (np.take_along_axis(losses, k[..., None], axis=-1)[..., 0].astype(np.float64) for k in (before, place))
+    falls = np.isfinite(high) & (high > target) & (low <= target)  # not so from the start, or from what is not a number
+    share = np.divide(high - target, high - low, out=np.ones_like(high), where=falls)
+    steps = measured[before] + share * (measured[place] - measured[before])
+    return np.where(there.any(axis=-1), steps, np.inf)
 
 
 def _with_interval(found: Comparison) -> str:
@@ -308,7 +320,7 @@ def _with_interval(found: Comparison) -> str:
 
 
 def _figure(value: float) -> str:
-    return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}" if math.isfinite(value) else "not reached"
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}" if math.isfinite(value) else "not reached"
 
 
 def _in_words(name: str) -> str:

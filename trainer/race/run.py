@@ -49,9 +49,9 @@ def race(
        with the least final loss. Seeds of the tuning are not those of the race.
     2. **Race.** Each optimizer is trained at its settings once for each seed. A seed stands for initial weights, batches and
        random numbers, which are the same for all optimizers, so that these are compared pair by pair.
-    3. **Measurement.** The target is reached at the first measurement at or below it: of the mean loss on `eval_data`, with
-       the model in evaluation mode, every `every` steps; or without `eval_data` of the mean training loss since the last
-       measurement.
+    3. **Measurement.** Every `every` steps the mean loss on `eval_data` is measured, with the model in evaluation mode; or
+       without `eval_data` the mean training loss since the last measurement. The target is reached on the straight line to
+       the first measurement at or below it.
     4. **Verdict.** The geometric mean over seeds of the ratio of steps to the baseline's, with a bootstrap interval. Who has
        not reached the target from every seed gets no ratio.
 
@@ -75,7 +75,7 @@ def race(
         eval_data: held-out batches, the same every time they are iterated.
         seeds: how many, or which, from 0 to 999,999. Intervals from fewer than 5 are too short.
         steps: of each training.
-        every: steps between measurements, which is how exactly steps are known; None takes a fiftieth of `steps`.
+        every: steps between measurements; None takes a fiftieth of `steps`.
         trials: settings to try of each optimizer; powers of 2 fill the ranges most evenly.
         tuning_seeds: trainings of each trial.
         baseline: whom the others are compared with; None: the first.
