@@ -107,7 +107,8 @@ print(f"{len(text):,} characters, {len(characters)} different ones; {size:,} wei
 #    from one of the seeds gets no ratio: a mean over the others would flatter it.
 #
 # The 39 trainings are small, so those of a seed run side by side. The target, 2.6, was fixed before anything had been
-# trained; the number of steps after a first try, so that all can reach it.
+# trained; the number of steps and who takes part after a first try, so that all can reach it, and in a minute. AdamW and
+# Muon, which took part in that, are left out here.
 #
 # `folder="..."` would write each training to a file, so that a second call goes on after an interruption, or with more
 # seeds; and without `progress=False` there is a bar.

@@ -14,13 +14,18 @@ cell is run, which then shows the widget. A widget that is stored has no kernel 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import jupytext
 import nbformat
-import tomllib
 from nbclient import NotebookClient
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FOLDER = Path(__file__).parent
 WIDGET = "application/vnd.jupyter.widget-view+json"
