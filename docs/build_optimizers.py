@@ -84,11 +84,12 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   |---|---|---|---|---|
 {quality}
 
-  With 24-bit weights, 8-bit states or both the loss is at most 0.2 % above float32's; on digits up to 1.1 % below it, which is
-  1.2 standard errors. 4-bit states train differently: on digits their loss is 4 to 5 % lower, by three to five standard errors,
-  on the others equal within two and a half. That is no merit of theirs: a variance of 4 bits is a power of two, rounded at
-  random to one of two, so that steps, which are divided by its root, are longer: by up to 4.6 % on average, which is the
-  largest value of (1 - (y - 1) (1 - 1 / sqrt(2))) sqrt(y), with y between 1 and 2. Where a longer step harms, so may they.
+  With 24-bit weights, 8-bit states or both the loss is at most 0.2 % above float32's; on digits up to 1.1 % below it, which
+  is 1.2 standard errors. 4-bit states train differently: on digits their loss is 4 to 5 % lower, by three to five standard
+  errors, on the others equal within two and a half. That is no merit of theirs: a variance of 4 bits is a power of two,
+  rounded at random to one of two, so that steps, which are divided by its root, are longer: by up to 4.6 % on average, which
+  is the largest value of (1 - (y - 1) (1 - 1 / sqrt(2))) sqrt(y), with y between 1 and 2. Where a longer step harms, so may
+  they.
 - **torch**: by torch's interface, with torch's arguments and numbers, `tristep.optim` has {classic}; and, with `lr` and
   `weight_decay` for learning_rate and wd, {own}.
 
