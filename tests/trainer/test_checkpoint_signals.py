@@ -63,6 +63,8 @@ PROGRAM = textwrap.dedent("""
     sys.path[:0] = [{tests!r}]
     import test_checkpoint_signals as test
 
+    test.torch.set_num_threads({threads})  # sums depend on it
+
     def wait(told):
         if told.epoch == 1 and told.batch == 1:
             print("here", flush=True)
@@ -86,7 +88,10 @@ PROGRAM = textwrap.dedent("""
 )
 def test_a_process_that_gets_a_signal_saves_and_ends(name, handled, tmp_path):
     """In a step the signal comes; after it a checkpoint is written, and the process ends as by that signal."""
-    program = PROGRAM.format(tests=os.path.dirname(__file__), folder=str(tmp_path), name=name, handled=handled)
+    threads = torch.get_num_threads()
+    program = PROGRAM.format(
+        tests=os.path.dirname(__file__), folder=str(tmp_path), name=name, handled=handled, threads=threads
+    )
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "here\n"
