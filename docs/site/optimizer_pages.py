@@ -51,9 +51,8 @@ def _page(cls: type, row: dict[str, str], race: str) -> str:
     optimizer = create(cls.__name__.lower())
     rule = optimizer.rule  # type: ignore[attr-defined]
     function = inspect.unwrap(rule.fn)
-    formula = "\n".join(
-        line for text in (inspect.getdoc(function) or "").split("\n") for line in textwrap.wrap(text, 78) or [""]
-    )
+    said = (inspect.getdoc(function) or "").split("\n\n")
+    formula = "\n\n".join(each if each.startswith(" ") else textwrap.fill(" ".join(each.split()), 78) for each in said)
     parts = [
         f"# {cls.__name__}",
         row["what"],

@@ -22,10 +22,12 @@ HOW_TOS = {  # file, title, the README's sections, further pages
         ("optimizers/index.md", "tutorials/08_clipping_precision_low_bits.md"),
     ),
     "many-gpus": ("Many GPUs", ("Many GPUs", "CUDA graphs"), ("scaling.md", "tutorials/10_many_gpus.md")),
+    "checkpoints": ("Checkpoints", ("Checkpoints",), ("checkpoints.md", "reliability.md")),
     "telemetry": ("What each layer does", ("What each layer does",), ("notebooks.md", "tutorials/06_watching_weights.md")),
 }
 TEXTS = {  # of the repository: where it is in the site, and what the contents call it
     "docs/notebooks.md": ("notebooks.md", "In a notebook"),
+    "docs/checkpoints.md": ("checkpoints.md", "Checkpoints"),
     "docs/scaling.md": ("scaling.md", "Many GPUs, many machines"),
     "docs/differences.md": ("differences.md", "Differences from MXNet"),
     "docs/reliability.md": ("reliability.md", "Reliability"),
@@ -45,6 +47,10 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 def write(root: Path, pages: Path) -> dict[str, list[dict[str, str]]]:
     """Write the pages; the contents, by chapter."""
     head, sections = _sections((root / "README.md").read_text(encoding="utf-8"))
+    used = {*HOME, *(part for _, parts, _ in HOW_TOS.values() for part in parts), "The repository"}
+    files = {f"docs/{path.name}" for path in (root / "docs").glob("*.md")}
+    if missing := [*({*sections} - used), *(files - {*MOVED})]:
+        raise ValueError(f"{', '.join(missing)}: say in HOW_TOS or TEXTS where it is in the site")
     home = head + "".join(f"## {title}\n{sections[title]}" for title in HOME)
     (pages / "index.md").write_text(linked(home, "README.md", "index.md", root, pages), encoding="utf-8")
     (pages / "how-to").mkdir()

@@ -9,6 +9,7 @@ from typing import Any
 
 import jupytext
 import nbformat
+from latex2mathml.converter import convert
 from nbclient import NotebookClient
 
 __all__ = ["write"]
@@ -37,7 +38,7 @@ _viz.views.view.View._ipython_display_ = _show
 _get_ipython().events.register("post_run_cell", _write)
 """
 FRAME = """<iframe class="view" src="{page}" title="An interactive view" loading="lazy"
-style="width: 100%; height: 640px; border: 0"
+style="width: 100%; height: 560px; border: 0"
 onload="try {{ this.style.height = this.contentDocument.documentElement.scrollHeight + 'px' }} catch (e) {{}}"></iframe>"""
 
 
@@ -81,11 +82,18 @@ def _run(source: Path, files: Path) -> nbformat.NotebookNode:
 
 def _cell(cell: Any, number: int, files: Path) -> str:
     if cell.cell_type == "markdown":
-        return str(cell.source)
+        return _with_formulas(cell.source)
     parts = [f"```python\n{cell.source}\n```"]
     for count, output in enumerate(cell.outputs):
         parts.append(_output(output, f"cell-{number}-{count}", files))
     return "\n\n".join(filter(None, parts))
+
+
+def _with_formulas(text: str) -> str:
+    """LaTeX between dollars as MathML, which browsers show without a script."""
+    text = re.sub(r"\$\$(.+?)\$\$", lambda match: f"<div>{convert(match[1], display='block')}</div>", text, flags=re.DOTALL)
+    # A line that begins with <math> would be a paragraph of its own.
+    return re.sub(r"\$([^$]+?)\$", lambda match: f"<span>{convert(match[1])}</span>", text)
 
 
 def _output(output: Any, name: str, files: Path) -> str:
