@@ -20,7 +20,7 @@ def newton_schulz_cost(rows: int, columns: int, steps: int, squares: int, gram: 
         rows, columns: of the matrix.
         steps: of the iteration.
         squares: how many of these have a fifth power.
-        gram: whether on the products of rows; None means where n > 2 m, as GPUs do it.
+        gram: whether on the products of rows; None means where n > 2 m.
 
     Source: Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks", section "Runtime analysis";
     Zhang et al. (2026), "Gram Newton-Schulz".

@@ -73,8 +73,8 @@ class Orthogonalization(NamedTuple):
 
     Attributes:
         triples: coefficients of the iteration's polynomials, one triple for each step.
-        gram: whether it is done on the products of the matrix' rows; None means on a GPU, where there are more than twice
-            as many columns as rows, or rows as columns.
+        gram: whether it is done on the products of the matrix' rows; None means where there are more than twice as many
+            columns as rows, or rows as columns.
         flatten: whether tensors of more than two dimensions are matrices, too: all dimensions but the first are columns.
         splits: blocks of rows that are matrices of their own: a number of equal ones, or the rows of each. That of a tensor
             is the one that its hyper-parameter `split` numbers. An empty one is for tensors that are not split.
@@ -102,7 +102,7 @@ def orthogonalized(
     """
     rows, columns = sorted(matrices.shape[-2:])
     if gram is None:
-        gram = matrices.device.type != "cpu" and columns > 2 * rows
+        gram = columns > 2 * rows
     half = gram and matrices.device.type != "cpu"
     x = matrices.clone() if half else matrices.to(torch.bfloat16, copy=True)
     if turned := matrices.shape[-2] > matrices.shape[-1]:

@@ -314,8 +314,8 @@ class Muon(FusedOptimizer, torch.optim.Muon):
 
     `ns_coefficients` may also be the name of a list, such as "polar_express", or a list of triples, one for each step, and
     `ns_steps` None, for as many steps as that has. A group may have entries that torch does not know and
-    `tristep.optimizer.Muon` explains: "gram", "split", a number of equal blocks of rows or a list of their rows, and
-    "state_dtype".
+    `tristep.optimizer.Muon` explains: "gram", False where it is not given, so that numbers are torch's; "split", a number of
+    equal blocks of rows or a list of their rows; and "state_dtype".
     """
 
     _keys: ClassVar = {"mean": "momentum_buffer"}
@@ -378,7 +378,7 @@ def _orthogonalization(group: Group) -> Orthogonalization:
     split = group.get("split")
     return Orthogonalization(
         triples_of(coefficients, steps),
-        group.get("gram"),
+        group.get("gram", False),  # torch's numbers
         splits=((),) if split is None else (checked_blocks("split", split),),
     )
 

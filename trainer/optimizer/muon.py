@@ -35,8 +35,8 @@ class WithOrthogonalization(RuleOptimizer):
         steps: iterations, >= 1; None means 5 for the first three, 10 for "deepseekv4", and one for each triple of your own.
             After the last triple it is repeated. Only "quintic" and "polar_express" may be cut short.
         gram: whether to iterate on the products of rows and multiply the matrix once (Zhang et al. 2026, "Gram
-            Newton-Schulz"): the same up to rounding. None means on a GPU, for matrices with more than twice as many columns
-            as rows, or rows as columns.
+            Newton-Schulz"): the same up to rounding. None means for matrices with more than twice as many columns as rows,
+            or rows as columns.
         flatten: whether tensors of more than two dimensions, such as kernels of convolutions, are matrices, too, with all
             dimensions but the first as columns, (out, in * height * width); else they take AdamW's step.
         split: rows that are matrices of their own, such as the heads of a projection: a number of equal blocks of rows, or
