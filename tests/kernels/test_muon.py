@@ -102,7 +102,13 @@ def test_the_form_on_products_is_chosen_for_wide_matrices(monkeypatch):
     taken = []
     for name in ("iterated", "iterated_on_gram"):
         monkeypatch.setattr(muon, name, lambda x, triples, name=name: taken.append((name, x.dtype)) or x)
-    for device, shape in (("cpu", (1, 8, 16)), ("cpu", (1, 8, 17)), ("meta", (1, 8, 16)), ("meta", (1, 8, 17)), ("meta", (2, 17, 8))):
+    for device, shape in (
+        ("cpu", (1, 8, 16)),
+        ("cpu", (1, 8, 17)),
+        ("meta", (1, 8, 16)),
+        ("meta", (1, 8, 17)),
+        ("meta", (2, 17, 8)),
+    ):
         muon.orthogonalized(torch.ones(shape, device=device), LISTS["quintic"], 1e-7)
     assert taken == [
         ("iterated", torch.bfloat16),
