@@ -76,6 +76,7 @@ def fit(
     kvstore: str | None = "device",
     trainer: Trainer | None = None,
     checkpoint: CheckpointManager | str | os.PathLike[str] | None = None,
+    recorder: Any = None,
     progress: bool = True,
 ) -> Fit:
     """Train `net` for some epochs.
@@ -103,6 +104,9 @@ def fit(
             from the newest checkpoint there, with the batch that comes next, as long as `data` depend on nothing but random
             numbers and the loader's own generator. Checkpoints are saved after each epoch, with its means as metrics, when
             the manager's interval is over, with the batch's loss, and when training ends early.
+        recorder: a `viz.Recorder` of the trainer, which is then used: it gets loss and number of the epoch at every step,
+            and after each epoch the metrics, and "val_loss" and "val_" with the names of the metrics where there is
+            `eval_data`.
         progress: show a progress bar and a line for each epoch.
 
     Raises:
@@ -140,6 +144,16 @@ def fit(
         if isinstance(optimizer, Optimizer):
             raise ValueError("lr_scheduler together with an Optimizer: give it to the optimizer itself")
         arguments["lr_scheduler"] = lr_scheduler
+    if recorder is not None:
+        source = getattr(recorder, "source", None)
+        if not isinstance(source, Trainer) or not callable(getattr(recorder, "note", None)):
+            raise TypeError(f"recorder must be a viz.Recorder of a Trainer, got {type(recorder).__name__}")
+        if trainer is not None and trainer is not source:
+            raise ValueError("recorder records another Trainer than trainer: make it of this one, or leave trainer out")
+        if taken := {"epoch", "learning_rate"} & metrics.keys():
+            raise ValueError(f"eval_metric {min(taken)!r}: recorder has a number of this name at every step")
+        batch_callbacks.insert(0, lambda told: recorder.step(loss=told.loss, epoch=told.epoch))
+        trainer = source
     if trainer is not None and not isinstance(trainer, Trainer):
         raise TypeError(f"trainer must be a Trainer, got {type(trainer).__name__}")
     if trainer is not None and (arguments or initializer is not None):
@@ -168,6 +182,8 @@ def fit(
             if eval_data is not None:
                 found = evaluate(net, loss, eval_data, metrics)
                 done.epochs[-1] |= {f"eval_{name}": value for name, value in found.items()}
+            if recorder is not None:
+                recorder.note(**_of_epoch(done.epochs[-1], metrics))
             if progress:
                 tqdm.write(_line(done.epochs[-1], num_epoch))
             if manager is not None:
@@ -343,6 +359,12 @@ def _ends(callbacks: Sequence[Callable[[Any], Any]], told: Any) -> bool:
     """Call all of them; whether one returned True."""
     answers = [callback(told) for callback in callbacks]
     return any(answer is True for answer in answers)
+
+
+def _of_epoch(epoch: Mapping[str, float], metrics: Iterable[str]) -> dict[str, float]:
+    """What a recorder gets at the end of an epoch."""
+    found = {name: epoch[name] for name in metrics}
+    return found | {f"val_{name}": epoch[f"eval_{name}"] for name in ("loss", *metrics) if f"eval_{name}" in epoch}
 
 
 def device_of(net: torch.nn.Module) -> torch.device:

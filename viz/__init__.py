@@ -18,7 +18,23 @@ from .live import LiveLoop, LiveView, Snapshot
 from .record import Curve, Recorder, Run, RunSet, Series, diagnose
 from .render.matplotlib import draw
 from .render.renderers import Capabilities, capabilities, set_renderer
-from .scene import Arrows, Axis, Band, Button, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene, Text
+from .scene import (
+    Arrows,
+    Axis,
+    Band,
+    Button,
+    Click,
+    Control,
+    Heatmap,
+    Layer,
+    Line,
+    Listing,
+    Panel,
+    Points,
+    RefLine,
+    Scene,
+    Text,
+)
 from .simulate import (
     FUNCTIONS,
     Basins,
@@ -87,6 +103,7 @@ __all__ = [
     "LRFinderView",
     "Layer",
     "Line",
+    "Listing",
     "LiveLoop",
     "LiveView",
     "LossPlane",

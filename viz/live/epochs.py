@@ -9,7 +9,7 @@ import torch
 
 from ...trainer import Trainer
 from ...trainer.epoch_batches import EpochBatches
-from ...trainer.fit import device_of, unpack_batch
+from ...trainer.fit import checked_metrics, device_of, evaluate, unpack_batch
 
 __all__ = ["Epochs"]
 
@@ -17,15 +17,31 @@ __all__ = ["Epochs"]
 class Epochs:
     """Training steps over some epochs, with a place in the data that can be gone back to."""
 
-    def __init__(self, net: torch.nn.Module, loss: Any, data: Iterable[Any], trainer: Any, num_epoch: int) -> None:
+    def __init__(
+        self,
+        net: torch.nn.Module,
+        loss: Any,
+        data: Iterable[Any],
+        trainer: Any,
+        num_epoch: int,
+        eval_data: Iterable[Any] | None = None,
+        eval_metric: Any = None,
+    ) -> None:
+        self._eval_data, self._metrics = eval_data, checked_metrics(eval_metric)
+        if eval_data is None and self._metrics:
+            raise ValueError("eval_metric without eval_data: there is nothing to evaluate on")
+        if isinstance(eval_data, Iterator):
+            raise TypeError("eval_data is an iterator, which ends after one epoch: give a DataLoader, a list, or the like")
         self._net, self._loss, self._trainer, self._num_epoch = net, loss, trainer, num_epoch
         self._batches = EpochBatches(data)
+        if eval_data is not None and self._batches.length is None:
+            raise TypeError("data has no length, so nobody knows which step ends an epoch: give a DataLoader or a list")
         self._rest: Iterator[Any] | None = None  # of an epoch
 
     def __iter__(self) -> Epochs:
         return self
 
-    def __next__(self) -> torch.Tensor:
+    def __next__(self) -> torch.Tensor | dict[str, Any]:
         inputs, labels = unpack_batch("data", self._next_batch(), device_of(self._net))
         value = self._loss(self._net(*inputs), labels)
         size = len(inputs[0])
@@ -41,7 +57,11 @@ class Epochs:
         else:
             value.mean().backward()
             self._trainer.step()
-        return value.detach().mean()
+        mean = value.detach().mean()
+        if self._eval_data is None or self._batches.batch != self._batches.length:
+            return mean
+        found = evaluate(self._net, self._loss, self._eval_data, self._metrics)
+        return {"loss": mean} | {f"val_{name}": each for name, each in found.items()}
 
     def _next_batch(self) -> Any:
         while self._batches.epoch < self._num_epoch:

@@ -135,6 +135,8 @@ class LiveLoop:
         trainer: Trainer | torch.optim.Optimizer,
         *,
         num_epoch: int = 1,
+        eval_data: Iterable[Any] | None = None,
+        eval_metric: Any = None,
         **options: Any,
     ) -> LiveLoop:
         """A loop that trains `net` for some epochs, as `tristep.fit` does; not started yet.
@@ -148,6 +150,8 @@ class LiveLoop:
             data: batches (inputs, labels), iterated again in every epoch.
             trainer: of the model's parameters.
             num_epoch: >= 1.
+            eval_data, eval_metric: as for `tristep.fit`. The last step of an epoch then yields "val_loss" and "val_" with
+                the names of the metrics, too; `data` must have a length.
             **options: the other arguments of `LiveLoop`.
 
         Example:
@@ -162,7 +166,7 @@ class LiveLoop:
         """
         if not isinstance(trainer, (Trainer, torch.optim.Optimizer)):
             raise TypeError(f"trainer must be a Trainer or a torch.optim.Optimizer, got {type(trainer).__name__}")
-        steps = Epochs(net, loss, data, trainer, integer("num_epoch", num_epoch, low=1))
+        steps = Epochs(net, loss, data, trainer, integer("num_epoch", num_epoch, low=1), eval_data, eval_metric)
         stateful = [net, *options.pop("stateful", ())]
         return cls(steps, trainer=trainer, stateful=stateful, **options)
 
@@ -379,6 +383,11 @@ class LiveLoop:
     def steps_per_second(self) -> float:
         """Since it began to run, or was resumed."""
         return self.runner.steps_per_second
+
+    def _ipython_display_(self) -> None:
+        """Show the view, unless this cell has shown it already in `start`."""
+        if not self.screen.show(again=False):
+            raise NotImplementedError  # by which IPython is told to show the words of `repr`
 
     def __repr__(self) -> str:
         return f"LiveLoop({self.run.name!r}, {self.status}, {self.n_steps} steps, mode={self.mode!r})"

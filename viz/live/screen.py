@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from ..render.notebook import show_below_cell
+from ..render.notebook import request, show_below_cell
 from ..views import View
 from .runner import StepRunner
 
@@ -29,11 +29,24 @@ class Screen:
         self.view: View | None = None
         self.unseen_from: int | None = None
         self._runner, self._pauses_unseen = runner, pauses_unseen
+        self._shown_by: str | None = None  # the run of a cell
 
-    def show(self) -> None:
-        """Show the view, where there is a notebook."""
-        if self.view is not None:
-            show_below_cell(self.view)
+    def show(self, again: bool = True) -> bool:
+        """Show the view, where there is a notebook.
+
+        Args:
+            again: also where the run of this cell has shown it before.
+
+        Returns:
+            Whether it is shown.
+        """
+        if self.view is None:
+            return False
+        run = request().get("header", {}).get("msg_id")
+        if not again and run is not None and run == self._shown_by:
+            return True
+        self._shown_by = run
+        return show_below_cell(self.view)
 
     def refresh(self, turn: int | None = None) -> None:
         """Let the view draw, now at any price; or if its budget allows, as long as this turn is on.

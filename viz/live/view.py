@@ -13,6 +13,7 @@ import numpy as np
 from ..render.notebook import running_event_loop
 from ..scene import Axis, Button, Control, Layer, Panel, Scene, Text
 from ..views import LossView
+from .runner import ENDED
 
 __all__ = ["LiveView"]
 
@@ -52,19 +53,27 @@ class LiveView(LossView):
         if self.loop.rate.known:
             nearest = int(np.argmin([abs(value - self.loop.multiplier) for value in MULTIPLIERS]))
             controls.append(Control("multiplier", "learning rate ×", MULTIPLIERS, nearest, remote=True))
-        named = [("pause", "Pause"), ("resume", "Resume"), ("step", "Step"), ("stop", "Stop")]
-        if self.loop.rate.known:
-            named += [("snapshot", "Snapshot"), ("branch", "Branch here")]
         height = 0.45
         shares = scene.heights or [1.0] * scene.grid[0]
         return replace(
             scene,
             panels=[status, *(replace(panel, row=panel.row + 1) for panel in scene.panels)],
             controls=controls,
-            buttons=[Button(name, label) for name, label in named],
+            buttons=self._buttons(),
             height=scene.height + height,
             heights=[height / scene.height * sum(shares), *shares],
         )
+
+    def _buttons(self) -> list[Button]:
+        loop, status = self.loop, self.loop.status
+        running, ended = status == "running", status in ENDED
+        # A loop that has failed may go on where its steps are no generator; the button says if it cannot.
+        goes_on = not running and status not in ("stopped", "finished")
+        named = [("pause", "Pause", running), ("resume", "Resume", goes_on), ("step", "Step", goes_on)]
+        named.append(("stop", "Stop", not ended))
+        if loop.rate.known:
+            named += [("snapshot", "Snapshot", True), ("branch", "Branch here", True)]
+        return [Button(*each) for each in named]
 
     def at_rest(self) -> AbstractContextManager[None]:
         """Between two steps: a step may draw, too, so nobody may have the view and wait for its end."""

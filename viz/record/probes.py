@@ -140,18 +140,25 @@ class OptimizerProbe:
     edges = np.zeros(0)
     storage: tuple[str, ...] = ()
 
-    def __init__(self, optimizer: torch.optim.Optimizer, every: int) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, every: int, module: torch.nn.Module | None = None) -> None:
         if not (isinstance(every, int) and every >= 1):
             raise ValueError(f"every={every!r}: must be an integer >= 1")
         self._optimizer, self._every = optimizer, every
         self.number = 0
         self._rate: float | None = None  # of the last step; a scheduler may have set the next one's since
         self.params = [param for group in optimizer.param_groups for param in group["params"]]
+        known = {} if module is None else {id(param): name for name, param in module.named_parameters()}
         self.names = [
-            name
+            known.get(id(param), name)
             for i, group in enumerate(optimizer.param_groups)
-            for name in group.get("param_names", [f"{i}.{k}" for k in range(len(group["params"]))])
+            for param, name in zip(
+                group["params"],
+                group.get("param_names", [f"{i}.{k}" for k in range(len(group["params"]))]),
+                strict=True,
+            )
         ]
+        if module is not None and not known.keys() & {id(param) for param in self.params}:
+            raise ValueError("module has none of the parameters that source steps: give the module that source was made for")
         self._before: list[torch.Tensor] | None = None
         self._gradients: list[torch.Tensor | None] = []
         self._rows: deque[tuple[int, torch.Tensor, Any]] = deque()

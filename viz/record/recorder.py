@@ -37,6 +37,11 @@ class Recorder:
         histogram_every: at the first step and then at each k-th; such a step costs several times as much.
         weights: of which parameters, by name, to follow single elements: their places in the flattened parameter.
         notes: words about the run, by name.
+        module: whose names the tensors of a `torch.optim.Optimizer` have. None: those that it was given, as by
+            `named_parameters()`, or else "0.1" for the second one of its first group, say. A `Trainer` has its own.
+
+    Attributes:
+        source: as above.
 
     Example:
         >>> import torch, tristep
@@ -66,9 +71,17 @@ class Recorder:
         histogram_every: int = 100,
         weights: Mapping[str, Any] | None = None,
         notes: Mapping[str, str] | None = None,
+        module: torch.nn.Module | None = None,
     ) -> None:
         if not isinstance(source, (Trainer, torch.optim.Optimizer)):
             raise TypeError(f"source must be a Trainer or a torch.optim.Optimizer, got {type(source).__name__}")
+        if module is not None and (isinstance(source, Trainer) or not isinstance(module, torch.nn.Module)):
+            raise TypeError(
+                f"module must be a torch.nn.Module, got {type(module).__name__}"
+                if not isinstance(source, Trainer)
+                else "module names the tensors of an optimizer; a Trainer has names of its own: leave it out"
+            )
+        self.source = source
         self._measuring: TrainerProbe | OptimizerProbe
         if isinstance(source, Trainer):
             self._measuring = TrainerProbe(source, 1 if every is None else every, tuple(histograms), histogram_every)
@@ -77,7 +90,7 @@ class Recorder:
                 raise ValueError(
                     f"histograms={tuple(histograms)!r} need a Trainer, whose update counts them: leave them out"
                 )
-            self._measuring = OptimizerProbe(source, 16 if every is None else every)
+            self._measuring = OptimizerProbe(source, 16 if every is None else every, module)
         measuring = self._measuring
         own = {"optimizer": measuring.described()} | dict(notes or {})
         self._run = Run(name, measuring.names, measuring.edges, own, measuring.storage)
@@ -113,6 +126,25 @@ class Recorder:
         self._measuring.after_step()
         if time.monotonic() - self._looked > SECONDS or self._measuring.is_pressed():
             self.look()
+
+    def note(self, **scalars: float | torch.Tensor) -> None:
+        """Add numbers of the last step that `step` has noted, which are known later or seldom, such as "val_loss".
+
+        Args:
+            **scalars: as for `step`; none that this step has already.
+
+        Raises:
+            TypeError, ValueError: a value that is no single number, or there has been no step, or it has such a number.
+        """
+        values = checked_scalars(scalars)
+        if not self._last:
+            raise ValueError("note() before the first step: it adds to what step() has noted")
+        self._scalars.flush(self._run)
+        for name in values:
+            series = self._run.scalars.get(name)
+            if series is not None and len(series) and series.recent()[0][-1] >= self._last:
+                raise ValueError(f"note() of {name!r}: step {self._last} has a number of this name already")
+        self._scalars.add(self._last, values)
 
     @property
     def run(self) -> Run:

@@ -31,6 +31,7 @@ EVENTS: dict[str, dict[str, type]] = {
     "button": {"name": str},
     "click": {"name": str, "x": float, "y": float},  # a place in a panel; name is Click.event
     "drag": {"name": str, "number": int, "x": float, "y": float},  # name is Points.drag
+    "entry": {"name": str, "text": str},  # typed into the field of a control
     "seen": {},  # a page has got what there is to be seen; told every few seconds at most
 }
 
@@ -43,8 +44,8 @@ class SceneWidget(anywidget.AnyWidget):
     Args:
         payload: of `Scene.to_bytes`.
         on_event: called with what a person does, a dictionary: "kind" is "control" (with "name" and "index"), "button"
-            ("name"), "click" ("name", "x", "y") or "drag" ("name", "number", "x", "y"); and with what a page does, "seen".
-            None: nobody is told.
+            ("name"), "click" ("name", "x", "y"), "drag" ("name", "number", "x", "y") or "entry" ("name", "text"); and with what
+            a page does, "seen". None: nobody is told.
 
     Example:
         >>> from tristep.viz.render.canvas import SceneWidget

@@ -6,6 +6,7 @@ are answered by the kernel, with a picture for each state that is asked for.
 
 from __future__ import annotations
 
+import html
 import math
 import threading
 from collections.abc import Callable
@@ -16,11 +17,12 @@ import ipywidgets
 import numpy as np
 import traitlets
 
-from ..scene import Axis, Control, Heatmap, Layer, Scene
+from ..scene import Axis, Control, Heatmap, Layer, Listing, Scene
 from .matplotlib import Picture
 
 __all__ = ["Event", "SceneBox"]
 
+MOST_BELOW = 4  # rows of controls below the picture
 MOST_FRAMES = 64  # sent beforehand, some 40 kB each
 ROOM, MOST_ROOM, MARGIN = 0.15, 0.5, 0.01  # shares of an axis: what it has more where it grows, and what may be cut off
 PICTURED = "tristep-pictured"
@@ -38,7 +40,7 @@ class SceneBox(ipywidgets.VBox):
     """
 
     def __init__(self, scene: Scene, on_event: Callable[[Event], object] | None = None, theme: str = "light") -> None:
-        super().__init__()
+        super().__init__(layout={"flex_flow": "row wrap", "align_items": "flex-start"})  # controls beside, where there is room
         self.scene, self._theme = scene, theme
         self._on_event = on_event or (lambda event: None)
         self._state = scene.state()
@@ -52,7 +54,7 @@ class SceneBox(ipywidgets.VBox):
             self._shown = self._frames(local[0])
         else:
             self._shown = self._image()
-        self.children = [self._shown, *self._rows, *self._hiding]
+        self._put_together()
 
     def show(self, scene: Scene, live: bool = False) -> None:
         """Another scene in its place. Controls that are in both, with as many values, stay as they are set.
@@ -70,7 +72,7 @@ class SceneBox(ipywidgets.VBox):
         same = _controls(scene) == _controls(self.scene)
         self.scene = _with_room(scene, self.scene) if live else scene
         if not same:
-            for row in self._rows:
+            for row in (*self._rows, *self._listings, *self._messages):
                 _close(row)
             self._add_controls()
         if not isinstance(self._shown, ipywidgets.Image):  # frames for every state take too long to be made again and again
@@ -78,7 +80,8 @@ class SceneBox(ipywidgets.VBox):
             self._shown = self._image()
             same = False
         if not same:
-            self.children = [self._shown, *self._rows, *self._hiding]
+            self._put_together()
+        self._fill()
         self._draw()
 
     def hide_picture(self) -> None:
@@ -86,6 +89,13 @@ class SceneBox(ipywidgets.VBox):
         self.add_class(PICTURED)
         self._hiding = [ipywidgets.HTML(f"<style>{HIDING}</style>", layout={"display": "none"})]
         self.children = [*self.children, *self._hiding]
+
+    def _put_together(self) -> None:
+        rows = [*self._rows, *self._listings, *self._messages]
+        if len(self._rows) > MOST_BELOW:  # side by side with the picture
+            self._shown.layout.flex, self._shown.layout.min_width = "1 1 480px", "0"
+            rows = [ipywidgets.VBox(rows, layout=ipywidgets.Layout(flex="0 1 330px", min_width="0"))]
+        self.children = [self._shown, *rows, *self._hiding]
 
     def close(self) -> None:
         """Close it and all in it."""
@@ -136,24 +146,57 @@ class SceneBox(ipywidgets.VBox):
         self.links: list[Any] = []
         self._selectors: dict[str, Any] = {}
         self._rows: list[Any] = []
+        self._fields: dict[str, Any] = {}
+        self._filling = False
         for control in self.scene.controls:
-            if len(control.values) > 1:
+            if len(control.values) > 1 or control.kind == "text" or control.typed:
                 self._rows.append(self._row(control))
+        self._buttons: list[Any] = []
         if self.scene.buttons:
-            buttons = []
             for button in self.scene.buttons:
                 pressed = ipywidgets.Button(
                     description=button.label, tooltip=button.label, layout=ipywidgets.Layout(width="auto")
                 )
                 pressed.on_click(lambda _, name=button.name: self._on_event({"kind": "button", "name": name}))
-                buttons.append(pressed)
-            self._rows.append(ipywidgets.HBox(buttons, layout=ipywidgets.Layout(flex_flow="row wrap")))
+                self._buttons.append(pressed)
+            self._rows.append(ipywidgets.HBox(self._buttons, layout=ipywidgets.Layout(flex_flow="row wrap")))
         for panel in self.scene.panels:
             if panel.click is not None and panel.click.event is not None:
                 self._rows.append(self._place(panel.click.event, panel.x.label, panel.y.label))
+        self._listings = [_Listing(listing) for listing in self.scene.listings]
+        self._messages = [ipywidgets.HTML()] if _says(self.scene) else []
+        self._fill()
+
+    def _fill(self) -> None:
+        """What may differ from one scene to the next without other widgets."""
+        for button, widget in zip(self.scene.buttons, self._buttons, strict=True):
+            widget.disabled = not button.enabled
+        for listing, shown in zip(self.scene.listings, self._listings, strict=True):
+            shown.fill(listing)
+        for control in self.scene.controls:
+            if control.name in self._fields:
+                self._filling = True
+                self._fields[control.name].value = control.words(self._state[control.name])
+                self._filling = False
+        for shown in self._messages:
+            shown.value = f"<span role='status'>{html.escape(self.scene.message)}</span>" if self.scene.message else ""
+
+    def _field(self, control: Control, **look: Any) -> Any:
+        """What a value is typed into."""
+        field = ipywidgets.Text(continuous_update=False, tooltip=control.label, **look)
+        self._fields[control.name] = field
+
+        def typed(change: Any) -> None:
+            if not self._filling:
+                self._on_event({"kind": "entry", "name": control.name, "text": change["new"]})
+
+        field.observe(typed, names="value")
+        return field
 
     def _row(self, control: Control) -> Any:
         """What a control is set with."""
+        if control.kind == "text":
+            return self._field(control, description=control.label, style={"description_width": "initial"})
         options = [(control.words(i), i) for i in range(len(control.values))]
         look: dict[str, Any] = {
             "options": options,
@@ -166,9 +209,15 @@ class SceneBox(ipywidgets.VBox):
             selector = ipywidgets.Dropdown(**look)
         else:
             width = f"calc(24em + {len(control.label)}ch)"  # or a long label leaves nothing to the slider
-            selector = ipywidgets.SelectionSlider(**look, layout=ipywidgets.Layout(width=width, max_width="100%"))
+            if control.typed:
+                width = f"calc(12em + {len(control.label)}ch)"
+            layout = ipywidgets.Layout(width=width, max_width="100%")
+            selector = ipywidgets.SelectionSlider(**look, layout=layout, readout=not control.typed)
         self._selectors[control.name] = selector
         selector.observe(lambda change: self._set(control.name, change["new"]), names="index")
+        if control.typed:
+            field = self._field(control, layout=ipywidgets.Layout(width="6em"))
+            return ipywidgets.HBox([selector, field], layout=ipywidgets.Layout(flex_flow="row nowrap", max_width="100%"))
         if control.kind != "play":
             return selector
         n = len(control.values)
@@ -200,6 +249,19 @@ class SceneBox(ipywidgets.VBox):
             self._on_event({"kind": "control", "name": name, "index": index})
         else:
             self._draw()
+
+
+class _Listing(ipywidgets.Accordion):
+    """Lines to be copied, which can be folded."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._text = ipywidgets.Textarea(disabled=True, layout=ipywidgets.Layout(width="100%"))
+        super().__init__([self._text], selected_index=None if listing.folded else 0, layout=ipywidgets.Layout(width="100%"))
+        self.set_title(0, listing.title)
+        self.fill(listing)
+
+    def fill(self, listing: Listing) -> None:
+        self._text.value, self._text.rows = listing.text, listing.text.count("\n") + 1
 
 
 class _Image(ipywidgets.Image):
@@ -261,9 +323,19 @@ def _on_scale(scale: str, *ends: tuple[float, float]) -> np.ndarray:
 
 def _controls(scene: Scene) -> list[Any]:
     """What the rows below the picture follow from."""
-    controls = [(c.name, c.label, [c.words(i) for i in range(len(c.values))], c.kind, c.remote) for c in scene.controls]
+    controls = [
+        # Of a field all but what is in it.
+        (c.name, c.label, [] if c.kind == "text" else [c.words(i) for i in range(len(c.values))], c.kind, c.remote, c.typed)
+        for c in scene.controls
+    ]
     clicks = [(panel.click.event, panel.x.label, panel.y.label) for panel in scene.panels if panel.click is not None]
-    return [controls, [(button.name, button.label) for button in scene.buttons], clicks]
+    listings = [(listing.title, listing.folded) for listing in scene.listings]
+    return [controls, [(button.name, button.label) for button in scene.buttons], clicks, listings, _says(scene)]
+
+
+def _says(scene: Scene) -> bool:
+    """Whether there is room for a message."""
+    return bool(scene.message) or any(control.typed or control.kind == "text" for control in scene.controls)
 
 
 def _close(widget: Any) -> None:

@@ -109,8 +109,8 @@ def enable_colab_widgets() -> bool:
     return True
 
 
-def show_below_cell(thing: Any) -> None:
-    """Show this among the outputs of the cell that runs; nothing where there is no notebook."""
+def show_below_cell(thing: Any) -> bool:
+    """Show this among the outputs of the cell that runs; nothing where there is no notebook. Whether there is one."""
     marimo = _marimo()
     if marimo is not None:
         marimo.output.append(thing)
@@ -118,6 +118,9 @@ def show_below_cell(thing: Any) -> None:
         from IPython.display import display
 
         display(thing)
+    else:
+        return False
+    return True
 
 
 def watch_cell() -> Callable[[], bool]:

@@ -1,6 +1,6 @@
 """Scenes: pictures as plain data, which renderers draw."""
 
-from .controls import Axis, Button, Click, Control
+from .controls import Axis, Button, Click, Control, Listing
 from .layers import Arrows, Band, Heatmap, Layer, Line, Points, RefLine, State, Text
 from .scene import Panel, Scene
 from .surface import level_lines, surface_layers
@@ -15,6 +15,7 @@ __all__ = [
     "Heatmap",
     "Layer",
     "Line",
+    "Listing",
     "Panel",
     "Points",
     "RefLine",

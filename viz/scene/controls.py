@@ -1,4 +1,4 @@
-"""What a person sets in a scene, and the axes of its panels: `Axis`, `Control`, `Button` and `Click`."""
+"""What a person sets in a scene, and the axes of its panels: `Axis`, `Control`, `Button`, `Click` and `Listing`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Axis", "Button", "Click", "Control"]
+__all__ = ["Axis", "Button", "Click", "Control", "Listing"]
 
-KINDS = ("slider", "choice", "play")
+KINDS = ("slider", "choice", "play", "text")
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,19 @@ class Axis:
 
 @dataclass(frozen=True)
 class Control:
-    """Something a person sets: a slider, a choice of words, or a slider that plays by itself.
+    """Something a person sets: a slider, a choice of words, a slider that plays by itself, or a field to type into.
 
     Args:
         name: by which layers refer to it.
         label: the text next to it.
         values: what it steps through, numbers or words, at least one.
         index: which of them is set at first.
-        kind: "slider", "choice" or "play".
+        kind: "slider", "choice", "play", or "text": a field that shows the one value; Python gets what is typed.
         unit: stands behind a number.
         remote: whether Python is told of every change; nothing in the scene depends on it. Without Python it is left out.
         seconds: how long "play" takes from the first value to the last.
+        texts: what the label shows for each value, where that is not the number; empty for the numbers.
+        typed: whether the number of a remote slider can be typed, too; Python gets the text.
     """
 
     name: str
@@ -80,9 +82,15 @@ class Control:
     unit: str = ""
     remote: bool = False
     seconds: float = 5.0
+    texts: Sequence[str] = ()
+    typed: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", list(self.values))
+        if self.texts and len(self.texts) != len(self.values):
+            raise ValueError(f"texts of control {self.name!r} are {len(self.texts)}: must be one for each of its values")
+        if (self.typed or self.kind == "text") and not self.remote:
+            raise ValueError(f"control {self.name!r} is typed, which only Python can act on: it must be remote")
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r} of control {self.name!r}: must be one of {', '.join(map(repr, KINDS))}")
         if not 0 <= self.index < len(self.values):
@@ -91,6 +99,8 @@ class Control:
     def words(self, index: int) -> str:
         """A value as the control's label shows it."""
         value = self.values[index]
+        if self.texts:
+            return self.texts[index]
         if isinstance(value, str):
             return value
         number = f"{value:.0f}" if value == round(value) and abs(value) < 1e9 else f"{value:.4g}"
@@ -99,10 +109,17 @@ class Control:
 
 @dataclass(frozen=True)
 class Button:
-    """Something to be pressed; Python is told. It is left out where there is no Python."""
+    """Something to be pressed; Python is told. It is left out where there is no Python.
+
+    Args:
+        name: under which Python is told.
+        label: what stands on it.
+        enabled: whether it does something now; else it is grey.
+    """
 
     name: str
     label: str
+    enabled: bool = True
 
 
 @dataclass(frozen=True)
@@ -113,9 +130,26 @@ class Click:
         control: the one to be set; its values are compared with the place along `along`, "x" or "y"; words are numbered.
         other: another one, which the place in the other direction sets in the same way.
         event: the name under which Python gets the place instead, as (x, y).
+        double: whether it takes a double click, or Enter, to tell Python.
     """
 
     control: str | None = None
     along: str = "x"
     other: str | None = None
     event: str | None = None
+    double: bool = False
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Lines of code or the like below the picture, to be copied.
+
+    Args:
+        title: what they are.
+        text: the lines.
+        folded: whether only the title is to be seen at first.
+    """
+
+    title: str
+    text: str
+    folded: bool = True

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..style import DASHES, THEMES
-from .controls import Axis, Button, Click, Control
+from .controls import Axis, Button, Click, Control, Listing
 from .layers import Heatmap, Layer, Line, State, Text
 from .palettes import palette_in_hex
 
@@ -64,6 +64,8 @@ class Scene:
         width, height: in inches, without the controls.
         widths, heights: the shares of the grid's columns and rows; empty for equal ones.
         description: the picture in words, for those who do not see it.
+        listings: code and the like, below the controls; not in an image.
+        message: what there is to be said to a person who has just done something; not in an image.
 
     Raises:
         ValueError: something is called for that is not there, or an array does not fit its controls.
@@ -88,6 +90,8 @@ class Scene:
     widths: Sequence[float] = ()
     heights: Sequence[float] = ()
     description: str = ""
+    listings: Sequence[Listing] = ()
+    message: str = ""
 
     def __post_init__(self) -> None:
         if not self.panels:
@@ -176,7 +180,7 @@ class Scene:
                     places[id(value)] = len(buffers)
                     buffers.append(np.ascontiguousarray(value).reshape(value.shape))  # which has made [1] of []
                 return {"array": places[id(value)]}
-            if isinstance(value, (Layer, Panel, Axis, Control, Button, Click)):
+            if isinstance(value, (Layer, Panel, Axis, Control, Button, Click, Listing)):
                 kind: Any = type(value)
                 named = {name: plain(getattr(value, name)) for name in _field_names(kind)}
                 if isinstance(value, Layer):

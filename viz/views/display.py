@@ -201,6 +201,8 @@ class Display:
             view.on_click(name, event["x"], event["y"])
         elif kind == "drag":
             view.on_drag(name, event["number"], event["x"], event["y"])
+        elif kind == "entry":
+            view.on_entry(name, event["text"])
         elif kind == "control":
             controls = self.shown.controls if self.shown is not None else ()
             control = next((control for control in controls if control.name == name), None)

@@ -192,6 +192,9 @@ class View(ABC):
     def on_drag(self, event: str, number: int, x: float, y: float) -> None:  # noqa: B027
         """A point of the `Points` that have this event as `drag` has been moved to this place."""
 
+    def on_entry(self, name: str, text: str) -> None:  # noqa: B027
+        """Something has been typed into the field of the control of this name."""
+
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> tuple[dict[str, Any], dict[str, Any]]:
         # No HTML: it would be preferred to the picture where there are no widgets.
         renderer = capabilities().renderer

@@ -10,6 +10,8 @@ const PIXELS_PER_INCH = 96;
 const PIXELS_PER_POINT = PIXELS_PER_INCH / 72;
 const DOUBLE_CLICK = 400; // milliseconds
 const SEEN = 5000; // milliseconds at least between two messages that a page is there
+const MOST_BELOW = 4; // controls below the picture; more are next to it where the page is this wide
+const WIDE = 780; // pixels
 const PATIENCE = 3000; // milliseconds without an answer of Python until that is said
 const FAMILY = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif';
 const FIXED = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace';
@@ -102,8 +104,15 @@ export function number(value) {
 
 /** A control's value as its label shows it. */
 export function words(control, index) {
+  if (control.texts.length) return control.texts[index];
   const value = control.values[index];
   return typeof value === "string" ? value : number(value) + (control.unit ? ` ${control.unit}` : "");
+}
+
+/** The same to be edited: with the signs of a keyboard. */
+function typeable(control, index) {
+  const value = control.values[index];
+  return typeof value === "string" ? value : String(Number(value.toPrecision(4)));
 }
 
 /**
@@ -946,12 +955,19 @@ const CSS = `
 .tristep-readout b { font-weight: 600; }
 .tristep-readout i { display: inline-block; width: 9px; height: 9px; margin-right: 6px; border-radius: 5px; }
 .tristep-readout div { color: var(--tristep-quiet); }
-.tristep-controls { display: grid; grid-template-columns: max-content minmax(120px, 420px) minmax(64px, 1fr); gap: 6px 12px;
-  align-items: center; margin-top: 8px; font-size: 12.5px; }
+.tristep-controls { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 520px)); gap: 4px 24px;
+  align-items: center; margin-top: 6px; font-size: 12.5px; }
 .tristep-controls:empty { display: none; }
-.tristep-controls label { color: var(--tristep-ink); }
+.tristep-control { display: grid; grid-template-columns: max-content minmax(80px, 1fr) minmax(64px, max-content); gap: 0 10px; align-items: center; }
+.tristep-beside .tristep-body { display: grid; grid-template-columns: minmax(0, 1fr) 290px; gap: 0 18px; }
+.tristep-beside .tristep-controls { grid-template-columns: minmax(0, 1fr); align-content: start; gap: 5px; margin: 0; }
+.tristep-beside .tristep-control { grid-template-columns: 92px minmax(60px, 1fr) minmax(64px, max-content); gap: 0 8px; }
+.tristep-controls label { color: var(--tristep-ink); overflow-wrap: anywhere; }
 .tristep-controls output { color: var(--tristep-ink); font-variant-numeric: tabular-nums; }
-.tristep-controls input { appearance: none; width: 100%; height: 18px; margin: 0; border-radius: 4px; background: none; cursor: pointer; }
+.tristep-controls input[type="text"] { font: inherit; color: inherit; background: var(--tristep-background); width: 76px; padding: 1px 5px;
+  border: 1px solid var(--tristep-edge); border-radius: 4px; font-variant-numeric: tabular-nums; }
+.tristep-controls input[type="text"].tristep-wide { width: auto; grid-column: 2 / -1; }
+.tristep-controls input[type="range"] { appearance: none; width: 100%; height: 18px; margin: 0; border-radius: 4px; background: none; cursor: pointer; }
 .tristep-controls input::-webkit-slider-runnable-track { height: 4px; border-radius: 2px; background: var(--tristep-edge); }
 .tristep-controls input::-moz-range-track { height: 4px; border-radius: 2px; background: var(--tristep-edge); }
 .tristep-controls input::-webkit-slider-thumb { appearance: none; width: 14px; height: 14px; margin-top: -5px; border: 0; border-radius: 7px;
@@ -962,8 +978,18 @@ const CSS = `
   border: 1px solid var(--tristep-edge); border-radius: 4px; padding: 3px 10px; cursor: pointer; }
 .tristep-controls select { justify-self: start; padding: 2px 4px; }
 .tristep-controls button:hover { background: var(--tristep-grid); }
+.tristep-controls button[aria-disabled="true"] { color: var(--tristep-quiet); opacity: 0.55; cursor: default; background: none; }
 .tristep-controls .tristep-play { display: flex; gap: 8px; align-items: center; }
 .tristep-controls .tristep-play button { flex: none; display: inline-flex; width: 26px; height: 22px; padding: 0; align-items: center; justify-content: center; }
+.tristep-listing { position: relative; margin-top: 6px; font-size: 12.5px; }
+.tristep-listing summary { cursor: pointer; color: var(--tristep-quiet); padding-right: 70px; }
+.tristep-listing pre { margin: 4px 0 0; padding: 6px 10px; max-height: 260px; overflow: auto; border-radius: 4px; font: 12px/1.45 ${FIXED};
+  color: var(--tristep-ink); background: none; border: 1px solid var(--tristep-grid); white-space: pre-wrap; }
+.tristep-listing button { position: absolute; right: 0; top: -2px; font: inherit; font-size: 12px; color: inherit; cursor: pointer;
+  background: var(--tristep-background); border: 1px solid var(--tristep-edge); border-radius: 4px; padding: 0 8px; }
+.tristep-listing button:hover { background: var(--tristep-grid); }
+.tristep-message { margin-top: 6px; font-size: 12.5px; color: var(--tristep-ink); white-space: pre-line; }
+.tristep-message:empty { display: none; }
 .tristep-silence { margin-top: 6px; font-size: 12px; color: var(--tristep-quiet); }
 .tristep-buttons { grid-column: 1 / -1; display: flex; flex-wrap: wrap; gap: 6px; }
 .jp-OutputArea-child:has(.tristep-pictured) + .jp-OutputArea-child:has(.jp-RenderedImage) { display: none; }
@@ -1016,6 +1042,10 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   const silence = make("div", "tristep-silence", "Python does not answer: it is busy, or the kernel has been restarted; then run this cell again.");
   silence.setAttribute("role", "status");
   silence.hidden = true;
+  const body = make("div", "tristep-body");
+  const message = make("div", "tristep-message");
+  message.setAttribute("role", "status");
+  const listings = make("div");
   const table = make("div", "tristep-hidden");
   const voice = make("div", "tristep-hidden");
   voice.setAttribute("aria-live", "polite");
@@ -1023,7 +1053,8 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   front.setAttribute("role", "img");
   over.setAttribute("aria-hidden", "true");
   picture.append(front, over, readout);
-  root.append(style, title, legend, picture, controls, silence, table, voice);
+  body.append(picture, controls);
+  root.append(style, title, legend, body, message, listings, silence, table, voice);
   element.replaceChildren(root);
 
   const look = () => ({ scene, state, hidden, moved, taken: [] });
@@ -1139,6 +1170,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   // -- Size and colours
 
   function resize() {
+    root.classList.toggle("tristep-beside", isLong() && root.clientWidth >= WIDE);
     const wide = Math.min(picture.clientWidth, scene.width * PIXELS_PER_INCH);
     const high = Math.round((wide * scene.height) / scene.width);
     if (wide === width && high === height && ratio === devicePixelRatio) return;
@@ -1212,20 +1244,61 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   }
 
   function fillWords() {
-    root.style.maxWidth = `${scene.width * PIXELS_PER_INCH + 20}px`;
+    root.style.maxWidth = `${scene.width * PIXELS_PER_INCH + 20 + (isLong() ? 308 : 0)}px`;
+    message.textContent = scene.message;
     title.textContent = scene.title;
     title.style.display = scene.title ? "" : "none";
     front.setAttribute("aria-label", [scene.title, scene.description].filter(Boolean).join(". "));
+  }
+
+  /** Whether there are more controls than have room below the picture. */
+  function isLong() {
+    return scene.controls.filter(({ remote }) => !remote || send).length > MOST_BELOW;
+  }
+
+  let listedFor = "";
+
+  /** Listings stay folded, or not, as they are; their lines may change. */
+  function fillListings() {
+    const wanted = JSON.stringify(scene.listings.map(({ title }) => title));
+    if (wanted !== listedFor) listings.replaceChildren(...scene.listings.map(listed));
+    listedFor = wanted;
+    scene.listings.forEach(({ text: lines }, k) => {
+      const shown = listings.children[k].querySelector("pre");
+      if (shown.textContent !== lines) shown.textContent = lines; // else a selection would be lost
+    });
+  }
+
+  function listed({ title: name, folded }) {
+    const about = make("details");
+    const copy = make("button", "", "Copy");
+    const lines = make("pre");
+    copy.type = "button";
+    copy.setAttribute("aria-label", `Copy ${name}`);
+    copy.addEventListener("click", async () => {
+      const done = await copied(lines);
+      copy.textContent = done ? "Copied" : "Press Ctrl+C"; // they are selected then
+      voice.textContent = copy.textContent;
+      setTimeout(() => (copy.textContent = "Copy"), 2000);
+    });
+    about.open = !folded;
+    about.append(make("summary", "", name), lines);
+    const row = make("div", "tristep-listing");
+    row.append(about, copy);
+    return row;
   }
 
   let filledFor = "";
 
   function fillControls() {
     const shown = scene.controls.filter(({ remote }) => !remote || send);
-    const wanted = JSON.stringify([shown.map((control) => ({ ...control, index: 0 })), scene.buttons]);
-    if (wanted === filledFor) return shown.forEach(({ name }) => inputs.get(name)()); // not under somebody's hand
+    // Not what may change under somebody's hand: what is in a field, or how a button looks.
+    const plain = (control) => ({ ...control, index: 0, ...(control.kind === "text" ? { values: [] } : {}) });
+    const wanted = JSON.stringify([shown.map(plain), scene.buttons.map(({ name, label }) => [name, label])]);
+    if (wanted === filledFor) return inputs.forEach((show) => show());
     filledFor = wanted;
     playing = null;
+    const focused = controls.contains(document.activeElement) ? document.activeElement.dataset : {};
     inputs.clear();
     controls.replaceChildren();
     for (const control of shown) {
@@ -1238,10 +1311,17 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       input.dataset.control = control.name;
       input.setAttribute("aria-label", control.label);
       value.htmlFor = id;
-      if (control.kind === "choice") {
+      const line = make("div", "tristep-control");
+      controls.append(line);
+      if (control.kind === "text") {
+        const field = fieldOf(control);
+        field.id = id;
+        field.classList.add("tristep-wide");
+        line.append(label, field);
+      } else if (control.kind === "choice") {
         control.values.forEach((_, k) => input.append(new Option(words(control, k), k)));
         input.addEventListener("change", () => set(control.name, Number(input.value)));
-        controls.append(label, input, make("span"));
+        line.append(label, input);
         inputs.set(control.name, () => (input.value = state[control.name]));
       } else {
         Object.assign(input, { type: "range", min: 0, max: control.values.length - 1, step: 1 });
@@ -1253,15 +1333,20 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
         if (control.kind === "play") buttons.push(playButton(control));
         const row = make("div", "tristep-play");
         row.append(...buttons, input);
-        controls.append(label, row, value);
+        line.append(label, row, control.typed ? fieldOf(control) : value);
+        const field = inputs.get(control.name); // shows what is in it
         inputs.set(control.name, () => {
           const said = words(control, state[control.name]);
           if (Number(input.value) !== state[control.name]) input.value = state[control.name];
           input.setAttribute("aria-valuetext", said);
           value.textContent = said;
+          field?.();
         });
       }
       inputs.get(control.name)();
+    }
+    for (const key of ["control", "typed"]) {
+      if (key in focused) [...controls.querySelectorAll(`[data-${key}]`)].find(({ dataset }) => dataset[key] === focused[key])?.focus();
     }
     if (send && scene.buttons.length) {
       const row = make("div", "tristep-buttons");
@@ -1269,11 +1354,33 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
         const button = make("button", "", label);
         button.type = "button";
         button.dataset.button = name;
-        button.addEventListener("click", () => tell({ kind: "button", name }));
+        const isOn = () => scene.buttons.find((each) => each.name === name).enabled;
+        button.addEventListener("click", () => isOn() && tell({ kind: "button", name }));
+        inputs.set(`button ${name}`, () => button.setAttribute("aria-disabled", String(!isOn()))); // it keeps the focus
+        inputs.get(`button ${name}`)();
         row.append(button);
       }
       controls.append(row);
     }
+  }
+
+  /** What a value is typed into: Python gets it with Enter, or when the field is left. */
+  function fieldOf({ name, label }) {
+    const field = make("input");
+    Object.assign(field, { type: "text", autocomplete: "off", spellcheck: false });
+    field.dataset.typed = name;
+    field.setAttribute("aria-label", label);
+    let isEdited = false;
+    field.addEventListener("input", () => (isEdited = true));
+    field.addEventListener("change", () => {
+      isEdited = false;
+      tell({ kind: "entry", name, text: field.value });
+    });
+    inputs.set(name, () => {
+      const said = typeable(scene.controls.find((each) => each.name === name), state[name]);
+      if (!isEdited && field.value !== said) field.value = said;
+    });
+    return field;
   }
 
   function set(name, index) {
@@ -1387,11 +1494,11 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     return [Math.max(frame.x, Math.min(frame.x + frame.width, x)), Math.max(frame.y, Math.min(frame.y + frame.height, y))];
   }
 
-  function click(k, x, y) {
+  function click(k, x, y, twice = false) {
     const { panel, x: X, y: Y } = places[k];
     if (!panel.click) return;
-    const { control, other, along, event } = panel.click;
-    if (event !== null) tell({ kind: "click", name: event, x: X.value(x), y: Y.value(y) });
+    const { control, other, along, event, double } = panel.click;
+    if (event !== null && (!double || twice)) tell({ kind: "click", name: event, x: X.value(x), y: Y.value(y) });
     const directions = along === "x" ? [[X, x], [Y, y]] : [[Y, y], [X, x]];
     if (control !== null) set(control, nearest(control, ...directions[0]));
     if (other !== null) set(other, nearest(other, ...directions[1]));
@@ -1522,7 +1629,9 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   front.addEventListener("pointerleave", () => pressed || quiet());
 
   front.addEventListener("dblclick", (event) => {
-    const k = panelAt(...place(event));
+    const [x, y] = place(event);
+    const k = panelAt(x, y);
+    if (k >= 0 && !zoomed[k] && places[k].panel.click?.double && !grip(k, x, y)) click(k, x, y, true);
     if (k < 0 || !zoomed[k]) return;
     clearTimeout(clickTimer);
     zoomed[k] = null;
@@ -1551,7 +1660,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
       held = null;
     } else if (event.key === "Enter" && cursor) {
       if (held) held = null;
-      else if (!(held = grip(cursor.k, cursor.x, cursor.y))) click(cursor.k, cursor.x, cursor.y);
+      else if (!(held = grip(cursor.k, cursor.x, cursor.y))) click(cursor.k, cursor.x, cursor.y, true);
     } else if (event.key === "Escape") {
       held = cursor = null;
       quiet();
@@ -1596,6 +1705,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
 
   fillWords();
   fillControls();
+  fillListings();
   recolour();
   resize();
 
@@ -1625,6 +1735,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     if (places.length !== scene.panels.length) cursor = pressed = null;
     fillWords();
     fillControls();
+    fillListings();
     fillLegend();
     backIsOld = true;
     resize();
@@ -1656,6 +1767,23 @@ function make(tag, name = "", words = "") {
   if (name) made.className = name;
   if (words) made.textContent = words;
   return made;
+}
+
+/** Put the text of an element into the clipboard, or at least select it: a page may not allow the first. */
+async function copied(element) {
+  try {
+    await navigator.clipboard.writeText(element.textContent);
+    return true;
+  } catch {
+    const fold = element.closest("details");
+    if (fold) fold.open = true;
+    getSelection().selectAllChildren(element);
+    try {
+      return document.execCommand("copy");
+    } catch {
+      return false;
+    }
+  }
 }
 
 function svg(tag, attributes, ...children) {
