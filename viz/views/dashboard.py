@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +14,31 @@ from ..scene import Axis, Band, Click, Control, Layer, Line, Panel, RefLine, Sce
 from .heatmap import QUANTITIES, heat_panels, histogram_panel
 from .rows import Rows
 from .run_view import OneRunView
-from .series import axis_from_zero, drawable, empty_scene, held, middle_steps, percentiles
+from .series import (
+    axis_from_zero,
+    drawable,
+    empty_scene,
+    fits_log,
+    grouped,
+    held,
+    is_sparse,
+    middle_steps,
+    percentiles,
+    scalar_names,
+)
 from .weights import norm_panel, ratio_panel
 
 __all__ = ["Dashboard"]
 
 STOPS = 120  # of the slider
+MOST_GROUPS = 3  # of scalars, each in a panel
+COLUMNS = 12  # of the grid, which any row of up to four panels divides
 
 
 class Dashboard(OneRunView):
-    """Loss, learning rate, gradients of all tensors, update ratios, and histograms of one, with a slider for the step.
+    """Loss and other scalars, learning rate, gradients of all tensors, update ratios, and histograms of one tensor.
+
+    Up to three panels have the scalars: each one with the same of the validation data, such as "loss" and "val_loss".
 
     The slider, or a click into a panel, moves a line through all panels, and says what was recorded there. A click on a row
     of the heat map, or the choice "tensor", shows another tensor below. All of it works in the exported page, too.
@@ -48,13 +64,16 @@ class Dashboard(OneRunView):
         if not run.last_step:
             return empty_scene("nothing recorded yet", self.description())
         rows = Rows(run)
-        scalars = [name for name in ("loss", "learning_rate") if len(run.scalars.get(name, ()))]
+        groups = grouped(scalar_names([run]))[:MOST_GROUPS]
+        rate = run.scalars.get("learning_rate", Series())
+        scalars = [*(name for group in groups for name in group), *(["learning_rate"] if len(rate) else [])]
         steps = _stops(run)
+        across = Axis.over("step", steps[[0, -1]], margin=0.01)
         histograms = self._kept_panel(histogram_panel, rows)
         if histograms is not None:  # come seldom; the same step is as far right as in the other panels
-            histograms = replace(histograms, x=Axis.over("step", steps[[0, -1]], margin=0.01))
+            histograms = replace(histograms, x=across)
         panels: list[list[Panel]] = [
-            [_loss_panel(run.scalars[name]) if name == "loss" else _rate_panel(run.scalars[name]) for name in scalars],
+            [_scalar_panel(run, group, across) for group in groups] + ([_rate_panel(rate, across)] if len(rate) else []),
             [heat_panels(run, rows, [self.quantity])[0]] if len(run.tensors.get(self.quantity, ())) else [],
             [panel for panel in (histograms, norm_panel(run, rows)) if panel is not None],
         ]
@@ -64,12 +83,15 @@ class Dashboard(OneRunView):
         panels = [row for row in panels if row]
         mark = RefLine(steps[:, None], by=("step",), style="quiet", width=0.9)
         readout = Text(self._readouts(steps, scalars), 0.0, 0.5, by=("step",), size=9.5, style="ink")
-        placed = [Panel(Axis("", 0, 1), Axis("", 0, 1), [readout], columns=2, frame=False)]
+        placed = [Panel(Axis("", 0, 1), Axis("", 0, 1), [readout], columns=COLUMNS, frame=False)]
         for i, row in enumerate(panels):
+            wide = COLUMNS // len(row)
             for k, panel in enumerate(row):
+                if i + 1 < len(panels):
+                    panel = replace(panel, x=replace(panel.x, label=""))  # the last row says what it is
                 click = panel.click or Click("step", "x")
                 layers = [*panel.layers, mark]
-                placed.append(replace(panel, layers=layers, click=click, row=i + 1, column=k, columns=2 // len(row)))
+                placed.append(replace(panel, layers=layers, click=click, row=i + 1, column=k * wide, columns=wide))
         controls = [Control("step", "step", steps.tolist(), len(steps) - 1)]
         if chosen:
             controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
@@ -78,8 +100,8 @@ class Dashboard(OneRunView):
             self.title("Training"),
             controls,
             width=11.0,
-            height=2.5 * len(panels) + 0.7,
-            heights=(0.12, *[1.0] * len(panels)),
+            height=1.9 * len(panels) + 0.4,
+            heights=(0.15, *[1.0] * len(panels)),
             description=self.description(),
         )
 
@@ -92,24 +114,27 @@ class Dashboard(OneRunView):
         return texts
 
 
-def _loss_panel(series: Series) -> Panel:
-    curve = series.curve()
-    x = middle_steps(curve)
-    scale = "log" if (curve.mean > 0).any() else "linear"
-    (mean,) = smoothed(curve.mean, [max(len(x) / 50, 1.0) if len(x) > 20 else 0.0], scale)
-    layers: list[Layer] = [
-        Band(x, drawable(curve.low), drawable(curve.high), alpha=0.12),
-        Line(x, drawable(curve.mean), width=0.6, alpha=0.35),
-        Line(x, drawable(mean), marker=len(x) == 1),
-    ]
-    vertical = Axis.over("loss", mean, percentiles(curve.mean), scale=scale)
-    return Panel(Axis.over("step", curve.first[:1], curve.last[-1:], margin=0.01), vertical, layers)
+def _scalar_panel(run: Run, names: Sequence[str], across: Axis) -> Panel:
+    """A scalar, and the same of other data, over the steps."""
+    curves = [run.scalars[name].curve() for name in names]
+    scale = "log" if fits_log(names[0], *(curve.mean for curve in curves)) else "linear"
+    layers: list[Layer] = []
+    limits: list[np.ndarray] = []
+    for style, (name, curve) in enumerate(zip(names, curves, strict=True)):
+        x = middle_steps(curve)
+        (mean,) = smoothed(curve.mean, [max(len(x) / 50, 1.0) if len(x) > 20 else 0.0], scale)
+        layers += [
+            Band(x, drawable(curve.low), drawable(curve.high), style=style, alpha=0.12),
+            Line(x, drawable(curve.mean), style=style, width=0.6, alpha=0.35),
+            Line(x, drawable(mean), style=style, marker=is_sparse(curve), name=name if len(names) > 1 else ""),
+        ]
+        limits += [mean, percentiles(curve.mean)]
+    return Panel(across, Axis.over(names[0].replace("_", " "), *limits, scale=scale), layers)
 
 
-def _rate_panel(series: Series) -> Panel:
+def _rate_panel(series: Series, across: Axis) -> Panel:
     curve = series.curve()
     line = Line(*held(middle_steps(curve), drawable(curve.mean)), marker=len(curve.first) == 1)
-    across = Axis.over("step", curve.first[:1], curve.last[-1:], margin=0.01)
     return Panel(across, axis_from_zero("learning rate", curve.mean), [line])
 
 

@@ -71,7 +71,7 @@ class TensorHeatmap(OneRunView):
         detail = self._kept_panel(histogram_panel, rows) or norm_panel(self.run, rows)
         panels = [heat] + ([] if detail is None else [replace(detail, row=1, x=heat.x)])  # the same step below each other
         upper = _height(len(rows.names))
-        lower = 2.4 if detail is not None else 0.0
+        lower = 2.2 if detail is not None else 0.0
         if bar is not None:
             panels.insert(1, bar)
             if detail is not None and isinstance(image := detail.layers[0], Heatmap):
@@ -131,7 +131,7 @@ def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Pan
 
 def _height(n_rows: int) -> float:
     """Of the image with its words, in inches."""
-    return min(max(2.2, 0.17 * n_rows + 0.8), 8.0)
+    return min(max(2.2, 0.17 * n_rows + 0.8), 3.6)
 
 
 def _bar(values: list[list[str]], labels: list[str], height: float, by: tuple[str, ...] = ()) -> Panel:

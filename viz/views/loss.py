@@ -1,4 +1,4 @@
-"""LossView: losses and learning rates of recorded runs."""
+"""LossView: losses, other scalars and learning rates of recorded runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ from ..record import Curve, Run, Series
 from ..record.statistics import smoothed
 from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene
 from .run_view import Runs, RunView
-from .series import LARGEST, axis_from_zero, axis_value, drawable, empty_scene, held, percentiles
+from .series import (
+    axis_from_zero,
+    axis_value,
+    drawable,
+    empty_scene,
+    fits_log,
+    grouped,
+    held,
+    is_loss,
+    is_sparse,
+    percentiles,
+    scalar_names,
+)
 
 __all__ = ["LossView"]
 
@@ -21,7 +33,9 @@ WIDTHS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_00
 
 
 class LossView(RunView):
-    """Losses of one or several runs, and below them their learning rates.
+    """Losses of one or several runs, and below them their other scalars, such as accuracies, and their learning rates.
+
+    A scalar and the same of the validation data, such as "loss" and "val_loss", share a panel; others have their own.
 
     Each is drawn twice: faint as it was, with the smallest and largest values of steps that share a point, and strong, as
     the exponentially weighted average of each step and those before it, on a log scale the geometric one. Crosses at the
@@ -30,7 +44,7 @@ class LossView(RunView):
 
     Args:
         runs: a `Recorder`, a `Run`, a `RunSet`, or several recorders and runs.
-        scalars: names of the scalars to draw; a run may lack some.
+        scalars: names of the scalars to draw; a run may lack some. None: all that have been recorded, as they come.
         smoothing: how many steps back the weight in the average is 1 / e, at first, >= 0. None follows from the number of
             values of the longest curve: half its square root, but at least a fiftieth and at most a twentieth of it. A
             slider sets it.
@@ -53,15 +67,15 @@ class LossView(RunView):
     def __init__(
         self,
         runs: Runs,
-        scalars: Sequence[str] = ("loss",),
+        scalars: Sequence[str] | None = None,
         *,
         smoothing: float | None = None,
         scale: str = "log",
         axis: str = "step",
         **settings: Any,
     ) -> None:
-        self.scalars = (scalars,) if isinstance(scalars, str) else tuple(scalars)
-        if not self.scalars:
+        self._scalars = (scalars,) if isinstance(scalars, str) else None if scalars is None else tuple(scalars)
+        if self._scalars == ():
             raise ValueError("scalars is empty: there is nothing to draw")
         if smoothing is not None and not smoothing >= 0:
             raise ValueError(f"smoothing={smoothing!r}: must be a number of steps, 0 or more")
@@ -71,6 +85,11 @@ class LossView(RunView):
         super().__init__(runs, **settings)
         if self.axis not in self._axes():
             raise ValueError(f"axis={axis!r}: no scalar of this name was recorded, so it must be 'step'")
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """The names of the scalars that are drawn."""
+        return scalar_names(self.runs) if self._scalars is None else self._scalars
 
     def on_control(self, name: str, value: Any, index: int) -> None:
         """Another horizontal axis."""
@@ -82,55 +101,53 @@ class LossView(RunView):
         """The picture as data."""
         widths, index = self._widths()
         control = Control("smoothing", "smoothing", widths, index, unit="steps")
-        layers: list[Layer] = []
-        limits: list[np.ndarray] = []
-        ends: list[np.ndarray] = []
-        crosses: list[tuple[np.ndarray, int]] = []
-        several = len(self.scalars) > 1
-        known = [(run, scalar, run.scalars.get(scalar, Series())) for run in self.runs for scalar in self.scalars]
+        names = self.scalars
+        known = [(run, scalar, run.scalars.get(scalar, Series())) for run in self.runs for scalar in names]
         curves = {i: series.curve() for i, (_, _, series) in enumerate(known) if len(series)}
-        above_zero = any(((curve.mean > 0) & (curve.mean < LARGEST)).any() for curve in curves.values())
-        scale = self.scale if above_zero else "linear"
-        for i, curve in curves.items():
-            run, scalar, _ = known[i]
-            x = self._along(run, curve)
-            means = smoothed(curve.mean, [width / _steps_per_point(curve) for width in widths], scale)
-            name = scalar if len(self.runs) == 1 else f"{run.name}, {scalar}" if several else run.name
-            if (curve.low < curve.high).any():
-                layers.append(Band(x, drawable(curve.low), drawable(curve.high), style=i, alpha=0.12))
-            layers.append(Line(x, drawable(curve.mean), style=i, width=0.6, alpha=0.35))
-            marker = int(np.isfinite(curve.mean).sum()) == 1
-            layers.append(Line(x, drawable(means), name=name, style=i, by=("smoothing",), marker=marker))
-            limits.append(means[index])
-            limits.append(percentiles(curve.mean))
-            ends.append(x[[0, -1]])
-            if (bad := curve.nonfinite > 0).any():
-                crosses.append((x[bad], i))
-        if not limits:
-            return empty_scene(f"no {' or '.join(map(repr, self.scalars))} recorded yet", self.description())
-        reach = Axis.over(self.axis, *ends, margin=0.01)
-        vertical = Axis.over(", ".join(self.scalars), *limits, scale=scale, margin=0.06)
-        bottom = axis_value(vertical, 0.02)
-        for k, (x, i) in enumerate(crosses):
-            name = "" if k else "not finite"
-            layers.append(Points(x, np.full(len(x), bottom), marker="cross", size=5, style=i, name=name))
-        epochs = self._epoch_marks()
-        if epochs is not None:
-            layers.append(RefLine(epochs, style="grid", name="epochs"))
-        rates = self._rates()
-        panels = [Panel(reach if not rates else replace(reach, label=""), vertical, layers)]
-        if rates:
-            values = [np.asarray(rate.y) for rate in rates]
-            panels.append(Panel(reach, axis_from_zero("learning rate", *values), rates, row=1))
+        if not curves:
+            wanted = " or ".join(map(repr, self._scalars or ("loss",)))
+            return empty_scene(f"no {wanted} recorded yet", self.description())
+        along = {i: self._along(known[i][0], curve) for i, curve in curves.items()}
+        reach = Axis.over(self.axis, *(x[[0, -1]] for x in along.values()), margin=0.01)
+        epochs, rates = self._epoch_marks(), self._rates()
+        panels = []
+        for group in grouped(names):
+            there = [i for i in curves if known[i][1] in group]
+            if not there:
+                continue
+            scale = self.scale if fits_log(group[0], *(curves[i].mean for i in there)) else "linear"
+            layers: list[Layer] = []
+            limits: list[np.ndarray] = []
+            crosses: list[tuple[np.ndarray, int]] = []
+            for i in there:
+                curve, x, (run, scalar, _) = curves[i], along[i], known[i]
+                means = smoothed(curve.mean, [width / _steps_per_point(curve) for width in widths], scale)
+                name = scalar if len(self.runs) == 1 else f"{run.name}, {scalar}" if len(names) > 1 else run.name
+                if (curve.low < curve.high).any():
+                    layers.append(Band(x, drawable(curve.low), drawable(curve.high), style=i, alpha=0.12))
+                layers.append(Line(x, drawable(curve.mean), style=i, width=0.6, alpha=0.35))
+                layers.append(Line(x, drawable(means), name=name, style=i, by=("smoothing",), marker=is_sparse(curve)))
+                limits += [means[index], percentiles(curve.mean)]
+                if (bad := curve.nonfinite > 0).any():
+                    crosses.append((x[bad], i))
+            vertical = Axis.over(", ".join(group), *limits, scale=scale, margin=0.06)
+            bottom = axis_value(vertical, 0.02)
+            for k, (x, i) in enumerate(crosses):
+                name = "" if k else "not finite"
+                layers.append(Points(x, np.full(len(x), bottom), marker="cross", size=5, style=i, name=name))
+            if epochs is not None:
+                layers.append(RefLine(epochs, style="grid", name="epochs"))
+            panels.append(Panel(reach, vertical, layers))
+        panels, heights = _stacked(panels, reach, rates)
         controls = [control]
         if len(axes := self._axes()) > 1:
             controls.append(Control("axis", "over", axes, axes.index(self.axis), "choice", remote=True))
         return Scene(
             panels,
-            self.title("Loss" if self.scalars == ("loss",) else "Scalars"),
+            self.title("Loss" if all(map(is_loss, names)) else "Scalars"),
             controls,
-            height=5.1 if rates else 4.1,
-            heights=(3, 1) if rates else (),
+            height=sum(heights) + 0.1,
+            heights=heights if len(heights) > 1 else (),
             description=self.description(),
         )
 
@@ -182,8 +199,23 @@ class LossView(RunView):
             if series is not None and len(series):
                 curve = series.curve()
                 x, y = held(self._along(run, curve), drawable(curve.mean))
-                found.append(Line(x, y, style=i * len(self.scalars), width=1.4))
+                found.append(Line(x, y, style=i * max(len(self.scalars), 1), width=1.4))
         return found
+
+
+def _stacked(panels: list[Panel], reach: Axis, rates: list[Line]) -> tuple[list[Panel], tuple[float, ...]]:
+    """The first panel above all, others side by side below it, and rates at the bottom; and the heights of these rows."""
+    first, others = panels[0], panels[1:]
+    columns = max(len(others), 1)
+    blank = replace(reach, label="")
+    placed = [replace(first, columns=columns, x=reach if not (rates or others) else blank)]
+    placed += [replace(panel, row=1, column=k, x=blank if rates else reach) for k, panel in enumerate(others)]
+    heights = [2.4, 1.6] if others else [4.0 if not rates else 3.75]
+    if rates:
+        vertical = axis_from_zero("learning rate", *(np.asarray(rate.y) for rate in rates))
+        placed.append(Panel(reach, vertical, rates, row=len(heights), columns=columns))
+        heights.append(1.25)
+    return placed, tuple(heights)
 
 
 def _steps_per_point(curve: Curve) -> float:

@@ -104,7 +104,7 @@ export function number(value) {
 
 /** A control's value as its label shows it. */
 export function words(control, index) {
-  if (control.texts.length) return control.texts[index];
+  if (control.texts?.length) return control.texts[index];
   const value = control.values[index];
   return typeof value === "string" ? value : number(value) + (control.unit ? ` ${control.unit}` : "");
 }
@@ -955,10 +955,10 @@ const CSS = `
 .tristep-readout b { font-weight: 600; }
 .tristep-readout i { display: inline-block; width: 9px; height: 9px; margin-right: 6px; border-radius: 5px; }
 .tristep-readout div { color: var(--tristep-quiet); }
-.tristep-controls { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 520px)); gap: 4px 24px;
+.tristep-controls { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); gap: 4px 24px;
   align-items: center; margin-top: 6px; font-size: 12.5px; }
 .tristep-controls:empty { display: none; }
-.tristep-control { display: grid; grid-template-columns: max-content minmax(80px, 1fr) minmax(64px, max-content); gap: 0 10px; align-items: center; }
+.tristep-control { max-width: 520px; display: grid; grid-template-columns: max-content minmax(80px, 1fr) minmax(64px, max-content); gap: 0 10px; align-items: center; }
 .tristep-beside .tristep-body { display: grid; grid-template-columns: minmax(0, 1fr) 290px; gap: 0 18px; }
 .tristep-beside .tristep-controls { grid-template-columns: minmax(0, 1fr); align-content: start; gap: 5px; margin: 0; }
 .tristep-beside .tristep-control { grid-template-columns: 92px minmax(60px, 1fr) minmax(64px, max-content); gap: 0 8px; }
