@@ -43,6 +43,11 @@ class LearningRate:
         """That of the coming step, whatever has been set since the last one."""
         return None if self._rates is None else self._rates.now() * self.multiplier
 
+    @property
+    def constant(self) -> float | None:
+        """The rate without the multiplier where no schedule decides it."""
+        return None if self._rates is None or self._rates.is_scheduled() else self._rates.now()
+
     def needed(self, what: str) -> Rates:
         """What has the rates.
 
@@ -82,9 +87,13 @@ class TrainerRates:
 
     used = now
 
+    def is_scheduled(self) -> bool:
+        """Whether a schedule decides the rate."""
+        return any(part.lr_scheduler is not None for part in parts_of(self.source.optimizer))
+
     def set(self, lr: float) -> float:
         """Set the rate; the multiplier that it needs, 1 where no schedule decides."""
-        if all(part.lr_scheduler is None for part in parts_of(self.source.optimizer)):
+        if not self.is_scheduled():
             self.source.set_learning_rate(lr)
             return 1.0
         return _ratio(lr, self.now())
@@ -150,13 +159,17 @@ class OptimizerRates:
     def now(self) -> float:
         return float(self.source.param_groups[0]["lr"])
 
+    def is_scheduled(self) -> bool:
+        """Whether a schedule decides the rate."""
+        return any("initial_lr" in group for group in self.source.param_groups)  # which a scheduler of torch has put there
+
     def used(self) -> float:
         return self.now() if self._used is None else self._used
 
     def set(self, lr: float) -> float:
         """Set the rate; the multiplier that it needs, 1 where no schedule decides."""
         groups, now = self.source.param_groups, self.now()
-        if any("initial_lr" in group for group in groups):  # which a scheduler of torch has put there
+        if self.is_scheduled():
             return _ratio(lr, now)
         for group in groups:
             group["lr"] = lr * (float(group["lr"]) / now) if now else lr

@@ -52,7 +52,10 @@ class LiveView(LossView):
         controls = [*scene.controls]
         if self.loop.rate.known:
             nearest = int(np.argmin([abs(value - self.loop.multiplier) for value in MULTIPLIERS]))
-            controls.append(Control("multiplier", "learning rate ×", MULTIPLIERS, nearest, remote=True))
+            base = self.loop.rate.constant
+            # With a schedule another rate at each step, which stands in the status; a slider's words stay.
+            texts = [f"× {each:.3g}" if base is None else f"{base * each:.3g} (× {each:.3g})" for each in MULTIPLIERS]
+            controls.append(Control("multiplier", "learning rate", MULTIPLIERS, nearest, remote=True, texts=texts))
         height = 0.45
         shares = scene.heights or [1.0] * scene.grid[0]
         return replace(

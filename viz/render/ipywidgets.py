@@ -40,7 +40,9 @@ class SceneBox(ipywidgets.VBox):
     """
 
     def __init__(self, scene: Scene, on_event: Callable[[Event], object] | None = None, theme: str = "light") -> None:
-        super().__init__(layout={"flex_flow": "row wrap", "align_items": "flex-start"})  # controls beside, where there is room
+        super().__init__(
+            layout={"flex_flow": "row wrap", "align_items": "flex-start"}
+        )  # controls beside, where there is room
         self.scene, self._theme = scene, theme
         self._on_event = on_event or (lambda event: None)
         self._state = scene.state()

@@ -74,7 +74,7 @@ class Dashboard(OneRunView):
             histograms = replace(histograms, x=across)
         panels: list[list[Panel]] = [
             [_scalar_panel(run, group, across) for group in groups] + ([_rate_panel(rate, across)] if len(rate) else []),
-            [heat_panels(run, rows, [self.quantity])[0]] if len(run.tensors.get(self.quantity, ())) else [],
+            heat_panels([run], rows, [self.quantity])[0] if len(run.tensors.get(self.quantity, ())) else [],
             [panel for panel in (histograms, norm_panel(run, rows)) if panel is not None],
         ]
         if (ratios := ratio_panel(run)) is not None:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ...trainer.validation import choice
-from ..record import Curve, Recorder, Run
+from ..record import Curve, Run
 from ..record.diagnosis import nonfinite_gradients
 from ..scene import Axis, Click, Control, Heatmap, Layer, Panel, Points, Scene, Text
 from .rows import Rows
-from .run_view import OneRunView
+from .run_view import Runs, RunView
 from .series import drawable, empty_scene
 from .weights import norm_panel
 
@@ -35,16 +35,16 @@ QUANTITIES = {
 }
 
 
-class TensorHeatmap(OneRunView):
+class TensorHeatmap(RunView):
     """A quantity of each tensor, in rows, over the steps, as colours; and the histograms over time of one of them.
 
     A click on a row, or the choice "tensor", shows its histograms below, where some were recorded, and else its norms.
     Colours reach from the first to the 99th percentile; of steps that share a cell the largest value is shown, and of
     cosines and shares the mean. Crosses on empty cells stand for gradients that are not finite, one for several side by
-    side. More than 64 tensors are put together by module.
+    side. More than 64 tensors are put together by module. Several runs are side by side, with the same colours.
 
     Args:
-        run: a `Recorder` or a `Run`.
+        runs: a `Recorder`, a `Run`, a `RunSet`, or several recorders and runs, of the same tensors.
         quantity: which one to show at first: "gradient_norm", "weight_norm", "update_norm", "update_ratio",
             "gradient_absmax", "cosine", "gradient_zeros" or "weight_unchanged".
         **settings: as for `View`.
@@ -53,56 +53,100 @@ class TensorHeatmap(OneRunView):
         TypeError, ValueError: an argument that does not fit.
     """
 
-    def __init__(self, run: Recorder | Run, quantity: str = "gradient_norm", **settings: Any) -> None:
+    def __init__(self, runs: Runs, quantity: str = "gradient_norm", **settings: Any) -> None:
         self.quantity = choice("quantity", quantity, QUANTITIES)
-        super().__init__(run, **settings)
+        super().__init__(runs, **settings)
+        if other := next((run for run in self.runs if list(run.parameters) != list(self.run.parameters)), None):
+            raise ValueError(
+                f"runs: {other.name!r} has other tensors than {self.run.name!r}, so that no row would be the same"
+            )
 
     def scene(self) -> Scene:
         """The picture as data."""
         rows = Rows(self.run)
-        quantities = [name for name in QUANTITIES if len(self.run.tensors.get(name, ()))]
+        runs = [run for run in self.runs if any(len(run.tensors.get(name, ())) for name in QUANTITIES)]
+        quantities = [name for name in QUANTITIES if runs and all(len(run.tensors.get(name, ())) for run in runs)]
         if not quantities:
             return empty_scene("no tensors recorded yet", self.description())
         first = quantities.index(self.quantity) if self.quantity in quantities else 0
-        heat, bar = heat_panels(self.run, rows, quantities)
+        heats, bar = heat_panels(runs, rows, quantities)
         words = [QUANTITIES[name][1] for name in quantities]
         controls = [Control("quantity", "colours", words, first, "choice")] if bar is not None else []
         controls.append(Control("layer", "tensor", rows.names, 0, "choice"))
-        detail = self._kept_panel(histogram_panel, rows) or norm_panel(self.run, rows)
-        panels = [heat] + ([] if detail is None else [replace(detail, row=1, x=heat.x)])  # the same step below each other
-        upper = _height(len(rows.names))
-        lower = 2.2 if detail is not None else 0.0
-        if bar is not None:
-            panels.insert(1, bar)
-            if detail is not None and isinstance(image := detail.layers[0], Heatmap):
+        details = [self._kept_panel(histogram_panel, rows, run) or norm_panel(run, rows) for run in runs]
+        upper, lower, n = _height(len(rows.names)), 2.2 if any(details) else 0.0, len(runs)
+        panels = [replace(heat, column=k) for k, heat in enumerate(heats)]
+        panels += [] if bar is None else [replace(bar, column=n)]
+        label = ""
+        for k, (detail, heat) in enumerate(zip(details, heats, strict=True)):
+            if detail is None:
+                continue
+            layers = [*detail.layers]
+            if isinstance(image := layers[0], Heatmap) and (bar is not None or k + 1 < n):
                 # Its bar is made like the one above, which would else be as far away as this one's words are wide.
-                panels[2] = replace(panels[2], layers=[replace(image, label="")])
-                panels.append(replace(_bar([["0.0001", "0.01", "1"]], [image.label], lower), row=1))
+                layers[0], label = replace(image, label=""), image.label if bar is not None else ""
+            # The same step below each other.
+            panels.append(replace(detail, row=1, column=k, x=heat.x, layers=layers))
+        if label:
+            panels.append(replace(_bar([["0.0001", "0.01", "1"]], [label], lower), row=1, column=n))
         return Scene(
             panels,
             self.title("Tensors over steps"),
             controls,
-            width=9.0,
+            width=9.0 if n == 1 else 11.0,
             height=upper + lower + 0.3,
-            widths=(1.0, 0.17) if bar is not None else (),
-            heights=(upper, lower) if detail is not None else (),
+            widths=(*[1.0] * n, 0.17 if n == 1 else 0.13 * n) if bar is not None else (),
+            heights=(upper, lower) if lower else (),
             description=self.description(),
         )
 
 
-def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Panel | None]:
-    """The image, and where a control "quantity" chooses one of several a bar that says what the colours of each mean."""
-    curves = {name: run.tensors[name].curve() for name in quantities}
-    start = min(float(curve.first[0]) for curve in curves.values())
-    stop = max(float(curve.last[-1]) for curve in curves.values())
-    edges = _edges(start, stop, min(max(len(curve.first) for curve in curves.values()), COLUMNS))
-    images, limits = [], []
+def heat_panels(runs: list[Run], rows: Rows, quantities: list[str]) -> tuple[list[Panel], Panel | None]:
+    """The image of each run, and where a control "quantity" chooses one of several a bar that says what its colours mean."""
+    edges = [_steps_of(run, quantities) for run in runs]
+    images: list[list[np.ndarray]] = [[] for _ in runs]
+    limits = []
     for name in quantities:
-        curve, logarithmic = curves[name], QUANTITIES[name][0]
-        columns = _columns(curve, curve.high if logarithmic else curve.mean, edges, largest=logarithmic)
-        shares, low, high = _scaled(rows.of(name, columns).T, logarithmic)
-        images.append(shares)
-        limits.append((low, high))
+        logarithmic, cells = QUANTITIES[name][0], []
+        for run, own in zip(runs, edges, strict=True):
+            curve = run.tensors[name].curve()
+            columns = _columns(curve, curve.high if logarithmic else curve.mean, own, largest=logarithmic)
+            cells.append(rows.of(name, columns).T)
+        limits.append(_limits(cells, logarithmic))
+        for image, each in zip(images, cells, strict=True):
+            image.append(_scaled(each, *limits[-1], logarithmic))
+    panels = [
+        _heat_panel(run, rows, quantities, image, own, limits, is_last=run is runs[-1])
+        for run, image, own in zip(runs, images, edges, strict=True)
+    ]
+    if len(runs) > 1:
+        panels = [replace(panel, title=run.name) for panel, run in zip(panels, runs, strict=True)]
+    if len(quantities) == 1:
+        return panels, None
+    values = [
+        [f"{_value(share, *ends, QUANTITIES[name][0]):.2g}" for share in (0.0, 0.5, 1.0)]
+        for name, ends in zip(quantities, limits, strict=True)
+    ]
+    return panels, _bar(values, [QUANTITIES[name][1] for name in quantities], _height(len(rows.names)), by=("quantity",))
+
+
+def _steps_of(run: Run, quantities: list[str]) -> np.ndarray:
+    """Edges of columns that have all that was recorded of these."""
+    curves = [run.tensors[name].curve() for name in quantities]
+    start, stop = min(float(curve.first[0]) for curve in curves), max(float(curve.last[-1]) for curve in curves)
+    return _edges(start, stop, min(max(len(curve.first) for curve in curves), COLUMNS))
+
+
+def _heat_panel(
+    run: Run,
+    rows: Rows,
+    quantities: list[str],
+    images: list[np.ndarray],
+    edges: np.ndarray,
+    limits: list[tuple[float, float]],
+    is_last: bool,
+) -> Panel:
+    """Images of quantities in shares of the way from the first colour to the last; the last one of several has the bar."""
     n = len(rows.names)
     reach = edges[[0, -1]], [-0.5, n - 0.5]
     if len(quantities) == 1:
@@ -110,14 +154,9 @@ def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Pan
         (low, high), scale = limits[0], "log" if logarithmic else "linear"
         values = _value(images[0], low, high, logarithmic)
         ends = _value(0.0, low, high, logarithmic), _value(1.0, low, high, logarithmic)
-        image, bar = Heatmap(values, *reach, limits=ends, scale=scale, label=label), None
+        image = Heatmap(values, *reach, limits=ends, scale=scale, label=label if is_last else "")
     else:
         image = Heatmap(np.array(images), *reach, limits=(0.0, 1.0), by=("quantity",))
-        values = [
-            [f"{_value(share, *ends, QUANTITIES[name][0]):.2g}" for share in (0.0, 0.5, 1.0)]
-            for name, ends in zip(quantities, limits, strict=True)
-        ]
-        bar = _bar(values, [QUANTITIES[name][1] for name in quantities], _height(n), by=("quantity",))
     layers: list[Layer] = [image]
     x, y = _bad_cells(run, rows, edges)
     if x.size:
@@ -126,7 +165,7 @@ def heat_panels(run: Run, rows: Rows, quantities: list[str]) -> tuple[Panel, Pan
     layers.append(Points(chosen, [[i] for i in range(n)], marker="ring", size=7, style="ink", by=("layer",)))
     ticks = [(i, _shortened(rows.names[i])) for i in range(0, n, -(-n // 32))]
     down = Axis("", -0.5, n - 0.5, ticks=ticks, upwards=False)
-    return Panel(Axis("step", *edges[[0, -1]].tolist()), down, layers, click=Click("layer", "y")), bar
+    return Panel(Axis("step", *edges[[0, -1]].tolist()), down, layers, click=Click("layer", "y"))
 
 
 def _height(n_rows: int) -> float:
@@ -198,19 +237,24 @@ def _columns(curve: Curve, values: np.ndarray, edges: np.ndarray, largest: bool 
     return found[np.clip(np.searchsorted(met, np.arange(count), side="right") - 1, 0, len(met) - 1)]
 
 
-def _scaled(cells: np.ndarray, logarithmic: bool) -> tuple[np.ndarray, float, float]:
-    """Cells as shares of the way from the first colour to the last, and the values of these two."""
-    there = np.isfinite(cells) & ((cells > 0) if logarithmic else True)
-    known = cells[there]
+def _limits(several: list[np.ndarray], logarithmic: bool) -> tuple[float, float]:
+    """The values of the first and the last colour of all these cells; their logarithms where the scale is one."""
+    cells = np.concatenate([each.ravel() for each in several])
+    known = cells[np.isfinite(cells) & ((cells > 0) if logarithmic else True)]
     if logarithmic:
         known = np.log10(known)
     low, high = np.percentile(known, [1, 99]) if known.size else (0.0, 1.0)
     if high - low < 1e-6:
         low, high = low - 0.5, high + 0.5
+    return float(low), float(high)
+
+
+def _scaled(cells: np.ndarray, low: float, high: float, logarithmic: bool) -> np.ndarray:
+    """Cells as shares of the way from the first colour to the last."""
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.log10(cells) if logarithmic else cells
         shares = np.clip((values - low) / (high - low), 0.0, 1.0)
-    return np.where(np.isnan(cells) | np.isposinf(cells), np.nan, shares), float(low), float(high)
+    return np.where(np.isnan(cells) | np.isposinf(cells), np.nan, shares)
 
 
 def _value(share: Any, low: float, high: float, logarithmic: bool) -> Any:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from ...kernels import Rule
 from ...trainer.optimizer import Optimizer, RuleOptimizer, create, registered
-from ..scene import Arrows, Axis, Button, Click, Control, Layer, Line, Panel, RefLine, Scene, Text
-from ..simulate import FUNCTIONS, SearchRange, UpdateTrace, rule_source, search_ranges, trace_updates
+from ..scene import Arrows, Axis, Button, Click, Control, Layer, Line, Listing, Panel, RefLine, Scene, Text
+from ..simulate import FUNCTIONS, SearchRange, UpdateTrace, function, rule_source, search_ranges, trace_updates
 from ..simulate.candidates import named_optimizers
 from .functions import On, function_panel, loss_above, loss_axis
 from .trajectories import TrajectoryView, moments_of
 
 __all__ = ["Playground"]
 
+# What an entry changes, and has to be as before where it cannot be used.
+CHANGED = ("function", "settings", "found", "_start", "_rates", "_optimizers")
+
 
 class Playground(TrajectoryView):
     """One optimizer in detail, next to others: its hyper-parameters as sliders, the terms of each update, and its rule.
 
-    With a Python kernel, function, optimizer and hyper-parameters can be changed and the start moved; the step's slider
-    and the trajectories work without.
+    With a Python kernel, function, optimizer and hyper-parameters can be changed and the start moved, by sliders or by
+    typing; what cannot be used is said below. The step's slider and the trajectories work without.
 
     Args:
         on, start, steps, seed: as for `TrajectoryView`.
@@ -51,6 +58,8 @@ class Playground(TrajectoryView):
         self.settings = dict(settings or {})
         self._against = named_optimizers(against) if against else {}
         self._chosen = _label_of(optimizer)
+        self._refused: dict[str, str] = {}  # what has been typed and cannot be used, by the field
+        self._why = ""
         super().__init__(on, self._all(), start, steps, factors=(1.0,), seed=seed, **others)
 
     @property
@@ -78,32 +87,32 @@ class Playground(TrajectoryView):
         numbers = Text(
             [_numbers(trace, min(moment, trajectories.steps - 1)) for moment in moments], 0.02, 0.5, by=("step",), fixed=True
         )
-        source = Text(_source(self._klass), 0.0, 0.5, fixed=True, size=7.5)
         panels = [
             function_panel(self.function, surface, click=Click(event="start"), rows=2),
             Panel(
                 Axis("step", 0, trajectories.steps), loss_axis(trajectories, trajectories.losses[:, 0, 0]), curves, column=1
             ),
             Panel(blank, blank, [numbers], title=f"inside this update of {self._chosen}", row=1, column=1, frame=False),
-            Panel(blank, blank, [source], title="its rule, as it is compiled", row=2, columns=2, frame=False),
         ]
         controls = [step, *self._remote_controls()]
-        lines = _source(self._klass).count("\n") + 1
-        below = 0.145 * lines + 0.5
         return Scene(
             panels,
             f"{self._chosen} on {self.function.name}",
             controls,
             [Button("best", "find the best rates from here")],
-            width=11,
-            height=5.4 + below,
+            width=8.8,
+            height=5.9,
             widths=(1.2, 1),
-            heights=(2.9, 2.5, below),
+            heights=(3, 2.5),
             description=self.describe(),
+            listings=[Listing("its rule, as it is compiled", _source(self._klass))],
+            message=self._why or self.found,
         )
 
     def on_control(self, name: str, value: Any, index: int) -> None:
         """Set the function, the optimizer, or one of its hyper-parameters."""
+        if name == "function" and value not in FUNCTIONS:  # the one that has been typed
+            return
         if name == "function":
             self.function = FUNCTIONS[value]
             self._start = self.function.start
@@ -116,14 +125,64 @@ class Playground(TrajectoryView):
             setting = next((each for each in self.sliders if each.name == name[8:]), None)
             if setting is None:  # of the optimizer before
                 return
-            self.settings[setting.name] = setting.values[index]
-            self._optimizers = self._all()
-            if setting.name == "learning_rate":
-                self._rates[self._chosen] = float(setting.values[index])
+            self._set(setting.name, float(value))
         else:
             return
         self._run()
         self.refresh()
+
+    def on_entry(self, name: str, text: str) -> None:
+        """Take a function, a coordinate of the start or a hyper-parameter that has been typed, or say why not."""
+        before = {key: copy(value) for key, value in vars(self).items() if key in CHANGED}
+        try:
+            if name == "expression":
+                self._set_function(text)
+            elif name in ("start x", "start y"):
+                x, y = self._start
+                value = _number(name, text)
+                self._start = (value, y) if name == "start x" else (x, value)
+                self._check_start()
+            else:
+                self._set(name.removeprefix("setting "), _number(name.removeprefix("setting "), text))
+            self._run()
+            self._surface()
+        except (TypeError, ValueError) as error:
+            vars(self).update(before)
+            self._refused, self._why = {name: text}, str(error)
+        self.refresh()
+
+    def _set(self, name: str, value: float) -> None:
+        """Another value of a hyper-parameter.
+
+        Raises:
+            TypeError, ValueError: the optimizer cannot have it.
+        """
+        setting = next((each for each in self.sliders if each.name == name), None)
+        if setting is None:
+            raise ValueError(f"{self._chosen} has no {name}")
+        used = int(value) if setting.scale == "integer" and value == int(value) else value
+        self._klass(**{name: used})
+        self.settings[name] = used
+        self._optimizers = self._all()
+        if name == "learning_rate":
+            self._rates[self._chosen] = value
+
+    def _set_function(self, text: str) -> None:
+        """Another function, in the same part of the plane unless it has a name, which says more."""
+        found = function(text)
+        if found in FUNCTIONS.values():
+            self._start = found.start
+        else:
+            found = replace(found, xlim=self.function.xlim, ylim=self.function.ylim, start=self._start)
+        self.function = found
+        self._check_start()
+        self._find_rates()
+
+    def _check_start(self) -> None:
+        value = float(self.function(torch.tensor(self._start, dtype=torch.float64)))
+        if not math.isfinite(value):
+            x, y = self._start
+            raise ValueError(f"f({x:.4g}, {y:.4g}) is {value}: start where the function has a finite value")
 
     def on_button(self, name: str) -> None:
         if name == "best":
@@ -133,6 +192,7 @@ class Playground(TrajectoryView):
 
     def _run(self) -> None:
         super()._run()
+        self._refused, self._why = {}, ""
         own = self.settings | {"optimizer": self._klass, "learning_rate": self._rates[self._chosen]}
         self.trace: UpdateTrace = trace_updates(self.function, own, self._start, self._steps, seed=self._seed)
 
@@ -141,12 +201,15 @@ class Playground(TrajectoryView):
         return {self._chosen: {"optimizer": self._klass} | self.settings} | others
 
     def _remote_controls(self) -> list[Control]:
-        names = list(FUNCTIONS)
+        names, fields = list(FUNCTIONS), self._refused
         known = [name for name, klass in registered().items() if _can_be_opened(klass)]
         controls = []
-        if self.function in FUNCTIONS.values():
-            here = next(name for name, each in FUNCTIONS.items() if each is self.function)
-            controls.append(Control("function", "function", names, names.index(here), kind="choice", remote=True))
+        if self.function not in FUNCTIONS.values():
+            names.append(self.function.name)
+        here = next((name for name, each in FUNCTIONS.items() if each is self.function), self.function.name)
+        controls.append(Control("function", "function", names, names.index(here), kind="choice", remote=True))
+        own = self.function.expression if isinstance(self.function.expression, str) else ""
+        controls.append(_field("expression", "f(x, y) =", fields.get("expression", own)))
         if self._chosen in known:
             controls.append(Control("optimizer", "optimizer", known, known.index(self._chosen), kind="choice", remote=True))
         for setting in self.sliders:
@@ -155,9 +218,11 @@ class Playground(TrajectoryView):
                 if setting.name == "learning_rate"
                 else self.settings.get(setting.name, setting.default)
             )
-            index = int(np.argmin([abs(float(each) - float(value)) for each in setting.values]))
-            values = [float(each) for each in setting.values]
-            controls.append(Control(f"setting {setting.name}", setting.name, values, index, remote=True))
+            values = sorted({*map(float, setting.values), float(value)})
+            name, index = f"setting {setting.name}", values.index(float(value))
+            controls.append(Control(name, setting.name, values, index, remote=True, typed=True))
+        for name, value in zip(("start x", "start y"), self._start, strict=True):
+            controls.append(_field(name, name, fields.get(name, f"{value:.4g}")))
         return controls
 
     def _arrows(self, trace: UpdateTrace, moments: Sequence[int]) -> list[Layer]:
@@ -184,6 +249,20 @@ class Playground(TrajectoryView):
                 )
             )  # fmt: skip
         return layers
+
+
+def _field(name: str, label: str, shown: str) -> Control:
+    return Control(name, label, [shown], kind="text", remote=True)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text.replace("−", "-"))  # as pictures write it
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{name}={text!r}: must be a finite number")
+    return value
 
 
 def _label_of(optimizer: Any) -> str:

@@ -31,7 +31,7 @@ class RunView(View):
     def __init__(self, runs: Runs, **settings: Any) -> None:
         self._recorders, self.runs = checked_runs(runs)
         self._said: tuple[int, str] | None = None  # how long the runs were, and what was to be said then
-        self._kept: tuple[Any, Any] | None = None  # what a panel was made of, and the panel
+        self._kept: dict[int, tuple[Any, Any]] = {}  # by the run what a panel was made of, and the panel
         super().__init__(**settings)
 
     @property
@@ -68,12 +68,14 @@ class RunView(View):
             return what
         return f"{what}: {', '.join(names) if len(names) <= 4 else f'{len(names)} runs'}"
 
-    def _kept_panel(self, make: Callable[[Run, Rows], Panel | None], rows: Rows) -> Panel | None:
+    def _kept_panel(self, make: Callable[[Run, Rows], Panel | None], rows: Rows, run: Run | None = None) -> Panel | None:
         """A panel of histograms, which come seldom, created again only when there are more."""
-        number = sum(map(len, self.run.histograms.values()))
-        if self._kept is None or self._kept[0] != number:
-            self._kept = number, make(self.run, rows)
-        return self._kept[1]
+        run = self.run if run is None else run
+        number = sum(map(len, run.histograms.values()))
+        if id(run) not in self._kept or self._kept[id(run)][0] != number:
+            self._kept[id(run)] = number, make(run, rows)
+        panel: Panel | None = self._kept[id(run)][1]
+        return panel
 
 
 class OneRunView(RunView):

@@ -14,7 +14,7 @@ from ...trainer import Trainer, validation
 from ...trainer.lr_scheduler import InterpolatedScheduler, LRScheduler
 from ..record import Recorder, Run
 from ..record.blocks import POINTS
-from ..scene import Axis, Button, Layer, Line, Panel, Points, RefLine, Scene
+from ..scene import Axis, Button, Click, Control, Layer, Line, Listing, Panel, Points, RefLine, Scene
 from ..simulate.schedules import simulate_scheduler
 from ..style import COLOURS, DASHES
 from .run_view import take_in
@@ -32,7 +32,8 @@ class ScheduleView(View):
 
     Of a `Trainer` what has been is drawn solid, and what is to come dashed. A schedule of torch's is asked on a copy with an
     optimizer of its own: the real ones stay as they are; of that only what is to come is known. With `knots` a schedule can
-    be drawn by hand: its points are dragged, or set by `move`.
+    be drawn by hand: its points are dragged, or set by `move`; a double click, or Enter at the keyboard's cursor, adds one;
+    and a button removes the one that was moved or added last, or that a choice names. Below is the code that makes it.
 
     Args:
         schedules: a callable from the number of updates to a rate, such as those of `tristep.lr_scheduler`; a `Trainer`; a
@@ -44,7 +45,7 @@ class ScheduleView(View):
         **settings: as for `View`.
 
     Attributes:
-        knots: where they are now.
+        knots: where they are now. Those that a person has put somewhere have rates of three digits.
 
     Raises:
         TypeError, ValueError: an argument that does not fit.
@@ -82,6 +83,7 @@ class ScheduleView(View):
         self._wanted = None if n_updates is None else validation.integer("n_updates", n_updates, low=1)
         self._n_updates()  # or an error
         self._trainer = next((each for each in self.schedules.values() if isinstance(each, Trainer)), None)
+        self._chosen = 0  # a knot
         self._top = max((rate for _, rate in self.knots or ()), default=0.0)
         super().__init__(**settings)
 
@@ -125,6 +127,41 @@ class ScheduleView(View):
         least = self._top * 1e-6 or 1e-12
         self.knots[number] = (place if high is None else min(place, high), max(rate, least if self.scale == "log" else 0.0))
 
+    def add(self, update: float, rate: float) -> int:
+        """Add a knot; where there is one already, it gets this rate.
+
+        Args:
+            update, rate: where; rates are >= 0, with "log" > 0, and what is out of reach becomes the nearest that is not.
+
+        Returns:
+            Its number, from 0.
+
+        Raises:
+            ValueError: there are no knots, or a number is not finite.
+        """
+        self.schedule  # or an error  # noqa: B018
+        assert self.knots is not None
+        update, rate = validation.number("update", update), validation.number("rate", rate)
+        place = max(round(update), 0)
+        number = int(np.searchsorted([at for at, _ in self.knots], place))
+        if number == len(self.knots) or self.knots[number][0] != place:
+            self.knots.insert(number, (place, 0.0))
+        self.move(number, place, rate)
+        return number
+
+    def remove(self, number: int) -> None:
+        """Remove a knot.
+
+        Raises:
+            ValueError: there is no such knot, or there would be less than two.
+        """
+        if self.knots is None or not 0 <= number < len(self.knots):
+            raise ValueError(f"number={number!r}: there is no such knot; there are {len(self.knots or ())}")
+        if len(self.knots) <= 2:
+            raise ValueError("a schedule has two knots or more: add one first")
+        del self.knots[number]
+        self._chosen = min(self._chosen, len(self.knots) - 1)
+
     def apply(self, trainer: Trainer) -> None:
         """Let a trainer have `schedule` from its next update on.
 
@@ -138,12 +175,28 @@ class ScheduleView(View):
 
     def on_drag(self, event: str, number: int, x: float, y: float) -> None:
         """A knot has been dragged."""
-        if event == "knot":
-            self.move(number, x, y)
+        if event == "knot" and self.knots is not None and number < len(self.knots):
+            self._chosen = number
+            self.move(number, x, _rounded(y))
+            super().refresh()
+
+    def on_click(self, event: str, x: float, y: float) -> None:
+        """A knot is to be added."""
+        if event == "knot" and self.knots is not None:
+            self._chosen = self.add(x, _rounded(y))
+            super().refresh()
+
+    def on_control(self, name: str, value: Any, index: int) -> None:
+        """A knot has been chosen."""
+        if name == "knot":
+            self._chosen = index
             super().refresh()
 
     def on_button(self, name: str) -> None:
-        """The trainer is to have the schedule."""
+        """The trainer is to have the schedule, or a knot is to be removed."""
+        if name == "remove" and self.knots is not None and len(self.knots) > 2:
+            self.remove(self._chosen)
+            super().refresh()
         if name == "apply" and self._trainer is not None:
             self.apply(self._trainer)
             super().refresh()
@@ -185,6 +238,8 @@ class ScheduleView(View):
             layers.append(Line(numbers, rates, style=i, name="by hand"))
             words = [f"update {number:,}: {rate:.3g}" for number, rate in self.knots]
             layers.append(Points(x, y, size=9, style=i, drag="knot", words=words))
+            chosen = self.knots[self._chosen]
+            layers.append(Points([chosen[0]], [chosen[1]], size=15, style=i, marker="ring"))
             values += [rates, y, np.array([1.25 * self._top])]  # room to drag into
         if now is not None and 0 < now < n:
             layers.append(RefLine([float(now)], style="quiet", label="now"))
@@ -194,10 +249,25 @@ class ScheduleView(View):
         else:
             vertical = axis_from_zero("learning rate", *values)
         loss = self._loss_panel(across)
-        panels = [Panel(across if loss is None else replace(across, label=""), vertical, layers)]
+        click = None if self.knots is None else Click(event="knot", double=True)
+        panels = [Panel(across if loss is None else replace(across, label=""), vertical, layers, click=click)]
         panels += [] if loss is None else [loss]
-        buttons = [Button("apply", "use it")] if self.knots is not None and self._trainer is not None else []
-        return Scene(panels, buttons=buttons, height=3.6 if loss is None else 5.4, description=self.describe())
+        controls, buttons, listings = [], [], []
+        if self.knots is not None:
+            words = [f"{k + 1}: {rate:.3g} at update {number:,}" for k, (number, rate) in enumerate(self.knots)]
+            controls.append(Control("knot", "knot", words, self._chosen, "choice", remote=True))
+            buttons.append(Button("remove", "Remove this knot", len(self.knots) > 2))
+            listings.append(Listing("code of the schedule by hand", self.code(), folded=False))
+            if self._trainer is not None:
+                buttons.append(Button("apply", "Use it", self._trainer.optimizer.lr_scheduler != self.schedule))
+        return Scene(
+            panels,
+            controls=controls,
+            buttons=buttons,
+            listings=listings,
+            height=3.6 if loss is None else 4.9,
+            description=self.describe(),
+        )
 
     def describe(self) -> str:
         """The schedules in sentences."""
@@ -287,6 +357,11 @@ def _checked_knots(knots: Any, scale: str) -> list[tuple[int, float]]:
     if scale == "log" and min(rate for _, rate in found) == 0:
         raise ValueError(f"knots={knots!r}: rates must all be above 0 with scale='log'")
     return found
+
+
+def _rounded(rate: float) -> float:
+    """A rate of three digits, which is as much as a hand can mean."""
+    return float(f"{rate:.3g}")
 
 
 def _few(n: int) -> np.ndarray:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..scene import Axis, Button, Click, Control, Layer, Line, Panel, Points, Scene
-from ..simulate import RATES, Function, Simulation, Trajectories, function, tune_learning_rates
+from ..scene import Axis, Button, Click, Control, Layer, Line, Panel, Points, Scene, Text
+from ..simulate import RATES, Function, Sensitivity, Simulation, Trajectories, function, tune_learning_rates
 from ..simulate.candidates import named_optimizers
 from .functions import (
     DEFAULT,
@@ -47,6 +47,7 @@ class TrajectoryView(View):
     Attributes:
         trajectories: the paths, as `simulate` found them.
         best: by name, the rate that the factor 1 stands for.
+        found: what the last search for the best rates has found, in words; empty where all were given.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class TrajectoryView(View):
         self._start = tuple(map(float, self.function.start if start is None else start))
         self._rates: dict[str, float] = {}
         self._made: tuple[Any, Simulation] | None = None  # of what, and the simulation
+        self.found = ""
         self._drawn: tuple[Function, list[Layer]] | None = None  # whose surface, and its layers
         self._find_rates()
         self._run()
@@ -80,7 +82,8 @@ class TrajectoryView(View):
     def scene(self) -> Scene:
         trajectories = self.trajectories
         one = [round(factor, 9) for factor in self._factors].index(1.0)
-        rate = Control("rate", "learning rates, times each one's best", [rounded(f) for f in self._factors], one)
+        factors = [rounded(f) for f in self._factors]
+        rate = Control("rate", "learning rates", factors, one, texts=[self._rate_in_words(f) for f in factors])
         moments = moments_of(trajectories.steps)
         step = Control("step", "step", moments, len(moments) - 1, kind="play")
         surface = self._surface()
@@ -98,15 +101,27 @@ class TrajectoryView(View):
             function_panel(self.function, surface, click=Click(event="start")),
             Panel(Axis("step", 0, trajectories.steps), axis, curves, title="loss on the way", column=1),
         ]
+        heights: tuple[float, ...] = ()
+        if len(trajectories.names) > 1 and len(factors) > 1:
+            rates = [
+                "rates:  " + ",  ".join(f"{name} {self._rates[name] * factor:.3g}" for name in trajectories.names)
+                for factor in factors
+            ]
+            blank = Axis("", 0, 1)
+            words = Text(rates, 0.0, 0.5, by=("rate",), size=9, style="ink")
+            panels.append(Panel(blank, blank, [words], row=1, columns=2, frame=False))
+            heights = (12, 0.7)
         return Scene(
             panels,
             self.function.name,
             [rate, step],
             [Button("best", "find the best rates from here")],
             width=11,
-            height=5,
+            height=5.2,
             widths=(1.2, 1),
+            heights=heights,
             description=self.describe(),
+            message=self.found,
         )
 
     def describe(self) -> str:
@@ -124,7 +139,7 @@ class TrajectoryView(View):
                 else f"loss {trajectories.losses[i, one, 0, -1]:.4g} at ({end[0]:.3g}, {end[1]:.3g})"
             )
             parts.append(f"{trajectories.names[i]} at rate {self._rates[trajectories.names[i]]:.3g}: {what}.")
-        return " ".join(parts)
+        return " ".join([*parts, *([self.found] if self.found else [])])
 
     def on_click(self, event: str, x: float, y: float) -> None:
         if event == "start":
@@ -139,6 +154,12 @@ class TrajectoryView(View):
             self._find_rates()
             self._run()
             self.refresh()
+
+    def _rate_in_words(self, factor: float) -> str:
+        """The rate itself where there is one, and the factor."""
+        times = f"× {factor:.3g}"
+        rates = {self._rates[name] for name in self._optimizers}
+        return f"{min(rates) * factor:.3g} ({times})" if len(rates) == 1 else f"{times} the best"
 
     def _start_point(self) -> Points:
         x, y = self._start
@@ -157,8 +178,9 @@ class TrajectoryView(View):
             starts = starts_around(self.function, 9, self._seed, self._start)
             found = tune_learning_rates(self.function, open_ones, starts, self._steps, seed=self._seed)
             best = dict(zip(found.names, found.best.tolist(), strict=True))
+            self.found = _found(found)
         else:
-            best = {}
+            best, self.found = {}, ""
         for name, given in self._optimizers.items():
             if name in best:
                 self._rates[name] = best[name] if np.isfinite(best[name]) else RATES[0]
@@ -177,6 +199,17 @@ class TrajectoryView(View):
         if self._drawn is None or self._drawn[0] is not self.function:
             self._drawn = self.function, function_layers(self.function, self.function.xlim, self.function.ylim)
         return list(self._drawn[1])
+
+
+def _found(search: Sensitivity) -> str:
+    """What a search has found, and among how much."""
+    medians = search.quartiles[:, :, 1]
+    each = [
+        f"{name}: none converged" if np.isnan(rate) else f"{name} {rate:.3g} (loss {medians[i].min():.3g})"
+        for i, (name, rate) in enumerate(zip(search.names, search.best.tolist(), strict=True))
+    ]
+    rates, starts = len(search.learning_rates), search.losses.shape[-1]
+    return f"Best of {rates} learning rates, by the median loss from {starts} starts: {', '.join(each)}."
 
 
 def moments_of(steps: int) -> list[int]:

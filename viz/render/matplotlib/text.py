@@ -13,6 +13,10 @@ from ...style import Figure
 __all__ = ["agg_canvas", "agg_renderer", "shortened", "text_height", "text_width", "wrapped"]
 
 
+MOST_WIDTHS = 4096
+_widths: dict[tuple[str, float, str, bool, float], float] = {}  # measuring takes half a millisecond
+
+
 def agg_canvas(figure: Figure) -> FigureCanvasAgg:
     canvas = figure.canvas
     assert isinstance(canvas, FigureCanvasAgg)
@@ -25,8 +29,15 @@ def agg_renderer(figure: Figure) -> Any:
 
 def text_width(figure: Figure, words: str, size: float, weight: str = "normal", fixed: bool = False) -> float:
     """In inches."""
-    font = FontProperties(family="DejaVu Sans Mono" if fixed else None, size=size, weight=weight)
-    return agg_renderer(figure).get_text_width_height_descent(words, font, ismath=False)[0] / figure.dpi
+    key = words, size, weight, fixed, figure.dpi
+    found = _widths.get(key)
+    if found is None:
+        font = FontProperties(family="DejaVu Sans Mono" if fixed else None, size=size, weight=weight)
+        found = agg_renderer(figure).get_text_width_height_descent(words, font, ismath=False)[0] / figure.dpi
+        if len(_widths) > MOST_WIDTHS:
+            _widths.clear()
+        _widths[key] = found
+    return found
 
 
 def text_height(text: Text) -> float:
