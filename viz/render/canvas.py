@@ -44,8 +44,8 @@ class SceneWidget(anywidget.AnyWidget):
     Args:
         payload: of `Scene.to_bytes`.
         on_event: called with what a person does, a dictionary: "kind" is "control" (with "name" and "index"), "button"
-            ("name"), "click" ("name", "x", "y"), "drag" ("name", "number", "x", "y") or "entry" ("name", "text"); and with what
-            a page does, "seen". None: nobody is told.
+            ("name"), "click" ("name", "x", "y"), "drag" ("name", "number", "x", "y") or "entry" ("name", "text"); and with
+            what a page does, "seen". None: nobody is told.
 
     Example:
         >>> from tristep.viz.render.canvas import SceneWidget

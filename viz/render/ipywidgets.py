@@ -90,7 +90,7 @@ class SceneBox(ipywidgets.VBox):
         """Hide the output that follows, a picture of this, as long as this is to be seen."""
         self.add_class(PICTURED)
         self._hiding = [ipywidgets.HTML(f"<style>{HIDING}</style>", layout={"display": "none"})]
-        self.children = [*self.children, *self._hiding]
+        self._put_together()
 
     def _put_together(self) -> None:
         rows = [*self._rows, *self._listings, *self._messages]

@@ -95,7 +95,7 @@ class TensorHeatmap(RunView):
             controls,
             width=9.0 if n == 1 else 11.0,
             height=upper + lower + 0.3,
-            widths=(*[1.0] * n, 0.17 if n == 1 else 0.13 * n) if bar is not None else (),
+            widths=(*[1.0] * n, 0.17 if n == 1 else 0.16 * n) if bar is not None else (),
             heights=(upper, lower) if lower else (),
             description=self.description(),
         )

@@ -161,7 +161,8 @@ class Playground(TrajectoryView):
         if setting is None:
             raise ValueError(f"{self._chosen} has no {name}")
         used = int(value) if setting.scale == "integer" and value == int(value) else value
-        self._klass(**{name: used})
+        arguments: dict[str, Any] = {name: used}
+        self._klass(**arguments)
         self.settings[name] = used
         self._optimizers = self._all()
         if name == "learning_rate":
@@ -173,7 +174,8 @@ class Playground(TrajectoryView):
         if found in FUNCTIONS.values():
             self._start = found.start
         else:
-            found = replace(found, xlim=self.function.xlim, ylim=self.function.ylim, start=self._start)
+            x, y = self._start
+            found = replace(found, xlim=self.function.xlim, ylim=self.function.ylim, start=(x, y))
         self.function = found
         self._check_start()
         self._find_rates()
