@@ -42,7 +42,7 @@ def test_ways_are_those_of_the_optimizers_at_the_rate_of_the_slider(factor):
     view = TrajectoryView(BOWL, RACERS, steps=30, factors=(0.1, 1.0, 10.0))
     scene = view.scene()
     assert view.best == {"sgd": 0.05, "adam": 0.1}
-    plane, curves = scene.panels
+    plane, curves = scene.panels[:2]
     state = scene.state(rate=(0.1, 1.0, 10.0).index(factor), step=30)
     for name, klass in (("sgd", torch.optim.SGD), ("adam", torch.optim.Adam)):
         expected = _torch_path(klass, factor * view.best[name], BOWL.start, 30)
@@ -173,12 +173,13 @@ def test_arrows_point_where_the_quantities_do():
 def test_numbers_and_rule_are_there_to_read():
     view = Playground(BOWL, "adam", against=("sgd",), steps=25, settings={"learning_rate": 0.1})
     scene = view.scene()
-    numbers, source = (panel.layers[0] for panel in scene.panels[2:])
+    (numbers,), (source,) = scene.panels[2].layers, scene.listings
     text = str(numbers.chosen("texts", scene.state(step=2)))
     row = next(line for line in text.split("\n") if line.startswith("gradient")).split()[1:]
     assert [float(each) for each in row] == pytest.approx(view.trace.points[2] * [1, 10], rel=1e-3)
     assert text.split()[:2] == ["update", "3"]
-    assert "def adam(w, g, state, hyper):" in str(source.texts)
+    assert "def adam(w, g, state, hyper):" in source.text
+    assert source.folded
     assert list(_lines(scene.panels[0])) == ["adam", "sgd"]
 
 
@@ -212,7 +213,7 @@ def test_function_and_optimizer_are_chosen():
     assert view.trajectories.paths[0, 0, 0, 0] == pytest.approx(function("beale").start)
     view.on_control("optimizer", "lion", names["optimizer"].values.index("lion"))
     assert view.trajectories.names == ("lion", "sgd")
-    assert "def lion" in str(view.scene().panels[3].layers[0].texts)
+    assert "def lion" in view.scene().listings[0].text
     view.on_control("setting gone", 1.0, 0)  # of an optimizer that has been left
     assert view.trajectories.names == ("lion", "sgd")
 
@@ -229,7 +230,7 @@ def test_a_rule_of_ones_own_joins():
     view = Playground(BOWL, PlainStep, against=("sgd",), steps=10, settings={"learning_rate": 0.05})
     expected = _torch_path(torch.optim.SGD, 0.05, BOWL.start, 10)
     np.testing.assert_allclose(view.trajectories.paths[0, 0, 0], expected, rtol=1e-4, atol=1e-6)
-    assert "def plain_step" in str(view.scene().panels[3].layers[0].texts)
+    assert "def plain_step" in view.scene().listings[0].text
     with pytest.raises(ValueError, match="no optimizer is registered"):
         Playground(BOWL, "adamm")
 

@@ -252,7 +252,9 @@ def test_all_runs_can_be_drawn_with_few_points(name):
 def test_what_is_no_run_is_refused():
     with pytest.raises(TypeError, match="runs must be a Recorder, a Run, a RunSet or several of these, got int"):
         LossView(3)
-    for kind in VIEWS[1:]:
+    with pytest.raises(TypeError, match="runs must be a Recorder, a Run"):
+        TensorHeatmap(3)
+    for kind in VIEWS[2:]:
         with pytest.raises(TypeError, match="run must be a Recorder or a Run, got int"):
             kind(3)
         with pytest.raises(TypeError, match=r"got RunSet: give one of its runs, such as runs\['a'\]"):

@@ -12,7 +12,7 @@ from tristep import lr_scheduler
 
 pytest.importorskip("matplotlib")
 
-from tristep.viz import Line, Points, Recorder, RefLine, ScheduleView
+from tristep.viz import Click, Line, Points, Recorder, RefLine, ScheduleView
 from tristep.viz.style import line_style
 
 
@@ -134,8 +134,9 @@ def test_knots_make_a_schedule_whose_code_gives_the_same_rates(scale):
 
 def test_knots_are_dragged_as_far_as_they_can_go():
     view = ScheduleView(knots=[(0, 0.01), (100, 0.5), (1000, 0.0)])
-    (points,) = (layer for layer in view.scene().panels[0].layers if isinstance(layer, Points))
+    points, chosen = (layer for layer in view.scene().panels[0].layers if isinstance(layer, Points))
     assert points.drag == "knot"
+    assert (chosen.drag, chosen.x.tolist()) == (None, [0.0])
     np.testing.assert_allclose([points.x, points.y], [[0, 100, 1000], [0.01, 0.5, 0.0]])
     view.on_drag("knot", 1, 249.7, 0.3)
     assert view.knots == [(0, 0.01), (250, 0.3), (1000, 0.0)]
@@ -155,12 +156,45 @@ def test_knots_are_dragged_as_far_as_they_can_go():
         view.move(3, 0, 0)
 
 
+def test_knots_are_added_and_removed():
+    view = ScheduleView(knots=[(0, 0.01), (1000, 0.1)])
+    assert not view.scene().buttons[0].enabled  # two are needed
+    view.on_click("knot", 499.6, 0.123456)
+    assert view.knots == [(0, 0.01), (500, 0.123), (1000, 0.1)]
+    scene = view.scene()
+    assert scene.panels[0].click == Click(event="knot", double=True)
+    control = scene.controls[0]
+    assert control.words(control.index) == "2: 0.123 at update 500"
+    assert "step=[500, 1000], rates=[0.123, 0.1], base_lr=0.01" in scene.listings[0].text
+    assert view.add(2000.2, 0.5) == 3
+    view.on_click("knot", 500, 0.3)  # where there is one
+    assert view.knots == [(0, 0.01), (500, 0.3), (1000, 0.1), (2000, 0.5)]
+    view.on_control("knot", "", 2)
+    view.on_button("remove")
+    assert view.knots == [(0, 0.01), (500, 0.3), (2000, 0.5)]
+    view.on_drag("knot", 1, 500, 1 / 3)
+    assert view.knots[1] == (500, 0.333)
+    view.on_button("remove")  # the one that was dragged
+    assert view.knots == [(0, 0.01), (2000, 0.5)]
+    view.on_button("remove")
+    with pytest.raises(ValueError, match="a schedule has two knots or more"):
+        view.remove(0)
+    with pytest.raises(ValueError, match="number=2: there is no such knot; there are 2"):
+        view.remove(2)
+    log = ScheduleView(knots=[(0, 0.01), (100, 0.5)], scale="log")
+    log.add(50, -1.0)
+    assert 0 < log.knots[1][1] < 1e-5
+    with pytest.raises(ValueError, match="this view has no knots"):
+        ScheduleView(lambda n: 0.1, 5).add(1, 1)
+
+
 def test_a_schedule_by_hand_is_given_to_a_trainer_and_saved_with_it(tmp_path):
     trainer, _ = _train(5, learning_rate=0.7)
     view = ScheduleView(trainer, knots=[(0, 0.1), (10, 0.2), (20, 0.0)])
     assert trainer.learning_rate == 0.7  # not before it is asked for
-    assert [button.name for button in view.scene().buttons] == ["apply"]
+    assert [(button.name, button.enabled) for button in view.scene().buttons] == [("remove", True), ("apply", True)]
     view.on_button("apply")
+    assert [button.enabled for button in view.scene().buttons] == [True, False]  # it is in use
     assert trainer.learning_rate == pytest.approx(0.15)
     trainer.save_states(tmp_path / "states")
     other, _ = _train(1)
