@@ -105,10 +105,11 @@ def test_views_fit_jupyterlab(shared, browser, renderer):
         book = shared()
         book.run(f"from tristep import viz\nviz.set_renderer({renderer!r})")
         made = """
+        import numpy as np
         run = viz.Run("adam", ["a.weight", "a.bias"])
         for step in range(1, 41):
             run.add_scalars(step, {"loss": 2 / step, "learning_rate": 0.1, "val_loss": 3 / step, "accuracy": step / 45})
-            run.add_tensors([step], {"gradient_norm": [[step, 2 * step]], "weight_norm": [[1.0, 2.0]]})
+            run.add_tensors([step], {"gradient_norm": np.array([[step, 2.0 * step]]), "weight_norm": np.ones((1, 2))})
         """
         book.run(textwrap.dedent(made))
         for number, code in enumerate(
@@ -130,7 +131,6 @@ def test_views_fit_jupyterlab(shared, browser, renderer):
             browser.until(lambda output=output: browser.run(size, output)[1] > 250, "the view")
             assert browser.run(size, output)[1] <= HIGH, code
             browser.keep(f"lab-{renderer}-{number}")
-        book.run("for view in list(viz.views.view._NAMED.values()): view.close()")
     finally:
         browser.driver.set_window_size(1400, 1100)
 

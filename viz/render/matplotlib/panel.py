@@ -14,21 +14,30 @@ from matplotlib.transforms import Bbox
 from ...scene import Axis, Heatmap, Panel
 from ...style import THEMES, Figure, quieten
 from .artists import ARTISTS, RefLineArtist, TextArtist, limits_of
-from .text import agg_renderer, wrapped
-from .ticks import set_ticks
+from .scales import ScaleArtist
+from .text import agg_renderer, text_size, wrapped
+from .ticks import choose_ticks, set_ticks
 
 __all__ = ["PanelAxes"]
 
 BAR = 0.12  # the width of a bar of colours
+EDGE = 0.03  # half of what is drawn on the edge of a panel
 
 
 class PanelAxes:
-    """A panel's axes, with the artists of its layers and the bars that say what its colours mean."""
+    """A panel's axes, with the artists of its layers and the bars that say what its colours mean.
 
-    def __init__(self, figure: Figure, panel: Panel, theme: str) -> None:
+    Args:
+        quick: whether ticks and words around the axes are artists of ours, not matplotlib's, which can be changed.
+    """
+
+    def __init__(self, figure: Figure, panel: Panel, theme: str, quick: bool) -> None:
+        self.scales: dict[Axes, ScaleArtist] = {}  # of the axes and the bars; empty if these are matplotlib's
+        self._quick = quick
         self.figure, self.panel, self.theme = figure, panel, theme
         self.axes = axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
-        quieten(axes, theme=theme)
+        if not quick:
+            quieten(axes, theme=theme)
         colours = THEMES[theme]
         # Below everything that can change, so that it need not be drawn again.
         self.title = axes.set_title("", loc="left", y=1, pad=5, color=colours.ink, fontsize=10.5, zorder=0.4)
@@ -39,7 +48,7 @@ class PanelAxes:
             if spec.scale == "log":
                 set_scale("log", nonpositive="mask")
         pictured = any(isinstance(layer, Heatmap) for layer in panel.layers)
-        if not pictured:
+        if not (pictured or quick):
             axes.grid(axis="y", color=colours.grid, linewidth=0.8)
         if panel.equal:
             axes.set_aspect("equal", adjustable="box")
@@ -47,24 +56,36 @@ class PanelAxes:
             axes.set_axis_off()
         self.layers = [ARTISTS[type(layer)](axes, layer, theme, i, pictured) for i, layer in enumerate(panel.layers)]
         self.bars: list[Axes] = []
+        if quick and panel.frame:
+            self._scale(axes, grid=not pictured)
+
+    def _scale(self, axes: Axes, **look: Any) -> None:
+        axes.set_axis_off()
+        self.scales[axes] = ScaleArtist(axes, self.theme, **look)
+        axes.add_artist(self.scales[axes])
 
     def add_bars(self) -> None:
         for layer in self.panel.layers:
             if isinstance(layer, Heatmap) and layer.label and layer.palette != "categories":
                 bar = self.figure.add_axes((0.9, 0.1, 0.02, 0.8))
-                quieten(bar, size=8, theme=self.theme)
+                if not self._quick:
+                    quieten(bar, size=8, theme=self.theme)
                 bar.set_yscale(layer.scale)
                 ramp = AxesImage(bar, extent=(0, 1, 0, 1), origin="lower", interpolation="nearest", zorder=1)
                 ramp.set_data(layer.colours(self.theme)[:, None])
                 ramp.set_transform(bar.transAxes)
                 bar.add_image(ramp)
-                bar.set(xlim=(0, 1), xticks=[])
+                bar.set_xlim(0, 1)
+                self.bars.append(bar)
+                if self._quick:
+                    self._scale(bar, size=8.0, right=True)
+                    continue
+                bar.set_xticks([])
                 bar.yaxis.tick_right()
                 bar.yaxis.set_label_position("right")
                 bar.yaxis.label.set_parse_math(False)
                 for spine in bar.spines.values():
                     spine.set_visible(False)
-                self.bars.append(bar)
 
     def set_limits(self, panel: Panel) -> None:
         self.panel = panel
@@ -83,15 +104,26 @@ class PanelAxes:
         box = self.axes.get_position()
         across, upwards = box.width * width, box.height * height
         self.title.set_text(wrapped(self.figure, self.panel.title, across, 10.5))
-        set_ticks(self.axes.xaxis, self.panel.x, across)
-        set_ticks(self.axes.yaxis, self.panel.y, upwards)
-        self.axes.set_xlabel(wrapped(self.figure, self.panel.x.label, across, 10))
-        self.axes.set_ylabel(wrapped(self.figure, self.panel.y.label, upwards, 10))
+        labels = wrapped(self.figure, self.panel.x.label, across, 10), wrapped(self.figure, self.panel.y.label, upwards, 10)
+        if self.axes in self.scales:
+            scale = self.scales[self.axes]
+            scale.x = choose_ticks(self.figure, self.panel.x, across, True)
+            scale.y = choose_ticks(self.figure, self.panel.y, upwards, False)
+            scale.labels = labels
+        elif self.panel.frame or not self._quick:
+            set_ticks(self.axes.xaxis, self.panel.x, across)
+            set_ticks(self.axes.yaxis, self.panel.y, upwards)
+            self.axes.set(xlabel=labels[0], ylabel=labels[1])
         x = box.x1 * width + 0.1
         for bar, layer in zip(self.bars, self._with_bars(), strict=True):
             bar.set_position((x / width, box.y0, BAR / width, box.height))
-            set_ticks(bar.yaxis, Axis(layer.label, *limits_of(layer), layer.scale), upwards)
-            bar.set_ylabel(wrapped(self.figure, layer.label, upwards, 9), fontsize=9)
+            spec, label = Axis(layer.label, *limits_of(layer), layer.scale), wrapped(self.figure, layer.label, upwards, 9)
+            if bar in self.scales:
+                self.scales[bar].y = choose_ticks(self.figure, spec, upwards, False)
+                self.scales[bar].labels = ("", label)
+            else:
+                set_ticks(bar.yaxis, spec, upwards)
+                bar.set_ylabel(label, fontsize=9)
             x += BAR + self._sizes(bar)[2] + 0.1
 
     def measure(self) -> tuple[float, float, float, float]:
@@ -128,12 +160,21 @@ class PanelAxes:
         return [layer for layer in images if layer.label and layer.palette != "categories"]
 
     def _sizes(self, axes: Axes) -> tuple[float, float, float, float]:
+        if self._quick:
+            return self._quick_sizes(axes)
         renderer = agg_renderer(self.figure)
         parts = [axis.get_tightbbox(renderer) for axis in (axes.xaxis, axes.yaxis) if axes.axison]
         if axes is self.axes and self.title.get_text():
             parts.append(self.title.get_window_extent(renderer))
         box = axes.get_window_extent(renderer)
         # Where there are none, the box itself; also half of what is drawn on its edge.
-        whole = Bbox.union([box.padded(0.03 * self.figure.dpi), *(part for part in parts if part is not None)])
+        whole = Bbox.union([box.padded(EDGE * self.figure.dpi), *(part for part in parts if part is not None)])
         sizes: Any = (box.x0 - whole.x0, box.y0 - whole.y0, whole.x1 - box.x1, whole.y1 - box.y1)
         return tuple(size / self.figure.dpi for size in sizes)
+
+    def _quick_sizes(self, axes: Axes) -> tuple[float, float, float, float]:
+        left, bottom, right, top = self.scales[axes].measure() if axes in self.scales else (0.0, 0.0, 0.0, 0.0)
+        if axes is self.axes and self.title.get_text():
+            line, _ = text_size(self.figure, 10.5)
+            top = max(top, 5 / 72 + line * (1 + 1.2 * self.title.get_text().count("\n")))
+        return max(left, EDGE), max(bottom, EDGE), max(right, EDGE), max(top, EDGE)

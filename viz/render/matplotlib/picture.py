@@ -39,7 +39,7 @@ def draw(scene: Scene, state: State | None = None, theme: str = "light") -> Figu
         >>> figure.axes[0].get_ylabel()
         'loss'
     """
-    return Picture(scene, state, theme).figure
+    return Picture(scene, state, theme, quick=False).figure
 
 
 class Picture:
@@ -52,6 +52,8 @@ class Picture:
         scene, state, theme: as for `draw`.
         dpi: pixels per inch.
         values: whether the values of the controls stand below.
+        quick: whether it need only be looked at. Ticks and words at axes are then no artists of matplotlib's, of which each
+            takes half a millisecond.
 
     Attributes:
         figure: the matplotlib figure as it is now.
@@ -73,11 +75,17 @@ class Picture:
     _background: np.ndarray | None  # the pixels of what does not change; None: they have to be drawn
 
     def __init__(
-        self, scene: Scene, state: State | None = None, theme: str = "light", dpi: float = 100.0, values: bool = True
+        self,
+        scene: Scene,
+        state: State | None = None,
+        theme: str = "light",
+        dpi: float = 100.0,
+        values: bool = True,
+        quick: bool = True,
     ) -> None:
         if theme not in THEMES:
             raise ValueError(f"theme={theme!r}: must be one of {', '.join(map(repr, THEMES))}")
-        self._theme, self._dpi, self._with_values = theme, dpi, values
+        self._theme, self._dpi, self._with_values, self._quick = theme, dpi, values, quick
         with LOCK:
             self._begin(scene, scene.state(**(state or {})))
 
@@ -109,7 +117,7 @@ class Picture:
         self.scene, self.state = scene, state
         self.figure = Figure(scene.width, scene.height, THEMES[self._theme].background)
         self.figure.set_dpi(self._dpi)
-        self._panels = [PanelAxes(self.figure, panel, self._theme) for panel in scene.panels]
+        self._panels = [PanelAxes(self.figure, panel, self._theme, self._quick) for panel in scene.panels]
         for drawn in self._panels:
             drawn.add_bars()
         self._words: list[Artist] = []  # title and legend

@@ -10,11 +10,13 @@ from matplotlib.text import Text
 
 from ...style import Figure
 
-__all__ = ["agg_canvas", "agg_renderer", "shortened", "text_height", "text_width", "wrapped"]
+__all__ = ["agg_canvas", "agg_renderer", "shortened", "text_height", "text_size", "text_width", "wrapped"]
 
 
 MOST_WIDTHS = 4096
 _widths: dict[tuple[str, float, str, bool, float], float] = {}  # measuring takes half a millisecond
+
+_heights: dict[tuple[float, float], tuple[float, float]] = {}
 
 
 def agg_canvas(figure: Figure) -> FigureCanvasAgg:
@@ -38,6 +40,15 @@ def text_width(figure: Figure, words: str, size: float, weight: str = "normal", 
             _widths.clear()
         _widths[key] = found
     return found
+
+
+def text_size(figure: Figure, size: float) -> tuple[float, float]:
+    """How high a line of this size is, and how much of that is below its base line, in inches."""
+    key = size, figure.dpi
+    if key not in _heights:
+        _, height, below = agg_renderer(figure).get_text_width_height_descent("lp", FontProperties(size=size), ismath=False)
+        _heights[key] = height / figure.dpi, below / figure.dpi
+    return _heights[key]
 
 
 def text_height(text: Text) -> float:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axis import Axis as AxesAxis
 from matplotlib.axis import XAxis
-from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import Formatter, Locator, LogLocator, MaxNLocator, NullLocator
 
 from ...scene import Axis
+from ...style import Figure
 from .text import shortened, text_width
 
-__all__ = ["set_ticks"]
+__all__ = ["TURN", "Ticks", "choose_ticks", "set_ticks"]
+
+TURN = math.radians(40)  # of words that are too long for their place
 
 NUMERIC = re.compile(r"[-+−0-9.,e%kMG ]*")
+
+
+class Ticks(NamedTuple):
+    """Ticks of an axis: at which values, their words, and whether these are turned."""
+
+    values: list[float]
+    words: list[str]
+    turned: bool = False
 
 
 def set_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
@@ -25,26 +37,37 @@ def set_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
     axis.set_minor_locator(NullLocator())
     across = isinstance(axis, XAxis)
     if spec.ticks is not None:
-        _set_given_ticks(axis, spec, length)
+        figure: Any = axis.axes.figure
+        _set_given_ticks(axis, _given_ticks(figure, spec, length, across))
         return
-    most = int(np.clip(length / (0.75 if across else 0.36), 2, 9))
-    spread = MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10])
-    decades = np.log10(spec.high / spec.low) if spec.scale == "log" else 0.0
-    if decades < 0.7:
-        axis.set_major_locator(spread)
-    elif 3 * decades <= most + 1:
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=100))
-    elif np.floor(np.log10(spec.high)) - np.ceil(np.log10(spec.low)) >= 1:
-        axis.set_major_locator(LogLocator(subs=(1,), numticks=most + 1))
-    else:
-        axis.set_major_locator(spread)
+    axis.set_major_locator(_locator(spec, length, across))
     axis.set_major_formatter(_Numbers(spec.scale == "log"))
 
 
-def _set_given_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
+def choose_ticks(figure: Figure, spec: Axis, length: float, across: bool) -> Ticks:
+    """The same as `set_ticks` sets them."""
+    if spec.ticks is not None:
+        return _given_ticks(figure, spec, length, across)
+    reach = 1e-9 * (spec.high - spec.low)
+    values = [float(value) for value in _locator(spec, length, across).tick_values(spec.low, spec.high)]
+    values = [value for value in values if spec.low - reach <= value <= spec.high + reach]
+    return Ticks(values, _Numbers(spec.scale == "log").format_ticks(values))
+
+
+def _locator(spec: Axis, length: float, across: bool) -> Locator:
+    most = int(np.clip(length / (0.75 if across else 0.36), 2, 9))
+    spread = MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10])
+    decades = np.log10(spec.high / spec.low) if spec.scale == "log" else 0.0
+    if decades >= 0.7 and 3 * decades <= most + 1:
+        return LogLocator(subs=(1, 2, 5), numticks=100)
+    if decades >= 0.7 and np.floor(np.log10(spec.high)) - np.ceil(np.log10(spec.low)) >= 1:
+        return LogLocator(subs=(1,), numticks=most + 1)
+    return spread
+
+
+def _given_ticks(figure: Figure, spec: Axis, length: float, across: bool) -> Ticks:
     """Words at their values: on a short axis turned, and where there is no room at all, every so many."""
     assert spec.ticks is not None
-    figure: Any = axis.axes.figure
     scaled = np.log10 if spec.scale == "log" else np.asarray
     low, high = float(scaled(spec.low)), float(scaled(spec.high))
     ticks = sorted((value, words) for value, words in spec.ticks if spec.low <= value <= spec.high)
@@ -53,21 +76,27 @@ def _set_given_ticks(axis: AxesAxis, spec: Axis, length: float) -> None:
     turned = False
     words = [shortened(figure, text, 0.3 * width, 9) for _, text in ticks]
     needed = [0.15] * len(words)
-    if isinstance(axis, XAxis):
+    if across:
         needed = [text_width(figure, text, 9) + 0.08 for text in words]
         turned = not _fit(places, needed) and not all(NUMERIC.fullmatch(text) for text in words)
         if turned:
             words = [shortened(figure, text, 0.35 * height, 9) for _, text in ticks]
             needed = [0.24] * len(words)
     every = next((n for n in range(1, len(ticks) + 1) if _fit(places[::n], needed[::n])), 1)
-    axis.set_ticks([value for value, _ in ticks][::every], labels=words[::every])
+    return Ticks([float(value) for value, _ in ticks][::every], words[::every], turned)
+
+
+def _set_given_ticks(axis: AxesAxis, ticks: Ticks) -> None:
+    axis.set_ticks(ticks.values, labels=ticks.words)
     for label in axis.get_ticklabels():
         label.set_parse_math(False)
         if isinstance(axis, XAxis):
             turn = (
-                {"rotation": 40, "ha": "right", "va": "center"} if turned else {"rotation": 0, "ha": "center", "va": "top"}
+                {"rotation": math.degrees(TURN), "ha": "right", "va": "center"}
+                if ticks.turned
+                else {"rotation": 0, "ha": "center", "va": "top"}
             )
-            label.set(rotation_mode="anchor" if turned else "default", **turn)
+            label.set(rotation_mode="anchor" if ticks.turned else "default", **turn)
 
 
 def _fit(places: Sequence[float], needed: Sequence[float]) -> bool:
