@@ -14,7 +14,7 @@ The parts:
                 `torch.optim` optimizer for all, which gives all of them the same rate
     pictures    redrawing by `viz.render.matplotlib.Picture` against matplotlib as notebooks commonly use it, see
                 notebook_pictures.py
-    dashboard   a frame of a live dashboard, from a new step to the bytes that a browser gets
+    dashboard   a frame of a live dashboard, from a new step to the bytes that a browser gets, and its first PNG
     live        training that is recorded, in stretches with and without a dashboard of it, which `LiveLoop` redraws 4
                 times a second at most, by both renderers of widgets; no page is open, but all that one would get is made
     curves      100,000 recorded steps as a picture
@@ -52,6 +52,7 @@ from tristep import Trainer
 from tristep.demo import load, make_batches, network
 from tristep.viz import Dashboard, LossView, Run, TrajectoryView, basin_map, simulate
 from tristep.viz.record.probes import QUANTITIES
+from tristep.viz.render.matplotlib import Picture
 from tristep.viz.simulate import RATES, Simulation
 
 RACERS: dict[str, dict[str, Any]] = {
@@ -170,6 +171,8 @@ def dashboard() -> list[Row]:
             return view.scene().to_bytes()
 
         rows.append(row(f"a frame of a dashboard, {tensors} tensors, 5,000 steps", fastest(frame, 20), "ms", goal=12.5))
+        first = fastest(lambda view=view: Picture(view.scene(), values=False).png(), 5)
+        rows.append(row(f"its first image for ipywidgets, {tensors} tensors", first, "ms", goal=150))
     return rows
 
 

@@ -157,25 +157,25 @@ def test_knots_are_dragged_as_far_as_they_can_go():
 
 
 def test_knots_are_added_and_removed():
-    view = ScheduleView(knots=[(0, 0.01), (1000, 0.1)])
+    view = ScheduleView(knots=[(0, 0.02), (1000, 0.1)])
     assert not view.scene().buttons[0].enabled  # two are needed
     view.on_click("knot", 499.6, 0.123456)
-    assert view.knots == [(0, 0.01), (500, 0.123), (1000, 0.1)]
+    assert view.knots == [(0, 0.02), (500, 0.123), (1000, 0.1)]
     scene = view.scene()
     assert scene.panels[0].click == Click(event="knot", double=True)
     control = scene.controls[0]
     assert control.words(control.index) == "2: 0.123 at update 500"
-    assert "step=[500, 1000], rates=[0.123, 0.1], base_lr=0.01" in scene.listings[0].text
+    assert "step=[500, 1000], rates=[0.123, 0.1], base_lr=0.02" in scene.listings[0].text
     assert view.add(2000.2, 0.5) == 3
     view.on_click("knot", 500, 0.3)  # where there is one
-    assert view.knots == [(0, 0.01), (500, 0.3), (1000, 0.1), (2000, 0.5)]
+    assert view.knots == [(0, 0.02), (500, 0.3), (1000, 0.1), (2000, 0.5)]
     view.on_control("knot", "", 2)
     view.on_button("remove")
-    assert view.knots == [(0, 0.01), (500, 0.3), (2000, 0.5)]
+    assert view.knots == [(0, 0.02), (500, 0.3), (2000, 0.5)]
     view.on_drag("knot", 1, 500, 1 / 3)
     assert view.knots[1] == (500, 0.333)
     view.on_button("remove")  # the one that was dragged
-    assert view.knots == [(0, 0.01), (2000, 0.5)]
+    assert view.knots == [(0, 0.02), (2000, 0.5)]
     view.on_button("remove")
     with pytest.raises(ValueError, match="a schedule has two knots or more"):
         view.remove(0)

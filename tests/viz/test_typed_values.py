@@ -1,11 +1,10 @@
 """What is typed into a Playground, and what buttons and fields are like in core widgets."""
 
 import pytest
-
-ipywidgets = pytest.importorskip("ipywidgets")
-pytest.importorskip("matplotlib")
-
 import torch
+
+pytest.importorskip("ipywidgets")
+pytest.importorskip("matplotlib")
 
 from tristep.viz import Button, Control, Listing, Playground, Scene, TrajectoryView, search_ranges
 from tristep.viz.render.ipywidgets import SceneBox
