@@ -18,6 +18,7 @@ from tristep import viz
 from tristep.viz.scene import Axis, Button, Click, Control, Line, Listing, Points
 
 WIDE, HIGH = 1000, 700  # pixels of an output in JupyterLab on such a screen, and what its menus and the input leave of them
+SIZE = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return [box.width, box.height]"
 
 
 def _views():
@@ -81,16 +82,13 @@ def test_each_view_fits_the_screen(stage):
     stage.browser.run(
         "document.body.style.margin = 0; document.getElementById('stage').style.width = `${arguments[0]}px`", WIDE
     )
-    high, size = (
-        {},
-        "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return [box.width, box.height]",
-    )
+    high = {}
     try:
         for name, view in _views().items():
             stage.show(view.scene())
-            wide, high[name] = stage.browser.run(size, ".tristep")
+            wide, high[name] = stage.browser.run(SIZE, ".tristep")
             assert wide <= WIDE
-            assert stage.browser.run(size, ".tristep-picture canvas")[1] > 250  # nor is it a stamp
+            assert stage.browser.run(SIZE, ".tristep-picture canvas")[1] > 250  # nor is it a stamp
             stage.browser.keep(f"screen-{name.replace(' ', '-')}")
     finally:
         stage.browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -127,9 +125,8 @@ def test_views_fit_jupyterlab(shared, browser, renderer):
             shown = f"[data-cell={cell}] " + (".tristep-picture canvas" if renderer == "canvas" else "img.widget-image")
             browser.find(shown)
             output = f"[data-cell={cell}] .jp-OutputArea-output"
-            size = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return [box.width, box.height]"
-            browser.until(lambda output=output: browser.run(size, output)[1] > 250, "the view")
-            assert browser.run(size, output)[1] <= HIGH, code
+            browser.until(lambda output=output: browser.run(SIZE, output)[1] > 250, "the view")
+            assert browser.run(SIZE, output)[1] <= HIGH, code
             browser.keep(f"lab-{renderer}-{number}")
     finally:
         browser.driver.set_window_size(1400, 1100)
