@@ -48,7 +48,10 @@ def _views():
         batches,
         grid={"learning_rate": [0.01, 0.1], "wd": [0.0, 0.1]},
     )
+    data = torch.ones(4, 2), torch.zeros(4, 1)
+    plane = viz.loss_plane(net, torch.nn.functional.mse_loss, data, directions="filter")
     return {
+        "LossPlaneView": viz.LossPlaneView(plane),
         "TrajectoryView": viz.TrajectoryView("rosenbrock", steps=20),
         "Playground": viz.Playground("beale", "adam", steps=20),
         "SensitivityView": viz.SensitivityView("beale", ["sgd", "adam"], steps=20),

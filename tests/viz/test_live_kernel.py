@@ -296,3 +296,25 @@ def test_run_all_stays_in_order(notebook):
     _, shown = (output for output in file.cells[1].outputs if output["output_type"] == "display_data")
     assert "image/png" in shown["data"]  # that of the end
     assert shown["data"]["text/plain"].startswith("run: finished, step 40, learning rate 0.01")
+
+
+def test_a_loop_as_a_cell_s_value_shows_its_view_once(notebook):
+    def shown(code):
+        sent = notebook.send(code)
+        told = notebook.listen(
+            lambda message: (
+                message["parent_header"].get("msg_id") == sent and message["content"].get("execution_state") == "idle"
+            )
+        )
+        outputs = [
+            message["content"]["data"] for message in told if message["msg_type"] in ("display_data", "execute_result")
+        ]
+        return [sorted(data) for data in outputs], [data["text/plain"] for data in outputs]
+
+    kinds, words = shown("loop = viz.LiveLoop(steps(*made(), 5), mode='task')\nloop.start()")
+    widget = "application/vnd.jupyter.widget-view+json"
+    assert sum(widget in kind for kind in kinds) == 1
+    assert not any(text.startswith("LiveLoop(") for text in words)
+    assert sum(widget in kind for kind in shown("loop")[0]) == 1  # another cell shows it, too
+    _, words = shown("viz.LiveLoop(steps(*made(), 5), mode='block', view=None).start()")
+    assert words == ["LiveLoop('run', finished, 5 steps, mode='block')"]
