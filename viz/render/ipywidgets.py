@@ -6,8 +6,6 @@ are answered by the kernel, with a picture for each state that is asked for.
 
 from __future__ import annotations
 
-import html
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +15,8 @@ import ipywidgets
 import numpy as np
 import traitlets
 
-from ..scene import Axis, Control, Heatmap, Layer, Listing, Scene
+from ..scene import Axis, Control, Heatmap, Layer, Scene
+from .control_rows import ControlRows, close_all, structure_of
 from .matplotlib import Picture
 
 __all__ = ["Event", "SceneBox"]
@@ -42,7 +41,7 @@ class SceneBox(ipywidgets.VBox):
     def __init__(self, scene: Scene, on_event: Callable[[Event], object] | None = None, theme: str = "light") -> None:
         super().__init__(
             layout={"flex_flow": "row wrap", "align_items": "flex-start"}
-        )  # controls beside, where there is room
+        )  # controls at the side, if there is room
         self.scene, self._theme = scene, theme
         self._on_event = on_event or (lambda event: None)
         self._state = scene.state()
@@ -51,7 +50,7 @@ class SceneBox(ipywidgets.VBox):
         self._stale = False
         self._hiding: list[Any] = []
         local = [control for control in scene.controls if not control.remote and len(control.values) > 1]
-        self._add_controls()
+        self._rows = self._new_rows()
         if len(local) == 1 and len(local[0].values) <= MOST_FRAMES:
             self._shown = self._frames(local[0])
         else:
@@ -71,19 +70,18 @@ class SceneBox(ipywidgets.VBox):
             for control in scene.controls
             if control.name in before and len(before[control.name].values) == len(control.values)
         }
-        same = _controls(scene) == _controls(self.scene)
+        same = structure_of(scene) == structure_of(self.scene)
         self.scene = _with_room(scene, self.scene) if live else scene
         if not same:
-            for row in (*self._rows, *self._listings, *self._messages):
-                _close(row)
-            self._add_controls()
+            self._rows.close()
+            self._rows = self._new_rows()
         if not isinstance(self._shown, ipywidgets.Image):  # frames for every state take too long to be made again and again
-            _close(self._shown)
+            close_all(self._shown)
             self._shown = self._image()
             same = False
         if not same:
             self._put_together()
-        self._fill()
+        self._rows.fill(scene, self._state)
         self._draw()
 
     def hide_picture(self) -> None:
@@ -92,19 +90,26 @@ class SceneBox(ipywidgets.VBox):
         self._hiding = [ipywidgets.HTML(f"<style>{HIDING}</style>", layout={"display": "none"})]
         self._put_together()
 
+    @property
+    def links(self) -> list[Any]:
+        """What is done in the browser, without Python."""
+        return self._rows.links
+
+    def _new_rows(self) -> ControlRows:
+        return ControlRows(self.scene, self._state, self._set, self._on_event)
+
     def _put_together(self) -> None:
-        rows = [*self._rows, *self._listings, *self._messages]
-        if len(self._rows) > MOST_BELOW:  # side by side with the picture
+        rows = [*self._rows.widgets, *self._rows.about]
+        if len(self._rows.widgets) > MOST_BELOW:  # side by side with the picture
             self._shown.layout.flex, self._shown.layout.min_width = "1 1 480px", "0"
             rows = [ipywidgets.VBox(rows, layout=ipywidgets.Layout(flex="0 1 330px", min_width="0"))]
         self.children = [self._shown, *rows, *self._hiding]
 
     def close(self) -> None:
         """Close it and all in it."""
-        for link in self.links:
-            link.close()
+        self._rows.close()
         for child in self.children:
-            _close(child)
+            close_all(child)
         self.picture = None
         super().close()
 
@@ -115,7 +120,7 @@ class SceneBox(ipywidgets.VBox):
             picture.show(state=self._state | {control.name: index})
             frames.append(self._framed(picture.png()))
         stack = ipywidgets.Stack(frames, selected_index=self._state[control.name])
-        self.links.append(ipywidgets.jslink((self._selectors[control.name], "index"), (stack, "selected_index")))
+        self.links.append(ipywidgets.jslink((self._rows.selectors[control.name], "index"), (stack, "selected_index")))
         return stack
 
     def _image(self) -> ipywidgets.Image:
@@ -144,104 +149,6 @@ class SceneBox(ipywidgets.VBox):
             finally:
                 self._drawing.release()
 
-    def _add_controls(self) -> None:
-        self.links: list[Any] = []
-        self._selectors: dict[str, Any] = {}
-        self._rows: list[Any] = []
-        self._fields: dict[str, Any] = {}
-        self._filling = False
-        for control in self.scene.controls:
-            if len(control.values) > 1 or control.kind == "text" or control.typed:
-                self._rows.append(self._row(control))
-        self._buttons: list[Any] = []
-        if self.scene.buttons:
-            for button in self.scene.buttons:
-                pressed = ipywidgets.Button(
-                    description=button.label, tooltip=button.label, layout=ipywidgets.Layout(width="auto")
-                )
-                pressed.on_click(lambda _, name=button.name: self._on_event({"kind": "button", "name": name}))
-                self._buttons.append(pressed)
-            self._rows.append(ipywidgets.HBox(self._buttons, layout=ipywidgets.Layout(flex_flow="row wrap")))
-        for panel in self.scene.panels:
-            if panel.click is not None and panel.click.event is not None:
-                self._rows.append(self._place(panel.click.event, panel.x.label, panel.y.label))
-        self._listings = [_Listing(listing) for listing in self.scene.listings]
-        self._messages = [ipywidgets.HTML()] if _says(self.scene) else []
-        self._fill()
-
-    def _fill(self) -> None:
-        """What may differ from one scene to the next without other widgets."""
-        for button, widget in zip(self.scene.buttons, self._buttons, strict=True):
-            widget.disabled = not button.enabled
-        for listing, shown in zip(self.scene.listings, self._listings, strict=True):
-            shown.fill(listing)
-        for control in self.scene.controls:
-            if control.name in self._fields:
-                self._filling = True
-                self._fields[control.name].value = control.words(self._state[control.name])
-                self._filling = False
-        for shown in self._messages:
-            shown.value = f"<span role='status'>{html.escape(self.scene.message)}</span>" if self.scene.message else ""
-
-    def _field(self, control: Control, **look: Any) -> Any:
-        """What a value is typed into."""
-        field = ipywidgets.Text(continuous_update=False, tooltip=control.label, **look)
-        self._fields[control.name] = field
-
-        def typed(change: Any) -> None:
-            if not self._filling:
-                self._on_event({"kind": "entry", "name": control.name, "text": change["new"]})
-
-        field.observe(typed, names="value")
-        return field
-
-    def _row(self, control: Control) -> Any:
-        """What a control is set with."""
-        if control.kind == "text":
-            return self._field(control, description=control.label, style={"description_width": "initial"})
-        options = [(control.words(i), i) for i in range(len(control.values))]
-        look: dict[str, Any] = {
-            "options": options,
-            "index": self._state[control.name],
-            "description": control.label,
-            "tooltip": control.label,
-            "style": {"description_width": "initial"},
-        }
-        if control.kind == "choice":
-            selector = ipywidgets.Dropdown(**look)
-        else:
-            width = f"calc(24em + {len(control.label)}ch)"  # or a long label leaves nothing to the slider
-            if control.typed:
-                width = f"calc(12em + {len(control.label)}ch)"
-            layout = ipywidgets.Layout(width=width, max_width="100%")
-            selector = ipywidgets.SelectionSlider(**look, layout=layout, readout=not control.typed)
-        self._selectors[control.name] = selector
-        selector.observe(lambda change: self._set(control.name, change["new"]), names="index")
-        if control.typed:
-            field = self._field(control, layout=ipywidgets.Layout(width="6em"))
-            return ipywidgets.HBox([selector, field], layout=ipywidgets.Layout(flex_flow="row nowrap", max_width="100%"))
-        if control.kind != "play":
-            return selector
-        n = len(control.values)
-        each = 1000 * control.seconds / n
-        step = max(1, math.ceil(50 / each))  # no browser keeps up with more than twenty a second of these
-        play = ipywidgets.Play(
-            min=0, max=n - 1, value=self._state[control.name], step=step, interval=round(each * step), tooltip=control.label
-        )
-        self.links.append(ipywidgets.jslink((play, "value"), (selector, "index")))
-        return ipywidgets.HBox([play, selector], layout=ipywidgets.Layout(flex_flow="row wrap"))
-
-    def _place(self, event: str, x_label: str, y_label: str) -> Any:
-        """Two numbers in place of a click."""
-        style = {"description_width": "initial"}
-        layout = ipywidgets.Layout(width="12em")
-        x, y = (
-            ipywidgets.FloatText(description=each, tooltip=each, style=style, layout=layout) for each in (x_label, y_label)
-        )
-        chosen = ipywidgets.Button(description=event, tooltip=event)
-        chosen.on_click(lambda _: self._on_event({"kind": "click", "name": event, "x": x.value, "y": y.value}))
-        return ipywidgets.HBox([x, y, chosen], layout=ipywidgets.Layout(flex_flow="row wrap"))
-
     def _set(self, name: str, index: int | None) -> None:
         if index is None or name not in self._state:
             return
@@ -251,19 +158,6 @@ class SceneBox(ipywidgets.VBox):
             self._on_event({"kind": "control", "name": name, "index": index})
         else:
             self._draw()
-
-
-class _Listing(ipywidgets.Accordion):
-    """Lines to be copied, which can be folded."""
-
-    def __init__(self, listing: Listing) -> None:
-        self._text = ipywidgets.Textarea(disabled=True, layout=ipywidgets.Layout(width="100%"))
-        super().__init__([self._text], selected_index=None if listing.folded else 0, layout=ipywidgets.Layout(width="100%"))
-        self.set_title(0, listing.title)
-        self.fill(listing)
-
-    def fill(self, listing: Listing) -> None:
-        self._text.value, self._text.rows = listing.text, listing.text.count("\n") + 1
 
 
 class _Image(ipywidgets.Image):
@@ -321,26 +215,3 @@ def _recoloured(layer: Layer, old: Layer) -> Layer:
 
 def _on_scale(scale: str, *ends: tuple[float, float]) -> np.ndarray:
     return np.log10(ends) if scale == "log" else np.array(ends)
-
-
-def _controls(scene: Scene) -> list[Any]:
-    """What the rows below the picture follow from."""
-    controls = [
-        # Of a field all but what is in it.
-        (c.name, c.label, [] if c.kind == "text" else [c.words(i) for i in range(len(c.values))], c.kind, c.remote, c.typed)
-        for c in scene.controls
-    ]
-    clicks = [(panel.click.event, panel.x.label, panel.y.label) for panel in scene.panels if panel.click is not None]
-    listings = [(listing.title, listing.folded) for listing in scene.listings]
-    return [controls, [(button.name, button.label) for button in scene.buttons], clicks, listings, _says(scene)]
-
-
-def _says(scene: Scene) -> bool:
-    """Whether there is room for a message."""
-    return bool(scene.message) or any(control.typed or control.kind == "text" for control in scene.controls)
-
-
-def _close(widget: Any) -> None:
-    for child in getattr(widget, "children", ()):
-        _close(child)
-    widget.close()

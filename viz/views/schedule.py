@@ -248,7 +248,7 @@ class ScheduleView(View):
             vertical = Axis.over("learning rate", *values, scale="log", margin=0.15 if self.knots else 0.05)
         else:
             vertical = axis_from_zero("learning rate", *values)
-        loss = self._loss_panel(across)
+        loss = _loss_panel(self._run, across)
         click = None if self.knots is None else Click(event="knot", double=True)
         panels = [Panel(across if loss is None else replace(across, label=""), vertical, layers, click=click)]
         panels += [] if loss is None else [loss]
@@ -295,15 +295,6 @@ class ScheduleView(View):
         past = numbers[numbers <= trainer.optimizer.num_update]
         return past, np.array([trainer.optimizer.rate_at(int(k)) for k in past])
 
-    def _loss_panel(self, across: Axis) -> Panel | None:
-        series = None if self._run is None else self._run.scalars.get("loss")
-        if series is None or not len(series):
-            return None
-        curve = series.curve()
-        scale = "log" if (curve.mean > 0).any() else "linear"
-        line = Line(middle_steps(curve), drawable(curve.mean), style=SOLID_GREY, width=1.0, marker=len(curve.first) == 1)
-        return Panel(across, Axis.over("loss", percentiles(curve.mean), scale=scale), [line], row=1)
-
     def _n_updates(self) -> int:
         if self._wanted is not None:
             return self._wanted
@@ -316,6 +307,16 @@ class ScheduleView(View):
         if not max(known, default=0):
             raise ValueError("n_updates is missing: none of the schedules says how long it is")
         return max(known)
+
+
+def _loss_panel(run: Run | None, across: Axis) -> Panel | None:
+    series = None if run is None else run.scalars.get("loss")
+    if series is None or not len(series):
+        return None
+    curve = series.curve()
+    scale = "log" if (curve.mean > 0).any() else "linear"
+    line = Line(middle_steps(curve), drawable(curve.mean), style=SOLID_GREY, width=1.0, marker=len(curve.first) == 1)
+    return Panel(across, Axis.over("loss", percentiles(curve.mean), scale=scale), [line], row=1)
 
 
 def _named(schedules: Any) -> dict[str, Any]:

@@ -959,9 +959,9 @@ const CSS = `
   align-items: center; margin-top: 6px; font-size: 12.5px; }
 .tristep-controls:empty { display: none; }
 .tristep-control { max-width: 520px; display: grid; grid-template-columns: max-content minmax(80px, 1fr) minmax(64px, max-content); gap: 0 10px; align-items: center; }
-.tristep-beside .tristep-body { display: grid; grid-template-columns: minmax(0, 1fr) 290px; gap: 0 18px; }
-.tristep-beside .tristep-controls { grid-template-columns: minmax(0, 1fr); align-content: start; gap: 5px; margin: 0; }
-.tristep-beside .tristep-control { grid-template-columns: 92px minmax(60px, 1fr) minmax(64px, max-content); gap: 0 8px; }
+.tristep-aside .tristep-body { display: grid; grid-template-columns: minmax(0, 1fr) 290px; gap: 0 18px; }
+.tristep-aside .tristep-controls { grid-template-columns: minmax(0, 1fr); align-content: start; gap: 5px; margin: 0; }
+.tristep-aside .tristep-control { grid-template-columns: 92px minmax(60px, 1fr) minmax(64px, max-content); gap: 0 8px; }
 .tristep-controls label { color: var(--tristep-ink); overflow-wrap: anywhere; }
 .tristep-controls output { color: var(--tristep-ink); font-variant-numeric: tabular-nums; }
 .tristep-controls input[type="text"] { font: inherit; color: inherit; background: var(--tristep-background); width: 76px; padding: 1px 5px;
@@ -1170,7 +1170,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
   // -- Size and colours
 
   function resize() {
-    root.classList.toggle("tristep-beside", isLong() && root.clientWidth >= WIDE);
+    root.classList.toggle("tristep-aside", isLong() && root.clientWidth >= WIDE);
     const wide = Math.min(picture.clientWidth, scene.width * PIXELS_PER_INCH);
     const high = Math.round((wide * scene.height) / scene.width);
     if (wide === width && high === height && ratio === devicePixelRatio) return;
@@ -1274,7 +1274,7 @@ export function mount(element, payload, { send = null, theme = "auto" } = {}) {
     const copy = make("button", "", "Copy");
     const lines = make("pre");
     copy.type = "button";
-    copy.setAttribute("aria-label", `Copy ${name}`);
+    copy.setAttribute("aria-label", ["Copy", name].join(" "));
     copy.addEventListener("click", async () => {
       const done = await copied(lines);
       copy.textContent = done ? "Copied" : "Press Ctrl+C"; // they are selected then
