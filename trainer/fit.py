@@ -14,14 +14,13 @@ from typing import Any
 import torch
 
 from .epoch_batches import EpochBatches
+from .metrics import Metric, checked_metrics
 from .optimizer import Optimizer
 from .saving import CheckpointManager
 from .trainer import Trainer
-from .validation import boolean, choice, integer
+from .validation import boolean, integer
 
 __all__ = ["Batch", "Fit", "fit"]
-
-Metric = Callable[[torch.Tensor, torch.Tensor], "float | torch.Tensor"]
 
 
 @dataclass(frozen=True)
@@ -310,41 +309,6 @@ class _Sums:
 
     def means(self) -> dict[str, float]:
         return {name: float(total) / self.count if self.count else float("nan") for name, total in self._totals.items()}
-
-
-def _accuracy(labels: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
-    predicted = outputs.argmax(dim=1) if outputs.dim() > labels.dim() else outputs
-    return (predicted == labels).double().mean()
-
-
-def _mse(labels: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
-    return (outputs - labels).square().mean().double()
-
-
-def _mae(labels: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
-    return (outputs - labels).abs().mean().double()
-
-
-_METRICS: dict[str, tuple[str, Metric]] = {
-    "accuracy": ("accuracy", _accuracy),
-    "acc": ("accuracy", _accuracy),
-    "mse": ("mse", _mse),
-    "mae": ("mae", _mae),
-}
-
-
-def checked_metrics(given: Any) -> dict[str, Metric]:
-    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [] if given is None else [given]
-    found: dict[str, Metric] = {}
-    for metric in several:
-        if callable(metric):
-            name = getattr(metric, "__name__", type(metric).__name__)
-        else:
-            name, metric = _METRICS[choice("eval_metric", metric, _METRICS, ignore_case=True)]
-        if name in found or name == "loss":
-            raise ValueError(f"eval_metric: there are two of the name {name!r}")
-        found[name] = metric
-    return found
 
 
 def _callables(name: str, given: Any) -> list[Callable[..., Any]]:

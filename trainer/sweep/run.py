@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ..ensemble import make_optimizer
-from ..fit import Metric, checked_metrics, evaluate
+from ..fit import evaluate
+from ..metrics import Metric, checked_metrics
 from ..optimizer import Optimizer
 from ..validation import boolean, integer
 from .result import Sweep

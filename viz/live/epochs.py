@@ -9,7 +9,8 @@ import torch
 
 from ...trainer import Trainer
 from ...trainer.epoch_batches import EpochBatches
-from ...trainer.fit import checked_metrics, device_of, evaluate, unpack_batch
+from ...trainer.fit import device_of, evaluate, unpack_batch
+from ...trainer.metrics import checked_metrics
 
 __all__ = ["Epochs"]
 
