@@ -38,7 +38,7 @@ def test_a_race_on_a_canvas(book, browser):
     before = browser.digest(canvas)
     browser.keys(rate, RIGHT)
     assert browser.digest(canvas) != before
-    assert rate.get_attribute("aria-valuetext") == "2"
+    assert rate.get_attribute("aria-valuetext") == "× 2 the best"
     browser.keys(rate, LEFT)
     assert browser.digest(canvas) == before
     browser.keep("view-canvas")
@@ -131,7 +131,7 @@ def test_a_race_in_core_widgets(book, browser):
     handle = browser.find("[data-cell=view] .noUi-handle")  # that of the rates
     browser.keys(handle, RIGHT)
     browser.until(lambda: browser.image(image) not in ("", before), "another picture")
-    assert browser.find("[data-cell=view] .widget-readout").text == "2"
+    assert browser.find("[data-cell=view] .widget-readout").text == "× 2 the best"
     browser.keys(handle, LEFT)
     browser.until(lambda: browser.image(image) == before, "the picture of before")
     assert browser.find(image).get_attribute("title") == book.run("print(view.describe())").strip()
