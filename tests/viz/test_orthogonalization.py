@@ -23,7 +23,7 @@ def test_the_curves_are_the_polynomials_step_by_step():
 
 
 def test_the_table_has_the_least_and_the_largest():
-    view = OrthogonalizationView({"own": CUBIC, "polar_express": None}, low=0.01, shape=(16, 64))
+    view = OrthogonalizationView({"own": CUBIC, "polar_express": None}, low=0.01, shape=(16, 32))
     own, best = view.found
     x = 0.01
     for _ in range(3):
