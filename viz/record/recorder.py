@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import torch
 
 from ...trainer import Trainer
+from .blocks import POINTS
+from .loggers import LOGGED, Loggers
 from .probes import OptimizerProbe, TrainerProbe
 from .runs import Run
 from .scalars import ScalarBuffer, checked_scalars
@@ -39,6 +42,10 @@ class Recorder:
         notes: words about the run, by name.
         module: whose names the tensors of a `torch.optim.Optimizer` have. None: those that it was given, as by
             `named_parameters()`, or else "0.1" for the second one of its first group, say. A `Trainer` has its own.
+        to: loggers that get the numbers, too: names of new .csv and .jsonl files; a `SummaryWriter`; a run of W&B or Trackio,
+            or `mlflow`; or a function of a step and a dict. Each has a thread of its own, so training does not wait.
+        log_every: loggers get the first value of each series in each k steps.
+        log_quantities: what loggers get of each parameter, as "gradient_norm/0.weight"; see `Telemetry`.
 
     Attributes:
         source: as above.
@@ -72,6 +79,9 @@ class Recorder:
         weights: Mapping[str, Any] | None = None,
         notes: Mapping[str, str] | None = None,
         module: torch.nn.Module | None = None,
+        to: Iterable[Any] = (),
+        log_every: int = 1,
+        log_quantities: Iterable[str] = LOGGED,
     ) -> None:
         if not isinstance(source, (Trainer, torch.optim.Optimizer)):
             raise TypeError(f"source must be a Trainer or a torch.optim.Optimizer, got {type(source).__name__}")
@@ -96,12 +106,13 @@ class Recorder:
         self._run = Run(name, measuring.names, measuring.edges, own, measuring.storage)
         try:
             self._watched = _watched(measuring, weights)
+            self._loggers = Loggers(to, log_every, log_quantities)
         except BaseException:
             measuring.close()
             raise
         self._last = 0
         self._scalars = ScalarBuffer()
-        self._looked = time.monotonic()
+        self._looked, self._sent = time.monotonic(), 0
 
     def step(self, **scalars: float | torch.Tensor) -> None:
         """Note that a step has been taken, and numbers of it, such as the loss. The learning rate is noted by itself.
@@ -124,7 +135,8 @@ class Recorder:
             watched = self._watched.items()
             self._scalars.add(number, {name: param.detach().reshape(-1)[places] for name, (param, places) in watched})
         self._measuring.after_step()
-        if time.monotonic() - self._looked > SECONDS or self._measuring.is_pressed():
+        is_late = bool(self._loggers) and number - self._sent >= POINTS // 2  # the run has that many steps as they were
+        if time.monotonic() - self._looked > SECONDS or self._measuring.is_pressed() or is_late:
             self.look()
 
     def note(self, **scalars: float | torch.Tensor) -> None:
@@ -183,30 +195,63 @@ class Recorder:
             raise ValueError(f"run {run.name!r} reaches to step {run.last_step}: it cannot go on after step {last_step}")
         self.flush()
         self._measuring.go_back(last_step)
-        self._run, self._last = run, last_step
+        self._run, self._last, self._sent = run, last_step, last_step
+        self._loggers.go_back(run, last_step)
 
     def look(self) -> None:
         """Take what has arrived from the device into the run. `step` does so now and then. Never waits."""
         self._looked = time.monotonic()
         self._scalars.look(self._run)
+        was_pending = self._measuring.pending  # asked before reading: what arrives in between is read the next time
         self._measuring.read_into(self._run)
+        if self._loggers:
+            self._send(was_pending)
 
     def flush(self) -> None:
         """Wait for all that has been recorded, and take it into the run."""
         self._scalars.flush(self._run)
         self._measuring.flush()
         self._measuring.read_into(self._run)
+        if self._loggers:
+            self._send(False)
 
     def close(self) -> None:
-        """`flush`, and leave trainer or optimizer as they were. Also at the end of a `with` block."""
-        self.flush()
-        self._measuring.close()
+        """`flush`, and leave trainer or optimizer as they were. Also at the end of a `with` block.
+
+        Waits until loggers have all of it, and closes their files; what was given open stays open.
+
+        Raises:
+            RuntimeError: loggers did not log everything. At the end of a `with` block that ends by another error, a warning.
+        """
+        if problems := self._close():
+            raise RuntimeError(problems)
+
+    def _close(self) -> str:
+        try:
+            self.flush()
+        finally:
+            self._measuring.close()
+        return "; ".join(self._loggers.close(self._run, self._last))
+
+    def _send(self, is_pending: bool) -> None:
+        """Give loggers the steps of which everything is in the run."""
+        steps = [self._last]
+        if is_pending:
+            steps.append(max((series.last_step or 0 for series in self._run.tensors.values()), default=0))
+        if self._scalars.next_step is not None:
+            steps.append(self._scalars.next_step - 1)
+        self._sent = min(steps)
+        self._loggers.send(self._run, self._sent)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        problems = self._close()
+        if problems and kind is None:
+            raise RuntimeError(problems)
+        if problems:
+            warnings.warn(problems, stacklevel=2)
 
     def __repr__(self) -> str:
         return f"Recorder({self._run!r})"

@@ -27,6 +27,11 @@ class ScalarBuffer:
         """Whether there are any."""
         return bool(self._here or self._later)
 
+    @property
+    def next_step(self) -> int | None:
+        """The step of the first that a device has not copied yet; None if there is none."""
+        return self._later[0][0] if self._later else None
+
     def add(self, step: int, values: Mapping[str, float | torch.Tensor]) -> None:
         """Add numbers, or tensors on a device, of one step; all as `checked_scalars` gives them, or [n] of weights."""
         for name, value in values.items():

@@ -90,6 +90,12 @@ class Series:
         order = np.arange(self._count, self._count + n) % n
         return self._recent_steps[order], self._recent[order]
 
+    def since(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `recent`, without the first `count` values of the series."""
+        n = len(self._recent_steps)
+        places = np.arange(max(count, self._count - n), self._count) % max(n, 1)
+        return self._recent_steps[places], self._recent[places]
+
     def curve(self, start: int | None = None, stop: int | None = None) -> Curve:
         """The points that have steps from `start` to `stop`, both included; None is the first and the last step.
 

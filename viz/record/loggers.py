@@ -1,0 +1,245 @@
+"""Loggers: what has arrived in a run goes on to others' tools, in threads of their own."""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .adapters import Adapter, adapter
+from .probes import QUANTITIES
+from .runs import Run
+from .series import Series
+
+__all__ = ["LOGGED", "Loggers"]
+
+LOGGED = ("weight_norm", "gradient_norm", "update_ratio")  # of each parameter, unless others are asked for
+ROOM = 8  # lots of steps that wait for a logger; what follows them waits in the run, which has the last 2,048
+PATIENCE = 60.0  # seconds in which a logger that is closed must have taken something
+
+
+class Lot(NamedTuple):
+    """Some steps of a run, by series.
+
+    Attributes:
+        rows: for each series the names of a row's values, the steps [n], and the values: [n], [n, n_names] or, of
+            histograms, [n, n_names, n_bins].
+        edges: between the histograms' bins.
+    """
+
+    rows: list[tuple[list[str], np.ndarray, np.ndarray]]
+    edges: np.ndarray
+
+
+class Report:
+    """What one logger's thread has come to."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None  # the first one
+        self.failed = self.done = 0  # steps that raised one, and all
+
+
+class Loggers:
+    """All loggers of a recorder.
+
+    Args:
+        to: what users call loggers, see `Recorder`.
+        every: of each series, log the first value in each k steps.
+        quantities: of each parameter.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit; nothing is open then.
+    """
+
+    def __init__(self, to: Iterable[Any], every: int, quantities: Iterable[str]) -> None:
+        if isinstance(to, str) or not isinstance(to, Iterable):
+            raise TypeError(f"to={to!r}: must be a list of loggers, such as [{to!r}]")
+        if isinstance(every, bool) or not (isinstance(every, int) and every >= 1):
+            raise ValueError(f"log_every={every!r}: must be an integer >= 1")
+        self._every, self._quantities = every, tuple(quantities)
+        if isinstance(quantities, str) or not set(self._quantities) <= set(QUANTITIES):
+            raise ValueError(f"log_quantities={quantities!r}: must be a list of some of {', '.join(QUANTITIES)}")
+        self._loggers: list[_Logger] = []
+        self._first: int | None = None
+        try:
+            for target in to:
+                self._loggers.append(_Logger(adapter(target)))
+        except BaseException:
+            for logger in self._loggers:
+                logger.adapter.close()
+            raise
+
+    def __bool__(self) -> bool:
+        return bool(self._loggers)
+
+    def send(self, run: Run, until: int) -> None:
+        """Hand over what the run has of steps up to this one. Never waits, and warns of a logger's first error."""
+        for logger in self._loggers:
+            if not logger.queue.full():
+                lot = self._lot(logger, run, until)
+                if lot is not None:
+                    logger.put(lot)
+            logger.warn()
+
+    def go_back(self, run: Run, last_step: int) -> None:
+        """From now on steps come from another run, and begin after this one. Those that were sent are not sent again."""
+        for logger in self._loggers:
+            logger.seen = {key: (len(series), -1) for key, series in self._series(run).items()}
+            logger.after = logger.last
+            if logger.last > last_step:
+                warnings.warn(
+                    f"the recording goes back to step {last_step}, and {logger.adapter.name} has had steps up to "
+                    f"{logger.last} already: it gets none before {logger.last + 1}",
+                    stacklevel=4,
+                )
+
+    def close(self, run: Run, until: int) -> list[str]:
+        """Wait until all has been logged, and close the files. Returns what went wrong."""
+        loggers, self._loggers = self._loggers, []
+        return [problem for logger in loggers for problem in logger.close(self._lot(logger, run, until))]
+
+    def _series(self, run: Run) -> dict[tuple[str, str], Series]:
+        """Those that are logged, by kind and name."""
+        found = {("scalars", name): series for name, series in run.scalars.items()}
+        found |= {("tensors", name): run.tensors[name] for name in self._quantities if name in run.tensors}
+        return found | {("histograms", name): series for name, series in run.histograms.items()}
+
+    def _lot(self, logger: _Logger, run: Run, until: int) -> Lot | None:
+        """What the logger has not had yet of the run; None if that is nothing."""
+        rows: list[tuple[list[str], np.ndarray, np.ndarray]] = []
+        for (kind, name), series in self._series(run).items():
+            seen, window = logger.seen.get((kind, name), (0, -1))
+            steps, values = series.since(seen)
+            logger.lost += len(series) - seen - len(steps)
+            here = slice(0, int(np.searchsorted(steps, until, side="right")))
+            steps, values, seen = steps[here], values[here], len(series) - len(steps) + here.stop
+            if len(steps):
+                self._first = int(steps[0]) if self._first is None else self._first
+                windows = (steps - self._first) // self._every
+                chosen = (np.diff(windows, prepend=window) > 0) & (steps > logger.after)
+                window = int(windows[-1])
+                steps, values = steps[chosen], values[chosen]
+            logger.seen[kind, name] = seen, window
+            if len(steps) and (kind != "histograms" or logger.adapter.takes_histograms):
+                logger.last = max(logger.last, int(steps[-1]))
+                rows.append(([name] if kind == "scalars" else [f"{name}/{each}" for each in run.parameters], steps, values))
+        return Lot(rows, run.edges) if rows else None
+
+
+class _Logger:
+    """A logger, its thread, and how far it has come.
+
+    Attributes:
+        seen: of each series, by kind and name, how many values have been looked at, and the last window of `every` steps.
+        last: the last step that was sent, and `after` the one that steps must be later than.
+        lost: values that were no longer in the run when the logger had time for them.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter, self.report, self.seen = adapter, Report(), dict[tuple[str, str], tuple[int, int]]()
+        self.last = self.after = -1
+        self.lost, self._warned = 0, False
+        self.queue: queue.Queue[Lot | None] = queue.Queue(ROOM)
+        self._thread: threading.Thread | None = None
+
+    def put(self, lot: Lot) -> None:
+        """Hand it over; there is room for it. The thread begins with the first, and ends with its recorder."""
+        if self._thread is None:
+            context = contextvars.copy_context()  # Trackio's current run is in it
+            self._thread = threading.Thread(
+                target=context.run, args=(_work, self.adapter, self.queue, self.report), name="tristep logger", daemon=True
+            )
+            self._thread.start()
+            weakref.finalize(self, _end, self.queue)
+        self.queue.put(lot)
+
+    def warn(self) -> None:
+        if not self._warned and (self.report.error is not None or self.lost):
+            self._warned = True
+            error = self.report.error
+            why = f"{type(error).__name__}: {error}" if error is not None else "it is slower than the training"
+            warnings.warn(
+                f"{self.adapter.name} does not log all steps ({why}); training goes on, and close() tells how many",
+                stacklevel=5,
+            )
+
+    def close(self, rest: Lot | None) -> list[str]:
+        name, report = self.adapter.name, self.report
+        if rest is not None and self._thread is None:
+            self.put(rest)
+            rest = None
+        if self._thread is not None:
+            if not self._hurry([*([rest] if rest else []), None]):
+                return [f"{name} has taken nothing for {PATIENCE:g} s: its last steps are missing"]
+        try:
+            self.adapter.close()
+        except Exception as error:
+            report.error = report.error or error
+        found = []
+        if report.error is not None:
+            what = f"{report.failed} steps are missing" if report.failed else "its last steps may be missing"
+            found.append(f"{name}: {what} ({type(report.error).__name__}: {report.error})")
+        if self.lost:
+            found.append(f"{name}: {self.lost} values are missing, because it was slower than the training; log fewer steps")
+        return found
+
+    def _hurry(self, rest: list[Lot | None]) -> bool:
+        """Hand over the rest and wait until the thread has ended. False if it has come to nothing for too long."""
+        assert self._thread is not None
+        done, since = self.report.done, time.monotonic()
+        while self._thread.is_alive() or rest:
+            try:
+                if rest:
+                    self.queue.put(rest[0], timeout=0.1)
+                    rest = rest[1:]
+                else:
+                    self._thread.join(0.1)
+            except queue.Full:
+                pass
+            if self.report.done > done:
+                done, since = self.report.done, time.monotonic()
+            if time.monotonic() - since > PATIENCE:
+                return False
+        return True
+
+
+def _end(lots: queue.Queue[Lot | None]) -> None:
+    with suppress(queue.Full):
+        lots.put_nowait(None)
+
+
+def _work(adapter: Adapter, lots: queue.Queue[Lot | None], report: Report) -> None:
+    """A logger's thread: it logs lots until there is None."""
+    while (lot := lots.get()) is not None:
+        steps: dict[int, dict[str, float]] = {}
+        counted: dict[int, list[tuple[str, np.ndarray]]] = {}
+        for names, numbers, values in lot.rows:
+            for step, row in zip(numbers.tolist(), values, strict=True):
+                if values.ndim == 3:
+                    there = [(name, counts) for name, counts in zip(names, row, strict=True) if np.isfinite(counts).all()]
+                    counted.setdefault(step, []).extend(there)
+                else:
+                    steps.setdefault(step, {}).update(zip(names, np.atleast_1d(row).tolist(), strict=True))
+        # The first bin begins at 0, and the last one is drawn as wide as its power of 2.
+        edges = np.concatenate([[0.0], lot.edges, 2 * lot.edges[-1:]])
+        for step in sorted({*steps, *counted}):
+            try:
+                if step in steps:
+                    adapter.log(step, steps[step])
+                for name, counts in counted.get(step, ()):
+                    adapter.log_histogram(step, name, counts, edges)
+            except Exception as error:
+                report.error, report.failed = report.error or error, report.failed + 1
+            report.done += 1
+        try:
+            adapter.flush()
+        except Exception as error:
+            report.error = report.error or error
