@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from .live import LiveLoop, LiveView, Snapshot
-from .record import Curve, Recorder, Run, RunSet, Series, diagnose
+from .record import Curve, Recorder, Run, RunSet, Series, diagnose, read_run
 from .render.matplotlib import draw
 from .render.renderers import Capabilities, capabilities, set_renderer
 from .scene import (
@@ -147,6 +147,7 @@ __all__ = [
     "noisy_ravine",
     "plot_schedules",
     "plot_training",
+    "read_run",
     "rule_source",
     "search_ranges",
     "set_renderer",

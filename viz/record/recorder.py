@@ -42,8 +42,8 @@ class Recorder:
         notes: words about the run, by name.
         module: whose names the tensors of a `torch.optim.Optimizer` have. None: those that it was given, as by
             `named_parameters()`, or else "0.1" for the second one of its first group, say. A `Trainer` has its own.
-        to: loggers that get the numbers, too: names of new .csv and .jsonl files; a `SummaryWriter`; a run of W&B or Trackio,
-            or `mlflow`; or a function of a step and a dict. Each has a thread of its own, so training does not wait.
+        to: loggers that get the numbers, too: names of new .csv and .jsonl files; a `SummaryWriter`; a run of W&B or
+            Trackio, or `mlflow`; or a function of a step and a dict. Each has a thread of its own; training does not wait.
         log_every: loggers get the first value of each series in each k steps.
         log_quantities: what loggers get of each parameter, as "gradient_norm/0.weight"; see `Telemetry`.
 

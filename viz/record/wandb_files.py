@@ -1,0 +1,138 @@
+"""The history in a .wandb file, which Weights & Biases writes, offline above all. Read by itself, without that library.
+
+The file is a log as LevelDB has it (github.com/google/leveldb, doc/log_format.md): blocks of 32 KiB of records, each with a
+CRC-32, here that of zlib, a length and a type, after 7 bytes of its own. The records are Protocol Buffers, of which these
+fields are read: Record.history = 2; HistoryRecord.item = 1 and .step = 2; HistoryItem.key = 1, .nested_key = 2 and
+.value_json = 16; HistoryStep.num = 1 (wandb/proto/wandb_internal.proto).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+__all__ = ["wandb_rows"]
+
+BLOCK, HEAD = 1 << 15, 7
+MAGIC = b":W&B\xe1\xbe"
+MOST_RECORD = 1 << 26  # bytes
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+
+def wandb_rows(path: Path, left: Counter[str]) -> Iterator[tuple[int, dict[str, float]]]:
+    """The steps of the history and their numbers. `_runtime` is "seconds"; other names that begin with _ are left out."""
+    with open(path, "rb") as file:
+        for record in _records(file, left):
+            for history in _fields(record).get(2, ()):
+                yield from _row(_bytes(history), left)
+
+
+def _row(history: bytes, left: Counter[str]) -> Iterator[tuple[int, dict[str, float]]]:
+    fields = _fields(history)
+    step: int | None = None
+    for each in fields.get(2, ()):
+        for number in _fields(_bytes(each)).get(1, [0]):
+            if not isinstance(number, int):
+                raise ValueError("a step is no number")
+            step = number
+    values = {}
+    for item in fields.get(1, ()):
+        own = _fields(_bytes(item))
+        name = ".".join(_bytes(part).decode() for part in [*own.get(1, ()), *own.get(2, ())] if part)
+        try:
+            value = json.loads(_bytes(own.get(16, [b"null"])[-1]))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{name!r} of step {step}: {error}") from error
+        if value in ("NaN", "Infinity", "-Infinity"):
+            value = float(value)
+        if name == "_step" and step is None and isinstance(value, int):
+            step = value
+        elif name == "_runtime":
+            name = "seconds"
+        if name.startswith("_"):
+            continue
+        if type(value) in (int, float):
+            values[name] = float(value)
+        else:
+            left["values that are no numbers"] += 1
+    if step is None:
+        raise ValueError("a row of the history has no step")
+    if values:
+        yield step, values
+
+
+def _records(file: IO[bytes], left: Counter[str]) -> Iterator[bytes]:
+    """The records of the log. The end may be missing, as of a program that was killed or still runs."""
+    start = file.read(HEAD)
+    if start[:6] != MAGIC:
+        raise ValueError("it does not begin as a .wandb file does")
+    place, parts, block = HEAD, b"", start + file.read(BLOCK - HEAD)
+    while block:
+        while place + HEAD <= len(block):
+            checksum, length, kind = struct.unpack_from("<IHB", block, place)
+            if not kind and not length:
+                break  # room that was not written to
+            body = block[place + HEAD : place + HEAD + length]
+            if place + HEAD + length > len(block):
+                if len(block) == BLOCK:
+                    raise ValueError("a record is longer than its block")
+                left["incomplete last records"] += 1
+                return
+            if zlib.crc32(body, zlib.crc32(bytes([kind]))) != checksum:
+                raise ValueError("a record has a wrong checksum")
+            if (kind in (FULL, FIRST)) == bool(parts) or kind not in (FULL, FIRST, MIDDLE, LAST):
+                raise ValueError("parts of records are missing")
+            parts += body
+            if len(parts) > MOST_RECORD:
+                raise ValueError(f"a record has more than {MOST_RECORD:,} bytes")
+            if kind in (FULL, LAST):
+                yield parts
+                parts = b""
+            place += HEAD + length
+        place, block = 0, file.read(BLOCK)
+    if parts:
+        left["incomplete last records"] += 1
+
+
+def _fields(message: bytes) -> dict[int, list[int | bytes]]:
+    """The fields of a message of Protocol Buffers by number, in its encoding: integers, and bytes of all else."""
+    found: dict[int, list[int | bytes]] = {}
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        value: int | bytes
+        kind = key & 7
+        if kind == 0:
+            value, place = _varint(message, place)
+        else:
+            length = {1: 8, 5: 4}.get(kind)
+            if kind == 2:
+                length, place = _varint(message, place)
+            if length is None or place + length > len(message):
+                raise ValueError("a record is no message of Protocol Buffers")
+            value, place = message[place : place + length], place + length
+        found.setdefault(key >> 3, []).append(value)
+    return found
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for k in range(10):
+        if place + k >= len(message):
+            break
+        byte = message[place + k]
+        value |= (byte & 127) << 7 * k
+        if byte < 128:
+            return value, place + k + 1
+    raise ValueError("a record is no message of Protocol Buffers")
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("a record has a number where a message or text must be")
+    return value
