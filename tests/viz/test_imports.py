@@ -1,0 +1,241 @@
+"""Runs of other programs, written by their own libraries, and files that are damaged."""
+
+import csv
+import json
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from tristep import viz
+from tristep.viz import Run, read_run
+from tristep.viz.record import imports
+
+STEPS = np.arange(0, 300, 10)
+LOSSES = np.exp(-STEPS / 100)
+
+
+def _values(run, name="loss"):
+    return {int(step): float(value) for step, value in zip(*run.scalars[name].recent(), strict=True)}
+
+
+def _csv(tmp_path, **columns):
+    path = tmp_path / "metrics.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+    return path
+
+
+def test_a_csv_of_lightning(tmp_path):
+    torch = pytest.importorskip("torch")
+    logger = pytest.importorskip("lightning.pytorch.loggers").CSVLogger(tmp_path, name="a", version=0)
+    for step, loss in zip(STEPS, LOSSES, strict=True):
+        logger.log_metrics({"train_loss": torch.tensor(loss)}, step=int(step))
+        if step % 100 == 0:
+            logger.log_metrics({"val_loss": float(2 * loss)}, step=int(step))
+    logger.save()
+    run = read_run(tmp_path / "a" / "version_0" / "metrics.csv", "mine", names={"train_loss": "loss"})
+    assert run.name == "mine"
+    assert _values(run) == dict(zip(STEPS.tolist(), LOSSES.tolist(), strict=True))
+    assert list(_values(run, "val_loss")) == [0, 100, 200]
+
+
+def test_a_csv_of_pandas_with_another_name_for_the_step(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    path = tmp_path / "a.csv"
+    pandas.DataFrame({"t": STEPS, "loss": LOSSES, "who": "me"}).to_csv(path, index=False)
+    with pytest.raises(ValueError, match="no column 'step' .* among 't', 'loss', 'who'"):
+        read_run(path)
+    with pytest.warns(UserWarning, match="left out 30 values that are no numbers"):
+        run = read_run(path, step="t")
+    assert _values(run) == dict(zip(STEPS.tolist(), LOSSES.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("new_style", [False, True])
+def test_tensorboards_event_files(tmp_path, new_style):
+    board = pytest.importorskip("torch.utils.tensorboard")
+    with board.SummaryWriter(tmp_path) as writer:
+        for step, loss in zip(STEPS[:20], LOSSES, strict=False):
+            writer.add_scalar("train/loss", loss, step, new_style=new_style, double_precision=new_style)
+        writer.add_text("words", "many", 3)
+        writer.add_histogram("weights", LOSSES, 3)
+    with board.SummaryWriter(tmp_path, filename_suffix=".later") as writer:  # goes back by two steps
+        for step, loss in zip(STEPS[18:], LOSSES[18:], strict=True):
+            writer.add_scalar("train/loss", loss, step, new_style=new_style, double_precision=new_style)
+    with pytest.warns(UserWarning, match="left out 1 values of text, 1 values of histograms, 2 values of steps that come again"):
+        run = read_run(tmp_path, names={"train/loss": "loss"})
+    expected = LOSSES if new_style else LOSSES.astype(np.float32).astype(float)
+    assert _values(run) == dict(zip(STEPS.tolist(), expected.tolist(), strict=True))
+
+
+def test_wandbs_offline_run_with_special_values(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    for name, value in {"MODE": "offline", "SILENT": "true", "ERROR_REPORTING": "false", "DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the library's own
+        run = wandb.init(project="tests")
+        for step, loss in zip(STEPS.tolist(), LOSSES.tolist(), strict=True):
+            run.log({"loss": loss, "count": step, "deep": {"er": float("inf")}} | {f"n{k}": loss for k in range(200)}, step=step)
+        run.log({"words": "many", "loss": float("nan")}, step=1000)
+        run.finish()
+    (file,) = tmp_path.rglob("*.wandb")
+    assert file.stat().st_size > 3 * 2**15  # several blocks, and so records in parts
+    with pytest.warns(UserWarning, match="left out 1 values that are no numbers"):
+        read = read_run(file.parent)
+    expected = dict(zip(STEPS.tolist(), LOSSES.tolist(), strict=True))
+    assert {step: value for step, value in _values(read).items() if step < 1000} == expected == {
+        step: value for step, value in _values(read, "n7").items()
+    }
+    assert np.isnan(_values(read)[1000])
+    assert _values(read, "count") == {step: float(step) for step in STEPS}
+    assert set(_values(read, "deep.er").values()) == {np.inf}
+
+    data = bytearray(file.read_bytes())
+    damaged = tmp_path / "damaged.wandb"
+    damaged.write_bytes(data[: len(data) - 5])
+    with pytest.warns(UserWarning, match="1 incomplete last records"):
+        assert _values(read_run(damaged), "n7") == expected
+    for place in (0, len(data) // 2, 20):
+        other = bytearray(data)
+        other[place] ^= 1
+        damaged.write_bytes(other)
+        with pytest.raises(ValueError, match="not a Weights & Biases file, or a damaged one"):
+            read_run(damaged)
+
+
+def _wandb(*bodies):
+    """A .wandb file of records with right checksums."""
+    records = [struct.pack("<IHB", zlib.crc32(body, zlib.crc32(b"\x01")), len(body), 1) + body for body in bodies]
+    return b":W&B\xe1\xbe\x00" + b"".join(records)
+
+
+@pytest.mark.parametrize(
+    "body", [b"\x12\xff\xff\xff\xff\x0f", b"\x12\x02\x0a\x00", b"\xff" * 12, b"\x10\x01", b"\x13", b"\x12\x02\x12\x00\x12\x02\x0a\x05"]
+)
+def test_wandb_records_that_are_no_history_are_refused(tmp_path, body):
+    (tmp_path / "a.wandb").write_bytes(_wandb(body))
+    with pytest.raises(ValueError, match="not a Weights & Biases file"):
+        read_run(tmp_path / "a.wandb")
+
+
+def test_damaged_event_files(tmp_path):
+    board = pytest.importorskip("torch.utils.tensorboard")
+    with board.SummaryWriter(tmp_path) as writer:
+        for step in range(50):
+            writer.add_scalar("loss", 0.5, step)
+    (file,) = tmp_path.iterdir()
+    data = file.read_bytes()
+    file.write_bytes(data[:-3])
+    with pytest.warns(UserWarning, match="1 incomplete last records"):
+        assert list(_values(read_run(file))) == list(range(49))
+    for broken in (
+        data[:700] + bytes([data[700] ^ 1]) + data[701:],
+        data + struct.pack("<Q", 1 << 60) + bytes(100),
+        b"",
+        b"words that are no events at all, but long enough",
+    ):
+        file.write_bytes(broken)
+        with pytest.raises(ValueError, match="not a TensorBoard file, or a damaged one"):
+            read_run(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "", "no column"),
+        ("a.csv", "step,loss\n1,2\n2\n3,4\n", "line 3 has 1 cells, the header 2"),
+        ("a.csv", "step,loss\n1.5,2\n", "a step is '1.5': must be an integer"),
+        ("a.csv", "step,loss\n1e300,2\n", "is too large"),
+        ("a.csv", "step,loss\nnan,2\n", "not a CSV file"),
+        ("a.csv", "step,loss,loss\n1,2,3\n", "two columns have the same name"),
+        ("a.csv", 'step,loss\n1,"2\n', "line 2: unexpected end of data"),
+        ("a.csv", "step,loss\n1," + "9" * 200_000 + "\n", "larger than field limit"),
+        ("a.csv", b"step,loss\n1,\xff\n", "not a CSV file"),
+        ("a.csv", "step," + ",".join(f"c{k}" for k in range(5000)) + "\n1" + ",1" * 5000 + "\n", "more than 4,096 scalars"),
+        ("a.jsonl", '{"step": 1, "loss": 2}\n{"step": \n{"step": 3}\n', "not a JSON lines file"),
+        ("a.jsonl", "[1, 2]\n", "no object"),
+        ("a.jsonl", '{"loss": 1}\n', "no column"),
+        ("a.jsonl", '{"step": [], "loss": 1}\n', "not a JSON lines file"),
+        ("a.jsonl", "[" * 100_000, "not a JSON lines file"),
+        ("a.txt", "step,loss\n", "must be a .csv, .jsonl or .npz file"),
+    ],
+)
+def test_files_that_are_refused(tmp_path, name, text, message):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=message):
+        read_run(path)
+
+
+def test_lines_that_are_too_long_are_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(imports, "MOST_LINE", 100)
+    for name in ("a.csv", "a.jsonl"):
+        (tmp_path / name).write_text("x" * 101)
+        with pytest.raises(ValueError, match="a line has more than 100 characters"):
+            read_run(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.csv", "step,loss,more\n1,2,3\n2,3,4\n3,1"), ("a.jsonl", '{"step": 1, "loss": 2}\n{"step": 2, "loss": 3}\n{"step": 3, "lo')],
+)
+def test_the_end_of_a_program_that_was_killed(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.warns(UserWarning, match="1 incomplete last lines"):
+        assert _values(read_run(tmp_path / name)) == {1: 2.0, 2: 3.0}
+
+
+def test_a_folder_without_or_with_several_runs(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_run(tmp_path / "none")
+    with pytest.raises(ValueError, match="0 event files and 0 .wandb files"):
+        read_run(tmp_path)
+    with pytest.raises(ValueError, match="step='t' is for .csv and .jsonl files"):
+        read_run(tmp_path, step="t")
+
+
+def test_numbers_of_parameters_are_those_of_a_recorded_run(tmp_path):
+    rows = [{"step": k, "loss": 1 / k, "gradient_norm/a": 1.0 * k, "gradient_norm/b/c": 2.0 * k} for k in range(1, 2000)]
+    del rows[0]["gradient_norm/b/c"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = read_run(tmp_path / "a.jsonl")
+    assert run.parameters == ["a", "b/c"]
+    steps, values = run.tensors["gradient_norm"].recent()
+    assert steps.tolist() == list(range(1, 2000))
+    np.testing.assert_array_equal(values, [[1, np.nan]] + [[k, 2 * k] for k in range(2, 2000)])
+    assert len(run.scalars["loss"]) == 1999
+    run.save(tmp_path / "a.npz")
+    assert read_run(tmp_path / "a.npz").parameters == run.parameters
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda run: viz.LossView([run, Run("other")]),
+        lambda run: viz.LossView(run, scalars=["loss", "accuracy"]),
+        viz.Dashboard,
+        viz.TensorHeatmap,
+        viz.UpdateRatioView,
+        viz.WeightsView,
+        lambda run: viz.ScheduleView(lambda step: 0.1, 300, run=run),
+    ],
+    ids=["losses", "scalars", "dashboard", "heatmap", "ratios", "weights", "schedule"],
+)
+def test_every_view_of_runs_draws_one_with_scalars_only(tmp_path, show):
+    path = _csv(tmp_path, step=STEPS, loss=LOSSES, learning_rate=LOSSES / 10, accuracy=1 - LOSSES)
+    run = read_run(path)
+    view = show(run)
+    assert view.figure().axes
+    assert view.describe()
+    assert view.html(tmp_path / "page.html") is not None or (tmp_path / "page.html").exists()
+    assert isinstance(viz.diagnose(run), list)
+    assert "accuracy" in repr(run)
+    assert not run.to_pandas().empty

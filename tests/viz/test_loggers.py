@@ -1,0 +1,283 @@
+"""What loggers get from a Recorder, read back by the loggers' own libraries and by NumPy, pandas and json."""
+
+import json
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import tristep
+
+pytest.importorskip("matplotlib")
+
+from tristep.viz import Recorder, Run
+from tristep.viz.record import loggers
+
+STEPS = 7
+
+
+def _train(to, steps=STEPS, source=None, note=None, **settings):
+    """The run and the recorder of a small training; `note` is called after each of its steps."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 2)
+    trainer = tristep.Trainer(net, "sgd", {"learning_rate": 0.1})
+    recorder = Recorder(trainer, to=to, **settings)
+    for number in range(1, steps + 1):
+        trainer.zero_grad()
+        loss = net(torch.randn(4, 3)).square().mean()
+        loss.backward()
+        trainer.step(1)
+        recorder.step(loss=loss)
+        if note is not None:
+            note(recorder, number)
+    return recorder
+
+
+def _expected(run, every=1, quantities=loggers.LOGGED):
+    """Of each step what a logger should have: from the run's own arrays."""
+    found = {}
+    for name, series in run.scalars.items():
+        for step, value in zip(*series.recent(), strict=True):
+            found.setdefault(int(step), {})[name] = float(value)
+    for quantity in quantities:
+        for step, row in zip(*run.tensors[quantity].recent(), strict=True):
+            found[int(step)] |= {f"{quantity}/{name}": float(v) for name, v in zip(run.parameters, row, strict=True)}
+    return {step: values for step, values in found.items() if (step - 1) % every == 0}
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("quantities", [loggers.LOGGED, ("cosine",)])
+def test_a_function_gets_what_the_run_has(every, quantities):
+    got = {}
+    with _train([got.__setitem__], log_every=every, log_quantities=quantities) as recorder:
+        pass
+    assert got == _expected(recorder.run, every, quantities)
+    assert list(got) == sorted(got)
+
+
+def test_files_hold_all_steps_and_names_that_come_late(tmp_path):
+    pandas = pytest.importorskip("pandas")
+
+    def validate(recorder, number):
+        recorder.flush()
+        if number == 4:
+            recorder.run.add_scalars(4, {"validation_loss": 0.25})
+
+    with _train([tmp_path / "a.csv", str(tmp_path / "a.jsonl")], note=validate) as recorder:
+        pass
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    table = pandas.read_csv(tmp_path / "a.csv").groupby("step").max()
+    merged = {}
+    for line in lines:
+        merged.setdefault(line.pop("step"), {}).update(line)
+    assert merged == _expected(recorder.run)
+    assert {step: row.dropna().to_dict() for step, row in table.iterrows()} == merged
+
+
+def test_tensorboard_reads_scalars_and_histograms(tmp_path):
+    board = pytest.importorskip("torch.utils.tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer = board.SummaryWriter(tmp_path)
+    with _train([writer], histograms=["gradient", "weight"], histogram_every=3) as recorder:
+        pass
+    writer.add_scalar("mine", 1.0, 3)  # what was given open stays open
+    writer.close()
+    found = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0, "histograms": 0}).Reload()
+    expected = _expected(recorder.run)
+    assert set(found.Tags()["scalars"]) == {"mine", *expected[1]}
+    for name in expected[1]:
+        events = found.Scalars(name)
+        assert [each.step for each in events] == list(expected)
+        assert [each.value for each in events] == [float(np.float32(row[name])) for row in expected.values()]
+    edges = [0.0, *recorder.run.edges, 8.0]
+    assert len(found.Tags()["histograms"]) == 4
+    for what in ("gradient_histogram", "weight_histogram"):
+        steps, counts = recorder.run.histograms[what].recent()
+        for i, parameter in enumerate(recorder.run.parameters):
+            events = found.Histograms(f"{what}/{parameter}")
+            assert [each.step for each in events] == steps.tolist() == [1, 4, 7]
+            for event, row in zip(events, counts[:, i], strict=True):
+                assert event.histogram_value.bucket_limit == edges[1:]
+                assert event.histogram_value.bucket == row.tolist()
+                assert event.histogram_value.num == row.sum()
+
+
+def test_wandb_reads_scalars_and_histograms(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    for name, value in {"MODE": "offline", "SILENT": "true", "ERROR_REPORTING": "false", "DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the library's own
+        run = wandb.init(project="tests")
+        with _train([run], histograms=["gradient"], histogram_every=3) as recorder:
+            pass
+        run.finish()
+        summary = dict(run.summary)
+    expected = _expected(recorder.run)
+    assert {name: summary[name] for name in expected[STEPS]} == expected[STEPS]
+    assert summary["_step"] == STEPS
+    (file,) = tmp_path.rglob("*.wandb")
+    with pytest.warns(UserWarning, match=f"left out {3 * 2} values that are no numbers"):
+        read = tristep.viz.read_run(file)
+    own = _expected(read)
+    for step, values in own.items():
+        values.pop("seconds")
+        assert values == pytest.approx(expected[step], rel=1e-7)
+    assert list(own) == list(expected)
+
+
+@pytest.mark.sample(0)
+def test_mlflow_reads_scalars(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    with pytest.raises(ValueError, match="no active run"):
+        _train([mlflow])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the library's own
+        mlflow.set_tracking_uri(tmp_path.as_uri())
+        for given in (False, True):
+            with mlflow.start_run() as run, _train([run if given else mlflow]) as recorder:
+                pass
+            client = mlflow.MlflowClient()
+            for name in _expected(recorder.run)[1]:
+                history = client.get_metric_history(run.info.run_id, name)
+                assert {each.step: each.value for each in history} == {
+                    step: values[name] for step, values in _expected(recorder.run).items()
+                }
+
+
+@pytest.mark.sample(0)
+def test_trackio_reads_scalars(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    trackio = pytest.importorskip("trackio")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the library's own
+        run = trackio.init(project="tests", name="one", embed=False)
+        with _train([run]) as recorder:
+            pass
+        run.finish()
+        found = trackio.Api().runs("tests")[0]
+        for name in _expected(recorder.run)[1]:
+            assert [each["value"] for each in found.history(name)] == [v[name] for v in _expected(recorder.run).values()]
+
+
+class _Board:
+    """A writer with TensorBoard's methods, as tensorboardX has it."""
+
+    def __init__(self):
+        self.calls = []
+
+    def add_scalar(self, name, value, step):
+        self.calls.append((step, name, value))
+
+
+def test_another_writer_with_tensorboards_methods():
+    board = _Board()
+    with _train([board]) as recorder:
+        pass
+    assert board.calls == [(step, *item) for step, row in _expected(recorder.run).items() for item in row.items()]
+
+
+def test_nothing_is_logged_within_a_step_or_by_its_thread():
+    threads = set()
+    with _train([lambda step, values: threads.add(threading.get_ident())]):
+        pass
+    assert len(threads) == 1
+    assert threads != {threading.get_ident()}
+
+
+def test_a_logger_that_fails_is_named_once_and_at_the_end():
+    got, seen = {}, threading.Event()
+
+    def log(step, values):
+        if step % 2:
+            raise OSError("the disk is full")
+        got[step] = values
+        seen.set()
+
+    with pytest.warns(UserWarning, match=r"log does not log all steps \(OSError: the disk is full\)") as warned:
+        recorder = _train([log])
+        recorder.flush()
+        seen.wait(30)  # step 1 has failed before
+        recorder.flush()
+        recorder.flush()
+    assert len(warned) == 1
+    with pytest.raises(RuntimeError, match=r"log: 4 steps are missing \(OSError: the disk is full\)"):
+        recorder.close()
+    assert sorted(got) == [2, 4, 6]
+    recorder.close()
+
+
+def test_an_error_of_training_is_not_hidden_by_one_of_a_logger():
+    def fail(step, values):
+        raise OSError("no network")
+
+    with pytest.warns(UserWarning, match="no network"), pytest.raises(KeyError, match="mine"), _train([fail]):
+        raise KeyError("mine")
+
+
+def test_what_a_slow_logger_misses_is_counted():
+    go = threading.Event()
+    recorder = _train([lambda step, values: go.wait(60)], steps=1)
+    recorder.flush()
+    run = recorder.run
+    for first in range(2, 30_000, 1000):
+        steps = np.arange(first, first + 1000)
+        run.scalars["loss"].extend(steps, np.zeros(1000))
+        recorder._loggers.send(run, int(steps[-1]))
+    recorder._last = int(steps[-1])
+    go.set()
+    with pytest.raises(RuntimeError, match=r"\d+ values are missing, because it was slower than the training"):
+        recorder.close()
+
+
+def test_a_logger_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(loggers, "PATIENCE", 0.2)
+    go = threading.Event()
+    recorder = _train([lambda step, values: go.wait(60)])
+    with pytest.raises(RuntimeError, match="has taken nothing for 0.2 s"):
+        recorder.close()
+    go.set()
+    assert recorder._measuring._trainer.telemetry is None
+
+
+def test_a_run_that_goes_back_is_logged_from_where_it_was():
+    got = {}
+    recorder = _train([got.__setitem__])
+    earlier = Run("branch", recorder.run.parameters)
+    with pytest.warns(UserWarning, match=f"goes back to step 2, and .* up to {STEPS} already: it gets none before 8"):
+        recorder.record_into(earlier, 2)
+    for step in range(3, 11):
+        earlier.add_scalars(step, {"loss": -1.0 * step})
+    recorder._last = 10
+    recorder.close()
+    assert [got[step]["loss"] for step in (8, 9, 10)] == [-8.0, -9.0, -10.0]
+    assert all(got[step]["loss"] > 0 for step in range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"to": "a.csv"}, TypeError, "to='a.csv': must be a list of loggers"),
+        ({"to": ["a.txt"]}, ValueError, r"to has 'a.txt': a file's name must end in .csv or .jsonl"),
+        ({"to": [3]}, TypeError, r"to has 3 \(int\): must be"),
+        ({"to": ["no/such/folder/a.csv"]}, FileNotFoundError, "there is no folder"),
+        ({"to": [print], "log_every": 0}, ValueError, "log_every=0"),
+        ({"to": [print], "log_quantities": ["norm"]}, ValueError, r"log_quantities=\['norm'\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_leaves_the_trainer_alone(settings, error, message):
+    trainer = tristep.Trainer(torch.nn.Linear(3, 2), "sgd")
+    with pytest.raises(error, match=message):
+        Recorder(trainer, **settings)
+    assert trainer.telemetry is None
+
+
+def test_a_file_that_is_there_is_left_as_it_is(tmp_path):
+    (tmp_path / "a.csv").write_text("mine")
+    with pytest.raises(FileExistsError, match="choose another name"):
+        _train([tmp_path / "b.jsonl", tmp_path / "a.csv"])
+    assert (tmp_path / "a.csv").read_text() == "mine"
