@@ -19,6 +19,7 @@ The parts:
                 times a second at most, by both renderers of widgets; no page is open, but all that one would get is made
     curves      100,000 recorded steps as a picture
     recorder    training steps of a small GPT-2 in its 148 tensors, recorded at the default interval and not, in turns
+    loggers     the same, recorded at each step, with each of the loggers that are installed and without, in turns
 
 Where several ways are compared they take turns. Each time stands twice: by the clock, and of all the process's threads on
 the processor, which another program's load hardly changes; each is the least of several after a first one, which compiles.
@@ -34,6 +35,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,37 @@ def recorder() -> list[Row]:
     return rows
 
 
+def loggers() -> list[Row]:
+    """What logging takes more than recording, at each step: two numbers, and three of each of 148 tensors.
+
+    What a logger's thread does counts, and the clock and the processor see it. Offline runs of W&B have a process of their
+    own, which the clock sees only.
+    """
+    rows = []
+    plain = training("Trainer", 8, True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, to in log_targets(Path(folder)).items():
+            took, more, error = added(plain, training("Trainer", 8, True, [to]), 16)
+            rows.append(row(f"8 recorded training steps, GPT-2's 148 tensors at width {WIDTH}", took, "ms"))
+            rows.append(row(f"what logging adds, {name}", more, "of it", goal=0.02))
+            rows.append(row("  the standard error of that", error, "of it"))
+    return rows
+
+
+def log_targets(folder: Path) -> dict[str, Any]:
+    """Loggers by name, those that are installed."""
+    found: dict[str, Any] = {"a .csv file": folder / "a.csv", "a .jsonl file": folder / "a.jsonl"}
+    if find_spec("tensorboard"):
+        from torch.utils.tensorboard import SummaryWriter
+
+        found["TensorBoard"] = SummaryWriter(folder)
+    if find_spec("wandb"):
+        import wandb
+
+        found["W&B, offline"] = wandb.init(dir=folder, mode="offline", settings=wandb.Settings(silent=True))
+    return found
+
+
 def mlp() -> nn.Module:
     """A small MLP for the demo's images."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -284,6 +317,7 @@ PARTS: dict[str, Callable[[], list[Row]]] = {
     "live": live,
     "curves": curves,
     "recorder": recorder,
+    "loggers": loggers,
 }
 
 

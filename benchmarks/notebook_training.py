@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,10 +57,10 @@ def gpt2_steps(by: str = "Trainer") -> tuple[Callable[[], torch.Tensor], Any]:
     return step, source
 
 
-def training(by: str, count: int, recorded: bool) -> Callable[[], object]:
-    """A function that takes so many steps of a small GPT-2."""
+def training(by: str, count: int, recorded: bool, to: Sequence[Any] = ()) -> Callable[[], object]:
+    """A function that takes so many steps of a small GPT-2, recorded for these loggers."""
     step, source = gpt2_steps(by)
-    note = Recorder(source) if recorded else None
+    note = Recorder(source, to=to) if recorded else None
 
     def steps() -> None:
         for _ in range(count):

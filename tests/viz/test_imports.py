@@ -67,33 +67,30 @@ def test_tensorboards_event_files(tmp_path, new_style):
     with board.SummaryWriter(tmp_path, filename_suffix=".later") as writer:  # goes back by two steps
         for step, loss in zip(STEPS[18:], LOSSES[18:], strict=True):
             writer.add_scalar("train/loss", loss, step, new_style=new_style, double_precision=new_style)
-    with pytest.warns(UserWarning, match="left out 1 values of text, 1 values of histograms, 2 values of steps that come again"):
+    with pytest.warns(
+        UserWarning, match="left out 1 values of text, 1 values of histograms, 2 values of steps that come again"
+    ):
         run = read_run(tmp_path, names={"train/loss": "loss"})
     expected = LOSSES if new_style else LOSSES.astype(np.float32).astype(float)
     assert _values(run) == dict(zip(STEPS.tolist(), expected.tolist(), strict=True))
 
 
-def test_wandbs_offline_run_with_special_values(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
-    for name, value in {"MODE": "offline", "SILENT": "true", "ERROR_REPORTING": "false", "DIR": str(tmp_path)}.items():
-        monkeypatch.setenv(f"WANDB_{name}", value)
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the library's own
-        run = wandb.init(project="tests")
-        for step, loss in zip(STEPS.tolist(), LOSSES.tolist(), strict=True):
-            run.log({"loss": loss, "count": step, "deep": {"er": float("inf")}} | {f"n{k}": loss for k in range(200)}, step=step)
-        run.log({"words": "many", "loss": float("nan")}, step=1000)
-        run.finish()
+def test_wandbs_offline_run_with_special_values(tmp_path, wandb_run):
+    for step, loss in zip(STEPS.tolist(), LOSSES.tolist(), strict=True):
+        others = {"count": step, "deep": {"er": float("inf")}} | {f"n{k}": loss for k in range(200)}
+        wandb_run.log({"loss": loss} | others, step=step)
+    wandb_run.log({"words": "many", "loss": float("nan")}, step=1000)
+    wandb_run.finish()
     (file,) = tmp_path.rglob("*.wandb")
     assert file.stat().st_size > 3 * 2**15  # several blocks, and so records in parts
     with pytest.warns(UserWarning, match="left out 1 values that are no numbers"):
         read = read_run(file.parent)
     expected = dict(zip(STEPS.tolist(), LOSSES.tolist(), strict=True))
-    assert {step: value for step, value in _values(read).items() if step < 1000} == expected == {
-        step: value for step, value in _values(read, "n7").items()
-    }
+    assert (
+        {step: value for step, value in _values(read).items() if step < 1000}
+        == expected
+        == _values(read, "n7")
+    )
     assert np.isnan(_values(read)[1000])
     assert _values(read, "count") == {step: float(step) for step in STEPS}
     assert set(_values(read, "deep.er").values()) == {np.inf}
@@ -118,7 +115,15 @@ def _wandb(*bodies):
 
 
 @pytest.mark.parametrize(
-    "body", [b"\x12\xff\xff\xff\xff\x0f", b"\x12\x02\x0a\x00", b"\xff" * 12, b"\x10\x01", b"\x13", b"\x12\x02\x12\x00\x12\x02\x0a\x05"]
+    "body",
+    [
+        b"\x12\xff\xff\xff\xff\x0f",
+        b"\x12\x02\x0a\x00",
+        b"\xff" * 12,
+        b"\x10\x01",
+        b"\x13",
+        b"\x12\x02\x12\x00\x12\x02\x0a\x05",
+    ],
 )
 def test_wandb_records_that_are_no_history_are_refused(tmp_path, body):
     (tmp_path / "a.wandb").write_bytes(_wandb(body))
@@ -185,7 +190,10 @@ def test_lines_that_are_too_long_are_not_read(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("a.csv", "step,loss,more\n1,2,3\n2,3,4\n3,1"), ("a.jsonl", '{"step": 1, "loss": 2}\n{"step": 2, "loss": 3}\n{"step": 3, "lo')],
+    [
+        ("a.csv", "step,loss,more\n1,2,3\n2,3,4\n3,1"),
+        ("a.jsonl", '{"step": 1, "loss": 2}\n{"step": 2, "loss": 3}\n{"step": 3, "lo'),
+    ],
 )
 def test_the_end_of_a_program_that_was_killed(tmp_path, name, text):
     (tmp_path / name).write_text(text)
@@ -225,7 +233,7 @@ def test_numbers_of_parameters_are_those_of_a_recorded_run(tmp_path):
         viz.TensorHeatmap,
         viz.UpdateRatioView,
         viz.WeightsView,
-        lambda run: viz.ScheduleView(lambda step: 0.1, 300, run=run),
+        lambda run: viz.ScheduleView(lambda step: 0.1, 300, loss=run),
     ],
     ids=["losses", "scalars", "dashboard", "heatmap", "ratios", "weights", "schedule"],
 )

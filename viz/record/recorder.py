@@ -231,7 +231,8 @@ class Recorder:
             self.flush()
         finally:
             self._measuring.close()
-        return "; ".join(self._loggers.close(self._run, self._last))
+            problems = self._loggers.close(self._run, self._last)
+        return "; ".join(problems)
 
     def _send(self, is_pending: bool) -> None:
         """Give loggers the steps of which everything is in the run."""
