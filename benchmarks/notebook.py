@@ -226,11 +226,11 @@ def loggers() -> list[Row]:
     own, which the clock sees only.
     """
     rows = []
-    plain = training("Trainer", 8, True)
+    plain = training("Trainer", 4, True)
     with tempfile.TemporaryDirectory() as folder:
         for name, to in log_targets(Path(folder)).items():
-            took, more, error = added(plain, training("Trainer", 8, True, [to]), 16)
-            rows.append(row(f"8 recorded training steps, GPT-2's 148 tensors at width {WIDTH}", took, "ms"))
+            took, more, error = added(plain, training("Trainer", 4, True, [to]), 20)
+            rows.append(row(f"4 recorded training steps, GPT-2's 148 tensors at width {WIDTH}", took, "ms"))
             rows.append(row(f"what logging adds, {name}", more, "of it", goal=0.02))
             rows.append(row("  the standard error of that", error, "of it"))
     return rows

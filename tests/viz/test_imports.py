@@ -86,11 +86,7 @@ def test_wandbs_offline_run_with_special_values(tmp_path, wandb_run):
     with pytest.warns(UserWarning, match="left out 1 values that are no numbers"):
         read = read_run(file.parent)
     expected = dict(zip(STEPS.tolist(), LOSSES.tolist(), strict=True))
-    assert (
-        {step: value for step, value in _values(read).items() if step < 1000}
-        == expected
-        == _values(read, "n7")
-    )
+    assert {step: value for step, value in _values(read).items() if step < 1000} == expected == _values(read, "n7")
     assert np.isnan(_values(read)[1000])
     assert _values(read, "count") == {step: float(step) for step in STEPS}
     assert set(_values(read, "deep.er").values()) == {np.inf}

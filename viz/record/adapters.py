@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import sys
@@ -74,28 +75,22 @@ class _JsonLines(_File):
 class _Csv(_File):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._columns: list[str] = []
+        self._columns: dict[str, int] = {}  # their places after that of the step
 
     def _log(self, step: int, values: dict[str, float]) -> None:
-        if new := [name for name in values if name not in self._places]:
+        if new := [name for name in values if name not in self._columns]:
             self._widen(new)
         row = [""] * len(self._columns)
         for name, value in values.items():
-            row[self._places[name]] = repr(value)
+            row[self._columns[name]] = repr(value)
         csv.writer(self._file, lineterminator="\n").writerow([step, *row])
-
-    @property
-    def _places(self) -> dict[str, int]:
-        return {name: i for i, name in enumerate(self._columns)}
 
     def _widen(self, new: list[str]) -> None:
         """Write the file again with these columns, too: a name seldom comes after the first step."""
         columns, more = [*self._columns, *new], [""] * len(new)
-        self._file.flush()
+        self._file.close()
 
         def write(file: IO[bytes]) -> None:
-            import io
-
             with open(self.path, encoding="utf-8", newline="") as old:
                 text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
                 writer = csv.writer(text, lineterminator="\n")
@@ -105,10 +100,11 @@ class _Csv(_File):
                 writer.writerows([*row, *more] for row in rows)
                 text.detach()
 
-        files.replace("to", self.path, write)
-        self._file.close()
-        self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115
-        self._columns = columns
+        try:
+            files.replace("to", self.path, write)
+            self._columns = {name: place for place, name in enumerate(columns)}
+        finally:
+            self._file = open(self.path, "a", encoding="utf-8", newline="")  # noqa: SIM115
 
 
 class _TensorBoard(Adapter):

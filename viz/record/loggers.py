@@ -89,9 +89,10 @@ class Loggers:
                     logger.put(lot)
             logger.warn()
 
-    def go_back(self, run: Run, last_step: int) -> None:
+    def go_back(self, old: Run, run: Run, last_step: int) -> None:
         """From now on steps come from another run, and begin after this one. Those that were sent are not sent again."""
         for logger in self._loggers:
+            logger.lost += sum(len(each) - logger.seen.get(key, (0, 0))[0] for key, each in self._series(old).items())
             logger.seen = {key: (len(series), -1) for key, series in self._series(run).items()}
             logger.after = logger.last
             if logger.last > last_step:

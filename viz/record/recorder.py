@@ -195,8 +195,8 @@ class Recorder:
             raise ValueError(f"run {run.name!r} reaches to step {run.last_step}: it cannot go on after step {last_step}")
         self.flush()
         self._measuring.go_back(last_step)
+        self._loggers.go_back(self._run, run, last_step)
         self._run, self._last, self._sent = run, last_step, last_step
-        self._loggers.go_back(run, last_step)
 
     def look(self) -> None:
         """Take what has arrived from the device into the run. `step` does so now and then. Never waits."""
