@@ -20,7 +20,7 @@ from .base import FusedOptimizer
 from .owned_states import states_as_shards
 from .saved import check_numbers
 
-__all__ = ["MultiOptimizer"]
+__all__ = ["MultiOptimizer", "checked_entry", "optimizer_class"]
 
 _classes: Registry[type[torch.optim.Optimizer]] = Registry("optimizer of tristep.optim", torch.optim.Optimizer)
 for _name in (*ports.__all__, *adapters.__all__):
@@ -70,7 +70,7 @@ class MultiOptimizer(torch.optim.Optimizer):
         **defaults: Any,
     ) -> None:
         named = [(name, parameter) for name, parameter, _ in named_parameters(params)]
-        found = [_checked(k, entry, defaults) for k, entry in enumerate(entries)]
+        found = [checked_entry(k, entry) for k, entry in enumerate(entries)]
         if not found:
             raise ValueError("entries=[]: must have at least one (pattern, optimizer)")
         layers = layers_of(params) if isinstance(params, torch.nn.Module) else None
@@ -79,7 +79,8 @@ class MultiOptimizer(torch.optim.Optimizer):
         self.optimizers = []
         for k, (pattern, make, arguments) in enumerate(found):
             own = [pair for pair, part in zip(named, chosen, strict=True) if part == k]
-            self.optimizers.append(_made(f"entries[{k}], {pattern_text(pattern)!r}", make, own, arguments))
+            where = f"entries[{k}], {pattern_text(pattern)!r}"
+            self.optimizers.append(_made(where, make, own, {**defaults, **arguments}))
         self._rows = [(name, parameter, k) for (name, parameter), k in zip(named, chosen, strict=True)]
         self._patterns = [pattern_text(pattern) for pattern in patterns]
         super().__init__([parameter for _, parameter in named], {})
@@ -200,6 +201,34 @@ class MultiOptimizer(torch.optim.Optimizer):
         return f"{type(self).__name__}([{', '.join(f'({pattern!r}, {each!r})' for pattern, each in pairs)}])"
 
 
+def optimizer_class(optimizer: str | type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The class that this means: the name of one of `tristep.optim`, in any case, or a class of torch's interface.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+    klass = _classes.lookup(optimizer) if isinstance(optimizer, str) else optimizer
+    if not (isinstance(klass, type) and issubclass(klass, torch.optim.Optimizer)):
+        raise TypeError(f"optimizer={optimizer!r} must be a name, such as 'AdamW', or a class of torch's interface")
+    return klass
+
+
+def checked_entry(k: int, entry: Any) -> tuple[Pattern, type[torch.optim.Optimizer], dict[str, Any]]:
+    """The pattern, class and arguments of entry `k` of a `MultiOptimizer`.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
+        raise TypeError(f"entries[{k}]={entry!r}: must be (pattern, optimizer) or (pattern, optimizer, arguments)")
+    pattern, chosen, *rest = entry
+    try:
+        matcher(pattern)
+        return pattern, optimizer_class(chosen), dict(rest[0] if rest and rest[0] is not None else {})
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"entries[{k}]: {error}") from None
+
+
 def _made(where: str, make: Callable[..., Any], named: list[Any], arguments: dict[str, Any]) -> torch.optim.Optimizer:
     try:
         return make(named, **arguments)
@@ -216,21 +245,3 @@ def _enter_average(stack: ExitStack, optimizer: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _checked(k: int, entry: Any, defaults: Mapping[str, Any]) -> tuple[Pattern, Callable[..., Any], dict[str, Any]]:
-    """The pattern, class and arguments of an entry."""
-    if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
-        raise TypeError(f"entries[{k}]={entry!r}: must be (pattern, optimizer) or (pattern, optimizer, arguments)")
-    pattern, chosen, *rest = entry
-    try:
-        matcher(pattern)
-        own = dict(rest[0] if rest and rest[0] is not None else {})
-        klass = _classes.lookup(chosen) if isinstance(chosen, str) else chosen
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"entries[{k}]: {error}") from None
-    if not (isinstance(klass, type) and issubclass(klass, torch.optim.Optimizer)):
-        raise TypeError(
-            f"entries[{k}]: optimizer={chosen!r} must be a name, such as 'AdamW', or a class of torch's interface"
-        )
-    return pattern, klass, {**defaults, **own}
