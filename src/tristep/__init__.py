@@ -3,7 +3,8 @@
 This file is the face of the package: the names a user types, and nothing else. The work is done in three
 sub-packages, each of which may import only those before it: ``tristep.kernels`` (update rules and what runs
 them), ``tristep.trainer`` (optimizers, schedules, stores, ``Trainer``) and ``tristep.viz`` (pictures and
-widgets, loaded on first use because they need the ``notebook`` extra).
+widgets, loaded on first use because they need the ``notebook`` extra). ``tristep.integrations`` has a file for
+each training library that needs one.
 """
 
 import sys
@@ -56,6 +57,7 @@ __all__ = [
     "fit",
     "init",
     "initializer",
+    "integrations",
     "kernels",
     "kv",
     "kvstore",
@@ -84,7 +86,7 @@ except PackageNotFoundError:  # a checkout on PYTHONPATH, never installed
 for _name in ("amp", "init", "initializer", "kv", "kvstore", "lr_scheduler", "optim", "optimizer"):
     sys.modules[f"{__name__}.{_name}"] = globals()[_name]
 
-_LAZY = ("viz",)  # sub-packages imported on first use
+_LAZY = ("integrations", "viz")  # sub-packages imported on first use
 
 
 def __getattr__(name: str) -> Any:

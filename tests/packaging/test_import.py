@@ -21,6 +21,8 @@ OPTIONAL = [
     "pandas",
 ]
 
+LIBRARIES = ["transformers", "accelerate", "lightning"]  # that integrations are with
+
 # Imports every module below `kernels` and `trainer`. One that cannot do without a missing library may refuse,
 # provided that the library is missing to itself and not to a module that it imports.
 IMPORT_EVERYTHING_BUT_VIZ = """
@@ -62,7 +64,7 @@ def test_importing_tristep_loads_no_heavy_module_and_touches_no_device_and_viz_i
         assert "viz" in dir(tristep)
         assert tristep.viz.__name__ == "tristep.viz"
     """
-    heavy = {"numba", "matplotlib", "ipywidgets", "IPython", "scipy", "sklearn", "pandas"}
+    heavy = {"numba", "matplotlib", "ipywidgets", "IPython", "scipy", "sklearn", "pandas", *LIBRARIES}
     loaded = _run(code, tmp_path).split()
     assert "tristep" in loaded
     assert heavy.isdisjoint(loaded)
@@ -86,3 +88,20 @@ def test_the_version_is_that_of_the_installed_package():
 @pytest.mark.parametrize("missing", [["triton"], ["numba", "llvmlite"], OPTIONAL], ids=["triton", "numba", "all"])
 def test_everything_but_viz_imports_without(missing, tmp_path):
     _run(_without(missing) + textwrap.dedent(IMPORT_EVERYTHING_BUT_VIZ), tmp_path)
+
+
+def test_integrations_need_their_own_library_only(tmp_path):
+    code = """
+        import tristep
+        from tristep.integrations import dcp, torchtitan
+        for name, library in {"huggingface": "transformers", "lightning": "lightning"}.items():
+            try:
+                __import__(f"tristep.integrations.{name}")
+            except ModuleNotFoundError as error:
+                assert f"needs {library}, which is missing: pip install {library}" in str(error), error
+            else:
+                raise AssertionError(name)
+        assert tristep.integrations.dcp is dcp
+        assert "tristep.viz" not in sys.modules
+    """
+    _run(_without([*OPTIONAL, *LIBRARIES]) + textwrap.dedent(code), tmp_path)

@@ -10,7 +10,12 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = {"kernels": "tristep.kernels", "trainer": "tristep.trainer", "viz": "tristep.viz"}
+FOLDERS = {
+    "kernels": "tristep.kernels",
+    "trainer": "tristep.trainer",
+    "viz": "tristep.viz",
+    "src/tristep/integrations": "tristep.integrations",
+}
 MOST_LINES, MOST_PARAMETERS, MOST_MEMBERS = 400, 12, 25
 
 LONG_FILES: set[str] = set()

@@ -1,0 +1,125 @@
+"""What the callbacks of training libraries have in common: when they record, and when they show it."""
+
+import IPython.display
+import pytest
+import torch
+
+from tristep.integrations import recording
+from tristep.viz import Dashboard, LossView
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """In a notebook that somebody has open: the views that it is given."""
+    views = []
+    monkeypatch.setattr(recording, "in_notebook", lambda: True)
+    monkeypatch.setattr(recording, "has_front_end", lambda: True)
+    monkeypatch.setattr(IPython.display, "display", views.append)
+    return views
+
+
+def _begun(view="live", shows=True):
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    followed = recording.FollowedTraining("net", 1, view)
+    followed.begin(optimizer, net, 5, shows)
+    return net, optimizer, followed
+
+
+def _step(net, optimizer, followed):
+    loss = net(torch.ones(3, 2)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    followed.step(loss=loss)
+    return loss.item()
+
+
+def test_a_dashboard_is_shown_at_once_and_follows(shown):
+    net, optimizer, followed = _begun()
+    assert shown == [followed.view]
+    assert isinstance(followed.view, Dashboard)
+    drawn = []
+    followed.view.refresh = lambda: drawn.append(followed.run.last_step)
+    losses = [_step(net, optimizer, followed) for _ in range(3)]
+    assert drawn == [6, 7, 8]
+    assert followed.run.scalars["loss"].recent()[1].tolist() == losses
+    followed.end()
+    assert shown == [followed.view]
+
+
+def test_without_a_front_end_the_picture_is_that_of_the_end(shown, monkeypatch):
+    monkeypatch.setattr(recording, "has_front_end", lambda: False)
+    net, optimizer, followed = _begun(LossView)
+    _step(net, optimizer, followed)
+    assert shown == []
+    followed.end()
+    assert shown == [followed.view]
+    assert "1 step" not in followed.view.describe()
+    assert followed.view.run.scalars["loss"].last_step == 6
+    followed.end()
+    assert len(shown) == 1
+
+
+@pytest.mark.parametrize(("view", "shows"), [(None, True), ("live", False)])
+def test_nothing_is_shown_where_nothing_is_wanted(shown, view, shows):
+    net, optimizer, followed = _begun(view, shows)
+    _step(net, optimizer, followed)
+    followed.end()
+    assert shown == []
+    assert followed.run.last_step == 6
+
+
+def test_a_picture_that_fails_does_not_end_the_training(shown):
+    net, optimizer, followed = _begun()
+
+    def refresh():
+        raise ZeroDivisionError("on purpose")
+
+    followed.view.refresh = refresh
+    with pytest.warns(RuntimeWarning, match=r"cannot be drawn \(ZeroDivisionError\('on purpose'\)\)"):
+        _step(net, optimizer, followed)
+    _step(net, optimizer, followed)
+    followed.end()
+    assert followed.run.last_step == 7
+
+
+def test_a_second_training_is_a_run_of_its_own(shown):
+    net, optimizer, followed = _begun(None)
+    _step(net, optimizer, followed)
+    first = followed.run
+    followed.begin(optimizer, net, 0, True)
+    _step(net, optimizer, followed)
+    assert followed.run is not first
+    assert (first.last_step, followed.run.last_step) == (6, 1)
+
+
+@pytest.mark.sample(0)
+def test_in_a_notebook():
+    """A kernel without a front end keeps the picture of the end."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("lightning")
+    code = """
+import lightning, torch, logging
+from tristep.integrations.lightning import TristepCallback
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+class Regression(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 2)
+
+    def training_step(self, batch, index):
+        return torch.nn.functional.mse_loss(self.net(batch), batch[:, :2])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+trainer = lightning.Trainer(accelerator="cpu", devices=1, max_epochs=2, callbacks=[TristepCallback()], **quiet)
+trainer.fit(Regression(), torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4))
+"""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+    outputs = [output["data"] for output in book.cells[0].outputs if output.output_type == "display_data"]
+    assert any("image/png" in data and "6 steps" in data["text/plain"] for data in outputs)
