@@ -1,0 +1,134 @@
+"""torch.distributed.checkpoint with tristep.integrations.dcp, and without where torch's interface is enough."""
+
+import doctest
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from rank_training import make_net, train
+
+import tristep
+import tristep.integrations.dcp
+from tristep.integrations.dcp import TrainerState
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+
+OPTIMIZERS = {
+    "adam": "adam",
+    "several": [("ndim<2", "adamw"), ("*", "muon", {"learning_rate": 0.02})],
+    "8bit": "lion",
+}
+
+
+def _made(case):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
+    schedule = tristep.lr_scheduler.CosineScheduler(max_update=8, base_lr=0.01)
+    options = {"lr_scheduler": schedule} | ({"state_dtype": "8bit"} if case == "8bit" else {})
+    return net, tristep.Trainer(net, OPTIMIZERS[case], options)
+
+
+def _train(net, trainer, steps):
+    for step in steps:
+        torch.manual_seed(step)
+        x = torch.randn(8, 4)
+        trainer.zero_grad()
+        (net(x) - x[:, :2]).square().mean().backward()
+        trainer.step(1)
+
+
+@pytest.mark.filterwarnings("ignore:.*without a learning_rate:UserWarning")
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_a_fresh_trainer_goes_on_from_a_checkpoint(case, tmp_path):
+    net, trainer = _made(case)
+    _train(net, trainer, range(3))
+    dcp.save({"net": net.state_dict(), "trainer": TrainerState(trainer)}, checkpoint_id=tmp_path)
+    _train(net, trainer, range(3, 6))
+
+    other, fresh = _made(case)
+    state = {"net": other.state_dict(), "trainer": TrainerState(fresh)}
+    dcp.load(state, checkpoint_id=tmp_path)  # into the weights, and by TrainerState.load_state_dict
+    assert fresh.optimizer.num_update == 3
+    _train(other, fresh, range(3, 6))
+    assert all(map(torch.equal, other.parameters(), net.parameters()))
+
+
+def _resumed_on_rank(update, folder, half):
+    """The weights after six steps of a rank, of which three come after the checkpoint is written or read."""
+    store = {"kvstore": "dist_sync", "update_on_kvstore": update}
+    arguments = {"learning_rate": 0.02, "momentum": 0.9}
+    if half:
+        _, net, trainer = train("sgd", arguments, 3, torch.float32, spoil=False, **store)
+        dcp.save({"net": net.state_dict(), "trainer": TrainerState(trainer)}, checkpoint_id=folder)
+    else:
+        net = make_net(torch.float32)
+        trainer = tristep.Trainer(net, "sgd", dict(arguments), **store)
+        dcp.load({"net": net.state_dict(), "trainer": TrainerState(trainer)}, checkpoint_id=folder)
+    return train("sgd", arguments, 3, torch.float32, False, 3, net, trainer, **store)[0]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("update", [True, False])
+def test_several_processes_go_on_from_a_checkpoint(processes, tmp_path, update):
+    whole = processes(2).run(_resumed_on_rank, update, tmp_path, True)
+    resumed = processes(2).run(_resumed_on_rank, update, tmp_path, False)
+    for weights in (*whole, *resumed):
+        assert weights.tolist() == whole[0].tolist()
+
+
+def test_a_checkpoint_of_another_trainer_changes_nothing(tmp_path):
+    net, trainer = _made("adam")
+    _train(net, trainer, range(2))
+    dcp.save({"trainer": TrainerState(trainer)}, checkpoint_id=tmp_path)
+    other, fresh = _made("8bit")
+    _train(other, fresh, range(1))
+    before = fresh.state_dict()
+    with pytest.raises(Exception, match="optimizer"):
+        dcp.load({"trainer": TrainerState(fresh)}, checkpoint_id=tmp_path)
+    after = fresh.state_dict()
+    assert after["num_update"] == 1
+    assert after["settings"] == before["settings"]
+
+
+def test_what_is_refused():
+    with pytest.raises(TypeError, match="trainer must be a tristep.Trainer, got Linear"):
+        TrainerState(torch.nn.Linear(1, 1))
+    _, trainer = _made("adam")
+    with pytest.raises(TypeError, match="must be the bytes of a file"):
+        TrainerState(trainer).load_state_dict({})
+    with pytest.raises(ValueError, match="state file|damaged"):
+        TrainerState(trainer).load_state_dict({"safetensors": b"nothing of the kind"})
+
+
+def test_torchs_own_functions_save_an_optimizer(tmp_path):
+    """No class of ours is needed for the optimizers of tristep.optim."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    def made():
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 2)
+        entries = [("ndim<2", "adamw"), ("*", "sgd", {"momentum": 0.9})]
+        return net, tristep.optim.MultiOptimizer(net, entries, lr=0.1)
+
+    def train(net, optimizer):
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(torch.ones(3, 4)).square().sum().backward()
+            optimizer.step()
+
+    net, optimizer = made()
+    train(net, optimizer)
+    dcp.save(dict(zip(("model", "optimizer"), get_state_dict(net, optimizer), strict=True)), checkpoint_id=tmp_path)
+    train(net, optimizer)
+    other, fresh = made()
+    state = dict(zip(("model", "optimizer"), get_state_dict(other, fresh), strict=True))
+    dcp.load(state, checkpoint_id=tmp_path)
+    set_state_dict(other, fresh, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    train(other, fresh)
+    assert all(map(torch.equal, other.parameters(), net.parameters()))
+
+
+def test_the_docstrings_example():
+    result = doctest.testmod(tristep.integrations.dcp)
+    assert result.attempted > 0
+    assert result.failed == 0
