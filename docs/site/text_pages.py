@@ -13,7 +13,11 @@ __all__ = ["linked", "write"]
 HOME = ("Install", "Who it is for", "Tutorials", "In a notebook", "Speed", "What there is")
 HOW_TOS = {  # file, title, the README's sections, further pages
     "from-mxnet": ("From MXNet", ("Coming from MXNet",), ("differences.md", "tutorials/11_from_mxnet.md")),
-    "from-torch": ("From torch.optim", ("Coming from torch.optim", "Engines"), ("tutorials/12_from_torch_optim.md",)),
+    "from-torch": (
+        "From torch.optim",
+        ("Coming from torch.optim", "Engines"),
+        ("integrations.md", "tutorials/12_from_torch_optim.md"),
+    ),
     "several-optimizers": ("Several optimizers", ("Several optimizers in one",), ("optimizers/muon.md",)),
     "own-rule": ("Your own rule", ("Writing your own rule",), ("tutorials/07_your_own_optimizer.md", "contributing.md")),
     "low-precision": (
@@ -28,6 +32,7 @@ HOW_TOS = {  # file, title, the README's sections, further pages
 TEXTS = {  # of the repository: where it is in the site, and what the contents call it
     "docs/notebooks.md": ("notebooks.md", "In a notebook"),
     "docs/checkpoints.md": ("checkpoints.md", "Checkpoints"),
+    "docs/integrations.md": ("integrations.md", "In other training libraries"),
     "docs/scaling.md": ("scaling.md", "Many GPUs, many machines"),
     "docs/differences.md": ("differences.md", "Differences from MXNet"),
     "docs/reliability.md": ("reliability.md", "Reliability"),
