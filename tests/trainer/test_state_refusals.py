@@ -115,6 +115,7 @@ def _set(*path, value):
         (_set("settings", "multi_precision", value=1), TypeError, "'multi_precision' is 1: must be a bool"),
         (_set("settings", "beta1", value=[0.9]), TypeError, r"'beta1' is \[0.9\]: must be a number"),
         (_set("num_update", value=1.5), TypeError, "num_update=1.5: must be an integer"),
+        (_set("counts", value={}), ValueError, "num_update is 2, but no parameter has a count: states are missing"),
         (_set("num_update", value=-1), ValueError, "num_update=-1: must be 0 or more"),
         (_set("counts", "body", value="2"), TypeError, "the count of 'body'='2': must be an integer"),
         (_set("counts", "tail", value=2), ValueError, "'tail' have a count or state, but are not among its parameters"),

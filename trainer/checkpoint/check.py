@@ -67,6 +67,11 @@ def check_form(saved: Any) -> None:
 def check(optimizer: Optimizer, names: Sequence[str], params: Sequence[torch.Tensor], saved: Mapping[str, Any]) -> None:
     """Refuse a state that is not of this optimizer and these parameters."""
     check_form(saved)
+    if saved["num_update"] > optimizer.begin_num_update and not saved["counts"] and names:
+        raise ValueError(
+            f"saved state: num_update is {saved['num_update']}, but no parameter has a count: states are missing, as where "
+            "torch.distributed.checkpoint loads into a new Trainer's state_dict; see tristep.integrations.dcp.TrainerState"
+        )
     mine = type(optimizer).__name__.lower()
     if saved["optimizer"] != mine:
         wanted = [part["pattern"] for part in saved.get("optimizers", ())] or saved["optimizer"]
