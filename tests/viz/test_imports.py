@@ -81,6 +81,7 @@ def test_wandbs_offline_run_with_special_values(tmp_path, wandb_run):
         wandb_run.log({"loss": loss} | others, step=step)
     wandb_run.log({"words": "many", "loss": float("nan")}, step=1000)
     wandb_run.finish()
+    pytest.importorskip("wandb").teardown()  # waits until its process has written everything
     (file,) = tmp_path.rglob("*.wandb")
     assert file.stat().st_size > 3 * 2**15  # several blocks, and so records in parts
     with pytest.warns(UserWarning, match="left out 1 values that are no numbers"):
@@ -125,6 +126,21 @@ def test_wandb_records_that_are_no_history_are_refused(tmp_path, body):
     (tmp_path / "a.wandb").write_bytes(_wandb(body))
     with pytest.raises(ValueError, match="not a Weights & Biases file"):
         read_run(tmp_path / "a.wandb")
+
+
+def test_a_wandb_record_may_begin_with_a_head_alone(tmp_path):
+    """Where 7 bytes of a block are left, LevelDB's format has the first part of the next record there, without contents."""
+
+    def record(kind, body):
+        return struct.pack("<IHB", zlib.crc32(body, zlib.crc32(bytes([kind]))), len(body), kind) + body
+
+    row = b"\x12\x13\x0a\x0d\x0a\x04loss\x82\x01\x041.25\x12\x02\x08\x03"  # loss 1.25 at step 3
+    room = 2**15 - 7 - 7 - 7
+    size = room - 4  # of a field that is not read; its key takes a byte, its length three
+    filler = b"\x1a" + bytes([size & 127 | 128, size >> 7 & 127 | 128, size >> 14]) + bytes(size)
+    assert len(filler) == room
+    (tmp_path / "a.wandb").write_bytes(b":W&B\xe1\xbe\x00" + record(1, filler) + record(2, b"") + record(4, row))
+    assert _values(read_run(tmp_path / "a.wandb")) == {3: 1.25}
 
 
 def test_damaged_event_files(tmp_path):

@@ -113,6 +113,7 @@ def test_wandb_reads_scalars_and_histograms(tmp_path, wandb_run):
     wandb_run.log({"mine": 1}, step=STEPS + 1)  # what was given open stays open; the step before is complete now
     summary, expected = dict(wandb_run.summary), _expected(recorder.run)
     wandb_run.finish()
+    pytest.importorskip("wandb").teardown()  # waits until its process has written everything
     assert {name: summary[name] for name in expected[STEPS]} == expected[STEPS]
     _, counts = recorder.run.histograms["gradient_histogram"].recent()
     for i, parameter in enumerate(recorder.run.parameters):

@@ -71,7 +71,8 @@ def _records(file: IO[bytes], left: Counter[str]) -> Iterator[bytes]:
     start = file.read(HEAD)
     if start[:6] != MAGIC:
         raise ValueError("it does not begin as a .wandb file does")
-    place, parts, block = HEAD, b"", start + file.read(BLOCK - HEAD)
+    place, block = HEAD, start + file.read(BLOCK - HEAD)
+    parts: bytes | None = None  # of a record that goes on; the first may be empty, where only its head fits into a block
     while block:
         while place + HEAD <= len(block):
             checksum, length, kind = struct.unpack_from("<IHB", block, place)
@@ -85,17 +86,17 @@ def _records(file: IO[bytes], left: Counter[str]) -> Iterator[bytes]:
                 return
             if zlib.crc32(body, zlib.crc32(bytes([kind]))) != checksum:
                 raise ValueError("a record has a wrong checksum")
-            if (kind in (FULL, FIRST)) == bool(parts) or kind not in (FULL, FIRST, MIDDLE, LAST):
+            if (kind in (FULL, FIRST)) == (parts is not None) or kind not in (FULL, FIRST, MIDDLE, LAST):
                 raise ValueError("parts of records are missing")
-            parts += body
+            parts = (parts or b"") + body
             if len(parts) > MOST_RECORD:
                 raise ValueError(f"a record has more than {MOST_RECORD:,} bytes")
             if kind in (FULL, LAST):
                 yield parts
-                parts = b""
+                parts = None
             place += HEAD + length
         place, block = 0, file.read(BLOCK)
-    if parts:
+    if parts is not None:
         left["incomplete last records"] += 1
 
 
