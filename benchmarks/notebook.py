@@ -19,7 +19,7 @@ The parts:
                 times a second at most, by both renderers of widgets; no page is open, but all that one would get is made
     curves      100,000 recorded steps as a picture
     recorder    training steps of a small GPT-2 in its 148 tensors, recorded at the default interval and not, in turns
-    loggers     the same, recorded at each step, with each of the loggers that are installed and without, in turns
+    loggers     the same, and logging as many numbers as such a step has, by each of the loggers that are installed, in turns
 
 Where several ways are compared they take turns. Each time stands twice: by the clock, and of all the process's threads on
 the processor, which another program's load hardly changes; each is the least of several after a first one, which compiles.
@@ -53,6 +53,7 @@ import tristep
 from tristep import Trainer
 from tristep.demo import load, make_batches, network
 from tristep.viz import Dashboard, LossView, Run, TrajectoryView, basin_map, simulate
+from tristep.viz.record.loggers import LOGGED, Loggers
 from tristep.viz.record.probes import QUANTITIES
 from tristep.viz.render.matplotlib import Picture
 from tristep.viz.simulate import RATES, Simulation
@@ -220,33 +221,48 @@ def recorder() -> list[Row]:
 
 
 def loggers() -> list[Row]:
-    """What logging takes more than recording, at each step: two numbers, and three of each of 148 tensors.
+    """What logging takes of a training step: a loss, a rate and three numbers of each of 148 tensors, at each step.
 
-    What a logger's thread does counts, and the clock and the processor see it. Offline runs of W&B have a process of their
-    own, which the clock sees only.
+    All that a recorder's loggers do counts, in the thread of training and in their own, from a run to the files that are
+    closed. The step gets longer by no more than that. W&B's own process does not count.
     """
-    rows = []
-    plain = training("Trainer", 4, True)
+    steps, rows, number = 64, [], itertools.count()
+
+    def log(make: Callable[[int], Any]) -> None:
+        turn = next(number)
+        run = Run("run", [f"h.{i // 12}.{i % 12}.weight" for i in range(148)])
+        add(run, np.arange(turn * steps, (turn + 1) * steps) + 1)
+        assert not Loggers([make(turn)], 1, LOGGED).close(run, (turn + 1) * steps)
+
     with tempfile.TemporaryDirectory() as folder:
-        for name, to in log_targets(Path(folder)).items():
-            took, more, error = added(plain, training("Trainer", 4, True, [to]), 20)
-            rows.append(row(f"4 recorded training steps, GPT-2's 148 tensors at width {WIDTH}", took, "ms"))
-            rows.append(row(f"what logging adds, {name}", more, "of it", goal=0.02))
-            rows.append(row("  the standard error of that", error, "of it"))
+        targets = log_targets(Path(folder))
+        ways = {name: lambda make=make: log(make) for name, make in targets.items()}
+        times = in_turns({"training": training("Trainer", 4, True), **ways}, 10)
+        rows.append(row(f"4 recorded training steps, GPT-2's 148 tensors at width {WIDTH}", times["training"], "ms"))
+        step = Time(*(time / 4 for time in times["training"]))
+        for name in targets:
+            took = Time(*(time / steps for time in times[name]))
+            rows.append(row(f"logging a step, {name}", took, "ms"))
+            rows.append(row(f"logging a step, {name}", took, "of a step", by=step, goal=0.02))
     return rows
 
 
-def log_targets(folder: Path) -> dict[str, Any]:
-    """Loggers by name, those that are installed."""
-    found: dict[str, Any] = {"a .csv file": folder / "a.csv", "a .jsonl file": folder / "a.jsonl"}
+def log_targets(folder: Path) -> dict[str, Callable[[int], Any]]:
+    """Loggers by name, those that are installed: functions of the number of the turn."""
+    found: dict[str, Callable[[int], Any]] = {
+        "a .csv file": lambda turn: folder / f"{turn}.csv",
+        "a .jsonl file": lambda turn: folder / f"{turn}.jsonl",
+    }
     if find_spec("tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
 
-        found["TensorBoard"] = SummaryWriter(folder)
+        writer = SummaryWriter(folder)
+        found["TensorBoard"] = lambda turn: writer
     if find_spec("wandb"):
         import wandb
 
-        found["W&B, offline"] = wandb.init(dir=folder, mode="offline", settings=wandb.Settings(silent=True))
+        run = wandb.init(dir=folder, mode="offline", settings=wandb.Settings(silent=True))
+        found["W&B, offline"] = lambda turn: run
     return found
 
 
