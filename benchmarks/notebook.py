@@ -224,7 +224,7 @@ def loggers() -> list[Row]:
     """What logging takes of a training step: a loss, a rate and three numbers of each of 148 tensors, at each step.
 
     All that a recorder's loggers do counts, in the thread of training and in their own, from a run to the files that are
-    closed. The step gets longer by no more than that. W&B's own process does not count.
+    closed. A step gets longer by about that where no processor is idle. W&B's own process does not count.
     """
     steps, rows, number = 64, [], itertools.count()
 
