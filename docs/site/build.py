@@ -6,7 +6,7 @@
     python docs/site/build.py --out FOLDER        where the site goes; default build/site
 
 Nothing is written twice: pages are made of the README's sections, the files in docs/, the notebooks, the registry of
-optimizers and the docstrings, into build/site-pages, from which MkDocs makes the site. Look at it by
+optimizers and the docstrings, into a folder next to the site's, from which MkDocs makes the site. Look at it by
 `python -m http.server --bind 127.0.0.1 --directory build/site`: search needs a server, everything else works from the disk,
 and nothing needs a network.
 """
@@ -26,7 +26,6 @@ import tutorial_pages
 import yaml
 
 ROOT = Path(__file__).parents[2]
-PAGES = ROOT / "build" / "site-pages"
 
 
 def main() -> None:
@@ -41,18 +40,21 @@ def main() -> None:
 
 def build(live: list[str], out: Path, raced: list[str] | None = None) -> None:
     """Write the pages, and let MkDocs make the site of them; what it warns of is an error."""
-    shutil.rmtree(PAGES, ignore_errors=True)
-    PAGES.mkdir(parents=True)
-    contents = text_pages.write(ROOT, PAGES)
-    contents["Tutorials"] = tutorial_pages.write(ROOT / "tutorials", PAGES, live)
-    contents["Optimizers"] = optimizer_pages.write(ROOT, PAGES, raced)
-    contents["Reference"] = reference_pages.write(PAGES)
+    out = out.resolve()
+    pages = out.with_name(f"{out.name}-pages")
+    shutil.rmtree(pages, ignore_errors=True)
+    pages.mkdir(parents=True)
+    contents = text_pages.write(ROOT, pages)
+    contents["Tutorials"] = tutorial_pages.write(ROOT / "tutorials", pages, live)
+    contents["Optimizers"] = optimizer_pages.write(ROOT, pages, raced)
+    contents["Reference"] = reference_pages.write(pages)
     settings = yaml.safe_load(Path(__file__).with_name("mkdocs.yml").read_text(encoding="utf-8"))
-    settings |= {"docs_dir": str(PAGES), "nav": [{title: pages} for title, pages in contents.items()]}
-    configuration = PAGES.parent / "mkdocs.yml"
+    settings |= {"docs_dir": str(pages), "nav": [{title: chapter} for title, chapter in contents.items()]}
+    settings["plugins"][1]["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT / "src")]
+    configuration = pages.with_suffix(".yml")
     configuration.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--clean"]
-    subprocess.run([*command, "--config-file", str(configuration), "--site-dir", str(out.resolve())], check=True, cwd=ROOT)
+    subprocess.run([*command, "--config-file", str(configuration), "--site-dir", str(out)], check=True, cwd=ROOT)
 
 
 if __name__ == "__main__":

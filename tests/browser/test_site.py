@@ -31,6 +31,6 @@ def test_a_view_in_a_tutorial_answers_to_its_slider(browser, tmp_path_factory):
     browser.driver.switch_to.frame(frame)
     slider = browser.find("input[type=range]")
     before = browser.digest()
-    browser.keys(slider, "\ue014")  # the right arrow
+    browser.keys(slider, "\ue012")  # the left arrow: it is at its end
     browser.until(lambda: browser.digest() != before, "another picture")
     browser.driver.switch_to.default_content()
