@@ -12,7 +12,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tristep.kernels import Rule, compress, rules
+from tristep.kernels import compress
 from tristep.kernels.backends.triton import reduce, symmetric
 from tristep.kernels.backends.triton.compile import compile_for
 from tristep.kernels.compress.triton import compile_for as compile_code
@@ -52,10 +52,11 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", choices=TARGETS, required=True)
     parser.add_argument("--all", action="store_true")
     arguments = parser.parse_args()
-    chosen: list[Any] = list(_compiled_cases() if arguments.all else SAMPLE)
+    every = list(_kernels(_compiled_cases()))  # listed without --all, too, so that a case that cannot be is found early
+    chosen = every if arguments.all else list(_kernels(SAMPLE))
     compiled, failed = 0, []
     for target in arguments.targets:
-        for name, make in _kernels(chosen):
+        for name, make in chosen:
             try:
                 make(TARGETS[target])
                 compiled += 1
@@ -88,7 +89,7 @@ def _compiled_cases() -> Iterator[RuleCase | CodeCase | ProductCase]:
             yield case
 
 
-def _kernels(chosen: list[RuleCase | CodeCase | ProductCase]) -> Iterator[tuple[str, Callable[[GPUTarget], Any]]]:
+def _kernels(chosen: Iterable[RuleCase | CodeCase | ProductCase]) -> Iterator[tuple[str, Callable[[GPUTarget], Any]]]:
     """A name, and a function that compiles for a target, of each kernel."""
     for case in chosen:
         if isinstance(case, CodeCase):
@@ -97,7 +98,7 @@ def _kernels(chosen: list[RuleCase | CodeCase | ProductCase]) -> Iterator[tuple[
         if isinstance(case, ProductCase):
             yield str(case), partial(_compile_product, case)
             continue
-        rule: Rule = getattr(rules, case.rule)
+        rule = case.made
         options = _options(case)
         yield str(case), lambda target, rule=rule, options=options: compile_for(target, rule, **options)
         for stage in range(len(rule.reductions)):
