@@ -29,7 +29,7 @@ help:
 	@echo "             benchmarks; what has passed for this commit is not repeated. gpu-sanitize needs compute-sanitizer"
 	@echo "make clean   remove .venv, builds and caches"
 
-demo: $(VENV)/with-notebook
+demo: $(VENV)/with-demo
 	$(BIN)/python -m tristep demo
 
 test: CASES := quick
@@ -44,7 +44,7 @@ lint: $(VENV)/with-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/with-notebook
+bench: $(VENV)/with-demo
 	$(BIN)/python benchmarks/run.py --out $(CPU_RESULTS) $(if $(PARTS),--only $(PARTS))
 
 lab: $(VENV)/with-dev

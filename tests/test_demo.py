@@ -141,12 +141,12 @@ def test_wrong_arguments_are_refused_before_anything_is_trained(arguments, messa
 
 
 @pytest.mark.parametrize("library", ["sklearn", "matplotlib"])
-def test_without_the_notebook_extra_the_demo_says_so(library, tmp_path, capsys, monkeypatch):
+def test_without_the_demo_extra_the_demo_says_so(library, tmp_path, capsys, monkeypatch):
     for module in ("tristep.demo", "tristep.viz", "tristep.viz.views.curves", "tristep.viz.style", "sklearn.datasets"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     assert main(["demo", "--epochs", "1", "--out", str(tmp_path / "x.png")]) == 1
-    assert capsys.readouterr().err == f"The demo needs {library}, which is missing: pip install 'tristep[notebook]'\n"
+    assert capsys.readouterr().err == f"The demo needs {library}, which is missing: pip install 'tristep[demo]'\n"
 
 
 def test_an_error_of_ours_is_not_taken_for_a_wrong_argument(tmp_path, monkeypatch):

@@ -87,7 +87,7 @@ def test_a_notebook_links_to_colab_where_the_repository_is_known(end, build):
     assert [cell.source for cell in linked[2:]] == [cell.source for cell in without[2:]]
 
 
-@pytest.mark.parametrize(("address", "package"), [(None, "..[notebook]"), (ADDRESS, f"tristep[notebook] @ git+{ADDRESS}")])
+@pytest.mark.parametrize(("address", "package"), [(None, "..[demo]"), (ADDRESS, f"tristep[demo] @ git+{ADDRESS}")])
 @pytest.mark.parametrize("missing", [None, "tristep", "anywidget"])
 def test_the_first_code_installs_what_is_missing_and_else_does_nothing(missing, address, package, build, monkeypatch):
     transformer = pytest.importorskip("IPython.core.inputtransformer2").TransformerManager()

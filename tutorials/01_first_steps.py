@@ -13,7 +13,7 @@
 #
 # A `Trainer` applies an optimizer to the parameters of a PyTorch model. This notebook checks a step of it by hand, trains a
 # network on handwritten digits while you watch and steer, goes on with another optimizer and another learning rate, and
-# saves and resumes. It needs no GPU, takes less than a minute, and uses the `notebook` extra: `pip install '.[notebook]'`
+# saves and resumes. It needs no GPU, takes less than a minute, and uses the `demo` extra: `pip install '.[demo]'`
 # in the repository.
 
 # %%

@@ -68,7 +68,7 @@ def cells(source: Path, address: str | None) -> nbformat.NotebookNode:
     notebook = jupytext.read(source)
     for i, cell in enumerate(notebook.cells):
         cell.id = f"cell-{i}"  # else random each time, which is noise in a diff
-    package = "..[notebook]" if address is None else f"tristep[notebook] @ git+{address}"
+    package = "..[demo]" if address is None else f"tristep[demo] @ git+{address}"
     install = nbformat.v4.new_code_cell(INSTALL.format(package=package), id="install")
     if address is not None:
         place = f"{urlsplit(address).path.strip('/').removesuffix('.git')}/blob/main/tutorials/{source.stem}.ipynb"

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         missing = (error.name or "").split(".")[0]
         if missing not in ("matplotlib", "sklearn"):
             raise
-        print(f"The demo needs {missing}, which is missing: pip install 'tristep[notebook]'", file=sys.stderr)
+        print(f"The demo needs {missing}, which is missing: pip install 'tristep[demo]'", file=sys.stderr)
         return 1
     settings = {"engine": None, "optimizers": ()} | options
     try:

@@ -1,6 +1,6 @@
 """The demo, which is also the shortest tour: one step checked by hand, then several optimizers on handwritten digits.
 
-`python -m tristep demo` runs it. It needs the `notebook` extra, for the images (scikit-learn) and for the picture.
+`python -m tristep demo` runs it. It needs the `demo` extra: scikit-learn for the images, matplotlib for the picture.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from tristep.kernels.backends import has_numba, has_triton
 
 __all__ = ["report"]
 
+_EXTRAS = {"notebook": "pictures and widgets", "demo": "the demo and the tutorials"}  # for users; the others are for developers
 _REQUIREMENT = re.compile(r"([\w.-]+)([^;]*)(?:;(.*))?")
 
 
@@ -34,7 +35,7 @@ def report() -> tuple[list[str], bool]:
 
 
 def _packages(wrong: list[str]) -> Iterator[str]:
-    """A line for each package that tristep requires, and those of its notebook extra."""
+    """A line for each package that tristep requires, and those of its extras `notebook` and `demo`."""
     lacking: dict[str, list[str]] = {}
     for name, least, extra in _requirements():
         try:
@@ -49,8 +50,9 @@ def _packages(wrong: list[str]) -> Iterator[str]:
         yield f"  {name:14} {version}{f', older than {least}' if is_old else ''}"
     if required := lacking.get(""):
         wrong.append(f"Error: {', '.join(required)} missing: pip install {' '.join(required)}")
-    if optional := lacking.get("notebook"):
-        wrong.append(f"For pictures and widgets, {', '.join(optional)} missing: pip install 'tristep[notebook]'")
+    for extra, purpose in _EXTRAS.items():
+        if optional := lacking.get(extra):
+            wrong.append(f"For {purpose}, {', '.join(optional)} missing: pip install 'tristep[{extra}]'")
 
 
 def _requirements() -> Iterator[tuple[str, str, str]]:
@@ -59,11 +61,12 @@ def _requirements() -> Iterator[tuple[str, str, str]]:
         found = importlib.metadata.requires("tristep") or []
     except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
         found = ["torch", "triton; sys_platform == 'linux'", "numpy", "numba", "safetensors", "tqdm"]
-        found += [f"{name}; extra == 'notebook'" for name in ("anywidget", "ipywidgets", "matplotlib", "scikit-learn")]
+        found += [f"{name}; extra == 'notebook'" for name in ("anywidget", "ipywidgets", "matplotlib")]
+        found += ["scikit-learn; extra == 'demo'"]
     for text in found:
         name, versions, marker = (part or "" for part in _REQUIREMENT.fullmatch(text).groups())  # type: ignore[union-attr]
         extra = re.search(r"extra == ['\"](\w+)", marker)
-        if (extra is None or extra[1] == "notebook") and not ("linux" in marker and platform.system() != "Linux"):
+        if (extra is None or extra[1] in _EXTRAS) and name != "tristep" and not ("linux" in marker and platform.system() != "Linux"):
             least = re.search(r">=\s*([\d.]+)", versions)
             yield name, least[1] if least else "", extra[1] if extra else ""
 
