@@ -1,6 +1,6 @@
 """Times what the notebook side waits for: races, basin maps, sweeps, pictures, what recording costs, long runs.
 
-    python benchmarks/notebook.py                  all of it, about seven minutes on two cores
+    python benchmarks/notebook.py                  all of it, about ten minutes on two cores
     python benchmarks/notebook.py --only sweep     some of the parts
     python benchmarks/notebook.py --out FILE       write JSON, too; of a file that is there, only the parts that are timed
                                                    change
@@ -19,7 +19,8 @@ The parts:
                 times a second at most, by both renderers of widgets; no page is open, but all that one would get is made
     curves      100,000 recorded steps as a picture
     recorder    training steps of a small GPT-2 in its 148 tensors, recorded at the default interval and not, in turns
-    loggers     the same, and logging as many numbers as such a step has, by each of the loggers that are installed, in turns
+    loggers     logging as many numbers as such a step has, by each of the loggers that are installed, and such training with
+                and without each logger, in turns
 
 Where several ways are compared they take turns. Each time stands twice: by the clock, and of all the process's threads on
 the processor, which another program's load hardly changes; each is the least of several after a first one, which compiles.
@@ -223,8 +224,8 @@ def recorder() -> list[Row]:
 def loggers() -> list[Row]:
     """What logging takes of a training step: a loss, a rate and three numbers of each of 148 tensors, at each step.
 
-    All that a recorder's loggers do counts, in the thread of training and in their own, from a run to the files that are
-    closed. A step gets longer by about that where no processor is idle. W&B's own process does not count.
+    First all that a recorder's loggers do, in the thread of training and in their own, from a run to the files that are
+    closed, without W&B's own process. Then what training steps take more, by training with and without a logger in turns.
     """
     steps, rows, number = 64, [], itertools.count()
 
@@ -243,8 +244,24 @@ def loggers() -> list[Row]:
         for name in targets:
             took = Time(*(time / steps for time in times[name]))
             rows.append(row(f"logging a step, {name}", took, "ms"))
-            rows.append(row(f"logging a step, {name}", took, "of a step", by=step, goal=0.02))
+            rows.append(row(f"logging a step, {name}", took, "of a step", by=step))
+        for name, make in log_targets(Path(folder)).items():
+            more, error = logged(lambda turn, make=make: training("Trainer", 4, True, [make(turn)]))
+            rows.append(row(f"what logging each step adds to recorded steps, {name}", more, "of it", goal=0.02))
+            rows.append(row("  the standard error of that", error, "of it"))
     return rows
+
+
+def logged(make: Callable[[int], Callable[[], object]], models: int = 8, pairs: int = 6) -> tuple[Time, Time]:
+    """What a logger adds, as a share, and its standard error, over pairs of models: where one lies in memory counts, too."""
+    shares = []
+    for turn in range(models):
+        # The one that is made first is the one with the logger as often as not.
+        first = training("Trainer", 4, True) if turn % 2 else make(-1 - turn)
+        other = make(-1 - turn) if turn % 2 else training("Trainer", 4, True)
+        shares.append(added(*((first, other) if turn % 2 else (other, first)), pairs)[1])
+    found = np.array(shares)
+    return Time(*found.mean(axis=0)), Time(*(found.std(axis=0, ddof=1) / np.sqrt(models)))
 
 
 def log_targets(folder: Path) -> dict[str, Callable[[int], Any]]:
@@ -262,7 +279,9 @@ def log_targets(folder: Path) -> dict[str, Callable[[int], Any]]:
         import wandb
 
         run = wandb.init(dir=folder, mode="offline", settings=wandb.Settings(silent=True))
-        found["W&B, offline"] = lambda turn: run
+        # Each training begins with step 1 again, and W&B takes no step again.
+        begin = lambda: wandb.init(dir=folder, mode="offline", reinit="create_new", settings=wandb.Settings(silent=True))  # noqa: E731
+        found["W&B, offline"] = lambda turn: run if turn >= 0 else begin()
     return found
 
 

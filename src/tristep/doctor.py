@@ -17,7 +17,7 @@ from tristep.kernels.backends import has_numba, has_triton
 
 __all__ = ["report"]
 
-_EXTRAS = {"notebook": "pictures and widgets", "demo": "the demo and the tutorials"}  # for users; the others are for developers
+_EXTRAS = {"notebook": "pictures and widgets", "demo": "the demo and the tutorials"}  # those for users
 _REQUIREMENT = re.compile(r"([\w.-]+)([^;]*)(?:;(.*))?")
 
 
@@ -66,7 +66,8 @@ def _requirements() -> Iterator[tuple[str, str, str]]:
     for text in found:
         name, versions, marker = (part or "" for part in _REQUIREMENT.fullmatch(text).groups())  # type: ignore[union-attr]
         extra = re.search(r"extra == ['\"](\w+)", marker)
-        if (extra is None or extra[1] in _EXTRAS) and name != "tristep" and not ("linux" in marker and platform.system() != "Linux"):
+        elsewhere = "linux" in marker and platform.system() != "Linux"
+        if name != "tristep" and not elsewhere and (extra is None or extra[1] in _EXTRAS):
             least = re.search(r">=\s*([\d.]+)", versions)
             yield name, least[1] if least else "", extra[1] if extra else ""
 

@@ -109,7 +109,7 @@ def test_what_is_refused():
         optimizers = Optimizers([net], [("*embed*", "adamw"), ("*", "sgd", {"lr": 0.1})])
     with pytest.raises(ValueError, match="call it without one"):
         optimizers.step(lambda: None)
-    with pytest.raises(RuntimeError, match="make new ones"):
+    with pytest.raises(RuntimeError, match="make a new one"):
         optimizers.add_param_group({"params": []})
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from ..params import named_parameters
 from ..registry import Registry
 from . import adapters, ports
 from .base import FusedOptimizer
+from .joined import JoinedOptimizers
 from .owned_states import states_as_shards
 from .saved import check_numbers
 
@@ -29,7 +28,7 @@ for _name in (*ports.__all__, *adapters.__all__):
         _classes.register(_class, _name.lower())
 
 
-class MultiOptimizer(torch.optim.Optimizer):
+class MultiOptimizer(JoinedOptimizers):
     """Several optimizers in one: each parameter gets that of the first pattern which it matches.
 
     It is a `torch.optim.Optimizer` with the groups and states of all, for schedulers, `GradScaler` and checkpoints.
@@ -60,9 +59,6 @@ class MultiOptimizer(torch.optim.Optimizer):
         1.bias       (4,)      AdamW  0.001           0.1  layer==Embedding|ndim<2
     """
 
-    optimizers: list[torch.optim.Optimizer]
-    _is_made = False
-
     def __init__(
         self,
         params: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
@@ -83,29 +79,10 @@ class MultiOptimizer(torch.optim.Optimizer):
             self.optimizers.append(_made(where, make, own, {**defaults, **arguments}))
         self._rows = [(name, parameter, k) for (name, parameter), k in zip(named, chosen, strict=True)]
         self._patterns = [pattern_text(pattern) for pattern in patterns]
-        super().__init__([parameter for _, parameter in named], {})
-        self._is_made = True
+        super().__init__()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: vars(self)[name] for name in ("defaults", "optimizers", "_rows", "_patterns", "_is_made")}
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all optimizers, in their order; changes of a group are the optimizer's."""
-        return list(chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers))
-
-    @param_groups.setter
-    def param_groups(self, groups: Any) -> None:
-        """The base class sets it; the groups are those of the optimizers."""
-
-    @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:
-        """The states of all parameters; changes of a parameter's are the optimizer's."""
-        return defaultdict(dict, chain.from_iterable(optimizer.state.items() for optimizer in self.optimizers))
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        """The base class sets it; the states are those of the optimizers."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Let each optimizer update its parameters that have a gradient.
@@ -120,13 +97,6 @@ class MultiOptimizer(torch.optim.Optimizer):
         for optimizer in self.optimizers:
             optimizer.step()
         return loss
-
-    def add_param_group(self, param_group: Any) -> None:
-        """Refused after construction: patterns say what a parameter gets."""
-        if self._is_made:
-            raise RuntimeError(
-                "add_param_group() of a MultiOptimizer: make a new one, or add the group to one of .optimizers"
-            )
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's. All ranks are to call it where owners have the states of cut parameters; see owned_states.py."""

@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from ...trainer import files
+from .event_files import EventFile
 
 __all__ = ["Adapter", "adapter"]
 
@@ -116,18 +117,14 @@ class _TensorBoard(Adapter):
     takes_histograms = True
 
     def __init__(self, writer: Any) -> None:
-        from torch.utils.tensorboard import FileWriter
-
         super().__init__(self._log, f"TensorBoard in {str(writer.get_logdir())!r}")
         protocol: Any = import_module("tensorboard.compat.proto.summary_pb2")
         self._summary, self._histogram = protocol.Summary, protocol.HistogramProto
-        self._writer = FileWriter(writer.get_logdir(), filename_suffix=".tristep")
+        self._file = EventFile(writer.get_logdir(), import_module("tensorboard.compat.proto.event_pb2").Event)
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         value = self._summary.Value
-        self._writer.add_summary(
-            self._summary(value=[value(tag=name, simple_value=number) for name, number in values.items()]), step
-        )
+        self._file.add(self._summary(value=[value(tag=name, simple_value=number) for name, number in values.items()]), step)
 
     def log_histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
         middle, there = (edges[1:] + edges[:-1]) / 2, np.flatnonzero(counts)
@@ -140,13 +137,13 @@ class _TensorBoard(Adapter):
             bucket_limit=edges[1:].tolist(),
             bucket=counts.tolist(),
         )
-        self._writer.add_summary(self._summary(value=[self._summary.Value(tag=name, histo=histogram)]), step)
+        self._file.add(self._summary(value=[self._summary.Value(tag=name, histo=histogram)]), step)
 
     def flush(self) -> None:
-        self._writer.flush()
+        self._file.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
 
 
 class _MLflow(Adapter):

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 
 from ..trainer.optim import MultiOptimizer
+from ..trainer.optim.joined import JoinedOptimizers
 from ..trainer.optim.multi import checked_entry
 from ..trainer.optimizer.patterns import Parameter, layers_of, matcher
 from ..trainer.params import named_parameters
@@ -25,7 +24,7 @@ __all__ = ["Optimizers"]
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
-class Optimizers(torch.optim.Optimizer):
+class Optimizers(JoinedOptimizers):
     """One `tristep.optim.MultiOptimizer` for each part of a model, as pipeline parallelism cuts it.
 
     Args:
@@ -53,7 +52,6 @@ class Optimizers(torch.optim.Optimizer):
     """
 
     optimizers: list[MultiOptimizer]
-    _is_made = False
 
     def __init__(self, model_parts: Sequence[torch.nn.Module], entries: Iterable[Any], **defaults: Any) -> None:
         self.model_parts = list(model_parts)
@@ -66,26 +64,7 @@ class Optimizers(torch.optim.Optimizer):
             MultiOptimizer(part, [given[k] for k in sorted(each)], **defaults)
             for part, each in zip(self.model_parts, chosen, strict=True)
         ]
-        super().__init__(list(chain.from_iterable(part.parameters() for part in self.model_parts)), {})
-        self._is_made = True
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all optimizers, in their order; changes of a group are the optimizer's."""
-        return list(chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers))
-
-    @param_groups.setter
-    def param_groups(self, groups: Any) -> None:
-        """The base class sets it; the groups are those of the optimizers."""
-
-    @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:
-        """The states of all parameters; changes of a parameter's are the optimizer's."""
-        return defaultdict(dict, chain.from_iterable(optimizer.state.items() for optimizer in self.optimizers))
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        """The base class sets it; the states are those of the optimizers."""
+        super().__init__()
 
     def __iter__(self) -> Iterator[MultiOptimizer]:
         return iter(self.optimizers)
@@ -119,11 +98,6 @@ class Optimizers(torch.optim.Optimizer):
         state = {**state_dict, **self._groups_names()}
         for part, optimizer in zip(self.model_parts, self.optimizers, strict=True):
             set_optimizer_state_dict(part, optimizer, state, options=_FLAT)
-
-    def add_param_group(self, param_group: Any) -> None:
-        """Refused after construction: patterns say what a parameter gets."""
-        if self._is_made:
-            raise RuntimeError("add_param_group() of the optimizers of model parts: make new ones")
 
     def _groups_names(self) -> dict[str, list[str]]:
         """Which parameters are in a group together, which depends on how the model is cut, and so is not saved."""
