@@ -61,7 +61,8 @@ def write(tutorials: Path, pages: Path, live: list[str]) -> list[dict[str, str]]
         else:
             notebook = nbformat.read(path, as_version=4)
         page = f"tutorials/{name}.md"
-        text = "\n\n".join(filter(None, (_cell(cell, number, files) for number, cell in enumerate(notebook.cells))))
+        shown = [cell for cell in notebook.cells if cell.get("id") != "install"]  # which is for those who run the notebook
+        text = "\n\n".join(filter(None, (_cell(cell, number, files) for number, cell in enumerate(shown))))
         (pages / page).write_text(f"{_links(text)}\n", encoding="utf-8")
         found = re.search(r"^# (.+)$", text, re.MULTILINE)
         assert found is not None, f"{name} has no title"
