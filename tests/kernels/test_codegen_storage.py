@@ -183,7 +183,9 @@ def test_measuring_reads_and_writes_nothing_twice_and_spills_nothing(case, code)
     assert sorted(name for _, name in path) == sorted(usual[:: 2 if plain.warps == 4 else 1])
     assert kernel.count(r"(LDL|STL)\b.*") == kernel.used("STACK") == kernel.used("LOCAL") == 0
     assert kernel.count(FLOAT64) == 0
-    assert 16 <= kernel.used("REG") <= 64
+    # With a split master old and new bits are kept for both halves; three blocks of 256 threads fit then, which have 42 KiB
+    # of loads in flight (benchmarks/static_gpu.py).
+    assert 16 <= kernel.used("REG") <= (80 if case.masters == "int16" else 64)
     assert kernel.count(r"BAR\.SYNC.*") <= 32  # both paths
 
 
