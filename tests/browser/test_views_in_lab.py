@@ -179,7 +179,8 @@ def test_the_doctor_hears_from_the_page(book, browser):
     said = book.run("%viz_doctor", "doctor")
     assert "front end        a notebook that can answer" in said
     assert "training runs    in the background" in said
-    assert "canvas: chosen by set_renderer()" in said
+    assert "canvas, the best of four" in said
+    assert "because          chosen by set_renderer()" in said
     book.says(r"The front end reached Python and got an answer after \d+ ms")
     browser.keep("doctor")
 
