@@ -183,12 +183,17 @@ result = found
 @pytest.mark.sample(0)
 @pytest.mark.slow
 def test_machine_code(compiling):
-    """Wide stores of zeros behind a barrier; a few loads more for the control; else nothing."""
+    """Wide stores of zeros behind a barrier; a few loads more for the control; else nothing.
+
+    There are other barriers, the same ones in all three, in the path of a tensor's end: whole tiles come before it.
+    """
     code = compiling.run(COMPILE)
     plain, control, zeros = (code[f"{name} adamw None"] for name in ("plain", "control", "zeros"))
     wide = plain.count("STG.E.128")
     assert control.count("STG.E.128") == wide
     assert zeros.count("STG.E.128") == wide // 3 * 4  # weight, two states, and the gradient
-    assert [names.count("BAR.SYNC.DEFER_BLOCKING") for names in (plain, control, zeros)] == [0, 0, 1]
+    barrier = "BAR.SYNC.DEFER_BLOCKING"
+    assert all(barrier not in names[: names.index("STG.E.128") + wide] for names in (plain, control, zeros))
+    assert plain.count(barrier) == control.count(barrier) == zeros.count(barrier) - 1
     assert 0 < len(control) - len(plain) < 40
     assert 0 < len(code["control lamb 0"]) - len(code["plain lamb 0"]) < 40
