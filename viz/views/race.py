@@ -122,8 +122,8 @@ class RaceView(View):
             [(t, f"{t:g}") for t in sorted(ticks) if low <= t <= high],
         )
         up = Axis("", -0.6, n - 0.4, ticks=[(n - 1 - i, name) for i, name in enumerate(names)])
-        title = f"steps to the target, {result.level:.0%} intervals" if len(result.seeds) > 1 else "steps to the target"
-        return Panel(x, up, layers, title=title.replace("steps", "steps or seconds"), column=1)
+        title = f"to the target, {result.level:.0%} intervals" if len(result.seeds) > 1 else "to the target"
+        return Panel(x, up, layers, title=title, column=1)
 
     def _tuning(self) -> Panel:
         result, layers = self.result, list[Layer]()
