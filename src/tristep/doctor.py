@@ -60,7 +60,7 @@ def _requirements() -> Iterator[tuple[str, str, str]]:
     try:
         found = importlib.metadata.requires("tristep") or []
     except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
-        found = ["torch", "triton; sys_platform == 'linux'", "numpy", "numba", "safetensors", "tqdm"]
+        found = ["torch>=2.9", "triton>=3.5; sys_platform == 'linux'", "numpy", "numba", "safetensors", "tqdm"]
         found += [f"{name}; extra == 'notebook'" for name in ("anywidget", "ipywidgets", "matplotlib")]
         found += ["scikit-learn; extra == 'demo'"]
     for text in found:
