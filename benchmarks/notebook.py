@@ -254,13 +254,7 @@ def loggers() -> list[Row]:
 
 def logged(make: Callable[[int], Callable[[], object]], models: int = 8, pairs: int = 6) -> tuple[Time, Time]:
     """What a logger adds, as a share, and its standard error, over pairs of models: where one lies in memory counts, too."""
-    shares = []
-    for turn in range(models):
-        # The one that is made first is the one with the logger as often as not.
-        first = training("Trainer", 4, True) if turn % 2 else make(-1 - turn)
-        other = make(-1 - turn) if turn % 2 else training("Trainer", 4, True)
-        shares.append(added(*((first, other) if turn % 2 else (other, first)), pairs)[1])
-    found = np.array(shares)
+    found = np.array([added(training("Trainer", 4, True), make(-1 - turn), pairs)[1] for turn in range(models)])
     return Time(*found.mean(axis=0)), Time(*(found.std(axis=0, ddof=1) / np.sqrt(models)))
 
 
@@ -279,9 +273,14 @@ def log_targets(folder: Path) -> dict[str, Callable[[int], Any]]:
         import wandb
 
         run = wandb.init(dir=folder, mode="offline", settings=wandb.Settings(silent=True))
-        # Each training begins with step 1 again, and W&B takes no step again.
-        begin = lambda: wandb.init(dir=folder, mode="offline", reinit="create_new", settings=wandb.Settings(silent=True))  # noqa: E731
-        found["W&B, offline"] = lambda turn: run if turn >= 0 else begin()
+
+        def wandb_run(turn: int) -> Any:
+            """Each training, of a negative turn, begins with step 1 again, and W&B takes no step of a run twice."""
+            if turn >= 0:
+                return run
+            return wandb.init(dir=folder, mode="offline", reinit="create_new", settings=wandb.Settings(silent=True))
+
+        found["W&B, offline"] = wandb_run
     return found
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tristep.viz.record.adapters import adapter
 from tristep.viz.record.event_files import EventFile, crc32c
 
 
@@ -33,7 +34,7 @@ def test_tensorboard_reads_what_two_files_hold(tmp_path):
     files = [EventFile(tmp_path / "new", event) for _ in range(2)]
     for number, file in enumerate(files):
         for step in range(3):
-            file.add(
+            file.add_summary(
                 summary(value=[summary.Value(tag=f"name {i}", simple_value=number + step + i) for i in range(300)]), step
             )
         file.close()
@@ -45,3 +46,18 @@ def test_tensorboard_reads_what_two_files_hold(tmp_path):
         assert [each.step for each in rest] == [0, 1, 2]
         for step, each in enumerate(rest):
             assert [value.simple_value for value in each.summary.value] == [number + step + i for i in range(300)]
+
+
+def test_a_folder_with_an_address_is_left_to_tensorboards_writer(tmp_path, monkeypatch):
+    boards = pytest.importorskip("torch.utils.tensorboard")
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.chdir(tmp_path)
+    place = "memory://tristep-events"
+    with boards.SummaryWriter(place) as writer:
+        target = adapter(writer)
+        target.log(3, {"loss": 0.5})
+        target.close()
+    files = [name for name in fsspec.filesystem("memory").ls("/tristep-events", detail=False) if name.endswith(".tristep")]
+    assert len(files) == 1
+    assert b"loss" in fsspec.filesystem("memory").cat(files[0])
+    assert not list(tmp_path.iterdir())

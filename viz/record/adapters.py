@@ -117,14 +117,21 @@ class _TensorBoard(Adapter):
     takes_histograms = True
 
     def __init__(self, writer: Any) -> None:
-        super().__init__(self._log, f"TensorBoard in {str(writer.get_logdir())!r}")
+        folder = str(writer.get_logdir())
+        super().__init__(self._log, f"TensorBoard in {folder!r}")
         protocol: Any = import_module("tensorboard.compat.proto.summary_pb2")
         self._summary, self._histogram = protocol.Summary, protocol.HistogramProto
-        self._file = EventFile(writer.get_logdir(), import_module("tensorboard.compat.proto.event_pb2").Event)
+        self._file: Any
+        if "://" in folder:  # a bucket, say, to which TensorBoard's writer knows the way
+            self._file = import_module("torch.utils.tensorboard").FileWriter(folder, filename_suffix=".tristep")
+        else:
+            self._file = EventFile(folder, import_module("tensorboard.compat.proto.event_pb2").Event)
 
     def _log(self, step: int, values: dict[str, float]) -> None:
         value = self._summary.Value
-        self._file.add(self._summary(value=[value(tag=name, simple_value=number) for name, number in values.items()]), step)
+        self._file.add_summary(
+            self._summary(value=[value(tag=name, simple_value=number) for name, number in values.items()]), step
+        )
 
     def log_histogram(self, step: int, name: str, counts: np.ndarray, edges: np.ndarray) -> None:
         middle, there = (edges[1:] + edges[:-1]) / 2, np.flatnonzero(counts)
@@ -137,7 +144,7 @@ class _TensorBoard(Adapter):
             bucket_limit=edges[1:].tolist(),
             bucket=counts.tolist(),
         )
-        self._file.add(self._summary(value=[self._summary.Value(tag=name, histo=histogram)]), step)
+        self._file.add_summary(self._summary(value=[self._summary.Value(tag=name, histo=histogram)]), step)
 
     def flush(self) -> None:
         self._file.flush()

@@ -44,8 +44,8 @@ class EventFile:
         self._write(file_version="brain.Event:2")
         self.flush()
 
-    def add(self, summary: Any, step: int) -> None:
-        """Write a `Summary` of a step."""
+    def add_summary(self, summary: Any, step: int) -> None:
+        """Write a `Summary` of a step; the methods are those of torch's `FileWriter`."""
         self._write(step=step, summary=summary)
 
     def flush(self) -> None:
