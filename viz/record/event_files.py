@@ -2,7 +2,7 @@
 
 A record is its length, 8 bytes in little-endian order, a checksum of that, the data, and a checksum of these: see
 `record_writer.h` of TensorFlow. TensorBoard's own writer computes checksums byte by byte in Python, which for 446 numbers
-takes twice as long as all the rest and holds the interpreter's lock meanwhile.
+takes three times as long as all the rest and holds the interpreter's lock meanwhile.
 """
 
 from __future__ import annotations
