@@ -7,12 +7,11 @@ widgets, loaded on first use because they need the ``notebook`` extra). ``triste
 each training library that needs one.
 """
 
-import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import kernels, trainer
+from . import amp, init, initializer, kernels, kv, kvstore, lr_scheduler, optim, optimizer, trainer
 from .kernels import rule
 from .trainer import (
     CheckpointManager,
@@ -20,28 +19,23 @@ from .trainer import (
     Telemetry,
     Trainer,
     UpdateOnKVStoreError,
-    amp,
     battery,
     clip_global_norm,
     collect_params,
     estimate_cost,
     fit,
-    initializer,
-    kvstore,
     load_mxnet_params,
     load_mxnet_states,
     lr_find,
-    lr_scheduler,
-    optim,
-    optimizer,
     race,
     replicate,
     split_and_load,
     split_data,
     sweep,
 )
-from .trainer import initializer as init
-from .trainer import kvstore as kv
+
+if TYPE_CHECKING:  # imported on first use
+    from . import integrations, viz
 
 __all__ = [
     "CheckpointManager",
@@ -82,17 +76,14 @@ try:
 except PackageNotFoundError:  # a checkout on PYTHONPATH, never installed
     __version__ = "0+uninstalled"
 
-# So that `from tristep.optim import AdamW` and the like work as they do with torch and MXNet.
-for _name in ("amp", "init", "initializer", "kv", "kvstore", "lr_scheduler", "optim", "optimizer"):
-    sys.modules[f"{__name__}.{_name}"] = globals()[_name]
-
 _LAZY = ("integrations", "viz")  # sub-packages imported on first use
 
+if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _LAZY:
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -17,7 +17,7 @@ FACTORS = [INFINITE, 1.0, 1.0, NAN, NAN, 1.0, 2.0, 1.0, 1.0, 3.0, 1.0]
 
 @pytest.fixture(autouse=True)
 def _ready(monkeypatch):
-    monkeypatch.setattr(amp, "_target_dtype", None)
+    monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
     amp.init()
     with np.errstate(all="ignore"):  # Triton's interpreter computes in NumPy, which would warn of infinities
         yield
@@ -276,7 +276,7 @@ def test_mistakes_are_named(monkeypatch, device):
     for arguments in ({"init_scale": 0}, {"scale_factor": 1}, {"scale_window": 0}, {"max_scale": 1.0}):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             amp.LossScaler(**arguments)
-    monkeypatch.setattr(amp, "_target_dtype", None)
+    monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
     with pytest.raises(RuntimeError, match=r"before amp.init\(\)"):
         amp.init_trainer(Trainer(net, "sgd"))
 

@@ -66,7 +66,7 @@ class PlayedGraph(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def _graphs(monkeypatch):
-    monkeypatch.setattr(amp, "_target_dtype", "float16")
+    monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", "float16")
     PlayedGraph.made = 0
     if not HAS_GPU:
         call = launch.Launch.__call__

@@ -233,7 +233,7 @@ def test_estimates_of_the_curvature_are_no_norms(device):
 
 @pytest.fixture
 def scaling(monkeypatch):
-    monkeypatch.setattr(tristep.amp, "_target_dtype", None)
+    monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
     tristep.amp.init()
 
 

@@ -217,7 +217,7 @@ def test_averaged_weights_are_those_of_the_optimizers_that_keep_some():
 
 
 def test_a_loss_scaler_skips_and_divides(monkeypatch):
-    monkeypatch.setattr(tristep.amp, "_target_dtype", None)
+    monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
     tristep.amp.init()
     net, expected = make_net(torch.float32), make_net(torch.float32)
     trainer = tristep.Trainer(net, TWO, {"clip_norm": 1.0})

@@ -211,7 +211,7 @@ def test_sparse_gradients(asked, mixed):
 
 @pytest.fixture(autouse=True)
 def _amp(monkeypatch):
-    monkeypatch.setattr(amp, "_target_dtype", None)
+    monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
     amp.init()
 
 

@@ -28,7 +28,7 @@ from tristep.trainer.sync.base import GradientSync
 
 @pytest.fixture(autouse=True)
 def _amp(monkeypatch):
-    monkeypatch.setattr(amp, "_target_dtype", None)
+    monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", None)
     amp.init()
 
 

@@ -78,7 +78,7 @@ def test_autograd_knows_of_the_zeros(engine, device):
 
 
 def test_of_an_overflow_too(engine, device, monkeypatch):
-    monkeypatch.setattr(tristep.amp, "_target_dtype", "float16")
+    monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", "float16")
     params = parameters(device)
     trainer = Trainer(params, "adam", engine=engine, zero_grads=True)
     tristep.amp.init_trainer(trainer)

@@ -5,18 +5,15 @@ from tristep.optim import AdamW  # instead of torch.optim
 It has torch's own classes (`ports`) and an adapter of each of tristep's other optimizers (`adapters`).
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from . import adapters, ports
 from .adapters import *
-from .base import FusedOptimizer
-from .clip_grad import clip_grad_norm_
-from .multi import MultiOptimizer
+from .base import FusedOptimizer as FusedOptimizer
+from .clip_grad import clip_grad_norm_ as clip_grad_norm_
+from .multi import MultiOptimizer as MultiOptimizer
 from .ports import *
 
-if TYPE_CHECKING:
+if not TYPE_CHECKING:  # mypy understands no sum of lists; without one, what is imported above is what is exported
+    from . import adapters, ports
 
-    def __getattr__(name: str) -> Any: ...
-
-
-__all__ = ["FusedOptimizer", "MultiOptimizer", "clip_grad_norm_", *adapters.__all__, *ports.__all__]
+    __all__ = ["FusedOptimizer", "MultiOptimizer", "clip_grad_norm_", *adapters.__all__, *ports.__all__]

@@ -13,10 +13,40 @@ import torch
 from ...kernels import Rule, TensorRule, Update, storage
 from .. import optimizer as gluon
 from ..validation import did_you_mean, number
-from . import ports, shards
+from . import shards
 from .base import FusedOptimizer
 from .groups import Group, Numbers, name_of
 from .states import as_real
+
+__all__ = [
+    "ADOPT",
+    "CAME",
+    "DCASGD",
+    "FTML",
+    "LAMB",
+    "LANS",
+    "LARS",
+    "MARS",
+    "NAG",
+    "SGLD",
+    "SOAP",
+    "AdEMAMix",
+    "AdaBelief",
+    "Adan",
+    "Ftrl",
+    "Grams",
+    "Lion",
+    "NorMuon",
+    "NovoGrad",
+    "Prodigy",
+    "ScheduleFreeAdamW",
+    "ScheduleFreeSGD",
+    "Signum",
+    "Sophia",
+    "StableAdamW",
+    "Tiger",
+    "as_torch",
+]
 
 # What torch has other names or other ways for: lr, weight_decay, schedulers, GradScaler, groups.
 _NOT_OPTIONS = (
@@ -24,7 +54,7 @@ _NOT_OPTIONS = (
 )
 
 
-def as_torch(klass: type[gluon.RuleOptimizer]) -> Any:
+def as_torch(klass: type[gluon.RuleOptimizer]) -> type[_OfRule]:
     """A `torch.optim.Optimizer` class of an optimizer class of `tristep.optimizer`, such as one with a rule of your own.
 
     Its arguments are `lr` and `weight_decay`, `maximize`, and by name those of the class; each can be given for a group.
@@ -44,26 +74,8 @@ def as_torch(klass: type[gluon.RuleOptimizer]) -> Any:
     """
     if not (isinstance(klass, type) and issubclass(klass, gluon.RuleOptimizer)):
         raise TypeError(f"klass={klass!r}: must be a subclass of tristep.optimizer.RuleOptimizer")
-    options: dict[str, Any] = {}
-    for base in klass.__mro__:
-        if "__init__" in vars(base) and base is not object:
-            for name, parameter in inspect.signature(vars(base)["__init__"]).parameters.items():
-                if parameter.kind is not parameter.VAR_KEYWORD and name not in _NOT_OPTIONS:
-                    options.setdefault(name, parameter.default)
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    plain = inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    arguments = [plain, *(plain.replace(name=name, default=value) for name, value in _common(klass).items())]
-    arguments += [
-        plain.replace(name=name, default=value, kind=keyword) for name, value in {"maximize": False, **options}.items()
-    ]
-    body = {
-        "_klass": klass,
-        "_options": options,
-        "__doc__": f"`tristep.optimizer.{klass.__name__}` as a `torch.optim.Optimizer`; see there.",
-        "__module__": sys._getframe(1).f_globals["__name__"],  # where it gets its name, for pickle to find it
-        "__signature__": inspect.Signature(arguments),
-    }
-    return type(klass.__name__, (_OfRule,), body)
+    module = sys._getframe(1).f_globals["__name__"]  # where it gets its name, for pickle to find it
+    return type(klass.__name__, (_OfRule,), {"__module__": module}, of=klass)
 
 
 def _common(klass: type[gluon.RuleOptimizer]) -> dict[str, Any]:
@@ -76,8 +88,30 @@ class _OfRule(FusedOptimizer):
     Its host state, in addition to the states, is stored in the group, under "carried".
     """
 
+    __signature__: ClassVar[inspect.Signature]
     _klass: ClassVar[type[gluon.RuleOptimizer]]
     _options: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls, of: type[gluon.RuleOptimizer] | None = None) -> None:
+        """Take arguments and options from the optimizer class `of`; without one, keep those of the parent class."""
+        super().__init_subclass__()
+        if of is None:
+            return
+        options: dict[str, Any] = {}
+        for base in of.__mro__:
+            if "__init__" in vars(base) and base is not object:
+                for name, parameter in inspect.signature(vars(base)["__init__"]).parameters.items():
+                    if parameter.kind is not parameter.VAR_KEYWORD and name not in _NOT_OPTIONS:
+                        options.setdefault(name, parameter.default)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        plain = inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        arguments = [plain, *(plain.replace(name=name, default=value) for name, value in _common(of).items())]
+        arguments += [
+            plain.replace(name=name, default=value, kind=keyword) for name, value in {"maximize": False, **options}.items()
+        ]
+        cls._klass, cls._options = of, options
+        cls.__doc__ = f"`tristep.optimizer.{of.__name__}` as a `torch.optim.Optimizer`; see there."
+        cls.__signature__ = inspect.Signature(arguments)
 
     def __init__(
         self,
@@ -221,9 +255,7 @@ class _OfRule(FusedOptimizer):
             )
 
 
-class Sophia(as_torch(gluon.Sophia)):  # type: ignore[misc]
-    """`tristep.optimizer.Sophia` as a `torch.optim.Optimizer`; see there."""
-
+class Sophia(_OfRule, of=gluon.Sophia):
     @contextmanager
     def estimating(self, scale: float = 1.0) -> Iterator[None]:
         """A context in which a step takes its gradients for the curvature and leaves the weights as they are.
@@ -233,18 +265,80 @@ class Sophia(as_torch(gluon.Sophia)):  # type: ignore[misc]
         """
         with ExitStack() as stack:
             for group in self.param_groups:
-                stack.enter_context(self._of(group).estimating(scale))
+                stack.enter_context(self._of(group).estimating(scale))  # type: ignore[attr-defined]
             yield
 
 
-# Without an adapter: a second name of SGD, one with a schedule of its own, one for tests, one for matrices only.
-_WITHOUT = {"ccSGD", "LBSGD", "Test", "GroupAdaGrad"}
-_torchs_names = {name.lower() for name in ports.__all__}
+class AdaBelief(_OfRule, of=gluon.AdaBelief): ...
 
-__all__ = ["as_torch"]
-for _klass in gluon.registered().values():
-    _name = _klass.__name__
-    if _klass.__module__.startswith(f"{gluon.__name__}.") and _name.lower() not in _torchs_names and _name not in _WITHOUT:
-        __all__ += [_name]
-        if _name not in globals():  # one that needs more than `as_torch` has its class above
-            globals()[_name] = as_torch(_klass)  # type: ignore[arg-type]
+
+class Adan(_OfRule, of=gluon.Adan): ...
+
+
+class AdEMAMix(_OfRule, of=gluon.AdEMAMix): ...
+
+
+class ADOPT(_OfRule, of=gluon.ADOPT): ...
+
+
+class CAME(_OfRule, of=gluon.CAME): ...
+
+
+class DCASGD(_OfRule, of=gluon.DCASGD): ...
+
+
+class FTML(_OfRule, of=gluon.FTML): ...
+
+
+class Ftrl(_OfRule, of=gluon.Ftrl): ...
+
+
+class Grams(_OfRule, of=gluon.Grams): ...
+
+
+class LAMB(_OfRule, of=gluon.LAMB): ...
+
+
+class LANS(_OfRule, of=gluon.LANS): ...
+
+
+class LARS(_OfRule, of=gluon.LARS): ...
+
+
+class Lion(_OfRule, of=gluon.Lion): ...
+
+
+class MARS(_OfRule, of=gluon.MARS): ...
+
+
+class NAG(_OfRule, of=gluon.NAG): ...
+
+
+class NorMuon(_OfRule, of=gluon.NorMuon): ...
+
+
+class NovoGrad(_OfRule, of=gluon.NovoGrad): ...
+
+
+class Prodigy(_OfRule, of=gluon.Prodigy): ...
+
+
+class ScheduleFreeAdamW(_OfRule, of=gluon.ScheduleFreeAdamW): ...
+
+
+class ScheduleFreeSGD(_OfRule, of=gluon.ScheduleFreeSGD): ...
+
+
+class SGLD(_OfRule, of=gluon.SGLD): ...
+
+
+class Signum(_OfRule, of=gluon.Signum): ...
+
+
+class SOAP(_OfRule, of=gluon.SOAP): ...
+
+
+class StableAdamW(_OfRule, of=gluon.StableAdamW): ...
+
+
+class Tiger(_OfRule, of=gluon.Tiger): ...

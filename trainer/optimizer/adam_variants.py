@@ -10,7 +10,7 @@ from ..validation import boolean, integer, number
 from .base import register
 from .rule_optimizer import RuleOptimizer
 
-__all__ = ["ADOPT", "MARS", "AdEMAMix", "Adan", "Grams", "NovoGrad", "RAdam", "StableAdamW", "WithBetas", "rectified"]
+__all__ = ["ADOPT", "MARS", "AdEMAMix", "Adan", "Grams", "NovoGrad", "RAdam", "StableAdamW"]
 
 
 class WithBetas(RuleOptimizer):

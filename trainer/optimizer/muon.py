@@ -17,7 +17,7 @@ from .counts import Index
 from .row_splits import Blocks, blocks_by_parameter, check_rows, checked_split, needs_names
 from .rule_optimizer import RuleOptimizer
 
-__all__ = ["Muon", "NorMuon", "WithOrthogonalization", "checked_coefficients", "triples_of"]
+__all__ = ["Muon", "NorMuon"]
 
 # Steps of Newton and Schulz, where they are not the length of the list. polar_express has eight, each of which is the best
 # after those before, so that any number of them is the best of so many.

@@ -1,0 +1,8 @@
+"""Stores: what `tristep.trainer.kvstore` offers."""
+
+from typing import TYPE_CHECKING
+
+from .trainer.kvstore import *
+
+if not TYPE_CHECKING:  # mypy takes a list that is imported for an empty one
+    from .trainer.kvstore import __all__ as __all__
