@@ -21,6 +21,7 @@ from replicas import (
     with_loss_scaler,
 )
 
+import tristep
 from tristep import StaleGradientError, Trainer, amp
 from tristep.trainer.kvstore import LocalStore
 from tristep.trainer.sync.base import GradientSync
