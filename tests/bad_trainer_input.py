@@ -112,7 +112,7 @@ def two_layers():
 
 NUMBERS = "must be a number, not {}"
 FLOATS = "torch.float64, torch.float32, torch.float16, torch.bfloat16"
-STORES = "'local', 'device', 'nccl', 'dist_sync'"
+STORES = "'local', 'device', 'nccl', 'local_update_cpu'"
 
 OF_TRAINERS = [
     # parameters

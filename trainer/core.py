@@ -106,6 +106,15 @@ class TrainerCore:
     def _sync(self) -> GradientSync:
         return self._stepper.sync
 
+    @property
+    def _kv_initialized(self) -> bool:
+        """Whether the store is there, if one is needed, under the name that tools for MXNet's Trainer read it by."""
+        return self._stepper.started
+
+    def _init_kvstore(self) -> None:
+        """Make the store, which the first step does otherwise, as tools for MXNet ask for."""
+        self._stepper.start()
+
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: all but what the next step creates again. A copy's parameters have no gradients yet."""
         if not self._stepper.is_alone:

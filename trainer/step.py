@@ -43,13 +43,16 @@ class Stepper:
         sync: how their gradients, and those of other processes, become one.
         optimizer: what updates them.
         zero_grads: whether updates fill the gradients with zeros.
+
+    Attributes:
+        started: whether the synchronization has been started.
     """
 
     def __init__(self, replicas: Sequence[Replica], sync: GradientSync, optimizer: Optimizer, zero_grads: bool) -> None:
         self.replicas, self.sync = list(replicas), sync
         self._optimizer, self._zero_grads = optimizer, zero_grads
         self._names, self._params = replicas[0].names, replicas[0].params
-        self._started = False
+        self.started = False
         # In how many replicas each gradient was fresh when `allreduce` was called; gradients that are sums already, of a
         # step that failed after that.
         self._reduced: list[int] | None = None
@@ -70,10 +73,10 @@ class Stepper:
 
     def start(self, what: str | None = None) -> None:
         """Start the synchronization, once. `what` is what cannot be called where a store updates the weights."""
-        if not self._started:
+        if not self.started:
             self.check_initialized()
             self.sync.start()
-            self._started = True
+            self.started = True
         if what is not None and self.sync.updates:
             raise UpdateOnKVStoreError(
                 f"{what} where the store updates the weights, which it does with gradients and all in one: call step(), or "

@@ -44,13 +44,13 @@ class Trainer(TrainerCore):
         optimizer_params: arguments of the optimizer by name, as a dict or as pairs; None if `optimizer` is an instance. Of
             several optimizers the arguments of each, where its entry does not have them.
         kvstore: which store sums the gradients of several replicas: "local" (on the CPU), "device" or "nccl" (on the
-            replicas' device), the name of a registered store, or None, with which replicas are updated independently. A
-            single replica needs no store and gets none, unless a `KVStore` object is passed. "dist_sync",
-            "dist_device_sync" and "dist" are for several synchronous processes, started by torchrun, with one replica each:
-            all of them must make the same calls. The first step broadcasts the weights of rank 0. With "dist_async" and
-            "dist_device_async" they do not wait for each other: the last process, or the last TRISTEP_NUM_SERVERS, are
-            servers, which update the weights, and whose program ends here when the others have finished. See
-            docs/scaling.md.
+            replicas' device; see `tristep.kvstore.create` for MXNet's other names), the name of a registered store, or None,
+            with which replicas are updated independently. A single replica needs no store and gets none, unless a `KVStore`
+            object is passed. "dist_sync", "dist_device_sync" and "dist" are for several synchronous processes, started by
+            torchrun, with one replica each: all of them must make the same calls. The first step broadcasts the weights of
+            rank 0. With "dist_async" and "dist_device_async" they do not wait for each other: the last process, or the last
+            TRISTEP_NUM_SERVERS, are servers, which update the weights, and whose program ends here when the others have
+            finished. See docs/scaling.md.
         compression_params: gradient compression, {"type": "2bit" or "1bit", "threshold": 0.5}, with which "device"
             sums the gradients of several replicas; what is not sent is stored in a residual per replica. With "local" it is
             an error, and without a store it has no effect. With "dist_sync" and "dist_async" there are more types, see

@@ -56,6 +56,20 @@ def test_gluons_warning(value):
         tristep.clip_global_norm([torch.tensor([value])], 1.0, check_isfinite=False)
 
 
+def test_sparse_arrays_are_clipped_as_in_gluon():
+    """MXNet's test_global_norm_clip with row_sparse arrays, and one that lists a row twice."""
+    arrays = [torch.ones(3, 3).to_sparse(1), torch.ones(4, 4).to_sparse(1)]
+    assert tristep.clip_global_norm(arrays, 1.0) == 5.0
+    for array, size in zip(arrays, (3, 4), strict=True):
+        np.testing.assert_allclose(array.to_dense(), np.full((size, size), 0.2), rtol=1e-6)
+    twice = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([[1.0], [2.0]]), (3, 1), check_invariants=True)
+    nothing, dense = torch.zeros(3, 1).to_sparse(1), torch.tensor([4.0])
+    assert tristep.clip_global_norm([twice, nothing, dense], 1.0) == 5.0
+    np.testing.assert_allclose(twice.to_dense(), [[0.0], [0.6], [0.0]], rtol=1e-6)
+    np.testing.assert_allclose(dense, [0.8], rtol=1e-6)
+    assert nothing.to_dense().tolist() == [[0.0]] * 3
+
+
 def test_gluons_refusals():
     with pytest.raises(ValueError, match="arrays is empty"):
         tristep.clip_global_norm([], 1.0)

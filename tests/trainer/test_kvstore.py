@@ -9,7 +9,7 @@ from tristep.kvstore import KVStore, create
 from tristep.trainer.optimizer import SGD, Adam
 from tristep.trainer.optimizer import create as create_optimizer
 
-NAMES = ("local", "device", "nccl")
+NAMES = ("local", "device", "nccl", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device")
 
 
 @pytest.fixture(params=NAMES)
@@ -213,10 +213,8 @@ def test_a_registered_store_is_found_by_its_name(clean_registry):
     assert kvstore.registered()["echo"] is Echo
 
 
-class TestStore(kvstore.KVStoreBase):  # as MXNet's, which has no more than this
+class Adding(kvstore.KVStoreBase):  # as MXNet's TestStore, which has no more than this
     """Adds up what it is given, and keeps nothing."""
-
-    __test__ = False
 
     def broadcast(self, key, value, out, priority=0):
         for each in out:
@@ -233,26 +231,126 @@ class TestStore(kvstore.KVStoreBase):  # as MXNet's, which has no more than this
 
     @property
     def type(self):
-        return "teststore"
+        return "adding"
 
 
 def test_a_store_is_registered_as_in_mxnet(clean_registry):
-    class Fewer(TestStore):
+    class Fewer(Adding):
         pass
 
     assert kvstore.KVStoreBase.register(Fewer) is Fewer
-    kvstore.KVStore.register(TestStore)
+    kvstore.KVStore.register(Adding)
     assert kvstore.KVStoreBase.kv_registry["fewer"] is Fewer
     assert type(create("fewer")) is Fewer
-    made = create("teststore")
-    assert type(made) is TestStore
+    made = create("adding")
+    assert type(made) is Adding
     out = [torch.zeros(2), torch.zeros(2)]
     made.pushpull("w", [torch.ones(2), torch.full((2,), 2.0)], out=out)
     assert [each.tolist() for each in out] == [[3.0, 3.0]] * 2
-    with pytest.raises(NotImplementedError, match=r"'teststore' does not define set_optimizer\(\)"):
+    with pytest.raises(NotImplementedError, match=r"'adding' does not define set_optimizer\(\)"):
         made.set_optimizer(SGD())
     with pytest.raises(TypeError, match="subclass of KVStore"):
         kvstore.KVStoreBase.register(int)
+
+
+def test_mxnets_teststore():
+    """As in MXNet's test_kvstore_custom.py: sums of four arrays, in place and into others, of one key and of several."""
+    store = create("TestStore")
+    assert store.type == "teststore"
+    assert not store.is_capable("Optimizer")
+    with pytest.raises(ValueError, match="capability='fly'"):
+        store.is_capable("fly")
+    for _ in range(2):  # there is nothing to initialize
+        outs = [torch.zeros(4, 4) for _ in range(2)]
+        store.broadcast("a", torch.ones(4, 4), out=outs)
+        assert [out.sum().item() for out in outs] == [16.0, 16.0]
+    values, out = [torch.ones(4, 4) for _ in range(4)], torch.zeros(4, 4)
+    store.pushpull("a", values, out=out)
+    assert (out == 4).all()
+    assert all((value == 1).all() for value in values)
+    store.pushpull("a", values)
+    assert all((value == 4).all() for value in values)
+    one, two = torch.zeros(3), [torch.zeros(2), torch.zeros(2)]
+    store.pushpull(["b", "c"], [torch.ones(3), [torch.ones(2), torch.ones(2)]], out=[one, two])
+    assert [one.tolist(), *(each.tolist() for each in two)] == [[1.0] * 3, [2.0] * 2, [2.0] * 2]
+    with pytest.raises(ValueError, match=r"value of key 'a' is \(3,\)"):
+        store.pushpull("a", [torch.ones(2), torch.ones(3)])
+    with pytest.raises(NotImplementedError, match="does not define set_optimizer"):
+        store.set_optimizer(SGD())
+
+
+def test_an_updater_is_set_by_mxnets_other_name(store):
+    store.init(3, torch.ones(2))
+    store._set_updater(lambda key, pushed, stored: stored.add_(pushed * 2))
+    store.push(3, torch.ones(2))
+    assert pulled(store, 3, torch.ones(2)).tolist() == [3.0, 3.0]
+
+
+def sparse(dense):
+    return dense.to_sparse(1)
+
+
+MATRIX = torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 3.0], [0.0, 0.0]])
+
+
+@pytest.mark.parametrize("stored", ["dense", "sparse"])
+def test_sparse_arrays_are_pushed_and_pulled_into_dense_ones(store, stored):
+    """MXNet's test_single_kv_pair and test_list_kv_pair with row_sparse arrays; sums as those of dense arrays."""
+    zeros = torch.zeros(4, 2) if stored == "dense" else sparse(torch.zeros(4, 2))
+    store.init([0, 1], [zeros, zeros])
+    assert pulled(store, 0, MATRIX).tolist() == [[0.0, 0.0]] * 4
+    store.push(0, sparse(MATRIX))
+    assert torch.equal(pulled(store, 0, MATRIX), MATRIX)
+    pushed = [sparse(MATRIX), MATRIX, torch.stack([sparse(MATRIX)] * 2).sum(0)], [MATRIX, sparse(MATRIX)]
+    store.push([0, 1], list(pushed))
+    assert torch.equal(pulled(store, 0, MATRIX), MATRIX * 4)
+    assert torch.equal(pulled(store, 1, MATRIX), MATRIX * 2)
+    store.set_updater(lambda key, pushed, stored: stored.add_(pushed))
+    store.push(0, [sparse(MATRIX), sparse(torch.ones(4, 2))])
+    assert torch.equal(pulled(store, 0, MATRIX), MATRIX * 5 + 1)
+
+
+@pytest.mark.parametrize("stored", ["dense", "sparse", "sum"])
+@pytest.mark.parametrize("into", ["dense", "sparse"])
+def test_rows_are_pulled_from_any_into_any(store, stored, into):
+    """MXNet's test_row_sparse_pull: rows in any order and several times, as its float32 arrays, for one array or several."""
+    store.init("e", {"dense": MATRIX, "sparse": sparse(MATRIX), "sum": torch.ones(4, 2)}[stored])
+    if stored == "sum":
+        store.push("e", [sparse(MATRIX / 2), sparse(MATRIX / 2)])
+    new = torch.full((4, 2), 7.0)
+    outs = [new.clone() if into == "dense" else sparse(new) for _ in range(2)]
+    store.row_sparse_pull("e", outs, [torch.tensor([[2.0, 0.0], [2.0, 2.0]]), torch.tensor([3, 1])])
+    assert outs[0].to_dense().tolist() == [[0.0, 0.0], [0.0, 0.0], [0.0, 3.0], [0.0, 0.0]]
+    assert outs[1].to_dense().tolist() == [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
+    if into == "sparse":
+        assert [out.coalesce().indices().tolist() for out in outs] == [[[0, 2]], [[1, 3]]]
+    store.row_sparse_pull("e", outs, torch.arange(4))
+    assert all(torch.equal(out.to_dense(), MATRIX) for out in outs)
+
+
+def test_rows_of_several_keys_are_pulled(store):
+    store.init(["a", "b"], [MATRIX, MATRIX + 1])
+    rows, wanted = {"a": torch.tensor([1]), "b": torch.tensor([0])}, [[1.0, 2.0], [1.0, 1.0]]
+    for row_ids in (rows, list(rows.values()), [[each] for each in rows.values()]):
+        outs = [torch.zeros(4, 2), torch.zeros(4, 2)]
+        store.row_sparse_pull(["a", "b"], outs, row_ids)
+        assert [outs[0][1].tolist(), outs[1][0].tolist()] == wanted
+        assert torch.stack(outs).sum().item() == 5.0
+    store.row_sparse_pull(["a", "b"], outs, torch.arange(4))
+    assert [out.sum().item() for out in outs] == [6.0, 14.0]
+
+
+def test_sparse_arrays_are_left_alone_by_a_pull_unless_asked_for(store):
+    """MXNet's test_invalid_pull: `ignore_sparse` is True by default."""
+    store.init("e", MATRIX)
+    two = sparse(torch.full((4, 2), 2.0))
+    store.pull("e", two)
+    assert (two.to_dense() == 2).all()
+    store.pull("e", two, ignore_sparse=False)
+    assert torch.equal(two.to_dense(), MATRIX)
+    values = [sparse(MATRIX), sparse(MATRIX)]
+    store.pushpull("e", values)
+    assert all(torch.equal(value.to_dense(), MATRIX * 2) for value in values)
 
 
 def _ready(name="device"):
@@ -280,6 +378,26 @@ REFUSED = {
     "a key twice": (lambda: _ready().push([1, 1], [torch.zeros(2)] * 2), ValueError, "a key comes twice in one push"),
     "no values": (lambda: _ready().push(1, []), ValueError, "value of key 1 is empty"),
     "no optimizer": (lambda: _ready().set_optimizer("sgd"), TypeError, "optimizer must be an Optimizer, got str"),
+    "a row that is not there": (
+        lambda: _ready().row_sparse_pull(1, torch.zeros(2), torch.tensor([1, 2])), ValueError, "row_ids of key 1 must be",
+    ),
+    "half a row": (
+        lambda: _ready().row_sparse_pull(1, torch.zeros(2), torch.tensor([0.5])), TypeError, "row_ids .* must be integers",
+    ),
+    "a mask of rows": (
+        lambda: _ready().row_sparse_pull(1, torch.zeros(2), torch.tensor([True, False])), TypeError, "row_ids .* integers",
+    ),
+    "no tensor of rows": (
+        lambda: _ready().row_sparse_pull(1, torch.zeros(2), 0), TypeError, "row_ids of key 1 must be a tensor",
+    ),
+    "rows of some keys": (
+        lambda: _ready().row_sparse_pull([1, 2], [torch.zeros(2), torch.zeros(3)], {1: torch.tensor([0])}),
+        ValueError, "row_ids has none of key 2",
+    ),
+    "too few rows": (
+        lambda: _ready().row_sparse_pull(1, [torch.zeros(2)] * 3, [[torch.tensor([0])] * 2]),
+        (TypeError, ValueError), "row_ids",
+    ),
     "no function": (lambda: _ready().set_updater(3), TypeError, "updater must be a function"),
     "no states": (lambda: _ready().save_optimizer_states("x"), RuntimeError, "no optimizer updates what is stored"),
     "compression of a local store": (

@@ -152,30 +152,14 @@ def test_a_registered_store_is_used(clean_registry, update_on_kvstore):
     assert together._sync.store.priorities == [0, -1, -2, -3] * 2
 
 
-def test_a_store_that_only_adds_up_trains_as_mxnets_teststore(clean_registry):
+def test_a_store_that_only_adds_up_trains_as_mxnets_teststore():
     """MXNet's test_trainer_with_teststore: two copies of a weight, whose gradients of 1 add up; the store cannot update."""
-
-    @kvstore.KVStoreBase.register
-    class TestStore(kvstore.KVStoreBase):
-        def broadcast(self, key, value, out, priority=0):
-            for each in out:
-                each.copy_(value)
-
-        def pushpull(self, key, value, out=None, priority=0):
-            total = sum(value[1:], value[0])
-            for each in value if out is None else out:
-                each.copy_(total)
-
-        @staticmethod
-        def is_capable(capability):
-            return False
-
     nets = [torch.nn.ParameterDict({"x": Parameter(torch.zeros(10))}) for _ in range(2)]
     trainer = Trainer(nets, "sgd", {"learning_rate": 1.0, "momentum": 0.5}, kvstore="teststore")
     for net in nets:
         net["x"].grad = torch.ones(10)
     trainer.step(1)
-    assert type(trainer._sync.store) is TestStore
+    assert trainer._sync.store.type == "teststore"
     assert not trainer._sync.updates
     assert [net["x"].tolist() for net in nets] == [[-2.0] * 10] * 2
     with pytest.raises(ValueError, match="cannot hold an optimizer"):
@@ -252,3 +236,26 @@ def test_an_instance_that_was_refused_is_as_before():
     with pytest.raises(ValueError, match="no copy"):
         Trainer([small_net(), _renamed()], optimizer)
     assert optimizer.param_dict == {}
+
+
+@pytest.mark.parametrize("kvstore", ["device", "local_allreduce_cpu"])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_store_is_made_before_the_first_step_as_mxnets_rate_finder_asks(kvstore, copies):
+    nets = [torch.nn.ParameterDict({"x": Parameter(torch.zeros(10))}) for _ in range(copies)]
+    trainer = Trainer(nets, "sgd", {"learning_rate": 1.0}, kvstore=kvstore)
+    assert not trainer._kv_initialized
+    trainer._init_kvstore()
+    assert trainer._kv_initialized
+    state = trainer.state_dict()
+    for net in nets:
+        net["x"].grad = torch.ones(10)
+    trainer.step(1)
+    assert nets[0]["x"].tolist() == [-1.0 * copies] * 10
+    trainer.load_state_dict(state)
+    assert trainer.optimizer.num_update == 0
+
+
+@pytest.mark.parametrize("kvstore", ["local_allreduce_cpu", "local_update_cpu"])
+def test_stores_on_the_cpu_do_not_compress_under_any_name(kvstore):
+    with pytest.raises(ValueError, match="does not compress gradients"):
+        Trainer([small_net(), small_net()], "sgd", kvstore=kvstore, compression_params={"type": "2bit"})

@@ -74,7 +74,7 @@ class KVStore:
         raise _missing(self, "push")
 
     def pull(self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copy what is stored to `out`, one tensor or a list of them."""
+        """Copy what is stored to `out`, one tensor or a list of them; sparse ones only with `ignore_sparse=False`."""
         raise _missing(self, "pull")
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -94,6 +94,10 @@ class KVStore:
     def set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
         """Let `updater(key, pushed, stored)` change what is stored, in place."""
         raise _missing(self, "set_updater")
+
+    def _set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
+        """`set_updater`, under the name that MXNet's tutorial of its KVStore calls."""
+        self.set_updater(updater)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Compress what is pushed, as `compression_params["type"]` says."""

@@ -13,9 +13,11 @@ def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
     """Make a store.
 
     Args:
-        name: in any case. "local" adds up on the CPU, "device" and "nccl" where the values are; "dist", "dist_sync" and
-            "dist_device_sync" over all processes, which torchrun has started; "dist_async" and "dist_device_async" on
-            servers, the last of these processes, in which this does not come back; or a registered store's.
+        name: in any case. "local" adds up on the CPU, and so do "local_update_cpu" and "local_allreduce_cpu"; "device",
+            "nccl" and "local_allreduce_device" where the values are; "teststore" adds up and stores nothing; "dist",
+            "dist_sync" and "dist_device_sync" over all processes, which torchrun has started; "dist_async" and
+            "dist_device_async" on servers, the last of these processes, in which this does not come back; or a registered
+            store's.
         timeout: of "dist_async" and "dist_device_async" the seconds, > 0, after which a process that has not been heard of
             counts as lost; None means 30 minutes. Others have the time limit of their process group.
 

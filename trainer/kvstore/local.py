@@ -1,4 +1,4 @@
-"""The store of one process: it sums what the replicas of a model push, on the CPU or on their device."""
+"""The stores of one process: they sum what the replicas of a model push, on the CPU or on their device."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ import torch
 from .. import checkpoint
 from ..compression import GradientCompression, local_compression
 from ..optimizer import Optimizer, Updater, get_updater
-from .base import Key, KVStore, known_values, new_values, optimizer_updater
+from ..optimizer.sparse import is_sparse
+from .base import Key, KVStore, known_values, new_values, optimizer_updater, pairs
 
-__all__ = ["NAMES", "LocalStore"]
+__all__ = ["NAMES", "LocalStore", "TestStore"]
 
-NAMES = ("local", "device", "nccl")
+NAMES = ("local", "device", "nccl", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device")
 
 
 class LocalStore(KVStore):
     """Values by key in one process.
 
     Args:
-        type: "local" keeps and adds up values on the CPU, "device" and "nccl" where a key's first value was.
+        type: "nccl", and names with "device", keep and add up values where a key's first value was, others on the CPU.
 
-    Source: MXNet 1.9.1, `KVStoreLocal`, but that a pushed tensor is always copied.
+    Sparse tensors may be pushed, and are added up as such. Without an updater their sum is stored as it is.
+
+    Source: MXNet 1.9.1, `KVStoreLocal`, but that a pushed tensor is always copied, and that initial values are stored dense.
     """
 
     takes_lists = True
@@ -43,7 +46,8 @@ class LocalStore(KVStore):
                 no tensor; nothing has been changed.
         """
         for each, tensor in new_values(key, value, self._values).items():
-            self._values[each] = tensor.to("cpu", copy=True) if self.type == "local" else tensor.clone()
+            on_cpu = self.type != "nccl" and "device" not in self.type
+            self._values[each] = _dense(tensor).to("cpu" if on_cpu else tensor.device, copy=True)
 
     @torch.no_grad()
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
@@ -69,32 +73,69 @@ class LocalStore(KVStore):
     def pull(self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True) -> None:
         """As `KVStore.pull`.
 
+        Args:
+            key, out, priority: as there.
+            ignore_sparse: leave sparse tensors in `out` as they are.
+
         Raises:
             TypeError, ValueError: keys or tensors that do not fit; nothing has been changed.
         """
         for each, tensors in known_values(key, out, "out", self._values):
             for tensor in tensors:
-                tensor.copy_(self._values[each])
+                stored = self._values[each]
+                if not is_sparse(tensor):
+                    tensor.copy_(_dense(stored))
+                elif not ignore_sparse:
+                    tensor.copy_(stored if is_sparse(stored) else stored.to_sparse(tensor.sparse_dim() or tensor.dim()))
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """As `KVStore.pushpull`, into sparse tensors, too."""
+        self.push(key, value, priority)
+        self.pull(key, value if out is None else out, priority, ignore_sparse=False)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """As `KVStore.broadcast`, into sparse tensors, too."""
+        self.init(key, value)
+        self.pull(key, out, priority, ignore_sparse=False)
 
     @torch.no_grad()
     def row_sparse_pull(self, key: Any, out: Any, row_ids: Any, priority: int = 0) -> None:
-        """Copy these rows of what is stored to `out`, and fill its other rows with zeros.
+        """Copy these rows of what is stored to `out`; a dense one gets zeros elsewhere, a sparse one lists no others.
 
         Args:
             key: a key or a list of them.
             out: a tensor for each, or a list of them.
-            row_ids: integer tensors, one for all of a key's `out` or one for each.
+            row_ids: indices of rows, in any order, also several times, as one tensor for all of a key's `out`, or a list
+                with one for each. With a list of keys a list with these for each, a dict of them by key, or one tensor.
+            priority: has no effect.
+
+        Raises:
+            TypeError, ValueError: keys, tensors or indices that do not fit; nothing has been changed.
         """
-        for each, tensors in known_values(key, out, "out", self._values):
-            ids = row_ids[each] if isinstance(row_ids, Mapping) else row_ids
-            listed = list(ids) if isinstance(ids, (list, tuple)) else [ids] * len(tensors)
-            if len(listed) != len(tensors):
-                raise ValueError(f"{len(listed)} row_ids for {len(tensors)} tensors of key {each!r}: one, or one for each")
-            for tensor, rows in zip(tensors, listed, strict=True):
-                stored = self._values[each]
-                rows = torch.unique(rows).to(stored.device, torch.int64)
+        found = known_values(key, out, "out", self._values)
+        if not isinstance(key, (list, tuple)) and not isinstance(row_ids, Mapping):
+            row_ids = [row_ids]
+        if isinstance(row_ids, Mapping):
+            if missing := [each for each, _ in found if each not in row_ids]:
+                raise ValueError(f"row_ids has none of key {missing[0]!r}: with a dict they must be there for each key")
+            row_ids = [row_ids[each] for each, _ in found]
+        elif isinstance(row_ids, torch.Tensor):
+            row_ids = [row_ids] * len(found)
+        copies = []
+        for (each, tensors), (_, ids) in zip(found, pairs([each for each, _ in found], row_ids, "row_ids"), strict=True):
+            if len(ids) not in (1, len(tensors)):
+                raise ValueError(f"{len(ids)} row_ids for {len(tensors)} tensors of key {each!r}: one, or one for each")
+            rows = [_row_ids(each, those, self._values[each]) for those in ids]
+            copies += [(tensor, self._values[each], rows[k % len(rows)]) for k, tensor in enumerate(tensors)]
+        for tensor, stored, wanted in copies:
+            values = _dense(stored.index_select(0, wanted)).to(tensor.device, tensor.dtype)
+            wanted = wanted.to(tensor.device)
+            if is_sparse(tensor):
+                new = torch.sparse_coo_tensor(wanted[None], values, tensor.shape, check_invariants=True, is_coalesced=True)
+                tensor.copy_(new)
+            else:
                 tensor.zero_()
-                tensor[rows.to(tensor.device)] = stored[rows].to(tensor.device, tensor.dtype)
+                tensor[wanted] = values
 
     @torch.no_grad()
     def replace(self, key: Any, value: Any) -> None:
@@ -115,13 +156,13 @@ class LocalStore(KVStore):
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Let this optimizer update what is stored, with states of its own from now on."""
-        self._updater = get_updater(optimizer)
+        self._use(get_updater(optimizer))
 
     def set_updater(self, updater: Callable[[Key, torch.Tensor, torch.Tensor], None]) -> None:
         """As `KVStore.set_updater`."""
         if not callable(updater):
             raise TypeError(f"updater must be a function (key, pushed, stored), got {type(updater).__name__}")
-        self._updater = updater
+        self._use(updater)
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Compress what each copy pushes, with a residual for each key and copy.
@@ -133,7 +174,7 @@ class LocalStore(KVStore):
             TypeError, ValueError: they do not fit, or this kind of store does not compress.
         """
         local_compression(compression_params)
-        if self.type != "device":
+        if "device" not in self.type:
             raise ValueError(f"a store of type {self.type!r} does not compress gradients: 'device' does")
         self._compression = GradientCompression(compression_params)
 
@@ -165,6 +206,10 @@ class LocalStore(KVStore):
     def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
         return {} if self._compression is None else self._compression.residuals
 
+    def _use(self, updater: Callable[..., None]) -> None:
+        self._values = {key: _dense(value) for key, value in self._values.items()}  # to be changed in place
+        self._updater = updater
+
     def _sums(self, keys: Sequence[Key], values: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """The sum of each key's tensors, compressed first if that is wanted, in the order of their list."""
         copies = max(map(len, values), default=0)
@@ -182,10 +227,60 @@ class LocalStore(KVStore):
             if dense:
                 torch._foreach_add_([totals[members[k]] for k in dense], [moved[k] for k in dense])
             for k in set(range(len(members))).difference(dense):
-                totals[members[k]] = totals[members[k]] + moved[k]
+                total, more = totals[members[k]], moved[k]
+                totals[members[k]] = more + total if is_sparse(total) else total + more  # torch adds sparse to dense only
         return totals
+
+
+@KVStore.register
+class TestStore(KVStore):
+    """MXNet's example of a store that only adds up what it is given, and keeps nothing: "teststore".
+
+    Source: MXNet 1.9.1, `mxnet.kvstore.base.TestStore`.
+    """
+
+    __test__ = False  # it is none of pytest's classes
+
+    @torch.no_grad()
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Copy a value to `out`, one tensor or a list of them; with a list of keys that of each."""
+        values = new_values(key, value, ())
+        for each, outs in known_values(key, out, "out", values):
+            for tensor in outs:
+                tensor.copy_(values[each])
+
+    @torch.no_grad()
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Copy the sum of a key's values to `out`, or to these values."""
+        found = pairs(key, value, "value")
+        known_values(key, value, "value", {each: tensors[0] for each, tensors in found})
+        totals = {
+            each: sum((_moved(t, tensors[0].device) for t in tensors[1:]), tensors[0].detach()) for each, tensors in found
+        }
+        for each, outs in known_values(key, value if out is None else out, "out", totals):
+            for tensor in outs:
+                tensor.copy_(totals[each])
+
+    @classmethod
+    def is_capable(cls, capability: str) -> bool:
+        """It has no optimizer."""
+        return super().is_capable(capability) and capability.lower() != "optimizer"
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     # The CPU would not wait for what comes from a GPU.
     return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
+def _row_ids(key: Key, ids: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """The rows that are asked for, each once and in order. MXNet's arrays of indices are float32."""
+    rows = ids.to(stored.device, torch.int64).unique()
+    if ids.dtype == torch.bool or ids.is_complex() or (ids.is_floating_point() and (ids != ids.round()).any()):
+        raise TypeError(f"row_ids of key {key!r} must be integers, got {ids.dtype}")
+    if stored.dim() == 0 or (len(rows) and not 0 <= rows[0] <= rows[-1] < len(stored)):
+        raise ValueError(f"row_ids of key {key!r} must be rows of what is stored, which is {tuple(stored.shape)}; got {ids}")
+    return rows

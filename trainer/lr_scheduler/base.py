@@ -6,13 +6,16 @@ import copy
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import numpy as np
 
 from ..registry import Registry
 from ..validation import choice, int_or_float, integer, number
 from .config import constructor_arguments, functions, hashable, is_plain, shown, to_plain
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "LRScheduler",
@@ -25,7 +28,8 @@ __all__ = [
     "register",
 ]
 
-_NOT_COMPARED = ("_kept", "_position")  # caches, and the update that was asked for last
+# Caches, the update that was asked for last, and how it was made.
+_NOT_COMPARED = ("_kept", "_position", "_base_lr_given")
 _NOT_HASHED = ("_base_lr", "_warmup_final_lr", "_since")  # what may change after a schedule has been made
 
 
@@ -72,6 +76,13 @@ class LRScheduler:
     registry: ClassVar[Registry[type[LRScheduler]]]
     _peaks: ClassVar[tuple[str, ...]] = ()  # attributes whose largest value no rate of this very class exceeds
     _warmup_final_lr: float | None = None  # None: base_lr
+    _base_lr_given: bool  # to the constructor
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        names = list(inspect.signature(cls.__init__).parameters)[1:]
+        made._base_lr_given = "base_lr" in kwargs or "base_lr" in names[: len(args)]
+        return made
 
     def __init__(
         self,
@@ -96,6 +107,11 @@ class LRScheduler:
         if not self._defines_call():  # such a class may go below warmup_begin_lr once the warm-up is over
             self._check_base_lr(value)
         self._base_lr = value
+
+    @property
+    def has_default_base_lr(self) -> bool:
+        """Whether ``base_lr`` is what it is because the constructor was called without it."""
+        return not self._base_lr_given and self._base_lr == constructor_arguments(type(self)).get("base_lr")
 
     @property
     def peak_lr(self) -> float | None:

@@ -12,7 +12,7 @@ from ...kernels import Rule, rules
 from ..validation import boolean, number
 from .base import register
 from .rule_optimizer import RuleOptimizer
-from .settings import first_argument_in_mxnet
+from .settings import also_called, first_argument_in_mxnet
 
 __all__ = ["AdaBelief", "AdaDelta", "AdaGrad", "Adam", "AdamW", "Adamax", "GroupAdaGrad", "Nadam", "RMSProp"]
 
@@ -113,7 +113,7 @@ class AdaGrad(RuleOptimizer):
 
     Args:
         learning_rate: default 0.01.
-        eps: added under the root, >= 0.
+        eps: added under the root, >= 0; MXNet 2.0's name `epsilon` is also accepted.
         **kwargs: those of `Optimizer`. The decay is apart from the gradient; where that is sparse it must be 0.
 
     Source: MXNet 1.9.1 AdaGrad; Duchi, Hazan & Singer (2011). A sparse gradient updates only the rows that it has.
@@ -123,6 +123,7 @@ class AdaGrad(RuleOptimizer):
     takes_sparse = True
     decays_sparse = False
 
+    @also_called(epsilon="eps")
     @first_argument_in_mxnet("eps")
     def __init__(self, learning_rate: float | None = None, eps: float = 1e-7, **kwargs: Any) -> None:
         self.eps = number("eps", eps, low=0)
@@ -138,7 +139,7 @@ class GroupAdaGrad(RuleOptimizer):
 
     Args:
         learning_rate: default 0.01.
-        eps: added under the root, >= 0.
+        eps: added under the root, >= 0; MXNet 2.0's name `epsilon` is also accepted.
         **kwargs: those of `Optimizer`, except for `wd`, which must be 0.
 
     Source: MXNet 1.9.1 GroupAdaGrad. A sparse gradient updates only the rows that it has.
@@ -147,6 +148,7 @@ class GroupAdaGrad(RuleOptimizer):
     rule = rules.group_adagrad
     takes_sparse = True
 
+    @also_called(epsilon="eps")
     @first_argument_in_mxnet("eps")
     def __init__(self, learning_rate: float | None = None, eps: float = 1e-5, **kwargs: Any) -> None:
         self.eps = number("eps", eps, low=0)
@@ -168,8 +170,8 @@ class RMSProp(RuleOptimizer):
 
     Args:
         learning_rate: default 0.001.
-        gamma1: decay of the averages, in [0, 1).
-        gamma2: momentum, in [0, 1); used only when centered.
+        gamma1: decay of the averages, in [0, 1); MXNet 2.0's name `rho` is also accepted.
+        gamma2: momentum, in [0, 1); used only when centered. MXNet 2.0's name `momentum` is also accepted.
         epsilon: added under the root, >= 0.
         centered: divide by the root of the variance instead, and use momentum.
         clip_weights: weights are limited to [-clip_weights, clip_weights]; None means no limit.
@@ -182,6 +184,7 @@ class RMSProp(RuleOptimizer):
 
     default_learning_rate = 0.001
 
+    @also_called(rho="gamma1", momentum="gamma2")
     def __init__(
         self,
         learning_rate: float | None = None,

@@ -14,7 +14,7 @@ from ..validation import boolean, did_you_mean, integer, number
 from .counts import Index, StepCounts
 from .settings import check_grad_req, refuse_unknown, set_base_lr, warn_once
 
-__all__ = ["LOW_PRECISION", "Index", "Optimizer", "WithMaster", "create", "register", "registered"]
+__all__ = ["LOW_PRECISION", "Index", "Optimizer", "WithMaster", "create", "listed_arguments", "register", "registered"]
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _MXNETS_SCHEDULES = ("FactorScheduler", "MultiFactorScheduler", "PolyScheduler", "CosineScheduler")
@@ -172,14 +172,23 @@ class Optimizer:
             return WithMaster(master, self.create_state(index, master))
         return self.create_state(index, weight)
 
-    def update_multi_precision(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
-        """As `update`, on the float32 copy where there is one; the weight is that copy, rounded."""
-        if self.keeps_master(weight):
-            master, inner = state
-            self.update(index, master, grad.float(), inner)
-            weight.copy_(master)
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """As `update`, on the float32 copy where there is one; the weight is that copy, rounded.
+
+        Lists of each go to `update` as lists.
+        """
+        indices, weights, grads, states = listed_arguments(index, weight, grad, state)
+        masters = [i for i, each in enumerate(weights) if self.keeps_master(each)]
+        updated = list(weights)
+        for i in masters:
+            updated[i], states[i] = states[i]
+            grads[i] = grads[i].float()
+        if isinstance(index, (list, tuple)):
+            self.update(indices, updated, grads, states)  # type: ignore[arg-type]  # of a class that takes lists
         else:
-            self.update(index, weight, grad, state)
+            self.update(index, updated[0], grads[0], states[0])
+        for i in masters:
+            weights[i].copy_(updated[i])
 
     @property
     def can_update(self) -> bool:
@@ -372,6 +381,25 @@ class Optimizer:
     def _hidden(self) -> tuple[str, ...]:
         """Settings that `repr` leaves out."""
         return ()
+
+
+def listed_arguments(index: Any, weight: Any, grad: Any, state: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """Arguments of `update` as lists, which they may be already.
+
+    Raises:
+        TypeError, ValueError: some are and others not, they have different lengths, or an index comes twice.
+    """
+    if not isinstance(index, (list, tuple)):
+        return [index], [weight], [grad], [state]
+    given = {"index": index, "weight": weight, "grad": grad, "state": state}
+    for name, values in given.items():
+        if not isinstance(values, (list, tuple)):
+            raise TypeError(f"index is a list, so {name} must be one, too, got {type(values).__name__}")
+        if len(values) != len(index):
+            raise ValueError(f"{len(index)} indices came with {len(values)} for {name}: there must be one for each")
+    if len(set(index)) < len(index):
+        raise ValueError(f"index={list(index)!r}: an index comes twice; update one after the other")
+    return list(index), list(weight), list(grad), list(state)
 
 
 Optimizer.opt_registry = Registry(

@@ -10,7 +10,7 @@ from ..validation import boolean, choice, integer, number
 from .base import register
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
-from .settings import first_argument_in_mxnet
+from .settings import also_called, first_argument_in_mxnet
 
 __all__ = ["LAMB", "LANS", "LARS", "LBSGD"]
 
@@ -24,7 +24,7 @@ class LARS(RuleOptimizer):
         momentum: in [0, 1); 0 keeps no momentum.
         lazy_update: kept for MXNet's sake; it concerns sparse gradients, which are refused.
         eta: the trust coefficient, > 0.
-        eps: added to the denominator, >= 0.
+        eps: added to the denominator, >= 0; MXNet 2.0's name `epsilon` is also accepted.
         momentum_correction: multiply the momentum by the ratio of the rates where the rate has changed.
         **kwargs: those of `Optimizer`. Where `param_idx2name` is given, only names that end in weight are decayed, and
             gamma, beta and bias are not scaled.
@@ -36,6 +36,7 @@ class LARS(RuleOptimizer):
     host_state_names = ("last_lr", "ratio")
     decayed_names = ("_weight", ".weight")
 
+    @also_called(epsilon="eps")
     @first_argument_in_mxnet("momentum")
     def __init__(
         self,

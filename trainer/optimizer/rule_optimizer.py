@@ -13,12 +13,12 @@ from ...kernels import Rule, TensorRule, Update, storage, transforms
 from ...kernels.language import Derivation, derivation
 from ...kernels.states import slot_dtypes, state_type, states_for
 from ..validation import boolean, choice, integer
-from .base import LOW_PRECISION
+from .base import LOW_PRECISION, listed_arguments
 from .counts import Index
 from .multi import part_of
 from .options import TransformOptions
 from .settings import SPLIT_MASTERS, check_options, split_master
-from .sparse import RowUpdate, split
+from .sparse import SparseRows, split
 
 __all__ = ["STATE_DTYPES", "RuleOptimizer"]
 
@@ -241,32 +241,41 @@ class RuleOptimizer(TransformOptions):
             self.init_state(weight, tuple(slots[name] for name in self.rule.slots))
         self.start_option_states(weight, slots)
 
-    def update(self, index: Index, weight: torch.Tensor, grad: torch.Tensor, state: Any) -> None:
-        """Update one weight in place. Slow for many: `get_updater` and `Trainer` launch once for all of them."""
-        run: Update | RowUpdate
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Update one weight in place, or a list of them in one go.
+
+        `get_updater` and `Trainer` are faster, as they keep what can be reused at the next step.
+
+        Args:
+            index: of the parameter.
+            weight: the parameter.
+            grad: its gradient.
+            state: what `create_state` made. Each may be a list, of as many.
+
+        Raises:
+            TypeError, ValueError: they do not fit; nothing has been changed.
+        """
+        indices, weights, grads, states = listed_arguments(index, weight, grad, state)
+        names = ["the weight"] if len(indices) == 1 else [f"weight {each!r}" for each in indices]
         rule = self.composed_rule
-        self.check_storage("the weight", weight)
-        whole, by_row = split(self, [index], ["the weight"], [weight], [grad])
-        if by_row:
-            run = RowUpdate(rule, [weight], [grad], [tuple(state)], [None], names=["the weight"], seed=self.rounding)
-        else:
-            run = Update(rule, [weight], [tuple(state)], names=["the weight"], seed=self.rounding)
-            run.bind(whole)
-        (slot,) = self.slots([index])
-        t = int(self.step_counts.values[slot]) + 1
-        number = max(self.num_update, t)
-        lr_mult, wd_mult = self.multipliers(index)
+        for name, each in zip(names, weights, strict=True):
+            self.check_storage(name, each)
+        run = Update(rule, weights, [tuple(each) for each in states], names=names, seed=self.rounding)
+        sparse = SparseRows(names, functools.partial(split, self, indices, names, weights))
+        sparse.bind(run, grads, own=False)
+        slots = self.slots(indices)
+        times = [int(count) + 1 for count in self.step_counts.values[slots]]
+        parameters = [(*self.multipliers(each), each) for each in indices]
         before = self.host_state()
         try:
-            lr = self.rate_at(self.num_update if self.reads_rate_first else number)
-            self.begin_step(lr)
-            run.hyper[0] = self.row(t, lr * lr_mult, self.wd_at(lr, self.wd) * wd_mult, index, rule)
-            run()
+            run.hyper[:] = self.rows_of_step(times, parameters, rule)
+            sparse.run(run)
         except BaseException:
             self.load_host_state(before)
             raise
         if self.counts_as_step:
-            self.step_counts.advance(slot, number)
+            for slot, t in zip(slots, times, strict=True):
+                self.step_counts.advance(slot, t)
 
     def kept(self, name: str) -> dict[Index, float]:
         """A number that the rule keeps of each parameter, by index; none before the first step. Waits for the device."""

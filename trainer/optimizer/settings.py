@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SPLIT_MASTERS",
+    "also_called",
     "check_grad_req",
     "check_options",
     "check_settings",
@@ -135,10 +136,11 @@ def set_base_lr(lr_scheduler: Any, learning_rate: float) -> None:
             stacklevel=_stacklevel(),
         )
     elif learning_rate != base_lr:
-        warnings.warn(
-            f"learning_rate={learning_rate} replaces base_lr={base_lr} of {lr_scheduler!r}; give only one of them",
-            stacklevel=_stacklevel(),
-        )
+        if not getattr(lr_scheduler, "has_default_base_lr", False):
+            warnings.warn(
+                f"learning_rate={learning_rate} replaces base_lr={base_lr} of {lr_scheduler!r}; give only one of them",
+                stacklevel=_stacklevel(),
+            )
         if hasattr(lr_scheduler, "start_from"):
             lr_scheduler.start_from(learning_rate)
         else:
@@ -157,6 +159,29 @@ def first_argument_in_mxnet(name: str) -> Callable[[Callable[_P, None]], Callabl
                     f"the first positional argument of {made} is learning_rate; in MXNet 1.9.1 it is {name}: write "
                     f"{made}(learning_rate=...) or {made}({name}=...)"
                 )
+            init(*args, **kwargs)
+
+        return __init__
+
+    return wrap
+
+
+def also_called(**names: str) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+    """Decorator of a constructor that takes arguments by other names, too, those of MXNet 2.0: `epsilon="eps"`."""
+
+    def wrap(init: Callable[_P, None]) -> Callable[_P, None]:
+        places = list(inspect.signature(init).parameters)
+
+        @functools.wraps(init)
+        def __init__(*args: _P.args, **kwargs: _P.kwargs) -> None:
+            for other, name in names.items():
+                if other not in kwargs:
+                    continue
+                if name in kwargs or name in places[: len(args)]:
+                    raise TypeError(
+                        f"{other}={kwargs[other]!r} together with {name}, which are one argument: give one of them"
+                    )
+                kwargs[name] = kwargs.pop(other)
             init(*args, **kwargs)
 
         return __init__

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import kvstore as stores
 from ..compression import local_compression
-from ..kvstore import KVStore
+from ..kvstore import KVStore, allreduce_store, local, server
 from ..kvstore.server import compressor_of
 from ..optimizer import Optimizer
 from ..replica import Replica
@@ -21,7 +21,7 @@ from .zero import ZeroSync
 
 __all__ = ["check_one_reduces", "check_store", "sync_for"]
 
-KVSTORES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist", "dist_async", "dist_device_async")
+KVSTORES = (*local.NAMES, *allreduce_store.NAMES, *server.NAMES)
 
 
 def check_one_reduces(kvstore: Any) -> None:
@@ -63,7 +63,8 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
     else:
         capable = kvstore.is_capable("optimizer")
     updates_on_store(kvstore, capable, update_on_kvstore)
-    if compression_params is not None and kvstore in ("local", "nccl") and kvstore not in stores.registered():
+    names = [name for name in local.NAMES if name not in stores.registered()]
+    if compression_params is not None and kvstore in names and "device" not in kvstore:
         raise ValueError(
             f"compression_params={compression_params!r} with kvstore={kvstore!r}, which does not compress gradients: use "
             "'device', or leave it out"
