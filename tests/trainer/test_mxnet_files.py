@@ -166,6 +166,16 @@ def _hostile(tmp_path):
     yield "nested", pickle.dumps({0: nested})
     yield "doubled", pickle.dumps({0: doubled})
     yield "many of one text", _many_of_one_text()
+    large, deep = (None,), ()
+    for _ in range(20):  # in full, two million values
+        large = large, large
+    for _ in range(101):
+        deep = (deep,)
+    for what in (large, deep, (itself,)):
+        yield "for an optimizer", pickle.dumps(({}, what))
+        yield "for an index", pickle.dumps(({"a": what}, None))
+        adam = b"cmxnet.optimizer.optimizer\nAdam\n)\x81}X\x02\x00\x00\x00lr" + pickle.dumps(what, 2)[2:-1] + b"sb"
+        yield "an attribute", b"\x80\x02}" + adam + b"\x86."
 
 
 def _many_of_one_text():
@@ -183,8 +193,9 @@ def test_hostile_pickles_are_refused(tmp_path, everything):
     before = everything(trainer, params)
     for what, data in _hostile(tmp_path):
         (tmp_path / "hostile").write_bytes(data)
-        with pytest.raises(ValueError, match="not a state file of MXNet"):
+        with pytest.raises(ValueError, match="not a state file of MXNet") as error:
             load_mxnet_states(trainer, tmp_path / "hostile", NAMES)
+        assert len(str(error.value)) < 1000, what
         assert not (tmp_path / "made").exists(), what
     assert everything(trainer, params) == before
 

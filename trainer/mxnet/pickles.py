@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickletools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -30,6 +30,7 @@ _LITERALS = {
     *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
     *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
 }
+_SHARED, _DEEPEST = 16, 100  # values for each opcode, where references are copies; levels of nesting
 
 
 @dataclass(eq=False)
@@ -56,10 +57,15 @@ class _Mark:
     """Where a list, tuple or dict begins on the stack."""
 
 
+_CONTAINERS = (Record, dict, list, tuple)
+
+
 def read_pickle(file: IO[bytes]) -> Any:
     """What a pickle of MXNet's describes.
 
-    Takes memory in proportion to the file: what it refers to several times is there once.
+    Takes memory in proportion to the file: what it refers to several times is there once. Reading, copying or printing the
+    result takes time in proportion to it, too: there are no cycles, and no nesting by which it would be far larger if each
+    reference were a copy.
 
     Raises:
         ValueError: it asks for anything but the above, or is damaged.
@@ -74,7 +80,7 @@ def _interpreted(file: IO[bytes]) -> Any:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     argument: Any
-    for opcode, argument, _ in pickletools.genops(file):
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(file), 1):
         name = opcode.name
         if name in _CONSTANTS:
             stack.append(_CONSTANTS[name])
@@ -90,10 +96,40 @@ def _interpreted(file: IO[bytes]) -> Any:
             stack.append(_global(*argument.split(" ", 1)))
         elif name == "STOP":
             (result,) = stack
+            _check_extent(result, _SHARED * count)
             return result
         elif name not in ("PROTO", "FRAME"):
             raise ValueError(f"it has the opcode {name}, which no file of MXNet has")
     raise ValueError("it has no end")
+
+
+def _check_extent(result: Any, most: int) -> None:
+    """Refuse a cycle, deep nesting, and what would be larger than `most` values if each reference were a copy."""
+    extents: dict[int, tuple[int, int]] = {}  # of containers by id: how many values, and how deep
+    entered: set[int] = set()
+    path = [result]
+    while path:
+        container = path[-1]
+        items = [item for item in _items(container) if type(item) in _CONTAINERS]
+        if id(container) not in entered:
+            entered.add(id(container))
+            path += (new := [item for item in items if id(item) not in extents])
+            if any(id(item) in entered for item in new):
+                raise ValueError("it has something that contains itself, as no file of MXNet has")
+        else:
+            path.pop()
+            inner = [extents[id(item)] for item in items]
+            size = 1 + len(_items(container)) + sum(size for size, _ in inner)
+            depth = 1 + max((depth for _, depth in inner), default=0)
+            if size > most or depth > _DEEPEST:
+                raise ValueError(f"it nests {size} values {depth} deep, more than any file of MXNet of its size")
+            extents[id(container)] = size, depth
+
+
+def _items(value: Any) -> Collection[Any]:
+    if isinstance(value, Record):
+        value = value.attributes
+    return value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
 
 
 def _global(module: Any, name: Any) -> _Global:
