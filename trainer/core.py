@@ -125,7 +125,9 @@ class TrainerCore:
             raise RuntimeError("a Trainer cannot be copied inside averaged_weights() or step_in_backward(): leave it first")
         without = {k: v for k, v in vars(self).items() if k != "_stepper"}
         before = None if self._ascended is None else self._ascended.before
-        return without | {"_backward": None, "_watch": None, "_ascended": before}
+        recorded = self._telemetry is not None and self._telemetry.is_recorders
+        telemetry = None if recorded else self._telemetry
+        return without | {"_backward": None, "_watch": None, "_ascended": before, "_telemetry": telemetry}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -136,6 +138,7 @@ class TrainerCore:
         self._watch = AccumulationWatch(self._params, is_over=True)
         self._optimizer.trainer = weakref.ref(self)
         self._updater.be_that_of(self._optimizer)
+        self.telemetry = self._telemetry
 
     @uninterrupted
     def _step(self, batch_size: float, ignore_stale_grad: bool, reduce: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -97,6 +98,7 @@ class Telemetry:
         names: of the parameters, in the order of the arrays' columns; empty before it is given to a `Trainer`.
         quantities: the names of all that is recorded.
         edges: float64 [31], between the bins of histograms.
+        is_recorders: whether a `viz.Recorder` has made it for itself; a copy of the trainer is not recorded then.
 
     Raises:
         TypeError, ValueError: an argument that does not fit.
@@ -144,7 +146,9 @@ class Telemetry:
         self._measure = known.joined(*parts)
         self.names: list[str] = []
         self.edges = np.array(known.EDGES)
-        self._params: list[torch.Tensor] = []
+        self.is_recorders = False
+        self._params: list[weakref.ref[torch.Tensor]] = []  # what is displayed of a run must not keep its model
+        self._sizes = np.zeros(0)  # of the parameters
         self._found: MetricsBuffer | None = None
         self._numbers = np.zeros(self.size + 1, dtype=np.int64)
         self._done = 0  # steps, recorded or not
@@ -205,15 +209,17 @@ class Telemetry:
         return f"Telemetry({len(self)} steps, {len(self.names)} parameters, {', '.join(self.quantities)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, as of a trainer that is pickled, has the settings and no steps."""
+        """A copy, as of a trainer that is pickled, has the settings and no steps. The trainer attaches it."""
         return Telemetry, (self.every, self.size, self._wanted, self._histograms)
 
     # What follows is for the trainer.
 
     def _attach(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> None:
-        if self._params and not (len(params) == len(self._params) and all(map(_is, params, self._params))):
+        known = [ref() for ref in self._params]
+        if known and not (len(params) == len(known) and all(map(_is, params, known))):
             raise ValueError("telemetry: this Telemetry belongs to another trainer; make one for each")
-        self.names, self._params = list(names), list(params)
+        self.names, self._params = list(names), [weakref.ref(param) for param in params]
+        self._sizes = np.full(len(params), np.nan)
 
     def _begin(self) -> MetricsBuffer | None:
         """Where the coming step is to put what it measures, or None if it is not to be recorded."""
@@ -221,6 +227,7 @@ class Telemetry:
             return None
         if self._found is None:
             self._found = MetricsBuffer(self._measure, len(self._params), self.size)
+            self._measure_sizes()
         self._found.begin_step()
         return self._found
 
@@ -232,6 +239,12 @@ class Telemetry:
                 return  # it updated nothing
             self._numbers[place] = number
         self._done += 1
+
+    def _measure_sizes(self) -> None:
+        for i, ref in enumerate(self._params):
+            param = ref()
+            if param is not None and not isinstance(param, torch.nn.UninitializedParameter):
+                self._sizes[i] = param.numel()
 
     def _arrived(self) -> range:
         return range(0) if self._found is None else self._found.arrived()
@@ -246,7 +259,8 @@ class Telemetry:
         else:
             values = self._found.values(steps)
         found = {name: values[:, :, k] for k, name in enumerate(names)}
-        sizes = np.array([0 if len(steps) == 0 else param.numel() for param in self._params], dtype=np.float64)
+        self._measure_sizes()
+        sizes = self._sizes
         result = {}
         with np.errstate(divide="ignore", invalid="ignore"):
             for wanted in self._wanted:

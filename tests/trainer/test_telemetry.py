@@ -1,8 +1,10 @@
 """Telemetry of a trainer: its arrays are norms that torch and NumPy find outside, and no weight is another one for it."""
 
 import copy
+import gc
 import math
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -363,3 +365,35 @@ def test_one_for_each_trainer():
     tristep.Trainer(net, "adam", telemetry=telemetry)  # of the same parameters
     with pytest.raises(ValueError, match=r"belongs to another trainer"):
         tristep.Trainer(model("cpu"), "sgd", telemetry=telemetry)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+def test_a_copied_trainer_trains_on_and_records_for_itself(duplicate, device):
+    net = model(device)
+    trainer = tristep.Trainer(net, "adam", telemetry=tristep.Telemetry(metrics=["gradient_norm", "gradient_zeros"]))
+    train(net, trainer, 3)
+    other_net, other = duplicate((net, trainer))
+    train(net, trainer, 2, first=3)
+    train(other_net, other, 2, first=3)
+    for one, two in zip(net.parameters(), other_net.parameters(), strict=True):
+        assert torch.equal(one, two)
+    trainer.telemetry.flush()
+    other.telemetry.flush()
+    assert trainer.telemetry.steps.tolist() == [1, 2, 3, 4, 5]
+    assert other.telemetry.steps.tolist() == [4, 5]
+    for name in trainer.telemetry.quantities:
+        assert (other.telemetry[name] == trainer.telemetry[name][3:]).all()
+
+
+def test_telemetry_can_be_read_when_its_trainer_is_gone(device):
+    net = model(device)
+    trainer = tristep.Trainer(net, "sgd", telemetry=True)
+    train(net, trainer, 2)
+    telemetry, trainer.telemetry = trainer.telemetry, None
+    telemetry.flush()
+    gone, expected = weakref.ref(trainer), telemetry.read()
+    del trainer, net
+    gc.collect()
+    assert gone() is None
+    for name, array in telemetry.read().items():
+        np.testing.assert_array_equal(array, expected[name])

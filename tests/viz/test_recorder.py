@@ -1,8 +1,16 @@
 """The recorder: what it writes down, judged by copies of weights and gradients taken independently."""
 
+import copy
+import functools
+import gc
+import pickle
+import types
+import weakref
+
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 import tristep
 
@@ -196,7 +204,7 @@ def _recorded():
     recorder = Recorder(trainer)
     net(torch.ones(1, 3)).sum().backward()
     trainer.step(1)
-    return recorder
+    return trainer, recorder
 
 
 def test_a_recorder_that_is_refused_leaves_the_trainer_alone():
@@ -209,33 +217,121 @@ def test_a_recorder_that_is_refused_leaves_the_trainer_alone():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: Recorder(_net()), TypeError, "source must be a Trainer or a torch.optim.Optimizer, got Sequential"),
+        (lambda _: Recorder(_net()), TypeError, "source must be a Trainer or a torch.optim.Optimizer, got Sequential"),
         (
-            lambda: Recorder(torch.optim.SGD(_net().parameters()), every=0),
+            lambda _: Recorder(torch.optim.SGD(_net().parameters()), every=0),
             ValueError,
             "every=0: must be an integer >= 1",
         ),
         (
-            lambda: Recorder(torch.optim.SGD(_net().parameters()), histograms=["weight"]),
+            lambda _: Recorder(torch.optim.SGD(_net().parameters()), histograms=["weight"]),
             ValueError,
             r"histograms=\('weight',\) need a Trainer",
         ),
-        (lambda: Recorder(tristep.Trainer(_net(), "sgd"), histograms=["w"]), ValueError, "histograms='w'"),
-        (lambda: Recorder(tristep.Trainer(_net(), "sgd"), weights={"w": 0}), ValueError, "weights has 'w': must be one of"),
+        (lambda _: Recorder(tristep.Trainer(_net(), "sgd"), histograms=["w"]), ValueError, "histograms='w'"),
         (
-            lambda: Recorder(tristep.Trainer(_net(), "sgd"), weights={"0.bias": 4}),
+            lambda _: Recorder(tristep.Trainer(_net(), "sgd"), weights={"w": 0}),
+            ValueError,
+            "weights has 'w': must be one of",
+        ),
+        (
+            lambda _: Recorder(tristep.Trainer(_net(), "sgd"), weights={"0.bias": 4}),
             ValueError,
             r"weights\['0.bias'\]=4: must be integers from 0 to 3",
         ),
-        (lambda: _recorded().step(loss="low"), TypeError, "loss must be a number, got 'low'"),
-        (lambda: _recorded().step(loss=torch.ones(2)), ValueError, r"loss has shape \(2,\): must be a single number"),
+        (lambda recorder: recorder.step(loss="low"), TypeError, "loss must be a number, got 'low'"),
+        (lambda recorder: recorder.step(loss=torch.ones(2)), ValueError, r"loss has shape \(2,\): must be a single number"),
         (
-            lambda: [each.step() for each in [_recorded()] * 2],
+            lambda recorder: [recorder.step(), recorder.step()],
             ValueError,
             r"step\(\) after update 1, which has been recorded",
         ),
     ],
 )
 def test_what_does_not_fit_is_refused(call, error, message):
+    trainer, recorder = _recorded()
     with pytest.raises(error, match=message):
-        call()
+        call(recorder)
+    assert recorder.source is trainer
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("histograms", [(), ("gradient",)])
+def test_a_copy_of_a_recorded_trainer_trains_on_unrecorded(duplicate, histograms):
+    net = _net()
+    trainer = tristep.Trainer(net, "adam", {"learning_rate": 0.01})
+    recorder = Recorder(trainer, histograms=histograms)
+    _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder, steps=3)
+    other_net, other = duplicate((net, trainer))
+    assert other.telemetry is None
+    _train(net, lambda: trainer.step(1), trainer.zero_grad, recorder)
+    other_recorder = Recorder(other)
+    expected, _ = _train(other_net, lambda: other.step(1), other.zero_grad, other_recorder)
+    for one, two in zip(net.parameters(), other_net.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert recorder.run.last_step == other_recorder.run.last_step == 12
+    steps, norms = other_recorder.run.tensors["gradient_norm"].recent()
+    assert steps.tolist() == list(range(4, 13))
+    np.testing.assert_allclose(norms, expected[:, :, 1], rtol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["trainer", "torch"])
+def test_what_is_displayed_keeps_data_and_no_model(kind):
+    net = _net()
+    trainer = tristep.Trainer(net, "adam") if kind == "trainer" else torch.optim.AdamW(net.parameters())
+    step = functools.partial(trainer.step, 1) if kind == "trainer" else trainer.step
+    recorder = Recorder(trainer, every=1, weights={"0.bias" if kind == "trainer" else "0.1": [0, 2]})
+    view = Dashboard(recorder)
+    _, losses = _train(net, step, trainer.zero_grad, recorder)
+    models = [weakref.ref(each) for each in (net, trainer, *net.parameters())]
+    del net, trainer, step
+    gc.collect()
+    assert [ref() for ref in models] == [None] * len(models)
+    assert recorder.source is None
+    assert view.run.scalars["loss"].recent()[1].tolist() == losses
+    assert view.run.tensors["gradient_norm"].last_step == 9
+    assert "9 steps" in view.describe()
+    with pytest.raises(RuntimeError, match="what this Recorder records is gone"):
+        recorder.step()
+    recorder.close()
+
+
+def _sharded_norms(through):
+    """Of each step of a sharded net what is recorded, and what whole tensors have."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net = fully_shard(_net(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    if through == "recorder":
+        recorder = Recorder(optimizer, every=1, module=net)
+        note = lambda: recorder.step()  # noqa: E731
+    else:
+        callback = pytest.importorskip("tristep.integrations.lightning").TristepCallback(every=1, view=None)
+        fit = types.SimpleNamespace(optimizers=[optimizer], global_step=0, is_global_zero=dist.get_rank() == 0)
+        callback.on_train_start(fit, net)
+        recorder = callback._followed.recorder
+        note = lambda: callback.on_train_batch_end(fit, net, None, None, 0)  # noqa: E731
+    expected = []
+    for k in range(3):
+        torch.manual_seed(k)
+        optimizer.zero_grad()
+        net(torch.randn(5, 3)).square().sum().backward()
+        whole = [param.full_tensor().detach().double() for param in net.parameters()]
+        gradients = [param.grad.full_tensor().double() for param in net.parameters()]
+        optimizer.step()
+        note()
+        moved = [param.full_tensor().detach().double() - w for param, w in zip(net.parameters(), whole, strict=True)]
+        cosines = [torch.cosine_similarity(g.flatten(), m.flatten(), 0) for g, m in zip(gradients, moved, strict=True)]
+        norms = [[tensor.norm().item() for tensor in tensors] for tensors in (whole, gradients, moved)]
+        expected.append([*norms, (np.array(norms[2]) / norms[0]).tolist(), [each.item() for each in cosines]])
+    found = [recorder.run.tensors[name].recent()[1].tolist() for name in NAMES]
+    with pytest.raises(ValueError, match="weights has '0.bias', of which each rank has a shard"):
+        Recorder(optimizer, module=net, weights={"0.bias": 0})
+    return found, np.array(expected).swapaxes(0, 1).tolist()
+
+
+@pytest.mark.parametrize("through", ["recorder", "lightning"])
+def test_norms_of_sharded_tensors_are_those_of_whole_ones(processes, through):
+    for found, expected in processes(2).run(_sharded_norms, through):
+        np.testing.assert_allclose(found, expected, rtol=1e-4)

@@ -1,9 +1,14 @@
-"""What measures the parameters at each step: a Trainer's telemetry, or hooks of an optimizer."""
+"""What measures the parameters at each step: a Trainer's telemetry, or hooks of an optimizer.
+
+Probes refer to what they measure weakly. A view that a notebook has displayed lives as long as the notebook, and with it its
+recorder; the model must not.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections import deque
 from typing import Any
 
@@ -13,6 +18,7 @@ import torch
 from ...kernels import streams
 from ...kernels.storage import MasterKind, kind_of
 from ...trainer import Telemetry, Trainer
+from ...trainer.optim import shards
 from ...trainer.optimizer import Optimizer, RuleOptimizer
 from ...trainer.optimizer.multi import part_of
 from .runs import Run
@@ -46,7 +52,7 @@ class TrainerProbe:
     """Two telemetries that take turns: one for most steps, and one that has histograms, too."""
 
     def __init__(self, trainer: Trainer, every: int, histograms: tuple[str, ...], histogram_every: int) -> None:
-        self._trainer = trainer
+        self.source = weakref.ref(trainer)
         if trainer.telemetry is not None:
             raise ValueError(
                 "source has telemetry already, of its own or another recorder's: set trainer.telemetry = None first"
@@ -57,39 +63,38 @@ class TrainerProbe:
         self._counting = Telemetry(1, ROOM, QUANTITIES, histograms) if histograms else None
         self._histogram_every, self._steps = histogram_every, 0
         self._read = [0] * len(self._telemetries())  # the last step of each that was read
-        trainer.telemetry = self._plain
+        self._use(trainer)
         self.names = list(self._plain.names)
-        self.params = list(self._plain._params)
         self.edges = self._plain.edges if histograms else np.zeros(0)
         indices = {id(param): index for index, param in trainer.optimizer.param_dict.items()}
-        self.storage = [_storage(part_of(trainer.optimizer, indices[id(param)]), param) for param in self.params]
-        if self._counting is not None:
-            trainer.telemetry = self._counting
+        params = trainer._params
+        self.storage = [_storage(part_of(trainer.optimizer, indices[id(param)]), param) for param in params]
+        self.params = [weakref.ref(param) for param in params]
 
     def go_back(self, number: int) -> None:
         # New ones: those in use have steps in them that are not to be found again.
         self._plain = copy.copy(self._plain)
         self._counting = None if self._counting is None else copy.copy(self._counting)
         self._read, self._steps = [number] * len(self._telemetries()), 0
-        for telemetry in self._telemetries():
-            self._trainer.telemetry = telemetry
+        self._use(living(self.source))
 
     def described(self) -> str:
-        return repr(self._trainer.optimizer)
+        return repr(living(self.source).optimizer)
 
     @property
     def number(self) -> int:
-        return self._trainer.optimizer.num_update
+        trainer = self.source()
+        return 0 if trainer is None else trainer.optimizer.num_update
 
     @property
     def learning_rate(self) -> float:
-        return self._trainer.learning_rate
+        return living(self.source).learning_rate
 
     def after_step(self) -> None:
         self._steps += 1
         if self._counting is not None:
             due = self._steps % self._histogram_every == 0
-            self._trainer.telemetry = self._counting if due else self._plain
+            living(self.source).telemetry = self._counting if due else self._plain
 
     def is_pressed(self) -> bool:
         return self._steps % (ROOM // 2) == 0
@@ -127,8 +132,15 @@ class TrainerProbe:
             telemetry.flush()
 
     def close(self) -> None:
-        if self._trainer.telemetry in self._telemetries():
-            self._trainer.telemetry = None
+        trainer = self.source()
+        if trainer is not None and trainer.telemetry in self._telemetries():
+            trainer.telemetry = None
+
+    def _use(self, trainer: Trainer) -> None:
+        """Attach all telemetries to the trainer, which goes on with the last one."""
+        for telemetry in self._telemetries():
+            trainer.telemetry = telemetry
+            telemetry.is_recorders = True
 
     def _telemetries(self) -> list[Telemetry]:
         return [self._plain] + ([] if self._counting is None else [self._counting])
@@ -143,10 +155,11 @@ class OptimizerProbe:
     def __init__(self, optimizer: torch.optim.Optimizer, every: int, module: torch.nn.Module | None = None) -> None:
         if not (isinstance(every, int) and every >= 1):
             raise ValueError(f"every={every!r}: must be an integer >= 1")
-        self._optimizer, self._every = optimizer, every
+        self.source, self._every = weakref.ref(optimizer), every
         self.number = 0
         self._rate: float | None = None  # of the last step; a scheduler may have set the next one's since
-        self.params = [param for group in optimizer.param_groups for param in group["params"]]
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        self.params = [weakref.ref(param) for param in params]
         known = {} if module is None else {id(param): name for name, param in module.named_parameters()}
         self.names = [
             known.get(id(param), name)
@@ -157,20 +170,20 @@ class OptimizerProbe:
                 strict=True,
             )
         ]
-        if module is not None and not known.keys() & {id(param) for param in self.params}:
+        if module is not None and not known.keys() & {id(param) for param in params}:
             raise ValueError("module has none of the parameters that source steps: give the module that source was made for")
-        self._before: list[torch.Tensor] | None = None
-        self._gradients: list[torch.Tensor | None] = []
+        self._before: dict[int, torch.Tensor] | None = None
         self._rows: deque[tuple[int, torch.Tensor, Any]] = deque()
         self._hooks = [optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)]
 
     def described(self) -> str:
-        settings = {key: value for key, value in self._optimizer.defaults.items() if value is not None}
-        return f"{type(self._optimizer).__name__}({', '.join(f'{key}={value!r}' for key, value in settings.items())})"
+        optimizer = living(self.source)
+        settings = {key: value for key, value in optimizer.defaults.items() if value is not None}
+        return f"{type(optimizer).__name__}({', '.join(f'{key}={value!r}' for key, value in settings.items())})"
 
     @property
     def learning_rate(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"]) if self._rate is None else self._rate
+        return float(living(self.source).param_groups[0]["lr"]) if self._rate is None else self._rate
 
     def go_back(self, number: int) -> None:
         self.number = number
@@ -178,28 +191,46 @@ class OptimizerProbe:
     @torch.no_grad()
     def _begin(self, *_: Any) -> None:
         if self.number % self._every == 0:
-            self._before = [param.detach().clone() for param in self.params]
+            self._before = {i: shards.local(param.detach()).clone() for i, param in self._living().items()}
 
     @torch.no_grad()
-    def _end(self, *_: Any) -> None:
+    def _end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.number += 1
-        self._rate = float(self._optimizer.param_groups[0]["lr"])
+        self._rate = float(optimizer.param_groups[0]["lr"])
         if self._before is None:
             return
-        before, self._before = self._before, None
-        gradients = [param.grad for param in self.params]
-        moved = torch._foreach_sub(list(self.params), before)
-        norms = [torch._foreach_norm(tensors) for tensors in (before, moved)]
-        rows = []
-        for weight, update, change, gradient in zip(*norms, moved, gradients, strict=True):
+        params, before, self._before = self._living(), self._before, None
+        moved = torch._foreach_sub([shards.local(params[i].detach()) for i in before], list(before.values()))
+        norms = [torch._foreach_norm(tensors) for tensors in (list(before.values()), moved)]
+        rows = [torch.full((4,), math.nan)] * len(self.params)
+        for i, weight, update, change in zip(before, *norms, moved, strict=True):
+            gradient = shards.local_gradient(self.names[i], params[i], params[i].grad)
             if gradient is None or gradient.layout != torch.strided:
-                rows.append(weight.new_full((len(OF_HOOKS),), math.nan))
+                rows[i] = weight.new_full((4,), math.nan).float()
                 continue
             norm = torch.linalg.vector_norm(gradient).to(weight)
             product = (gradient.to(change) * change).sum().to(weight)
-            rows.append(torch.stack([weight, norm, update, update / weight, product / (norm * update)]))
-        row = torch.stack([each.float().to(rows[0].device) for each in rows])
+            rows[i] = torch.stack([weight, norm, update, product]).float()
+        self._add_up(rows, {i: shards.cut_among(param) for i, param in params.items()})
+        weight, norm, update, product = torch.stack([row.to(rows[0].device) for row in rows]).unbind(1)
+        row = torch.stack([weight, norm, update, update / weight, product / (norm * update)], dim=1)
         self._rows.append((self.number, *copy_to_host(row)))
+
+    @staticmethod
+    def _add_up(rows: list[torch.Tensor], cuts: dict[int, shards.Cut]) -> None:
+        """Make norms and products of shards those of whole tensors; all ranks have as many numbers for it."""
+        for cut in dict.fromkeys(filter(None, cuts.values())):
+            members = [i for i, each in cuts.items() if each == cut]
+            sums = torch.stack([rows[i] for i in members]).double()
+            sums[:, :3] = sums[:, :3].square()
+            shards.add_up(sums, "sum", cut)
+            sums[:, :3] = sums[:, :3].sqrt()
+            for i, row in zip(members, sums.float(), strict=True):
+                rows[i] = row
+
+    def _living(self) -> dict[int, torch.Tensor]:
+        found = {i: ref() for i, ref in enumerate(self.params)}
+        return {i: param for i, param in found.items() if param is not None}
 
     def after_step(self) -> None:
         pass
@@ -225,6 +256,20 @@ class OptimizerProbe:
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
+
+
+def living(source: weakref.ref[Any]) -> Any:
+    """What is recorded.
+
+    Raises:
+        RuntimeError: nothing else refers to it any more.
+    """
+    found = source()
+    if found is None:
+        raise RuntimeError(
+            "what this Recorder records is gone: a recorder does not keep its Trainer or optimizer; keep it in a variable"
+        )
+    return found
 
 
 def _storage(optimizer: Optimizer, weight: torch.Tensor) -> str:

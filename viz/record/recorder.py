@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,10 @@ import numpy as np
 import torch
 
 from ...trainer import Trainer
+from ...trainer.optim import shards
 from .blocks import POINTS
 from .loggers import LOGGED, Loggers
-from .probes import OptimizerProbe, TrainerProbe
+from .probes import OptimizerProbe, TrainerProbe, living
 from .runs import Run
 from .scalars import ScalarBuffer, checked_scalars
 
@@ -30,7 +32,7 @@ class Recorder:
 
     With a `Trainer` the update itself measures (see `tristep.Telemetry`); the recorder becomes its telemetry. With an
     optimizer of torch's interface norms are taken before and after some of its steps, which reads all weights and gradients
-    again.
+    again. Norms of a DTensor are those of the whole tensor, summed over its ranks: each of them needs a recorder then.
 
     Args:
         source: a `Trainer` or a `torch.optim.Optimizer`, which has not been recorded by another one.
@@ -47,8 +49,7 @@ class Recorder:
         log_every: loggers get the first value of each series in each k steps.
         log_quantities: what loggers get of each parameter, as "gradient_norm/0.weight"; see `Telemetry`.
 
-    Attributes:
-        source: as above.
+    Like a view, a recorder keeps what it has recorded and not the model: it refers to `source` weakly.
 
     Example:
         >>> import torch, tristep
@@ -91,7 +92,6 @@ class Recorder:
                 if not isinstance(source, Trainer)
                 else "module names the tensors of an optimizer; a Trainer has names of its own: leave it out"
             )
-        self.source = source
         self._measuring: TrainerProbe | OptimizerProbe
         if isinstance(source, Trainer):
             self._measuring = TrainerProbe(source, 1 if every is None else every, tuple(histograms), histogram_every)
@@ -123,7 +123,9 @@ class Recorder:
         Raises:
             TypeError, ValueError: a value that is no single number, or no step has been taken since the last call; nothing
                 has been recorded then.
+            RuntimeError: what is recorded is gone.
         """
+        living(self._measuring.source)
         number = self._measuring.number
         if number <= self._last:
             raise ValueError(f"step() after update {number}, which has been recorded: call it once after each step")
@@ -133,7 +135,7 @@ class Recorder:
         self._scalars.add(number, values)
         if self._watched:
             watched = self._watched.items()
-            self._scalars.add(number, {name: param.detach().reshape(-1)[places] for name, (param, places) in watched})
+            self._scalars.add(number, {name: _elements(param(), places) for name, (param, places) in watched})
         self._measuring.after_step()
         is_late = bool(self._loggers) and number - self._sent >= POINTS // 2  # the run has that many steps as they were
         if time.monotonic() - self._looked > SECONDS or self._measuring.is_pressed() or is_late:
@@ -157,6 +159,11 @@ class Recorder:
             if series is not None and len(series) and series.recent()[0][-1] >= self._last:
                 raise ValueError(f"note() of {name!r}: step {self._last} has a number of this name already")
         self._scalars.add(self._last, values)
+
+    @property
+    def source(self) -> Trainer | torch.optim.Optimizer | None:
+        """The Trainer or optimizer that is recorded; None if nothing else refers to it any more."""
+        return self._measuring.source()
 
     @property
     def run(self) -> Run:
@@ -258,17 +265,30 @@ class Recorder:
         return f"Recorder({self._run!r})"
 
 
+def _elements(param: torch.Tensor | None, places: torch.Tensor) -> torch.Tensor:
+    """The values of these elements now; NaN where the parameter is gone."""
+    if param is None:
+        return torch.full(places.shape, torch.nan)
+    return shards.local(param.detach()).reshape(-1)[places]
+
+
 def _watched(
     measuring: TrainerProbe | OptimizerProbe, weights: Mapping[str, Any] | None
-) -> dict[str, tuple[Any, torch.Tensor]]:
+) -> dict[str, tuple[weakref.ref[torch.Tensor], torch.Tensor]]:
     found = {}
     known = dict(zip(measuring.names, measuring.params, strict=True))
     for name, places in (weights or {}).items():
         if name not in known:
             raise ValueError(f"weights has {name!r}: must be one of {', '.join(map(repr, list(known)[:8]))}")
         numbers = np.atleast_1d(np.asarray(places))
-        size = known[name].numel()
+        param = known[name]()
+        if param is not None and shards.cut_among(param):
+            raise ValueError(
+                f"weights has {name!r}, of which each rank has a shard: elements of whole tensors can be followed"
+            )
+        assert param is not None  # its trainer or optimizer is being given to the recorder
+        size = param.numel()
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1 or ((numbers < 0) | (numbers >= size)).any():
             raise ValueError(f"weights[{name!r}]={places!r}: must be integers from 0 to {size - 1}")
-        found[name] = known[name], torch.as_tensor(numbers, dtype=torch.int64, device=known[name].device)
+        found[name] = known[name], torch.as_tensor(numbers, dtype=torch.int64, device=param.device)
     return found
