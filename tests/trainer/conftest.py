@@ -10,6 +10,7 @@ from tristep.initializer import Initializer
 from tristep.kvstore import Compressor, KVStore
 from tristep.lr_scheduler import LRScheduler
 from tristep.optimizer import Optimizer
+from tristep.trainer.kvstore.base import updaters
 from tristep.trainer.lr_scheduler.config import functions
 
 HAS_DEVICE = torch.cuda.is_available()  # true for ROCm too
@@ -35,7 +36,7 @@ def device(request):
 def clean_registry():
     """What a test registers is forgotten after it."""
     stores = [KVStore.kv_registry, Compressor.registry]
-    registries = [Optimizer.opt_registry, Initializer.registry, LRScheduler.registry, functions, *stores]
+    registries = [Optimizer.opt_registry, Initializer.registry, LRScheduler.registry, functions, updaters, *stores]
     before = [dict(registry) for registry in registries]
     yield
     for registry, entries in zip(registries, before, strict=True):

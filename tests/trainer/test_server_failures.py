@@ -1,5 +1,6 @@
 """The parameter server: different models, lost processes, and whole programs."""
 
+import math
 import os
 import socket
 import subprocess
@@ -10,9 +11,10 @@ import torch
 import torch.distributed as dist
 from server_jobs import SECONDS, pulled_value
 
-from tristep import kvstore, optimizer
+from tristep import kvstore, lr_scheduler, optimizer
 from tristep.trainer.kvstore.server import connect, serve
 from tristep.trainer.kvstore.server.job import Roles
+from tristep.trainer.kvstore.server.transport import Opcode
 
 
 def _different_models(store):
@@ -56,6 +58,45 @@ def test_a_worker_with_errors_holds_nobody_up(run_job):
     found = run_job(_errors_wait, 2, 1)
     assert found[0] == -1.0
     assert found[1] in (0.0, -1.0)
+
+
+def _bad_messages(store):
+    """What a worker's messages ask for in vain; pushes go on."""
+    store.set_optimizer(optimizer.SGD(learning_rate=1.0))
+    store.init(1, torch.zeros(1))
+    push = lambda **changes: (Opcode.PUSH, ([1], changes, None))  # noqa: E731
+    bad = [
+        (99, None),
+        (-1, None),
+        (Opcode.PUSH, "no push"),
+        (Opcode.OPTIMIZER, ("updater", no_updater)),
+        (Opcode.OPTIMIZER, ("optimizer", 3)),
+        push(settings={"lr": math.nan}),
+        push(settings={"lr": "x"}),
+        push(settings={"momentum": 2.0}),
+        push(settings={"rescale_grad": math.inf}),
+        push(settings={"another": 1}),
+        push(lr_scheduler=3),
+        push(multipliers={1: (1.0, -1.0)}),
+        push(multipliers={1: 3}),
+    ]
+    for number, (opcode, value) in enumerate(bad if store.rank else (), 9):
+        store._client.request(0, opcode, value, [torch.ones(1)], number=number)
+        with pytest.raises((ValueError, TypeError), match="server 0: "):
+            store._client.finish()
+    store.barrier()
+    store.push(1, torch.ones(1))
+    store.barrier()
+    return pulled_value(store, 1, torch.zeros(1)).item()
+
+
+@lr_scheduler.register
+def no_updater(key, pushed=None, stored=None):
+    """A function that is registered, but not as an updater."""
+
+
+def test_messages_that_do_not_fit_are_refused_and_nobody_is_held_up(run_job):
+    assert run_job(_bad_messages, 2, 1) == [-2.0, -2.0]
 
 
 def _hangs(seconds):
@@ -118,6 +159,7 @@ import torch.distributed as dist
 from tristep import optimizer
 from tristep.trainer.kvstore.server import connect
 
+@optimizer.register
 class Mine(optimizer.RuleOptimizer):
     rule = optimizer.SGD().rule
 
@@ -140,7 +182,9 @@ FAULTS = """
 import os, sys, warnings
 import torch
 from tristep.trainer.kvstore.server import connect
+from tristep import kvstore
 
+@kvstore.register_updater
 def update(key, pushed, stored):
     if key == "end":
         os._exit(7)

@@ -116,7 +116,7 @@ def _follows(store):
     made.lr_scheduler.base_lr = 80.0
     found.append(off())
     made.lr_scheduler = lambda number: 0.1
-    with pytest.raises(TypeError, match="known by name at the top level of a module"):
+    with pytest.raises(TypeError, match="registered, at the top level of a module"):
         off()
     made.lr_scheduler = None
     made.set_learning_rate(0.5)
@@ -148,6 +148,7 @@ def _each_its_batch(store):
     return pulled_value(store, 7, weight).item()
 
 
+@kvstore.register_updater
 def _adding(key, pushed, stored):
     stored.add_(pushed + key)
 
@@ -168,7 +169,7 @@ def _refused(store):
         store.set_optimizer("sgd")
     with pytest.raises(TypeError, match=r"updater must be a function .*, got int"):
         store.set_updater(3)
-    with pytest.raises(TypeError, match="known by name at the top level"):
+    with pytest.raises(TypeError, match="registered, at the top level"):
         store.set_updater(lambda key, pushed, stored: None)
     with pytest.raises(RuntimeError, match=r"call set_optimizer\(\) first"):
         store.load_optimizer_states("anything")

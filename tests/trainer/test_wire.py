@@ -1,5 +1,6 @@
 """What goes over a parameter server's wire: all that an optimizer consists of, and nothing that runs."""
 
+import contextlib
 import json
 import math
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tristep import lr_scheduler, optimizer
+from tristep import kvstore, lr_scheduler, optimizer
 from tristep.kernels import rules
 from tristep.trainer.kvstore.server.transport import Body, Channel, Message
 from tristep.trainer.kvstore.server.wire import decode, encode
@@ -34,6 +35,13 @@ class Sampling(optimizer.Optimizer):
         self.sizes, self.table = torch.Size([2, 3]), np.arange(6, dtype=np.int16).reshape(2, 3)
         self.half, self.kind = torch.tensor([[0.1], [-0.0]], dtype=torch.bfloat16), torch.float16
         self.rule, self.function, self.count = rules.adam, halved, np.float32(1.5)
+
+
+@pytest.fixture(autouse=True)
+def _registered(clean_registry):
+    lr_scheduler.register(halved)
+    lr_scheduler.register(stepped)
+    optimizer.register(Sampling)
 
 
 @pytest.mark.parametrize("value", [None, True, 3, 2**70, 0.1, math.inf, "ä\0", b"".decode(), [1, (2, "3")], {1: {"1": ()}}])
@@ -87,6 +95,36 @@ def test_schedules(schedule):
     assert [found(n) for n in range(1, 12)] == [schedule(n) for n in range(1, 12)]
 
 
+def adding(key, pushed, stored):
+    stored.add_(pushed)
+
+
+def test_functions_and_classes_must_be_registered():
+    """What the sender may not name, the receiver does not take either."""
+
+    def named(value):
+        return json.dumps({"name": [value.__module__, value.__qualname__]}).encode()
+
+    class Local(optimizer.SGD):
+        pass
+
+    optimizer.register(Local)
+    for value in (adding, Unregistered, Local, torch.hub._load_local, torch.hub.load, kvstore.create, pytest.main):
+        with pytest.raises(TypeError, match="registered|rule"):
+            encode(value)
+        with pytest.raises(ValueError, match="is no rule, and no optimizer, schedule or function that .* has registered"):
+            decode(named(value))
+    assert kvstore.register_updater(adding) is adding
+    assert sent(adding) is adding
+    for value, error in ((lambda key, pushed, stored: None, "with a name"), (Unregistered, "must be a function"), (3, "=3")):
+        with pytest.raises(TypeError, match=error):
+            kvstore.register_updater(value)
+
+
+class Unregistered(optimizer.SGD):
+    """Not for servers."""
+
+
 @pytest.mark.parametrize("value", [object(), print, lambda n: n, json.loads, int, 1j, torch.nn.ReLU(), np.array(["a"])])
 def test_what_is_no_plain_data_is_refused(value):
     with pytest.raises(TypeError):
@@ -116,8 +154,72 @@ def test_what_is_no_plain_data_is_refused(value):
     ],
 )
 def test_what_would_run_something_else_is_an_error(text):
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises(ValueError, match="a message that cannot be read"):
         decode(text.encode())
+
+
+PIECES = [
+    *(
+        None,
+        True,
+        -1,
+        2**70,
+        1.5,
+        math.nan,
+        "",
+        "f4",
+        "float32",
+        "nn",
+        "<f4",
+        "|O",
+        "AAAA",
+        "A",
+        [],
+        [[]],
+        {},
+        [1, 2],
+        [-1],
+        ["a"],
+    ),
+    *(
+        ["torch", "Tensor"],
+        ["os", 3],
+        ["<f4", [1], "AAAAAA=="],
+        [{"dtype": "int64"}, [2**40], 1],
+        [["a", "b"], {"dict": []}],
+    ),
+    [["tristep.trainer.optimizer.gradient_descent", "SGD"], {"list": 3}],
+    [{"dtype": "complex64"}, [3], {"array": ["|u1", [9], "AAAAAAAAAAAA"]}],
+]
+
+
+def test_every_message_is_plain_data_or_a_value_error():
+    """Thousands of messages of right and wrong pieces, and of right messages with a byte changed."""
+    random = np.random.default_rng(0)
+    tags = ["tuple", "set", "dict", "dtype", "array", "tensor", "object", "name", "other"]
+
+    def piece(depth):
+        kind = random.integers(4 if depth else 1)
+        if kind == 1:
+            return {tags[random.integers(len(tags))]: piece(depth - 1)}
+        if kind == 2:
+            return [piece(depth - 1) for _ in range(random.integers(4))]
+        return PIECES[random.integers(len(PIECES))]
+
+    messages = [json.dumps(piece(4)).encode() for _ in range(3000)]
+    whole = [bytearray(encode(each)) for each in (optimizer.SGD(), [torch.ones(3), np.arange(4), {1: (torch.float32,)}])]
+    for _ in range(1500):
+        for each in whole:
+            changed = bytearray(each)
+            changed[random.integers(len(changed))] = random.integers(256)
+            messages.append(bytes(changed))
+    refused = 0
+    for message in messages:
+        with contextlib.suppress(ValueError):
+            decode(message)
+            continue
+        refused += 1
+    assert 0 < refused < len(messages)
 
 
 def test_a_message_has_the_value_and_the_tensors_it_was_packed_with():

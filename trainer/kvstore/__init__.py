@@ -12,7 +12,7 @@ from ..compression import (
     registered_compressors,
 )
 from .allreduce_store import CollectiveStore
-from .base import KVStore, KVStoreBase, register, registered
+from .base import KVStore, KVStoreBase, register, register_updater, registered
 from .create import create
 from .local import LocalStore
 from .server import ServerStore, Staleness, serve
@@ -31,6 +31,7 @@ __all__ = [
     "ddp_hook",
     "register",
     "register_compressor",
+    "register_updater",
     "registered",
     "registered_compressors",
     "serve",

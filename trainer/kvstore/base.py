@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -20,14 +21,17 @@ __all__ = [
     "new_values",
     "optimizer_updater",
     "register",
+    "register_updater",
     "registered",
     "same_shapes",
+    "updaters",
 ]
 
 Key = int | str
 CAPABILITIES = ("optimizer",)
 _Value = TypeVar("_Value")
 _Store = TypeVar("_Store", bound="type[KVStore]")
+_Updater = TypeVar("_Updater", bound=Callable[..., None])
 
 
 class KVStore:
@@ -158,6 +162,29 @@ def _missing(store: KVStore, method: str) -> NotImplementedError:
 KVStore.kv_registry = Registry("store", KVStore)
 KVStoreBase = KVStore
 register = KVStore.register
+
+
+updaters: Registry[Callable[..., None]] = Registry("updater", ignore_case=False)
+
+
+def register_updater(updater: _Updater) -> _Updater:
+    """Decorator: let `set_updater` send this function to servers, which run it.
+
+    Servers run no other functions. It must be defined at the top level of a module that they import, too, such as the
+    script. Another function of that name is replaced, with a warning.
+
+    Raises:
+        TypeError: it is no function, or has no name.
+
+    Example:
+        >>> from tristep import kvstore
+        >>> @kvstore.register_updater
+        ... def add(key, pushed, stored):
+        ...     stored += pushed
+    """
+    if not inspect.isfunction(updater) or updater.__name__ == "<lambda>":
+        raise TypeError(f"updater={updater!r}: must be a function (key, pushed, stored) with a name, written with def")
+    return updaters.register(updater, stacklevel=3)
 
 
 def registered() -> dict[str, type[KVStore]]:

@@ -60,7 +60,7 @@ class ServerClient:
         except TypeError as error:
             raise TypeError(
                 f"the servers cannot be sent {value!r} ({error}): attributes must be plain data, and classes and functions "
-                "known by name at the top level of a module that is imported before the store is made"
+                "registered, at the top level of a module that is imported before the store is made"
             ) from error
         copy_all(room, tensors)
         try:

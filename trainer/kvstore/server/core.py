@@ -12,7 +12,9 @@ import torch
 from ....kernels import Rule
 from ... import checkpoint
 from ...optimizer import Optimizer, RuleOptimizer, Updater
+from ...optimizer.settings import check_settings
 from ...optimizer.updater import Plan
+from ...validation import number
 from ..base import Key, known_value, optimizer_updater, same_shapes
 
 __all__ = ["ServerCore", "check_fits", "takes_parts"]
@@ -113,16 +115,31 @@ class ServerCore:
         Args:
             worker: its number.
             changes: any of "settings" (by attribute), "lr_scheduler", and "multipliers" (lr_mult and wd_mult by key).
+
+        Raises:
+            RuntimeError: there is no optimizer.
+            ValueError, TypeError: a setting that the optimizer does not have or its constructor would refuse, or another
+                value that does not fit; nothing has been changed.
         """
         optimizer = optimizer_updater(self._updater).optimizer
         settings = dict(changes.get("settings", {}))
+        if unknown := set(settings) - set(optimizer.settings()):
+            raise ValueError(f"{type(optimizer).__name__} has no settings {sorted(map(str, unknown))}")
+        check_settings(optimizer, settings)
+        lr_scheduler = changes.get("lr_scheduler")
+        if lr_scheduler is not None and not callable(lr_scheduler):
+            raise TypeError(f"lr_scheduler={lr_scheduler!r}: must be a schedule or None")
+        multipliers = {
+            key: (number(f"lr_mult of key {key!r}", lr_mult, low=0), number(f"wd_mult of key {key!r}", wd_mult, low=0))
+            for key, (lr_mult, wd_mult) in changes.get("multipliers", {}).items()
+        }
         if "rescale_grad" in settings:
             self._workers[worker].rescale_grad = settings.pop("rescale_grad")
         for attribute, value in settings.items():
             setattr(optimizer, attribute, value)
         if "lr_scheduler" in changes:
-            optimizer.lr_scheduler = changes["lr_scheduler"]
-        for key, (lr_mult, wd_mult) in changes.get("multipliers", {}).items():
+            optimizer.lr_scheduler = lr_scheduler
+        for key, (lr_mult, wd_mult) in multipliers.items():
             optimizer.lr_mult[key], optimizer.wd_mult[key] = lr_mult, wd_mult
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...compression import create_compressor
-from ..base import Key
+from ..base import Key, updaters
 from .core import ServerCore
 from .job import Roles
 from .states import with_tensors, without_tensors
@@ -100,8 +100,9 @@ class ServerLoop:
 
     def _answer(self, worker: int, message: Message) -> None:
         self._release(worker)
-        opcode = Opcode(message.code)
+        opcode = None
         try:
+            opcode = Opcode(message.code)
             value = message.value()
             if opcode in (Opcode.PUSH, Opcode.PULL, Opcode.PUSHPULL):
                 self._push_and_pull(worker, opcode, message, *value)
@@ -125,7 +126,12 @@ class ServerLoop:
         elif opcode == Opcode.OPTIMIZER:
             what, updater = value
             if self._first("set", message.number):
-                (core.set_optimizer if what == "optimizer" else core.set_updater)(updater)
+                if what == "optimizer":
+                    core.set_optimizer(updater)
+                elif updater in updaters.values():
+                    core.set_updater(updater)
+                else:
+                    raise ValueError(f"{updater!r} is no updater that this process has registered with register_updater")
         elif opcode == Opcode.LOAD:
             if self._first("load", message.number):
                 core.load_states(with_tensors(value, message.tensors()))

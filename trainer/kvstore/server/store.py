@@ -177,7 +177,7 @@ class ServerStore(KVStore):
         """Let `updater(key, pushed, stored)` change what is stored, in place, on the servers.
 
         Raises:
-            TypeError: not callable, or no function at the top level of a module that the servers have imported.
+            TypeError: not callable, or no function that is registered with `register_updater`.
             ValueError: an array has been cut already: call it before `init`.
         """
         if not callable(updater):

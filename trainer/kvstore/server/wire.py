@@ -1,7 +1,8 @@
 """Values on a parameter server's wire: JSON, with tags for what JSON lacks. Nothing is unpickled, and no code is sent.
 
-Functions, and the classes of optimizers and schedules, go by module and name. The receiver takes them only from modules that
-its own program has imported, and functions not from Python's standard library.
+Functions, and the classes of optimizers and schedules, go by module and name. The receiver takes those alone that its own
+program has registered: optimizers with `tristep.optimizer.register`, schedules and their functions with
+`tristep.lr_scheduler.register`, updaters with `tristep.kvstore.register_updater`; and rules, and torch's schedules.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ import torch
 
 from ....kernels import Rule, TensorRule
 from ...lr_scheduler import LRScheduler
+from ...lr_scheduler.config import functions
 from ...optimizer import Optimizer
 from ...optimizer.counts import StepCounts
+from ..base import updaters
 
 __all__ = ["decode", "encode"]
 
 _OBJECTS = (Optimizer, StepCounts, LRScheduler)
 _CLASSES = (*_OBJECTS, torch.optim.lr_scheduler.LRScheduler)
+_PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 def encode(value: Any) -> bytes:
@@ -32,8 +36,8 @@ def encode(value: Any) -> bytes:
 
     Args:
         value: None, a number, a string, a tuple, list, set or dict of such; a torch.dtype; an array or a tensor of numbers;
-            a function, a rule, or a class of schedules, that is known by name at the top level of a module; an optimizer or
-            a schedule whose attributes are all of these.
+            a rule, or a registered function or class of schedules, that is known by name at the top level of a module; an
+            optimizer or a schedule of a registered class whose attributes are all of these.
 
     Raises:
         TypeError: it is something else.
@@ -45,12 +49,12 @@ def decode(data: bytes) -> Any:
     """What was encoded.
 
     Raises:
-        ValueError, TypeError: `data` is not what `encode` gives, or names what this process has not imported.
+        ValueError: `data` is not what `encode` gives, or names what this process has not registered.
     """
     try:
         return _value(json.loads(data))
-    except (RecursionError, LookupError, AttributeError) as error:
-        raise ValueError(f"a message that cannot be read: {type(error).__name__}: {error}") from None
+    except Exception as error:  # NumPy and torch refuse bytes, shapes and types with errors of many kinds
+        raise ValueError(f"a message that cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -74,7 +78,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, _OBJECTS):
         state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)  # which Python 3.10 lacks
         return {"object": [_name_of(type(value)), _plain(state)]}
-    if _is_known(value) or isinstance(value, types.FunctionType):
+    if isinstance(value, Rule | TensorRule | types.FunctionType) or (
+        isinstance(value, type) and issubclass(value, _CLASSES)
+    ):
         return {"name": _name_of(value)}
     raise TypeError(f"{type(value).__name__} is no plain data")
 
@@ -100,12 +106,12 @@ def _value(plain: Any) -> Any:
     if tag == "tensor":
         dtype, shape, flat = map(_value, content)
         return torch.from_numpy(flat).view(dtype).reshape(shape)
-    if tag == "object" and issubclass(klass := _named(content[0]), _OBJECTS):
+    if tag == "object" and issubclass(klass := _named(*content[0]), _OBJECTS):
         made = object.__new__(klass)
         vars(made).update(_value(content[1]))
         return made
     if tag == "name":
-        return _named(content)
+        return _named(*content)
     raise ValueError(f"a message with {tag!r}: {str(content)[:80]}")
 
 
@@ -113,7 +119,7 @@ def _name_of(value: Any) -> list[str]:
     """The module and the name of a class, a function or a rule, which leads to it."""
     name = _own_name(value)
     try:
-        found = _named(name)
+        found = _named(*name)
     except ValueError as error:
         raise TypeError(str(error)) from None
     if found is not value:
@@ -126,17 +132,27 @@ def _own_name(value: Any) -> list[str]:
     return [function.__module__, function.__qualname__]
 
 
-def _is_known(value: Any) -> bool:
-    return isinstance(value, Rule | TensorRule) or (isinstance(value, type) and issubclass(value, _CLASSES))
+def _is_allowed(value: Any) -> bool:
+    """Whether a message may name this: what there is for that, or what has been registered."""
+    if isinstance(value, Rule | TensorRule):
+        return True
+    if not isinstance(value, type):
+        return any(value is each for each in (*functions.values(), *updaters.values()))
+    if issubclass(value, torch.optim.lr_scheduler.LRScheduler):
+        return value.__module__ == torch.optim.lr_scheduler.__name__
+    registered = (*Optimizer.opt_registry.values(), *LRScheduler.registry.values())
+    return value in registered or (issubclass(value, _OBJECTS) and value.__module__.startswith(_PACKAGE))
 
 
-def _named(name: list[str]) -> Any:
-    """What has this name in a module that has been imported."""
-    module, qualified = name
+def _named(module: str, qualified: str) -> Any:
+    """What a message may name and has this name in a module that has been imported."""
     found: Any = sys.modules.get(module)
     for part in qualified.split("."):
         found = getattr(found, part, None)
-    function = isinstance(found, types.FunctionType) and module.partition(".")[0] not in sys.stdlib_module_names
-    if not (function or _is_known(found)) or _own_name(found) != name:  # a module also has what it has imported
-        raise ValueError(f"{module}.{qualified} is no optimizer, schedule, rule or function that this process has imported")
+    if not _is_allowed(found) or _own_name(found) != [module, qualified]:  # a module also has what it has imported
+        raise ValueError(
+            f"{module}.{qualified} is no rule, and no optimizer, schedule or function that this process has registered: "
+            "write @tristep.optimizer.register, @tristep.lr_scheduler.register or @tristep.kvstore.register_updater above "
+            "it, at the top level of a module that the servers import, too"
+        )
     return found
