@@ -18,7 +18,7 @@ FOLDERS = {
 }
 MOST_LINES, MOST_PARAMETERS, MOST_MEMBERS = 400, 12, 25
 
-LONG_FILES: set[str] = {"tests/trainer/test_kvstore.py", "trainer/optimizer/base.py"}
+LONG_FILES: set[str] = {"tests/trainer/test_kvstore.py", "tests/trainer/test_optim_multi.py", "trainer/optimizer/base.py"}
 MANY_PARAMETERS = {  # they take functions, which in a tuple would not be in the key of Triton's cache
     "tristep.kernels.compress.triton._kernel",
     "tristep.kernels.compress.triton._put_message",

@@ -333,3 +333,33 @@ def _refused():
 
 def test_what_needs_all_parameters_is_refused_where_ranks_update(processes):
     assert "clip_norm and skip_nonfinite in optimizer_params" in processes(2).run(_refused)[0][1]
+
+
+def test_an_optional_pattern_may_get_no_parameter(tmp_path):
+    """As where a model is trained by adapters, and what the pattern names is frozen."""
+    net, expected = make_net(), make_net()
+    lora = ("lora_*", "lion", {"learning_rate": 0.5, "optional": True, "ema_decay": 0.5})
+    trainer, plain = (
+        tristep.Trainer(net, [lora, *TWO], {"clip_norm": 1.0}),
+        tristep.Trainer(expected, TWO, {"clip_norm": 1.0}),
+    )
+    for each, model in ((trainer, net), (plain, expected)):
+        trained(each, model, 2)
+        each.set_learning_rate(each.learning_rate * 0.5)
+        trained(each, model, 2)
+    close([param.detach() for param in net.parameters()], list(expected.parameters()), rtol=0, atol=0)
+    assert str(trainer.optimizer) == str(plain.optimizer)
+    trainer.save_states(tmp_path / "states")
+    again = tristep.Trainer(net, [lora, *TWO], {"clip_norm": 1.0})
+    again.load_states(tmp_path / "states")
+    trained(again, net, 1)
+    trained(plain, expected, 1)
+    close([param.detach() for param in net.parameters()], list(expected.parameters()), rtol=0, atol=0)
+    with again.averaged_weights():
+        close([param.detach() for param in net.parameters()], list(expected.parameters()), rtol=0, atol=0)
+    sgd = tristep.optimizer.SGD(learning_rate=0.5)
+    tristep.Trainer(net, [("lora_*", sgd, {"optional": True}), *TWO])
+    with pytest.raises(ValueError, match="'lora_.' gets no parameter: .*'optional': True"):
+        tristep.Trainer(net, [("lora_*", "lion"), *TWO])
+    with pytest.raises(TypeError, match=r"optimizer\[0\]: optional='yes': must be True or False"):
+        tristep.Trainer(net, [("lora_*", "lion", {"optional": "yes"}), *TWO])

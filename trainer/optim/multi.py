@@ -9,12 +9,15 @@ from typing import Any
 import torch
 
 from ..capture import CapturedStep
+from ..interrupts import uninterrupted
 from ..optimizer.multi import pattern_text, table_text
 from ..optimizer.patterns import Pattern, assign, layers_of, matcher
 from ..params import named_parameters
 from ..registry import Registry
+from ..validation import boolean
 from . import adapters, ports
 from .base import FusedOptimizer
+from .groups import name_of
 from .joined import JoinedOptimizers
 from .owned_states import states_as_shards
 from .saved import check_numbers
@@ -31,21 +34,24 @@ for _name in (*ports.__all__, *adapters.__all__):
 class MultiOptimizer(JoinedOptimizers):
     """Several optimizers in one: each parameter gets that of the first pattern which it matches.
 
-    It is a `torch.optim.Optimizer` with the groups and states of all, for schedulers, `GradScaler` and checkpoints.
+    It is a `torch.optim.Optimizer` with the groups and states of all, for schedulers, `GradScaler` and checkpoints; what is
+    done to its `state` and `param_groups` is done to those of the optimizers.
     `print(optimizer)` shows what each parameter got.
 
     Args:
         params: a module, or pairs of name and parameter, as `module.named_parameters()` gives them.
         entries: (pattern, optimizer) or (pattern, optimizer, arguments): see `tristep.optimizer.patterns.matcher` for the
             patterns; an optimizer is the name of one of `tristep.optim`, in any case, or a class of torch's interface.
+            `"optional": True` among the arguments allows the pattern to get no parameter, as where the ones that it names
+            are frozen.
         **defaults: arguments of each, where its entry does not have them.
 
     Attributes:
-        optimizers: in the order of the entries.
+        optimizers: in the order of the entries, of those that got a parameter.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit; a pattern that gets no parameter, or a parameter that no
-            pattern takes.
+        TypeError, ValueError: an argument that does not fit; a pattern that gets no parameter and is not
+            optional, or a parameter that no pattern takes.
 
     Example:
         >>> import torch, tristep
@@ -71,61 +77,91 @@ class MultiOptimizer(JoinedOptimizers):
             raise ValueError("entries=[]: must have at least one (pattern, optimizer)")
         layers = layers_of(params) if isinstance(params, torch.nn.Module) else None
         patterns = [pattern for pattern, _, _ in found]
-        chosen = assign(patterns, [name for name, _ in named], [parameter for _, parameter in named], layers)
-        self.optimizers = []
+        optional = {k for k, (_, _, arguments) in enumerate(found) if arguments.pop("optional", False)}
+        chosen = assign(patterns, [name for name, _ in named], [parameter for _, parameter in named], layers, optional)
+        self.optimizers, self._patterns = [], []
         for k, (pattern, make, arguments) in enumerate(found):
             own = [pair for pair, part in zip(named, chosen, strict=True) if part == k]
-            where = f"entries[{k}], {pattern_text(pattern)!r}"
-            self.optimizers.append(_made(where, make, own, {**defaults, **arguments}))
-        self._rows = [(name, parameter, k) for (name, parameter), k in zip(named, chosen, strict=True)]
-        self._patterns = [pattern_text(pattern) for pattern in patterns]
+            if own:
+                where = f"entries[{k}], {pattern_text(pattern)!r}"
+                self.optimizers.append(_made(where, make, own, {**defaults, **arguments}))
+                self._patterns.append(pattern_text(pattern))
+        self._named = named
         super().__init__()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: vars(self)[name] for name in ("defaults", "optimizers", "_rows", "_patterns", "_is_made")}
+        return super().__getstate__() | {name: vars(self)[name] for name in ("_named", "_patterns")}
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Let each optimizer update its parameters that have a gradient.
+    def add_param_group(self, param_group: Any) -> None:
+        """As torch's where there is one optimizer; of several nobody knows which is to have it.
 
-        Args:
-            closure: evaluates the model again and returns the loss, which is then returned here; called once.
+        Raises:
+            RuntimeError: there are several.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for optimizer in self.optimizers:
-            optimizer.step()
-        return loss
+        if self._agreed and len(self.optimizers) == 1:  # the base class's constructor calls it, too
+            self.share()
+            self.optimizers[0].add_param_group(param_group)
+        else:
+            super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's. All ranks are to call it where owners have the states of cut parameters; see owned_states.py."""
+        self.share()
         with ExitStack() as stack:
             for optimizer in self.optimizers:
                 if isinstance(optimizer, FusedOptimizer):
                     stack.enter_context(states_as_shards(optimizer))
             return super().state_dict()
 
+    @uninterrupted
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` gave, of optimizers with the same groups.
 
         Raises:
             ValueError, TypeError: it does not fit; nothing has been changed.
         """
-        groups, state = list(state_dict["param_groups"]), state_dict["state"]
-        given, lengths = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
-        if given != lengths:
-            raise ValueError(f"state_dict has groups of {given} parameters, this optimizer has groups of {lengths}")
-        parts = []
-        for optimizer in self.optimizers:
-            own, groups = groups[: len(optimizer.param_groups)], groups[len(optimizer.param_groups) :]
-            keys = {key for group in own for key in group["params"]}
-            parts.append({"param_groups": own, "state": {key: row for key, row in state.items() if key in keys}})
-        for optimizer, part in zip(self.optimizers, parts, strict=True):
-            if isinstance(optimizer, FusedOptimizer):
-                check_numbers(optimizer, part, optimizer._shown)
-        for optimizer, part in zip(self.optimizers, parts, strict=True):
-            optimizer.load_state_dict(part)
+        before: list[tuple[Any, Any, Any]] = []
+        parts: list[dict[str, Any]] = []
+
+        def divide(_: Any, given: dict[str, Any]) -> dict[str, Any]:
+            self.share()
+            before.extend((each, each.state, each.param_groups) for each in (self, *self.optimizers))
+            groups, rest = given["param_groups"], dict(given["state"])
+            found, lengths = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
+            if found != lengths:
+                raise ValueError(f"state_dict has groups of {found} parameters, this optimizer has groups of {lengths}")
+            owners = [self.owner_of(i, group) for i, group in enumerate(self.param_groups)]
+            for k, optimizer in enumerate(self.optimizers):
+                own = [group for group, owner in zip(groups, owners, strict=True) if owner == k]
+                keys = list(rest) if len(self.optimizers) == 1 else [key for group in own for key in group["params"]]
+                parts.append({"param_groups": own, "state": {key: rest.pop(key) for key in keys if key in rest}})
+                if isinstance(optimizer, FusedOptimizer):
+                    check_numbers(optimizer, parts[-1], optimizer._shown)
+            return {**given, "state": rest}
+
+        def load(_: Any) -> None:
+            rest = vars(self)["state"]  # the base class has made new groups, too, which are the optimizers' affair
+            _, self.state, self.param_groups = before[0]
+            try:
+                for optimizer, part in zip(self.optimizers, parts, strict=True):
+                    optimizer.load_state_dict(part)
+            except BaseException:
+                for each, state, groups in before:
+                    each.state, each.param_groups = state, groups
+                raise
+            if rest:
+                self.state.update(rest)
+
+        # The first hook comes after those of a user, who may change what is loaded; the second before them.
+        hooks = (
+            self.register_load_state_dict_pre_hook(divide),
+            self.register_load_state_dict_post_hook(load, prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)  # type: ignore[arg-type]  # any mapping will do
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def capture(self, fn: Callable[..., Any], *, warmup: int = 3) -> CapturedStep:
         """As `tristep.Trainer.capture`: a function that trains with this optimizer, as a CUDA graph.
@@ -134,6 +170,7 @@ class MultiOptimizer(JoinedOptimizers):
             TypeError: one of the optimizers is none of tristep's.
             ValueError: one whose rule is none of single elements.
         """
+        self.share()
         made = []
         for optimizer in self.optimizers:
             if not isinstance(optimizer, FusedOptimizer):
@@ -148,6 +185,7 @@ class MultiOptimizer(JoinedOptimizers):
         Raises:
             ValueError: none of them does; nothing has been changed.
         """
+        self.share()
         with ExitStack() as stack:
             if not any(_enter_average(stack, optimizer) for optimizer in self.optimizers):
                 raise ValueError("none of the optimizers keeps averaged weights: give one ema_decay=0.999, say")
@@ -156,11 +194,19 @@ class MultiOptimizer(JoinedOptimizers):
     def table(self) -> list[tuple[str, ...]]:
         """What each parameter has got, as rows of texts, after a row of titles."""
         rows: list[tuple[str, ...]] = [("parameter", "shape", "optimizer", "lr", "weight_decay", "pattern")]
-        for name, parameter, k in self._rows:
-            optimizer = self.optimizers[k]
-            group = next(each for each in optimizer.param_groups if any(own is parameter for own in each["params"]))
-            numbers = [f"{float(group[key]):.6g}" if key in group else "" for key in ("lr", "weight_decay")]
-            rows.append((name, str(tuple(parameter.shape)), type(optimizer).__name__, *numbers, self._patterns[k]))
+        self.share()
+        found = {
+            parameter: (name_of(group, i), group, k)
+            for k, optimizer in enumerate(self.optimizers)
+            for group in optimizer.param_groups
+            for i, parameter in enumerate(group["params"])
+        }
+        for name, parameter in [*self._named, *((None, parameter) for parameter in found)]:
+            if parameter in found:
+                own, group, k = found.pop(parameter)
+                numbers = [f"{float(group[key]):.6g}" if key in group else "" for key in ("lr", "weight_decay")]
+                kind = type(self.optimizers[k]).__name__
+                rows.append((name or own, str(tuple(parameter.shape)), kind, *numbers, self._patterns[k]))
         return rows
 
     def __str__(self) -> str:
@@ -194,7 +240,9 @@ def checked_entry(k: int, entry: Any) -> tuple[Pattern, type[torch.optim.Optimiz
     pattern, chosen, *rest = entry
     try:
         matcher(pattern)
-        return pattern, optimizer_class(chosen), dict(rest[0] if rest and rest[0] is not None else {})
+        arguments = dict(rest[0] if rest and rest[0] is not None else {})
+        boolean("optional", arguments.get("optional", False))
+        return pattern, optimizer_class(chosen), arguments
     except (TypeError, ValueError) as error:
         raise type(error)(f"entries[{k}]: {error}") from None
 

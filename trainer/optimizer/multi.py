@@ -30,7 +30,8 @@ class MultiOptimizer(Optimizer):
 
     Args:
         entries: (pattern, optimizer) or (pattern, optimizer, arguments): see `patterns.matcher` for the patterns; an
-            optimizer is a name, or an instance that nobody else uses.
+            optimizer is a name, or an instance that nobody else uses. `"optional": True` among the arguments allows the
+            pattern to get no parameter, as where the ones that it names are frozen.
         clip_norm: multiply the gradients by min(1, clip_norm / (norm + 1e-6)), with the global norm of the gradients of all
             optimizers together, > 0; None means never. The factor is a float32, and telemetry sees gradients after it. In an
             entry `clip_norm` means the norm of its own parameters; so do `zclip`, `skip_norm` and
@@ -45,8 +46,8 @@ class MultiOptimizer(Optimizer):
         layers: by the id of a parameter the module that has it, for patterns that ask for layers; a Trainer sets it.
 
     Raises:
-        TypeError, ValueError: an entry or argument that does not fit. Under a Trainer: a pattern that gets no parameter, or
-            a parameter that no pattern takes.
+        TypeError, ValueError: an entry or argument that does not fit. Under a Trainer: a pattern that gets no parameter and
+            is not optional, or a parameter that no pattern takes.
 
     Example:
         >>> import torch, tristep
@@ -84,6 +85,7 @@ class MultiOptimizer(Optimizer):
         self.clip_norm = None if clip_norm is None else number("clip_norm", clip_norm, above=0)
         self.skip_nonfinite = boolean("skip_nonfinite", skip_nonfinite)
         self.patterns: list[Pattern] = []
+        self._optional: set[int] = set()  # the patterns that may get no parameter
         self.optimizers, self._scales = [], []
         self.layers: dict[int, torch.nn.Module] | None = None
         self._of: dict[Index, int] = {}  # which optimizer each parameter has, by its index
@@ -91,9 +93,10 @@ class MultiOptimizer(Optimizer):
         made = [_made(k, entry, defaults, self.begin_num_update) for k, entry in enumerate(entries)]
         if not made:
             raise ValueError("optimizer=[]: must have at least one (pattern, optimizer)")
-        if len({id(optimizer) for _, optimizer in made}) < len(made):
+        if len({id(optimizer) for _, optimizer, _ in made}) < len(made):
             raise ValueError("an optimizer instance is there twice: give one entry both patterns, 'a|b', or make another")
-        self.patterns, self.optimizers = map(list, zip(*made, strict=True))
+        self.patterns, self.optimizers = [each[0] for each in made], [each[1] for each in made]
+        self._optional = {k for k, each in enumerate(made) if each[2]}
         self._scales = [optimizer.rescale_grad for optimizer in self.optimizers]
         self.rescale_grad, self.step_counts = self._rescale_grad, self._step_counts  # now of each, too
 
@@ -212,7 +215,7 @@ class MultiOptimizer(Optimizer):
         return any(optimizer.keeps_master(weight) for optimizer in self.optimizers)
 
     def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        chosen = assign(self.patterns, names, params, self.layers)
+        chosen = assign(self.patterns, names, params, self.layers, self._optional)
         for k, optimizer in enumerate(self.optimizers):
             own = {i for i, part in enumerate(chosen) if part == k}
             for argument, given in (("lr_mult", optimizer.lr_mult), ("wd_mult", optimizer.wd_mult)):
@@ -290,14 +293,15 @@ def table_text(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _made(k: int, entry: Any, defaults: Mapping[str, Any], begin_num_update: int) -> tuple[Pattern, Optimizer]:
-    """The pattern and the optimizer of an entry."""
+def _made(k: int, entry: Any, defaults: Mapping[str, Any], begin_num_update: int) -> tuple[Pattern, Optimizer, bool]:
+    """The pattern and the optimizer of an entry, and whether it is optional."""
     if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
         raise TypeError(f"optimizer[{k}]={entry!r}: must be (pattern, optimizer) or (pattern, optimizer, arguments)")
     pattern, chosen, *rest = entry
     try:
         matcher(pattern)
         own = dict(rest[0] if rest and rest[0] is not None else {})
+        optional = boolean("optional", own.pop("optional", False))
     except (TypeError, ValueError) as error:
         raise type(error)(f"optimizer[{k}]: {error}") from None
     if isinstance(chosen, (MultiOptimizer, list, tuple)):
@@ -312,7 +316,7 @@ def _made(k: int, entry: Any, defaults: Mapping[str, Any], begin_num_update: int
                 f"optimizer[{k}]: begin_num_update={chosen.begin_num_update}, where all count together from "
                 f"{begin_num_update}: give begin_num_update for all, in optimizer_params"
             )
-        return pattern, chosen
+        return pattern, chosen, optional
     for name in _OWN:
         if name in own and name != "rescale_grad":
             raise ValueError(f"optimizer[{k}]: {name}={own[name]!r} is for all optimizers: give it in optimizer_params")
@@ -323,7 +327,7 @@ def _made(k: int, entry: Any, defaults: Mapping[str, Any], begin_num_update: int
         if rate is not None and hasattr(shared["lr_scheduler"], "start_from"):
             shared["lr_scheduler"].start_from(rate)
     try:
-        return pattern, create(chosen, **{**shared, **own, "begin_num_update": begin_num_update})
+        return pattern, create(chosen, **{**shared, **own, "begin_num_update": begin_num_update}), optional
     except (TypeError, ValueError) as error:
         raise type(error)(f"optimizer[{k}]: {error}") from None
 

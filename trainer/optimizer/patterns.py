@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -84,6 +84,7 @@ def assign(
     names: Sequence[str],
     params: Sequence[torch.Tensor],
     layers: Mapping[int, torch.nn.Module] | None = None,
+    optional: Collection[int] = (),
 ) -> list[int]:
     """For each parameter the number of the first pattern that it matches.
 
@@ -91,9 +92,11 @@ def assign(
         patterns: see `matcher`.
         names, params: of the parameters.
         layers: as `layers_of` gives them.
+        optional: the numbers of the patterns that may get no parameter.
 
     Raises:
-        TypeError, ValueError: a pattern that is none; that gets no parameter; or a parameter that none takes.
+        TypeError, ValueError: a pattern that is none; that gets no parameter and is not optional; or a parameter that none
+            takes.
     """
     matchers = [matcher(pattern) for pattern in patterns]
     asked = [Parameter(*pair, (layers or {}).get(id(pair[1]))) for pair in zip(names, params, strict=True)]
@@ -106,7 +109,7 @@ def assign(
         )
     chosen = [next(k for k, own in enumerate(matches) if own[i]) for i in range(len(asked))]
     for k, pattern in enumerate(patterns):
-        if k not in chosen:
+        if k not in chosen and k not in optional:
             earlier = [asked[i].name for i, matched in enumerate(matches[k]) if matched]
             why = (
                 f"earlier patterns take all that it matches, such as {earlier[0]!r}: the first match wins"
@@ -114,7 +117,9 @@ def assign(
                 else f"no parameter matches it; their names are {', '.join(map(repr, names[:8]))}"
                 + (" and others" if len(names) > 8 else "")
             )
-            raise ValueError(f"pattern {pattern!r} gets no parameter: {why}")
+            raise ValueError(
+                f"pattern {pattern!r} gets no parameter: {why}; where that is right, say 'optional': True in the arguments"
+            )
     return chosen
 
 

@@ -58,7 +58,7 @@ class Optimizers(JoinedOptimizers):
         given = [_entry(k, entry) for k, entry in enumerate(entries)]
         chosen = [_in_use(part, given) for part in self.model_parts]
         for k, (pattern, *_) in enumerate(given):
-            if not any(k in each for each in chosen):
+            if not given[k][2].get("optional") and not any(k in each for each in chosen):
                 warnings.warn(f"entries[{k}]: pattern {pattern!r} gets no parameter of these model parts", stacklevel=2)
         self.optimizers = [
             MultiOptimizer(part, [given[k] for k in sorted(each)], **defaults)
@@ -80,8 +80,7 @@ class Optimizers(JoinedOptimizers):
         """
         if closure is not None:
             raise ValueError("step(closure) of several model parts: call it without one, after the backward pass")
-        for optimizer in self.optimizers:
-            optimizer.step()
+        super().step()
 
     def state_dict(self) -> dict[str, Any]:
         """All states and options by names that do not depend on how the model is cut: "state.layer.weight.exp_avg".
