@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
@@ -100,12 +101,14 @@ def _low_precision_states(rule: Rule, weights: Sequence[torch.Tensor], dtype: to
 @torch.inference_mode(False)
 def per_tensor_states(weights: Sequence[torch.Tensor], n: int) -> list[tuple[torch.Tensor, ...]]:
     """`n` zeros without dimensions for each weight, in `compute_dtype`: rows of one array for each device and type."""
+    if not n:
+        return [()] * len(weights)
     kinds = [(weight.device, compute_dtype(weight.dtype)) for weight in weights]
-    arrays = {
-        (device, dtype): torch.zeros(kinds.count((device, dtype)), n, dtype=dtype, device=device) for device, dtype in kinds
+    rows = {
+        (device, dtype): iter(torch.zeros(count, n, dtype=dtype, device=device).unbind())
+        for (device, dtype), count in Counter(kinds).items()
     }
-    rows = {kind: iter(array.unbind()) for kind, array in arrays.items()}
-    return [next(rows[kind]).unbind() for kind in kinds] if n else [()] * len(weights)
+    return [next(rows[kind]).unbind() for kind in kinds]
 
 
 @torch.inference_mode(False)
