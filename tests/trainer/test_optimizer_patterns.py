@@ -24,6 +24,7 @@ PATTERNS = [
     ("numel<=8|0.w?ight", ["0.weight", "1.bias", "2.weight", "2.bias", "3.bias"]),
     ("layer==Embedding|layer==LayerNorm", ["0.weight", "2.weight", "2.bias"]),
     ("layer!=Linear", ["0.weight", "2.weight", "2.bias"]),
+    ("!" * 3001 + " ! !0.*", ["1.weight", "1.bias", "2.weight", "2.bias", "3.weight", "3.bias"]),
     (re.compile(r"^[13]\.w"), ["1.weight", "3.weight"]),
     (lambda parameter: parameter.tensor.numel() == 54, ["0.weight"]),
 ]
@@ -43,6 +44,7 @@ WRONG = [
     ([("ndim<two", "adam")], ValueError, "optimizer\\[0\\].*compared with an integer"),
     ([("ndims<2", "adam"), ("*", "sgd")], ValueError, "unknown 'ndims'.*Did you mean 'ndim'"),
     ([("a||b", "adam")], ValueError, "nothing on one side"),
+    ([("!" * 3000, "adam")], ValueError, "nothing on one side"),
     ([(3, "adam")], TypeError, "pattern=3: must be a string"),
     ([("*", "adam", {"momentum": 1})], TypeError, "optimizer\\[0\\]: Adam has no argument 'momentum'"),
     ([("*", "adm")], ValueError, "optimizer\\[0\\].*adam"),

@@ -100,6 +100,22 @@ def test_at_the_tip_of_a_root():
     assert function("sqrt(x)").value_and_gradient(torch.tensor([4.0, 0.0]))[1].tolist() == [0.25, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1e308", [np.inf] * 3),
+        ("1e308 * x", [-np.inf, np.nan, np.inf]),
+        ("x - (1 - 1e308)", [np.inf] * 3),
+        ("max(x, -1e39)", [-1.0, 0.0, 2.0]),
+        ("x * 1e30 * 1e30", [-np.inf, 0.0, np.inf]),
+    ],
+)
+def test_numbers_beyond_float32_are_infinite_in_it(text, expected):
+    x = torch.tensor([[-1.0, 1.0], [0.0, 1.0], [2.0, 1.0]])
+    np.testing.assert_array_equal(function(text)(x), expected)
+    np.testing.assert_array_equal(function(text).value_and_gradient(x)[0], expected)
+
+
 EXPRESSIONS = {
     "1": lambda x, y: 0 * x + 1,
     "y": lambda x, y: y,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+import string
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -125,8 +126,9 @@ def assign(
 
 def _term(pattern: str, term: str) -> Callable[[Parameter], bool]:
     if term.startswith("!"):
-        inner = _term(pattern, term[1:].strip())
-        return lambda parameter: not inner(parameter)
+        rest = term.lstrip("!" + string.whitespace)
+        inner, negated = _term(pattern, rest), term[: len(term) - len(rest)].count("!") % 2
+        return (lambda parameter: not inner(parameter)) if negated else inner
     if not term:
         raise ValueError(f"pattern={pattern!r}: there is nothing on one side of '|', '&' or '!'")
     found = _CONDITION.fullmatch(term)

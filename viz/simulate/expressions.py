@@ -50,11 +50,11 @@ class Expression:
     def on_tensors(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         values = [x, y]
         for name, operands in self._steps[: self._n_forward]:
-            tensors = [values[each] if isinstance(each, int) else x.new_tensor(each.value) for each in operands]
+            tensors = [values[each] if isinstance(each, int) else _constant(each, x) for each in operands]
             if name == "power":
                 tensors[1] = operands[1].value
             values.append(_TORCH[name](*tensors))
-        return values[self.value] if isinstance(self.value, int) else torch.full_like(x, self.value.value)
+        return values[self.value] if isinstance(self.value, int) else _constant(self.value, x).expand_as(x).clone()
 
     def evaluator(self, shape: tuple[int, ...], dtype: np.dtype) -> Callable[..., Any]:
         """A function from x and y to value and gradient. It reuses one array for what is not needed at the same time."""
@@ -78,7 +78,8 @@ class Expression:
 
         def find(operand: Any, x: np.ndarray, y: np.ndarray) -> Any:
             if not isinstance(operand, int):
-                return dtype.type(operand.value)
+                with np.errstate(over="ignore"):
+                    return np.float64(operand.value).astype(dtype)
             return (x, y)[operand] if operand < 2 else room[operand]
 
         bound: list[Any] = []
@@ -240,6 +241,11 @@ class Expression:
             raise _refusal(text, at, f"{name} takes {'one value' if needed == 1 else 'two values'}")
         operands = [self._node(text, each, depth + 1) for each in node.args]
         return self._add((_OF_ONE | _OF_TWO)[name], *operands)
+
+
+def _constant(number: _Number, like: torch.Tensor) -> torch.Tensor:
+    """A number in a tensor's type; one that this is too narrow for is infinite, as the results of operations are."""
+    return torch.tensor(number.value, dtype=torch.float64).to(like)
 
 
 def _refusal(text: str, at: int, why: str) -> ValueError:
