@@ -128,36 +128,51 @@ def lr_find(
     if name is None:
         name = type(source.optimizer if isinstance(source, Trainer) else source).__name__
     rates = np.geomspace(low, high, n) if spacing == "exponential" else np.linspace(low, high, n)
-    losses: list[float] = []
-    diverged = False
     before = Snapshot(source)
     try:
-        set_rate = _rate_setter(source)
-        for parameter in before.params:
-            parameter.grad = None  # those there are must not be written to
-        with _keeping_buffers(before):
-            for rate in rates:
-                set_rate(float(rate))
-                try:
-                    loss = _number(take())
-                except StopIteration:
-                    break
-                if not math.isfinite(loss):
-                    diverged = True
-                    break
-                losses.append(loss)
-                smoothed = _smoothed(np.array(losses), width)
-                best = smoothed.min()
-                if stop is not None and smoothed[-1] > best + (stop - 1) * abs(best):
-                    diverged = True
-                    break
-    finally:
+        try:
+            losses, smoothed, diverged = _search(source, take, rates, before, width, stop)
+        finally:
+            before.restore()
+    except KeyboardInterrupt:  # which may have come just before that lets interrupts wait
         before.restore()
+        raise
     if len(losses) < 4:
         reason = "the next one was not finite: try a lower rate" if diverged else "step gave no more: it must give n of them"
         raise ValueError(f"only {len(losses)} losses from low={low:g}; {reason}")
     rates = rates[: len(losses)]
     return LRFinder(name, rates, np.array(losses), smoothed, diverged, _suggestions(rates, smoothed))
+
+
+def _search(
+    source: Trainer | torch.optim.Optimizer,
+    take: Callable[[], Any],
+    rates: np.ndarray,
+    before: Snapshot,
+    width: float,
+    stop: float | None,
+) -> tuple[list[float], np.ndarray, bool]:
+    """Train at these rates: the losses, their averages, and whether the last one was far too large, or not finite."""
+    losses: list[float] = []
+    smoothed = np.array(losses)
+    set_rate = _rate_setter(source)
+    for parameter in before.params:
+        parameter.grad = None  # those there are must not be written to
+    with _keeping_buffers(before):
+        for rate in rates:
+            set_rate(float(rate))
+            try:
+                loss = _number(take())
+            except StopIteration:
+                break
+            if not math.isfinite(loss):
+                return losses, smoothed, True
+            losses.append(loss)
+            smoothed = _smoothed(np.array(losses), width)
+            best = smoothed.min()
+            if stop is not None and smoothed[-1] > best + (stop - 1) * abs(best):
+                return losses, smoothed, True
+    return losses, smoothed, False
 
 
 def _stepper(source: Trainer | torch.optim.Optimizer, step: Any) -> Callable[[], Any]:

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from .interrupts import uninterrupted
+from .optim.base import FusedOptimizer
+from .optim.joined import JoinedOptimizers
 from .optimizer.multi import parts_of
 from .random_state import random_state, set_random_state
 from .replica import host_state_of, load_host_state
@@ -63,6 +66,7 @@ class Snapshot:
             if id(buffer) not in self._buffers and not isinstance(buffer, torch.nn.parameter.UninitializedBuffer):
                 self._buffers[id(buffer)] = buffer, buffer.detach().clone()
 
+    @uninterrupted
     @torch.no_grad()
     def restore(self) -> None:
         """Restore all of it. May be called several times."""
@@ -103,22 +107,54 @@ def _of_trainer(trainer: Trainer) -> Callable[[], None]:
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    states = {key: copy.deepcopy(row) for key, row in optimizer.state.items()}
-    groups = [_options(group) for group in optimizer.param_groups]
+    """Of an optimizer and of those in it, as in one that wraps another: the states and options, to the bit.
+
+    What else the `state_dict` of somebody else's class has is loaded first, as that may round states to the weights' type.
+    """
+    found = _with_inner(optimizer)
+    parameters = {id(each): each for one in found for group in one.param_groups for each in group["params"]}
+    memo = dict(parameters)  # what optimizers share stays shared in a copy, and parameters are not copied
+    states = [{key: copy.deepcopy(row, memo) for key, row in each.state.items()} for each in found]
+    groups = [[_options(group) for group in each.param_groups] for each in found]
+    saved = [(each, copy.deepcopy(each.state_dict())) for each in found if _has_more(each)]
 
     def restore() -> None:
-        optimizer.state.clear()
-        optimizer.state.update({key: copy.deepcopy(row) for key, row in states.items()})
-        for group, options in zip(optimizer.param_groups, groups, strict=True):
-            for name in set(group) - set(options) - {"params"}:
-                del group[name]
-            for name, value in options.items():
-                if isinstance(value, torch.Tensor) and isinstance(group.get(name), torch.Tensor):
-                    group[name].copy_(value)  # a captured graph reads it where it is
-                else:
-                    group[name] = copy.deepcopy(value)
+        for each, more in saved:
+            each.load_state_dict(copy.deepcopy(more))
+        memo = dict(parameters)
+        for each, state, kept in zip(found, states, groups, strict=True):
+            each.state.clear()
+            each.state.update({key: copy.deepcopy(row, memo) for key, row in state.items()})
+            for group, options in zip(each.param_groups, kept, strict=True):
+                _set_options(group, options)
 
     return restore
+
+
+def _with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """An optimizer, and those among its attributes or in lists there."""
+    found = {id(optimizer): optimizer}
+    for value in vars(optimizer).values():
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(each, torch.optim.Optimizer):
+                found |= {id(inner): inner for inner in _with_inner(each)}
+    return list(found.values())
+
+
+def _has_more(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `state_dict` is of somebody else's class, which may have more in it than `state` and groups."""
+    ours = isinstance(optimizer, (FusedOptimizer, JoinedOptimizers))
+    return not ours and type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+
+
+def _set_options(group: dict[str, Any], options: dict[str, Any]) -> None:
+    for name in set(group) - set(options) - {"params"}:
+        del group[name]
+    for name, value in options.items():
+        if isinstance(value, torch.Tensor) and isinstance(group.get(name), torch.Tensor):
+            group[name].copy_(value)  # a captured graph reads it where it is
+        else:
+            group[name] = copy.deepcopy(value)
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 import tristep
 from tristep import Trainer
 from tristep.kernels import groups
-from tristep.trainer import Ensemble, interrupts
+from tristep.trainer import Ensemble, interrupts, snapshot
 from tristep.trainer.ensemble.group import EnsembleGroup
 from tristep.trainer.interrupts import interrupts_wait, uninterrupted
 from tristep.trainer.optimizer import SGD, get_updater
@@ -238,3 +238,60 @@ def test_other_threads_step_without_it():
     thread.start()
     thread.join()
     assert count() == 1
+
+
+def _at_each_line(call, *where):
+    """Call it again and again, each time with an interrupt at the next line of these files and functions."""
+
+    def interrupt_at(line, met):
+        lines = itertools.count()
+
+        def trace(frame, event, _):
+            code = frame.f_code
+            if (code.co_filename in where or code in where) and event == "line" and next(lines) == line:
+                met.append(f"{code.co_filename}:{frame.f_lineno}")
+                signal.raise_signal(signal.SIGINT)
+            return trace
+
+        return trace
+
+    for line in itertools.count():
+        met = []
+        sys.settrace(interrupt_at(line, met))
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                call()
+        finally:
+            sys.settrace(None)
+            torch.set_grad_enabled(True)
+        if not met:
+            return
+        yield met[0]
+
+
+@pytest.mark.parametrize("make", ["trainer", "several", "torch"])
+def test_lr_find_restores_all_wherever_it_is_interrupted(make):
+    net = torch.nn.Linear(2, 2)
+    source = {
+        "trainer": lambda: Trainer(net, "adam", {"learning_rate": 0.5}),
+        "several": lambda: tristep.optim.MultiOptimizer(net, [("*", "adam")], lr=0.5),
+        "torch": lambda: torch.optim.Adam(net.parameters(), lr=0.5),
+    }[make]()
+    net(torch.ones(1, 2)).sum().backward()
+    step = (lambda: source.step(1)) if make == "trainer" else source.step
+    step()
+
+    def everything():
+        return str([net.state_dict(), source.state_dict(), torch.get_rng_state().sum()])
+
+    def search():
+        tristep.lr_find(source, (net, torch.nn.MSELoss(), [(torch.ones(1, 2), torch.zeros(1, 2))]), n=4, low=0.1, high=1.0)
+
+    before, lines = everything(), []
+    for line in _at_each_line(search, tristep.lr_find.__code__, snapshot.__file__, interrupts.__file__):
+        lines.append(line)
+        assert everything() == before, f"not as before after an interrupt at {line}"
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(lines) > 60
+    net(torch.ones(1, 2)).sum().backward()
+    step()

@@ -55,6 +55,45 @@ def _everything(net, source):
     )
 
 
+class Lookahead(torch.optim.Optimizer):
+    """As people write it: around another optimizer, with slow weights of its own, which only `state_dict` shows."""
+
+    def __init__(self, fast, every=3):
+        self.fast, self.every, self.steps, self.slow = fast, every, 0, []
+        super().__init__([{"params": group["params"]} for group in fast.param_groups], {})
+        self.param_groups = fast.param_groups
+        self.slow = [parameter.detach().clone() for group in self.param_groups for parameter in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.fast.step()
+        self.steps += 1
+        if self.steps % self.every == 0:
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            for slow, parameter in zip(self.slow, parameters, strict=True):
+                slow.lerp_(parameter, 0.5)
+                parameter.copy_(slow)
+
+    def state_dict(self):
+        return {"fast": self.fast.state_dict(), "slow": self.slow, "steps": self.steps}
+
+    def load_state_dict(self, state_dict):
+        self.fast.load_state_dict(state_dict["fast"])
+        self.slow, self.steps = state_dict["slow"], state_dict["steps"]
+        self.param_groups = self.fast.param_groups
+
+
+class SharpnessAware(torch.optim.Optimizer):
+    """One that has the groups of another, whose states its own `state_dict` forgets."""
+
+    def __init__(self, params, make):
+        super().__init__(params, {"lr": 0.02})
+        self.base = make(self.param_groups)
+
+    def step(self, closure=None):
+        self.base.step()
+
+
 SOURCES = {
     "trainer": lambda net: tristep.Trainer(net, "adam", {"learning_rate": 0.02}),
     "trainer with a schedule": lambda net: tristep.Trainer(
@@ -63,6 +102,10 @@ SOURCES = {
     "trainer that carries numbers": lambda net: tristep.Trainer(net, "nadam"),
     "trainer that records": lambda net: tristep.Trainer(net, "adamw", telemetry=True),
     "tristep.optim": lambda net: tristep.optim.NAdam(net.parameters(), lr=0.02),
+    "several": lambda net: tristep.optim.MultiOptimizer(net, [("ndim<2", "nadam"), ("*", torch.optim.AdamW)], lr=0.02),
+    "around another": lambda net: Lookahead(tristep.optim.AdamW(net.parameters(), lr=0.02)),
+    "around several": lambda net: Lookahead(tristep.optim.MultiOptimizer(net, [("ndim<2", "adam"), ("*", "sgd")], lr=0.02)),
+    "around forgotten states": lambda net: SharpnessAware(net.parameters(), torch.optim.Adam),
     "torch": lambda net: torch.optim.AdamW(
         [{"params": net.first.parameters(), "lr": 0.1}, {"params": [*net.norm.parameters(), *net.last.parameters()]}],
         lr=0.02,

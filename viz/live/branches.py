@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...trainer.interrupts import uninterrupted
 from ...trainer.snapshot import Snapshot as TrainerSnapshot
 from ..record import Run, RunSet
 from .learning_rates import LearningRate
@@ -82,6 +83,7 @@ class Branches:
         self.snapshots[name] = found = self._take(name)
         return found
 
+    @uninterrupted
     def begin(self, name: str, at: Snapshot | None) -> Run:
         """Go on from a snapshot, None is here and now, in a new run."""
         run = self._recording.run
@@ -93,6 +95,7 @@ class Branches:
         self.runs.add(new)
         return new
 
+    @uninterrupted
     def pick(self, run: Run) -> None:
         """Go on with a run where it was left."""
         current = self._recording.run
