@@ -18,6 +18,7 @@ from ..kernels.metrics import MetricsBuffer
 from .errors import StaleGradientError
 from .interrupts import interrupts_wait
 from .optimizer import MultiOptimizer, Optimizer, RuleOptimizer
+from .optimizer.hyper_rows import FormedRows, HyperRows
 from .optimizer.multi import part_of, parts_of
 from .optimizer.multi_plan import MultiPlan
 from .optimizer.plan import StepPlan
@@ -68,8 +69,8 @@ class BackwardStep:
         self._plans: dict[tuple[int, ...], StepPlan] = {}  # by which parameters are updated together
         self._hooks: list[Any] = []
         self._slots = np.zeros(0, dtype=np.int64)
-        self._rules: list[Any] = []
-        self._rows: list[list[float]] = []
+        # Of each parameter the number of its optimizer, the rows of that one's step, and its place in these.
+        self._formed: dict[int, tuple[int, FormedRows, int]] = {}
         self._number = 0
         self._carried: tuple[Any, ...] = ()
         self._into: MetricsBuffer | None = None
@@ -131,41 +132,37 @@ class BackwardStep:
         params = self._params
         if any(i not in self._updater.states for i in range(len(params))):
             self._updater.make_plan(range(len(params)), params, self._names)  # makes states, in few pieces of memory
-        wanted = [i for i, param in enumerate(params) if param.requires_grad]
+        wanted = [param.requires_grad for param in params]
         self.updated = [False] * len(params)
         self._slots = optimizer.slots(range(len(params)))
-        self._rules, self._rows = [None] * len(params), [[] for _ in params]
-        counts = {i: int(optimizer.step_counts.values[self._slots[i]]) + 1 for i in wanted}
-        self._number = max([optimizer.num_update, *counts.values()])
+        counts = optimizer.step_counts
+        self._number = max(counts.largest, int(counts.values[self._slots[wanted]].max(initial=-1)) + 1)
         self._carried = host_state_of(optimizer)
         try:
-            for part in parts_of(optimizer):
-                self._ask(part, [i for i in wanted if part_of(optimizer, i) is part], counts, ignore_stale_grad)
+            for k, part in enumerate(parts_of(optimizer)):
+                members = [i for i in range(len(params)) if part_of(optimizer, i) is part]
+                if any(wanted[i] for i in members):
+                    self._form(k, part, members, [wanted[i] for i in members], ignore_stale_grad)
         except BaseException:
             load_host_state(optimizer, self._carried)
             raise
-        self._hooks = [params[i].register_post_accumulate_grad_hook(partial(self._arrived, i)) for i in wanted]
+        hooks = [(i, param) for i, param in enumerate(params) if wanted[i]]
+        self._hooks = [param.register_post_accumulate_grad_hook(partial(self._arrived, i)) for i, param in hooks]
 
-    def _ask(self, optimizer: Any, wanted: list[int], counts: dict[int, int], ignore_stale_grad: bool) -> None:
-        """Ask an optimizer for rules and hyper-parameters of its parameters."""
-        if not wanted:
-            return
-        lr = optimizer.rate_at(optimizer.num_update if optimizer.reads_rate_first else self._number)
-        optimizer.begin_step(lr)
-        begun = optimizer.host_state()
-        known: dict[Any, list[float]] = {}
-        for i in wanted:
-            rule = self._rules[i] = optimizer.rule_for(self._slots[i : i + 1])
-            lr_mult, wd_mult = optimizer.multipliers(i)
-            key = (counts[i], lr_mult, wd_mult, rule) if optimizer.uniform_hyper else i
-            if key not in known:
-                known[key] = optimizer.row(counts[i], lr * lr_mult, optimizer.wd * wd_mult, i, rule)
-            self._rows[i] = known[key]
-        if ignore_stale_grad and optimizer.host_state() != begun:
-            raise ValueError(
-                f"ignore_stale_grad=True in step_in_backward() with {type(optimizer).__name__}, whose numbers depend on "
-                "which parameters get a gradient: that is not known beforehand, so it must be False; or use step()"
-            )
+    def _form(self, k: int, optimizer: Any, members: list[int], active: list[bool], ignore_stale_grad: bool) -> None:
+        """Ask the optimizer of number `k` for the rule of the step and the rows of its parameters."""
+        rows = HyperRows(optimizer, members)
+        rows.use(active)
+        formed = rows.form_all(self._number)
+        self._formed |= {i: (k, formed, place) for place, i in enumerate(members)}
+        if ignore_stale_grad and optimizer.host_state_names:
+            carried = optimizer.host_state()
+            optimizer.hyper_of(members[0], 1, optimizer.lr, optimizer.wd)
+            if optimizer.host_state() != carried:
+                raise ValueError(
+                    f"ignore_stale_grad=True in step_in_backward() with {type(optimizer).__name__}, whose numbers depend on "
+                    "which parameters get a gradient: that is not known beforehand, so it must be False; or use step()"
+                )
 
     def _end(self) -> None:
         """Wait no longer. If no gradient came, the optimizer is as it was before."""
@@ -192,7 +189,7 @@ class BackwardStep:
         if size >= GROUP_BYTES:
             self._update([i])
             return
-        if self._waiting and not self._go_together(self._waiting[0], i):
+        if self._waiting and self._formed[self._waiting[0]][0] != self._formed[i][0]:  # another optimizer's
             self._update_waiting()
         if not self._waiting:  # the end of this backward pass will not wait for more
             torch.autograd.Variable._execution_engine.queue_callback(self._update_waiting)
@@ -200,11 +197,6 @@ class BackwardStep:
         self._waiting_bytes += size
         if self._waiting_bytes >= GROUP_BYTES:
             self._update_waiting()
-
-    def _go_together(self, i: int, j: int) -> bool:
-        """Whether one update can take both parameters."""
-        optimizer = self._updater.optimizer
-        return self._rules[i] is self._rules[j] and part_of(optimizer, i) is part_of(optimizer, j)
 
     def _update_waiting(self) -> None:
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
@@ -225,7 +217,8 @@ class BackwardStep:
                 made = made.parts[0].plan
             assert isinstance(made, StepPlan)
             plan = self._plans[tuple(members)] = made
-        plan.step_with([param.grad for param in params], [self._rows[i] for i in members], self._into)
+        formed, places = self._formed[members[0]][1], [self._formed[i][2] for i in members]
+        plan.step_with([param.grad for param in params], formed, places, self._into)
         for i, param in zip(members, params, strict=True):
             param.grad = None
             self.updated[i] = True

@@ -91,7 +91,7 @@ class EnsembleRows:
     def rule(self) -> Rule:
         return self.only or self._optimizers[0].rule_for(self._slots)
 
-    def write(self, update: Update) -> bool:
+    def write(self, update: Update, number: int | None = None) -> bool:
         rule: Any = update.rule
         if self._steady is rule:
             return True
@@ -265,10 +265,7 @@ class SharedRows:
         one.num_update = _NoNumber()
         before = dict(vars(one))
         try:
-            rows = [
-                one.row(t, one.lr * lr_mult, one.wd_at(one.lr, one.wd) * wd_mult, index, rule)
-                for t, (*_, lr_mult, wd_mult, index) in zip(times, parameters, strict=True)
-            ]
+            rows = one.rows_of_step(times, parameters, rule, lr=one.lr)
         except Exception:  # whatever comes of counting with what is no number
             return None
         same = vars(one).keys() == before.keys() and all(map(operator.is_, vars(one).values(), before.values()))
@@ -305,7 +302,7 @@ def _shared_rows(optimizer: Any) -> list[tuple[Any, int, float, float, int]]:
 def _rates(optimizers: Sequence[Any], times: Sequence[int]) -> list[float]:
     """The rates of all trainings, each schedule asked once."""
     first = optimizers[0]
-    asked = first.num_update if first.reads_rate_first else max(first.num_update, *times)
+    asked = first.count_for_rate(times)
     found: dict[int, float] = {}
     rates = []
     for optimizer in optimizers:

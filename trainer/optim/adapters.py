@@ -198,9 +198,7 @@ class _OfRule(FusedOptimizer):
 
     def _row(self, group: Group, numbers: Numbers) -> list[float]:
         index = int(numbers["index"]) if "index" in numbers else None
-        optimizer, lr = self._of(group), float(group["lr"])
-        wd = optimizer.wd_at(lr, float(group["weight_decay"]))
-        return optimizer.row(int(numbers["step"]), lr, wd, index)
+        return self._of(group).row(int(numbers["step"]), float(group["lr"]), float(group["weight_decay"]), index)
 
     def _begin(self, group: Group) -> None:
         optimizer = self._of(group)

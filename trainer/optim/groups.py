@@ -53,7 +53,7 @@ class GroupRows:
     def forget(self) -> None:
         self._shared = []
 
-    def write(self, update: Update) -> bool:
+    def write(self, update: Update, number: int | None = None) -> bool:
         optimizer = self._optimizer
         self._share()
         scale = getattr(optimizer, "grad_scale", None) if optimizer._control is None else None

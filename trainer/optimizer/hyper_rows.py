@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...kernels import Rule, Update
+from ...kernels import Rule, TensorRule, Update
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
 
-__all__ = ["HyperRows"]
+__all__ = ["FormedRows", "HyperRows"]
 
 _UNKNOWN = object()
+
+
+class FormedRows(NamedTuple):
+    """The rows of a step that several updates take together.
+
+    Attributes:
+        rule: the rule of all of them.
+        rows: the row of each parameter; None of those that the step leaves alone.
+    """
+
+    rule: Rule | TensorRule
+    rows: list[list[float] | None]
+
+    def write(self, update: Update, places: Sequence[int]) -> None:
+        """Give an update of the parameters at these places their rows."""
+        rows = [self.rows[place] for place in places]
+        first = rows[0]
+        if first is not None and all(row is first for row in rows):
+            update.broadcast_hyper(first)
+        else:
+            for i, row in enumerate(rows):
+                if row is not None:
+                    update.hyper[i] = row
 
 
 class HyperRows:
@@ -48,7 +71,18 @@ class HyperRows:
     def forget(self) -> None:
         self._multipliers = _UNKNOWN
 
-    def write(self, update: Update) -> bool:
+    def write(self, update: Update, number: int | None = None) -> bool:
+        """Give an update the rows of the next step; `number` is as for `RuleOptimizer.rows_of_step`."""
+        rows = self.form(update.rule, number)
+        for where, row in rows:
+            if where is None:
+                update.broadcast_hyper(row)
+            else:
+                update.hyper[where] = row
+        return bool(rows)
+
+    def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, list[float]]]:
+        """The rows of the next step, each with the places of the parameters that share it; None stands for all places."""
         optimizer = self._optimizer
         self._before = optimizer.host_state() if optimizer.host_state_names else ()
         multipliers = self._read_multipliers()
@@ -56,15 +90,17 @@ class HyperRows:
             self._share(multipliers)
         counts = optimizer.step_counts.values
         self._times = times = [int(counts[slot]) + 1 for _, slot, _, _, _ in self._shared]
-        if not times:
-            return False
-        rows = optimizer.rows_of_step(times, self._shared, update.rule)  # type: ignore[arg-type]  # its own
-        for (where, *_), row in zip(self._shared, rows, strict=True):
-            if where is None:
-                update.broadcast_hyper(row)
-            else:
-                update.hyper[where] = row
-        return True
+        rows = optimizer.rows_of_step(times, self._shared, rule, number) if times else []
+        return [(where, row) for (where, *_), row in zip(self._shared, rows, strict=True)]
+
+    def form_all(self, number: int | None = None) -> FormedRows:
+        """The rule and rows of the next step, for updates that have some of these parameters each."""
+        rule = self.rule()
+        rows: list[list[float] | None] = [None] * len(self._indices)
+        for where, row in self.form(rule, number):
+            for place in range(len(rows)) if where is None else where:
+                rows[place] = row
+        return FormedRows(rule, rows)
 
     def undo(self) -> None:
         self._optimizer.load_host_state(self._before)

@@ -92,25 +92,21 @@ class MultiPlan:
         """
         grads, self._grads = self._grads, ()
         counts, active = self._optimizer.step_counts, np.array([grad is not None for grad in grads], dtype=bool)
-        before = counts.largest
         if number is None:
-            number = max(before, int(counts.values[self._slots[active]].max(initial=-1)) + 1)
+            number = max(counts.largest, int(counts.values[self._slots[active]].max(initial=-1)) + 1)
         begun: list[StepPlan] = []
         launched: list[StepPlan] = []
         try:
-            for optimizer, plan, _ in self.parts:
+            for _, plan, _ in self.parts:
                 if isinstance(plan, StepPlan):
-                    counts.largest = before if reads_rate_first(optimizer) else number
                     begun.append(plan)
-                    if plan.rows.write(plan.update):
+                    if plan.rows.write(plan.update, number):
                         launched.append(plan)
-            counts.largest = before
             self._limit.compute(grads)
             for _, plan, _ in self.parts:
                 if isinstance(plan, CustomPlan):
                     plan.run(into)
         except BaseException:
-            counts.largest = before
             for plan in begun:
                 plan.rows.undo()
             raise

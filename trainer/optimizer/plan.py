@@ -10,6 +10,7 @@ import torch
 from ...kernels import Rule, TensorRule, Update
 from ...kernels.guards import Reference
 from ...kernels.metrics import MetricsBuffer
+from .hyper_rows import FormedRows
 from .sparse import SparseRows
 
 __all__ = ["PlanRows", "PlanStates", "StepPlan"]
@@ -55,8 +56,12 @@ class PlanRows(Protocol):
     def forget(self) -> None:
         """Find again which parameters share hyper-parameters."""
 
-    def write(self, update: Update) -> bool:
-        """Give an update the hyper-parameters of the next step. Returns whether there is anything to update."""
+    def write(self, update: Update, number: int | None = None) -> bool:
+        """Give an update the hyper-parameters of the next step. Returns whether there is anything to update.
+
+        Args:
+            number: the update count after the step, where that updates parameters of other plans, too.
+        """
 
     def undo(self) -> None:
         """Restore what `write` has changed, after a step that failed."""
@@ -100,12 +105,13 @@ class StepPlan:
         self.prepare(grads)
         self.run(into)
 
-    def prepare(self, grads: Sequence[torch.Tensor | None]) -> None:
+    def prepare(self, grads: Sequence[torch.Tensor | None], rule: Rule | TensorRule | None = None) -> None:
         """Take these gradients, one for each weight, for the next step; None leaves a weight alone.
 
-        Finds out whether the step would fail for their sake. No weight changes.
+        Finds out whether the step would fail for their sake. No weight changes. `rule` is that of the step; default: by the
+        plan's own rows.
         """
-        rule, update, switched = self.rows.rule(), self.update, False
+        rule, update, switched = self.rows.rule() if rule is None else rule, self.update, False
         if update.rule is not rule:
             update, switched = self._use(rule), True
         if not self._sparse.rebind(update, grads, self._own):
@@ -135,11 +141,22 @@ class StepPlan:
         self.rows.count()
 
     def step_with(
-        self, grads: Sequence[torch.Tensor | None], rows: Sequence[Sequence[float]], into: MetricsBuffer | None = None
+        self,
+        grads: Sequence[torch.Tensor | None],
+        formed: FormedRows,
+        places: Sequence[int],
+        into: MetricsBuffer | None = None,
     ) -> None:
-        """Update all weights whose gradient is not None, each with a row of hyper-parameters. No count moves."""
-        self.prepare(grads)
-        self.update.hyper[:] = rows
+        """Update the weights that have a gradient, in a step whose rows are formed for more weights than these.
+
+        No count moves.
+
+        Args:
+            formed: the rule and the rows of the step.
+            places: for each weight the place of its row in these.
+        """
+        self.prepare(grads, formed.rule)
+        formed.write(self.update, places)
         self._sparse.run(self.update, into)
 
     def host_step(self, update: Update, active: list[bool]) -> None:

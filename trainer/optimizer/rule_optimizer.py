@@ -122,9 +122,33 @@ class RuleOptimizer(TransformOptions):
     def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
         """Fill the state tensors, which are zero, for rules that start from other values."""
 
-    def row(self, t: int, lr: float, wd: float, index: Index | None = None, rule: Rule | None = None) -> list[float]:
-        """All hyper-parameters of the rule, or of `composed_rule`, in its order, after `rescale_grad`."""
+    def row(
+        self,
+        t: int,
+        lr: float,
+        wd: float,
+        index: Index | None = None,
+        rule: Rule | None = None,
+        lr_mult: float = 1.0,
+        wd_mult: float = 1.0,
+    ) -> list[float]:
+        """The row of one parameter: `rescale_grad`, the hyper-parameters of the rule in its order, and the step for a seed.
+
+        This is the only place where a learning rate or a weight decay is multiplied by anything.
+
+        Args:
+            t: the number of the parameter's update, from 1.
+            lr: the rate of the step, before multipliers.
+            wd: the weight decay, before multipliers and `decay_schedule`.
+            index: the parameter.
+            rule: default `composed_rule`.
+            lr_mult, wd_mult: the parameter's multipliers.
+
+        Raises:
+            ValueError: `decay_schedule` does not know the peak of the rate, or the rate is above it.
+        """
         rule = self.composed_rule if rule is None else rule
+        lr, wd = lr * lr_mult, self.wd_at(lr, wd) * wd_mult
         values = self.option_values(t, lr, wd)
         values["clip"] = self.clip_gradient or math.inf
         values.update(self.hyper_of(index, t, lr, values["wd"]))
@@ -147,22 +171,36 @@ class RuleOptimizer(TransformOptions):
             row.append(t)
         return row
 
-    def rows_of_step(self, times: Sequence[int], parameters: Sequence[tuple[Any, ...]], rule: Rule) -> list[list[float]]:
-        """The rows of one step, of which the schedule is asked for the rate, and `begin_step` told of it.
+    def rows_of_step(
+        self,
+        times: Sequence[int],
+        parameters: Sequence[tuple[Any, ...]],
+        rule: Rule,
+        number: int | None = None,
+        lr: float | None = None,
+    ) -> list[list[float]]:
+        """The rows of one step. Asks the schedule for the rate, and tells `begin_step`.
 
         Args:
-            times: the coming update numbers of parameters.
+            times: for each parameter the number of its coming update.
             parameters: for each a tuple that ends in lr_mult, wd_mult and the index.
             rule: the rule of the step.
+            number: `num_update` after the step, where it updates other parameters, too; default: the largest of `times`.
+            lr: the rate of the step, before multipliers; default that of the schedule, or `self.lr`.
         """
-        asked = self.num_update if self.reads_rate_first else max(self.num_update, *times)
-        lr = self.lr if self.lr_scheduler is None else self.rate_at(asked)
+        if lr is None:
+            lr = self.lr if self.lr_scheduler is None else self.rate_at(self.count_for_rate(times, number))
         self.begin_step(lr)
-        wd = self.wd_at(lr, self.wd)
         return [
-            self.row(t, lr * lr_mult, wd * wd_mult, index, rule)
+            self.row(t, lr, self.wd, index, rule, lr_mult, wd_mult)
             for t, (*_, lr_mult, wd_mult, index) in zip(times, parameters, strict=True)
         ]
+
+    def count_for_rate(self, times: Sequence[int], number: int | None = None) -> int:
+        """The update count at which a step asks the schedule; arguments as for `rows_of_step`."""
+        if self.reads_rate_first:
+            return self.num_update
+        return max(self.num_update, *times) if number is None else number
 
     def _class_attribute(self, name: str, derived: Derivation | None, t: int, rule: Rule) -> float:
         """A hyper-parameter of the rule that is an attribute of the class, or derived from one."""

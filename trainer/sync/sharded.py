@@ -26,6 +26,7 @@ from ...kernels.layouts import compute_dtype, is_dense, widest
 from .. import dist_utils
 from ..dist_utils import process_group
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
+from ..optimizer.hyper_rows import HyperRows
 from ..optimizer.multi_plan import GlobalLimit
 from ..optimizer.updater import Plan
 from .buckets import GradientBuckets
@@ -87,6 +88,7 @@ class ShardedUpdate:
                 )
         self.pieces: list[Piece] = []
         self._plan: Plan | None = None
+        self._rows: HyperRows | None = None
         self._gradients: list[torch.Tensor] | None = None  # of the pieces, once there are buckets
         self._weights = WeightGathers(self.buckets, self.cuts)
         self._total: torch.Tensor | None = None  # what the first reduction over all tensors has found in the last update
@@ -125,7 +127,7 @@ class ShardedUpdate:
 
     def use_control(self, control: torch.Tensor) -> None:
         """Let updates follow a loss scaler's control from now on, as `Updater.control`."""
-        self.updater.control, self._plan = control, None
+        self.updater.control, self._plan, self._rows = control, None, None
 
     @torch.no_grad()
     def apply(self, rule: Rule, hyper: Mapping[str, float], indices: Collection[int]) -> None:
@@ -157,7 +159,7 @@ class ShardedUpdate:
         self.buckets.make()
         self._find_pieces()
         self._states().load_state_dict(state_dict)
-        self._plan = None
+        self._plan = self._rows = None
 
     def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[int, torch.Tensor]:
         """The masters of whole parameters, by index, on the CPU; or `new` ones, of which this rank takes its pieces."""
@@ -166,7 +168,7 @@ class ShardedUpdate:
         self.buckets.make()
         self._find_pieces()
         self._states().load_masters(new)
-        self._plan = None
+        self._plan = self._rows = None
         return new
 
     def _states(self) -> ShardStates:
@@ -178,7 +180,7 @@ class ShardedUpdate:
             raise RuntimeError("there are no summed up gradients: call buckets.finish() first")
         gradients = self._find_pieces()
         if self._weights.follow():
-            self._plan = None
+            self._plan = self._rows = None
         return gradients
 
     def _find_pieces(self) -> list[torch.Tensor]:
@@ -229,56 +231,26 @@ class ShardedUpdate:
     def _step_by_rule(
         self, optimizer: RuleOptimizer, used: Sequence[bool], gradients: Sequence[torch.Tensor | None]
     ) -> None:
-        """A step in which the optimizer counts all parameters, and this rank updates its own."""
+        """A step in which the optimizer is asked about all parameters, and counts them; this rank updates its own."""
         if not any(used):
             return
-        slots = optimizer.slots(range(len(used)))
-        chosen = np.array(used, dtype=bool)
-        own = chosen & np.isin(np.arange(len(used)), [piece.param for piece in self.pieces])
-        counts, before, carried = optimizer.step_counts, optimizer.num_update, optimizer.host_state()
-        number = max(before, int(counts.values[slots[chosen]].max()) + 1)
-        asked = before if optimizer.reads_rate_first else number
+        rows = self._rows = self._rows or HyperRows(optimizer, range(len(used)))
+        rows.use(list(used))
         try:
-            if own.any() and (optimizer.uniform_hyper or not optimizer.host_state_names):
-                optimizer.num_update = asked  # which the plan takes for the rate
-                self._planned().step(gradients)
+            formed = rows.form_all()
+            if any(gradient is not None for gradient in gradients):
+                plan: Any = self._planned()  # a StepPlan
+                plan.step_with(gradients, formed, [piece.param for piece in self.pieces])
             else:
-                self._step_with_all_rows(optimizer, used, gradients, slots, optimizer.rate_at(asked), bool(own.any()))
-                if optimizer.counts_as_step:
-                    counts.advance(slots[own], number)
+                self._reduce_nothing(formed.rule)
         except BaseException:
-            optimizer.num_update = before
-            optimizer.load_host_state(carried)
+            rows.undo()
             raise
-        counts.largest = before
-        if optimizer.counts_as_step:
-            counts.advance(slots[chosen & ~own], number)
+        rows.count()
 
-    def _step_with_all_rows(
-        self,
-        optimizer: RuleOptimizer,
-        used: Sequence[bool],
-        gradients: Sequence[torch.Tensor | None],
-        slots: np.ndarray,
-        lr: float,
-        any_own: bool,
-    ) -> None:
-        """A step for which the optimizer is asked about all parameters in their order, since an answer depends on others."""
-        rule = optimizer.rule_for(slots)
-        optimizer.begin_step(lr)
-        rows: dict[int, list[float]] = {}
-        if not optimizer.uniform_hyper:
-            for i, active in enumerate(used):
-                if active:
-                    lr_mult, wd_mult = optimizer.multipliers(i)
-                    t = int(optimizer.step_counts.values[slots[i]]) + 1
-                    rows[i] = optimizer.row(t, lr * lr_mult, optimizer.wd * wd_mult, i, rule)
-        if any_own:
-            width = 1 + len(rule.hyper) + (optimizer.rounding is not None)
-            plan: Any = self._planned()  # a StepPlan
-            plan.step_with(gradients, [rows.get(piece.param, [0.0] * width) for piece in self.pieces])
-            return
-        for reduction in rule.reductions:  # the other ranks wait for this one's share
+    def _reduce_nothing(self, rule: Any) -> None:
+        """Take part in the sums over all tensors, for which the other ranks wait."""
+        for reduction in rule.reductions:
             if reduction.scope == "global":
                 device = self.buckets.params[0].device
                 zeros = torch.zeros(reduction.n_values, dtype=widest(device.type), device=device)
