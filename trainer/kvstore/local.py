@@ -63,7 +63,7 @@ class LocalStore(KVStore):
         totals = self._sums(keys, [tensors for _, tensors in found])
         if self._updater is None:
             self._values.update(zip(keys, totals, strict=True))
-        elif isinstance(self._updater, Updater):
+        elif isinstance(self._updater, Updater) and isinstance(key, (list, tuple)):
             self._updater(keys, totals, [self._values[each] for each in keys])
         else:
             for each, total in zip(keys, totals, strict=True):

@@ -201,6 +201,9 @@ class Optimizer:
         """Whether the order of the parameters may change numbers."""
         return not getattr(self, "uniform_hyper", False)
 
+    def check_alone(self) -> None:
+        """Refuse to update one parameter by itself where the gradients of all are needed."""
+
     def follow(self, weight: torch.Tensor, state: Any) -> Any:
         """The state, after the weight may have been converted: its float32 copy comes and goes with 16 bits."""
         if type(self).create_state_multi_precision is not Optimizer.create_state_multi_precision:

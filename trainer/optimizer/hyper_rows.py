@@ -45,10 +45,11 @@ class HyperRows:
     Args:
         optimizer: whose parameters they are.
         indices: of the parameters.
+        alone: as for `RuleOptimizer.rows_of_step`.
     """
 
-    def __init__(self, optimizer: RuleOptimizer, indices: Sequence[Index]) -> None:
-        self._optimizer, self._indices = optimizer, list(indices)
+    def __init__(self, optimizer: RuleOptimizer, indices: Sequence[Index], alone: bool = False) -> None:
+        self._optimizer, self._indices, self._alone = optimizer, list(indices), alone
         self._slots = optimizer.slots(self._indices)
         self.active = [True] * len(self._indices)
         # A parameter's attributes; the dictionaries are live, so that looking whether they are empty is enough.
@@ -59,7 +60,7 @@ class HyperRows:
         self._counted: Any = self._slots
         self._multipliers: Any = _UNKNOWN  # by which `_shared` was found
         self._times: list[int] = []  # the coming update numbers, of those that share a row
-        self._before: tuple[Any, ...] = ()  # the host state before the step
+        self._before: tuple[Any, ...] = ()  # the host state before the step, and which step had begun
 
     def rule(self) -> Rule:
         return self._optimizer.rule_for(self._slots)
@@ -84,13 +85,13 @@ class HyperRows:
     def form(self, rule: Any, number: int | None = None) -> list[tuple[Any, list[float]]]:
         """The rows of the next step, each with the places of the parameters that share it; None stands for all places."""
         optimizer = self._optimizer
-        self._before = optimizer.host_state() if optimizer.host_state_names else ()
+        self._before = (optimizer.host_state(), optimizer._begun) if optimizer.host_state_names else ()
         multipliers = self._read_multipliers()
         if multipliers != self._multipliers:
             self._share(multipliers)
         counts = optimizer.step_counts.values
         self._times = times = [int(counts[slot]) + 1 for _, slot, _, _, _ in self._shared]
-        rows = optimizer.rows_of_step(times, self._shared, rule, number) if times else []
+        rows = optimizer.rows_of_step(times, self._shared, rule, number, alone=self._alone) if times else []
         return [(where, row) for (where, *_), row in zip(self._shared, rows, strict=True)]
 
     def form_all(self, number: int | None = None) -> FormedRows:
@@ -103,7 +104,9 @@ class HyperRows:
         return FormedRows(rule, rows)
 
     def undo(self) -> None:
-        self._optimizer.load_host_state(self._before)
+        if self._before:
+            carried, self._optimizer._begun = self._before
+            self._optimizer.load_host_state(carried)
 
     def count(self) -> None:
         if self._optimizer.counts_as_step:

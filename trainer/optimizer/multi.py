@@ -176,6 +176,13 @@ class MultiOptimizer(Optimizer):
     def depends_on_order(self) -> bool:
         return any(optimizer.depends_on_order for optimizer in self.optimizers)
 
+    def check_alone(self) -> None:
+        if self.clip_norm is not None or self.skip_nonfinite:
+            raise ValueError(
+                f"an update of one parameter with clip_norm={self.clip_norm!r} and skip_nonfinite={self.skip_nonfinite!r} of "
+                "several optimizers, which need the gradients of all parameters: give lists of all, or use Trainer.step"
+            )
+
     def rate_at(self, num_update: int) -> float:
         """The learning rate of the last optimizer at this update count, before multipliers; checks those of all.
 

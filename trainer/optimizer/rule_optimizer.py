@@ -22,6 +22,7 @@ from .sparse import SparseRows, split
 
 __all__ = ["STATE_DTYPES", "RuleOptimizer"]
 
+_OF_ALL_GRADIENTS = ("clip_norm", "zclip", "skip_norm", "skip_percentile", "skip_nonfinite")
 STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16}
 STATE_DTYPES |= dict(zip(("8bit", "4bit"), storage.PACKED, strict=True))
 _OTHER_STATE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"} | dict.fromkeys(("uint8", "int8", "8-bit", "8bits"), "8bit")
@@ -88,6 +89,7 @@ class RuleOptimizer(TransformOptions):
         self.rounding_seed = integer("rounding_seed", rounding_seed, low=0)
         self.kahan = boolean("kahan", kahan)
         self._updater: Callable[[], Any] | None = None  # a weak reference to what has the states
+        self._begun = 0  # the update count of the step that has begun, where parameters are updated one by one
         master = split_master(kwargs.get("multi_precision"))
         super().__init__(**kwargs | ({} if master is None else {"multi_precision": True}))
         if master is not None:
@@ -178,6 +180,7 @@ class RuleOptimizer(TransformOptions):
         rule: Rule,
         number: int | None = None,
         lr: float | None = None,
+        alone: bool = False,
     ) -> list[list[float]]:
         """The rows of one step. Asks the schedule for the rate, and tells `begin_step`.
 
@@ -187,10 +190,15 @@ class RuleOptimizer(TransformOptions):
             rule: the rule of the step.
             number: `num_update` after the step, where it updates other parameters, too; default: the largest of `times`.
             lr: the rate of the step, before multipliers; default that of the schedule, or `self.lr`.
+            alone: the parameters of a step come one call after the other, so that its first call alone begins it.
         """
         if lr is None:
             lr = self.lr if self.lr_scheduler is None else self.rate_at(self.count_for_rate(times, number))
-        self.begin_step(lr)
+        if not alone:
+            self.begin_step(lr)
+        elif (reached := max(self.num_update, *times)) != self._begun:
+            self.begin_step(lr)
+            self._begun = reached
         return [
             self.row(t, lr, self.wd, index, rule, lr_mult, wd_mult)
             for t, (*_, lr_mult, wd_mult, index) in zip(times, parameters, strict=True)
@@ -229,6 +237,20 @@ class RuleOptimizer(TransformOptions):
         if self.kahan:
             return weight.dtype
         return SPLIT_MASTERS.get(self.multi_precision, torch.float32 if self.multi_precision else None)
+
+    def check_alone(self) -> None:
+        """Raise if one parameter cannot be updated by itself, since the rule sums over the gradients of all.
+
+        Raises:
+            ValueError: it does.
+        """
+        if any(reduction.scope == "global" for reduction in self.composed_rule.reductions):
+            options = [f"{name}={value!r}" for name, value in self.options_in_use.items() if name in _OF_ALL_GRADIENTS]
+            given = f" with {', '.join(options)}" if options else ""
+            raise ValueError(
+                f"an update of one parameter by {type(self).__name__}{given}, which needs the gradients of all parameters: "
+                "give lists to get_updater(optimizer)(indices, gradients, weights), or use Trainer.step"
+            )
 
     def keeps_master(self, weight: torch.Tensor) -> bool:
         return self.master_dtype(weight) is not None
@@ -279,6 +301,20 @@ class RuleOptimizer(TransformOptions):
             self.init_state(weight, tuple(slots[name] for name in self.rule.slots))
         self.start_option_states(weight, slots)
 
+    def create_state_multi_precision(self, index: Index, weight: torch.Tensor) -> Any:
+        """As `Optimizer.create_state_multi_precision`, for float32 masters only.
+
+        Raises:
+            ValueError: a split master, or `kahan`.
+        """
+        if self.master_dtype(weight) not in (None, torch.float32):
+            option = "kahan=True" if self.kahan else f"multi_precision={self.multi_precision!r}"
+            raise ValueError(
+                f"create_state_multi_precision with {option}: its states have a float32 copy of the weight; use "
+                "get_updater(optimizer) or a Trainer, or give multi_precision=True"
+            )
+        return super().create_state_multi_precision(index, weight)
+
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update one weight in place, or a list of them in one go.
 
@@ -295,21 +331,25 @@ class RuleOptimizer(TransformOptions):
         """
         indices, weights, grads, states = listed_arguments(index, weight, grad, state)
         names = ["the weight"] if len(indices) == 1 else [f"weight {each!r}" for each in indices]
-        rule = self.composed_rule
+        rule, alone = self.composed_rule, not isinstance(index, (list, tuple))
+        if alone:
+            self.check_alone()
         for name, each in zip(names, weights, strict=True):
             self.check_storage(name, each)
         run = Update(rule, weights, [tuple(each) for each in states], names=names, seed=self.rounding)
         sparse = SparseRows(names, functools.partial(split, self, indices, names, weights))
         sparse.bind(run, grads, own=False)
         slots = self.slots(indices)
+        run.rng_offsets[:] = [each if isinstance(each, int) else slot for each, slot in zip(indices, slots, strict=True)]
         times = [int(count) + 1 for count in self.step_counts.values[slots]]
         parameters = [(*self.multipliers(each), each) for each in indices]
-        before = self.host_state()
+        before = self.host_state(), self._begun
         try:
-            run.hyper[:] = self.rows_of_step(times, parameters, rule)
+            run.hyper[:] = self.rows_of_step(times, parameters, rule, alone=alone)
             sparse.run(run)
         except BaseException:
-            self.load_host_state(before)
+            self.load_host_state(before[0])
+            self._begun = before[1]
             raise
         if self.counts_as_step:
             for slot, t in zip(slots, times, strict=True):

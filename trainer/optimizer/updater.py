@@ -78,10 +78,17 @@ class Updater:
         grad: torch.Tensor | Sequence[torch.Tensor],
         weight: torch.Tensor | Sequence[torch.Tensor],
     ) -> None:
-        """Update one weight, or a list of them in one go."""
+        """Update one weight, or a list of them in one go.
+
+        Raises:
+            ValueError: one weight by an optimizer that needs the gradients of all; nothing has been changed.
+        """
+        alone = not isinstance(index, (list, tuple))
         if isinstance(index, (list, tuple)):
             indices, grads, weights = list(index), list(grad), list(weight)
         else:
+            part_of(self.optimizer, index).check_alone()
+            self.optimizer.check_alone()
             indices, grads, weights = [index], [grad], [weight]
         if not len(indices) == len(grads) == len(weights):
             raise ValueError(
@@ -89,7 +96,7 @@ class Updater:
             )
         known = self._plan
         if known is None or known[1] != indices or any(a is not b for a, b in zip(known[2], weights, strict=True)):
-            known = self._plan = self.make_plan(indices, weights), indices, weights
+            known = self._plan = self.make_plan(indices, weights, alone=alone), indices, weights
         known[0].step(grads, into=self.into)
 
     def make_plan(
@@ -101,6 +108,7 @@ class Updater:
         zero_grads: bool = False,
         rng_offsets: np.ndarray | None = None,
         all_reduce_global: Callable[[torch.Tensor, str], None] | None = None,
+        alone: bool = False,
     ) -> Plan:
         """A plan for stepping these weights, the parameters of these indices; states that they lack are created.
 
@@ -108,6 +116,7 @@ class Updater:
             names: what messages call them; default their names or indices in the optimizer.
             own: as for `StepPlan`.
             zero_grads, rng_offsets, all_reduce_global: as for `UpdaterStates`.
+            alone: as for `RuleOptimizer.rows_of_step`.
         """
         optimizer = self.optimizer
         if names is None:
@@ -125,7 +134,7 @@ class Updater:
             if isinstance(part, RuleOptimizer):
                 called, offsets = [names[i] for i in at], None if rng_offsets is None else rng_offsets[at]
                 states = UpdaterStates(self, part, *theirs, called, control, zero_grads, offsets, all_reduce_global)
-                made = StepPlan(states, HyperRows(part, theirs[0]), own)
+                made = StepPlan(states, HyperRows(part, theirs[0], alone), own)
             else:
                 made = CustomPlan(self, part, *theirs, control, zero_grads)
             parts.append(Part(part, made, at))
