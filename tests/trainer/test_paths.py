@@ -426,8 +426,10 @@ REFUSED = {
     "sweep": ({}, {}),
 }
 # Groups of torch's optimizers are optimizers of their own, and Nadam has one product of momenta for each. Random numbers of
-# pieces of a parameter are others than those of the whole.
+# pieces of a parameter are others than those of the whole. Of LARS's parameters that are updated one by one, only the first
+# sees a change of the rate, as in MXNet.
 OTHERWISE = {(path, "multipliers", "nadam") for path in ("as_torch", "shards")}
+OTHERWISE |= {("Optimizer.update", option, "lars") for option in ("lr_scheduler", "squared decay_schedule", "many")}
 OTHERWISE |= {
     (path, option, name)
     for path in ("shards", "ZeRO of several ranks")

@@ -201,8 +201,16 @@ class Optimizer:
         """Whether the order of the parameters may change numbers."""
         return not getattr(self, "uniform_hyper", False)
 
-    def check_alone(self) -> None:
-        """Refuse to update one parameter by itself where the gradients of all are needed."""
+    def has_others(self, index: Index) -> bool:
+        """Whether it has parameters other than this one."""
+        return bool((self.counts.keys() | self.param_names.keys()) - {index})
+
+    def check_alone(self, index: Index) -> None:
+        """Refuse to update one of several parameters by itself where the gradients of all are needed.
+
+        Raises:
+            ValueError: they are.
+        """
 
     def follow(self, weight: torch.Tensor, state: Any) -> Any:
         """The state, after the weight may have been converted: its float32 copy comes and goes with 16 bits."""

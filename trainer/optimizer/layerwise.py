@@ -34,6 +34,7 @@ class LARS(RuleOptimizer):
 
     uniform_hyper = False
     host_state_names = ("last_lr", "ratio")
+    begins_with_each = True  # in MXNet the second call after a change of the rate finds no change
     decayed_names = ("_weight", ".weight")
 
     @also_called(epsilon="eps")

@@ -69,6 +69,7 @@ class RuleOptimizer(TransformOptions):
     """
 
     reads_rate_first: ClassVar[bool] = False  # whether a schedule is asked for the count before the update
+    begins_with_each: ClassVar[bool] = False  # whether `begin_step` is called for each of parameters updated one by one
     uniform_hyper: bool = True  # whether parameters of equal count, rate and decay have equal hyper-parameters
     host_state_names: ClassVar[tuple[str, ...]] = ()  # what `begin_step` and `hyper` change; restored where a step fails
     takes_sparse: ClassVar[bool] = False  # whether a sparse gradient updates its rows only, unless lazy_update is False
@@ -194,7 +195,7 @@ class RuleOptimizer(TransformOptions):
         """
         if lr is None:
             lr = self.lr if self.lr_scheduler is None else self.rate_at(self.count_for_rate(times, number))
-        if not alone:
+        if not alone or self.begins_with_each:
             self.begin_step(lr)
         elif (reached := max(self.num_update, *times)) != self._begun:
             self.begin_step(lr)
@@ -238,13 +239,8 @@ class RuleOptimizer(TransformOptions):
             return weight.dtype
         return SPLIT_MASTERS.get(self.multi_precision, torch.float32 if self.multi_precision else None)
 
-    def check_alone(self) -> None:
-        """Raise if one parameter cannot be updated by itself, since the rule sums over the gradients of all.
-
-        Raises:
-            ValueError: it does.
-        """
-        if any(reduction.scope == "global" for reduction in self.composed_rule.reductions):
+    def check_alone(self, index: Index) -> None:
+        if self.has_others(index) and any(reduction.scope == "global" for reduction in self.composed_rule.reductions):
             options = [f"{name}={value!r}" for name, value in self.options_in_use.items() if name in _OF_ALL_GRADIENTS]
             given = f" with {', '.join(options)}" if options else ""
             raise ValueError(
@@ -333,7 +329,7 @@ class RuleOptimizer(TransformOptions):
         names = ["the weight"] if len(indices) == 1 else [f"weight {each!r}" for each in indices]
         rule, alone = self.composed_rule, not isinstance(index, (list, tuple))
         if alone:
-            self.check_alone()
+            self.check_alone(index)
         for name, each in zip(names, weights, strict=True):
             self.check_storage(name, each)
         run = Update(rule, weights, [tuple(each) for each in states], names=names, seed=self.rounding)

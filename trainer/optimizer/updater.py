@@ -81,14 +81,13 @@ class Updater:
         """Update one weight, or a list of them in one go.
 
         Raises:
-            ValueError: one weight by an optimizer that needs the gradients of all; nothing has been changed.
+            ValueError: one of several weights, by an optimizer that needs the gradients of all; nothing has been changed.
         """
         alone = not isinstance(index, (list, tuple))
         if isinstance(index, (list, tuple)):
             indices, grads, weights = list(index), list(grad), list(weight)
         else:
-            part_of(self.optimizer, index).check_alone()
-            self.optimizer.check_alone()
+            self.optimizer.check_alone(index)  # type: ignore[arg-type]
             indices, grads, weights = [index], [grad], [weight]
         if not len(indices) == len(grads) == len(weights):
             raise ValueError(
