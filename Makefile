@@ -4,19 +4,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 IPYKERNEL_6 := $(VENV)/ipykernel-6.31.0
+FLOOR := $(VENV)/floor
 TRITONS := $(addprefix $(VENV)/triton-,3.5.1 3.6.0 3.7.1 3.8.0)
 CPU_RESULTS ?= benchmarks/results/cpu.json
 GPU_RESULTS ?= benchmarks/results/gpu.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-slice lint bench lab books docs dist gpu gpu-smoke gpu-test gpu-bench gpu-sanitize clean
+.PHONY: help demo test test-full test-slice test-floor lint bench lab books docs dist gpu gpu-smoke gpu-test gpu-bench gpu-sanitize clean
 
 help:
 	@echo "make demo    train something small and look at it"
 	@echo "make test    every test, of each parametrised one so many cases that each value of each parameter occurs"
 	@echo "make test-full   all cases of all tests"
 	@echo "make test-slice SLICE=3/8   the third of eight parts of what test-full runs and test does not"
+	@echo "make test-floor  the tests of numbers and files with the least versions of NumPy, numba, safetensors and tqdm"
 	@echo "             JOBS=1 for one process; tests in a browser need Debian's chromium and chromium-driver"
 	@echo "make lint    ruff, mypy and the rules of who imports whom"
 	@echo "make bench   time the updates against torch.optim on this machine's CPU; PARTS='steps clip' for some of it"
@@ -37,6 +40,9 @@ test-full: CASES := full
 test-slice: CASES = $(or $(SLICE),$(error SLICE is missing, such as SLICE=3/8))
 test test-full test-slice: $(VENV)/with-test $(IPYKERNEL_6) $(TRITONS)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cases $(CASES)
+
+test-floor: $(VENV)/with-test $(FLOOR)
+	PYTHONPATH=$(FLOOR) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(addprefix tests/,kernels trainer test_files.py)
 
 lint: $(VENV)/with-dev
 	$(BIN)/ruff check
@@ -88,16 +94,23 @@ clean:
 # The kernel before the present one, in a folder of its own, which tests in a browser put before the other; its dependencies
 # are those of the present one.
 $(IPYKERNEL_6): | $(VENV)/with-test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ ipykernel==$(patsubst ipykernel-%,%,$(notdir $@))
+	$(PIP) --no-deps --target $@ ipykernel==$(patsubst ipykernel-%,%,$(notdir $@))
+
+# The least versions of what tristep requires, but for torch, in a folder that is put before the others.
+$(FLOOR): constraints-floor.txt | $(VENV)/with-test
+	rm -rf $@
+	$(PIP) --no-deps --target $@ --requirement $<
 
 # Earlier Tritons, each in a folder of its own, whose compilers tests try. There are none for macOS and Windows.
 $(TRITONS): | $(VENV)/with-test
 	if $(BIN)/python -c 'import triton' 2>/dev/null; then \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$(patsubst triton-%,%,$(notdir $@)); \
+	  $(PIP) --no-deps --target $@ triton==$(patsubst triton-%,%,$(notdir $@)); \
 	else mkdir -p $@; fi
 
-# One stamp for each extra of pyproject.toml; pip adds what is missing and leaves the rest alone.
+# One stamp for the extra `demo`, and for each dependency group of pyproject.toml with that extra. pip, which knows groups from 25.1
+# on, adds what is missing and leaves the rest alone.
 $(VENV)/with-%: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
+	$(PIP) 'pip>=25.1'
+	$(PIP) --constraint constraints.txt --editable '.[demo]' $(if $(filter-out demo,$*),--group $*)
 	touch $@

@@ -1,8 +1,10 @@
 """`python -m tristep doctor`: what it says of a sound installation, and of what is wrong."""
 
 import importlib.metadata
+from pathlib import Path
 
 import pytest
+import torch
 
 from tristep import doctor
 from tristep.__main__ import main
@@ -59,10 +61,23 @@ def test_a_step_that_fails_is_an_error_with_what_to_do(monkeypatch):
 
 def test_without_metadata_it_still_knows_the_packages(monkeypatch):
     """As of a checkout on PYTHONPATH."""
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     def requires(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
-    expected = {name for name, _, extra in doctor._requirements()}
     monkeypatch.setattr(importlib.metadata, "requires", requires)
-    assert {name for name, _, extra in doctor._requirements()} == expected
+    extras = project["optional-dependencies"]
+    expected = {(text, "") for text in project["dependencies"]}
+    expected |= {(text, extra) for extra in ("notebook", "demo") for text in extras[extra] if "tristep" not in text}
+    found = {(f"{name}>={least}" if least else name, extra) for name, least, extra in doctor._requirements()}
+    assert found == expected
+
+
+def test_without_triton_nothing_is_missing_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(doctor, "has_triton", lambda: False)
+    lines, works = doctor.report()
+    assert works
+    assert "  triton         missing, which only GPUs need" in lines
+    assert lines[-1] == "Nothing is missing." or torch.cuda.is_available()

@@ -35,6 +35,16 @@ def test_the_opening_example_learns(cells):
     torch.testing.assert_close(weight.argmax(dim=0), torch.arange(10))
 
 
+def test_the_page_for_an_index_begins_like_the_readme_and_links_to_no_files():
+    """An index shows the page without the files next to it."""
+    page = (ROOT / "docs" / "package.md").read_text(encoding="utf-8")
+    start = README.index("```python")
+    example = README[start : README.index("```", start + 3)]
+    assert example in page
+    assert page.split("\n\n")[:2] == README.split("\n\n")[:2]
+    assert not [link for link in re.findall(r"\]\(([^)]*)\)", page) if not link.startswith("https://")]
+
+
 def test_telemetry_has_all_steps_and_parameters(cells):
     telemetry = cells["telemetry"]
     assert telemetry.names == ["weight", "bias"]

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 
 __all__ = [
@@ -118,7 +116,7 @@ def contents(argument: str, path: str | os.PathLike[str], what: str) -> Iterator
         yield
     except (
         ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError, SyntaxError, TypeError,
-        ValueError, safetensors.SafetensorError, zipfile.BadZipFile, zlib.error,
+        ValueError, zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
         raise ValueError(f"{name}: not {what}, or a damaged one ({error})") from error
 
@@ -131,10 +129,9 @@ def write_tensors(
     text = json.dumps({**header, "checksums": checksums})
     metadata = {_TEXT: text, _CHECKSUM: str(zlib.crc32(text.encode()))}
 
-    def write(file: IO[bytes]) -> None:
-        file.write(safetensors.torch.save(dict(tensors), metadata))
+    from safetensors.torch import save  # here, because a training without files does not need it
 
-    replace(argument, path, write)
+    replace(argument, path, lambda file: file.write(save(dict(tensors), metadata)))
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
@@ -142,7 +139,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str
 
     None of a safetensors file from elsewhere.
     """
-    with safetensors.safe_open(path, framework="pt") as file:
+    with _opened(path) as file:
         header = _header(file)
         if header is None:
             return None
@@ -156,7 +153,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The header alone of what `read_tensors` reads."""
-    with safetensors.safe_open(path, framework="pt") as file:
+    with _opened(path) as file:
         header = _header(file)
     if header is not None:
         _checksums_of(header)
@@ -284,6 +281,18 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray
             raise ValueError(f"{member.filename!r} ends too early")
     array = np.frombuffer(data, dtype) if dtype.itemsize else np.zeros(count, dtype)
     return array.reshape(shape, order="F" if fortran else "C").copy()  # which may be written to
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """A safetensors file to read from, inside of `contents`."""
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            yield file
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from error
 
 
 def _header(file: Any) -> Any:

@@ -53,7 +53,7 @@ def write(root: Path, pages: Path) -> dict[str, list[dict[str, str]]]:
     """Write the pages; the contents, by chapter."""
     head, sections = _sections((root / "README.md").read_text(encoding="utf-8"))
     used = {*HOME, *(part for _, parts, _ in HOW_TOS.values() for part in parts), "The repository"}
-    files = {f"docs/{path.name}" for path in (root / "docs").glob("*.md")}
+    files = {f"docs/{path.name}" for path in (root / "docs").glob("*.md")} - {"docs/package.md"}  # for an index
     if missing := [*({*sections} - used), *(files - {*MOVED})]:
         raise ValueError(f"{', '.join(missing)}: say in HOW_TOS or TEXTS where it is in the site")
     home = head + "".join(f"## {title}\n{sections[title]}" for title in HOME)

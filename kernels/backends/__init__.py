@@ -46,7 +46,10 @@ def choose_engine(device: torch.device, engine: str | None = None) -> str:
         raise ValueError(f"{what}={asked!r}: must be one of {', '.join(map(repr, ENGINES))}, or None.{hint}")
     if asked == "triton":
         if not has_triton():
-            raise ModuleNotFoundError("engine='triton' needs the package triton, which has builds for Linux only")
+            raise ModuleNotFoundError(
+                "engine='triton' needs Triton, which is missing: torch's builds for GPUs bring it; otherwise, on Linux, "
+                "pip install 'tristep[triton]'; or leave engine out"
+            )
         if not gpu and os.environ.get("TRITON_INTERPRET") != "1":
             raise ValueError(
                 f"engine='triton' needs tensors on a GPU, these are on {device}: move the model to a GPU, leave engine out, "

@@ -48,6 +48,12 @@ def _packages(wrong: list[str]) -> Iterator[str]:
         if is_old:
             wrong.append(f"Error: {name} {version} is too old: pip install -U '{name}>={least}'")
         yield f"  {name:14} {version}{f', older than {least}' if is_old else ''}"
+    if has_triton():  # torch's builds for GPUs bring it, as packages of several names
+        import triton
+
+        yield f"  {'triton':14} {triton.__version__}"
+    else:
+        yield f"  {'triton':14} missing, which only GPUs need"
     if required := lacking.get(""):
         wrong.append(f"Error: {', '.join(required)} missing: pip install {' '.join(required)}")
     for extra, purpose in _EXTRAS.items():
@@ -56,18 +62,17 @@ def _packages(wrong: list[str]) -> Iterator[str]:
 
 
 def _requirements() -> Iterator[tuple[str, str, str]]:
-    """Name, least version and extra of what the installed package asks for on this system."""
+    """Name, least version and extra of what the installed package asks for, but for Triton."""
     try:
         found = importlib.metadata.requires("tristep") or []
     except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
-        found = ["torch>=2.9", "triton>=3.5; sys_platform == 'linux'", "numpy", "numba", "safetensors", "tqdm"]
+        found = ["torch>=2.9", "numpy>=2.0", "numba>=0.61", "safetensors>=0.6.2", "tqdm>=4.66"]
         found += [f"{name}; extra == 'notebook'" for name in ("anywidget", "ipywidgets", "matplotlib")]
         found += ["scikit-learn; extra == 'demo'"]
     for text in found:
         name, versions, marker = (part or "" for part in _REQUIREMENT.fullmatch(text).groups())  # type: ignore[union-attr]
         extra = re.search(r"extra == ['\"](\w+)", marker)
-        elsewhere = "linux" in marker and platform.system() != "Linux"
-        if name != "tristep" and not elsewhere and (extra is None or extra[1] in _EXTRAS):
+        if name != "tristep" and (extra is None or extra[1] in _EXTRAS):
             least = re.search(r">=\s*([\d.]+)", versions)
             yield name, least[1] if least else "", extra[1] if extra else ""
 
@@ -93,8 +98,10 @@ def _devices(wrong: list[str]) -> Iterator[str]:
         yield f"  {device!s:14} {name}: engine {engine!r}, a step {'fails' if problem else 'is right'}"
     if not has_numba():
         wrong.append("Steps on the CPU are slow without numba: pip install numba")
-    if not has_triton() and torch.cuda.is_available():
-        wrong.append("Steps on the GPU are slow without triton: pip install triton")
+    if not has_triton() and any(device.type in ("cuda", "xpu") for device, _ in _available()):
+        wrong.append(
+            "Steps on the GPU are slow without Triton, which torch's builds for GPUs bring: pip install 'tristep[triton]'"
+        )
 
 
 def _available() -> Iterator[tuple[torch.device, str]]:

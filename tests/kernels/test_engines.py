@@ -125,7 +125,7 @@ def test_unknown_engines_are_refused_with_the_nearest_name(bare, monkeypatch, as
 
 def test_engines_that_are_not_installed_are_refused(bare):
     bare("numba", "triton")
-    with pytest.raises(ModuleNotFoundError, match="engine='triton' needs the package triton, which has builds for Linux"):
+    with pytest.raises(ModuleNotFoundError, match="engine='triton' needs Triton, which is missing: torch's builds for GPUs"):
         choose_engine(torch.device("cuda"), "triton")
     with pytest.raises(
         ModuleNotFoundError, match="engine='cpu' needs the package numba: pip install numba, or engine='eager'"

@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.packaging
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ["pyproject.toml", "README.md", "LICENSE", "src", "kernels", "trainer", "viz"]
+SOURCES = ["pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "docs", "src", "kernels", "trainer", "viz", "tests"]
 FOLDERS = {"src/tristep": "tristep"} | {name: f"tristep/{name}" for name in ("kernels", "trainer", "viz")}
 
 
@@ -57,7 +57,7 @@ def test_the_wheel_holds_exactly_the_files_on_disk(built):
 
 
 def test_an_index_would_take_both(built):
-    """As twine sees it: metadata that is complete, and a README that it can show."""
+    """As twine sees it: metadata that is complete, and a page that it can show."""
     assert _python("-m", "twine", "check", "--strict", *built.iterdir(), cwd=built).count("PASSED") == 2
 
 
@@ -68,6 +68,7 @@ def test_the_sdist_holds_the_real_folders_only(built):
         assert not [member.name for member in archive if member.issym() or member.islnk()]
     assert {"LICENSE", "README.md", "pyproject.toml", "src/tristep/py.typed"} <= names
     assert {path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in _files(ROOT / folder)} <= names
+    assert not [name for name in names if name.startswith("tests/")]  # all of them or none
 
 
 @pytest.mark.sample(0)

@@ -13,6 +13,8 @@ OPTIONAL = [
     "triton",
     "numba",
     "llvmlite",
+    "safetensors",
+    "tqdm",
     "matplotlib",
     "ipywidgets",
     "IPython",
@@ -88,6 +90,45 @@ def test_the_version_is_that_of_the_installed_package():
 @pytest.mark.parametrize("missing", [["triton"], ["numba", "llvmlite"], OPTIONAL], ids=["triton", "numba", "all"])
 def test_everything_but_viz_imports_without(missing, tmp_path):
     _run(_without(missing) + textwrap.dedent(IMPORT_EVERYTHING_BUT_VIZ), tmp_path)
+
+
+BARE_STEPS = """
+    import torch, tristep
+    for engine in {engines!r}:
+        weight = torch.nn.Parameter(torch.ones(1000))
+        trainer = tristep.Trainer([weight], "sgd", {{"learning_rate": 0.5}}, engine=engine)
+        optimizer = tristep.optim.SGD([weight], lr=0.5)
+        for step, rate in ((lambda: trainer.step(1), 1.0), (optimizer.step, 1.0)):
+            weight.data.fill_(1.0)
+            weight.grad = torch.full_like(weight, 0.25)
+            step()
+            assert set(weight.tolist()) == {{0.875}}, engine
+    print(tristep.kernels.choose_engine(torch.device("cpu")))
+"""
+
+
+@pytest.mark.parametrize(("present", "engines"), [("triton", ["triton", "eager", None]), ("numba", ["cpu", None])])
+def test_steps_need_torch_and_one_compiler_only(present, engines, tmp_path):
+    """As in a container with torch and Triton, and on a machine without a GPU, where nothing brings Triton."""
+    compilers = {"triton": {"triton"}, "numba": {"numba", "llvmlite"}}[present]
+    missing = [name for name in OPTIONAL if name not in compilers]
+    code = "import os; os.environ['TRITON_INTERPRET'] = '1'\n" + _without(missing)
+    printed = _run(code + textwrap.dedent(BARE_STEPS).format(engines=engines), tmp_path)
+    assert printed == {"triton": "eager\n", "numba": "cpu\n"}[present]
+
+
+def test_the_triton_engine_says_where_triton_comes_from(tmp_path):
+    code = """
+        import torch, tristep
+        weight = torch.nn.Parameter(torch.ones(3))
+        try:
+            tristep.Trainer([weight], "sgd", engine="triton")
+        except ModuleNotFoundError as error:
+            print(error)
+    """
+    printed = _run(_without(["triton"]) + textwrap.dedent(code), tmp_path)
+    assert printed.startswith("engine='triton' needs Triton, which is missing: ")
+    assert "pip install 'tristep[triton]'" in printed
 
 
 def test_integrations_need_their_own_library_only(tmp_path):

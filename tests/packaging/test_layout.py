@@ -86,13 +86,23 @@ def test_modules_of_kernels_have_no_import_cycle():
 
 def test_the_constraints_pin_every_direct_requirement():
     def names(requirements):
-        return {re.match(r"[\w.-]+", requirement).group() for requirement in requirements}
+        return {re.match(r"[\w.-]+", each).group() for each in requirements if isinstance(each, str)}  # no included group
 
     project = PROJECT["project"]
-    asked = names(project["dependencies"]).union(*map(names, project["optional-dependencies"].values()))
+    others = [*project["optional-dependencies"].values(), *PROJECT["dependency-groups"].values()]
+    asked = names(project["dependencies"]).union(*map(names, others))
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = names(line for line in lines if line and not line.startswith("#"))
     assert asked - pinned == {"tristep"}
+
+
+def test_the_floor_is_what_the_package_requires():
+    """Torch's is not among them: it would be a download of gigabytes."""
+    lines = (ROOT / "constraints-floor.txt").read_text(encoding="utf-8").splitlines()
+    floor = dict(line.split(" ")[0].split("==") for line in lines if line and not line.startswith("#"))
+    least = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", text).groups() for text in PROJECT["project"]["dependencies"])
+    assert floor.keys() - {"llvmlite"} == least.keys() - {"torch"}
+    assert all(floor[name].removesuffix(".0") == version for name, version in least.items() if name in floor)
 
 
 def _module_of(path):

@@ -34,8 +34,9 @@ def test_the_citation_has_what_its_format_requires():
 
 
 def test_the_recipe_requires_what_the_package_requires():
-    """But for Triton, which a package for all systems cannot require."""
-    ours = dict(re.fullmatch(r"([\w-]+)(.*?)(?:;.*)?", text).groups() for text in PROJECT["dependencies"])
+    """And, of Triton, no older one than the extra."""
+    texts = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["triton"]
+    ours = dict(re.fullmatch(r"([\w-]+)(.*?)(?:;.*)?", text).groups() for text in texts)
     requirements = RECIPE["requirements"]
     theirs = dict((text + " ").split(" ", 1) for text in requirements["run"] + requirements["run_constraints"])
     assert theirs.pop("python").strip() == PROJECT["requires-python"]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 
 from ..validation import boolean, did_you_mean
@@ -180,7 +179,9 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise FileNotFoundError(f"param={str(path)!r}: there is no such file")
     try:
         if kind == ".safetensors":
-            return safetensors.torch.load_file(path)
+            from safetensors.torch import load_file  # here, because nothing else needs it
+
+            return load_file(path)
         if kind == ".npz":
             with np.load(path, allow_pickle=False) as stored:
                 return dict(stored)
