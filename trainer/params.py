@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -99,9 +100,17 @@ def named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[st
     else:
         entries = list(params)
     named: list[tuple[Any, Any, dict[str, float]]] = []
+    grouped: dict[int, int] = {}  # by the id of a parameter the group that has it
     for i, entry in enumerate(entries):
         if isinstance(entry, Mapping):
-            named += _group(i, entry)
+            members = _group(i, entry)
+            for name, parameter, _ in members:
+                if (first := grouped.setdefault(id(parameter), i)) != i:
+                    raise ValueError(
+                        f"some parameters appear in more than one parameter group: {name!r} of params[{i}] is also in "
+                        f"params[{first}]"
+                    )
+            named += members
         elif isinstance(entry, tuple) and len(entry) == 2:
             named.append((*entry, {}))
         else:
@@ -118,7 +127,7 @@ def named_parameters(params: Any) -> list[tuple[str, torch.nn.Parameter, dict[st
         once.setdefault(id(entry[1]), entry)
     result = list(once.values())
     names = [name for name, _, _ in result]
-    if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         raise ValueError(f"params: the names {listed(twice)} stand for several parameters: give each its own")
     return result
 

@@ -237,6 +237,8 @@ class TensorUpdate:
         # Elements of the largest of each tensor's weight and states; the bases of SOAP may be larger than the weight.
         pairs = zip(table.weights, table.states, strict=True)
         self._found: Found | None = None
+        # By shape whether the rule has left a copy of a gradient as it was; only then it gets the next ones themselves.
+        self._leaves_gradients: dict[torch.Size, bool] = {}
         self._largest = [max(tensor.numel() for tensor in (weight, *states)) for weight, states in pairs]
         self._width = 1 + len(table.rule.hyper)  # of hyper-parameters; there may be keys after them
         self._packed = [k for k, state in enumerate(table.states[0]) if storage.is_packed(state)]  # the same of all
@@ -268,9 +270,12 @@ class TensorUpdate:
             elif rescale != 1.0:  # a large new tensor costs more than what is computed in it
                 g = g * rescale
             old = tuple(make([self._read(i, k) for i in members]) for k in range(len(states)))
-            compute = self._rule if one else self._rule.compute
             before = make(read).to(table.dtype)
-            w, new = compute(before, g, old, tuple(hyper))
+            compute = self._rule if one else self._rule.compute
+            if g is gradients[members[0]]:
+                w, new = self._computed_with(g, compute, before, old, tuple(hyper))
+            else:
+                w, new = compute(before, g, old, tuple(hyper))
             if scale_and_skip is not None:
                 w = _chosen(scale_and_skip, before, w)
             written = [weights] if table.masters is None else [weights, read]
@@ -295,6 +300,22 @@ class TensorUpdate:
                     ]
                 _write_stacks(places, values, [*[None] * len(written), *old])
         _fill_with_zeros(table)
+
+    def _computed_with(self, g: torch.Tensor, compute: Any, before: torch.Tensor, old: Any, hyper: tuple[float, ...]) -> Any:
+        """What the rule gives of a gradient of the user's, which it may write to only if it is a copy."""
+        own = not self._leaves_gradients.get(g.shape, False)
+        given = g.clone() if own else g
+        version = None if given.is_inference() else given._version
+        found = compute(before, given, old, hyper)
+        written = version is None or given._version != version
+        if own:
+            self._leaves_gradients[g.shape] = not written
+        elif written and version is not None:
+            raise RuntimeError(
+                f"tensor rule {self._rule.name!r} has changed a gradient in place, which it has not done before: it must do "
+                "so at every step or never; write g = g * ... instead of g.mul_(...). No weight has been changed by it"
+            )
+        return found
 
     def _read(self, i: int, k: int) -> torch.Tensor:
         """State `k` of tensor `i`, in the arithmetic's type."""

@@ -66,7 +66,6 @@ class TensorRule:
         state: names of the state tensors, in order.
         hyper: names of the hyper-parameters, in order.
         batched: whether its function takes stacks of tensors.
-        compute: the function, with the values of its options.
         full_precision: names of the states that are never stored in low precision.
         nonnegative: names of the states that are never negative.
     """
@@ -111,7 +110,7 @@ class TensorRule:
         known = [argument.arg for argument in tree.args.kwonlyargs]
         if unknown := [name for name in options or () if name not in known]:
             raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}: it has {', '.join(known) or 'none'}")
-        self.compute: Callable[..., Any] = partial(_computed, partial(fn, **(options or {})), len(own_hyper))
+        self._function, self._n_hyper = partial(fn, **(options or {})), len(own_hyper)
         self._shapes, self._cost, self._elementwise = shapes, cost, (elementwise, elementwise_rule)
         states = () if elementwise_rule is None else elementwise_rule.state
         if states != self.state[: len(states)] or (elementwise_rule is not None and elementwise_rule.reductions):
@@ -161,6 +160,24 @@ class TensorRule:
         w, state = self.compute(w[None], g[None], tuple(old[None] for old in state), hyper)
         return w[0], tuple(new[0] for new in state)
 
+    def compute(self, w: torch.Tensor, g: torch.Tensor, state: Sequence[torch.Tensor], hyper: Sequence[Any]) -> Any:
+        """What the function gives, with the values of its options, of a tensor or, if it is batched, of a stack.
+
+        Raises:
+            ValueError: it has not the shape of the weight and its states.
+        """
+        new, kept = self._function(w, g, state, hyper[: self._n_hyper])
+        kept = tuple(kept)
+        if len(kept) != len(state):
+            raise ValueError(f"tensor rule {self.name!r} has returned {len(kept)} states: it has {len(state)}")
+        for name, value, before in zip(("w", *self.state), (new, *kept), (w, *state), strict=False):
+            if getattr(value, "shape", ()) != before.shape:
+                raise ValueError(
+                    f"tensor rule {self.name!r} has returned {name} with shape {tuple(getattr(value, 'shape', ()))}: its "
+                    f"shape is {tuple(before.shape)}"
+                )
+        return new, kept
+
     def variant(
         self,
         made_by: tuple[Callable[..., Any], tuple[Any, ...]],
@@ -188,8 +205,3 @@ class TensorRule:
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         return self._made_by or self.fn.__qualname__  # by reference, as functions are
-
-
-def _computed(fn: Callable[..., Any], n: int, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Sequence[Any]) -> Any:
-    """What a function gives that unpacks the first `n` hyper-parameters."""
-    return fn(w, g, state, hyper[:n])

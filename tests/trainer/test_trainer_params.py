@@ -377,3 +377,14 @@ def net(device):
 @pytest.fixture
 def trainer(net):
     return Trainer(net, "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1})
+
+
+def test_a_parameter_in_two_groups_is_refused_as_by_torch():
+    shared, other = Parameter(torch.zeros(2)), Parameter(torch.zeros(3))
+    groups = [{"params": [shared, shared], "lr_mult": 0.5}, {"params": [other, shared], "lr_mult": 2.0}]
+    with pytest.raises(ValueError, match="some parameters appear in more than one parameter group"):
+        torch.optim.SGD([{"params": [shared]}, {"params": [other, shared]}], lr=0.1)
+    with pytest.raises(ValueError, match=r"more than one parameter group: '1.1' of params\[1\] is also in params\[0\]"):
+        Trainer(groups, "sgd")
+    assert not hasattr(shared, "lr_mult")
+    Trainer(groups[:1], "sgd")  # twice in one group it is updated once
