@@ -1,6 +1,9 @@
 """tristep.optim: what is changed between steps takes effect as in torch.optim."""
 
 import copy
+import io
+import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -152,6 +155,174 @@ def test_changes_between_steps_like_torch(name, arguments, change):
         nets.append(net)
     # NAdam's and ASGD's own numbers are float32, but torch's are float64 once they have been loaded.
     torch.testing.assert_close(nets[0].state_dict(), nets[1].state_dict(), rtol=1e-7, atol=1e-9)
+
+
+# What may happen to the memory of numbers such as update counts, of which training must see nothing. Those that return an
+# optimizer go on with that one.
+
+
+def _share(optimizer, numbers):
+    for number in numbers:
+        number.share_memory_()
+
+
+def _share_one(optimizer, numbers):
+    numbers[0].share_memory_()
+
+
+def _give_data(optimizer, numbers):
+    for number in numbers:
+        number.data = number.clone()
+
+
+def _set(optimizer, numbers):
+    for number in numbers:
+        number.set_(number.clone())
+
+
+def _put_states(optimizer, numbers):
+    ForkingPickler.dumps(optimizer.state_dict())  # as a queue of torch.multiprocessing does
+
+
+def _put_optimizer(optimizer, numbers):
+    ForkingPickler.dumps(optimizer)
+
+
+def _deepcopy(optimizer, numbers):
+    return copy.deepcopy(optimizer)
+
+
+def _pickle(optimizer, numbers):
+    return pickle.loads(pickle.dumps(optimizer))
+
+
+def _share_copy(optimizer, numbers):
+    again = copy.deepcopy(optimizer)
+    for row in again.state.values():
+        for value in row.values():
+            value.share_memory_()
+    return again
+
+
+def _double(optimizer, numbers):
+    for row in optimizer.state.values():
+        for key, value in row.items():
+            row[key] = value.double() if value.dim() == 0 else value
+
+
+def _views(optimizer, numbers):
+    counts = torch.stack(numbers)
+    values = iter(counts.unbind())
+    for row in optimizer.state.values():
+        for key, value in row.items():
+            row[key] = next(values) if value.dim() == 0 else value
+
+
+MOVES = [_share, _share_one, _give_data, _set, _put_states, _put_optimizer, _deepcopy, _pickle, _share_copy, _double, _views]
+COUNTING = [
+    ("Adam", {}),
+    ("AdamW", {"amsgrad": True}),
+    ("NAdam", {}),
+    ("RAdam", {}),
+    ("ASGD", {"t0": 2}),
+    ("Adagrad", {"lr_decay": 0.3}),
+    ("RMSprop", {}),
+    ("Adadelta", {}),
+    ("Adamax", {}),
+    ("Rprop", {}),
+]
+
+
+def _numbers(optimizer):
+    return [value for row in optimizer.state.values() for value in row.values() if value.dim() == 0]
+
+
+def _train(optimizer, n):
+    for _ in range(n):
+        for k, parameter in enumerate(optimizer.param_groups[0]["params"]):
+            parameter.grad = torch.full_like(parameter, 0.5 + k)
+        optimizer.step()
+
+
+def _close(optimizer, reference):
+    torch.testing.assert_close(optimizer.param_groups[0]["params"], reference.param_groups[0]["params"])
+    for row, expected in zip(optimizer.state.values(), reference.state.values(), strict=True):
+        torch.testing.assert_close({key: row[key] for key in expected}, dict(expected))
+
+
+@pytest.mark.parametrize("move", MOVES, ids=lambda move: move.__name__[1:])
+@pytest.mark.parametrize(("name", "arguments"), COUNTING, ids=lambda value: value if isinstance(value, str) else "")
+def test_numbers_in_other_memory_go_on_like_torchs(name, arguments, move, eager_in_quick_tier):
+    both = []
+    for library in (tristep.optim, torch.optim):
+        parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
+        optimizer = getattr(library, name)(parameters, lr=0.02, **arguments)
+        _train(optimizer, 2)
+        optimizer = move(optimizer, _numbers(optimizer)) or optimizer
+        junk = [torch.full((1,), 7e5 + k) for k in range(500)]  # takes the memory that has become free
+        numbers = _numbers(optimizer)
+        _train(optimizer, 3)
+        assert all(a is b for a, b in zip(numbers, _numbers(optimizer), strict=True))
+        assert [each.item() for each in junk] == [7e5 + k for k in range(500)]
+        both.append(optimizer)
+    _close(*both)
+
+
+@pytest.mark.parametrize(("name", "arguments"), COUNTING[:6], ids=lambda value: value if isinstance(value, str) else "")
+def test_two_optimizers_count_in_the_same_memory(name, arguments, eager_in_quick_tier):
+    """As workers do that share their states. The second one has views of the first one's numbers."""
+    both = []
+    for library in (tristep.optim, torch.optim):
+        parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
+        first, second = (getattr(library, name)(parameters, lr=0.02, **arguments) for _ in range(2))
+        _train(first, 1)
+        for parameter in parameters:
+            for key, value in first.state[parameter].items():
+                second.state[parameter][key] = value.share_memory_().view_as(value)
+        for optimizer in (first, second, second, first, second):
+            _train(optimizer, 1)
+        both += [first, second]
+    _close(both[0], both[2])
+    _close(both[1], both[3])
+
+
+def test_a_workers_own_numbers_are_advanced(eager_in_quick_tier):
+    """Numbers that are there before the first step, as in A3C's SharedAdam."""
+    both = []
+    for library in (tristep.optim, torch.optim):
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        optimizer, count = library.Adam([parameter], lr=0.1), torch.tensor(0.0)
+        optimizer.state[parameter].update(step=count, exp_avg=torch.zeros(3), exp_avg_sq=torch.zeros(3))
+        _train(optimizer, 3)
+        assert count.item() == 3.0
+        assert optimizer.state[parameter]["step"] is count
+        both.append(optimizer)
+    _close(*both)
+
+
+def test_a_number_is_saved_without_the_others(eager_in_quick_tier):
+    sizes = []
+    for library in (tristep.optim, torch.optim):
+        optimizer = library.Adam([torch.nn.Parameter(torch.ones(1)) for _ in range(1000)])
+        _train(optimizer, 1)
+        file = io.BytesIO()
+        torch.save(_numbers(optimizer)[0], file)
+        sizes.append(len(file.getvalue()))
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("saved_by", [torch.optim, tristep.optim], ids=["torch", "ours"])
+def test_a_loaded_state_does_not_count_with_what_it_was_loaded_from(saved_by, eager_in_quick_tier):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    source, optimizer = saved_by.NAdam([parameter]), tristep.optim.NAdam([parameter])
+    _train(source, 2)
+    state = source.state_dict()
+    optimizer.load_state_dict(state)
+    _train(optimizer, 3)
+    assert [row["step"].item() for row in (state["state"][0], source.state[parameter])] == [2.0, 2.0]
+    assert optimizer.state[parameter]["step"].item() == 5.0
+    _train(source, 1)
+    assert optimizer.state[parameter]["step"].item() == 5.0
 
 
 @pytest.mark.parametrize(("before", "after"), [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, storage
@@ -43,10 +44,12 @@ class FusedOptimizer(torch.optim.Optimizer):
     """
 
     _keys: ClassVar[Mapping[str, str]] = {}  # by the rule's name of a state its key in `state[parameter]`
-    _shown: ClassVar[tuple[str, ...]] = ("step",)  # the numbers that stand in `state[parameter]`, too
+    _shown: ClassVar[tuple[str, ...]] = ("step",)  # the numbers that are tensors in `state[parameter]`
     _takes_sparse: ClassVar[bool] = False
     _takes_complex: ClassVar[bool] = True
     _plan: OptimizerPlan | None = None
+    _number_arrays: Sequence[np.ndarray] = ()  # in which the optimizer's own tensors of `_shown` are
+    _is_copy = False  # whether `state` is new, copied or loaded, so that nobody has other views of its tensors
     _owners: dict[torch.Tensor, int] | None = None  # the ranks that parameters belong to; see owners.py
     _control: torch.Tensor | None = None  # float32 [2], what gradients are multiplied by, and whether a step is skipped
 
@@ -257,6 +260,10 @@ class FusedOptimizer(torch.optim.Optimizer):
                     if isinstance(value, torch.Tensor) and value.dtype != optimizer.state[parameter][name].dtype:
                         device = optimizer.state[parameter][name].device
                         optimizer.state[parameter][name] = value.detach().to(device, copy=True)
+            for row in optimizer.state.values():
+                for name in self._shown:  # a step counts in these, not in those of `state_dict`
+                    if isinstance(row.get(name), torch.Tensor):
+                        row[name] = row[name].detach().clone()
 
         hooks = (
             self.register_load_state_dict_pre_hook(remember),
@@ -273,7 +280,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._plan = None
+        self._plan, self._is_copy = None, True
 
 
 def _take_scale(optimizer: FusedOptimizer, found_inf: torch.Tensor | None, grad_scale: torch.Tensor | None) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update
+from .numbers import NumberTensors
 
 if TYPE_CHECKING:
     from .base import FusedOptimizer
@@ -37,7 +38,20 @@ class GroupRows:
         groups: Sequence[Group],
     ) -> None:
         self._optimizer, self._rule, self._groups = optimizer, rule, groups
-        self._numbers = self._first_numbers(parameters)
+        first = [
+            optimizer._first_numbers(group, parameter, optimizer.state.get(parameter, {}))
+            for group, parameter in zip(groups, parameters, strict=True)
+        ]
+        self.tensors = {
+            name: NumberTensors(optimizer, parameters, name, [numbers[name] for numbers in first])
+            for name in first[0]
+            if name in optimizer._shown
+        }
+        # By name one for each parameter.
+        self._numbers = {
+            name: self.tensors[name].array if name in self.tensors else np.array([numbers[name] for numbers in first])
+            for name in first[0]
+        }
         self.active = [True] * len(groups)
         self._shared: list[tuple[Any, int]] = []  # rows of equal hyper-parameters, and the first of them
         self._changes: list[tuple[Any, dict[str, Any]]] = []  # new numbers of these rows, after the step
@@ -55,6 +69,8 @@ class GroupRows:
 
     def write(self, update: Update, number: int | None = None) -> bool:
         optimizer = self._optimizer
+        for shown in self.tensors.values():
+            shown.read()
         self._share()
         scale = getattr(optimizer, "grad_scale", None) if optimizer._control is None else None
         unscale = 1.0 if scale is None else 1.0 / float(scale)
@@ -80,28 +96,10 @@ class GroupRows:
         for rows, numbers in self._changes:
             for name, array in self._numbers.items():
                 array[rows] = numbers[name]
+        for name, shown in self.tensors.items():
+            shown.write([rows for rows, _ in self._changes], name == "step")
         for group in self._stepping:
             self._optimizer._end(group)
-
-    def _first_numbers(self, parameters: Sequence[torch.Tensor]) -> dict[str, np.ndarray]:
-        """One array for each number; where they are shown, `state` has views of its elements."""
-        optimizer = self._optimizer
-        first = [
-            optimizer._first_numbers(group, parameter, optimizer.state.get(parameter, {}))
-            for group, parameter in zip(self._groups, parameters, strict=True)
-        ]
-        dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-        arrays = {}
-        for name in first[0]:
-            values = torch.tensor([numbers[name] for numbers in first], dtype=dtype, device="cpu")
-            if name in optimizer._shown:
-                for i, parameter in enumerate(parameters):
-                    row = optimizer.state[parameter]
-                    if name in row:
-                        values[i] = float(row[name])
-                    row[name] = values[i]
-            arrays[name] = values.numpy()
-        return arrays
 
     def _share(self) -> None:
         """Find the parameters that share hyper-parameters: those of one group and of equal numbers."""

@@ -44,12 +44,15 @@ class OptimizerPlan:
                     kind = rule, optimizer._narrow(group), optimizer._rounding(group), exchange
                     members.setdefault(kind, []).append((group, k))
         self._plans: list[tuple[ParameterStates | OwnedParameters, StepPlan]] = []
+        arrays = []
         for (rule, *_, exchange), those in sorted(members.items(), key=lambda each: each[0][-1] is not None):
             groups, parameters = [group for group, _ in those], [group["params"][k] for group, k in those]
             rows = GroupRows(optimizer, rule, parameters, groups)
+            arrays += [shown.array for shown in rows.tensors.values()]
             make = ParameterStates if exchange is None else OwnedParameters
             states = make(optimizer, parameters, groups, [name_of(*each) for each in those])
             self._plans.append((states, StepPlan(states, rows, states.own_gradients)))
+        optimizer._number_arrays, optimizer._is_copy = arrays, False
         self._owned = [states for states, _ in self._plans if isinstance(states, OwnedParameters)]
         self._sharded = [parameter for states, _ in self._plans for parameter in states.sharded]
         self._groups = [(group, group["params"], optimizer._rule(group)) for group in optimizer.param_groups]
