@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from ..kernels import Rule, rules
 from .displaced import DisplacedWeights
+from .interrupts import interrupts_wait
 from .optimizer import Optimizer, RuleOptimizer, Updater
 from .optimizer.multi import part_of, parts_of
 from .params import listed
@@ -79,19 +80,24 @@ def averaged_weights(stepper: Stepper, averages: Sequence[tuple[Any, Any, list[i
     stepper.start()
     stepper.sync.follow_weights()
     displaced = DisplacedWeights(stepper.replicas)
-    if stepper.sync.updates:
-        for average in averages:
-            stepper.sync.apply(*average)
-    else:
-        for replica in stepper.replicas:
-            for rule, hyper, indices in averages:
-                replica.updater.apply(rule, hyper, indices, [replica.params[i] for i in indices])
-    displaced.mark()
     try:
-        yield
-        written = displaced.written()
-    finally:
+        try:
+            with interrupts_wait():
+                if stepper.sync.updates:
+                    for average in averages:
+                        stepper.sync.apply(*average)
+                else:
+                    for replica in stepper.replicas:
+                        for rule, hyper, indices in averages:
+                            replica.updater.apply(rule, hyper, indices, [replica.params[i] for i in indices])
+                displaced.mark()
+            yield
+            written = displaced.written()
+        finally:
+            displaced.restore()
+    except KeyboardInterrupt:  # which may have come just before that lets interrupts wait
         displaced.restore()
+        raise
     if written:
         raise RuntimeError(
             f"{listed(written)} written to inside averaged_weights(), which shows an average and then restores the "

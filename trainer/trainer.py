@@ -260,12 +260,16 @@ class Trainer(TrainerCore):
         """
         found = averages_of(self._optimizer)
         self._refuse_averaged("averaged_weights()", or_ascended=True)
-        self._averaging = True
         try:
-            with averaged_weights(self._stepper, found):
-                yield
-        finally:
+            try:
+                self._averaging = True
+                with averaged_weights(self._stepper, found):
+                    yield
+            finally:
+                self._averaging = False
+        except KeyboardInterrupt:  # which may have come just before the last line
             self._averaging = False
+            raise
 
     def float32_weights(self) -> dict[str, torch.Tensor]:
         """The weights by name in float32, in new tensors: those of 16 bits with what their masters add, of float64 rounded.

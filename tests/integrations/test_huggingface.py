@@ -227,3 +227,37 @@ def test_a_schedule_that_asks_for_the_defaults(transformers):
             rates += schedule.get_last_lr()
         found.append(rates)
     assert found[0] == found[1]
+
+
+def test_the_trainer_evaluates_averages_and_trains_on(transformers, tmp_path):
+    """It calls `eval()` and `train()` of the optimizer, through Accelerate's."""
+    losses, weights = [], []
+    for evaluated in (True, False):
+        model = _model(transformers)
+        optimizer = tristep.optim.ScheduleFreeAdamW(model.parameters(), lr=RATE)
+        if evaluated:
+            settings = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 4}
+            trainer = transformers.Trainer(
+                model,
+                _arguments(transformers, tmp_path, **settings),
+                train_dataset=_sentences(),
+                eval_dataset=_sentences(),
+                optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)),
+            )
+            trainer.train()
+            losses.append([entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry])
+            optimizer.train()
+        else:
+            batch = {name: torch.stack([each[name] for each in _sentences()]) for name in ("input_ids", "labels")}
+            losses.append([])
+            for step in range(1, STEPS + 1):
+                optimizer.zero_grad()
+                model(**batch).loss.backward()
+                optimizer.step()
+                if step % 2 == 0:
+                    with optimizer.averaged_weights(), torch.no_grad():
+                        losses[-1].append(model(**batch).loss.item())
+        weights.append([parameter.detach() for parameter in model.parameters()])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for found, expected in zip(*weights, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)

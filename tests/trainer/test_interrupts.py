@@ -12,9 +12,10 @@ import torch
 import tristep
 from tristep import Trainer
 from tristep.kernels import groups
-from tristep.trainer import Ensemble, interrupts, snapshot
+from tristep.trainer import Ensemble, ascent, displaced, interrupts, snapshot
 from tristep.trainer.ensemble.group import EnsembleGroup
 from tristep.trainer.interrupts import interrupts_wait, uninterrupted
+from tristep.trainer.optim import adapters, multi
 from tristep.trainer.optimizer import SGD, get_updater
 
 DTYPES = (torch.float64, torch.float32)  # two groups, two launches
@@ -295,3 +296,30 @@ def test_lr_find_restores_all_wherever_it_is_interrupted(make):
     assert len(lines) > 60
     net(torch.ones(1, 2)).sum().backward()
     step()
+
+
+@pytest.mark.parametrize("make", ["trainer", "optim", "several"])
+def test_averaged_weights_are_gone_wherever_they_are_interrupted(make):
+    net, options = torch.nn.Linear(2, 2), {"ema_decay": 0.5}
+    source = {
+        "trainer": lambda: Trainer(net, "sgd", {"learning_rate": 1.0, **options}),
+        "optim": lambda: tristep.optim.Lion(net.parameters(), lr=1.0, **options),
+        "several": lambda: tristep.optim.MultiOptimizer(net, [("*", "lion", options)], lr=1.0),
+    }[make]()
+    for _ in range(2):
+        net(torch.ones(1, 2)).sum().backward()
+        source.step(*[1] * (make == "trainer"))
+
+    def show():
+        with source.averaged_weights():
+            assert str(net.state_dict()) != before
+
+    before, lines = str(net.state_dict()), []
+    files = [module.__file__ for module in (ascent, displaced, interrupts, adapters, multi)]
+    for line in _at_each_line(show, type(source).averaged_weights.__wrapped__.__code__, *files):
+        lines.append(line)
+        assert str(net.state_dict()) == before, f"averages in the model after an interrupt at {line}"
+        source.state_dict()
+    assert len(lines) > 20
+    net(torch.ones(1, 2)).sum().backward()
+    source.step(*[1] * (make == "trainer"))

@@ -4,6 +4,7 @@ import copy
 import inspect
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from optimizer_table import row_of
@@ -291,6 +292,106 @@ def test_averaged_weights_like_the_trainers(name, dtype):
     with pytest.raises(KeyError), optimizer.averaged_weights():
         raise KeyError
     assert _equal(parameters, trained)
+
+
+AVERAGED = {"ScheduleFreeSGD": {}, "ScheduleFreeAdamW": {"warmup": 2}, "Lion": {"ema_decay": 0.5}}
+
+
+@pytest.mark.parametrize("name", AVERAGED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_eval_shows_averages_until_train(name, dtype):
+    parameters = _parameters(dtype)
+    optimizer = getattr(tristep.optim, name)(parameters, lr=0.05, **AVERAGED[name])
+    optimizer.eval()
+    assert _equal(parameters, _parameters(dtype))
+    _give_gradients(parameters, 0)
+    with pytest.raises(RuntimeError, match=r"step\(\) where parameters have their averaged values.* call train\(\)"):
+        optimizer.step()
+    optimizer.train()
+    for step in range(3):
+        _give_gradients(parameters, step)
+        optimizer.step()
+    trained, saved = [parameter.detach().clone() for parameter in parameters], str(optimizer.state_dict())
+    with optimizer.averaged_weights():
+        averages = [parameter.detach().clone() for parameter in parameters]
+    assert not _equal(averages, trained)
+    for _ in range(2):
+        optimizer.eval()
+        assert _equal(parameters, averages)
+    with optimizer.averaged_weights():
+        assert _equal(parameters, averages)
+    assert _equal(parameters, averages)
+    with pytest.raises(RuntimeError, match="averaged values"):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match=r"float32_weights\(\) where parameters"):
+        optimizer.float32_weights()
+    for _ in range(2):
+        optimizer.train()
+        assert _equal(parameters, trained)
+    assert str(optimizer.state_dict()) == saved
+    optimizer.eval()
+    with torch.no_grad():
+        parameters[0].zero_()
+    with pytest.raises(RuntimeError, match=r"written to between eval\(\) and train\(\)"):
+        optimizer.train()
+    assert _equal(parameters, trained)
+
+
+@pytest.mark.parametrize("way", ["state_dict", "pickle"])
+@pytest.mark.parametrize("name", AVERAGED)
+def test_what_is_saved_after_eval_goes_on_as_it_was_trained(name, way):
+    parameters = _parameters()
+    optimizer = getattr(tristep.optim, name)(parameters, lr=0.05, **AVERAGED[name])
+    for step in range(5):
+        if step == 3:
+            optimizer.eval()
+            averages = [parameter.detach().clone() for parameter in parameters]
+            if way == "pickle":
+                others, again = pickle.loads(pickle.dumps((parameters, optimizer)))
+            else:
+                others = [torch.nn.Parameter(average.clone()) for average in averages]
+                again = getattr(tristep.optim, name)(others, lr=0.05, **AVERAGED[name])
+                again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            assert _equal(others, averages)
+            _give_gradients(others, step)
+            with pytest.raises(RuntimeError, match="averaged values"):
+                again.step()
+            optimizer.train()
+            again.train()
+        _give_gradients(parameters, step)
+        optimizer.step()
+        if step >= 3:
+            _give_gradients(others, step)
+            again.step()
+            assert _equal(parameters, others)
+
+
+def test_eval_is_the_papers_average():
+    """Defazio et al. (2024), eq. 3 to 5, with a constant rate."""
+    parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    optimizer = tristep.optim.ScheduleFreeSGD([parameter], lr=0.1, beta=0.8)
+    x = z = np.array([1.0, -2.0])
+    for t in range(1, 6):
+        y = 0.2 * z + 0.8 * x
+        np.testing.assert_allclose(parameter.detach().numpy(), y, rtol=1e-12)
+        parameter.grad = parameter.detach() ** 2
+        optimizer.step()
+        z = z - 0.1 * y**2
+        x = (1 - 1 / t) * x + z / t
+        optimizer.eval()
+        np.testing.assert_allclose(parameter.detach().numpy(), x, rtol=1e-12)
+        optimizer.train()
+
+
+def test_eval_of_what_keeps_no_average_changes_nothing():
+    parameters = _parameters()
+    optimizer = tristep.optim.Lion(parameters)
+    optimizer.eval()
+    _give_gradients(parameters, 0)
+    optimizer.step()
+    stepped = [parameter.detach().clone() for parameter in parameters]
+    optimizer.train()
+    assert _equal(parameters, stepped)
 
 
 def test_averages_are_there_after_loading_too():

@@ -143,6 +143,36 @@ def test_averages_and_the_table():
         pass
 
 
+def test_eval_and_train_reach_those_that_have_them():
+    net = make_net()
+    entries = [("ndim<2", "ScheduleFreeSGD", {"lr": 0.1}), ("2.*", "Lion"), ("*", torch.optim.SGD)]
+    optimizer = optim.MultiOptimizer(net, entries, lr=0.01)
+    trained = take(optimizer, net, 3)
+    with optimizer.averaged_weights():
+        averages = [parameter.detach().clone() for parameter in net.parameters()]
+    optimizer.eval()
+    close([parameter.detach() for parameter in net.parameters()], averages, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match=r"step\(\) where parameters have their averaged values"):
+        optimizer.step()
+    close([parameter.detach() for parameter in net.parameters()], averages, rtol=0, atol=0)  # also SGD's
+    other = make_net()
+    with torch.no_grad():
+        for parameter, average in zip(other.parameters(), averages, strict=True):
+            parameter.copy_(average)
+    again = optim.MultiOptimizer(other, entries, lr=0.01)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for each, model in ((optimizer, net), (again, other)):
+        each.train()
+        close([parameter.detach() for parameter in model.parameters()], trained, rtol=0, atol=0)
+    close(take(again, other, 2), take(optimizer, net, 2), rtol=0, atol=0)
+    optimizer.eval()
+    with torch.no_grad():
+        net[0].bias.zero_()
+    with pytest.raises(RuntimeError, match="written to between"):
+        optimizer.train()
+    take(optimizer, net, 1)
+
+
 @pytest.mark.parametrize(
     ("entries", "kind", "words"),
     [

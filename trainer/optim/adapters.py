@@ -12,10 +12,11 @@ import torch
 
 from ...kernels import Rule, TensorRule, Update, storage
 from .. import optimizer as gluon
+from ..interrupts import uninterrupted
 from ..validation import did_you_mean, number
 from . import shards
 from .base import FusedOptimizer
-from .groups import Group, Numbers, name_of
+from .groups import Group, Numbers, is_evaluated, name_of, refuse_evaluated
 from .states import as_real
 
 __all__ = [
@@ -52,6 +53,11 @@ __all__ = [
 _NOT_OPTIONS = (
     *("self", "learning_rate", "wd", "rescale_grad", "lr_scheduler", "begin_num_update", "param_idx2name", "param_dict"),
 )
+_WRITTEN = (
+    "parameters were written to between eval() and train(), or inside averaged_weights(), where they have their averaged "
+    "values: those from before are there again, what was written is gone; write to them outside"
+)
+_TRAINED = "trained"  # in a parameter's state while it has its averaged value: that from before
 
 
 def as_torch(klass: type[gluon.RuleOptimizer]) -> type[_OfRule]:
@@ -59,7 +65,8 @@ def as_torch(klass: type[gluon.RuleOptimizer]) -> type[_OfRule]:
 
     Its arguments are `lr` and `weight_decay`, `maximize`, and by name those of the class; each can be given for a group.
     What looks at all gradients (`clip_norm`, `zclip`, `skip_norm`, `skip_percentile`, `skip_nonfinite`) means those of all
-    groups that have the same options on.
+    groups that have the same options on. Where the class keeps an average of the weights, or with `ema_decay`, `eval()`
+    shows it until `train()`.
 
     Args:
         klass: a subclass of `RuleOptimizer`.
@@ -159,7 +166,8 @@ class _OfRule(FusedOptimizer):
         for group in self.param_groups:
             for name, default in self._options.items():  # those that came after it was saved
                 group.setdefault(name, default)
-        self.__dict__.pop("_known", None)  # of groups that are no more
+        for name in ("_known", "_versions"):  # of groups and values that are no more
+            vars(self).pop(name, None)
 
     def _of(self, group: Group) -> gluon.RuleOptimizer:
         """The optimizer with this group's options."""
@@ -201,6 +209,7 @@ class _OfRule(FusedOptimizer):
         return self._of(group).row(int(numbers["step"]), float(group["lr"]), float(group["weight_decay"]), index)
 
     def _begin(self, group: Group) -> None:
+        refuse_evaluated("step()", [group])
         optimizer = self._of(group)
         if optimizer.host_state_names:
             optimizer.load_host_state(group.setdefault("carried", optimizer.host_state()))
@@ -214,43 +223,93 @@ class _OfRule(FusedOptimizer):
     def _counted(self, group: Group) -> bool:
         return self._of(group).counts_as_step
 
+    @uninterrupted
+    @torch.no_grad()
+    def eval(self) -> None:
+        """Give the parameters their averaged values until `train()`, in the groups that keep an average.
+
+        These are what schedule-free optimizers, and others with `ema_decay`, are to be evaluated by. Steps are refused
+        meanwhile. `state_dict()` has the values from before, too, so that a training which is saved now goes on from them.
+        """
+        try:
+            for group in self.param_groups:
+                average = self._of(group).average_in_use()
+                if average is not None and not is_evaluated(group):
+                    group["train_mode"] = False
+                    self._show_average(group, *average)
+        except BaseException:
+            self._show_trained()
+            raise
+
+    @uninterrupted
+    def train(self) -> None:
+        """Give the parameters the values again that they had before `eval()`, to the bit.
+
+        Raises:
+            RuntimeError: the parameters have been written to meanwhile, which is undone.
+        """
+        if self._show_trained():
+            raise RuntimeError(_WRITTEN)
+
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """A context in which the parameters have their averaged values, where the optimizer keeps an average.
 
-        Afterwards they have those that they had before, to the bit.
+        It is `eval()` before and `train()` afterwards; after an `eval()` it changes nothing.
 
         Raises:
             ValueError: the optimizer keeps no average; nothing has been changed.
-            RuntimeError: on leaving, the parameters have been written to inside, as by a step, which is undone.
+            RuntimeError: as `train` on leaving.
         """
-        averages = [(group, self._of(group).average_in_use()) for group in self.param_groups]
-        if not all(average for _, average in averages):
+        if not all(self._of(group).average_in_use() for group in self.param_groups):
             raise ValueError(f"{type(self).__name__} keeps no averaged weights: give it ema_decay=0.999, say")
-        before = [(parameter, parameter.detach().clone()) for group in self.param_groups for parameter in group["params"]]
-        try:
-            for group, average in averages:
-                rule, hyper = average  # type: ignore[misc]
-                trained = [each for each in group["params"] if set(rule.slots) <= set(self.state.get(each, ()))]
-                weights = [as_real(parameter).detach() for parameter in trained]
-                states = [tuple(as_real(self.state[parameter][name]) for name in rule.slots) for parameter in trained]
-                update = Update(rule, weights, states)
-                update.hyper[:] = [1.0, *(hyper[name] for name in rule.hyper)]
-                gradients = [torch.zeros_like(weight) for weight in weights]
-                update.bind(gradients)
-                update()
-            versions = [parameter._version for parameter, _ in before]
+        if any(map(is_evaluated, self.param_groups)):
             yield
-            written = [parameter._version for parameter, _ in before] != versions
-        finally:
-            with torch.no_grad():
-                for parameter, old in before:
-                    parameter.copy_(old)
+            return
+        written = False
+        try:
+            try:
+                self.eval()
+                yield
+            finally:
+                written = self._show_trained()
+        except KeyboardInterrupt:  # which may have come just before that lets interrupts wait
+            self._show_trained()
+            raise
         if written:
-            raise RuntimeError(
-                "parameters were written to inside averaged_weights(), as by a step, which shows an average and then "
-                "restores the values from before: these are there again, what was written is gone; take steps outside"
-            )
+            raise RuntimeError(_WRITTEN)
+
+    def _evaluated(self) -> list[torch.Tensor]:
+        """The parameters that have their averaged values now."""
+        every = [parameter for group in self.param_groups if is_evaluated(group) for parameter in group["params"]]
+        return [parameter for parameter in every if _TRAINED in self.state.get(parameter, ())]
+
+    def _show_average(self, group: Group, rule: Rule, hyper: Mapping[str, float]) -> None:
+        """Give a group's parameters their averaged values, and keep those that they have."""
+        trained = [each for each in group["params"] if set(rule.slots) <= set(self.state.get(each, ()))]
+        weights = [as_real(parameter).detach() for parameter in trained]
+        states = [tuple(as_real(self.state[parameter][name]) for name in rule.slots) for parameter in trained]
+        for parameter in trained:
+            self.state[parameter][_TRAINED] = parameter.detach().clone()
+        update = Update(rule, weights, states)
+        update.hyper[:] = [1.0, *(hyper[name] for name in rule.hyper)]
+        gradients = [torch.zeros_like(weight) for weight in weights]
+        update.bind(gradients)
+        update()
+        vars(self).setdefault("_versions", {}).update((parameter, parameter._version) for parameter in trained)
+
+    @uninterrupted
+    @torch.no_grad()
+    def _show_trained(self) -> bool:
+        """Undo `eval`: whether parameters have been written to since."""
+        versions = vars(self).pop("_versions", {})
+        written = False
+        for parameter in self._evaluated():
+            written |= versions.get(parameter, parameter._version) != parameter._version
+            parameter.copy_(self.state[parameter].pop(_TRAINED))
+        for group in self.param_groups:
+            group.pop("train_mode", None)
+        return written
 
 
 class Sophia(_OfRule, of=gluon.Sophia):

@@ -19,7 +19,7 @@ from ..capture import CapturedStep
 from ..interrupts import uninterrupted
 from . import shards
 from .full_precision import float32_weights, load_float32_weights
-from .groups import Group, Numbers, name_of
+from .groups import Group, Numbers, name_of, refuse_evaluated
 from .owned_states import states_as_shards
 from .owners import check_shards
 from .plan import OptimizerPlan
@@ -213,6 +213,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Complex parameters give complex64.
         """
+        refuse_evaluated("float32_weights()", self.param_groups)
         return float32_weights(self)
 
     @uninterrupted
@@ -222,6 +223,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError, TypeError: it does not fit the parameters; nothing has been changed.
         """
+        refuse_evaluated("load_float32_weights()", self.param_groups)
         load_float32_weights(self, weights)
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from .numbers import NumberTensors
 if TYPE_CHECKING:
     from .base import FusedOptimizer
 
-__all__ = ["Group", "GroupRows", "Numbers", "name_of"]
+__all__ = ["Group", "GroupRows", "Numbers", "is_evaluated", "name_of", "refuse_evaluated"]
 
 Group = dict[str, Any]
 Numbers = MutableMapping[str, Any]
@@ -117,3 +117,17 @@ class GroupRows:
 def name_of(group: Group, k: int) -> str:
     """What messages call a group's parameter."""
     return repr(group["param_names"][k]) if "param_names" in group else f"params[{k}]"
+
+
+def is_evaluated(group: Group) -> bool:
+    """Whether its parameters have their averaged values, as between `eval()` and `train()`; libraries share the key."""
+    return not group.get("train_mode", True)
+
+
+def refuse_evaluated(what: str, groups: Iterable[Group]) -> None:
+    """Refuse what needs the parameters as they are trained."""
+    if any(map(is_evaluated, groups)):
+        raise RuntimeError(
+            f"{what} where parameters have their averaged values, after eval() or inside averaged_weights(): call train() "
+            "of the optimizer, or leave the context, first"
+        )

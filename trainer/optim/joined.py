@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, MutableMapping
+from contextlib import ExitStack
 from itertools import chain, islice
 from typing import Any
 
 import torch
 
-from .groups import Group
+from ..interrupts import uninterrupted
+from .groups import Group, refuse_evaluated
 from .states import same_objects
 
 __all__ = ["JoinedOptimizers"]
@@ -111,11 +113,32 @@ class JoinedOptimizers(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self.share()
+        refuse_evaluated("step()", self.param_groups)  # before some of them have stepped
         for optimizer in self.optimizers:
             optimizer.step()
         if [2 * len(each.state) + 1 for each in self.optimizers] != list(map(len, self._agreed["state"][1:])):
             self._look("state")  # who has got hold of it sees the new ones
         return loss
+
+    @uninterrupted
+    def eval(self) -> None:
+        """Give the parameters their averaged values until `train()`: those of the optimizers that have this method."""
+        self.share()
+        with ExitStack() as stack:
+            stack.callback(self.train)
+            for optimizer in self.optimizers:
+                if callable(method := getattr(optimizer, "eval", None)):
+                    method()
+            stack.pop_all()
+
+    @uninterrupted
+    def train(self) -> None:
+        """Undo `eval()`."""
+        self.share()
+        with ExitStack() as stack:  # all of them are called, whatever one raises
+            for optimizer in self.optimizers:
+                if callable(method := getattr(optimizer, "train", None)):
+                    stack.callback(method)
 
     def owner_of(self, i: int, group: Group) -> int:
         """Which optimizer has group `i`, or is to have it."""
