@@ -75,7 +75,7 @@ class Orthogonalization(NamedTuple):
         triples: coefficients of the iteration's polynomials, one triple for each step.
         gram: whether it is done on the products of the matrix' rows; None means where there are more than twice as many
             columns as rows, or rows as columns.
-        flatten: whether tensors of more than two dimensions are matrices, too: all dimensions but the first are columns.
+        flatten: whether tensors of more than two dimensions are one matrix: all dimensions but the first are columns.
         splits: blocks of rows that are matrices of their own: a number of equal ones, or the rows of each. That of a tensor
             is the one that its hyper-parameter `split` numbers. An empty one is for tensors that are not split.
     """
@@ -191,14 +191,14 @@ def orthogonal_blocks(tensors: torch.Tensor, how: Orthogonalization, split: int,
     """The blocks of rows of these matrices, each made orthogonal.
 
     Args:
-        tensors: [n, rows, ...].
+        tensors: [n, rows, ...], or [n, matrices, rows, columns].
         how, epsilon: as those of `orthogonalized`.
         split: the number of the entry of `how.splits`.
 
     Returns:
         Matrices [n, rows of the block, columns].
     """
-    matrices = tensors.flatten(2)
+    matrices = matrices_of(tensors, how)
     sizes = how.splits[split]
     if isinstance(sizes, int):
         sizes = (matrices.shape[1] // sizes,) * sizes
@@ -235,24 +235,32 @@ def step_ratio(block: torch.Tensor, scale: float) -> float:
     return scale * math.sqrt(max(rows, columns)) if scale else math.sqrt(max(1.0, rows / columns))
 
 
-def is_matrix(dimensions: int, flatten: bool) -> bool:
-    """Whether tensors of so many dimensions are made orthogonal."""
-    return dimensions == 2 or (flatten and dimensions > 2)
+def matrix_shape(shape: Sequence[int], flatten: bool) -> tuple[int, int] | None:
+    """The rows and columns of the matrix, or the matrices, that a tensor is; None if it is none."""
+    if len(shape) == 2 or (flatten and len(shape) > 2):
+        return shape[0], math.prod(shape[1:])
+    return (shape[1], shape[2]) if len(shape) == 3 else None
+
+
+def matrices_of(tensors: torch.Tensor, how: Orthogonalization) -> torch.Tensor:
+    """Stacked tensors, [n, ...], as a stack of all their matrices."""
+    return tensors.flatten(0, 1) if tensors.dim() == 4 and not how.flatten else tensors.flatten(2)
 
 
 def muon_shapes(shape: torch.Size, flatten: bool = False) -> dict[str, Any]:
-    return {"var": (0,)} if is_matrix(len(shape), flatten) else {}
+    return {} if matrix_shape(shape, flatten) is None else {"var": (0,)}
 
 
 def muon_cost(shape: torch.Size, how: Orthogonalization = Orthogonalization()) -> float:  # noqa: B008  # never changed
-    if not is_matrix(len(shape), how.flatten):
+    matrix = matrix_shape(shape, how.flatten)
+    if matrix is None:
         return float(shape.numel())
-    squares = sum(c != 0 for *_, c in how.triples)
-    return newton_schulz_cost(shape[0], math.prod(shape[1:]), len(how.triples), squares, how.gram)
+    squares, number = sum(c != 0 for *_, c in how.triples), shape.numel() / max(1, math.prod(matrix))
+    return number * newton_schulz_cost(*matrix, len(how.triples), squares, how.gram)
 
 
 def is_elementwise(shape: torch.Size, flatten: bool = False) -> bool:
-    return not is_matrix(len(shape), flatten)
+    return matrix_shape(shape, flatten) is None
 
 
 @rule(nonnegative=("var",))
@@ -276,6 +284,8 @@ def adamw_of_vectors(w, g, state, hyper):
 def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never changed
     """Momentum, made orthogonal. Jordan et al. (2024). Tensors that are no matrices take the step of `adamw_of_vectors`.
 
+    Tensors of three dimensions are stacks of matrices, each of which is made orthogonal, as in the authors' code.
+
     `of_gradient` and `of_mean` are the shares of gradient and momentum in the direction; `scale` is 0 for a rate multiplied
     by sqrt(max(1, rows / columns)), else the rate is multiplied by scale sqrt(max(rows, columns)); `split` is the number of
     an entry of `how.splits`.
@@ -289,7 +299,9 @@ def muon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # never
 
 
 def normuon_shapes(shape: torch.Size, flatten: bool = False) -> dict[str, Any]:
-    return {"var": (0,), "row": (shape[0], 1)} if is_matrix(len(shape), flatten) else {"row": (0,)}
+    if matrix_shape(shape, flatten) is None:
+        return {"row": (0,)}
+    return {"var": (0,), "row": (shape[0], 1) if flatten else (*shape[:-1], 1)}
 
 
 def evened(block: torch.Tensor, row: torch.Tensor, scale: float) -> torch.Tensor:
@@ -328,8 +340,8 @@ def normuon(w, g, state, hyper, *, how=Orthogonalization()):  # noqa: B008  # ne
     direction, mean = accumulated(limited(g, clip), mean, momentum, one_minus_momentum, of_gradient, of_mean)
     blocks = [block.to(w.dtype) for block in orthogonal_blocks(direction, how, int(split), epsilon)]
     squares = torch.cat([block.square().mean(dim=-1, keepdim=True) for block in blocks], dim=1)
-    row = (row_beta * row).add_(squares, alpha=one_minus_row_beta)
-    rows = row.split([block.shape[1] for block in blocks], dim=1)
+    row = (row_beta * row).add_(squares.view(row.shape), alpha=one_minus_row_beta)
+    rows = row.view(squares.shape).split([block.shape[1] for block in blocks], dim=1)
     blocks = [evened(block, own, scale) for block, own in zip(blocks, rows, strict=True)]
     step, ratio = joined(blocks, [1.0 if scale else step_ratio(block, 0.0) for block in blocks], out=direction)
     return moved(w, step, lr * ratio, decay), (mean, var, row)

@@ -153,7 +153,7 @@ def test_flattened_kernels_are_matrices_of_all_inputs():
 
 def test_vectors_of_muon_are_in_one_launch_of_the_engine(place):
     """With AdamW's bits, and the states of weights that go from one rule to the other."""
-    weights = [torch.randn(shape, device=place.device) for shape in [(4, 3), (5,), (300,), (2, 2, 2), (3, 3)]]
+    weights = [torch.randn(shape, device=place.device) for shape in [(4, 3), (5,), (300,), (2, 2, 2, 2), (3, 3)]]
     gradients = [torch.randn_like(weight) for weight in weights]
     shared = {"decay": 0.1, "clip": 0.5, "beta1": 0.9, "one_minus_beta1": 0.1, "beta2": 0.99, "one_minus_beta2": 0.01}
     own = {"adam_lr": 0.01, "adam_decay": 0.02, "adam_epsilon": 1e-8}

@@ -250,3 +250,56 @@ def test_a_copy_with_a_split_trains_on():
     trainer = Trainer(net, "muon", {"learning_rate": 0.1, "split": SPLITS["patterns"]})
     other = Trainer(copy.deepcopy(net), copy.deepcopy(trainer.optimizer))
     assert other.optimizer.rule is trainer.optimizer.rule
+
+
+STACKS = {
+    "plain": {},
+    "on products": {"gram": True, "match_adamw": True},
+    "split": {"split": [2, 6]},
+    "split by name": {"split": {"experts*": 2}},
+    "8 bits": {"state_dtype": "8bit"},
+}
+
+
+@pytest.mark.parametrize("arguments", STACKS)
+@pytest.mark.parametrize("name", ["muon", "normuon"])
+def test_a_stack_of_matrices_is_as_many_matrices(name, arguments):
+    """Weights of experts, [experts, rows, columns]: as the same weights as parameters of their own."""
+    rows, columns = (64, 128) if arguments == "8 bits" else (8, 5)  # states of fewer elements are not packed
+    (stack,) = parameters((3, rows, columns))
+    apart = [torch.nn.Parameter(matrix.detach().clone()) for matrix in stack]
+    settings = {"learning_rate": 0.02, "wd": 0.1, **STACKS[arguments]}
+    named = [(f"experts.{k}", matrix) for k, matrix in enumerate(apart)]
+    together = Trainer([("experts", stack)], name, settings)
+    exact = {key: value for key, value in settings.items() if key != "state_dtype"}  # whose rounding goes by place
+    separate = Trainer(named, name, exact)
+    torch.manual_seed(1)
+    for step in range(4):
+        stack.grad = torch.randn_like(stack)
+        for matrix, gradient in zip(apart, stack.grad, strict=True):
+            matrix.grad = gradient.clone()
+        together.step(1)
+        separate.step(1)
+        if step == 1:
+            state = together.state_dict()
+            together = Trainer([("experts", stack)], name, settings)
+            together.load_state_dict(state)
+    close = CLOSE | ({"atol": 0.02} if arguments == "8 bits" else {})
+    torch.testing.assert_close(stack.detach(), torch.stack(apart).detach(), **close)
+
+
+def test_other_dimensions_take_adamws_steps():
+    """Kernels of 2-D convolutions without `flatten`, and vectors."""
+    ours, theirs = (parameters((6, 3, 2, 2), (7,)) for _ in range(2))
+    trainer = Trainer(ours, "muon", {"learning_rate": 0.01, "wd": 0.1})
+    adamw = torch.optim.AdamW(theirs, lr=0.01, weight_decay=0.1)
+    train(lambda: trainer.step(1), ours)
+    train(adamw.step, theirs)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_rows_of_stacks_are_those_of_their_matrices():
+    (stack,) = parameters((3, 8, 5))
+    stack.grad = torch.ones_like(stack)
+    with pytest.raises(ValueError, match=r"split=3: .* has 8 rows, shape \(3, 8, 5\)"):
+        Trainer([stack], "muon", {"split": 3}).step(1)

@@ -330,7 +330,7 @@ class Muon(FusedOptimizer, torch.optim.Muon):
             narrow = self._narrow(group)
             for k, parameter in enumerate(group["params"]):
                 if (blocks := orthogonalization.splits[0]) != () and parameter.dim() == 2:
-                    check_rows("split", blocks, name_of(group, k), parameter.shape)
+                    check_rows("split", blocks, name_of(group, k), parameter.shape, len(parameter))
                 if narrow is not None and parameter.dtype == torch.float64:
                     raise ValueError(
                         f"state_dtype={group['state_dtype']!r}: {name_of(group, k)} is torch.float64; it must be None"

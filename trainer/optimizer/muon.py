@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...kernels import TensorRule, rules
-from ...kernels.rules.muon import COEFFICIENTS, Orthogonalization, Triple, is_matrix
+from ...kernels.rules.muon import COEFFICIENTS, Orthogonalization, Triple, matrix_shape
 from ..validation import boolean, choice, integer, number
 from .base import register
 from .counts import Index
@@ -37,8 +37,10 @@ class WithOrthogonalization(RuleOptimizer):
         gram: whether to iterate on the products of rows and multiply the matrix once (Zhang et al. 2026, "Gram
             Newton-Schulz"): the same up to rounding. None means for matrices with more than twice as many columns as rows,
             or rows as columns.
-        flatten: whether tensors of more than two dimensions, such as kernels of convolutions, are matrices, too, with all
-            dimensions but the first as columns, (out, in * height * width); else they take AdamW's step.
+        flatten: whether tensors of more than two dimensions, such as kernels of convolutions, are matrices with all
+            dimensions but the first as columns, (out, in * height * width). Else those of three dimensions are stacks of
+            matrices, (experts, rows, columns), each of which is made orthogonal, as in Jordan's code (so that a Conv1d needs
+            `flatten`, or AdamW), and those of more take AdamW's step.
         split: rows that are matrices of their own, such as the heads of a projection: a number of equal blocks of rows, or
             a list of the rows of each, for all matrices; under a Trainer also a mapping from patterns of names to one of
             these, such as {"*qkv.weight": [64, 64, 64], "*out|*proj": 4}, or a function from name and shape to one of them
@@ -87,7 +89,7 @@ class WithOrthogonalization(RuleOptimizer):
     def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         found: list[Blocks] = []
         if not self.uniform_hyper:
-            found = blocks_by_parameter(self.split, params, names, partial(is_matrix, flatten=self.flatten))
+            found = blocks_by_parameter(self.split, params, names, partial(matrix_shape, flatten=self.flatten))
         super().use_parameters(params, names)
         if found:
             self._blocks = ((), *dict.fromkeys(blocks for blocks in found if blocks != ()))
@@ -95,8 +97,8 @@ class WithOrthogonalization(RuleOptimizer):
 
     def check_storage(self, name: str, weight: torch.Tensor) -> None:
         super().check_storage(name, weight)
-        if self.uniform_hyper and self.split is not None and is_matrix(weight.dim(), self.flatten):
-            check_rows("split", self.split, name, weight.shape)
+        if self.uniform_hyper and self.split is not None and (matrix := matrix_shape(weight.shape, self.flatten)):
+            check_rows("split", self.split, name, weight.shape, matrix[0])
 
 
 def checked_coefficients(argument: str, value: Any) -> str | tuple[Triple, ...]:
@@ -141,7 +143,7 @@ def triples_of(coefficients: str | tuple[Triple, ...], steps: int | None) -> tup
 
 @register
 class Muon(WithOrthogonalization):
-    """Momentum made orthogonal, for the matrices of hidden layers; other tensors take AdamW's steps.
+    """Momentum made orthogonal, for the matrices of hidden layers, and stacks of them; other tensors take AdamW's steps.
 
     Embeddings and output layers are matrices, too, but should not be trained by Muon: give them a trainer of their own.
 

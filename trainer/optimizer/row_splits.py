@@ -30,13 +30,12 @@ def checked_blocks(argument: str, value: Any) -> Blocks:
     return integer(argument, value, low=1)
 
 
-def check_rows(argument: str, blocks: Blocks, name: str, shape: Sequence[int]) -> None:
+def check_rows(argument: str, blocks: Blocks, name: str, shape: Sequence[int], rows: int) -> None:
     """Refuse blocks that do not add up to the rows of a matrix.
 
     Raises:
         ValueError: they do not.
     """
-    rows = shape[0]
     if isinstance(blocks, int):
         if rows % blocks:
             raise ValueError(
@@ -78,7 +77,7 @@ def blocks_by_parameter(
     split: Mapping[str, Any] | Callable[[str, torch.Size], Any],
     params: Sequence[torch.Tensor],
     names: Sequence[str],
-    is_matrix: Callable[[int], bool],
+    matrix_shape: Callable[[torch.Size], tuple[int, int] | None],
 ) -> list[Blocks]:
     """The blocks of each parameter, empty where it is not split.
 
@@ -86,7 +85,7 @@ def blocks_by_parameter(
         split: a mapping from patterns of names, with alternatives separated by `|`, to blocks, of which the first that fits
             counts; or a function from a parameter's name and shape to its blocks or None.
         params, names: the parameters.
-        is_matrix: whether a tensor of so many dimensions can be split.
+        matrix_shape: the rows and columns of a tensor of this shape, None where it cannot be split.
 
     Raises:
         TypeError, ValueError: a pattern is the first of no matrix, or blocks do not fit a parameter.
@@ -95,14 +94,14 @@ def blocks_by_parameter(
     used: set[str] = set()
     for param, name in zip(params, names, strict=True):
         blocks: Blocks = ()
-        if is_matrix(param.dim()):
+        if matrix := matrix_shape(param.shape):
             argument, value = _asked(split, name, param.shape)
             if value is not None:
                 blocks = checked_blocks(argument, value)
-                check_rows(argument, blocks, repr(name), param.shape)
+                check_rows(argument, blocks, repr(name), param.shape, matrix[0])
                 used.add(argument)
         found.append(blocks)
-    matrices = [repr(name) for param, name in zip(params, names, strict=True) if is_matrix(param.dim())]
+    matrices = [repr(name) for param, name in zip(params, names, strict=True) if matrix_shape(param.shape)]
     for pattern in split if isinstance(split, Mapping) else ():
         if _entry(pattern) not in used:
             raise ValueError(
