@@ -7,6 +7,7 @@ NumPy's npz. Both have a JSON text next to the arrays, and checksums of everythi
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 __all__ = [
+    "check_writable",
     "contents",
     "read_header",
     "read_npz",
@@ -35,7 +37,15 @@ __all__ = [
 
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None  # on Windows nobody can remove a file that is open
 _TEXT, _CHECKSUM = "tristep", "tristep checksum"  # in a safetensors file's metadata; the first also names an array of an npz
+_MOST_HEADER = 100_000_000  # bytes of JSON in a safetensors file, as its form allows
 _MOST_TEXT = 1 << 24  # bytes of JSON in an npz; parsed, they take some twenty times as much memory
+_NAMES_OF_DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
+    "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+    "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}  # fmt: skip
+_DTYPES = {name: getattr(torch, kind) for name, kind in _NAMES_OF_DTYPES.items() if hasattr(torch, kind)}
 SMALL, RATIO = 1 << 26, 128  # what an npz may unpack to: so many bytes, or so many times its size
 
 
@@ -124,39 +134,79 @@ def contents(argument: str, path: str | os.PathLike[str], what: str) -> Iterator
 def write_tensors(
     argument: str, path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Write a safetensors file with a JSON header, as `replace` does."""
-    checksums = {key: _checksum(tensor) for key, tensor in tensors.items()}
-    text = json.dumps({**header, "checksums": checksums})
+    """Write a safetensors file with a JSON header, as `replace` does. Tensors are those that `check_writable` takes.
+
+    What the format does not have goes in another way, of which the header tells: complex128, say, as pairs of numbers, and a
+    tensor whose name is not allowed under that name's JSON text.
+    """
+    stored, names, dtypes = dict[str, torch.Tensor](), dict[str, str](), dict[str, str]()
+    for key, tensor in tensors.items():
+        name = key
+        while not _is_name(name) or (name != key and (name in tensors or name in stored)):
+            name = json.dumps(name)
+        if name != key:
+            names[key] = name
+        if tensor.dtype not in _DTYPES.values():
+            dtypes[key] = str(tensor.dtype).removeprefix("torch.")
+        stored[name] = _stored(tensor)
+    checksums = {key: _checksum(stored[names.get(key, key)]) for key in tensors}
+    more = {"names": names} if names else {}
+    more |= {"dtypes": dtypes} if dtypes else {}
+    text = json.dumps({**header, **more, "checksums": checksums})
     metadata = {_TEXT: text, _CHECKSUM: str(zlib.crc32(text.encode()))}
 
     from safetensors.torch import save  # here, because a training without files does not need it
 
-    replace(argument, path, lambda file: file.write(save(dict(tensors), metadata)))
+    replace(argument, path, lambda file: file.write(save(stored, metadata)))
+
+
+def check_writable(what: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that `write_tensors` has no form for.
+
+    Raises:
+        TypeError: it is sparse, quantized, without memory, or of a type that files do not have.
+    """
+    kind = tensor.dtype
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        how = "quantized" if tensor.is_quantized else "on the meta device" if tensor.is_meta else str(tensor.layout)
+        raise TypeError(f"{what} is a tensor that is {how}: only dense ones with values can be saved")
+    if not (kind in _DTYPES.values() or kind.is_complex or kind.is_floating_point):
+        raise TypeError(f"{what} is of {kind}, which files of safetensors do not have: convert it before it is saved")
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
     """What `write_tensors` has written, inside of `contents`: the header, and the tensors in the order of writing.
 
-    None of a safetensors file from elsewhere.
+    None of a safetensors file from elsewhere. The file is opened once, so that another one may take its place meanwhile; and
+    no library calls back, which would make an error of the file of a handler's KeyboardInterrupt.
     """
-    with _opened(path) as file:
-        header = _header(file)
-        if header is None:
+    with open(path, "rb") as file:
+        text, places = _begin(file)
+        if text is None:
             return None
+        header = _parsed(text)
         checksums = _checksums_of(header)
-        if set(file.keys()) != set(checksums):
-            raise ValueError(f"damaged; checksums differ for {_odd(set(file.keys()), set(checksums))}")
-        tensors = {key: file.get_tensor(key) for key in checksums}
-    _compare(checksums, tensors)
-    return header, tensors
+        names, dtypes = _texts(header, "names"), _texts(header, "dtypes")
+        keys = {names.get(key, key): key for key in checksums}
+        if set(keys) != set(places):
+            raise ValueError(f"damaged; checksums differ for {_odd(set(keys), set(places))}")
+        found = {
+            keys[name]: _read_tensor(file, *place) for name, place in sorted(places.items(), key=lambda item: item[1][2])
+        }
+    _compare(checksums, found)
+    return header, {key: _as_written(found[key], dtypes.get(key)) for key in checksums}
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The header alone of what `read_tensors` reads."""
-    with _opened(path) as file:
-        header = _header(file)
-    if header is not None:
-        _checksums_of(header)
+    with open(path, "rb") as file:
+        text, _ = _begin(file)
+    if text is None:
+        return None
+    header = _parsed(text)
+    _checksums_of(header)
+    _texts(header, "names")
+    _texts(header, "dtypes")
     return header
 
 
@@ -194,9 +244,9 @@ def write_npz(
 def read_npz(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any] | None, dict[str, np.ndarray]]:
     """What `write_npz` has written, inside of `contents`; of other npz files None and their arrays."""
     arrays = {}
-    with zipfile.ZipFile(path) as archive:
+    with open(path, "rb") as file, zipfile.ZipFile(file) as archive:  # opened once: another file may take its place
         members = archive.infolist()
-        size, most = sum(member.file_size for member in members), _most(os.path.getsize(path))
+        size, most = sum(member.file_size for member in members), _most(os.fstat(file.fileno()).st_size)
         if size > most:
             raise ValueError(f"it would unpack to {size:,} bytes; for its size at most {most:,} are read")
         if len({member.filename for member in members}) < len(members):
@@ -283,26 +333,79 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray
     return array.reshape(shape, order="F" if fortran else "C").copy()  # which may be written to
 
 
-@contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """A safetensors file to read from, inside of `contents`."""
-    import safetensors
-
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            yield file
-    except safetensors.SafetensorError as error:
-        raise ValueError(str(error)) from error
+def _is_name(name: str) -> bool:
+    """Whether a tensor in a safetensors file may have this name."""
+    return name != "__metadata__" and not any("\ud800" <= each <= "\udfff" for each in name)
 
 
-def _header(file: Any) -> Any:
-    """The JSON of a safetensors file of ours, with the checksums; None of one from elsewhere."""
-    metadata = file.metadata() or {}
-    if _TEXT not in metadata or _CHECKSUM not in metadata:
-        return None
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as a file has it."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if tensor.dtype in _DTYPES.values():
+        return tensor
+    return torch.view_as_real(tensor).contiguous() if tensor.is_complex() else tensor.view(torch.uint8)
+
+
+def _as_written(tensor: torch.Tensor, kind: str | None) -> torch.Tensor:
+    """What `_stored` was given, of a type of this name; None: of the one that it has."""
+    if kind is None:
+        return tensor
+    found = getattr(torch, kind, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"it has a tensor of type {kind!r}, which this torch does not have")
+    made = torch.view_as_complex(tensor) if found.is_complex else tensor.view(found)
+    if made.dtype != found:
+        raise ValueError(f"it has {tensor.dtype} for a tensor of type {kind!r}")
+    return made
+
+
+def _begin(file: IO[bytes]) -> tuple[str | None, dict[str, tuple[torch.dtype, list[int], int, int]]]:
+    """The JSON text that is ours, None of a file from elsewhere; and type, shape, place and size in bytes of each tensor.
+
+    The form is that of https://huggingface.co/docs/safetensors: 8 bytes with the length of a JSON text, the text, the bytes.
+    """
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(size - 8, _MOST_HEADER):
+        raise ValueError(f"its first 8 bytes are the length {length:,} of a text, of {size:,} bytes in all")
+    described = _parsed(file.read(length).decode())
+    if not isinstance(described, dict):
+        raise ValueError("its text is no JSON object")
+    metadata = described.pop("__metadata__", {})
+    places, end = {}, 8 + length
+    for name, about in sorted(described.items(), key=lambda item: item[1]["data_offsets"]):
+        kind, shape, (start, stop) = _DTYPES.get(about["dtype"]), about["shape"], about["data_offsets"]
+        if not all(type(n) is int and n >= 0 for n in (*shape, start, stop)) or 8 + length + start != end:
+            raise ValueError(f"{name!r} has shape {shape} and bytes {start} to {stop}")
+        if kind is None or kind.itemsize * math.prod(shape) != stop - start:
+            raise ValueError(f"{name!r} has {stop - start} bytes for {about['dtype']} {shape}")
+        places[name] = kind, shape, end, stop - start
+        end = 8 + length + stop
+    if end != size:
+        raise ValueError(f"it has {size:,} bytes: must be {end:,}")
+    if not isinstance(metadata, dict) or _TEXT not in metadata or _CHECKSUM not in metadata:
+        return None, places
     if metadata[_CHECKSUM] != str(zlib.crc32(metadata[_TEXT].encode())):
         raise ValueError("damaged; the checksum of its settings differs")
-    return _parsed(metadata[_TEXT])
+    return metadata[_TEXT], places
+
+
+def _read_tensor(file: IO[bytes], kind: torch.dtype, shape: list[int], start: int, size: int) -> torch.Tensor:
+    if not size:
+        return torch.empty(shape, dtype=kind)
+    data = bytearray(size)
+    file.seek(start)
+    if file.readinto(data) != size:  # type: ignore[attr-defined]
+        raise ValueError("it ends too early")
+    return torch.frombuffer(data, dtype=kind).reshape(shape)
+
+
+def _texts(header: dict[str, Any], key: str) -> dict[str, str]:
+    """Texts by name, that are taken out of a header."""
+    found = header.pop(key, {})
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError(f"its {key} are no texts")
+    return found
 
 
 def _most(size: int) -> int:

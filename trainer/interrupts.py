@@ -1,4 +1,4 @@
-"""Ctrl-C waits until a step has ended: a step interrupted midway would leave weights updated but not counted."""
+"""Signals wait until a step has ended: one that raises midway would leave weights updated but not counted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from typing import Any, TypeVar
 __all__ = ["interrupts_wait", "uninterrupted"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_waiting: dict[str, Any] = {"handler": None, "came": None}  # whose interrupts wait, and with what it is to be called
+_Handlers = dict[int, Callable[..., Any]]
+# Ctrl-C, and those for which programs have handlers that raise: time limits, and what asks a job to end.
+_NUMBERS = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1") if hasattr(signal, name)]
+_waiting: list[_Handlers] = [{}]  # whose signals wait
+_came: list[tuple[int, Any]] = []
 
 
 def uninterrupted(function: _F) -> _F:
@@ -32,10 +36,11 @@ def uninterrupted(function: _F) -> _F:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """A context at whose end an interrupt acts that came inside. A second one acts at once, should the end never come.
+    """A context at whose end the handlers of signals act that came inside: SIGINT, SIGTERM, SIGALRM and SIGUSR1.
 
-    It does something in the main thread only, where Python handles signals: other threads get no KeyboardInterrupt. One
-    inside another is part of that. Handlers of others, such as a notebook's, get the interrupt as if it came at the end.
+    A second SIGINT acts at once, should the end never come. It does something in the main thread only, where Python handles
+    signals: other threads get none. One inside another is part of that. Handlers of others, such as a notebook's, get the
+    signal as if it came at the end; signals without a handler in Python act as ever.
     """
     before = _begin()
     try:
@@ -45,34 +50,61 @@ def interrupts_wait() -> Iterator[None]:
             _end(before)
 
 
-# An interrupt may come between any two lines of these while the handler from before is in force, and end them there. So
-# nothing but that handler says whether interrupts wait, and what is left in `_waiting` by then has no meaning.
+# A signal may come between any two lines of these while a handler from before is in force, and end them there. So nothing
+# but the handlers says whether signals wait, and what is left in `_waiting` and `_came` by then has no meaning; and whatever
+# ends them, all handlers are those from before.
 
 
-def _begin() -> Callable[..., Any] | None:
-    """Let interrupts wait; gives the handler from before, None where there is nothing to be done."""
+def _begin() -> _Handlers | None:
+    """Let signals wait; gives the handlers from before, None where there is nothing to be done."""
     if get_ident() != main_thread().ident:
         return None
-    before = signal.getsignal(signal.SIGINT)
-    if before is _note or not callable(before):
+    before = {number: handler for number in _NUMBERS if callable(handler := signal.getsignal(number))}
+    if not before or _note in before.values():
         return None
-    _waiting["handler"], _waiting["came"] = before, None
-    signal.signal(signal.SIGINT, _note)
+    _came.clear()
+    _waiting[0] = before
+    try:
+        for number in before:
+            signal.signal(number, _note)
+    except BaseException:
+        _end(before)
+        raise
     return before
 
 
-def _end(before: Callable[..., Any]) -> None:
-    present = signal.signal(signal.SIGINT, before)
-    if present is not _note:  # somebody has set another one meanwhile
-        signal.signal(signal.SIGINT, present)
-    came, _waiting["came"] = _waiting["came"], None
-    if came is not None:
-        before(*came)
+def _end(before: _Handlers) -> None:
+    try:
+        _give_back(before)
+    except BaseException:
+        _give_back(before)
+        raise
+    finally:
+        if _came:
+            came = _came[:]
+            _came.clear()
+            _deliver(came, before)
 
 
-def _note(*came: Any) -> None:
-    if _waiting["came"] is None:
-        _waiting["came"] = came
-    else:
-        _waiting["came"] = None
-        _waiting["handler"](*came)
+def _give_back(before: _Handlers) -> None:
+    for number, handler in before.items():
+        present = signal.signal(number, handler)
+        if present is not _note:  # somebody has set another one meanwhile
+            signal.signal(number, present)
+
+
+def _deliver(came: list[tuple[int, Any]], before: _Handlers) -> None:
+    """Call the handlers, all of them, whatever they raise."""
+    if came:
+        try:
+            before[came[0][0]](*came[0])
+        finally:
+            _deliver(came[1:], before)
+
+
+def _note(number: int, frame: Any) -> None:
+    if number not in [each for each, _ in _came]:
+        _came.append((number, frame))
+    elif number == signal.SIGINT:
+        _came[:] = [each for each in _came if each[0] != number]
+        _waiting[0][number](number, frame)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
 __all__ = ["check_random_state", "random_state", "set_random_state"]
+
+_WORDS = 624  # of a Mersenne twister, which all three are on the CPU
 
 
 def random_state() -> dict[str, Any]:
@@ -27,14 +30,73 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     random.setstate(state["python"])
 
 
-def check_random_state(state: Mapping[str, Any]) -> None:
-    """Refuse what `random_state` has not given, before anything is changed; GPUs must be those that there are.
+def check_random_state(state: Any, with_gpus: bool = True) -> None:
+    """Refuse what `random_state` has not given, before anything is changed; with GPUs, these must be those that there are.
+
+    Generators read their words at the position that a state has, and some do not look whether it is among them.
 
     Raises:
-        TypeError, ValueError, RuntimeError, LookupError: it is no such state.
+        ValueError: it is no such state.
     """
-    torch.Generator().set_state(state["torch"])
-    np.random.RandomState().set_state(state["numpy"])
-    random.Random().setstate(state["python"])
-    if state["gpus"] is not None and len(state["gpus"]) != torch.cuda.device_count():
-        raise ValueError(f"random numbers are of {len(state['gpus'])} GPUs, here are {torch.cuda.device_count()}")
+    if not isinstance(state, Mapping) or set(state) != {"torch", "gpus", "numpy", "python"}:
+        raise ValueError("random numbers: must be the states of torch, gpus, numpy and python")
+    try:
+        _check_torch(state["torch"])
+        _check_numpy(state["numpy"])
+        _check_python(state["python"])
+        if with_gpus:
+            _check_gpus(state["gpus"])
+        elif state["gpus"] is not None:
+            len(state["gpus"])
+    except (TypeError, RuntimeError, LookupError, AttributeError, OverflowError) as error:
+        raise ValueError(f"random numbers: {error}") from error
+
+
+def _check_torch(state: torch.Tensor) -> None:
+    torch.Generator().set_state(state)  # which checks its size, and each number of it, but not how two of them fit
+    varying, known = _torch_positions()
+    if state.numpy()[varying].tobytes() not in known:
+        raise ValueError("random numbers of torch have a position that is not among their words")
+
+
+@cache
+def _torch_positions() -> tuple[np.ndarray, set[bytes]]:
+    """Which bytes of a state move as numbers are drawn, and all that these can be: a generator has 624 words."""
+    generator = torch.Generator()
+    states = [generator.get_state().numpy()]
+    for _ in range(_WORDS):
+        torch.rand(1, generator=generator)
+        states.append(generator.get_state().numpy())
+    varying = (np.stack(states[1:]) != states[1]).any(0)
+    return varying, {each[varying].tobytes() for each in states}
+
+
+def _check_numpy(state: Any) -> None:
+    kind, words, position, has_gauss, gauss = state
+    np.random.RandomState().set_state(state)  # the words and the kind
+    if not (isinstance(words, np.ndarray) and words.dtype == np.uint32 and words.shape == (_WORDS,)):
+        raise ValueError(f"random numbers of NumPy ({kind}) must have {_WORDS} words of 32 bits")
+    if not (type(position) is int and 0 <= position <= _WORDS):
+        raise ValueError(f"random numbers of NumPy have position {position!r}: must be an integer from 0 to {_WORDS}")
+    if has_gauss not in (0, 1) or type(has_gauss) is not int or type(gauss) is not float:
+        raise ValueError(
+            f"random numbers of NumPy have {has_gauss!r} and {gauss!r} of a normal number: must be 0 or 1, a float"
+        )
+
+
+def _check_python(state: Any) -> None:
+    random.Random().setstate(state)  # the words, their count and the position
+    version, words, gauss = state
+    if version != 3 or not all(type(word) is int and 0 <= word < 2**32 for word in words[:-1]):
+        raise ValueError("random numbers of Python must be of version 3, with words of 32 bits")
+    if not (gauss is None or type(gauss) is float):
+        raise ValueError(f"random numbers of Python have {gauss!r} as a normal number: must be a float, or None")
+
+
+def _check_gpus(states: Any) -> None:
+    if states is None:
+        return
+    if not isinstance(states, (list, tuple)) or len(states) != torch.cuda.device_count():
+        raise ValueError(f"random numbers are of {len(states)} GPUs, here are {torch.cuda.device_count()}")
+    for state in states:
+        torch.Generator("cuda").set_state(state)

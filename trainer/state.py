@@ -11,7 +11,7 @@ import torch
 from . import checkpoint
 from .step import Stepper
 
-__all__ = ["collect_state", "load_file", "load_state"]
+__all__ = ["collect_state", "load_file", "load_read", "load_state"]
 
 
 def collect_state(stepper: Stepper, scaler: Any, ascended: bool) -> dict[str, Any]:
@@ -32,12 +32,16 @@ def collect_state(stepper: Stepper, scaler: Any, ascended: bool) -> dict[str, An
 
 
 def load_file(load: Callable[[dict[str, Any]], None], fname: str | os.PathLike[str]) -> None:
-    """Call `load` with what is in a file of states; errors of contents of another kind become ValueError."""
-    state = checkpoint.read(fname)
+    """Call `load` with what is in a file of states."""
+    load_read(load, checkpoint.read(fname), f"fname={str(fname)!r}")
+
+
+def load_read(load: Callable[[dict[str, Any]], None], state: dict[str, Any], name: str) -> None:
+    """Call `load` with what was read; errors of contents of another kind become ValueError with this name."""
     try:
         load(state)
     except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"fname={str(fname)!r}: not a state of such a trainer ({error})") from error
+        raise ValueError(f"{name}: not a state of such a trainer ({error})") from error
 
 
 def load_state(stepper: Stepper, scaler: Any, saved: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Checkpoints when a signal asks a training to end, of `fit`, and of several processes."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -134,6 +135,71 @@ def test_former_handlers_get_the_signal_after_it_is_saved(tmp_path):
         assert signal.getsignal(signal.SIGUSR1) is former
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@posix
+@pytest.mark.parametrize("end", [CheckpointManager.close, lambda manager: manager.__exit__(None, None, None)])
+def test_a_signal_that_comes_while_the_last_checkpoint_is_written_waits_for_it(end, tmp_path, monkeypatch):
+    """From a signal's handler by default the process would be gone, with half a checkpoint."""
+    manager, came = CheckpointManager(tmp_path, Trainer(_net(), "sgd"), signals=["SIGUSR1"]), []
+    write = folders.write_checkpoint
+
+    def signalled(*arguments):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return write(*arguments)
+
+    monkeypatch.setattr("tristep.trainer.saving.manager.write_checkpoint", signalled)
+    before = signal.signal(signal.SIGUSR1, lambda *_: came.append(len(folders.list_checkpoints(tmp_path))))
+    former = signal.getsignal(signal.SIGUSR1)
+    try:
+        manager.__enter__()
+        manager.save()
+        end(manager)
+        assert came == [1]
+        assert signal.getsignal(signal.SIGUSR1) is former
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@posix
+def test_a_forked_process_can_be_ended(tmp_path):
+    """Signals are noted for the process that saves. Others end by SIGTERM, as multiprocessing expects."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with CheckpointManager(tmp_path, Trainer(_net(), "sgd")) as manager:
+            process = multiprocessing.get_context("fork").Process(target=threading.Event().wait)
+            process.start()
+            process.terminate()
+            process.join()
+            assert process.exitcode == -signal.SIGTERM
+            signal.raise_signal(signal.SIGTERM)  # here it is noted, as before
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            manager._signals.arrived = 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+UNWRITTEN = textwrap.dedent("""
+    import gc, resource, sys, torch, tristep
+    net = torch.nn.Linear(50, 50)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # as on a disk that is full
+    manager = tristep.CheckpointManager({folder!r}, tristep.Trainer(net, "sgd"), net)
+    manager.save()
+    {then}
+    print("went on")
+""")
+
+
+@posix
+@pytest.mark.parametrize("then", ["", "del manager; gc.collect()", "raise ValueError('of the script')"])
+def test_a_last_checkpoint_that_is_not_written_is_told(then, tmp_path):
+    """Nobody waits for it, and the script ends."""
+    program = [sys.executable, "-c", UNWRITTEN.format(folder=str(tmp_path), then=then)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == ((1, "") if "raise" in then else (0, "went on\n"))
+    assert done.stderr.count("The last checkpoint of a CheckpointManager has not been written:") == 1
+    assert "File too large" in done.stderr
+    assert folders.list_checkpoints(tmp_path) == []
 
 
 @posix

@@ -2,11 +2,15 @@
 
 import contextlib
 import itertools
+import json
+import os
 import signal
 import sys
 import threading
+from functools import cache
 
 import pytest
+import safetensors
 import torch
 
 import tristep
@@ -155,40 +159,176 @@ def test_a_second_interrupt_acts_at_once():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_interrupt_at_any_line_leaves_the_guard_as_it_was():
-    """Also at those where the guard begins and ends, and the handler from before is in force."""
+class _Raised(Exception):
+    """By a handler of a signal other than SIGINT."""
 
-    def interrupt_at(line):
-        """A trace function that interrupts at the so-manieth line of the guard's code."""
-        lines = itertools.count()
 
-        def trace(frame, event, _):
-            if frame.f_code.co_filename == interrupts.__file__ and event == "line" and next(lines) == line:
-                lines_met.append(frame.f_lineno)
-                signal.raise_signal(signal.SIGINT)
-            return trace
+def _raises(*_):
+    raise _Raised
 
+
+@contextlib.contextmanager
+def _at_line(line, number, is_attacked, met):
+    """A context in which a signal comes at the so-manieth line of code that is attacked, and that line goes into `met`."""
+    lines = itertools.count()
+
+    def trace(frame, event, _):
+        if not is_attacked(frame.f_code.co_filename):
+            return None
+        if event == "line" and not met and next(lines) == line:
+            met.append((frame.f_code.co_filename, frame.f_lineno))
+            signal.raise_signal(number)
         return trace
 
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+OTHERS = ["SIGTERM", "SIGALRM", "SIGUSR1"]
+
+
+@pytest.fixture(params=["SIGINT", *OTHERS])
+def raising(request):
+    """A signal and the error that its handler raises."""
+    number = getattr(signal, request.param, None)
+    if number is None:
+        pytest.skip("this system has no such signal")
+    if number == signal.SIGINT:
+        yield number, KeyboardInterrupt
+        return
+    before = signal.signal(number, _raises)
+    yield number, _Raised
+    signal.signal(number, before)
+
+
+@pytest.mark.cover("raising")
+def test_a_signal_at_any_line_leaves_the_guard_as_it_was(raising):
+    """Also at those where the guard begins and ends, and the handler from before is in force."""
+    number, error = raising
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, number)]
     lines_met = []
-    for line in range(200):
-        count, done = len(lines_met), []
-        with contextlib.suppress(KeyboardInterrupt), interrupts_wait():
+    for line in range(300):
+        met, done = [], []
+        with contextlib.suppress(error), interrupts_wait():
             pass  # whatever is loaded at the first call
-        sys.settrace(interrupt_at(line))
-        try:
-            with contextlib.suppress(KeyboardInterrupt):
-                uninterrupted(done.append)(0)
-        finally:
-            sys.settrace(None)
-        if len(lines_met) == count:
+        with contextlib.suppress(error), _at_line(line, number, lambda name: name == interrupts.__file__, met):
+            uninterrupted(done.append)(0)
+        if not met:
             break
-        with pytest.raises(KeyboardInterrupt), interrupts_wait():  # noqa: PT012
-            signal.raise_signal(signal.SIGINT)
+        lines_met += met
+        assert [signal.getsignal(each) for each in (signal.SIGINT, number)] == handlers, f"after one at {met}"
+        with pytest.raises(error), interrupts_wait():  # noqa: PT012
+            signal.raise_signal(number)
             done.append(1)
-        assert done[-1:] == [1], f"interrupts no longer wait after one at line {lines_met[-1]}"
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert done[-1:] == [1], f"signals no longer wait after one at {met}"
     assert len(lines_met) > 15
+
+
+@pytest.mark.cover("raising")
+def test_handlers_that_raise_wait_for_the_end_of_a_step(raising, monkeypatch):
+    """Such as those of time limits, and of what asks a job to end."""
+    number, error = raising
+    params = _params()
+    step, count = _trainer(params)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    run = groups.Group.run
+
+    def then_signal(*args, **kwargs):
+        run(*args, **kwargs)
+        signal.raise_signal(number)
+        if number != signal.SIGINT:
+            signal.raise_signal(number)  # only of SIGINT does a second one act at once
+
+    monkeypatch.setattr(groups.Group, "run", then_signal if number != signal.SIGINT else _once(then_signal, run))
+    with pytest.raises(error):
+        step()
+    assert count() == 1
+    assert all((param == 0.5).all() for param in params)
+
+
+def _once(first, then):
+    calls = itertools.count()
+    return lambda *args, **kwargs: (then if next(calls) else first)(*args, **kwargs)
+
+
+def test_all_signals_that_came_act_afterwards():
+    came = []
+    numbers = [getattr(signal, name) for name in OTHERS if hasattr(signal, name)]
+    before = [signal.signal(number, lambda number, _: came.append(number)) for number in numbers]
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupts_wait():  # noqa: PT012
+            for number in (signal.SIGINT, *numbers):
+                signal.raise_signal(number)
+            assert came == []
+        assert came == numbers
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _bits(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return {key: _bits(item) for key, item in value.items()} if isinstance(value, dict) else repr(value)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a file that was just opened
+@pytest.mark.parametrize("load", ["manager", "trainer", "states"])
+def test_an_interrupt_at_any_line_of_loading_is_not_lost_and_leaves_nothing_half_done(load, tmp_path):
+    """Everything is as before, or all of the newest checkpoint is loaded; it is never passed over for an older one."""
+    net = torch.nn.Linear(2, 2)
+    trainer = Trainer(net, "sgd", {"learning_rate": 1.0, "momentum": 0.5}, engine="eager")
+    manager = tristep.CheckpointManager(tmp_path, trainer, net, asynchronous=False)
+
+    def step():
+        for param in net.parameters():
+            param.grad = torch.ones_like(param)
+        trainer.step(1)
+
+    def look():
+        return _bits(trainer.state_dict()), _bits(net.state_dict()) if load != "states" else None
+
+    for _ in range(2):
+        step()
+        manager.save()
+    trainer.save_states(tmp_path / "states")
+    newest = look()
+    call = {
+        "manager": manager.resume,
+        "trainer": lambda: trainer.resume(tmp_path, net),
+        "states": lambda: trainer.load_states(tmp_path / "states"),
+    }[load]
+    ours = (
+        os.path.dirname(os.path.realpath(interrupts.__file__)),
+        os.path.dirname(safetensors.__file__),
+        os.path.dirname(json.__file__),
+        os.path.dirname(torch.storage.__file__),
+    )
+    is_ours = cache(lambda name: os.path.realpath(name).startswith(ours))
+    line, seen = 0, []
+    while True:
+        call()
+        step()
+        before, met = look(), []
+        with _at_line(line, signal.SIGINT, is_ours, met):
+            try:
+                call()
+            except KeyboardInterrupt:
+                outcome = "interrupted"
+            else:
+                outcome = "not interrupted"
+        if not met:
+            break
+        assert outcome == "interrupted", met
+        assert look() in (before, newest), met
+        seen.append(look() == newest)
+        line += 1 + line // 12
+    assert {True, False} == set(seen)
+    assert len(seen) > 30
 
 
 def test_one_inside_another_is_part_of_it():

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import sys
 import zlib
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from saved_states import Averaged, Cautious, check_refused, make_gradients, make_params, take_step, twins_of
 
 from tristep import Trainer, lr_scheduler
-from tristep.trainer import checkpoint
+from tristep.trainer import checkpoint, files
 from tristep.trainer.optimizer import register
 
 
@@ -226,3 +228,42 @@ def test_a_flipped_byte_is_noticed_wherever_it_is(flip, trained, tmp_path, every
     check_refused(
         trainer, params, everything, load, ValueError, r"damaged; checksums differ for \[\"(head|body)\", \"(mean|var)\"\]"
     )
+
+
+def test_a_file_that_is_replaced_at_any_line_of_loading_is_whole(tmp_path):
+    """The old or the new one is loaded, never the header of the one with the tensors of the other."""
+    param = torch.nn.Parameter(torch.zeros(3))
+    trainer, saved = Trainer({"w": param}, "sgd", {"momentum": 0.9}, engine="eager"), []
+    for k in range(2):
+        param.grad = torch.ones(3)
+        trainer.step(1)
+        trainer.save_states(tmp_path / f"{k}")
+        saved.append((trainer.optimizer.num_update, trainer.state_dict()["state"]["w"]["mom"].tolist()))
+    found = []
+
+    def trace(frame, event, _):
+        nonlocal count
+        if frame.f_code.co_filename != files.__file__:
+            return None
+        if event == "line":
+            count += 1
+            if count == line:
+                shutil.copy(tmp_path / "1", tmp_path / "new")
+                os.replace(tmp_path / "new", tmp_path / "states")
+        return trace
+
+    line = 0
+    while True:
+        count, line = 0, line + 1
+        shutil.copy(tmp_path / "0", tmp_path / "states")
+        sys.settrace(trace)
+        try:
+            trainer.load_states(tmp_path / "states")
+        finally:
+            sys.settrace(None)
+        if count < line:
+            break
+        found.append((trainer.optimizer.num_update, trainer.state_dict()["state"]["w"]["mom"].tolist()))
+        assert found[-1] in saved, f"replaced at line {line}"
+    assert found[0] == saved[1]
+    assert found[-1] == saved[0]

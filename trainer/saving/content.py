@@ -13,13 +13,25 @@ from .. import dist_utils
 from ..checkpoint import plain_name
 from ..params import modules_of
 from ..random_state import check_random_state, random_state, set_random_state
+from ..state import load_read
 from ..sync.allreduce import CollectiveSync
 from ..sync.kvstore import KVStoreSync
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
+    from .folder import Content
 
-__all__ = ["ALONE", "agreed", "check_weights", "collect_rank", "group_of", "load_content", "rank_of", "tensors_of"]
+__all__ = [
+    "ALONE",
+    "agreed",
+    "check_weights",
+    "collect_rank",
+    "extra_states_of",
+    "group_of",
+    "load_content",
+    "rank_of",
+    "tensors_of",
+]
 
 ALONE = "alone"  # what `group_of` gives for a process that trains by itself
 
@@ -57,13 +69,8 @@ def tensors_of(trainer: Trainer, net: Any) -> dict[str, list[torch.Tensor]]:
     replicas = trainer.replicas
     if net is None:
         return {name: list(same) for name, *same in zip(replicas[0].names, *(each.params for each in replicas), strict=True)}
-    modules = [net] if isinstance(net, torch.nn.Module) else modules_of(net)
-    if len(modules) != len(replicas):
-        raise TypeError(
-            f"net must be the model, or the list of the trainer's {len(replicas)} replicas of it, got {net!r:.200}"
-        )
     found: dict[str, list[torch.Tensor]] = {}
-    for module, replica in zip(modules, replicas, strict=True):
+    for module, replica in zip(_modules(trainer, net), replicas, strict=True):
         own = _tensors_of_module(module)
         known = {id(tensor) for tensor in own.values()}
         for name, param in zip(replica.names, replica.params, strict=True):
@@ -74,27 +81,61 @@ def tensors_of(trainer: Trainer, net: Any) -> dict[str, list[torch.Tensor]]:
     return found
 
 
+def extra_states_of(trainer: Trainer, net: Any) -> list[dict[str, torch.nn.Module]]:
+    """The modules of each replica that have an extra state of their own (`get_extra_state`), by its name in state_dict."""
+    return [] if net is None else [_with_extra_state(module) for module in _modules(trainer, net)]
+
+
+def _modules(trainer: Trainer, net: Any) -> list[torch.nn.Module]:
+    """The model of each replica."""
+    modules = [net] if isinstance(net, torch.nn.Module) else modules_of(net)
+    if len(modules) != len(trainer.replicas):
+        raise TypeError(
+            f"net must be the model, or the list of the trainer's {len(trainer.replicas)} replicas of it, got {net!r:.200}"
+        )
+    return [each.module if isinstance(each, torch.nn.parallel.DistributedDataParallel) else each for each in modules]
+
+
+def _with_extra_state(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    default = torch.nn.Module.get_extra_state
+    found = [(name, each) for name, each in module.named_modules() if type(each).get_extra_state is not default]
+    return {plain_name(f"{name}._extra_state".removeprefix(".")): each for name, each in found}
+
+
 def _tensors_of_module(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What `state_dict` of a module has, each tensor once."""
-    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-        module = module.module
+    """What `state_dict` of a module has, each tensor once, without extra states."""
+    own = {id(tensor) for tensors in (module.parameters(), module.buffers()) for tensor in tensors}
+    extra = _with_extra_state(module)
     found: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
-    for name, value in module.state_dict(keep_vars=True).items():
+    for key, value in module.state_dict(keep_vars=True).items():
+        name = plain_name(key)
+        if name in extra:
+            continue
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"net has {name!r}, a {type(value).__name__}, in its state_dict: only tensors can be saved")
+            raise TypeError(f"net has {key!r}, a {type(value).__name__}, in its state_dict: only tensors can be saved")
+        if id(value) not in own:
+            raise TypeError(
+                f"net has {key!r} in its state_dict, which is none of its parameters and buffers: it could not be loaded. "
+                "Let the module have it as its extra state (get_extra_state, set_extra_state)"
+            )
         if id(value) not in seen:
             seen.add(id(value))
-            found[plain_name(name)] = value
+            found[name] = value
     return found
 
 
-def collect_rank(tensors: Mapping[str, Sequence[torch.Tensor]], stateful: Sequence[Any]) -> dict[str, Any]:
+def collect_rank(
+    tensors: Mapping[str, Sequence[torch.Tensor]],
+    extra: Sequence[Mapping[str, torch.nn.Module]],
+    stateful: Sequence[Any],
+) -> dict[str, Any]:
     """What a checkpoint has of each process; buffers, such as running means, are those of each replica."""
     count = len(next(iter(tensors.values())))
     return {
         "random": random_state(),
         "stateful": [each.state_dict() for each in stateful],
+        "extra": [{name: module.get_extra_state() for name, module in modules.items()} for modules in extra],
         "buffers": [
             {name: same[r] for name, same in tensors.items() if not isinstance(same[r], torch.nn.Parameter)}
             for r in range(count)
@@ -112,56 +153,76 @@ def check_weights(tensors: Mapping[str, Sequence[torch.Tensor]], saved: Mapping[
         missing = [name for name in other if name in saved]
         hint = "give net, the model, as when it was saved" if missing and net is None else "it is of another model"
         raise ValueError(
-            f"the checkpoint has {len(saved)} weights and buffers, here are {len(tensors)}: {', '.join(other[:5])} "
-            f"{'is' if len(other) == 1 else 'are'} in one of them only: {hint}"
+            f"the checkpoint has {len(saved)} weights and buffers, here are {len(tensors)}: "
+            f"{', '.join(map(repr, other[:5]))} {'is' if len(other) == 1 else 'are'} in one of them only: {hint}"
         )
     for name, tensor in saved.items():
-        mine = tensors[name][0]
-        if isinstance(mine, (torch.nn.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)):
-            raise ValueError(f"{name!r} is not initialized yet: run the model once before a checkpoint is loaded")
-        if tensor.shape != mine.shape or tensor.dtype != mine.dtype:
-            raise ValueError(
-                f"the checkpoint has {name!r} as {tensor.dtype} {tuple(tensor.shape)}, here it is {mine.dtype} "
-                f"{tuple(mine.shape)}"
-            )
+        for mine in tensors[name]:
+            if isinstance(mine, (torch.nn.UninitializedParameter, torch.nn.parameter.UninitializedBuffer)):
+                raise ValueError(f"{name!r} is not initialized yet: run the model once before a checkpoint is loaded")
+            if tensor.shape != mine.shape or tensor.dtype != mine.dtype:
+                raise ValueError(
+                    f"the checkpoint has {name!r} as {tensor.dtype} {tuple(tensor.shape)}, here it is {mine.dtype} "
+                    f"{tuple(mine.shape)}"
+                )
+            once = tensor[_once(mine)]
+            if once.shape != tensor.shape and not torch.equal(_bytes(once.expand_as(tensor)), _bytes(tensor)):
+                raise ValueError(f"{name!r} is expanded here, with one element for several, which differ in the checkpoint")
+
+
+def _once(tensor: torch.Tensor) -> tuple[slice, ...]:
+    """Where each element of an expanded tensor is once: all of others."""
+    strides = zip(tensor.stride(), tensor.shape, strict=True)
+    return tuple(slice(1) if stride == 0 and size > 1 else slice(None) for stride, size in strides)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def load_content(
     trainer: Trainer,
     tensors: Mapping[str, Sequence[torch.Tensor]],
+    extra: Sequence[Mapping[str, torch.nn.Module]],
     stateful: Sequence[Any],
-    model: Mapping[str, torch.Tensor],
-    states: Mapping[str, Any],
-    ranks: Sequence[Mapping[str, Any]],
+    found: Content,
 ) -> None:
-    """Load a checkpoint that has been checked; random numbers last."""
-    group = group_of(trainer)
+    """Load a checkpoint whose weights have been checked; random numbers last."""
+    ranks, group = found.ranks, group_of(trainer)
     rank, count = rank_of(group), 1 if group is ALONE else dist.get_world_size(group)
     own = ranks[rank if rank < len(ranks) else 0]
     if own["stateful"] and not stateful:
         warnings.warn(
             f"the checkpoint has the states of {len(own['stateful'])} other objects, such as the place in the data of fit, "
             "which are not loaded",
-            stacklevel=4,
+            stacklevel=5,
         )
     elif len(own["stateful"]) != len(stateful):
         raise ValueError(
             f"the checkpoint has the states of {len(own['stateful'])} other objects (stateful), here are {len(stateful)}"
         )
-    randoms = own["random"]
+    randoms, extras = own["random"], own["extra"] or [{}]
+    extras = [extras[r if r < len(extras) else 0] for r in range(len(extra))]
+    for modules, states in zip(extra, extras, strict=True):
+        if other := sorted(set(modules) ^ set(states)):
+            raise ValueError(f"{other[0]!r} is in the checkpoint or in net, not in both: it is of another model")
     alike = len(ranks) == count and len(own["buffers"]) == len(trainer.replicas)
-    for buffers in own["buffers"] if alike else ():
-        check_weights({name: tensors[name] for name in buffers}, buffers, None)
+    for r, buffers in enumerate(own["buffers"] if alike else ()):
+        check_weights({name: [same[r]] for name, same in tensors.items() if name in buffers}, buffers, None)
     is_known = alike and (randoms["gpus"] is None or len(randoms["gpus"]) == torch.cuda.device_count())
-    check_random_state(randoms if is_known else {**randoms, "gpus": None})
-    trainer.load_state_dict(states)
+    check_random_state(randoms, with_gpus=is_known)
+    load_read(trainer.load_state_dict, found.states, f"checkpoint={str(found.about.path)!r}")
     with torch.no_grad():
-        for name, tensor in model.items():
+        for name, tensor in found.model.items():
             for mine in tensors[name]:
-                mine.copy_(tensor)
+                mine[_once(mine)].copy_(tensor[_once(mine)])
         for r, buffers in enumerate(own["buffers"] if alike else ()):
             for name, tensor in buffers.items():
-                tensors[name][r].copy_(tensor)
+                mine = tensors[name][r]
+                mine[_once(mine)].copy_(tensor[_once(mine)])
+    for modules, states in zip(extra, extras, strict=True):
+        for name, module in modules.items():
+            module.set_extra_state(states[name])
     for each, state in zip(stateful, own["stateful"], strict=False):  # as many, or none of them here
         each.load_state_dict(state)
     if is_known:
@@ -170,7 +231,7 @@ def load_content(
         warnings.warn(
             f"the checkpoint is of {len(ranks)} processes with {len(own['buffers'])} replicas, here are {count} with "
             f"{len(trainer.replicas)}, or other GPUs: random numbers go on otherwise than they would have",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
 import shutil
+import socket
+import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,15 +19,30 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import checkpoint, files
+from ..random_state import check_random_state
 from .packing import pack, unpack
 
-__all__ = ["Checkpoint", "Content", "best_of", "list_checkpoints", "prune", "read_checkpoint", "write_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "Claim",
+    "Content",
+    "best_of",
+    "claim",
+    "disclaim",
+    "is_checkpoint",
+    "list_checkpoints",
+    "prune",
+    "read_checkpoint",
+    "step_of",
+    "write_checkpoint",
+]
 
 fcntl: Any = import_module("fcntl") if os.name == "posix" else None
 _NAME = re.compile(r"step-(\d{10,})(?:-(\d+))?")  # the step, and how often that step has been saved before
 _HIDDEN = re.compile(r"\.(step-.*)\.[0-9a-f]{32}\.tmp")  # being written, or removed
 _MODEL, _STATES, _REST = "model.safetensors", "trainer.safetensors", "training.safetensors"
-_OF_RANK = {"random", "stateful", "buffers"}
+_FILES, _IDENTITY = {_MODEL, _STATES, _REST}, "checkpoint"  # all of a checkpoint's files have the same identity
+_OF_RANK = {"random", "stateful", "extra", "buffers"}
 _FORMAT = 1
 
 
@@ -60,13 +78,117 @@ class Content(NamedTuple):
     ranks: list[dict[str, Any]]
 
 
+class Claim:
+    """This process is the only one that saves into a folder, for one of its trainings at a time.
+
+    Args:
+        descriptor: of the open file whose lock says so.
+
+    Attributes:
+        trainer: a weak reference to the one whose checkpoints are saved.
+        writing: a lock, of those who write.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.trainer: Callable[[], Any] = lambda: None
+        self.writing = threading.Lock()
+        self._descriptor = descriptor
+
+    def holds(self, path: Path) -> bool:
+        """Whether the lock is that of the folder as it is now, which may have been removed and made again."""
+        return path.exists() and os.path.samestat(os.fstat(self._descriptor), path.stat())
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+_claims: dict[str, Claim] = {}  # by real path
+
+
+def claim(folder: Path, trainer: Any, before: Claim | None) -> Claim:
+    """Let no other process save here until this one ends or calls `disclaim`, and no other training of this one unasked.
+
+    Args:
+        folder: made if it is not there.
+        trainer: whose checkpoints are to be saved.
+        before: what this has returned the last time for it.
+
+    Raises:
+        RuntimeError: another process saves here; or another training of this one has begun to since.
+        OSError: the system's own.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    key, path = os.path.realpath(folder), folder / ".lock"
+    found = _claims.get(key)
+    if found is not None and not found.holds(path):
+        _claims.pop(key).close()
+        found = None
+    if found is None:
+        found = _claims[key] = Claim(_locked(path))
+    elif found is before and found.trainer() not in (trainer, None):
+        raise RuntimeError(
+            f"folder={str(folder)!r}: another trainer of this process has begun to save here, and checkpoints of two "
+            "trainings in one folder would be taken for each other: give each its own folder"
+        )
+    found.trainer = weakref.ref(trainer)
+    return found
+
+
+def disclaim(folder: Path, trainer: Any) -> None:
+    """Let others save here, if it is this training that does."""
+    key = os.path.realpath(folder)
+    if key in _claims and _claims[key].trainer() is trainer:
+        _claims.pop(key).close()
+
+
+def _after_fork() -> None:
+    """A lock of `lockf` stays with the process that has taken it; closing the file here does not release it."""
+    while _claims:
+        _claims.popitem()[1].close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _locked(path: Path) -> int:
+    """The descriptor of the file, which is locked while that is open."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if fcntl is not None:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):  # a file system without locks
+            return descriptor
+        who = os.read(descriptor, 200).decode(errors="replace") or "another process"
+        os.close(descriptor)
+        raise RuntimeError(
+            f"folder={str(path.parent)!r}: {who} saves checkpoints here, and those of two processes would be taken for each "
+            "other: give each its own folder, or end the other one, or its CheckpointManager by close()"
+        ) from None
+    return descriptor
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, from the oldest to the newest. Empty where there is no folder."""
     if not folder.is_dir():
         return []
-    entries = [(_NAME.fullmatch(entry.name), entry) for entry in folder.iterdir() if entry.is_dir()]
+    entries = [(_NAME.fullmatch(entry.name), entry) for entry in folder.iterdir() if is_checkpoint(entry)]
     found = [(int(match[1]), int(match[2] or 0), entry) for match, entry in entries if match]
     return [entry for _, _, entry in sorted(found)]
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether there is a checkpoint, or what is left of one; folders of others may have such names, too."""
+    return any((path / name).is_file() for name in _FILES)
+
+
+def step_of(path: Path) -> int | None:
+    """The step by a folder's name; None where it has none."""
+    match = _NAME.fullmatch(path.name)
+    return None if match is None else int(match[1])
 
 
 def read_about(path: Path) -> Checkpoint:
@@ -88,65 +210,73 @@ def read_checkpoint(path: Path) -> Content:
     with files.contents("checkpoint", path / _REST, "a part of a checkpoint"):
         header, tensors = _tensors(path / _REST)
         about, ranks = _about(path, header), unpack(header["ranks"], tensors)
-        if not (isinstance(ranks, list) and ranks and all(set(rank) == _OF_RANK for rank in ranks)):
+        if not (isinstance(ranks, list) and ranks):
             raise ValueError("it does not have the states of generators")
+        for rank in ranks:
+            _check_rank(rank)
     with files.contents("checkpoint", path / _MODEL, "a part of a checkpoint"):
-        _, model = _tensors(path / _MODEL)
-    return Content(about, model, checkpoint.read(path / _STATES), ranks)
+        of_model, model = _tensors(path / _MODEL)
+    states = checkpoint.read(path / _STATES)
+    if len({str(each) for each in (header.get(_IDENTITY), of_model.get(_IDENTITY), states.pop(_IDENTITY, None))}) > 1:
+        raise ValueError(
+            f"checkpoint={str(path)!r}: its files are of different checkpoints, as after a copy that was mixed up"
+        )
+    return Content(about, model, states, ranks)
 
 
 def write_checkpoint(folder: Path, content: Content) -> Checkpoint:
-    """Write a checkpoint, which appears with its name once it is complete and on the disk.
+    """Write a checkpoint, which appears with its name once it is complete and on the disk, where nobody else writes.
 
     Leftovers of killed processes are removed first.
 
     Raises:
         OSError: the system's own; there is no new checkpoint.
     """
-    with _locked(folder):
-        _remove_leftovers(folder)
-        step = content.about.step
-        same = [_NAME.fullmatch(path.name) for path in list_checkpoints(folder)]
-        earlier = [int(match[2] or 0) for match in same if match and int(match[1]) == step]
-        name = f"step-{step:010}" + (f"-{max(earlier) + 1}" if earlier else "")
-        hidden = _hidden(folder, name)
-        hidden.mkdir()
-        try:
-            rest: dict[str, torch.Tensor] = {}
-            header = {
-                "format": _FORMAT,
-                "step": step,
-                "metrics": content.about.metrics,
-                "metadata": content.about.metadata,
-                "ranks": pack(content.ranks, rest, "ranks"),
-            }
-            files.write_tensors("folder", hidden / _MODEL, {}, content.model)
-            checkpoint.write(hidden / _STATES, content.states)
-            files.write_tensors("folder", hidden / _REST, header, rest)
-            os.rename(hidden, folder / name)
-        except BaseException:
-            shutil.rmtree(hidden, ignore_errors=True)
-            raise
-        files.sync_folder(folder)
-        for path in list_checkpoints(folder):  # the same step, saved again
-            if (match := _NAME.fullmatch(path.name)) and int(match[1]) == step and path.name != name:
-                _remove(path)
+    _remove_leftovers(folder)
+    step, identity = content.about.step, uuid.uuid4().hex
+    same = [_NAME.fullmatch(entry.name) for entry in folder.iterdir()]
+    earlier = [int(match[2] or 0) for match in same if match and int(match[1]) == step]
+    name = f"step-{step:010}" + (f"-{max(earlier) + 1}" if earlier else "")
+    hidden = _hidden(folder, name)
+    hidden.mkdir()
+    try:
+        rest: dict[str, torch.Tensor] = {}
+        header = {
+            "format": _FORMAT,
+            _IDENTITY: identity,
+            "step": step,
+            "metrics": content.about.metrics,
+            "metadata": content.about.metadata,
+            "ranks": pack(content.ranks, rest, "ranks"),
+        }
+        files.write_tensors("folder", hidden / _MODEL, {_IDENTITY: identity}, content.model)
+        checkpoint.write(hidden / _STATES, {**content.states, _IDENTITY: identity})
+        files.write_tensors("folder", hidden / _REST, header, rest)
+        os.rename(hidden, folder / name)
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+    files.sync_folder(folder)
+    for path in list_checkpoints(folder):  # the same step, saved again
+        if step_of(path) == step and path.name != name:
+            _remove(path)
     return content.about._replace(path=folder / name)
 
 
-def prune(folder: Path, keep: int | None, best: tuple[str, str] | None) -> None:
-    """Remove all but the newest `keep` checkpoints, and the best one by a metric, (name, "min" or "max")."""
+def prune(folder: Path, keep: int | None, best: tuple[str, str] | None, newest: Path | None) -> None:
+    """Remove all but the newest `keep` checkpoints, the best one by a metric, (name, "min" or "max"), and `newest`.
+
+    Damaged ones do not count, and what may not be ours is not removed.
+    """
     if keep is None:
         return
-    with _locked(folder):
-        paths = list_checkpoints(folder)
-        spared = set(paths[-keep:])
-        if best is not None and len(paths) > keep:
-            found = best_of([about for about in map(about_or_none, paths) if about is not None], *best)
-            spared |= set() if found is None or found.path is None else {found.path}
-        for path in paths:
-            if path not in spared:
-                _remove(path)
+    abouts = [about for about in map(about_or_none, list_checkpoints(folder)) if about is not None]
+    spared = {about.path for about in abouts[-keep:]} | {newest}
+    if best is not None and len(abouts) > keep and (found := best_of(abouts, *best)) is not None:
+        spared.add(found.path)
+    for about in abouts:
+        if about.path is not None and about.path not in spared:
+            _remove(about.path)
 
 
 def best_of(checkpoints: Sequence[Checkpoint], name: str, mode: str) -> Checkpoint | None:
@@ -173,7 +303,26 @@ def _about(path: Path, header: Mapping[str, Any] | None) -> Checkpoint:
     step, metrics = header["step"], header["metrics"]
     if type(step) is not int or step < 0 or not isinstance(metrics, dict):
         raise ValueError("its step or its metrics are of another type")
+    if any(type(value) not in (int, float) for value in metrics.values()):
+        raise ValueError("its metrics are no numbers")
+    if step_of(path) not in (step, None):
+        raise ValueError(f"it is of step {step}, and its folder has the name of another one")
     return Checkpoint(step, {name: float(value) for name, value in metrics.items()}, header["metadata"], path)
+
+
+def _check_rank(rank: Any) -> None:
+    """Refuse what `collect_rank` has not given; those of earlier versions have no extra states."""
+    if not isinstance(rank, dict) or set(rank) | {"extra"} != _OF_RANK:
+        raise ValueError("it does not have the states of generators")
+    rank.setdefault("extra", [])
+    if not all(isinstance(rank[name], list) for name in ("stateful", "extra", "buffers")):
+        raise ValueError("what it has of other objects and of buffers is no list")
+    for each in (*rank["extra"], *rank["buffers"]):
+        if not (isinstance(each, dict) and all(isinstance(name, str) for name in each)):
+            raise ValueError("what it has of a replica's buffers is no dict by names")
+    if not all(isinstance(tensor, torch.Tensor) for buffers in rank["buffers"] for tensor in buffers.values()):
+        raise ValueError("it has buffers that are no tensors")
+    check_random_state(rank["random"], with_gpus=False)
 
 
 def _tensors(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -183,32 +332,26 @@ def _tensors(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return found
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """A context that other processes, and threads, wait for before they write here."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if fcntl is None:
-        yield
-        return
-    with open(folder / ".lock", "ab") as file:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _hidden(folder: Path, name: str) -> Path:
     return folder / f".{name}.{uuid.uuid4().hex}.tmp"
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint: first its name, so that no part of one is ever taken for one."""
+    """Remove a checkpoint, if it certainly is one and has nothing else: first its name, so that no part is taken for one."""
+    try:
+        if path.is_symlink() or not _FILES.issuperset(os.listdir(path)):
+            return
+        if any(files.read_header(each) is None for each in path.iterdir()):
+            return
+    except (OSError, ValueError, LookupError, TypeError):
+        return  # damaged, or not ours
     hidden = _hidden(path.parent, path.name)
     os.rename(path, hidden)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Whoever holds the lock is the only one who writes here."""
+    """Whoever has claimed the folder is the only one who writes here."""
     for entry in folder.iterdir():
         if _HIDDEN.fullmatch(entry.name):
             shutil.rmtree(entry, ignore_errors=True)

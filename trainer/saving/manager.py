@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,23 @@ import numpy as np
 import torch
 
 from .. import dist_utils
+from ..files import check_writable
+from ..interrupts import uninterrupted
 from ..validation import boolean, choice, integer, number
-from .content import ALONE, collect_rank, group_of, rank_of, tensors_of
-from .folder import Checkpoint, Content, about_or_none, best_of, list_checkpoints, prune, write_checkpoint
+from .content import ALONE, collect_rank, extra_states_of, group_of, rank_of, tensors_of
+from .folder import (
+    Checkpoint,
+    Claim,
+    Content,
+    about_or_none,
+    best_of,
+    claim,
+    disclaim,
+    list_checkpoints,
+    prune,
+    step_of,
+    write_checkpoint,
+)
 from .packing import host_copies, pack, unpack
 from .resume import resume
 from .signals import StopSignals, checked_signals
@@ -38,7 +53,11 @@ class CheckpointManager:
 
     The training thread only copies tensors: from a GPU into pinned memory, without waiting for the device. Another thread
     writes. One checkpoint is written at a time: a `save` that comes earlier waits for the one before. What goes wrong in
-    writing is raised by the next `save`, `wait` or `close`.
+    writing is raised by the next `save`, `wait` or `close`; if there is none, it is printed at the end of the program.
+
+    One training saves into a folder: from its first `step` or `save` to `close`, or to its end, no other process can. It
+    warns of checkpoints of later steps, which would be resumed instead of its own. Only what is certainly a checkpoint is
+    removed.
 
     As a context it notes signals, and at its end waits for what is being written. After a signal has come, the next `step`
     saves, waits until that is on the disk, and lets the signal act as it would have without the manager: SIGTERM ends the
@@ -114,7 +133,10 @@ class CheckpointManager:
         self.metric, self._mode = best, choice("mode", mode, ("min", "max"))
         self._asynchronous = boolean("asynchronous", asynchronous)
         self._signals = StopSignals(checked_signals(signals))
-        tensors_of(trainer, net)
+        for name, same in tensors_of(trainer, net).items():
+            check_writable(f"net's {name!r}", same[0])
+        extra_states_of(trainer, net)
+        self._claim: Claim | None = None
         self._seen = trainer.optimizer.num_update
         self.saved_step: int | None = None
         self._writer = BackgroundWriter()
@@ -131,6 +153,8 @@ class CheckpointManager:
         step, before = self.trainer.optimizer.num_update, self._seen
         self._seen = step
         group = group_of(self.trainer)
+        if self._claim is None and not rank_of(group):
+            self._take_folder()
         signal = _arrived(self.trainer, self._signals, group)
         if signal:
             self.save(metrics, metadata)
@@ -155,7 +179,8 @@ class CheckpointManager:
             TypeError, ValueError: metrics or metadata of other types, or metrics without the one that decides which is best;
                 or something in `stateful` that cannot be saved.
             OSError: writing the one before has failed, or, if it is not asynchronous, this one.
-            RuntimeError: between `ascend` and `step` of the trainer.
+            RuntimeError: between `ascend` and `step` of the trainer; or another process, or another trainer of this one,
+                saves into this folder.
         """
         step = self.trainer.optimizer.num_update
         values = _checked(metrics, self.metric)
@@ -167,12 +192,13 @@ class CheckpointManager:
         states = self.trainer.state_dict()
         group = group_of(self.trainer)  # which a store knows now
         here = tensors_of(self.trainer, self.net)
-        ranks = [collect_rank(here, self.stateful)]
+        ranks = [collect_rank(here, extra_states_of(self.trainer, self.net), self.stateful)]
         if group is not ALONE:
             ranks = dist_utils.all_gather_objects(ranks[0], group)
-        self.saved_step = step
         if rank_of(group):
+            self.saved_step = step
             return
+        writing = self._take_folder().writing
         tensors: dict[str, torch.Tensor] = {}
         model = {name: same[0] for name, same in here.items()}
         packed = pack({"model": model, "states": states, "ranks": ranks, "metrics": values}, tensors, "checkpoint")
@@ -183,12 +209,27 @@ class CheckpointManager:
             found = unpack(packed, copies)
             numbers = {name: float(value) for name, value in found["metrics"].items()}
             about = Checkpoint(step, numbers, metadata)
-            write_checkpoint(self.folder, Content(about, found["model"], found["states"], found["ranks"]))
-            prune(self.folder, self._keep, None if self.metric is None else (self.metric, self._mode))
+            with writing:
+                new = write_checkpoint(self.folder, Content(about, found["model"], found["states"], found["ranks"]))
+                prune(self.folder, self._keep, None if self.metric is None else (self.metric, self._mode), new.path)
 
+        self.saved_step = step
         self._writer.start(write)
         if not self._asynchronous:
             self.wait()
+
+    def _take_folder(self) -> Claim:
+        """Be the only training that saves here, and warn of checkpoints that would be resumed instead of its own."""
+        self._claim = claim(self.folder, self.trainer, self._claim)
+        step = self.trainer.optimizer.num_update
+        later = [path.name for path in list_checkpoints(self.folder) if (step_of(path) or 0) > step]
+        if later:
+            warnings.warn(
+                f"folder={str(self.folder)!r} has {later[-1]}, of a later step than this training, which is at {step}: "
+                "resume would go on from that one. Resume from it, remove it, or use another folder",
+                stacklevel=3,
+            )
+        return self._claim
 
     def wait(self) -> None:
         """Wait until what is being written is on the disk.
@@ -198,6 +239,7 @@ class CheckpointManager:
         """
         self._writer.wait()
 
+    @uninterrupted
     def resume(self) -> Checkpoint:
         """As `Trainer.resume`, from this folder, with the model and what else there is."""
         self.wait()
@@ -226,9 +268,17 @@ class CheckpointManager:
         return best_of(self.all_checkpoints(), self.metric, self._mode)
 
     def close(self) -> None:
-        """Wait until what is being written is on the disk, and leave signals alone. Also at the end of a `with` block."""
-        self._signals.restore()
-        self.wait()
+        """Wait until what is being written is on the disk, and leave signals and the folder alone.
+
+        Also at the end of a `with` block. A signal that has come, also while it waits, then acts as without the manager.
+        """
+        try:
+            self.wait()
+        finally:
+            if self._signals.entered <= 1:
+                disclaim(self.folder, self.trainer)
+                self._claim = None
+            self._signals.restore()
 
     def __enter__(self) -> Self:
         self._signals.install()
@@ -236,14 +286,12 @@ class CheckpointManager:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         signal = self._signals.arrived if self._signals.entered == 1 else 0
-        if signal and kind is None and group_of(self.trainer) is ALONE:  # others may not know of it
-            if self.saved_step != self.trainer.optimizer.num_update:
-                self.save()
         try:
-            self.close()
+            if signal and kind is None and group_of(self.trainer) is ALONE:  # others may not know of it
+                if self.saved_step != self.trainer.optimizer.num_update:
+                    self.save()
         finally:
-            if signal:
-                self._signals.deliver(signal)
+            self.close()
 
     def __repr__(self) -> str:
         interval = "" if self._interval is None else f", save_interval_steps={self._interval}"

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..files import check_writable
+
 __all__ = ["host_copies", "pack", "unpack"]
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -24,7 +26,7 @@ def pack(value: Any, tensors: dict[str, torch.Tensor], what: str, depth: int = 0
         what: what messages call it.
 
     Raises:
-        TypeError: it is something else, or has that inside.
+        TypeError: it is something else, or has that inside, or a tensor that files do not have.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -33,6 +35,7 @@ def pack(value: Any, tensors: dict[str, torch.Tensor], what: str, depth: int = 0
     if depth == _MOST_DEPTH:
         raise TypeError(f"{what} is nested more than {_MOST_DEPTH} times, too deeply to be saved")
     if isinstance(value, torch.Tensor):
+        check_writable(what, value)
         tensors[str(len(tensors))] = value
         return {"tensor": str(len(tensors) - 1)}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
@@ -66,6 +69,8 @@ def unpack(data: Any, tensors: Mapping[str, torch.Tensor], depth: int = 0) -> An
     if kind == "array":
         return tensors[items].numpy()
     if kind == "dict":
+        if odd := [key for key, _ in items if type(key) not in (str, int)]:
+            raise ValueError(f"it has a dict with the key {odd[0]!r}")
         return {key: unpack(item, tensors, depth + 1) for key, item in items}
     if kind in ("tuple", "list"):
         found = [unpack(item, tensors, depth + 1) for item in items]

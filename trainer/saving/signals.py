@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +32,8 @@ def checked_signals(given: Sequence[str]) -> tuple[int, ...]:
 class StopSignals:
     """Notes signals from `install` to `restore`.
 
-    After `deliver` the signal acts as it would have before, in the main thread. One that comes again meanwhile is the same.
+    After `deliver` or `restore` the signal acts as it would have before, in the main thread. One that comes again meanwhile
+    is the same. Processes that are forked meanwhile have the handlers from before.
 
     Args:
         numbers: of the signals.
@@ -65,19 +68,28 @@ class StopSignals:
             return
         for number in self.numbers:
             self._before[number] = signal.signal(number, self._note)
+        _installed.add(self)
 
     def restore(self) -> None:
-        """End: the handlers are those from before. In another thread they act, from now on, as those do."""
+        """End: the handlers are those from before, and get what has come. In another thread they act as those now."""
         self.entered = max(0, self.entered - 1)
         if self.entered:
             return
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is threading.main_thread():
+            self.give_back()
+        else:
             self._is_over = True
-            return
+        arrived, self.arrived = self.arrived, 0
+        if arrived:
+            signal.raise_signal(arrived)
+
+    def give_back(self) -> None:
+        """The handlers are those from before."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._note:
                 signal.signal(number, signal.SIG_DFL if before is None else before)
         self._before = {}
+        _installed.discard(self)
 
     def deliver(self, number: int) -> None:
         """Let a signal act as it would have before `install`. What it does may be to end the process."""
@@ -94,3 +106,28 @@ class StopSignals:
         signal.raise_signal(number)
         if not self._is_over:  # it has not ended the process: the next one is noted
             signal.signal(number, self._note)
+
+
+_installed: weakref.WeakSet[StopSignals] = weakref.WeakSet()
+
+
+# A forked process saves no checkpoint: who asks it to end is to be heard, also while it begins.
+
+
+def _before_fork() -> None:
+    numbers = {number for each in _installed for number in each.numbers}
+    _of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+
+def _after_fork(in_child: bool) -> None:
+    for each in list(_installed) if in_child else ():
+        each.arrived = 0
+        each.give_back()
+    signal.pthread_sigmask(signal.SIG_SETMASK, _of_thread.mask)
+
+
+_of_thread = threading.local()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=lambda: _after_fork(False), after_in_child=lambda: _after_fork(True)
+    )
