@@ -233,7 +233,8 @@ def test_a_process_killed_anywhere_leaves_whole_checkpoints_only(call, tmp_path,
     training = Training("adam")
     owner, name = (os, call.split(".")[1]) if call.startswith("os") else (shutil, "rmtree")
     real = getattr(owner, name)
-    _save_losses(CheckpointManager(tmp_path, training.trainer, training.net), training, [1, 1])
+    first = CheckpointManager(tmp_path, training.trainer, training.net, asynchronous=False)
+    _save_losses(first, training, [1, 1])
     for k in range(50):
         training.step()
         manager = CheckpointManager(tmp_path, training.trainer, training.net, max_to_keep=2, asynchronous=False)
