@@ -29,6 +29,8 @@ LONG_FILES: set[str] = {
     "trainer/optim/adapters.py",
     "trainer/optimizer/base.py",
     "trainer/trainer.py",
+    "tests/viz/test_extension.py",
+    "viz/live/loop.py",
 }
 MANY_PARAMETERS = {  # they take functions, which in a tuple would not be in the key of Triton's cache
     "tristep.kernels.compress.triton._kernel",

@@ -277,6 +277,17 @@ def test_a_cell_run_again_stops_its_loop(shell):
     assert loop.status == "stopped"
 
 
+@pytest.mark.parametrize("made", ["tristep.Trainer(net, 'sgd')", "torch.optim.SGD(net.parameters(), 0.1)"])
+def test_a_trainer_shown_as_a_table_is_not_kept_in_out(shell, made):
+    run(shell, "net = torch.nn.Linear(2, 1)")
+    shell.run_cell(f"trainer = {made}", store_history=True)
+    shell.run_cell("trainer", store_history=True)
+    shell.run_cell("7", store_history=True)
+    assert list(shell.user_ns["Out"].values()) == [7]
+    assert not [name for name, value in shell.user_ns.items() if value is shell.user_ns["trainer"] and name[1:].isdigit()]
+    assert shell.user_ns["__"] is shell.user_ns["trainer"]
+
+
 def test_optimizers_compared(shell):
     view = run(shell, "%opt_compare adam lion sgd --on rosenbrock --steps 60 --start 0 2")
     assert list(view.trajectories.names) == ["adam", "lion", "sgd"]

@@ -1,6 +1,7 @@
 """The live loop: training is the same to the bit however it runs, is paused or waited for."""
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ pytest.importorskip("matplotlib")
 
 from live_training import KINDS, Training, losses, plain, same
 
+import tristep
 from tristep.viz import LiveLoop
 
 
@@ -300,3 +302,96 @@ def test_numbers_that_are_none():
         LiveLoop(iter([{"accuracy": "high"}]), view=None).start()
     with pytest.raises(ValueError, match="loss has shape \\(2,\\): must be a single number"):
         LiveLoop(iter([torch.zeros(2)]), view=None).start()
+
+
+AGAIN = """
+net = torch.nn.Linear(4, 1)
+trainer = tristep.Trainer(net, "sgd", engine="eager")
+def train():
+    while True:
+        trainer.zero_grad()
+        loss = net(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        trainer.step(1)
+        yield loss
+loop = LiveLoop(train, trainer=trainer, mode=mode)
+"""
+
+
+@pytest.mark.parametrize(("mode", "state"), [("task", "running"), ("task", "paused"), ("thread", "paused")])
+def test_code_that_is_run_again_stops_the_loop_that_it_has_made_before(mode, state):
+    names = {"torch": torch, "tristep": tristep, "LiveLoop": LiveLoop, "mode": mode}
+
+    async def until(condition):
+        while not condition():
+            await asyncio.sleep(0)
+
+    async def main():
+        exec(AGAIN, names)
+        first = names["loop"].start()
+        await until(lambda: first.n_steps > 3)
+        if state == "paused":
+            first.pause()
+        exec(AGAIN, names)
+        second = names["loop"]
+        assert first.status == "stopped"
+        taken = first.n_steps
+        second.start()
+        await until(lambda: second.n_steps > 3)
+        second.pause()
+        assert second.n_steps == names["trainer"].optimizer.num_update
+        assert first.n_steps == taken
+        assert "another loop has taken its place" in first.view.describe()
+        assert f"instead of the loop that this cell has made before, stopped after step {taken:,}" in second.view.describe()
+        with pytest.raises(RuntimeError, match="nothing to go on with"):
+            first.resume()
+        second.stop()
+
+    asyncio.run(main())
+
+
+def test_loops_of_one_function_or_of_functions_of_several_names_run_side_by_side():
+    def steps():
+        while True:
+            yield 1.0
+
+    loops = [LiveLoop(each, view=None) for each in (steps, steps, lambda: 2.0, lambda: 2.0)]
+    for loop in loops:
+        loop.step(2)
+    assert [(loop.status, loop.n_steps) for loop in loops] == [("paused", 2)] * 4
+
+
+@pytest.mark.parametrize("kind", ["trainer", "torch"])
+@pytest.mark.parametrize("end", ["finished", "stopped"])
+def test_a_loop_that_has_ended_keeps_no_model_and_goes_on_where_there_is_one(kind, end):
+    def made():
+        torch.manual_seed(0)
+        net = torch.nn.Linear(2, 1)
+        trainer = tristep.Trainer(net, "adam") if kind == "trainer" else torch.optim.Adam(net.parameters())
+        loop = LiveLoop.fit(net, torch.nn.MSELoss(), [(torch.ones(4, 2), torch.ones(4, 1))] * 6, trainer)
+        return net, trainer, loop
+
+    loop = made()[2]  # a loop that has not ended needs what it trains
+    gc.collect()
+    loop.step(4)
+    if end == "stopped":
+        loop.stop()
+    else:
+        loop.resume()
+    gc.collect()
+    assert loop.status == end
+    assert len(loop.run.scalars["loss"]) == loop.n_steps
+    assert f"{end}" in loop.view.describe()
+    assert loop.learning_rate == 0.001
+    with pytest.raises(RuntimeError, match="branch needs what this loop has trained, which is gone"):
+        loop.branch()
+    with pytest.raises(RuntimeError, match="snapshot needs"):
+        loop.snapshot()
+    kept = made()
+    kept[2].step(2)
+    kept[2].snapshot("here")
+    kept[2].resume()
+    assert kept[2].status == "finished"
+    kept[2].branch("again", "here")
+    kept[2].resume()
+    assert (kept[2].status, kept[2].n_steps) == ("finished", 6)

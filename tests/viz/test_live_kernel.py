@@ -319,3 +319,71 @@ def test_a_loop_as_a_cell_s_value_shows_its_view_once(notebook):
     assert sum(widget in kind for kind in shown("loop")[0]) == 1  # another cell shows it, too
     _, words = shown("viz.LiveLoop(steps(*made(), 5), mode='block', view=None).start()")
     assert words == ["LiveLoop('run', finished, 5 steps, mode='block')"]
+
+
+MADE_AGAIN = """
+    net, trainer = made()
+    recorder = viz.Recorder(trainer)
+    made_so_far += [weakref.ref(net), weakref.ref(trainer)]
+    def train():
+        for loss in steps(net, trainer, LENGTH):
+            recorder.step(loss=loss)
+            yield loss
+    """
+TRAINED = "for _ in train(): pass"
+SHOWN = {
+    "dashboard": (TRAINED, "viz.Dashboard(recorder)"),
+    "loss view": (TRAINED, "display(viz.LossView([recorder]))"),
+    "recorder": (TRAINED, "recorder"),
+    "table": (TRAINED, "trainer"),
+    "loop that ends": ("viz.LiveLoop(train, trainer=trainer, recorder=recorder, mode='block').start()",),
+    "loop that is stopped": ("loop = viz.LiveLoop(train, trainer=trainer, mode='task').start()\nloop",),
+    "loop with snapshots": ("loop = viz.LiveLoop(train, trainer=trainer, mode='task')\nloop.step(2); loop.branch()\nloop",),
+    "loop over epochs": (
+        "viz.LiveLoop.fit(net, torch.nn.MSELoss(), [(torch.ones(4, 2), torch.ones(4, 1))], trainer, mode='block').start()",
+    ),
+}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.slow
+@pytest.mark.parametrize("cells_are_known", [True, False], ids=["cells", "no cells"])
+def test_cells_that_are_run_again_keep_no_model(notebook, cells_are_known):
+    notebook.run("%load_ext tristep\nimport gc, weakref")
+    kept = {}
+    for name, cells in SHOWN.items():
+        notebook.run(f"made_so_far = []; LENGTH = {None if name.endswith(('stopped', 'snapshots')) else 3}", "z")
+        for _ in range(5):
+            for k, cell in enumerate((MADE_AGAIN, *cells)):
+                notebook.run(cell, f"{name} {k}" if cells_are_known else None)
+        for other in range(3):  # _, __ and ___ have something else then
+            notebook.run(str(other), "z")
+        kept[name] = notebook.value(
+            "gc.collect() and None; [k // 2 for k, ref in enumerate(made_so_far) if ref() is not None]"
+        )
+    notebook.run("%unload_ext tristep", "z")
+    assert kept == dict.fromkeys(SHOWN, "[4, 4]")  # net and trainer of the last run, which are variables
+
+
+@pytest.mark.slow
+def test_a_cell_that_makes_its_loop_again_stops_the_one_before(notebook):
+    cell = """\
+        net, trainer = made()
+        def train():
+            yield from steps(net, trainer)
+        before = globals().get("loop")
+        loop = viz.LiveLoop(train, trainer=trainer)
+        loop.start()
+        """
+    notebook.run("loop = None", "z")
+    notebook.run(cell)
+    notebook.until("loop.n_steps > 3", "True")
+    notebook.run(cell)
+    notebook.until("loop.n_steps > 3", "True")
+    notebook.run("loop.pause()", "b")
+    assert notebook.value("before.status, loop.status") == "('stopped', 'paused')"
+    assert notebook.value("loop.n_steps == trainer.optimizer.num_update") == "True"
+    assert "another loop has taken its place" in notebook.value("before.view.status()")
+    assert "instead of the loop that this cell has made before, stopped after step" in notebook.value("loop.view.status()")
+    notebook.run("one = viz.LiveLoop(train, view=None); two = viz.LiveLoop(train, view=None); one.step(); two.step()", "c")
+    notebook.until("one.status, two.status", "('paused', 'paused')")  # made by the same run of a cell

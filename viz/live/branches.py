@@ -13,6 +13,7 @@ from ..record import Run, RunSet
 from .learning_rates import LearningRate
 from .recording import StepRecording
 from .runner import StepRunner
+from .steps import weakly
 
 __all__ = ["Branches", "Snapshot"]
 
@@ -38,7 +39,7 @@ class Branches:
 
     Args:
         runner, rate, recording: those of the loop.
-        stateful: what else training depends on, with `state_dict` and `load_state_dict`.
+        stateful: what else training depends on, with `state_dict` and `load_state_dict`; referred to weakly.
 
     Attributes:
         runs: all of them.
@@ -48,7 +49,8 @@ class Branches:
     def __init__(self, runner: StepRunner, rate: LearningRate, recording: StepRecording, stateful: Sequence[Any]) -> None:
         self.runs = RunSet([recording.run])
         self.snapshots: dict[str, Snapshot] = {}
-        self._runner, self._rate, self._recording, self._stateful = runner, rate, recording, list(stateful)
+        self._runner, self._rate, self._recording = runner, rate, recording
+        self._stateful = list(map(weakly, stateful))
         self._left_off: dict[str, Snapshot] = {}  # by run, where it was when another one was gone on with
 
     def new_name(self, name: str | None) -> str:
@@ -102,13 +104,18 @@ class Branches:
         self._left_off[current.name] = self._take(current.name)
         self._restore(self._left_off.pop(run.name), run)
 
+    def forget(self) -> None:
+        """Drop all moments to which it could go back."""
+        self.snapshots.clear()
+        self._left_off.clear()
+
     def _take(self, name: str) -> Snapshot:
         rates = self._rate.needed("snapshot")
         self._recording.flush()
         state = {
             "source": TrainerSnapshot(rates.source),
             "gradients": [None if param.grad is None else param.grad.detach().clone() for param in rates.params()],
-            "stateful": [copy.deepcopy(each.state_dict()) for each in self._stateful],
+            "stateful": [copy.deepcopy(each().state_dict()) for each in self._stateful],
             "multiplier": self._rate.multiplier,
             "recorded": self._recording.last_step,
         }
@@ -119,7 +126,7 @@ class Branches:
         self._recording.flush()
         self._recording.finish()
         for each, own in zip(self._stateful, state["stateful"], strict=True):
-            each.load_state_dict(copy.deepcopy(own))
+            each().load_state_dict(copy.deepcopy(own))
         state["source"].restore()  # and last its random numbers, of which the others may have used some
         for param, gradient in zip(rates.params(), state["gradients"], strict=True):
             param.grad = None if gradient is None else gradient.clone()

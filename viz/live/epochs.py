@@ -11,12 +11,16 @@ from ...trainer import Trainer
 from ...trainer.epoch_batches import EpochBatches
 from ...trainer.fit import device_of, evaluate, unpack_batch
 from ...trainer.metrics import checked_metrics
+from .steps import weakly
 
 __all__ = ["Epochs"]
 
 
 class Epochs:
-    """Training steps over some epochs, with a place in the data that can be gone back to."""
+    """Training steps over some epochs, with a place in the data that can be gone back to.
+
+    The loop that takes them has net and trainer as long as it needs them; these are weak references.
+    """
 
     def __init__(
         self,
@@ -33,7 +37,7 @@ class Epochs:
             raise ValueError("eval_metric without eval_data: there is nothing to evaluate on")
         if isinstance(eval_data, Iterator):
             raise TypeError("eval_data is an iterator, which ends after one epoch: give a DataLoader, a list, or the like")
-        self._net, self._loss, self._trainer, self._num_epoch = net, loss, trainer, num_epoch
+        self._net, self._loss, self._trainer, self._num_epoch = weakly(net), loss, weakly(trainer), num_epoch
         self._batches = EpochBatches(data)
         if eval_data is not None and self._batches.length is None:
             raise TypeError("data has no length, so nobody knows which step ends an epoch: give a DataLoader or a list")
@@ -43,25 +47,26 @@ class Epochs:
         return self
 
     def __next__(self) -> torch.Tensor | dict[str, Any]:
-        inputs, labels = unpack_batch("data", self._next_batch(), device_of(self._net))
-        value = self._loss(self._net(*inputs), labels)
+        net, trainer = self._net(), self._trainer()
+        inputs, labels = unpack_batch("data", self._next_batch(), device_of(net))
+        value = self._loss(net(*inputs), labels)
         size = len(inputs[0])
         if value.shape not in (torch.Size(), torch.Size([size])):
             raise ValueError(
                 f"loss gave shape {tuple(value.shape)} for a batch of {size}: it must give one number for each sample, "
                 f"shape ({size},), or their mean, shape ()"
             )
-        self._trainer.zero_grad()
-        if isinstance(self._trainer, Trainer):
+        trainer.zero_grad()
+        if isinstance(trainer, Trainer):
             value.sum().backward()
-            self._trainer.step(size if value.dim() else 1)
+            trainer.step(size if value.dim() else 1)
         else:
             value.mean().backward()
-            self._trainer.step()
+            trainer.step()
         mean = value.detach().mean()
         if self._eval_data is None or self._batches.batch != self._batches.length:
             return mean
-        found = evaluate(self._net, self._loss, self._eval_data, self._metrics)
+        found = evaluate(net, self._loss, self._eval_data, self._metrics)
         return {"loss": mean} | {f"val_{name}": each for name, each in found.items()}
 
     def _next_batch(self) -> Any:

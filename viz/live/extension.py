@@ -28,6 +28,12 @@ from .loop import MODES
 __all__ = ["TristepMagics", "load", "unload"]
 
 REPORTED = (Recorder, Run, LiveLoop)  # what there is a dashboard of
+MODELS = (
+    Trainer,
+    Optimizer,
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+)  # of reprs.TYPES, what refers to one
 
 
 def load(shell: Any) -> None:
@@ -40,6 +46,7 @@ def load(shell: Any) -> None:
     for kind in reprs.TYPES:
         formatter.for_type(kind, reprs.mimebundle)
     shell.events.register("pre_run_cell", magics.before_cell)
+    shell.events.register("post_run_cell", magics.after_cell)
 
 
 def unload(shell: Any) -> None:
@@ -48,6 +55,7 @@ def unload(shell: Any) -> None:
     if magics is None:
         return
     shell.events.unregister("pre_run_cell", magics.before_cell)
+    shell.events.unregister("post_run_cell", magics.after_cell)
     formatter = shell.display_formatter.mimebundle_formatter
     for kind, before in magics.replaced.items():
         if before is not None:
@@ -75,6 +83,12 @@ class TristepMagics(Magics):
         # Messages of widgets call this, too, on other threads.
         if threading.current_thread() is threading.main_thread() and info.cell_id is not None:
             stop_loops(info.cell_id)
+
+    def after_cell(self, result: Any) -> None:
+        """A trainer that was shown as a table is not kept in `Out`, which would keep a model for each run of the cell."""
+        if isinstance(result.result, MODELS):
+            self.shell.user_ns["Out"].pop(result.execution_count, None)
+            self.shell.del_var(f"_{result.execution_count}", by_name=True)
 
     @magic_arguments()
     @argument("optimizers", nargs="+", help="names of optimizers, or of your own rules and optimizers in the notebook")

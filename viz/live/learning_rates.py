@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,7 +20,7 @@ class LearningRate:
     """The learning rate of what trains, times a multiplier.
 
     Args:
-        trainer: a `Trainer`, a `torch.optim.Optimizer`, or None: there is no rate.
+        trainer: a `Trainer`, a `torch.optim.Optimizer`, or None: there is no rate. It is referred to weakly.
 
     Attributes:
         multiplier: what the rate of each step is multiplied by.
@@ -36,26 +37,36 @@ class LearningRate:
     @property
     def known(self) -> bool:
         """Whether there is one."""
-        return self._rates is not None
+        return self.trainer is not None
+
+    @property
+    def trainer(self) -> Trainer | torch.optim.Optimizer | None:
+        """What has it, if there still is such."""
+        return None if self._rates is None else self._rates.living()
 
     @property
     def coming(self) -> float | None:
         """That of the coming step, whatever has been set since the last one."""
-        return None if self._rates is None else self._rates.now() * self.multiplier
+        return self._rates.now() * self.multiplier if self._rates is not None and self.known else None
 
     @property
     def constant(self) -> float | None:
         """The rate without the multiplier where no schedule decides it."""
-        return None if self._rates is None or self._rates.is_scheduled() else self._rates.now()
+        return self._rates.now() if self._rates is not None and self.known and not self._rates.is_scheduled() else None
 
     def needed(self, what: str) -> Rates:
         """What has the rates.
 
         Raises:
             ValueError: there is no trainer, without which there is no such thing as `what`.
+            RuntimeError: there is none any more.
         """
         if self._rates is None:
             raise ValueError(f"{what} needs to know what trains: make the loop with trainer=..., a Trainer or an optimizer")
+        if not self.known:
+            raise RuntimeError(
+                f"{what} needs what this loop has trained, which is gone: a loop that has ended does not keep it"
+            )
         return self._rates
 
     def set(self, lr: float) -> None:
@@ -77,7 +88,13 @@ class TrainerRates:
     """Rate and parameters of a Trainer."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self.source = trainer
+        self.living = weakref.ref(trainer)
+
+    @property
+    def source(self) -> Trainer:
+        trainer = self.living()
+        assert trainer is not None  # `LearningRate` has looked
+        return trainer
 
     def params(self) -> list[torch.Tensor]:
         return [param for replica in self.source.replicas for param in replica.params]
@@ -150,8 +167,14 @@ class OptimizerRates:
     """Rate and parameters of an optimizer of torch's interface."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.source = optimizer
+        self.living = weakref.ref(optimizer)
         self._used: float | None = None
+
+    @property
+    def source(self) -> torch.optim.Optimizer:
+        optimizer = self.living()
+        assert optimizer is not None
+        return optimizer
 
     def params(self) -> list[torch.Tensor]:
         return [param for group in self.source.param_groups for param in group["params"]]

@@ -10,6 +10,7 @@ import torch
 from ...trainer import CheckpointManager, Trainer
 from ...trainer.validation import choice, integer, number
 from ..record import Recorder, Run
+from ..render.notebook import request
 from ..views import FrameBudget, View
 from .branches import Branches, Snapshot
 from .control import LoopControl
@@ -43,6 +44,10 @@ class LiveLoop:
 
     However it runs, weights come out the same to the bit, paused or not. The interrupt button, or Ctrl-C, pauses after the
     current step; a second one breaks it off. A cell that runs meanwhile is interrupted as ever.
+
+    A cell that is run again, and makes a loop again, stops the one that it made before. Without cells, a loop gives way to a
+    loop of a new function of the same name. A loop that has ended does not keep what it has trained: keep net and trainer to
+    `branch` after that.
 
     Args:
         steps: a generator function or an iterator that takes one training step for each `next`, or a callable that takes
@@ -110,7 +115,7 @@ class LiveLoop:
         budget = FrameBudget(most=number("frames_per_second", frames_per_second, above=0))
         mode = choice("mode", mode, MODES)
         pauses_unseen = choice("when_unseen", when_unseen, ("go on", "pause")) == "pause"
-        self.cell: str | None = None  # the id of the notebook cell that started it
+        self.cell: str | None = request().get("metadata", {}).get("cellId")  # the id of the notebook cell that makes it
         self.rate = LearningRate(trainer)
         self.recording = StepRecording(recorder, name)
         source = StepSource(steps)
@@ -122,9 +127,10 @@ class LiveLoop:
         self.branches = Branches(self.runner, self.rate, self.recording, own)
         self.runs, self.snapshots, self.recorder = self.branches.runs, self.branches.snapshots, recorder
         self.screen = Screen(self.runner, pauses_unseen)
-        self.control = LoopControl(self, source, trainer)
+        self.control = LoopControl(self, source, [each for each in (trainer, checkpoint, *own) if each is not None])
         training.attach(self.runner, self.screen, self)
         self.view = LiveView(self, budget=budget) if isinstance(view, str) else view
+        self.control.take_place()
 
     @classmethod
     def fit(
@@ -339,6 +345,7 @@ class LiveLoop:
         Raises:
             KeyError: there is no such snapshot.
             ValueError: a run of that name exists, or there is no trainer; nothing has been changed.
+            RuntimeError: the loop has ended, and what it trained is gone, or another loop has taken its place.
 
         Example, a comparison of two rates:
 
@@ -356,6 +363,7 @@ class LiveLoop:
         if multiplier is not None:
             number("multiplier", multiplier, low=0)
         with self.runner.gate.at_rest():
+            self.control.keep()
             run = self.branches.begin(name, snapshot)
             self.control.reopen()
             if multiplier is not None:
@@ -370,10 +378,12 @@ class LiveLoop:
 
         Raises:
             KeyError: there is no such run.
+            RuntimeError: as for `branch`.
         """
         run = self.runs[name]
         if run is not self.run:
             with self.runner.gate.at_rest():
+                self.control.keep()
                 self.branches.pick(run)
                 self.control.reopen()
             self.screen.refresh()

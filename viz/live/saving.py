@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from ...trainer import CheckpointManager
+from .steps import weakly
 
 __all__ = ["StepSaving"]
 
 
 class StepSaving:
-    """Resumes a loop before its first step, and saves it after steps.
+    """Resumes a loop before its first step, and saves it after steps. It refers to what it saves weakly.
 
     Args:
         manager: what saves; None: nothing does.
@@ -21,9 +22,14 @@ class StepSaving:
     """
 
     def __init__(self, manager: CheckpointManager | None, stateful: Sequence[Any]) -> None:
-        self._manager, self._is_open = manager, False
-        self._own = [] if manager is None else [each for each in stateful if each is not manager.net]
+        self._living, self._is_open = weakly(manager), False
+        self._own = [] if manager is None else [weakly(each) for each in stateful if each is not manager.net]
         self._before: list[Any] = []
+
+    @property
+    def _manager(self) -> CheckpointManager | None:
+        manager: CheckpointManager | None = self._living()
+        return manager
 
     def begin(self) -> int:
         """Resume, and save from now on; gives the number of the step to which that leads."""
@@ -41,7 +47,7 @@ class StepSaving:
         if self._manager is None or self._is_open:
             return
         self._before = self._manager.stateful
-        self._manager.stateful = [*self._before, *self._own]
+        self._manager.stateful = [*self._before, *(each() for each in self._own)]
         self._manager.__enter__()
         self._is_open = True
 
@@ -52,16 +58,16 @@ class StepSaving:
 
     def end(self, status: str) -> None:
         """The loop has ended: save where it stands, unless it failed, and wait for that."""
-        if self._manager is None or not self._is_open:
+        manager = self._manager
+        if manager is None or not self._is_open:
             return
         self._is_open = False
-        manager = self._manager
         try:
             if status != "failed" and manager.saved_step != manager.trainer.optimizer.num_update:
                 manager.save()
         finally:
             manager.__exit__(None, None, None)
-            manager.stateful = self._before
+            manager.stateful, self._before = self._before, []
 
 
 def _metrics(value: Any, needed: str | None) -> dict[str, Any] | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import types
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
-__all__ = ["StepSource", "is_stateful"]
+__all__ = ["StepSource", "is_stateful", "weakly"]
 
 
 class StepSource:
@@ -45,10 +47,30 @@ class StepSource:
         if isinstance(self._iterator, Generator):
             self._iterator.close()
 
+    def is_redefined(self, newer: StepSource) -> bool:
+        """Whether a newer source's steps are a function that has taken this one's name, as in a cell that is run again."""
+        mine, its = self._steps, newer._steps
+        if not (isinstance(mine, types.FunctionType) and isinstance(its, types.FunctionType)) or mine is its:
+            return False
+        name, namespace = mine.__qualname__, mine.__globals__
+        return its.__globals__ is namespace and its.__qualname__ == name and namespace.get(name) is its
+
+    def forget(self) -> None:
+        """Have no steps any more, nor what they refer to."""
+        self._steps = self._iterator = iter(())
+
 
 def is_stateful(thing: Any) -> bool:
     """Whether it has `state_dict` and `load_state_dict`."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+def weakly(thing: Any) -> Callable[[], Any]:
+    """A function that gives this thing, or None once nothing else refers to it."""
+    try:
+        return weakref.ref(thing)
+    except TypeError:  # None, and objects of some classes
+        return lambda: thing
 
 
 def _iterator(steps: Any) -> Iterator[Any] | None:

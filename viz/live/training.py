@@ -60,6 +60,7 @@ class TrainingSteps:
             self._runner.status, self._runner.exception = "failed", error
         if status == "stopped":
             self._source.close()
+        self._loop.control.release()
 
     def on_status(self, interrupted: bool) -> None:
         """Another status has been taken up, after an interrupt or not: show it."""

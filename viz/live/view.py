@@ -106,6 +106,8 @@ class LiveView(LossView):
         words.append(f"drawing {100 * self.cost:.1f} % of the time")
         if loop.screen.unseen_from is not None:
             words.append(f"no page showed it after step {loop.screen.unseen_from:,}")
+        if loop.control.remark:
+            words.append(loop.control.remark)
         return ", ".join(words) + (f"\n{self.message}" if self.message else "")
 
     def describe(self) -> str:
