@@ -1,6 +1,7 @@
 """Ctrl-C in the middle of a step: the step is all there afterwards, counts and all, and training goes on."""
 
 import contextlib
+import inspect
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ from tristep.kernels import groups
 from tristep.trainer import Ensemble, ascent, displaced, interrupts, snapshot
 from tristep.trainer.ensemble.group import EnsembleGroup
 from tristep.trainer.interrupts import interrupts_wait, uninterrupted
-from tristep.trainer.optim import adapters, multi
+from tristep.trainer.optim import adapters, base, joined, multi
 from tristep.trainer.optimizer import SGD, get_updater
 
 DTYPES = (torch.float64, torch.float32)  # two groups, two launches
@@ -381,8 +382,8 @@ def test_other_threads_step_without_it():
     assert count() == 1
 
 
-def _at_each_line(call, *where):
-    """Call it again and again, each time with an interrupt at the next line of these files and functions."""
+def _at_each_line(call, *where, stride=1):
+    """Call it again and again, each time with an interrupt at the next line of these files and functions, or one of them."""
 
     def interrupt_at(line, met):
         lines = itertools.count()
@@ -396,7 +397,7 @@ def _at_each_line(call, *where):
 
         return trace
 
-    for line in itertools.count():
+    for line in itertools.count(step=stride):
         met = []
         sys.settrace(interrupt_at(line, met))
         try:
@@ -463,3 +464,30 @@ def test_averaged_weights_are_gone_wherever_they_are_interrupted(make):
     assert len(lines) > 20
     net(torch.ones(1, 2)).sum().backward()
     source.step(*[1] * (make == "trainer"))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_states_are_loaded_as_a_whole_or_not_at_all(several):
+    params = [torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(2)]
+    make = {
+        False: lambda: tristep.optim.AdamW(params, lr=0.5),
+        True: lambda: tristep.optim.MultiOptimizer(zip("ab", params, strict=True), [("a", "adamw"), ("b", "lion")], lr=0.5),
+    }[several]
+    saved = []
+    for gradient in (1.0, 2.0):
+        optimizer = make()
+        for param in params:
+            param.grad = torch.full_like(param, gradient)
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = gradient
+        saved.append(optimizer.state_dict())
+    one, other = map(str, saved)
+    assert one != other
+    files = [*(module.__file__ for module in (base, joined, multi, interrupts)), inspect.getfile(torch.optim.Optimizer)]
+    lines = []
+    for line in _at_each_line(lambda: optimizer.load_state_dict(saved[0]), *files, stride=5):
+        lines.append(line)
+        assert str(optimizer.state_dict()) in (one, other), f"half of it after an interrupt at {line}"
+        optimizer.load_state_dict(saved[1])
+        assert str(optimizer.state_dict()) == other
+    assert len(lines) > 20

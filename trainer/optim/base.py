@@ -241,6 +241,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 saved["state"][index] = unpacked_shards(self, group, parameter, saved["state"][index])
         return saved
 
+    @uninterrupted
     def load_state_dict(self, state_dict: Any) -> None:
         """As torch's, but states keep the type that they were saved in, where that is the one they are kept in.
 
