@@ -190,21 +190,30 @@ class Update:
         Args:
             master_dtype: the type of the master that a weight is to have, or None; by default those have one that had one.
         """
-        return self.is_in_place() or all(
-            (master_dtype is None or master_dtype(weight) == (None if master is None else master.dtype))
-            and all(
+        if self.is_in_place():
+            return True
+        known: set[Any] = set()
+        for weight, row, master in zip(self.weights, self.states, self.masters, strict=True):
+            kind = tensor_kind(weight, *row, master)
+            if kind is not None and kind in known:
+                continue
+            if master_dtype is not None and master_dtype(weight) != (None if master is None else master.dtype):
+                return False
+            pairs = zip(
+                companions_of(self.rule, weight, row, master),
+                allowed_types(self.rule, weight.dtype, weight.shape),
+                strict=False,
+            )
+            if not all(
                 tensor.device == weight.device
                 and tensor.dtype in types
                 and tensor.shape == shape
                 and (tensor is master or not storage.is_packed(tensor) or weight.is_contiguous())
-                for (tensor, shape), types in zip(
-                    companions_of(self.rule, weight, row, master),
-                    allowed_types(self.rule, weight.dtype, weight.shape),
-                    strict=False,
-                )
-            )
-            for weight, row, master in zip(self.weights, self.states, self.masters, strict=True)
-        )
+                for (tensor, shape), types in pairs
+            ):
+                return False
+            known.add(kind)
+        return True
 
     def rebind(self, gradients: Sequence[Any], *, own: bool = False) -> bool:
         """As `bind`, if that needs no check of each tensor: weights and states have not moved, and these are the bound

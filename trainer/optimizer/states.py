@@ -96,11 +96,16 @@ class UpdaterStates:
 
     def _check(self, rule: Rule | TensorRule) -> None:
         """Refuse weights that cannot be stored as asked for, or whose shape has changed."""
+        known: dict[Any, list[torch.Size]] = {}  # many weights are alike
         for name, index, weight in zip(self.names, self._indices, self._weights, strict=True):
             self._optimizer.check_storage(name, weight)
             state = self._updater.states.get(index, ())
-            shapes = slot_shapes(rule, weight.shape, state) if len(state) == len(rule.slots) else []
-            for tensor, shape in zip(state, shapes, strict=False):
+            if len(state) != len(rule.slots):
+                continue
+            kind = weight.shape, *(tensor.dtype for tensor in state)
+            if kind not in known:
+                known[kind] = slot_shapes(rule, weight.shape, state)
+            for tensor, shape in zip(state, known[kind], strict=False):
                 if tensor.shape != shape:
                     raise ValueError(
                         f"{name} has shape {tuple(weight.shape)}, its state {tuple(tensor.shape)}: a weight may be moved "
@@ -123,12 +128,14 @@ class UpdaterStates:
     def _convert(self, rule: Rule | TensorRule) -> None:
         """Convert states that do not go with their weights, as those on another device, into few pieces of memory."""
         states, optimizer = self._updater.states, self._optimizer
-        pairs = zip(self._indices, self._weights, strict=True)
-        unfit = [
-            (index, weight.detach())
-            for index, weight in pairs
-            if not all(map(goes_with, states[index], itertools.repeat(weight), optimizer.state_dtypes(weight)))
-        ]
+        known: dict[Any, tuple[torch.dtype, ...]] = {}  # many weights are alike
+        unfit = []
+        for index, weight in zip(self._indices, self._weights, strict=True):
+            kind = weight.dtype, weight.shape, weight.is_contiguous()
+            if kind not in known:
+                known[kind] = optimizer.state_dtypes(weight)
+            if not all(map(goes_with, states[index], itertools.repeat(weight), known[kind])):
+                unfit.append((index, weight.detach()))
         made = optimizer.states_for([weight for _, weight in unfit])
         for (index, weight), state in zip(unfit, made, strict=True):
             for slot, new, old in zip(rule.slots, state, states[index], strict=True):
