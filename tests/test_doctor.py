@@ -1,6 +1,7 @@
 """`python -m tristep doctor`: what it says of a sound installation, and of what is wrong."""
 
 import importlib.metadata
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,17 @@ def test_without_triton_nothing_is_missing_on_a_cpu(monkeypatch):
     assert works
     assert "  triton         missing, which only GPUs need" in lines
     assert lines[-1] == "Nothing is missing." or torch.cuda.is_available()
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    pytest.importorskip("numba")
+    (tmp_path / "file").touch()
+    wanted = tmp_path / "file" / "cache"
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(wanted))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.warns(UserWarning, match="compiled code cannot be kept in"):
+        lines, works = doctor.report()
+    assert works
+    (line,) = [line for line in lines if line.startswith("  for the CPU")]
+    assert line.endswith(f"; {wanted} cannot be written: set NUMBA_CACHE_DIR to a folder that can")
+    assert str(tmp_path / "tristep") in line

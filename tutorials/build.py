@@ -114,7 +114,8 @@ def run(source: Path) -> nbformat.NotebookNode:
         with_picture = {output.data["text/plain"] for output in outputs if "image/png" in output.get("data", {})}
         for output in list(outputs):
             data = output.get("data", {})
-            if WIDGET in data and data.get("text/plain") in with_picture:
+            compiled = output.get("name") == "stderr" and output.text.startswith("tristep: compiling")  # in a first run
+            if compiled or (WIDGET in data and data.get("text/plain") in with_picture):
                 outputs.remove(output)
     notebook.metadata.language_info = {"name": "python"}  # else with the version of the interpreter
     return notebook

@@ -20,7 +20,7 @@ import numba
 import numpy as np
 import torch
 
-from ..backends.cpu.disk_cache import engine_text, entry, import_generated
+from ..backends.cpu.disk_cache import compiling, engine_text, entry, import_generated
 from ..backends.cpu.driver import call_address, pointer, take_ticket
 from ..backends.cpu.intrinsics import bits_of_float, float_of_bits, jit, jit_exact, jit_separate, jit_sums, jit_variant, same
 from ..backends.cpu.loops import compile_lock
@@ -46,7 +46,8 @@ def run(job: Job) -> None:
     key = job.code.name, job.source.dtype, job.residual is not None, job.target.dtype, job.reads, job.writes
     with compile_lock:
         if key not in _loops:
-            _loops[key] = _compile(job)
+            with compiling():
+                _loops[key] = _compile(job)
     (address, call), room = _driver(), job.chunks * job.chunk
     tensors = [0 if tensor is None else tensor.data_ptr() for tensor in (job.source, job.residual, job.target)]
     strides = [tensor.stride(0) for tensor in (job.source, job.target)]

@@ -66,7 +66,7 @@ def _requirements() -> Iterator[tuple[str, str, str]]:
     try:
         found = importlib.metadata.requires("tristep") or []
     except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
-        found = ["torch>=2.9", "numpy>=2.0", "numba>=0.61", "safetensors>=0.6.2", "tqdm>=4.66"]
+        found = ["torch>=2.9", "numpy>=2.0.2", "numba>=0.61", "safetensors>=0.6.2", "tqdm>=4.66"]
         found += [f"{name}; extra == 'notebook'" for name in ("anywidget", "ipywidgets", "matplotlib")]
         found += ["scikit-learn; extra == 'demo'"]
     for text in found:
@@ -133,9 +133,12 @@ def _problem_of_a_step(device: torch.device, engine: str) -> str:
 def _caches() -> Iterator[str]:
     """Where compiled code is kept, its size, and whether it can be written."""
     if has_numba():
-        from tristep.kernels.backends.cpu.disk_cache import cache_folder
+        from tristep.kernels.backends.cpu.disk_cache import cache_folder, wanted_folder
 
-        yield f"  {'for the CPU':14} {_folder(cache_folder())}"
+        folder, wanted = cache_folder(), wanted_folder()
+        kept = "nowhere, so that every process compiles anew" if folder is None else _folder(folder)
+        why = "" if folder == wanted else f"; {wanted} cannot be written: set NUMBA_CACHE_DIR to a folder that can"
+        yield f"  {'for the CPU':14} {kept}{why}"
     if has_triton():
         from triton import knobs
 

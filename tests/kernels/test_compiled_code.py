@@ -4,6 +4,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -106,12 +107,77 @@ def test_a_rule_changed_in_its_file_is_compiled_anew(native_script, tmp_path):
         assert native_script(LOAD.format(name="mine", path=str(path)) + REPORT, cache) == ["1", "True"]
 
 
-@pytest.mark.sample(0)
+SEEN = """
+import os, warnings
+seen = []
+warnings.showwarning = lambda message, *place: seen.append(str(message))
+"""
+UNWRITABLE = """
+step()
+(warning,) = seen
+assert os.environ["NUMBA_CACHE_DIR"] in warning
+assert "set NUMBA_CACHE_DIR to a folder that can be written" in warning
+"""
+
+
 @needs_numba
-def test_a_folder_that_cannot_be_made_is_done_without(native_script, tmp_path):
+def test_a_folder_that_cannot_be_made_is_replaced_by_a_temporary_one_with_one_warning(fresh_python, tmp_path):
+    """Which the next process finds. Nothing of it is open to others."""
     (tmp_path / "file").write_text("not a folder", encoding="utf-8")
-    assert native_script(f"step()\n{REPORT}", tmp_path / "file" / "cache") == ["1", "True"]
+    (tmp_path / "temporary").mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(f"{SEEN}{STEP}{UNWRITABLE}{REPORT}", encoding="utf-8")
+    folders = {"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache")}
+    folders |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(tmp_path / "temporary"))
+    assert [fresh_python(script, **folders).split() for _ in range(2)] == [["1", "True"], ["1", "False"]]
+    (folder,) = (tmp_path / "temporary").iterdir()
+    assert {path.suffix for path in _kept(folder)} == {".nbc", ".nbi", ".py"}
+    assert os.name == "nt" or folder.stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "file").read_text(encoding="utf-8") == "not a folder"
+
+
+@needs_numba
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs users of POSIX")
+def test_a_temporary_folder_that_others_can_write_to_is_not_used(monkeypatch, tmp_path):
+    from tristep.kernels.backends.cpu import disk_cache
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    (tmp_path / "file").touch()
+    open_to_all = tmp_path / "temporary" / f"tristep-{os.getuid()}"
+    open_to_all.mkdir(parents=True)
+    open_to_all.chmod(0o777)
+    with pytest.warns(UserWarning, match="compiled code cannot be kept in"):
+        folder = disk_cache.cache_folder()
+    assert folder != open_to_all
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+NOTE = """
+from tristep.kernels.backends.cpu import disk_cache
+disk_cache._SLOW = 0.01
+step()
+"""
+
+
+@needs_numba
+@pytest.mark.skipif(os.name != "posix", reason="needs a terminal of POSIX")
+@pytest.mark.parametrize("looked_at", [True, False], ids=["terminal", "file"])
+def test_a_slow_first_step_says_once_that_it_compiles(looked_at, tmp_path):
+    """To a terminal; a file of many ranks is left alone."""
+    script, cache = tmp_path / "script.py", tmp_path / "cache"
+    script.write_text(STEP + NOTE, encoding="utf-8")
+    there, here = os.openpty() if looked_at else os.pipe()
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    subprocess.run([sys.executable, script], env=environment, stderr=here, check=True)
+    os.write(here, b"end")
+    said = ""
+    while not said.endswith("end"):
+        said += os.read(there, 10_000).decode()
+    os.close(here)
+    os.close(there)
+    note = f"tristep: compiling for the CPU; later runs find the code in {cache}"
+    assert said.split("\r\n") == [note, "end"] if looked_at else said == "end"
 
 
 READ_ONLY = """
@@ -235,4 +301,4 @@ def test_where_compiled_code_is_kept(monkeypatch, tmp_path, platform, variables,
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "platform", platform)
-    assert disk_cache.cache_folder() == tmp_path / expected
+    assert disk_cache.wanted_folder() == tmp_path / expected

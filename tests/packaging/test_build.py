@@ -83,6 +83,25 @@ def test_the_tests_run_against_the_wheel_from_another_folder(installed, tmp_path
     assert " passed" in _python("-m", "pytest", *options, some, cwd=tmp_path, path=installed)
 
 
+STEP = """
+import torch, tristep
+weight = torch.nn.Parameter(torch.ones(3))
+weight.grad = torch.full_like(weight, 0.25)
+tristep.Trainer([weight], "sgd", {"learning_rate": 0.5}).step(1)
+print(weight.tolist(), tristep.__file__)
+"""
+
+
+def test_a_step_leaves_no_compiled_code_in_the_package(installed, tmp_path):
+    """It would stay when the package is uninstalled, and be a package without code to an editable installation."""
+    pytest.importorskip("numba")
+    cache = {"NUMBA_CACHE_DIR": "", "XDG_CACHE_HOME": str(tmp_path), "LOCALAPPDATA": str(tmp_path), "HOME": str(tmp_path)}
+    assert _python("-c", STEP, cwd=tmp_path, path=installed, **cache).startswith(f"[0.875, 0.875, 0.875] {installed}")
+    left = [path for path in installed.rglob("*") if path.suffix in (".nbi", ".nbc")]
+    assert not left
+    assert list(tmp_path.rglob("*.nbi"))
+
+
 def _files(folder):
     """The files of a folder that belong to the package."""
     return [
@@ -96,9 +115,10 @@ def _inside_link(path, folder):
     return any(parent.is_symlink() for parent in path.parents if parent != folder and folder in parent.parents)
 
 
-def _python(*arguments, cwd, path=None):
+def _python(*arguments, cwd, path=None, **variables):
     """Run this interpreter and return what it printed; `path` goes in front of where it looks for modules."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= variables
     if path is not None:
         environment["PYTHONPATH"] = os.fspath(path)
     command = [sys.executable, *map(os.fspath, arguments)]

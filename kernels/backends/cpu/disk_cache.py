@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib.util
 import os
+import stat
 import sys
 import tempfile
+import threading
+import time
 import types
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numba
 
 from ... import random, storage
 from ...language import literals
-from .intrinsics import cached
 
-__all__ = ["cache_folder", "engine_text", "entry", "import_generated"]
+__all__ = ["cache_folder", "cached", "compiling", "engine_text", "entry", "import_generated", "wanted_folder"]
+
+_SLOW = 2.0  # seconds of compilation in a process after which it is told
+_compilation = {"seconds": 0.0}
 
 
-def cache_folder() -> Path:
-    """Where generated loops and their compiled code are kept: NUMBA_CACHE_DIR, or tristep in the user's cache folder."""
+def wanted_folder() -> Path:
+    """Where compiled code should be kept: NUMBA_CACHE_DIR, or tristep in the user's cache folder."""
     root = os.environ.get("NUMBA_CACHE_DIR")
     if root:
         return Path(root)
@@ -34,6 +41,65 @@ def cache_folder() -> Path:
     else:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "tristep"
+
+
+def cache_folder() -> Path | None:
+    """Where compiled code is kept: `wanted_folder`, or a temporary one if that cannot be written, or None if nothing can."""
+    return _usable(wanted_folder())
+
+
+@cache
+def _usable(wanted: Path) -> Path | None:
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=wanted).close()
+        return wanted
+    except OSError as error:
+        problem = error
+    try:
+        folder, where = _temporary_folder(), "in {} until that is deleted"
+    except OSError:  # there is no temporary folder, either
+        folder, where = None, "nowhere, and every process compiles anew"
+    warnings.warn(
+        f"compiled code cannot be kept in {wanted} ({problem}); it is kept {where.format(folder)}: "
+        "set NUMBA_CACHE_DIR to a folder that can be written",
+        stacklevel=2,
+    )
+    return folder
+
+
+def _temporary_folder() -> Path:
+    """A folder for all processes of this user; one for this process alone, should somebody else own that or write to it."""
+    if not hasattr(os, "getuid"):  # on Windows each user has a temporary folder
+        folder = Path(tempfile.gettempdir(), "tristep")
+        folder.mkdir(exist_ok=True)
+        return folder
+    folder = Path(tempfile.gettempdir(), f"tristep-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    about = folder.lstat()
+    if stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022:
+        return folder
+    return Path(tempfile.mkdtemp(prefix="tristep-"))
+
+
+def cached(decorator: Any, *arguments: Any, **options: Any) -> Any:
+    """One of numba's decorators, which keeps compiled code in `cache_folder`.
+
+    By itself numba keeps it next to the source, where it would survive the package.
+    """
+
+    def decorate(fn: Any) -> Any:
+        folder, config = cache_folder(), cast("Any", numba.config)
+        before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+        try:
+            return decorator(*arguments, cache=folder is not None, **options)(fn)
+        except RuntimeError:  # from numba, which cannot write there after all
+            return decorator(*arguments, **options)(fn)
+        finally:
+            config.CACHE_DIR = before
+
+    return decorate
 
 
 @cache
@@ -56,9 +122,10 @@ def entry(*numbers: Any, fastmath: Any = False) -> Any:
 
 def import_generated(name: str, source: str, names: dict[str, Any]) -> types.ModuleType | None:
     folder = cache_folder()
+    if folder is None:
+        return None
     path = folder / f"{name}.py"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != source:
             # Whole or not at all, since several processes may write the same file.
             with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False, encoding="utf-8") as file:
@@ -75,6 +142,25 @@ def import_generated(name: str, source: str, names: dict[str, Any]) -> types.Mod
     with _alone(path):
         spec.loader.exec_module(module)
     return module
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """A context in which code is compiled, or loaded. Once a process, where that is slow, it says so to who looks on."""
+    start, left = time.perf_counter(), _SLOW - _compilation["seconds"]
+    note = threading.Timer(max(0.0, left), _tell)
+    note.daemon = True
+    if left > 0 and (sys.stderr.isatty() or hasattr(builtins, "__IPYTHON__")):
+        note.start()
+    try:
+        yield
+    finally:
+        note.cancel()
+        _compilation["seconds"] += time.perf_counter() - start
+
+
+def _tell() -> None:
+    print(f"tristep: compiling for the CPU; later runs find the code in {cache_folder()}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from .intrinsics import cached
+from .disk_cache import cached, compiling
 
 __all__ = [
     "ADDRESSES",
@@ -85,7 +85,8 @@ def driver() -> tuple[int, Callable[[int], None]]:
     numba's own calls take longer over their arguments than a small table takes to run.
     """
     shared = numba.types.CPointer(numba.types.int64)
-    address = cached(numba.cfunc, numba.types.void(shared), error_model="numpy")(_drive).address
+    with compiling():
+        address = cached(numba.cfunc, numba.types.void(shared), error_model="numpy")(_drive).address
     return address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
 

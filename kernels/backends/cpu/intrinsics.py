@@ -14,7 +14,6 @@ __all__ = [
     "REORDERED",
     "TO",
     "bits_of_float",
-    "cached",
     "double_of_bits",
     "float_of_bits",
     "float_of_half",
@@ -49,18 +48,6 @@ def jit_variant(name: str) -> Any:
     def decorate(fn: Any) -> Any:
         fn.__qualname__ = f"{fn.__qualname__}_{name}"
         return jit_separate(fn)
-
-    return decorate
-
-
-def cached(decorator: Any, *arguments: Any, **options: Any) -> Any:
-    """One of numba's decorators, which stores compiled code on disk where numba finds a folder to write to."""
-
-    def decorate(fn: Any) -> Any:
-        try:
-            return decorator(*arguments, cache=True, **options)(fn)
-        except RuntimeError:  # there is none, as in a container that is read-only
-            return decorator(*arguments, **options)(fn)
 
     return decorate
 

@@ -18,7 +18,7 @@ from ...language import Reduction, Rule
 from ...metrics import RuleWithMetric
 from ...storage import MasterKind, Storage
 from ...table import FIRST_STATE, GRADIENT, WEIGHT, TensorTable
-from .disk_cache import engine_text, entry, import_generated
+from .disk_cache import compiling, engine_text, entry, import_generated
 from .driver import (
     ADDRESSES,
     FLOAT64,
@@ -73,7 +73,8 @@ def compiled_loop(table: TensorTable, function: Rule | Reduction | RuleWithMetri
     key: Any = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.storage, zero_grads)
     with compile_lock:
         if key not in loops:
-            loops[key] = _compile(*key)
+            with compiling():
+                loops[key] = _compile(*key)
         return loops[key]
 
 
