@@ -51,6 +51,11 @@ class TorchOps:
 
     def where(self, condition: Any, a: Any, b: Any) -> Any:
         """`a` where the condition holds, else `b`, element by element."""
+        if isinstance(condition, bool):  # of hyper-parameters, which are plain numbers
+            chosen, other = (a, b) if condition else (b, a)
+            shape = other.shape if isinstance(other, torch.Tensor) else ()
+            chosen = self._tensor(chosen, _device_of(a, b))
+            return chosen.expand(torch.broadcast_shapes(chosen.shape, shape))
         condition = torch.as_tensor(condition, device=_device_of(condition))
         return torch.where(condition, self._tensor(a, condition.device), self._tensor(b, condition.device))
 

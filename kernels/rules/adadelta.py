@@ -1,7 +1,7 @@
 """AdaDelta: steps measured by the running size of the steps before."""
 
 from ..language import jit, rule, tl
-from .common import decayed_after_clip
+from .common import decayed_after_clip, weighted
 
 
 @jit
@@ -22,4 +22,4 @@ def adadelta(w, g, state, hyper):
     lr, wd, decay, clip, rho, one_minus_rho, epsilon = hyper
     g = decayed_after_clip(w, g, wd, clip)
     step, square, step_square = delta(g, square, step_square, rho, one_minus_rho, epsilon)
-    return w - (lr * step + decay * w), (square, step_square)
+    return w - (lr * step + weighted(decay, w)), (square, step_square)

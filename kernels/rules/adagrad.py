@@ -3,7 +3,7 @@
 import torch
 
 from ..language import rule, tensor_rule, tl
-from .common import decayed_after_clip, limited
+from .common import decayed_after_clip, limited, weighted
 
 
 @rule(full_precision=("history",), nonnegative=("history",))
@@ -16,7 +16,7 @@ def adagrad(w, g, state, hyper):
     lr, wd, decay, clip, epsilon, epsilon_outside = hyper
     g = decayed_after_clip(w, g, wd, clip)
     history = history + g * g
-    return w - (lr * g / (tl.sqrt(history + epsilon) + epsilon_outside) + decay * w), (history,)
+    return w - (lr * g / (tl.sqrt(history + epsilon) + epsilon_outside) + weighted(decay, w)), (history,)
 
 
 @tensor_rule(

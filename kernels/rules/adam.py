@@ -1,7 +1,7 @@
 """Adam and its kin: a running mean of the gradient over the root of a running mean of its square."""
 
 from ..language import jit, rule, tl
-from .common import clipped, decayed_before_clip
+from .common import clipped, decayed_before_clip, weighted
 
 
 @jit
@@ -34,7 +34,7 @@ def adamw(w, g, state, hyper):
     lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon = hyper
     g = clipped(g, clip)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
-    return w - (lr * mean / (tl.sqrt(var) + epsilon) + decay * w), (mean, var)
+    return w - (lr * mean / (tl.sqrt(var) + epsilon) + weighted(decay, w)), (mean, var)
 
 
 @rule(nonnegative=("var", "largest"))
@@ -48,7 +48,7 @@ def amsgrad(w, g, state, hyper):
     g = decayed_before_clip(w, g, wd, clip)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     largest = tl.maximum(largest, var)
-    return w - (lr * mean / (tl.sqrt(largest) + epsilon) + decay * w), (mean, var, largest)
+    return w - (lr * mean / (tl.sqrt(largest) + epsilon) + weighted(decay, w)), (mean, var, largest)
 
 
 @rule(nonnegative=("largest",))
@@ -80,7 +80,7 @@ def nadam(w, g, state, hyper):
     g = decayed_before_clip(w, g, wd, clip)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     step = (of_gradient * g + of_mean * mean) / (tl.sqrt(correction2 * var) + epsilon)
-    return w - (lr * step + decay * w), (mean, var)
+    return w - (lr * step + weighted(decay, w)), (mean, var)
 
 
 @rule(nonnegative=("var",))

@@ -14,6 +14,12 @@ def clipped(g, clip):
 
 
 @jit
+def weighted(factor, x):
+    """factor x; 0 where the factor is 0, also for a non-finite `x`, such as a weight of -inf that masks something."""
+    return tl.where(factor == 0.0, 0.0, factor * x)
+
+
+@jit
 def clip_coefficient(norm, max_norm, epsilon):
     """What brings a norm down to `max_norm`, 1 for one that is smaller; NaN for NaN."""
     return tl.minimum(max_norm / (norm + epsilon), 1.0)
@@ -40,13 +46,13 @@ def limited(g: torch.Tensor, clip: float) -> torch.Tensor:
 @jit
 def decayed_after_clip(w, g, wd, clip):
     """Clip first, then add the weight decay, which is never clipped (SGD and its kin)."""
-    return clipped(g, clip) + wd * w
+    return clipped(g, clip) + weighted(wd, w)
 
 
 @jit
 def decayed_before_clip(w, g, wd, clip):
     """Add the weight decay first, then clip both (Adam and RMSProp of MXNet 1.9.1)."""
-    return clipped(g + wd * w, clip)
+    return clipped(g + weighted(wd, w), clip)
 
 
 @jit

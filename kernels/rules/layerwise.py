@@ -2,7 +2,7 @@
 
 from ..language import jit, reduction, rule, tl
 from .adam import moments
-from .common import clipped, norm_of
+from .common import clipped, norm_of, weighted
 from .sgd import sgd, sgd_momentum
 
 
@@ -23,7 +23,7 @@ def squares(w, g, state, hyper):
 def lars_factor(w2, g2, wd, eta, epsilon, scaled):
     """eta |w| / (|g| + wd |w| + epsilon), or 1 where a norm is zero or the parameter is not to be scaled."""
     w_norm = norm_of(w2)
-    factor = eta * w_norm / tl.where(g2 > 0.0, norm_of(g2) + wd * w_norm + epsilon, 1.0)
+    factor = eta * w_norm / tl.where(g2 > 0.0, norm_of(g2) + weighted(wd, w_norm) + epsilon, 1.0)
     return tl.where((scaled > 0.0) & (w2 > 0.0) & (g2 > 0.0), factor, 1.0)
 
 
@@ -49,7 +49,7 @@ def lars_momentum(w, g, state, hyper, sums):
 def direction(w, g, mean, var, wd, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, correction1, correction2):
     """Adam's direction with the decay in it, and the new averages; the corrections are 1 / (1 - beta^t)."""
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
-    return correction1 * mean / (tl.sqrt(correction2 * var) + epsilon) + wd * w, mean, var
+    return correction1 * mean / (tl.sqrt(correction2 * var) + epsilon) + weighted(wd, w), mean, var
 
 
 @reduction
@@ -96,7 +96,7 @@ def lans_directions(
     g = clipped(g / tl.where(g2 == 0.0, 1.0, norm_of(g2)), clip)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     root = tl.sqrt(correction2 * var) + epsilon
-    return correction1 * mean / root + wd * w, g / root + wd * w, mean, var
+    return correction1 * mean / root + weighted(wd, w), g / root + weighted(wd, w), mean, var
 
 
 @reduction(reduction=gradient_square)

@@ -198,7 +198,7 @@ def soap(w, g, state, hyper):
         mean = torch.lerp(mean, g, one_minus_beta1)
         var = torch.lerp(var, turned(g, bases).square(), one_minus_beta2)
         w = w - lr * turned(turned(mean, bases) / (var.sqrt() + epsilon), bases, back=True)
-        w = w - decay * w
+        w = w - decay * w if decay else w
     for k, old in enumerate(grams):
         if old is None:
             continue

@@ -5,7 +5,7 @@
 
 from ..language import jit, reduction, rule, tl
 from .adam import moments
-from .common import clipped, norm_of, sign
+from .common import clipped, norm_of, sign, weighted
 
 
 @rule
@@ -15,7 +15,7 @@ def lion(w, g, state, hyper):
     lr, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2 = hyper
     g = clipped(g, clip)
     vote = beta1 * mean + one_minus_beta1 * g
-    return w - (lr * sign(vote) + decay * w), (beta2 * mean + one_minus_beta2 * g,)
+    return w - (lr * sign(vote) + weighted(decay, w)), (beta2 * mean + one_minus_beta2 * g,)
 
 
 @rule
@@ -24,7 +24,7 @@ def tiger(w, g, state, hyper):
     (mean,) = state
     lr, decay, clip, beta, one_minus_beta = hyper
     mean = beta * mean + one_minus_beta * clipped(g, clip)
-    return w - (lr * sign(mean) + decay * w), (mean,)
+    return w - (lr * sign(mean) + weighted(decay, w)), (mean,)
 
 
 @rule(nonnegative=("square",))
@@ -61,7 +61,7 @@ def ademamix(w, g, state, hyper):
     fast, var = moments(g, fast, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     slow = beta3 * slow + one_minus_beta3 * g
     step = (correction1 * fast + alpha * slow) / (tl.sqrt(correction2 * var) + epsilon)
-    return w - (lr * step + decay * w), (fast, slow, var)
+    return w - (lr * step + weighted(decay, w)), (fast, slow, var)
 
 
 @rule(nonnegative=("var",))
@@ -72,7 +72,7 @@ def grams(w, g, state, hyper):
     g = clipped(g, clip)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     size = tl.abs(correction1 * mean) / (tl.sqrt(correction2 * var) + epsilon)
-    return w - (lr * (sign(g) * size) + decay * w), (mean, var)
+    return w - (lr * (sign(g) * size) + weighted(decay, w)), (mean, var)
 
 
 @rule(nonnegative=("var",))
@@ -88,7 +88,7 @@ def adopt(w, g, state, hyper):
     new_mean = beta1 * mean + one_minus_beta1 * normalized
     mean = tl.where(seen > 0.0, new_mean, mean)
     var = tl.where(seen > 0.0, beta2 * var + one_minus_beta2 * g * g, g * g)
-    return tl.where(seen > 0.0, w - (lr * new_mean + decay * w), w), (mean, var)
+    return tl.where(seen > 0.0, w - (lr * new_mean + weighted(decay, w)), w), (mean, var)
 
 
 @rule(nonnegative=("curvature",))
@@ -97,7 +97,7 @@ def sophia(w, g, state, hyper):
     mean, curvature = state
     lr, decay, clip, beta1, one_minus_beta1, rho, epsilon = hyper
     mean = beta1 * mean + one_minus_beta1 * clipped(g, clip)
-    return w - (lr * clipped(mean / tl.maximum(rho * curvature, epsilon), 1.0) + decay * w), (mean, curvature)
+    return w - (lr * clipped(mean / tl.maximum(rho * curvature, epsilon), 1.0) + weighted(decay, w)), (mean, curvature)
 
 
 @rule(nonnegative=("curvature",))
@@ -129,7 +129,7 @@ def stable_adamw(w, g, state, hyper, sums):
     size, count = sums
     mean, var = moments(clipped(g, clip), mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     lr = lr / tl.maximum(tl.sqrt(size / count), 1.0)
-    return w - lr * (mean / (tl.sqrt(var) + epsilon) + wd * w), (mean, var)
+    return w - lr * (mean / (tl.sqrt(var) + epsilon) + weighted(wd, w)), (mean, var)
 
 
 @jit
@@ -162,7 +162,7 @@ def mars(w, g, state, hyper, sums):
     c = corrected(g, previous, gamma) / tl.maximum(tl.sqrt(c2), 1.0)
     mean, var = moments(c, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
     step = correction1 * mean / (tl.sqrt(correction2 * var) + epsilon)
-    return w - (lr * step + decay * w), (mean, var, g)
+    return w - (lr * step + weighted(decay, w)), (mean, var, g)
 
 
 @reduction
@@ -188,7 +188,7 @@ def novograd(w, g, state, hyper, sums):
     (mean,) = state
     lr, wd, clip, beta1, epsilon = hyper
     (norm2,) = sums
-    mean = beta1 * mean + (clipped(g, clip) / (norm_of(norm2) + epsilon) + wd * w)
+    mean = beta1 * mean + (clipped(g, clip) / (norm_of(norm2) + epsilon) + weighted(wd, w))
     return w - lr * mean, (mean,)
 
 
@@ -200,9 +200,9 @@ def radam(w, g, state, hyper):
     """
     mean, var = state
     lr, wd, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, adaptive = hyper
-    g = clipped(g, clip) + wd * w
+    g = clipped(g, clip) + weighted(wd, w)
     mean, var = moments(g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
-    return w - (lr * tl.where(adaptive > 0.0, mean / (tl.sqrt(var) + epsilon), mean) + decay * w), (mean, var)
+    return w - (lr * tl.where(adaptive > 0.0, mean / (tl.sqrt(var) + epsilon), mean) + weighted(decay, w)), (mean, var)
 
 
 @rule(full_precision=("average",))
@@ -213,7 +213,7 @@ def asgd(w, g, state, hyper):
     """
     (average,) = state
     lr, wd, clip, decay, share = hyper
-    new_w = w - (decay * w + lr * (clipped(g, clip) + wd * w))
+    new_w = w - (weighted(decay, w) + lr * (clipped(g, clip) + weighted(wd, w)))
     return new_w, (average + share * (new_w - average),)
 
 

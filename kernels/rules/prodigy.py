@@ -6,7 +6,7 @@ after it; `lr` arrives with the bias correction in it, and `decay` is `lr` wd or
 
 from ..language import jit, reduction, rule, tl
 from .adam import moments
-from .common import clipped
+from .common import clipped, weighted
 
 
 @jit
@@ -21,7 +21,7 @@ def prodigy_distances(w, g, state, hyper, kept):
     s, start = state
     lr, wd, clip, d0, beta3, safeguard = hyper
     numerator, d, largest_d, last_d = kept  # noqa: RUF059  # names them
-    g = clipped(g, clip) + wd * w
+    g = clipped(g, clip) + weighted(wd, w)
     return d / d0 * (d * lr) * g * (start - w), tl.abs(followed(s, g, lr, d, d0, beta3, safeguard))
 
 
@@ -46,7 +46,7 @@ def prodigy(w, g, state, hyper, sums):
         lr, wd, decay, clip, beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, d0, beta3, safeguard,
     ) = hyper  # fmt: skip
     numerator, d, largest_d, last_d = sums  # noqa: RUF059  # names them
-    g = clipped(g, clip) + wd * w
+    g = clipped(g, clip) + weighted(wd, w)
     s = followed(s, g, lr, last_d, d0, beta3, safeguard)
     mean, var = moments(last_d * g, mean, var, beta1, one_minus_beta1, beta2, one_minus_beta2)
-    return w - last_d * (lr * mean / (tl.sqrt(var) + d * epsilon) + decay * w), (mean, var, s, start)
+    return w - last_d * (lr * mean / (tl.sqrt(var) + d * epsilon) + weighted(decay, w)), (mean, var, s, start)

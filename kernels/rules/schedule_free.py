@@ -4,7 +4,7 @@ Defazio et al. (2024), eq. 3-5. While training the weight is y; `toward` finds x
 """
 
 from ..language import rule, tl
-from .common import clipped
+from .common import clipped, weighted
 
 
 @rule(full_precision=("z",))
@@ -12,7 +12,7 @@ def schedule_free_sgd(w, g, state, hyper):
     """`share` is c_{t+1}, by which the average moves towards z."""
     (z,) = state
     lr, wd, clip, beta, share = hyper
-    g = clipped(g, clip) + wd * w
+    g = clipped(g, clip) + weighted(wd, w)
     y = w + share * (z - w) - lr * (1.0 - beta * (1.0 - share)) * g
     return y, (z - lr * g,)
 
@@ -24,7 +24,7 @@ def schedule_free_adamw(w, g, state, hyper):
     lr, wd, clip, beta, beta2, one_minus_beta2, epsilon, correction2, share = hyper
     g = clipped(g, clip)
     var = beta2 * var + one_minus_beta2 * g * g
-    step = g / (tl.sqrt(correction2 * var) + epsilon) + wd * w
+    step = g / (tl.sqrt(correction2 * var) + epsilon) + weighted(wd, w)
     y = w + share * (z - w) - lr * (1.0 - beta * (1.0 - share)) * step
     return y, (z - lr * step, var)
 

@@ -5,7 +5,7 @@ change of the rate does not rescale the past.
 """
 
 from ..language import jit, reduction, rule, tl
-from .common import clipped, decayed_after_clip, sign
+from .common import clipped, decayed_after_clip, sign, weighted
 
 
 @rule
@@ -49,8 +49,8 @@ def nag(w, g, state, hyper):
     lr, wd, clip, momentum = hyper
     g = clipped(g, clip)
     mom = momentum * mom
-    w = w - mom + (momentum + 1.0) * (mom - lr * (g + wd * w))
-    return w, (mom - lr * (g + wd * w),)
+    w = w - mom + (momentum + 1.0) * (mom - lr * (g + weighted(wd, w)))
+    return w, (mom - lr * (g + weighted(wd, w)),)
 
 
 @rule
@@ -69,13 +69,19 @@ def sign_sgd(w, g, state, hyper):
     return (1.0 - lr * (wd + wd_lh)) * w - lr * sign(g), state
 
 
+@jit
+def delay(w, g, previous, lamda):
+    """What makes up for the move since `previous`; 0 for `lamda` 0, as in `weighted`."""
+    return tl.where(lamda == 0.0, 0.0, lamda * g * g * (w - previous))
+
+
 @rule(full_precision=("previous",))
 def dcasgd(w, g, state, hyper):
     """Delay-compensated SGD: g + wd w + lamda g^2 (w - previous). Zheng et al. (2017), eq. 10; numbers of MXNet 1.9.1."""
     (previous,) = state
     lr, wd, clip, lamda = hyper
     g = clipped(g, clip)
-    return w - lr * (g + wd * w + lamda * g * g * (w - previous)), (w,)
+    return w - lr * (g + weighted(wd, w) + delay(w, g, previous, lamda)), (w,)
 
 
 @rule(full_precision=("previous",))
@@ -84,7 +90,7 @@ def dcasgd_momentum(w, g, state, hyper):
     mom, previous = state
     lr, wd, clip, momentum, lamda = hyper
     g = clipped(g, clip)
-    mom = momentum * mom - lr * (g + wd * w + lamda * g * g * (w - previous))
+    mom = momentum * mom - lr * (g + weighted(wd, w) + delay(w, g, previous, lamda))
     return w + mom, (mom, w)
 
 
@@ -130,7 +136,7 @@ def lbsgd_lars(w, g, state, hyper, sums):
     total, mom = state
     lr, wd, clip, momentum, one_over_scale, apply = hyper
     w2, g2 = sums
-    factor = tl.minimum(tl.maximum(tl.sqrt(w2 / (g2 + wd * w2 + 1e-18)), 0.01), 100.0)
+    factor = tl.minimum(tl.maximum(tl.sqrt(w2 / (g2 + weighted(wd, w2) + 1e-18)), 0.01), 100.0)
     return large_batch(w, g, total, mom, lr * factor, wd, clip, momentum, one_over_scale, apply)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..language import Rule
 from ..language.codegen import RuleSource
+from ..rules.common import weighted
 from .base import Made, check_rule, transformed
 
 __all__ = ["decoupled_weight_decay"]
@@ -29,9 +30,9 @@ def decoupled_weight_decay(rule: Rule) -> Rule:
 
 
 def _make(rule: Rule) -> Made:
-    text = RuleSource(rule, "decoupled_decay")
+    text = RuleSource(rule, "decoupled_decay", weighted=weighted)
     (stepped,) = text.new("stepped")
     first = text.arguments(hyper=("decoupled_decay",))
     lines = text.step(stepped, text.call())
-    result = f"{stepped} - decoupled_decay * {text.w}, {text.returned()}"
+    result = f"{stepped} - {text['weighted']}(decoupled_decay, {text.w}), {text.returned()}"
     return Made(text.define("decoupled", first, lines, result), rule.reduction)

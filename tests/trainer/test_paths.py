@@ -60,7 +60,7 @@ OPTIMIZERS = {
     "lion": (optimizer.Lion, {"learning_rate": 0.05}),
     "nadam": (optimizer.Nadam, {"learning_rate": 0.05}),
     "signum": (optimizer.Signum, {"learning_rate": 0.02, "momentum": 0.9}),
-    "rule of one's own": (OwnRule, {"learning_rate": 0.1}),
+    "own rule": (OwnRule, {"learning_rate": 0.1}),
     "by hand": (ByHand, {"learning_rate": 0.1}),
 }
 
