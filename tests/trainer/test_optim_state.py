@@ -384,3 +384,97 @@ def test_a_subclass_with_arguments_of_its_own_loads():
     saved["param_groups"][0]["eps"] = -1.0
     with pytest.raises(ValueError, match="Invalid epsilon"):
         optimizer.load_state_dict(saved)
+
+
+def _stepped(library, name, **arguments):
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4))
+    optimizer = getattr(library, name)([parameter], lr=0.01, **arguments)
+    parameter.grad = torch.linspace(-2, 1, 12).view(3, 4)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("target", [name for name in TORCHS if name != "SparseAdam"])
+@pytest.mark.parametrize("source", [name for name in TORCHS if name not in ("SparseAdam", "SGD")])  # SGD has no states
+def test_the_state_of_another_optimizer_is_refused_where_torch_fails(source, target):
+    saved = _stepped(torch.optim, source).state_dict()
+    reference = _stepped(torch.optim, target)
+    try:
+        reference.load_state_dict(copy.deepcopy(saved))
+        reference.param_groups[0] = {**reference.defaults, **reference.param_groups[0]}
+        reference.step()  # its options are there, so what it lacks are states
+    except Exception:
+        optimizer = _stepped(tristep.optim, target)
+        before = _plain(optimizer.state_dict())
+        with pytest.raises((ValueError, TypeError), match="saved state: param_groups"):
+            optimizer.load_state_dict(saved)
+        assert _plain(optimizer.state_dict()) == before
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_own_optimizers_refuse_the_states_of_torchs(name):
+    optimizer = _stepped(tristep.optim, name)
+    before = _plain(optimizer.state_dict())
+    for source in TORCHS:
+        if source not in ("SparseAdam", "SGD"):  # SGD has no states
+            with pytest.raises((ValueError, TypeError), match=rf"than {name}'s: it lacks \[.*\], and has \['|eps=\(None"):
+                optimizer.load_state_dict(_stepped(torch.optim, source).state_dict())
+    assert _plain(optimizer.state_dict()) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("AdaBelief", "SOAP"), ("SOAP", "AdaBelief"), ("Adan", "Lion"), ("Adan", "Tiger")]
+)
+def test_states_with_some_of_the_same_names_are_refused(source, target):
+    with pytest.raises(ValueError, match=f"another optimizer's than {target}'s"):
+        _stepped(tristep.optim, target).load_state_dict(_stepped(tristep.optim, source).state_dict())
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adamax"])
+def test_states_of_torchs_adam_continue_in_ours(name):
+    """Without decay, and with a negligible epsilon, which ours does not correct, both are the same algorithm."""
+    theirs = _stepped(torch.optim, name, betas=(0.8, 0.97), eps=1e-30, weight_decay=0.0)
+    parameter = torch.nn.Parameter(theirs.param_groups[0]["params"][0].detach().clone())
+    ours = tristep.optim.as_torch(getattr(tristep.optimizer, name))([parameter])
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    for step in range(3):
+        for optimizer in (theirs, ours):
+            optimizer.param_groups[0]["params"][0].grad = torch.full((3, 4), 1.0 + step)
+            optimizer.step()
+    torch.testing.assert_close(parameter, theirs.param_groups[0]["params"][0], rtol=1e-6, atol=1e-7)
+    assert ours.state[parameter]["step"] == 4
+
+
+def test_states_of_torchs_adamw_are_packed_in_8_bits():
+    make = tristep.optim.as_torch(tristep.optimizer.AdamW)
+    parameter = torch.nn.Parameter(torch.zeros(64, 64))
+    theirs, ours = torch.optim.AdamW([parameter], betas=(0.5, 0.5)), make([parameter], state_dtype="8bit")
+    parameter.grad = torch.linspace(-1, 1, 4096).view(64, 64)
+    theirs.step()
+    ours.load_state_dict({**theirs.state_dict()})
+    assert ours.param_groups[0]["beta1"] == 0.5
+    mean = ours.state[parameter]["mean"]
+    torch.testing.assert_close(mean, 0.5 * parameter.grad)
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_torchs_adam_is_not_loaded_where_it_decays_otherwise(decoupled):
+    """`torch.optim.AdamW` is Adam with decoupled decay, which its groups say."""
+    source, target = ("AdamW", "Adam") if decoupled else ("Adam", "AdamW")
+    optimizer = tristep.optim.as_torch(getattr(tristep.optimizer, target))([torch.nn.Parameter(torch.ones(3, 4))])
+    with pytest.raises(ValueError, match=f"another optimizer's than {target}'s"):
+        optimizer.load_state_dict(_stepped(torch.optim, source, weight_decay=0.1).state_dict())
+
+
+def test_entries_that_nobody_knows_are_loaded():
+    """Those of a user, and those of an option that was on before, as in torch."""
+    optimizer = _stepped(tristep.optim, "Lion")
+    saved = optimizer.state_dict()
+    saved["state"][0]["own"] = torch.ones(2)
+    saved["param_groups"][0]["lr_scale"] = 0.5
+    optimizer.load_state_dict(saved)
+    assert next(iter(optimizer.state.values()))["own"].tolist() == [1.0, 1.0]
+    optimizer = _stepped(tristep.optim, "Adam", amsgrad=True)
+    optimizer.param_groups[0]["amsgrad"] = False
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...kernels import Rule, TensorRule, Update, storage
+from ...kernels import Rule, TensorRule, Update, rules, storage
 from .. import optimizer as gluon
 from ..interrupts import uninterrupted
 from ..validation import did_you_mean, number
-from . import shards
+from . import ports, shards
 from .base import FusedOptimizer
 from .groups import Group, Numbers, is_evaluated, name_of, refuse_evaluated
 from .states import as_real
@@ -201,6 +201,16 @@ class _OfRule(FusedOptimizer):
             index += shards.own_place(parameter) * len(every)
         return {"step": 0.0, "index": index}
 
+    def _from_torch(self, group: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        rule = self._klass.rule
+        if rule not in _TORCHS or "eps" not in group or "epsilon" in group:
+            return {}, {}
+        if group.get("decoupled_weight_decay", rule is rules.adamw) is not (rule is rules.adamw) and group["weight_decay"]:
+            return {}, {}
+        beta1, beta2 = group["betas"]
+        options = {"beta1": beta1, "beta2": beta2, "epsilon": group["eps"]}
+        return options, {key: slot for slot, key in _TORCHS[rule]._keys.items()}
+
     def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
         self._of(group).start_state(weight, tuple(states.values()))
 
@@ -310,6 +320,10 @@ class _OfRule(FusedOptimizer):
         for group in self.param_groups:
             group.pop("train_mode", None)
         return written
+
+
+# torch's optimizers whose states are those of a rule, by other names.
+_TORCHS: dict[Any, type[FusedOptimizer]] = {rules.adam: ports.Adam, rules.adamw: ports.AdamW, rules.adamax: ports.Adamax}
 
 
 class Sophia(_OfRule, of=gluon.Sophia):

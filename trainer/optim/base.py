@@ -23,7 +23,7 @@ from .groups import Group, Numbers, name_of, refuse_evaluated
 from .owned_states import states_as_shards
 from .owners import check_shards
 from .plan import OptimizerPlan
-from .saved import check_numbers
+from .saved import check_numbers, converted
 from .states import unpacked_shards
 
 __all__ = ["FusedOptimizer"]
@@ -108,6 +108,10 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _master_dtype(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
         """The type of a weight's master, if it has one: `state[parameter]["master"]`, or of Kahan's "compensation"."""
         return None
+
+    def _from_torch(self, group: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Options of a saved group of torch's, and names of states, that this optimizer has by other names."""
+        return {}, {}
 
     def _by_row(self, group: Group) -> bool:
         """Whether a sparse gradient updates its rows only; otherwise it is made dense."""
@@ -246,14 +250,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         """As torch's, but states keep the type that they were saved in, where that is the one they are kept in.
 
         Raises:
-            ValueError, TypeError: there are other groups, or numbers that this optimizer's constructor would refuse, or that
-                no training leads to; nothing has been changed.
+            ValueError, TypeError: there are other groups, states of another optimizer, or numbers that this optimizer's
+                constructor would refuse, or that no training leads to; nothing has been changed.
         """
         given: dict[str, Any] = {}
 
-        def remember(_: Any, state_dict: Any) -> None:
+        def remember(_: Any, state_dict: Any) -> dict[str, Any]:
             check_numbers(self, state_dict, self._shown)
-            given.update(state_dict)
+            given.update(converted(self, state_dict))
+            return given
 
         def restore(optimizer: torch.optim.Optimizer) -> None:
             saved = [key for group in given["param_groups"] for key in group["params"]]

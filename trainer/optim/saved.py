@@ -1,24 +1,46 @@
-"""Checks of the numbers in a saved state, which torch's own `load_state_dict` takes as they come."""
+"""Checks of a saved state, which torch's own `load_state_dict` takes as it comes."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...kernels.storage import check_scales, is_packed
 from ..checkpoint import MOST_UPDATES
+from ..optimizer import registered
 from ..validation import integer
-from .states import MASTER_KEYS
+from .groups import name_of
+from .states import MASTER_KEYS, as_real
 
-__all__ = ["check_numbers"]
+if TYPE_CHECKING:
+    from .base import FusedOptimizer
+
+__all__ = ["check_numbers", "converted"]
 
 
-def check_numbers(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], shown: Collection[str]) -> None:
-    """Refuse options that the optimizer's constructor would refuse, and update counts that no training reaches.
+def converted(optimizer: FusedOptimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved state in which options and states have this optimizer's names, where torch has others for the same."""
+    groups, state = saved.get("param_groups"), saved.get("state")
+    if not isinstance(groups, list) or not isinstance(state, Mapping):
+        return dict(saved)
+    groups, state = list(groups), dict(state)
+    for k, group in enumerate(groups):
+        options, keys = optimizer._from_torch(group)
+        groups[k] = {**group, **options}
+        for parameter in group.get("params", ()):
+            row = state.get(parameter)
+            if isinstance(row, Mapping):
+                state[parameter] = {keys.get(key, key): value for key, value in row.items()}
+    return {**saved, "param_groups": groups, "state": state}
+
+
+def check_numbers(optimizer: FusedOptimizer, saved: Mapping[str, Any], shown: Collection[str]) -> None:
+    """Refuse options that the optimizer's constructor would refuse, counts that no training reaches, and states of another
+    optimizer.
 
     Missing or different groups are left to torch to refuse. Per-tensor state may be NaN, as after a training that diverged.
 
@@ -30,6 +52,7 @@ def check_numbers(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], sh
     Raises:
         ValueError, TypeError: such a number was found; nothing has been changed.
     """
+    saved = converted(optimizer, saved)
     groups, state = saved.get("param_groups"), saved.get("state")
     if not isinstance(groups, list) or len(groups) != len(optimizer.param_groups) or not isinstance(state, Mapping):
         return
@@ -41,6 +64,7 @@ def check_numbers(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], sh
         # Not its switches: some of torch's are refused when they are given, and do no harm in what torch has saved.
         kinds = (int, float, str, tuple, list)
         _make(type(optimizer), k, {n: v for n, v in options.items() if isinstance(v, kinds) and not isinstance(v, bool)})
+        _check_slots(optimizer, k, group, state)
     for key, row in state.items():
         for name, value in row.items() if isinstance(row, Mapping) else ():
             if isinstance(value, torch.Tensor) and is_packed(value) and value.dim() == 1 and name not in MASTER_KEYS:
@@ -51,6 +75,34 @@ def check_numbers(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], sh
                 integer(f"saved state: 'step' of parameter {key!r}", count, low=0, high=MOST_UPDATES)
             elif name in shown and isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"saved state: {name!r} of parameter {key!r} is {value!r}: must be finite")
+
+
+def _check_slots(optimizer: FusedOptimizer, k: int, group: Mapping[str, Any], state: Mapping[Any, Any]) -> None:
+    """Refuse states of another optimizer in group `k`: missing ones would start at 0 and go on with its counts."""
+    own, rows = optimizer.param_groups[k], [state.get(key) for key in group.get("params", ())]
+    rule = optimizer._rule({**optimizer.defaults, **group})
+    lacks_options, added = bool(optimizer.defaults.keys() - group.keys()), group.keys() - own.keys()
+    for i, (parameter, row) in enumerate(zip(own["params"], rows, strict=False)):
+        if not isinstance(row, Mapping) or not row:
+            continue
+        keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
+        shapes = rule.shapes(as_real(parameter).shape)
+        filled = [key for key, shape in zip(keys, shapes, strict=True) if math.prod(shape) or not parameter.numel()]
+        missing = [key for key in (*optimizer._shown, *filled) if key not in row]
+        unknown = [key for key in row if key not in {*optimizer._shown, *keys, *MASTER_KEYS}]
+        # Unknown entries alone may be a user's, or of an option that was on before; but not if the options are others, too.
+        if missing or (unknown and (lacks_options or added & _options_of_all())):
+            raise ValueError(
+                f"saved state: param_groups[{k}]: the state of {name_of(own, i)} is another optimizer's than "
+                f"{type(optimizer).__name__}'s: it lacks {missing}, and has {unknown}, which are unknown; load one that an "
+                "optimizer of this class has saved"
+            )
+
+
+def _options_of_all() -> set[str]:
+    """The names of the options that optimizers of torch and tristep have."""
+    torchs = [klass for klass in vars(torch.optim).values() if isinstance(klass, type)]
+    return {name for klass in (*torchs, *registered().values()) for name in inspect.signature(klass).parameters}
 
 
 def _make(klass: Any, k: int, options: Mapping[str, Any]) -> None:
