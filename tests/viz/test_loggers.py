@@ -1,8 +1,11 @@
 """What loggers get from a Recorder, read back by the loggers' own libraries and by NumPy, pandas and json."""
 
 import contextlib
+import csv
 import json
 import sqlite3
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -232,8 +235,8 @@ def test_what_a_slow_logger_misses_is_counted():
     for first in range(2, 30_000, 1000):
         steps = np.arange(first, first + 1000)
         run.scalars["loss"].extend(steps, np.zeros(1000))
-        recorder._loggers.send(run, int(steps[-1]))
-    recorder._last = int(steps[-1])
+        recorder._now.loggers.send(run, int(steps[-1]))
+    recorder._now.last = int(steps[-1])
     go.set()
     with pytest.raises(RuntimeError, match=r"\d+ values are missing, because it was slower than the training"):
         recorder.close()
@@ -257,7 +260,7 @@ def test_a_run_that_goes_back_is_logged_from_where_it_was():
         recorder.record_into(earlier, 2)
     for step in range(3, 11):
         earlier.add_scalars(step, {"loss": -1.0 * step})
-    recorder._last = 10
+    recorder._now.last = 10
     recorder.close()
     assert [got[step]["loss"] for step in (8, 9, 10)] == [-8.0, -9.0, -10.0]
     assert all(got[step]["loss"] > 0 for step in range(1, STEPS + 1))
@@ -286,3 +289,37 @@ def test_a_file_that_is_there_is_left_as_it_is(tmp_path):
     with pytest.raises(FileExistsError, match="choose another name"):
         _train([tmp_path / "b.jsonl", tmp_path / "a.csv"])
     assert (tmp_path / "a.csv").read_text() == "mine"
+
+
+SCRIPT = """
+import sys, torch, tristep
+from tristep.viz import Recorder
+
+def main():
+    net = torch.nn.Linear(2, 1)
+    trainer = tristep.Trainer(net, "sgd", engine="eager")
+    recorder = Recorder(trainer, to=[sys.argv[1]])
+    for _ in range(40):
+        trainer.zero_grad()
+        loss = net(torch.ones(4, 2)).sum()
+        loss.backward()
+        trainer.step(4)
+        recorder.step(loss=loss)
+    {end}
+    return recorder
+
+kept = main()
+"""
+
+
+@pytest.mark.parametrize("end", ["", "return None", "raise ValueError('of the script')", "recorder.close()"])
+def test_a_script_that_does_not_close_its_recorder_has_logged_all(end, tmp_path):
+    """Also where the recorder is gone before its end."""
+    path = tmp_path / "log.csv"
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(end=end), path], capture_output=True, text=True, check=False)
+    assert done.returncode == ("raise" in end), done.stderr
+    assert ("of the script" in done.stderr) if "raise" in end else (done.stderr == "")
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(1, 41))
+    assert all(row["loss"] and row["gradient_norm/weight"] for row in rows)

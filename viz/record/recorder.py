@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 import warnings
 import weakref
@@ -92,27 +93,24 @@ class Recorder:
                 if not isinstance(source, Trainer)
                 else "module names the tensors of an optimizer; a Trainer has names of its own: leave it out"
             )
-        self._measuring: TrainerProbe | OptimizerProbe
+        measuring: TrainerProbe | OptimizerProbe
         if isinstance(source, Trainer):
-            self._measuring = TrainerProbe(source, 1 if every is None else every, tuple(histograms), histogram_every)
+            measuring = TrainerProbe(source, 1 if every is None else every, tuple(histograms), histogram_every)
         else:
             if tuple(histograms):
                 raise ValueError(
                     f"histograms={tuple(histograms)!r} need a Trainer, whose update counts them: leave them out"
                 )
-            self._measuring = OptimizerProbe(source, 16 if every is None else every, module)
-        measuring = self._measuring
+            measuring = OptimizerProbe(source, 16 if every is None else every, module)
         own = {"optimizer": measuring.described()} | dict(notes or {})
-        self._run = Run(name, measuring.names, measuring.edges, own, measuring.storage)
         try:
             self._watched = _watched(measuring, weights)
-            self._loggers = Loggers(to, log_every, log_quantities)
+            loggers = Loggers(to, log_every, log_quantities)
         except BaseException:
             measuring.close()
             raise
-        self._last = 0
-        self._scalars = ScalarBuffer()
-        self._looked, self._sent = time.monotonic(), 0
+        self._now = _Recording(Run(name, measuring.names, measuring.edges, own, measuring.storage), measuring, loggers)
+        self._looked = time.monotonic()
 
     def step(self, **scalars: float | torch.Tensor) -> None:
         """Note that a step has been taken, and numbers of it, such as the loss. The learning rate is noted by itself.
@@ -125,20 +123,22 @@ class Recorder:
                 has been recorded then.
             RuntimeError: what is recorded is gone.
         """
-        living(self._measuring.source)
-        number = self._measuring.number
-        if number <= self._last:
+        living(self._now.measuring.source)
+        number = self._now.measuring.number
+        if number <= self._now.last:
             raise ValueError(f"step() after update {number}, which has been recorded: call it once after each step")
-        rate: dict[str, float | torch.Tensor] = {"learning_rate": self._measuring.learning_rate}
+        rate: dict[str, float | torch.Tensor] = {"learning_rate": self._now.measuring.learning_rate}
         values = rate | checked_scalars(scalars)
-        self._last = number
-        self._scalars.add(number, values)
+        self._now.last = number
+        self._now.scalars.add(number, values)
         if self._watched:
             watched = self._watched.items()
-            self._scalars.add(number, {name: _elements(param(), places) for name, (param, places) in watched})
-        self._measuring.after_step()
-        is_late = bool(self._loggers) and number - self._sent >= POINTS // 2  # the run has that many steps as they were
-        if time.monotonic() - self._looked > SECONDS or self._measuring.is_pressed() or is_late:
+            self._now.scalars.add(number, {name: _elements(param(), places) for name, (param, places) in watched})
+        self._now.measuring.after_step()
+        is_late = (
+            bool(self._now.loggers) and number - self._now.sent >= POINTS // 2
+        )  # the run has that many steps as they were
+        if time.monotonic() - self._looked > SECONDS or self._now.measuring.is_pressed() or is_late:
             self.look()
 
     def note(self, **scalars: float | torch.Tensor) -> None:
@@ -151,40 +151,40 @@ class Recorder:
             TypeError, ValueError: a value that is no single number, or there has been no step, or it has such a number.
         """
         values = checked_scalars(scalars)
-        if not self._last:
+        if not self._now.last:
             raise ValueError("note() before the first step: it adds to what step() has noted")
-        self._scalars.flush(self._run)
+        self._now.scalars.flush(self._now.run)
         for name in values:
-            series = self._run.scalars.get(name)
-            if series is not None and len(series) and series.recent()[0][-1] >= self._last:
-                raise ValueError(f"note() of {name!r}: step {self._last} has a number of this name already")
-        self._scalars.add(self._last, values)
+            series = self._now.run.scalars.get(name)
+            if series is not None and len(series) and series.recent()[0][-1] >= self._now.last:
+                raise ValueError(f"note() of {name!r}: step {self._now.last} has a number of this name already")
+        self._now.scalars.add(self._now.last, values)
 
     @property
     def source(self) -> Trainer | torch.optim.Optimizer | None:
         """The Trainer or optimizer that is recorded; None if nothing else refers to it any more."""
-        return self._measuring.source()
+        return self._now.measuring.source()
 
     @property
     def run(self) -> Run:
         """What has been recorded so far, all of it: as `flush`, this waits for what is still in the making on a device."""
         self.flush()
-        return self._run
+        return self._now.run
 
     @property
     def last_step(self) -> int:
         """The number of the last update that `step` has noted, 0 before the first."""
-        return self._last
+        return self._now.last
 
     @property
     def due(self) -> bool:
         """Whether there has been an update that `step` has not noted yet."""
-        return self._measuring.number > self._last
+        return self._now.measuring.number > self._now.last
 
     @property
     def pending(self) -> bool:
         """Whether something that has been recorded has not arrived in the run yet; `flush` waits for it."""
-        return self._scalars.pending or self._measuring.pending
+        return self._now.scalars.pending or self._now.measuring.pending
 
     def record_into(self, run: Run, last_step: int) -> None:
         """Go on in another run, after trainer or optimizer have been restored to where they were after `last_step`.
@@ -196,73 +196,111 @@ class Recorder:
         Raises:
             ValueError: the run does not fit; nothing has been changed.
         """
-        if run.parameters != self._measuring.names:
+        if run.parameters != self._now.measuring.names:
             raise ValueError(f"run {run.name!r} has other parameters than the one being recorded")
         if run.last_step is not None and run.last_step > last_step:
             raise ValueError(f"run {run.name!r} reaches to step {run.last_step}: it cannot go on after step {last_step}")
         self.flush()
-        self._measuring.go_back(last_step)
-        self._loggers.go_back(self._run, run, last_step)
-        self._run, self._last, self._sent = run, last_step, last_step
+        self._now.measuring.go_back(last_step)
+        self._now.loggers.go_back(self._now.run, run, last_step)
+        self._now.run, self._now.last, self._now.sent = run, last_step, last_step
 
     def look(self) -> None:
         """Take what has arrived from the device into the run. `step` does so now and then. Never waits."""
         self._looked = time.monotonic()
-        self._scalars.look(self._run)
-        was_pending = self._measuring.pending  # asked before reading: what arrives in between is read the next time
-        self._measuring.read_into(self._run)
-        if self._loggers:
-            self._send(was_pending)
+        self._now.look()
 
     def flush(self) -> None:
         """Wait for all that has been recorded, and take it into the run."""
-        self._scalars.flush(self._run)
-        self._measuring.flush()
-        self._measuring.read_into(self._run)
-        if self._loggers:
-            self._send(False)
+        self._now.flush()
 
     def close(self) -> None:
         """`flush`, and leave trainer or optimizer as they were. Also at the end of a `with` block.
 
-        Waits until loggers have all of it, and closes their files; what was given open stays open.
+        Waits until loggers have all of it, and closes their files; what was given open stays open. A recorder with loggers
+        that is not closed does so at the end of the program.
 
         Raises:
             RuntimeError: loggers did not log everything. At the end of a `with` block that ends by another error, a warning.
         """
-        if problems := self._close():
+        if problems := self._now.close():
             raise RuntimeError(problems)
-
-    def _close(self) -> str:
-        try:
-            self.flush()
-        finally:
-            self._measuring.close()
-            problems = self._loggers.close(self._run, self._last)
-        return "; ".join(problems)
-
-    def _send(self, is_pending: bool) -> None:
-        """Give loggers the steps of which everything is in the run."""
-        steps = [self._last]
-        if is_pending:
-            steps.append(max((series.last_step or 0 for series in self._run.tensors.values()), default=0))
-        if self._scalars.next_step is not None:
-            steps.append(self._scalars.next_step - 1)
-        self._sent = min(steps)
-        self._loggers.send(self._run, self._sent)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        problems = self._close()
+        problems = self._now.close()
         if problems and kind is None:
             raise RuntimeError(problems)
         if problems:
             warnings.warn(problems, stacklevel=2)
 
     def __repr__(self) -> str:
-        return f"Recorder({self._run!r})"
+        return f"Recorder({self._now.run!r})"
+
+
+class _Recording:
+    """What a recorder has got so far, which is finished at the end of the program if the recorder has not been closed.
+
+    Args:
+        run: what it is recorded into; another one later.
+        measuring: where it comes from.
+        loggers: where it goes to, too.
+
+    Attributes:
+        run, measuring, loggers: as above.
+        last: the number of the last update that was noted.
+        sent: up to which step loggers have all.
+        scalars: what has not arrived in the run.
+    """
+
+    def __init__(self, run: Run, measuring: TrainerProbe | OptimizerProbe, loggers: Loggers) -> None:
+        self.run, self.measuring, self.loggers = run, measuring, loggers
+        self.last = self.sent = 0
+        self.scalars = ScalarBuffer()
+        if loggers:  # which may be closed at the end, too, by what was registered before
+            atexit.register(self._end)
+
+    def look(self) -> None:
+        """See `Recorder.look`."""
+        self.scalars.look(self.run)
+        was_pending = self.measuring.pending  # asked before reading: what arrives in between is read the next time
+        self.measuring.read_into(self.run)
+        if self.loggers:
+            self._send(was_pending)
+
+    def flush(self) -> None:
+        """See `Recorder.flush`."""
+        self.scalars.flush(self.run)
+        self.measuring.flush()
+        self.measuring.read_into(self.run)
+        if self.loggers:
+            self._send(False)
+
+    def close(self) -> str:
+        """See `Recorder.close`; returns what went wrong."""
+        atexit.unregister(self._end)
+        try:
+            self.flush()
+        finally:
+            self.measuring.close()
+            problems = self.loggers.close(self.run, self.last)
+        return "; ".join(problems)
+
+    def _end(self) -> None:
+        if problems := self.close():
+            warnings.warn(problems, stacklevel=1)
+
+    def _send(self, is_pending: bool) -> None:
+        """Give loggers the steps of which everything is in the run."""
+        steps = [self.last]
+        if is_pending:
+            steps.append(max((series.last_step or 0 for series in self.run.tensors.values()), default=0))
+        if self.scalars.next_step is not None:
+            steps.append(self.scalars.next_step - 1)
+        self.sent = min(steps)
+        self.loggers.send(self.run, self.sent)
 
 
 def _elements(param: torch.Tensor | None, places: torch.Tensor) -> torch.Tensor:
