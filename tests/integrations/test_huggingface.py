@@ -173,6 +173,23 @@ def test_what_the_helper_gives(transformers, tmp_path):
     assert doctest.testmod(sys.modules[optimizer_cls_and_kwargs.__module__]).failed == 0
 
 
+def test_the_helper_knows_registered_optimizers(transformers, tmp_path, monkeypatch):
+    from tristep.integrations.huggingface import optimizer_cls_and_kwargs
+
+    class Own(tristep.optimizer.Adam):
+        pass
+
+    monkeypatch.setitem(tristep.optimizer.Optimizer.opt_registry, "own", Own)
+    made, arguments = optimizer_cls_and_kwargs(_arguments(transformers, tmp_path), "own")
+    assert arguments == {"lr": RATE}
+    parameter = torch.nn.Parameter(torch.ones(2))
+    reference = torch.nn.Parameter(torch.ones(2))
+    for each, optimizer in ((parameter, made([parameter], lr=RATE)), (reference, torch.optim.Adam([reference], lr=RATE))):
+        each.grad = torch.tensor([1.0, -2.0])
+        optimizer.step()
+    torch.testing.assert_close(parameter, reference)
+
+
 def _created(transformers, folder, model, *arguments, **options):
     """The optimizer that the Trainer creates."""
     from tristep.integrations.huggingface import optimizer_cls_and_kwargs

@@ -467,3 +467,38 @@ def test_sophia_estimates_curvature_like_the_trainers():
             trainer.step(1)
         assert _equal(parameters, expected)
     assert [row["step"].item() for row in optimizer.state.values()] == [2.0] * 4
+
+
+@pytest.fixture
+def registered():
+    """A user's optimizer with defaults of its own, registered by name."""
+
+    class Halved(Halving):
+        def __init__(self, learning_rate=0.003, wd=0.2, share=0.5, **others):
+            super().__init__(share, learning_rate=learning_rate, wd=wd, **others)
+
+    yield tristep.optimizer.register(Halved)
+    del tristep.optimizer.Optimizer.opt_registry["halved"]
+
+
+def test_the_constructors_own_defaults_are_used(registered):
+    trained = []
+    for make in (lambda p: Trainer(p, registered()), lambda p: tristep.optim.as_torch(registered)(p)):
+        parameters = _parameters()
+        optimizer = make(parameters)
+        _give_gradients(parameters, 0)
+        optimizer.step(*[1] * isinstance(optimizer, Trainer))
+        trained.append(parameters)
+    assert _equal(*trained)
+    adapter = tristep.optim.as_torch(registered)
+    assert [inspect.signature(adapter).parameters[name].default for name in ("lr", "weight_decay")] == [0.003, 0.2]
+    assert adapter(_parameters(), lr=0.0, weight_decay=0.0).param_groups[0]["weight_decay"] == 0.0
+
+
+def test_a_registered_optimizer_is_known_by_name(registered):
+    net = torch.nn.Linear(3, 2)
+    optimizer = tristep.optim.MultiOptimizer(net, [("bias", "sgd", {"lr": 0.1}), ("*", "HALVED")])
+    assert [type(each).__name__ for each in optimizer.optimizers] == ["SGD", "Halved"]
+    assert optimizer.optimizers[1].param_groups[0]["lr"] == 0.003
+    with pytest.raises(ValueError, match="'halv'"):
+        tristep.optim.MultiOptimizer(net, [("*", "halv")])

@@ -86,7 +86,16 @@ def as_torch(klass: type[gluon.RuleOptimizer]) -> type[_OfRule]:
 
 
 def _common(klass: type[gluon.RuleOptimizer]) -> dict[str, Any]:
-    return {"lr": klass.default_learning_rate, "weight_decay": 0.0}
+    """Torch's names of the defaults that the class, or the nearest of its bases, gives to `learning_rate` and `wd`."""
+    common = {"learning_rate": klass.default_learning_rate, "wd": 0.0}
+    for base in reversed(klass.__mro__):
+        if "__init__" in vars(base):
+            arguments = inspect.signature(vars(base)["__init__"]).parameters
+            given = {name: arguments[name].default for name in common if name in arguments}
+            common |= {
+                name: value for name, value in given.items() if value is not None and value is not inspect.Parameter.empty
+            }
+    return {"lr": common["learning_rate"], "weight_decay": common["wd"]}
 
 
 class _OfRule(FusedOptimizer):
@@ -124,7 +133,7 @@ class _OfRule(FusedOptimizer):
         self,
         params: Any,
         lr: float | torch.Tensor | None = None,
-        weight_decay: float = 0.0,
+        weight_decay: float | None = None,
         *,
         maximize: bool = False,
         **options: Any,
@@ -136,10 +145,8 @@ class _OfRule(FusedOptimizer):
                     f"{type(self).__name__} has no argument {name!r}; it has {', '.join(allowed)}."
                     f"{did_you_mean(name, allowed)}"
                 )
-        common = {**_common(self._klass), "weight_decay": weight_decay, "maximize": maximize}
-        if lr is not None:
-            common["lr"] = lr
-        super().__init__(params, {**common, **self._options, **options})
+        given = {name: value for name, value in (("lr", lr), ("weight_decay", weight_decay)) if value is not None}
+        super().__init__(params, {**_common(self._klass), **given, "maximize": maximize, **self._options, **options})
 
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)

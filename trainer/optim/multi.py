@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .. import optimizer as gluon
 from ..capture import CapturedStep
 from ..interrupts import uninterrupted
 from ..optimizer.multi import pattern_text, table_text
@@ -218,12 +219,20 @@ class MultiOptimizer(JoinedOptimizers):
 
 
 def optimizer_class(optimizer: str | type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The class that this means: the name of one of `tristep.optim`, in any case, or a class of torch's interface.
+    """The class that this means: a name, in any case, or a class of torch's interface.
+
+    A name is that of a class of `tristep.optim`, or of a subclass of `tristep.optimizer.RuleOptimizer` that a user has
+    registered, which is given torch's interface by `as_torch`.
 
     Raises:
         TypeError, ValueError: it is neither.
     """
-    klass = _classes.lookup(optimizer) if isinstance(optimizer, str) else optimizer
+    klass: Any = optimizer
+    if isinstance(optimizer, str):
+        klass = gluon.registered().get(optimizer.lower())
+        if klass is not None and not klass.__module__.startswith(f"{gluon.__name__}."):
+            return adapters.as_torch(klass)
+        klass = _classes.lookup(optimizer)
     if not (isinstance(klass, type) and issubclass(klass, torch.optim.Optimizer)):
         raise TypeError(f"optimizer={optimizer!r} must be a name, such as 'AdamW', or a class of torch's interface")
     return klass
