@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
-from oracle_rows import Peer, clip, row, sum_of
+from oracle_rows import Peer, Result, clip, row, sum_of
 from updates import adamw
 
 # Newton & Schulz' iteration is done in bfloat16, of which 1 has an ulp of 2^-7, and its five steps multiply small singular
@@ -36,6 +36,9 @@ EPSILON = float(np.finfo(np.float64).eps)
 def muon(w, g, state, h):
     # Jordan et al. (2024), "Muon: An optimizer for hidden layers in neural networks"; AdamW for all but matrices
     m, var = state
+    if w.ndim == 3:
+        moved, (m,) = _stacked(lambda w, g, m: _of(muon(w, g, [m, var], h), 0), w, g, m)
+        return moved, [m, sum_of(var)]
     if w.ndim != 2:
         own = {"lr": h.adam_lr, "decay": h.adam_decay, "epsilon": h.adam_epsilon}
         return adamw(w, g, state, SimpleNamespace(**vars(h) | own))
@@ -47,6 +50,22 @@ def muon(w, g, state, h):
     rate = h.lr * (h.scale * np.sqrt(max(rows, columns)) if h.scale else np.sqrt(max(1, rows / columns)))
     moved = sum_of(w, -rate * orthogonal, -h.decay * w)
     return moved._replace(slack=rate * BFLOAT16_ORTHOGONAL), [m, sum_of(var)]
+
+
+def _stacked(step, *stacks):
+    """The results of a step of each matrix of some stacks, as stacks."""
+    if not stacks[0].size:
+        return sum_of(stacks[0]), [sum_of(stack) for stack in stacks[2:]]
+    steps = [step(*matrices) for matrices in zip(*stacks, strict=True)]
+    moved, *states = (Result(*map(np.stack, zip(*results, strict=True))) for results in zip(*steps, strict=True))
+    return moved, states
+
+
+def _of(result, *places):
+    """The new weight and the new states at these places, with as many slacks as values."""
+    moved, states = result
+    chosen = [moved, *(states[place] for place in places)]
+    return [each._replace(slack=np.broadcast_to(each.slack, each.value.shape)) for each in chosen]
 
 
 def _orthogonal(direction):
@@ -65,6 +84,9 @@ def _orthogonal(direction):
 def normuon(w, g, state, h):
     # Li et al. (2025), algorithm 1; with scale 0 as large as before, as in their code; AdamW for all but matrices
     m, var, row = state
+    if w.ndim == 3:
+        moved, (m, row) = _stacked(lambda w, g, m, row: _of(normuon(w, g, [m, var, row], h), 0, 2), w, g, m, row)
+        return moved, [m, sum_of(var), row]
     if w.ndim != 2:
         own = {"lr": h.adam_lr, "decay": h.adam_decay, "epsilon": h.adam_epsilon}
         moved, new = adamw(w, g, [m, var], SimpleNamespace(**vars(h) | own))

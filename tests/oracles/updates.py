@@ -55,7 +55,10 @@ def nag(w, g, state, h):
     back, step = sum_of(w, -m), sum_of(m, -h.lr * g, -h.lr * h.wd * w)
     w = sum_of(back.value, (h.momentum + 1) * step.value)
     w = w._replace(scale=np.maximum(w.scale, back.scale))
-    return w, [sum_of(m, -h.lr * g, -h.lr * h.wd * w.value)]
+    decay = (
+        -h.lr * h.wd * w.value if h.wd else np.zeros_like(w.value)
+    )  # without decay, as torch: an infinite weight adds none
+    return w, [sum_of(m, -h.lr * g, decay)]
 
 
 @row(options={"momentum": 0.5}, packed_distance=0.3)
