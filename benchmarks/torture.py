@@ -11,9 +11,11 @@ when a signal arrives does not. Needs fork().
 
     kills        a process that saves is killed at a random moment: the file is the old or the new one, whole
     damage       bytes of a file are changed, cut, moved: ValueError, or what was saved; a Trainer that refuses is unchanged
+    checkpoints  a file of another checkpoint in one, or fields of other types: ValueError, and nothing has changed
     hostile      files made to fill memory, to run code or to confuse: ValueError, and 128 MiB at most
     layouts      weights and gradients get other strides and memory between steps: the numbers are those of torch.optim
     resumes      a training saved by one process goes on in another: to the bit as if it had not stopped
+    loads        SIGINT at random moments of loading a checkpoint: all of it or nothing, and it is neither lost nor damage
     interrupts   SIGINT at random moments of a training: to the bit as without; "first" is while the engine is imported
 """
 
@@ -31,12 +33,22 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torture_files import KINDS, check_clean, damage, hostile, kills
+from torture_files import KINDS, check_clean, checkpoints, damage, hostile, kills
 from torture_process import Silent, Wrong
-from torture_steps import first, interrupts, layouts, resumes
+from torture_steps import first, interrupts, layouts, loads, resumes
 
 Attack = Callable[[Path, random.Random], Iterator[bool]]
-TRIES = {"first": 100, "kills": 1000, "damage": 5000, "hostile": 200, "layouts": 5000, "resumes": 1000, "interrupts": 1000}
+TRIES = {
+    "first": 100,
+    "kills": 1000,
+    "damage": 5000,
+    "hostile": 200,
+    "checkpoints": 2000,
+    "loads": 2000,
+    "layouts": 5000,
+    "resumes": 1000,
+    "interrupts": 1000,
+}
 COLUMNS = ("tried", "inside", "wrong", "silent", "seconds")
 MOST_FAILURES = 10  # of one attack, which ends then
 
@@ -46,7 +58,13 @@ def attacks() -> dict[str, list[tuple[str, Attack]]]:
     files = {"kills": kills, "damage": damage, "hostile": hostile}
     found: dict[str, list[tuple[str, Attack]]] = {"first": [("", first)]}
     found |= {name: [(kind, partial(attack, kind)) for kind in KINDS] for name, attack in files.items()}
-    return found | {"layouts": [("", layouts)], "resumes": [("", resumes)], "interrupts": [("", interrupts)]}
+    found["checkpoints"] = [(how, partial(checkpoints, how)) for how in ("mixed", "fields")]
+    return found | {
+        "loads": [("", loads)],
+        "layouts": [("", layouts)],
+        "resumes": [("", resumes)],
+        "interrupts": [("", interrupts)],
+    }
 
 
 def attempts(name: str, attack: Attack, folder: Path, tries: int, seed: int, begin: int) -> dict[str, float]:

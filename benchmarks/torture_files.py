@@ -8,22 +8,27 @@ import os
 import pickle
 import random
 import resource
+import shutil
 import signal
 import time
+import warnings
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 from torture_process import Child, Silent, Wrong, plain
 
-from tristep import Trainer
+from tristep import CheckpointManager, Trainer
 from tristep.trainer import Sweep
 from tristep.viz import Run, RunSet
 
-__all__ = ["KINDS", "check_clean", "damage", "hostile", "kills"]
+__all__ = ["KINDS", "check_clean", "checkpoints", "damage", "hostile", "kills"]
 
 KINDS = ("states", "run", "runs", "sweep")
 MOST_MEMORY = 2**27  # bytes that reading a bad file may take
@@ -262,3 +267,102 @@ def hostile(kind: str, folder: Path, rng: random.Random) -> Iterator[bool]:
             if memory > MOST_MEMORY:
                 raise Wrong(f"{kind}: {memory >> 20} MiB for {data[:60]!r}")
             yield True
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    10**400,
+    2.5,
+    "x",
+    [],
+    {},
+    [[1]],
+    {"tensor": "0"},
+    {"tensor": "99"},
+    {"dict": [[None, 1]]},
+]
+
+
+class _Checkpointed:
+    """A training of two steps with a checkpoint of each, and everything that it would go on with."""
+
+    def __init__(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        self.trainer = Trainer(self.net, "adam", engine="eager")
+        self.manager = CheckpointManager(folder, self.trainer, self.net, asynchronous=False)
+        self.saved = []
+        for _ in range(2):
+            self.step()
+            self.manager.save({"loss": 1.0}, {"epoch": 1})
+            self.saved.append(self.look())
+
+    def step(self) -> None:
+        self.net(torch.randn(4, 4)).sum().backward()
+        self.trainer.step(4)
+        self.trainer.zero_grad()
+
+    def look(self) -> Any:
+        randoms = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+        return plain([self.net.state_dict(), self.trainer.state_dict(), *randoms])
+
+    def resume(self) -> bool:
+        """Whether it is refused; it has resumed one of the checkpoints then, or is as before."""
+        before = self.look()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of damaged ones
+                self.manager.resume()
+        except ValueError:
+            if self.look() != before:
+                raise Silent("a refused checkpoint has changed something") from None
+            return True
+        return False
+
+
+def _spoiled(path: Path, rng: random.Random) -> None:
+    """Another value somewhere in what a file says, with checksums that are right."""
+    tensors = safetensors.torch.load_file(path)
+    with safetensors.safe_open(path, "pt") as file:
+        root = {"": json.loads(file.metadata()["tristep"])}
+    at: Any = root
+    key: Any = ""
+    while isinstance(at[key], dict | list) and at[key] and (key == "" or rng.random() < 0.8):
+        at = at[key]
+        key = rng.choice(list(at)) if isinstance(at, dict) else rng.randrange(min(len(at), 8))
+    at[key] = rng.choice(VALUES)
+    text = json.dumps(root[""])
+    safetensors.torch.save_file(tensors, path, {"tristep": text, "tristep checksum": str(zlib.crc32(text.encode()))})
+
+
+def checkpoints(how: str, folder: Path, rng: random.Random) -> Iterator[bool]:
+    """A file of another checkpoint in one ("mixed"), or other values in it ("fields")."""
+    folder = folder / "checkpoints"
+    training, parts = _Checkpointed(folder), ("model", "trainer", "training")
+    whole = {
+        name: (folder / name).read_bytes() for name in (f"step-000000000{k}/{p}.safetensors" for k in (1, 2) for p in parts)
+    }
+    while True:
+        for name, data in whole.items():
+            (folder / name).write_bytes(data)
+        training.step()
+        if how == "mixed":
+            chosen = rng.sample(parts, rng.choice((1, 2)))
+            for part in chosen:
+                shutil.copy(*(folder / f"step-000000000{k}" / f"{part}.safetensors" for k in (1, 2)))
+        else:
+            chosen = [rng.choice(parts)]
+            _spoiled(folder / f"step-0000000002/{chosen[0]}.safetensors", rng)
+        try:
+            refused = training.resume()
+        except Silent:
+            raise
+        except BaseException as error:
+            raise Wrong(f"{chosen}: {type(error).__name__}: {error}") from error
+        if how == "mixed" and (refused or training.look() != training.saved[0]):
+            raise Silent(f"{chosen} of step 1 in the checkpoint of step 2: something else than step 1 was resumed")
+        yield how == "mixed" or refused or training.look() == training.saved[0]

@@ -9,6 +9,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torture_process import Child, Silent, Wrong, plain
 import tristep
 from tristep import Trainer, lr_scheduler
 
-__all__ = ["first", "interrupts", "layouts", "resumes"]
+__all__ = ["first", "interrupts", "layouts", "loads", "resumes"]
 
 STEPS = 12
 # tristep's against torch's own, with options that use all states
@@ -279,6 +280,56 @@ def _attack(setting: dict[str, Any], rng: random.Random, within: float, most: in
 def interrupts(folder: Path, rng: random.Random) -> Iterator[bool]:
     while True:
         yield from _attack(_usable(rng), rng, 3e-3, 8)
+
+
+def loads(folder: Path, rng: random.Random) -> Iterator[bool]:
+    """SIGINT at random moments of loading a checkpoint: all of the newest, or nothing, and it is never lost."""
+    net = torch.nn.Sequential(*[torch.nn.Linear(20, 20) for _ in range(6)])
+    trainer = Trainer(net, "adam", engine="eager")
+    manager = tristep.CheckpointManager(folder / "loads", trainer, net, asynchronous=False)
+
+    def step() -> None:
+        for param in net.parameters():
+            param.grad = torch.cos(param.detach())
+        trainer.step(1)
+
+    def look() -> Any:
+        return plain([net.state_dict(), trainer.state_dict()])
+
+    def came(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        step()
+        manager.save()
+    newest, count, before_handler = look(), 0, signal.getsignal(signal.SIGINT)
+    start = time.perf_counter()
+    manager.resume()
+    within = time.perf_counter() - start
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    while True:
+        step()
+        before, count, caught = look(), 0, False
+        signal.signal(signal.SIGINT, came)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, max(1e-5, rng.random() * within))
+            manager.resume()
+            inside = False
+        except KeyboardInterrupt:
+            caught = inside = True
+        except ValueError as error:
+            raise Wrong(f"an interrupt counts as damage: {error}") from error
+        finally:
+            with suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGINT, before_handler)
+        if count and not caught and look() not in (newest,):
+            raise Silent("an interrupt was lost")
+        if look() not in (before, newest):
+            raise Silent("neither as before nor as saved")
+        yield inside
 
 
 def first(folder: Path, rng: random.Random) -> Iterator[bool]:

@@ -34,7 +34,7 @@ sys.exit(torture.main())"""
 @pytest.mark.parametrize(
     ("attacks", "rows"),
     [
-        (["damage", "interrupts"], 5),
+        (["damage", "checkpoints", "loads", "interrupts"], 8),
         pytest.param(["kills"], 4, marks=pytest.mark.sample(0)),
         pytest.param(["first", "hostile", "layouts", "resumes"], 7, marks=pytest.mark.sample(0)),
     ],
