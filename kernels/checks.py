@@ -163,7 +163,8 @@ def check_memory(name: str, tensor: Any) -> None:
         raise TypeError(f"{name} is a {type(tensor).__name__}, made of other tensors: rule updates take plain ones")
     raise ValueError(
         f"{name} has no memory: it has been freed (untyped_storage().resize_(0)), is of a class that only stands for "
-        "other tensors, or was made inside torch.vmap: use tensors that have their elements in memory"
+        f"other tensors, or was made inside torch.vmap or FakeTensorMode (it is a {type(tensor).__name__}): use tensors "
+        "that have their elements in memory, or the meta device"
     )
 
 

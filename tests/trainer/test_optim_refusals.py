@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_peers import ARGUMENTS, all_data_of, classes_with_argument
 
 import tristep
@@ -148,3 +149,41 @@ def test_states_of_another_model_are_refused_by_name():
     with pytest.raises(ValueError, match=r"'exp_avg' of 'weight' has shape \(3, 3\), the parameter \(3, 2\)"):
         optimizer.step()
     assert all(map(torch.equal, net.parameters(), before))
+
+
+@pytest.mark.parametrize("name", ["CAME", "SOAP", "NorMuon"])
+def test_complex_parameters_are_refused_by_rules_of_whole_tensors(name):
+    with pytest.raises(RuntimeError, match=f"'w' is torch.complex64: {name} does not support complex parameters"):
+        getattr(tristep.optim, name)([("w", torch.nn.Parameter(torch.ones(2, 2, dtype=torch.complex64)))], lr=0.1)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_a_fused_step_on_meta_is_refused_as_in_torch(name):
+    for library, text in ((torch.optim, "fused=True"), (tristep.optim, r"fused=True: params\[0\] is on the meta device")):
+        with torch.device("meta"):
+            net = torch.nn.Linear(2, 2)
+            optimizer = getattr(library, name)(net.parameters(), lr=0.1, fused=True)
+            for parameter in net.parameters():
+                parameter.grad = torch.rand_like(parameter)
+        with pytest.raises(RuntimeError, match=text):
+            optimizer.step()
+    optimizer = getattr(tristep.optim, name)(net.parameters(), lr=0.1)  # makes states
+    optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning")  # torch's, before the error
+def test_fake_tensors_are_named():
+    with FakeTensorMode():
+        parameter = torch.nn.Parameter(torch.ones(2))
+        optimizer = tristep.optim.Adam([parameter])
+        parameter.grad = torch.ones(2)
+        with pytest.raises(ValueError, match=r"params\[0\] has no memory: .* FakeTensorMode \(it is a FakeTensor\)"):
+            optimizer.step()
+
+
+def test_a_step_in_a_full_graph_is_refused_with_the_reason():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = tristep.optim.Adam([parameter])
+    parameter.grad = torch.ones(2)
+    with pytest.raises(Exception, match="a step of tristep.optim is compiled already"):
+        torch.compile(optimizer.step, backend="eager", fullgraph=True)()

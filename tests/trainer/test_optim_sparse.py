@@ -129,3 +129,30 @@ def test_dense_gradients_are_refused_by_sparse_adam_and_nothing_is_changed():
     with pytest.raises(RuntimeError, match=r"gradient of params\[1\] is dense"):
         optimizer.step()
     assert all_data_of(optimizer) == before
+
+
+@quiet_sparse
+@pytest.mark.parametrize("shape", [(), (4,), (3, 4), (3, 2, 2)], ids=str)
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "SparseAdam"])
+def test_gradients_that_list_elements_like_torch(name, shape):
+    """Of any rank: what is not listed stays as it is, in the same row, too."""
+    trained = []
+    for library in (tristep.optim, torch.optim):
+        torch.manual_seed(0)
+        parameter = torch.nn.Parameter(torch.randn(shape, dtype=torch.float64))
+        if len(shape) == 2:
+            parameter.data = parameter.data.t().contiguous().t()
+        optimizer = getattr(library, name)([parameter], lr=0.1)
+        for step in range(5):
+            gradient = torch.randn(shape, dtype=torch.float64)
+            mask = torch.full(shape, step != 2) if not shape else torch.rand(shape) < 0.6
+            parameter.grad = (gradient * mask).to_sparse(*[2] * (len(shape) == 3))
+            optimizer.step()
+        trained.append((parameter.detach(), [dict(row) for row in optimizer.state.values()]))
+    torch.testing.assert_close(trained[0][0], trained[1][0], **CLOSE)
+    for ours, theirs in zip(trained[0][1], trained[1][1], strict=True):
+        torch.testing.assert_close(
+            {key: value for key, value in ours.items() if key != "step"},
+            {key: value for key, value in theirs.items() if key != "step"},
+            **CLOSE,
+        )

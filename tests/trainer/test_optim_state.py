@@ -478,3 +478,20 @@ def test_entries_that_nobody_knows_are_loaded():
     optimizer.param_groups[0]["amsgrad"] = False
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.step()
+
+
+@pytest.mark.parametrize("library", [torch.optim, tristep.optim])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "SparseAdam"])
+def test_an_entry_of_a_users_own_is_kept(name, library):
+    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = getattr(library, name)([parameter], lr=0.1)
+    optimizer.register_state_dict_pre_hook(lambda optimizer: optimizer.state.__setitem__("own", 1))
+    for _ in range(2):
+        saved = optimizer.state_dict()
+        assert saved["state"]["own"] == 1
+        parameter.grad = torch.ones(2, 2).to_sparse() if name == "SparseAdam" else torch.ones(2, 2)
+        optimizer.step()
+    optimizer.load_state_dict({**saved, "state": {"own": 2}})
+    assert optimizer.state["own"] == 2
+    optimizer.step()
+    assert copy.deepcopy(optimizer).state["own"] == 2

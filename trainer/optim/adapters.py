@@ -159,6 +159,10 @@ class _OfRule(FusedOptimizer):
             optimizer.wd_at(0.0, 0.0)  # refuses what has no peak
             for k, parameter in enumerate(group["params"]):
                 name = name_of(group, k)
+                if parameter.is_complex() and isinstance(self._rule(group), TensorRule):
+                    raise RuntimeError(
+                        f"{name} is {parameter.dtype}: {type(self).__name__} does not support complex parameters"
+                    )
                 if parameter.is_complex() and optimizer.narrow is not None:
                     raise ValueError(f"state_dtype={group['state_dtype']!r}: {name} is complex; it must be None")
                 optimizer.check_storage(name, parameter)
@@ -224,6 +228,12 @@ class _OfRule(FusedOptimizer):
     def _row(self, group: Group, numbers: Numbers) -> list[float]:
         index = int(numbers["index"]) if "index" in numbers else None
         return self._of(group).row(int(numbers["step"]), float(group["lr"]), float(group["weight_decay"]), index)
+
+    def _only_makes_states(self) -> bool:
+        if not issubclass(self._klass, (gluon.Ftrl, gluon.FTML)) or any(float(group["lr"]) for group in self.param_groups):
+            return False  # only these divide by the rate
+        gradients = [parameter.grad for group in self.param_groups for parameter in group["params"]]
+        return not any(bool(shards.local(gradient).any()) for gradient in gradients if gradient is not None)
 
     def _begin(self, group: Group) -> None:
         refuse_evaluated("step()", [group])

@@ -80,6 +80,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             row.append(numbers["step"])
         return row
 
+    def _only_makes_states(self) -> bool:
+        """Whether a step with a rate of 0 and zeros for gradients, as torch.distributed.checkpoint takes it to have states,
+        must not run."""
+        return False
+
     def _begin(self, group: Group) -> None:
         """Called before a step for each group that takes part in it."""
 
@@ -131,6 +136,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break(
+                msg="a step of tristep.optim is compiled already, and is no part of a graph: use torch.compile without "
+                "fullgraph=True for a function that steps, or compile only the model and the loss"
+            )
         found_inf = getattr(self, "found_inf", None)  # torch.amp.GradScaler leaves it here, and `grad_scale`
         on_host = found_inf is None or _is_on_host(found_inf)
         if found_inf is not None and on_host and found_inf.item():
@@ -166,6 +176,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         rows = {parameter: copy.copy(row) for parameter, row in self.state.items()}
         try:
             self._plan = OptimizerPlan(self)
+            if self._only_makes_states():
+                return
             self._plan.prepare()
         except BaseException:  # a step that is refused leaves no states behind
             self._plan = None
@@ -268,7 +280,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     if isinstance(value, torch.Tensor) and value.dtype != optimizer.state[parameter][name].dtype:
                         device = optimizer.state[parameter][name].device
                         optimizer.state[parameter][name] = value.detach().to(device, copy=True)
-            for row in optimizer.state.values():
+                row = optimizer.state.get(parameter, {})
                 for name in self._shown:  # a step counts in these, not in those of `state_dict`
                     if isinstance(row.get(name), torch.Tensor):
                         row[name] = row[name].detach().clone()

@@ -38,7 +38,10 @@ class NumberTensors:
         self, optimizer: FusedOptimizer, parameters: Sequence[torch.Tensor], name: str, first: Sequence[float]
     ) -> None:
         rows = [optimizer.state[parameter] for parameter in parameters]
-        values = [number if row.get(name) is None else float(row[name]) for row, number in zip(rows, first, strict=True)]
+        values = [
+            number if row.get(name) is None or getattr(row[name], "is_meta", False) else float(row[name])
+            for row, number in zip(rows, first, strict=True)
+        ]
         ranges = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in optimizer._number_arrays]
         dtype = np.float64 if torch.get_default_dtype() == torch.float64 else np.float32
         self.array: np.ndarray = np.array(values, dtype=dtype)

@@ -162,7 +162,7 @@ class OwnedStates:
 def states_as_shards(optimizer: FusedOptimizer) -> Iterator[None]:
     """A context in which the states that only owners have are DTensors in `optimizer.state`; for all ranks to enter."""
     kept, owners = optimizer.state, optimizer._owners or {}
-    shown = {parameter: dict(row) for parameter, row in kept.items()}
+    shown = {key: dict(row) if isinstance(row, dict) else row for key, row in kept.items()}
     tensors: dict[OwnerGroup, list[CutTensor]] = {}
     for group in optimizer.param_groups:
         rule = optimizer._rule(group)

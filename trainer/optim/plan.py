@@ -37,6 +37,11 @@ class OptimizerPlan:
                 if id(parameter) in seen:  # torch only warns of duplicates
                     continue
                 seen.add(id(parameter))
+                if group.get("fused") and parameter.device.type == "meta" and parameter.grad is not None:
+                    raise RuntimeError(
+                        f"fused=True: {name_of(group, k)} is on the meta device, where nothing can be computed: move the "
+                        "model to another device, or leave fused out to have the states made only"
+                    )
                 if parameter.grad is None and not optimizer.state.get(parameter):
                     self._waiting.append(parameter)
                 else:
@@ -51,7 +56,7 @@ class OptimizerPlan:
             arrays += [shown.array for shown in rows.tensors.values()]
             make = ParameterStates if exchange is None else OwnedParameters
             states = make(optimizer, parameters, groups, [name_of(*each) for each in those])
-            self._plans.append((states, StepPlan(states, rows, states.own_gradients)))
+            self._plans.append((states, StepPlan(states, rows, states.own_gradients, optimizer._takes_sparse)))
         optimizer._number_arrays, optimizer._is_copy = arrays, False
         self._owned = [states for states, _ in self._plans if isinstance(states, OwnedParameters)]
         self._sharded = [parameter for states, _ in self._plans for parameter in states.sharded]

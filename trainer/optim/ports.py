@@ -132,7 +132,7 @@ class SparseAdam(FusedOptimizer, torch.optim.SparseAdam):
         """As torch's, whose SparseAdam counts in plain numbers and would compute in float32 with others."""
         saved = super().state_dict()
         for key, row in saved.get("state", {}).items():  # hooks may have changed all of it
-            if "step" in row:
+            if isinstance(row, dict) and "step" in row:
                 saved["state"][key] = {**row, "step": int(row["step"])}
         return saved
 

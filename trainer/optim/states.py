@@ -118,9 +118,11 @@ class ParameterStates:
                 f"the gradient of {self.names[sparse[0]]} is sparse, which {type(optimizer).__name__} does not support: "
                 "use sparse=False in the layer, or SparseAdam, SGD or Adagrad"
             )
-        by_row = [i for i in sparse if optimizer._by_row(self._groups[i])]
+        by_row = [i for i in sparse if optimizer._by_row(self._groups[i]) and self._weights[i].dim()]
         for i in sparse:
-            whole[i] = None if i in by_row else grads[i].to_dense()  # type: ignore[union-attr]  # it is there
+            gradient: Any = grads[i]
+            listed = optimizer._by_row(self._groups[i]) and gradient._nnz() == 0  # of a scalar, which has no rows
+            whole[i] = None if i in by_row or listed else gradient.to_dense()
         return whole, by_row
 
     def _found(self, rule: Rule | TensorRule, i: int) -> dict[str, torch.Tensor]:

@@ -77,6 +77,7 @@ class StepPlan:
         states: the parameters, and where their states come from; missing ones are created here.
         rows: their hyper-parameters.
         own: gradients will be the weights' own, `weight.grad`.
+        elements: as for `RowUpdate`.
 
     Attributes:
         states, rows: those.
@@ -85,10 +86,10 @@ class StepPlan:
 
     update: Update
 
-    def __init__(self, states: PlanStates, rows: PlanRows, own: bool = False) -> None:
+    def __init__(self, states: PlanStates, rows: PlanRows, own: bool = False, elements: bool = False) -> None:
         self.states, self.rows, self._own = states, rows, own
         self._updates: dict[Rule | TensorRule, Update] = {}  # an optimizer may go from one rule to another and back
-        self._sparse = SparseRows(states.names, states.split)
+        self._sparse = SparseRows(states.names, states.split, elements)
         self._make_update(rows.rule())
 
     @property

@@ -36,6 +36,7 @@ class RowUpdate:
         states: for each weight its whole states, one tensor for each slot of the rule.
         masters: for each weight its whole copy in the arithmetic's type, or None.
         engine, names, seed, control: as for `tristep.kernels.Update`.
+        elements: whether a gradient that lists single elements updates only these, not the rows that they are in.
 
     Attributes:
         hyper: as that of `tristep.kernels.Update`.
@@ -53,16 +54,18 @@ class RowUpdate:
         names: Sequence[str] | None = None,
         seed: int | storage.CodesOnly | None = None,
         control: torch.Tensor | None = None,
+        elements: bool = False,
     ) -> None:
-        found = [_rows(gradient) for gradient in gradients]
+        found = [_listed(gradient, elements) for gradient in gradients]
         self._values = [values for _, values in found]  # bound, so they must stay alive
-        self._pieces: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # whole tensor, rows, copy of these
+        # Whole tensor, indices along its first dimensions, and a copy of what is there.
+        self._pieces: list[tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]] = []
 
-        def cut(tensor: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        def cut(tensor: torch.Tensor, weight: torch.Tensor, places: tuple[torch.Tensor, ...]) -> torch.Tensor:
             if tensor.shape[:1] != weight.shape[:1]:  # one for all rows, such as a number that the rule keeps
                 return tensor
-            piece = tensor.detach().index_select(0, rows).contiguous()
-            self._pieces.append((tensor.detach(), rows, piece))
+            piece = tensor.detach()[places].contiguous()
+            self._pieces.append((tensor.detach(), places, piece))
             return piece
 
         cut_weights, cut_states, cut_masters = [], [], []
@@ -89,8 +92,8 @@ class RowUpdate:
     @torch.no_grad()
     def write_back(self) -> None:
         """Put the copies where they come from."""
-        for whole, rows, piece in self._pieces:
-            whole.index_copy_(0, rows, piece)
+        for whole, places, piece in self._pieces:
+            whole.index_put_(places, piece)
 
 
 class SparseRows:
@@ -100,6 +103,7 @@ class SparseRows:
         names: what messages call the weights.
         split: a function of all gradients, called where some are sparse: those to be taken as a whole, None for the others,
             and the places of those to be taken by row. It raises an error for those that cannot be taken.
+        elements: as for `RowUpdate`.
 
     Attributes:
         met: whether there has been a sparse gradient, for which to look from then on.
@@ -109,8 +113,9 @@ class SparseRows:
         self,
         names: Sequence[str],
         split: Callable[[Sequence[torch.Tensor | None]], tuple[list[torch.Tensor | None], list[int]]],
+        elements: bool = False,
     ) -> None:
-        self._names, self._split, self.met = list(names), split, False
+        self._names, self._split, self._elements, self.met = list(names), split, elements, False
         self._by_row: tuple[RowUpdate, list[int]] | None = None
         self._sparse: list[torch.Tensor] = []
 
@@ -145,6 +150,7 @@ class SparseRows:
             [self._names[i] for i in places],
             update.seed,
             update.grad_scale_and_skip,
+            self._elements,
         )
         self._by_row = by_row, places
 
@@ -233,10 +239,10 @@ def _off(value: Any) -> bool | None:
     return False if value is True else None
 
 
-def _rows(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which rows a gradient has, each once, and what stands in them."""
+def _listed(gradient: torch.Tensor, elements: bool) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """The indices, each once, of what a gradient lists, rows or single elements, and the values."""
     gradient = gradient.detach().coalesce()
-    if gradient.sparse_dim() == 1:
-        return gradient.indices()[0], gradient.values()
-    rows = gradient.indices()[0].unique()  # it lists single elements
-    return rows, gradient.to_dense().index_select(0, rows)
+    if elements or gradient.sparse_dim() == 1:
+        return gradient.indices().unbind(), gradient.values()
+    rows = gradient.indices()[0].unique()
+    return (rows,), gradient.to_dense().index_select(0, rows)
