@@ -101,10 +101,10 @@ class Group:
             table.gradients += [None if gradient is None else bound] * (span.stop - span.start)
             table.addresses[GRADIENT, span] = 0 if gradient is None else addresses_of([gradient], stacked)
 
-    def rebind(self, pointers: np.ndarray, references: list[Reference]) -> None:
-        """As `bind`, for gradients that differ from the bound ones in their pointers only."""
+    def rebind(self, pointers: np.ndarray, references: Sequence[Reference | None]) -> None:
+        """As `bind`, for gradients that differ from the bound ones in their pointers only, or are missing."""
         self.table.addresses[GRADIENT] = pointers[self.rows]
-        self.table.gradients = references if isinstance(self.rows, slice) else [references[i] for i in self.indices]  # type: ignore[assignment]
+        self.table.gradients = list(references) if isinstance(self.rows, slice) else [references[i] for i in self.indices]
 
     def run(self, hyper: np.ndarray | list[float], into: MetricsBuffer | None = None) -> None:
         if self.sources or self.copied:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -55,12 +56,25 @@ class GradLayouts:
 
     def __init__(self, gradients: Sequence[torch.Tensor], own: bool) -> None:
         self._own, self._layouts = own, _layouts(gradients, own)
-        self._single = [i for i, gradient in enumerate(gradients) if gradient.numel() == 1]
+        self._single = [gradient.numel() == 1 for gradient in gradients]
 
-    def pointers(self, gradients: Sequence[Any], own: bool) -> np.ndarray | None:
-        """int64 [n], the data pointers of these gradients; None if one is missing or has another layout."""
+    def pointers(self, gradients: Sequence[Any], own: bool, present: Sequence[bool] | None = None) -> np.ndarray | None:
+        """int64 [n], the data pointers of these gradients; None if one has another layout.
+
+        Args:
+            gradients: as many as those before.
+            own: as for the class.
+            present: for each whether it is there, where some are missing; the pointer of one that is not is 0.
+        """
+        if own != self._own:
+            return None
+        layouts: Sequence[Any] = self._layouts
+        single: Iterable[bool] = self._single
+        if present is not None:
+            gradients = list(compress(gradients, present))
+            layouts, single = [list(compress(each, present)) for each in layouts], compress(single, present)
         try:
-            if own != self._own or _layouts(gradients, own) != self._layouts:
+            if any(map(operator.ne, _layouts(gradients, own), layouts)):
                 return None
             pointers = np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
         except (AttributeError, RuntimeError, TypeError):  # None, a sparse tensor, or one that has no memory
@@ -69,7 +83,13 @@ class GradLayouts:
             return None
         # Autograd leaves a view with the negative bit as it is only if its strides are the weight's. It is made of the
         # imaginary parts of complex numbers, between which there are gaps, so it can have one element only.
-        return None if any(gradients[i].is_neg() for i in self._single) else pointers
+        if any(gradient.is_neg() for gradient in compress(gradients, single)):
+            return None
+        if present is None:
+            return pointers
+        spread = np.zeros(len(present), dtype=np.int64)
+        spread[np.array(present)] = pointers
+        return spread
 
 
 def _layouts(gradients: Sequence[Any], own: bool) -> tuple[list[Any], ...]:

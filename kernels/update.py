@@ -64,6 +64,7 @@ class Update:
             for all to `broadcast_hyper`.
         rng_offsets: int64 [n_weights], by which weights have random numbers of their own; 0, 1, ... by default. Write here
             before `bind`.
+        active: for each weight whether a gradient is bound to it; None if all have one. Another object once that changes.
         launches: native calls or GPU launches of a step, those of the rule's reductions not counted.
         all_reduce_global: called with what a reduction over all tensors has found, in the widest type that the device has,
             and "sum" or "max"; to put there, in place, what several processes have found together, without waiting for the
@@ -123,6 +124,7 @@ class Update:
         self._own = False
         self._into: MetricsBuffer | None = None  # what has rows enough
         self._touched: list[torch.Tensor] = []  # weights that have a gradient
+        self.active: list[bool] | None = None
         if grad_scale_and_skip is not None and (
             grad_scale_and_skip.shape != (2,) or grad_scale_and_skip.dtype != torch.float32
         ):
@@ -224,22 +226,34 @@ class Update:
         if not self.is_in_place():
             return False
         same = self._is_bound(gradients, own)
-        present = gradients if self._touched is self.weights else _present(gradients)
+        present = gradients if self.active is None else _present(gradients)
         if not (same and self._gradient_guard is not None and self._gradient_guard.passes(present)):
-            pointers = None if self._layouts is None else self._layouts.pointers(gradients, own)
+            active = [gradient is not None for gradient in gradients]
+            missing = not all(active)
+            pointers = None
+            if self._layouts is not None and len(gradients) == len(self.weights):
+                pointers = self._layouts.pointers(gradients, own, active if missing else None)
             if pointers is None or (pointers & 15).any():
                 return False
             if self.zero_grads:
                 check_own_memory(self._names, gradients)
             if not same:
                 self._references, self._own = gradient_references(gradients), own
+            self._activate(active if missing else None)
             # Gradients that are new now will be new at the next step as a rule, so the guard waits until they are not.
-            self._gradient_guard = PointerGuard(gradients) if same else None
-            self._touched = self.weights
+            self._gradient_guard = PointerGuard(_present(gradients)) if same else None
+            references: list[Any] = self.references
+            if missing:
+                references = [each if there else None for each, there in zip(references, active, strict=True)]
             for group in self._groups:
-                group.rebind(pointers, self.references)
+                group.rebind(pointers, references)
         self._alive = gradients
         return True
+
+    def _activate(self, active: list[bool] | None) -> None:
+        if active != self.active:
+            self.active = active
+        self._touched = self.weights if active is None else list(itertools.compress(self.weights, active))
 
     def bind(self, gradients: Sequence[torch.Tensor | None], *, own: bool = False) -> None:
         """Use these gradients in the next steps; None skips a weight. Checks everything, changes no weight.
@@ -261,8 +275,11 @@ class Update:
         self._bind(gradients)
         self._own, self._alive = own, gradients
         plain = not self.stacked and all(g.table.aligned and not g.sources and not g.copied for g in self._groups)
-        if plain and all(gradient is not None for gradient in gradients):
-            self._layouts = GradLayouts(gradients, own)  # type: ignore[arg-type]  # all are there
+        if plain:  # the group of a weight without a gradient expects one like the weight, unless it has had another
+            pairs = zip(self.weights, gradients, strict=True)
+            like = [weight if gradient is None else gradient for weight, gradient in pairs]
+            if all(each.dtype == key[2] for each, key in zip(like, self._keys, strict=True)):
+                self._layouts = GradLayouts(like, own)
 
     def _is_bound(self, gradients: Sequence[Any], own: bool) -> bool:
         """Whether these very tensors are the bound gradients."""
@@ -310,9 +327,8 @@ class Update:
             self._guard, self._anchor_guard = PointerGuard(self.weights), PointerGuard(self._anchors)
             self._keys, self._shapes = keys, shapes
         self._references, self._gradient_guard = gradient_references(gradients), PointerGuard(_present(gradients))
-        missing = any(gradient is None for gradient in gradients)
-        touched = [w for w, gradient in zip(self.weights, gradients, strict=True) if gradient is not None]
-        self._touched = touched if missing else self.weights
+        active = [gradient is not None for gradient in gradients]
+        self._activate(None if all(active) else active)
         for group in self._groups:
             group.bind(gradients, self._references)
 

@@ -1,11 +1,14 @@
 """The Trainer: skipped and frozen parameters, and steps that fail."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
 from trainer_cases import backward_with, fails_and_changes_nothing, one_step_rates, reach_both, reach_head, values_of
 
+import tristep
 from tristep import Trainer
 
 
@@ -141,3 +144,31 @@ def test_a_step_that_fails_in_the_schedule_changes_nothing_and_can_be_repeated(p
     trainer.step(4)
     for weight, old, gradient in zip(values_of(*params), before, values_of(*gradients), strict=True):
         np.testing.assert_allclose(weight, old - (0.5 + 0.25 + 0.5) * gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("face", ["Trainer", "tristep.optim"])
+def test_gradients_that_are_there_by_turns(face, engine, device, monkeypatch):
+    """Any of them may be missing at any step, and have other strides. torch.optim skips those parameters, too."""
+    monkeypatch.setenv("TRISTEP_ENGINE", engine)
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 5), (7,), (0,), (), (4, 2), (130,)]
+    starts = [torch.randn(shape, generator=generator) for shape in shapes]
+    ours, theirs = ([torch.nn.Parameter(start.to(where)) for start in starts] for where in (device, "cpu"))
+    expected = torch.optim.AdamW(theirs, lr=0.01, weight_decay=0.1)
+    if face == "Trainer":
+        trainer = Trainer(ours, "adamw", {"learning_rate": 0.01, "wd": 0.1}, engine=engine)
+        step = functools.partial(trainer.step, 1, ignore_stale_grad=True)
+    else:
+        step = tristep.optim.AdamW(ours, lr=0.01, weight_decay=0.1).step
+    for k in range(12):
+        there = torch.rand(len(shapes), generator=generator) < (0.5 if k else 1.0)
+        for present, mine, other in zip(there, ours, theirs, strict=True):
+            gradient = torch.randn(other.shape, generator=generator) if present else None
+            other.grad = gradient
+            if present and k == 7 and gradient.dim() == 2:
+                gradient = gradient.t().contiguous().t()
+            mine.grad = None if gradient is None else gradient.to(device)
+        expected.step()
+        step()
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine.detach().cpu(), other.detach(), rtol=1e-5, atol=1e-6)

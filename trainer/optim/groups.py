@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update
+from ..optimizer.hyper_rows import equal_places
 from .numbers import NumberTensors
 
 if TYPE_CHECKING:
@@ -106,12 +107,11 @@ class GroupRows:
         arrays = self._numbers.values()
         if self._shared and all((array[rows] == array[first]).all() for rows, first in self._shared for array in arrays):
             return
-        members: dict[Any, list[int]] = {}
-        for i, (group, active) in enumerate(zip(self._groups, self.active, strict=True)):
-            if active:
-                members.setdefault((id(group), *(float(array[i]) for array in arrays)), []).append(i)
-        everything = [slice(None)] if len(members) == 1 and all(self.active) else map(np.array, members.values())
-        self._shared = [(rows, each[0]) for rows, each in zip(everything, members.values(), strict=True)]
+        places = np.flatnonzero(self.active)
+        columns = [[id(self._groups[i]) for i in places.tolist()], *(array[places].tolist() for array in arrays)]
+        members = [places[rows] for rows in equal_places(list(zip(*columns, strict=True)))]
+        whole = len(members) == 1 and len(places) == len(self.active)
+        self._shared = [(slice(None) if whole else rows, int(rows[0])) for rows in members]
 
 
 def name_of(group: Group, k: int) -> str:

@@ -11,7 +11,7 @@ from ...kernels import Rule, TensorRule, Update
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
 
-__all__ = ["FormedRows", "HyperRows"]
+__all__ = ["FormedRows", "HyperRows", "equal_places"]
 
 _UNKNOWN = object()
 
@@ -122,20 +122,33 @@ class HyperRows:
 
     def _share(self, multipliers: Any) -> None:
         """Find the active parameters with equal counts and multipliers, which share one row of hyper-parameters."""
-        optimizer = self._optimizer
-        counts = optimizer.step_counts.values[self._slots].tolist()
-        members: dict[Any, list[int]] = {}
-        for i, index in enumerate(self._indices):
-            if self.active[i]:
-                pair = (1.0, 1.0) if multipliers is None else optimizer.multipliers(index)
-                members.setdefault((counts[i], *pair) if optimizer.uniform_hyper else i, []).append(i)
+        optimizer, places = self._optimizer, np.flatnonzero(self.active)
+        counts = optimizer.step_counts.values[self._slots[places]]
+        if not optimizer.uniform_hyper:
+            kinds: Any = range(len(places))
+        elif multipliers is None:
+            kinds = counts.tolist()
+        else:
+            pairs = [optimizer.multipliers(self._indices[i]) for i in places]
+            kinds = [(count, *pair) for count, pair in zip(counts.tolist(), pairs, strict=True)]
         self._shared = []
-        for rows in members.values():
-            index = self._indices[rows[0]]
+        for rows in equal_places(kinds):
+            first = int(places[rows[0]])
+            index = self._indices[first]
             lr_mult, wd_mult = (1.0, 1.0) if multipliers is None else optimizer.multipliers(index)
-            where = None if len(rows) == len(self._indices) else np.array(rows)
-            self._shared.append((where, int(self._slots[rows[0]]), lr_mult, wd_mult, index))
-        counted = self._slots[np.array(self.active, dtype=bool)]
+            where = None if len(rows) == len(self._indices) else places[rows]
+            self._shared.append((where, int(self._slots[first]), lr_mult, wd_mult, index))
+        counted = self._slots[places]
         in_a_row = counted.size > 0 and bool((np.diff(counted) == 1).all())
         self._counted = slice(int(counted[0]), int(counted[-1]) + 1) if in_a_row else counted
         self._multipliers = multipliers
+
+
+def equal_places(kinds: Sequence[Any]) -> list[list[int]]:
+    """The places of equal ones, in the order of the first of each."""
+    if len(set(kinds)) == 1:
+        return [list(range(len(kinds)))]
+    members: dict[Any, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        members.setdefault(kind, []).append(place)
+    return list(members.values())

@@ -90,6 +90,7 @@ class StepPlan:
         self.states, self.rows, self._own = states, rows, own
         self._updates: dict[Rule | TensorRule, Update] = {}  # an optimizer may go from one rule to another and back
         self._sparse = SparseRows(states.names, states.split, elements)
+        self._active: list[bool] | None = None  # as that of the update of the last step
         self._make_update(rows.rule())
 
     @property
@@ -120,7 +121,8 @@ class StepPlan:
                 update = self._make_update(rule)
             self._sparse.bind(update, grads, self._own)
             switched = True
-        if switched:
+        if switched or update.active is not self._active:
+            self._active = update.active
             self.rows.use([grad is not None for grad in grads])
 
     def run(self, into: MetricsBuffer | None = None) -> None:
