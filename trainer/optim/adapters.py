@@ -148,27 +148,19 @@ class _OfRule(FusedOptimizer):
         given = {name: value for name, value in (("lr", lr), ("weight_decay", weight_decay)) if value is not None}
         super().__init__(params, {**_common(self._klass), **given, "maximize": maximize, **self._options, **options})
 
-    def add_param_group(self, param_group: Group) -> None:
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            for name in ("lr", "weight_decay"):
-                value = group[name]
-                number(name, value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value, low=0)
-            optimizer = self._of(group)
-            optimizer.wd_at(0.0, 0.0)  # refuses what has no peak
-            for k, parameter in enumerate(group["params"]):
-                name = name_of(group, k)
-                if parameter.is_complex() and isinstance(self._rule(group), TensorRule):
-                    raise RuntimeError(
-                        f"{name} is {parameter.dtype}: {type(self).__name__} does not support complex parameters"
-                    )
-                if parameter.is_complex() and optimizer.narrow is not None:
-                    raise ValueError(f"state_dtype={group['state_dtype']!r}: {name} is complex; it must be None")
-                optimizer.check_storage(name, parameter)
-        except Exception:
-            self.param_groups.pop()
-            raise
+    def _check_group(self, group: Group) -> None:
+        for name in ("lr", "weight_decay"):
+            value = group[name]
+            number(name, value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value, low=0)
+        optimizer = self._of(group)
+        optimizer.wd_at(0.0, 0.0)  # refuses what has no peak
+        for k, parameter in enumerate(group["params"]):
+            name = name_of(group, k)
+            if parameter.is_complex() and isinstance(self._rule(group), TensorRule):
+                raise RuntimeError(f"{name} is {parameter.dtype}: {type(self).__name__} does not support complex parameters")
+            if parameter.is_complex() and optimizer.narrow is not None:
+                raise ValueError(f"state_dtype={group['state_dtype']!r}: {name} is complex; it must be None")
+            optimizer.check_storage(name, parameter)
         if optimizer.host_state_names:
             group.setdefault("carried", optimizer.host_state())
 

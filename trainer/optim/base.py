@@ -17,6 +17,9 @@ from ...kernels.language import derivation
 from ...kernels.layouts import is_wrapper
 from ..capture import CapturedStep
 from ..interrupts import uninterrupted
+from ..optimizer.rule_optimizer import STATE_DTYPES
+from ..optimizer.settings import check_state_dtype
+from ..validation import choice
 from . import shards
 from .full_precision import float32_weights, load_float32_weights
 from .groups import Group, Numbers, name_of, refuse_evaluated
@@ -33,11 +36,14 @@ class FusedOptimizer(torch.optim.Optimizer):
     """A `torch.optim.Optimizer` whose step is an update rule, fused over all parameters.
 
     A subclass says which rule a group takes (`_rule`) and with what hyper-parameters (`_hyper`), and how the rule's states
-    are called in `state` (`_keys`). States of 16-bit parameters are float32, unless the group says otherwise (`_narrow`),
-    also after `load_state_dict`. Of DTensors each rank updates its own shards, see shards.py, or wholes, see owned.py.
+    are called in `state` (`_keys`). States of 16-bit parameters are float32, also after `load_state_dict`, unless the group
+    has a `state_dtype`, which means the same as that of `tristep.optimizer`. A group has this key only where it was given,
+    so that `state_dict` fits torch's own class. Of DTensors each rank updates its own shards, see shards.py, or wholes, see
+    owned.py.
 
     Raises:
-        ValueError: `differentiable=True`, as no graph is recorded through a fused step; a parameter that is sparse.
+        ValueError: `differentiable=True`, as no graph is recorded through a fused step; a parameter that is sparse; a
+            `state_dtype` that is none, or that the rule's states or a parameter cannot be stored in.
         NotImplementedError: `capturable=True`; `capture` makes graphs. DTensors that the rule cannot update.
         TypeError: a parameter of a type that cannot be trained.
         RuntimeError: a complex parameter for Adafactor or Muon.
@@ -47,6 +53,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _shown: ClassVar[tuple[str, ...]] = ("step",)  # the numbers that are tensors in `state[parameter]`
     _takes_sparse: ClassVar[bool] = False
     _takes_complex: ClassVar[bool] = True
+    _state_dtype: str | None = None  # given to the constructor
     _plan: OptimizerPlan | None = None
     _number_arrays: Sequence[np.ndarray] = ()  # in which the optimizer's own tensors of `_shown` are
     _is_copy = False  # whether `state` is new, copied or loaded, so that nobody has other views of its tensors
@@ -104,11 +111,12 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _narrow(self, group: Group) -> torch.dtype | None:
         """The type that states are stored in where that is not the arithmetic's."""
-        return None
+        value = group.get("state_dtype")
+        return None if value is None else STATE_DTYPES[choice("state_dtype", value, STATE_DTYPES)]
 
     def _rounding(self, group: Group) -> int | storage.CodesOnly | None:
         """The seed of stochastic rounding, if there is any."""
-        return None
+        return storage.CodesOnly(0) if storage.is_packed(self._narrow(group)) else None
 
     def _master_dtype(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
         """The type of a weight's master, if it has one: `state[parameter]["master"]`, or of Kahan's "compensation"."""
@@ -188,6 +196,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """As torch's; refuses what cannot be trained before anything is added."""
+        if self._state_dtype is not None:  # torch's constructor, which calls this, does not know it
+            self.defaults["state_dtype"] = self._state_dtype
         if isinstance(param_group, Mapping) and "params" in param_group:
             options = {**self.defaults, **param_group}
             name = type(self).__name__
@@ -207,6 +217,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self._check(name_of(added, k), parameter)
             if any(map(is_wrapper, added["params"])):
                 check_shards(self, self._rule(added), added["params"])
+            self._check_group(added)
         except Exception:
             self.param_groups.pop()
             raise
@@ -223,6 +234,18 @@ class FusedOptimizer(torch.optim.Optimizer):
         dtype = parameter.real.dtype if parameter.is_complex() else parameter.dtype
         if dtype not in DTYPES:
             raise TypeError(f"{name} is {parameter.dtype}: must be of type {', '.join(map(str, DTYPES))} or complex")
+
+    def _check_group(self, group: Group) -> None:
+        """Refuse options of a new group, which are complete now, that torch's constructor knows nothing of."""
+        narrow = self._narrow(group)
+        if narrow is None:
+            return
+        check_state_dtype(group["state_dtype"], type(self).__name__, self._rule(group))
+        for k, parameter in enumerate(group["params"]):
+            if parameter.is_complex() or parameter.dtype == torch.float64:
+                raise ValueError(
+                    f"state_dtype={group['state_dtype']!r}: {name_of(group, k)} is {parameter.dtype}; it must be None"
+                )
 
     def float32_weights(self) -> dict[torch.Tensor, torch.Tensor]:
         """As `tristep.Trainer.float32_weights`, by parameter; of a DTensor it is one that is placed as that.
@@ -261,6 +284,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Any) -> None:
         """As torch's, but states keep the type that they were saved in, where that is the one they are kept in.
 
+        As all options of the groups, `state_dtype` is that of the file, or the group's own where the file has none.
+
         Raises:
             ValueError, TypeError: there are other groups, states of another optimizer, or numbers that this optimizer's
                 constructor would refuse, or that no training leads to; nothing has been changed.
@@ -281,7 +306,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                         device = optimizer.state[parameter][name].device
                         optimizer.state[parameter][name] = value.detach().to(device, copy=True)
                 row = optimizer.state.get(parameter, {})
-                for name in self._shown:  # a step counts in these, not in those of `state_dict`
+                for name in {"step", *self._shown}:  # a step counts in these, not in those of `state_dict`
                     if isinstance(row.get(name), torch.Tensor):
                         row[name] = row[name].detach().clone()
 

@@ -43,10 +43,13 @@ class GroupRows:
             optimizer._first_numbers(group, parameter, optimizer.state.get(parameter, {}))
             for group, parameter in zip(groups, parameters, strict=True)
         ]
+        shown = optimizer._shown
+        if optimizer._rounding(groups[0]) is not None:  # random numbers go on where they were after a load
+            shown = (*shown, "step")
         self.tensors = {
             name: NumberTensors(optimizer, parameters, name, [numbers[name] for numbers in first])
             for name in first[0]
-            if name in optimizer._shown
+            if name in shown
         }
         # By name one for each parameter.
         self._numbers = {

@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch.optim.optimizer import ParamsT
 
-from ...kernels import Rule, TensorRule, rules, storage
+from ...kernels import Rule, TensorRule, rules
 from ...kernels.rules.muon import Orthogonalization
 from ..optimizer.adam_variants import rectified
 from ..optimizer.adaptive import bias_correction, nesterov_momentum
 from ..optimizer.muon import checked_coefficients, triples_of
 from ..optimizer.row_splits import check_rows, checked_blocks
-from ..optimizer.rule_optimizer import STATE_DTYPES
-from ..validation import choice
 from .base import FusedOptimizer
 from .groups import Group, Numbers, name_of
 
@@ -42,11 +41,34 @@ __all__ = [
 
 
 class SGD(FusedOptimizer, torch.optim.SGD):
-    """`torch.optim.SGD`, fused. Sparse gradients update their rows only, where there is no momentum."""
+    """`torch.optim.SGD`, fused. Sparse gradients update their rows only, where there is no momentum.
+
+    Args:
+        state_dtype: as that of `Adam`, for the momentum.
+    """
 
     _keys: ClassVar = {"mom": "momentum_buffer"}
     _shown = ()
     _takes_sparse = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float | torch.Tensor = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_dtype: str | None = None,
+    ) -> None:
+        self._state_dtype = state_dtype
+        switches: Any = {"maximize": maximize, "foreach": foreach, "differentiable": differentiable, "fused": fused}
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, **switches)
 
     def _rule(self, group: Group) -> Rule:
         return rules.heavy_ball if group["momentum"] else rules.sgd
@@ -70,9 +92,36 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
 
 class Adam(FusedOptimizer, torch.optim.Adam):
-    """`torch.optim.Adam`, fused."""
+    """`torch.optim.Adam`, fused.
+
+    Args:
+        state_dtype: None or "float32", "bfloat16", "8bit" or "4bit": how the averages are stored, as
+            `tristep.optimizer.RuleOptimizer` explains it. A group may have its own.
+    """
 
     _keys: ClassVar = {"mean": "exp_avg", "var": "exp_avg_sq", "largest": "max_exp_avg_sq"}
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float | torch.Tensor, float | torch.Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        state_dtype: str | None = None,
+    ) -> None:
+        self._state_dtype = state_dtype
+        switches: Any = {"maximize": maximize, "foreach": foreach, "differentiable": differentiable, "fused": fused}
+        switches |= {"capturable": capturable, "decoupled_weight_decay": decoupled_weight_decay}
+        torch.optim.Adam.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, **switches)  # AdamW's, too
 
     def _rule(self, group: Group) -> Rule:
         if group["amsgrad"]:
@@ -92,7 +141,31 @@ class Adam(FusedOptimizer, torch.optim.Adam):
 
 
 class AdamW(Adam, torch.optim.AdamW):
-    """`torch.optim.AdamW`, fused."""
+    """`torch.optim.AdamW`, fused.
+
+    Args:
+        state_dtype: as that of `Adam`.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float | torch.Tensor, float | torch.Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        state_dtype: str | None = None,
+    ) -> None:
+        switches: Any = {"maximize": maximize, "foreach": foreach, "differentiable": differentiable, "fused": fused}
+        more: Any = {"capturable": capturable, "decoupled_weight_decay": True, "state_dtype": state_dtype}
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **switches, **more)
 
 
 class SparseAdam(FusedOptimizer, torch.optim.SparseAdam):
@@ -322,29 +395,12 @@ class Muon(FusedOptimizer, torch.optim.Muon):
     _shown = ()
     _takes_complex = False
 
-    def add_param_group(self, param_group: Group) -> None:
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            orthogonalization = _orthogonalization(group)
-            narrow = self._narrow(group)
-            for k, parameter in enumerate(group["params"]):
-                if (blocks := orthogonalization.splits[0]) != () and parameter.dim() == 2:
-                    check_rows("split", blocks, name_of(group, k), parameter.shape, len(parameter))
-                if narrow is not None and parameter.dtype == torch.float64:
-                    raise ValueError(
-                        f"state_dtype={group['state_dtype']!r}: {name_of(group, k)} is torch.float64; it must be None"
-                    )
-        except Exception:
-            self.param_groups.pop()
-            raise
-
-    def _narrow(self, group: Group) -> torch.dtype | None:
-        value = group.get("state_dtype")
-        return None if value is None else STATE_DTYPES[choice("state_dtype", value, STATE_DTYPES)]
-
-    def _rounding(self, group: Group) -> storage.CodesOnly | None:
-        return storage.CodesOnly(0) if storage.is_packed(self._narrow(group)) else None
+    def _check_group(self, group: Group) -> None:
+        super()._check_group(group)
+        orthogonalization = _orthogonalization(group)
+        for k, parameter in enumerate(group["params"]):
+            if (blocks := orthogonalization.splits[0]) != () and parameter.dim() == 2:
+                check_rows("split", blocks, name_of(group, k), parameter.shape, len(parameter))
 
     def _check(self, name: str, parameter: torch.Tensor) -> None:
         super()._check(name, parameter)

@@ -30,6 +30,9 @@ def converted(optimizer: FusedOptimizer, saved: Mapping[str, Any]) -> dict[str, 
     groups, state = list(groups), dict(state)
     for k, group in enumerate(groups):
         options, keys = optimizer._from_torch(group)
+        if k < len(optimizer.param_groups) and "state_dtype" in optimizer.param_groups[k]:
+            # How states are stored is the optimizer's choice where the file, such as one of torch's, says nothing.
+            options = {"state_dtype": group.get("state_dtype", optimizer.param_groups[k]["state_dtype"]), **options}
         groups[k] = {**group, **options}
         for parameter in group.get("params", ()):
             row = state.get(parameter)
@@ -63,7 +66,10 @@ def check_numbers(optimizer: FusedOptimizer, saved: Mapping[str, Any], shown: Co
                 raise ValueError(f"saved state: param_groups[{k}][{name!r}] is {value!r}: must be finite")
         # Not its switches: some of torch's are refused when they are given, and do no harm in what torch has saved.
         kinds = (int, float, str, tuple, list)
-        _make(type(optimizer), k, {n: v for n, v in options.items() if isinstance(v, kinds) and not isinstance(v, bool)})
+        options = {n: v for n, v in options.items() if isinstance(v, kinds) and not isinstance(v, bool)}
+        if "state_dtype" in group:
+            options["state_dtype"] = group["state_dtype"]
+        _make(type(optimizer), k, options)
         _check_slots(optimizer, k, group, state)
     for key, row in state.items():
         for name, value in row.items() if isinstance(row, Mapping) else ():
@@ -81,7 +87,8 @@ def _check_slots(optimizer: FusedOptimizer, k: int, group: Mapping[str, Any], st
     """Refuse states of another optimizer in group `k`: missing ones would start at 0 and go on with its counts."""
     own, rows = optimizer.param_groups[k], [state.get(key) for key in group.get("params", ())]
     rule = optimizer._rule({**optimizer.defaults, **group})
-    lacks_options, added = bool(optimizer.defaults.keys() - group.keys()), group.keys() - own.keys()
+    given = {*group, "state_dtype"}  # only those that use it have it
+    lacks_options, added = bool(optimizer.defaults.keys() - given), given - own.keys() - {"state_dtype"}
     for i, (parameter, row) in enumerate(zip(own["params"], rows, strict=False)):
         if not isinstance(row, Mapping) or not row:
             continue
@@ -89,7 +96,7 @@ def _check_slots(optimizer: FusedOptimizer, k: int, group: Mapping[str, Any], st
         shapes = rule.shapes(as_real(parameter).shape)
         filled = [key for key, shape in zip(keys, shapes, strict=True) if math.prod(shape) or not parameter.numel()]
         missing = [key for key in (*optimizer._shown, *filled) if key not in row]
-        unknown = [key for key in row if key not in {*optimizer._shown, *keys, *MASTER_KEYS}]
+        unknown = [key for key in row if key not in {"step", *optimizer._shown, *keys, *MASTER_KEYS}]
         # Unknown entries alone may be a user's, or of an option that was on before; but not if the options are others, too.
         if missing or (unknown and (lacks_options or added & _options_of_all())):
             raise ValueError(
@@ -110,8 +117,10 @@ def _make(klass: Any, k: int, options: Mapping[str, Any]) -> None:
     ours = __name__.partition(".")[0]
     klass = next(base for base in klass.__mro__ if base.__module__.partition(".")[0] == ours or "_klass" in vars(base))
     known = inspect.signature(klass).parameters
+    group = {"params": [torch.nn.Parameter(torch.zeros(1, 1))]}
+    group |= {name: v for name, v in options.items() if name == "state_dtype"}  # not all constructors know it
     try:
-        klass([torch.nn.Parameter(torch.zeros(1, 1))], **{name: v for name, v in options.items() if name in known})
+        klass([group], **{name: v for name, v in options.items() if name in known})
     except (TypeError, ValueError) as error:
         raise type(error)(f"saved state: param_groups[{k}]: {error}") from None
 

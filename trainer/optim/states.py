@@ -119,6 +119,11 @@ class ParameterStates:
                 "use sparse=False in the layer, or SparseAdam, SGD or Adagrad"
             )
         by_row = [i for i in sparse if optimizer._by_row(self._groups[i]) and self._weights[i].dim()]
+        if by_row and storage.is_packed(self._narrow):
+            raise ValueError(
+                f"state_dtype={self._groups[by_row[0]]['state_dtype']!r} for {self.names[by_row[0]]}, whose gradient is "
+                "sparse: rows share scales, so it must be None or 'bfloat16'"
+            )
         for i in sparse:
             gradient: Any = grads[i]
             listed = optimizer._by_row(self._groups[i]) and gradient._nnz() == 0  # of a scalar, which has no rows

@@ -26,6 +26,7 @@ __all__ = [
     "check_grad_req",
     "check_options",
     "check_settings",
+    "check_state_dtype",
     "first_argument_in_mxnet",
     "refuse_unknown",
     "set_base_lr",
@@ -67,11 +68,9 @@ def split_master(value: Any) -> str | None:
 def check_options(optimizer: RuleOptimizer) -> None:
     """Refuse options that do not go together, or not with the optimizer's rule."""
     name, rule = type(optimizer).__name__, cast("Rule | TensorRule", optimizer.rule)
+    if optimizer.narrow is not None:
+        check_state_dtype(optimizer.state_dtype, name, rule)
     if isinstance(rule, TensorRule):
-        if optimizer.narrow is not None and not set(rule.state) - set(rule.full_precision):
-            raise ValueError(
-                f"state_dtype={optimizer.state_dtype!r}: must be None for {name}, none of whose states is stored otherwise"
-            )
         names = ("stochastic_rounding", "kahan")
         values = optimizer.options_in_use | {option: getattr(optimizer, option) for option in names}
         if optimizer.multi_precision in SPLIT_MASTERS:
@@ -81,14 +80,18 @@ def check_options(optimizer: RuleOptimizer) -> None:
             raise TypeError(f"{given}: {name} has a rule of whole tensors; options are for rules of single elements")
         return
     optimizer.check_transforms()
-    if optimizer.narrow is not None and not set(rule.state) - set(rule.full_precision):
-        why = "all its states are weights or sums over all steps" if rule.state else "it has no states"
-        raise ValueError(f"state_dtype={optimizer.state_dtype!r}: must be None for {name}, as {why}")
     if optimizer.kahan and optimizer.multi_precision:
         raise ValueError(
             f"kahan=True with multi_precision={optimizer.multi_precision!r}: one of them must be False, both keep what "
             "rounding takes off a weight"
         )
+
+
+def check_state_dtype(value: Any, name: str, rule: Rule | TensorRule) -> None:
+    """Refuse low precision for an optimizer none of whose states is ever stored in it."""
+    if not set(rule.state) - set(rule.full_precision):
+        why = "all its states are weights or sums over all steps" if rule.state else "it has no states"
+        raise ValueError(f"state_dtype={value!r}: must be None for {name}, as {why}")
 
 
 def check_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
