@@ -10,6 +10,8 @@ The parts:
 
     steps       a whole step of AdamW on models and on many small tensors, against torch's three ways
     new         the same with new gradient tensors at every step, as after zero_grad(), where the host is what costs
+    changes     steps for which something has changed: the first, one after loading states, one with gradients that come and
+                go; and steps of many optimizers
     compiled    the same against torch.compile of torch's step
     growth      what a step costs as tensors, or the elements of one, become more
     clip        clipping by the norm of all gradients, and AdamW
@@ -34,6 +36,7 @@ it may be more, because a copy's target is read, too, before it is written.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -52,6 +55,8 @@ from goals import show
 from registry import Step, copy_step
 from timing import SECONDS, in_turns, machine, race, release, write
 
+import tristep
+from tristep import Trainer
 from tristep.kernels import compress, rules
 
 Table = dict[str, dict[str, Any]]
@@ -115,6 +120,68 @@ def time_new(device: str) -> Table:
             found[workload.name] = race(
                 workload.name, registry.adamw_steps(params, ["tristep", "torch fused", "torch foreach"], new=True), device
             )
+    return found
+
+
+def time_changes(device: str) -> Table:
+    """Where something is to be done that a step as the last one does not do."""
+    print("AdamW, where something has changed")
+    makers: dict[str, Callable[[Any], Any]] = {
+        "Trainer": lambda params: Trainer(params, "adamw"),
+        "tristep.optim": lambda params: tristep.optim.AdamW(params, lr=1e-3),
+        "torch fused": lambda params: torch.optim.AdamW(params, lr=1e-3, fused=True),
+    }
+
+    def step(optimizer: Any) -> None:
+        if isinstance(optimizer, Trainer):
+            optimizer.step(1, ignore_stale_grad=True)
+        else:
+            optimizer.step()
+
+    def with_gradients(params: list[torch.nn.Parameter], which: Callable[[int], bool] = lambda i: True) -> None:
+        for i, param in enumerate(params):
+            param.grad = torch.ones_like(param) if which(i) else None
+
+    def first(make: Callable[[Any], Any], loads: bool) -> Step:
+        params = workloads.parameters(workloads.CHANGED["first"], device)
+        with_gradients(params)
+        made = [make(params)]
+        step(made[0])
+        saved = made[0].state_dict()
+
+        def before() -> None:
+            with_gradients(params)
+            made[:] = [made[0] if loads else make(params)]
+            if loads:
+                made[0].load_state_dict(saved)
+
+        return Step(lambda: step(made[0]), before)
+
+    def by_turns(make: Callable[[Any], Any]) -> Step:
+        params, turns = workloads.parameters(workloads.CHANGED["by turns"], device), itertools.count()
+        made = make(params)
+
+        def before() -> None:
+            turn = next(turns)
+            with_gradients(params, lambda i: (i + turn) % 2 == 0)
+
+        return Step(lambda: step(made), before)
+
+    def apart(make: Callable[[Any], Any]) -> Step:
+        params = workloads.parameters(workloads.CHANGED["apart"], device)
+        made = [make([param]) for param in params]
+        return Step(lambda: [step(each) for each in made], partial(with_gradients, params))
+
+    cases: dict[str, tuple[str, Callable[[Any], Step]]] = {
+        "first step": ("first", partial(first, loads=False)),
+        "after loading": ("first", partial(first, loads=True)),
+        "gradients by turns": ("by turns", by_turns),
+        "an optimizer each": ("apart", apart),
+    }
+    found = {}
+    for what, (size, case) in cases.items():
+        steps = {name: case(make) for name, make in makers.items()}
+        found[what] = race(f"{what}, {workloads.CHANGED[size].name}", steps, device)
     return found
 
 
@@ -341,6 +408,7 @@ def time_host(device: str) -> dict[str, Any]:
 PARTS: dict[str, Callable[[str], Any]] = {
     "steps": time_steps,
     "new": time_new,
+    "changes": time_changes,
     "clip": time_clip,
     "telemetry": time_telemetry,
     "folded": time_folded,

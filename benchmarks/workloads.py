@@ -120,6 +120,12 @@ TELEMETRY = {
     "cpu": (_TINY, Workload("1 x 16.8 M", ((16_800_000,),))),
     "cuda": (_TINY, Workload("1 x 16.8 M", ((16_800_000,),)), _GPT2),
 }
+# For steps that do something which the last one did not do.
+CHANGED = {
+    "first": Workload("3,000 x 8", ((8,),) * 3000),
+    "by turns": Workload("148 x 64", ((64,),) * 148),
+    "apart": Workload("200 x 64", ((64,),) * 200),
+}
 # For weights and states in low precision.
 STORED = {"cpu": Workload("1 x 16.8 M", ((16_800_000,),)), "cuda": Workload("1 x 2^29", ((2**29,),))}
 # Elements of a bucket of gradients that is compressed.
