@@ -502,3 +502,69 @@ def test_a_registered_optimizer_is_known_by_name(registered):
     assert optimizer.optimizers[1].param_groups[0]["lr"] == 0.003
     with pytest.raises(ValueError, match="'halv'"):
         tristep.optim.MultiOptimizer(net, [("*", "halv")])
+
+
+WITH_BETAS = sorted(name for name in OURS if "betas" in inspect.signature(getattr(tristep.optim, name)).parameters)
+SCHEDULES = {
+    "OneCycleLR": {"max_lr": 0.02, "total_steps": 9, "base_momentum": 0.7, "max_momentum": 0.9},
+    "CyclicLR": {"max_lr": 0.02, "base_lr": 0.01, "step_size_up": 3, "base_momentum": 0.7, "max_momentum": 0.9},
+}
+
+
+def test_most_of_ours_have_betas():
+    assert {"Lion", "LAMB", "AdEMAMix", "Adan", "SOAP", "Prodigy", "Sophia"} <= set(WITH_BETAS)
+    assert len(WITH_BETAS) >= 16
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", WITH_BETAS)
+def test_schedules_of_torch_change_beta1(name, schedule):
+    """As if the rate and `beta1` that the same schedule gives torch's Adam were set by hand."""
+    trained = []
+    for by_hand in (False, True):
+        parameters, other = _parameters(), [torch.nn.Parameter(torch.ones(2))]
+        optimizer, adam = getattr(tristep.optim, name)(parameters, lr=0.01), torch.optim.Adam(other, lr=0.01)
+        scheduler = getattr(torch.optim.lr_scheduler, schedule)(adam if by_hand else optimizer, **SCHEDULES[schedule])
+        seen = []
+        for step in range(6):
+            if by_hand:
+                rate, (beta1, _) = adam.param_groups[0]["lr"], adam.param_groups[0]["betas"]
+                optimizer.param_groups[0].update(lr=rate, beta1=beta1)
+            _give_gradients(parameters, step)
+            optimizer.step()
+            adam.step()
+            scheduler.step()
+            seen.append(optimizer.param_groups[0]["beta1"])
+        assert len(set(seen)) > 3
+        trained.append(parameters)
+    assert _equal(*trained)
+
+
+def test_beta1_and_betas_are_one():
+    parameters = _parameters()
+    lion = tristep.optim.Lion([{"params": parameters[:1]}, {"params": parameters[1:], "beta1": 0.5}], betas=(0.8, 0.7))
+    assert [group["betas"] for group in lion.param_groups] == [(0.8, 0.7), (0.5, 0.7)]
+    assert [group["beta1"] for group in lion.param_groups] == [0.8, 0.5]
+    group = lion.param_groups[0]
+    for change, expected in (
+        ({"betas": (0.6, 0.7)}, (0.6, 0.7)),
+        ({"beta2": 0.4}, (0.6, 0.4)),
+        ({"betas": [0.1, 0.2]}, (0.1, 0.2)),
+    ):
+        group.update(change)
+        for made in (lion, copy.deepcopy(lion)):
+            saved = made.state_dict()["param_groups"][0]
+            assert (saved["betas"], (saved["beta1"], saved["beta2"])) == (expected, expected)
+    del saved["betas"]
+    lion.load_state_dict({"state": {}, "param_groups": [saved, lion.state_dict()["param_groups"][1]]})  # from before
+    assert lion.param_groups[0]["betas"] == (0.1, 0.2)
+    lion.state_dict()
+    lion.param_groups[0].update(beta1=0.3, betas=(0.4, 0.2))
+    with pytest.raises(ValueError, match=r"beta1=0.3 and betas=\(0.4, 0.2\): they must agree"):
+        lion.step()
+    with pytest.raises(ValueError, match=r"beta2=0.5 and betas=\(0.9, 0.99\): they must agree"):
+        tristep.optim.Lion(parameters, beta2=0.5, betas=(0.9, 0.99))
+    with pytest.raises(ValueError, match=r"betas=0.5: must be a tuple of beta1, beta2"):
+        tristep.optim.Lion(parameters, betas=0.5)
+    with pytest.raises(TypeError, match="NAG has no argument 'betas'"):
+        tristep.optim.NAG(parameters, lr=0.1, betas=(0.9, 0.99))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
@@ -101,12 +101,14 @@ def _common(klass: type[gluon.RuleOptimizer]) -> dict[str, Any]:
 class _OfRule(FusedOptimizer):
     """A group's options make one `RuleOptimizer`, which is asked for rule and hyper-parameters.
 
-    Its host state, in addition to the states, is stored in the group, under "carried".
+    Its host state, in addition to the states, is stored in the group, under "carried". Options `beta1`, `beta2`, ... are in
+    the group twice, also as torch's `betas`, which schedulers know; what is written to either holds from the next step on.
     """
 
     __signature__: ClassVar[inspect.Signature]
     _klass: ClassVar[type[gluon.RuleOptimizer]]
     _options: ClassVar[dict[str, Any]]
+    _beta_names: ClassVar[tuple[str, ...]]  # the options in `betas`
 
     def __init_subclass__(cls, of: type[gluon.RuleOptimizer] | None = None) -> None:
         """Take arguments and options from the optimizer class `of`; without one, keep those of the parent class."""
@@ -126,6 +128,11 @@ class _OfRule(FusedOptimizer):
             plain.replace(name=name, default=value, kind=keyword) for name, value in {"maximize": False, **options}.items()
         ]
         cls._klass, cls._options = of, options
+        betas = [name for name in ("beta1", "beta2", "beta3") if options.get(name) is not None]
+        cls._beta_names = tuple(betas) if len(betas) > 1 and "momentum" not in options else ()
+        if cls._beta_names:
+            together = tuple(options[name] for name in betas)
+            arguments.append(plain.replace(name="betas", default=together, kind=keyword))
         cls.__doc__ = f"`tristep.optimizer.{of.__name__}` as a `torch.optim.Optimizer`; see there."
         cls.__signature__ = inspect.Signature(arguments)
 
@@ -138,7 +145,7 @@ class _OfRule(FusedOptimizer):
         maximize: bool = False,
         **options: Any,
     ) -> None:
-        allowed = ("lr", "weight_decay", "maximize", *self._options)
+        allowed = ("lr", "weight_decay", "maximize", *self._options, *["betas"] * bool(self._beta_names))
         for name in options:
             if name not in allowed:
                 raise TypeError(
@@ -146,7 +153,16 @@ class _OfRule(FusedOptimizer):
                     f"{did_you_mean(name, allowed)}"
                 )
         given = {name: value for name, value in (("lr", lr), ("weight_decay", weight_decay)) if value is not None}
-        super().__init__(params, {**_common(self._klass), **given, "maximize": maximize, **self._options, **options})
+        if options.get("betas") is None:
+            options.pop("betas", None)
+        defaults = {**_common(self._klass), **given, "maximize": maximize, **self._options, **options}
+        super().__init__(params, self._with_betas(defaults, options))
+
+    def add_param_group(self, param_group: Group) -> None:
+        if isinstance(param_group, Mapping) and {"betas", *self._beta_names}.intersection(param_group):
+            filled = self._with_betas({**self.defaults, **param_group}, param_group)
+            param_group = {**param_group, **{name: filled[name] for name in ("betas", *self._beta_names)}}
+        super().add_param_group(param_group)
 
     def _check_group(self, group: Group) -> None:
         for name in ("lr", "weight_decay"):
@@ -169,14 +185,42 @@ class _OfRule(FusedOptimizer):
         for group in self.param_groups:
             for name, default in self._options.items():  # those that came after it was saved
                 group.setdefault(name, default)
+            if self._beta_names:
+                group.setdefault("betas", tuple(group[name] for name in self._beta_names))
         for name in ("_known", "_versions"):  # of groups and values that are no more
             vars(self).pop(name, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        for group in self.param_groups:
+            self._of(group)  # where either of `beta1` and `betas` has been written to, so is the other
+        return super().__getstate__()
+
+    def _with_betas(self, group: Group, given: Iterable[str]) -> Group:
+        """The group with equal `beta1`, ... and `betas`, as those of them say that are given."""
+        if not self._beta_names:
+            return group
+        single = {name: group[name] for name in self._beta_names}
+        if "betas" in given:
+            betas = tuple(group["betas"]) if isinstance(group["betas"], (tuple, list)) else ()
+            if len(betas) != len(single):
+                raise ValueError(f"betas={group['betas']!r}: must be a tuple of {', '.join(single)}")
+            for name, value in zip(single, betas, strict=True):
+                if name in given and single[name] != value:
+                    raise ValueError(f"{name}={single[name]!r} and betas={betas!r}: they must agree; give one of them only")
+            single = dict(zip(single, betas, strict=True))
+        return {**group, **single, "betas": tuple(single.values())}
 
     def _of(self, group: Group) -> gluon.RuleOptimizer:
         """The optimizer with this group's options."""
         known: dict[int, Any] = self.__dict__.setdefault("_known", {})
-        options = [group[name] for name in self._options]
         owner, made_of, optimizer = known.get(id(group), (None, None, None))
+        if self._beta_names and tuple(group["betas"]) != tuple(group[name] for name in self._beta_names):
+            before = dict(zip(self._options, made_of, strict=True)) if owner is group else {}
+            given = {name for name in self._beta_names if name not in before or group[name] != before[name]}
+            if tuple(group["betas"]) != tuple(before.get(name) for name in self._beta_names):
+                given.add("betas")
+            group.update(self._with_betas(group, given))
+        options = [group[name] for name in self._options]
         if owner is not group or made_of != options:
             numbers: dict[str, Any] = {"learning_rate": float(group["lr"]), "wd": float(group["weight_decay"])}
             optimizer = self._klass(**numbers, **dict(zip(self._options, options, strict=True)))
@@ -205,14 +249,17 @@ class _OfRule(FusedOptimizer):
         return {"step": 0.0, "index": index}
 
     def _from_torch(self, group: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        rule = self._klass.rule
+        rule, names = self._klass.rule, self._beta_names
+        options: dict[str, Any] = {}
+        if names and "betas" not in group and all(name in group for name in names):  # saved before there were such
+            options["betas"] = tuple(group[name] for name in names)
+        elif names and isinstance(betas := group.get("betas"), tuple) and len(betas) == len(names):
+            options = {name: value for name, value in zip(names, betas, strict=True) if name not in group}
         if rule not in _TORCHS or "eps" not in group or "epsilon" in group:
-            return {}, {}
+            return options, {}
         if group.get("decoupled_weight_decay", rule is rules.adamw) is not (rule is rules.adamw) and group["weight_decay"]:
-            return {}, {}
-        beta1, beta2 = group["betas"]
-        options = {"beta1": beta1, "beta2": beta2, "epsilon": group["eps"]}
-        return options, {key: slot for slot, key in _TORCHS[rule]._keys.items()}
+            return options, {}
+        return {**options, "epsilon": group["eps"]}, {key: slot for slot, key in _TORCHS[rule]._keys.items()}
 
     def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
         self._of(group).start_state(weight, tuple(states.values()))
