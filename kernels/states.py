@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -131,12 +131,12 @@ def allocate_states(
         step, packed = ALIGNMENT // kind.itemsize, storage.is_packed(kind)
         sizes = [weights[i].numel() for i in members]
         sizes = [storage.packed_size(n, kind) for n in sizes] if packed else sizes
-        starts = np.cumsum([0] + [-(-size // step) * step for size in sizes])
+        starts = list(accumulate((-(-size // step) * step for size in sizes[:-1]), initial=0))
         for _ in range(n_states):
-            arena = torch.zeros(int(starts[-1]), dtype=kind, device=device)
-            for i, start, size in zip(members, starts, sizes, strict=False):
+            arena = torch.zeros(starts[-1] + sizes[-1], dtype=kind, device=device)
+            for i, start, size in zip(members, starts, sizes, strict=True):
                 weight = weights[i]
-                flat = arena[int(start) : int(start) + size]
+                flat = arena if len(sizes) == 1 else arena[start : start + size]
                 if packed:
                     states[i].append(flat)
                 elif weight.is_contiguous() or not is_dense(weight):
