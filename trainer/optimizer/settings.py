@@ -90,8 +90,10 @@ def check_options(optimizer: RuleOptimizer) -> None:
 def check_state_dtype(value: Any, name: str, rule: Rule | TensorRule) -> None:
     """Refuse low precision for an optimizer none of whose states is ever stored in it."""
     if not set(rule.state) - set(rule.full_precision):
-        why = "all its states are weights or sums over all steps" if rule.state else "it has no states"
-        raise ValueError(f"state_dtype={value!r}: must be None for {name}, as {why}")
+        why = "as all its states are weights or sums over all steps" if rule.state else "as it has no states"
+        if isinstance(rule, TensorRule):
+            why = "none of whose states is stored otherwise"
+        raise ValueError(f"state_dtype={value!r}: must be None for {name}, {why}")
 
 
 def check_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
