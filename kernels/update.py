@@ -192,8 +192,6 @@ class Update:
         Args:
             master_dtype: the type of the master that a weight is to have, or None; by default those have one that had one.
         """
-        if self.is_in_place():
-            return True
         known: set[Any] = set()
         for weight, row, master in zip(self.weights, self.states, self.masters, strict=True):
             kind = tensor_kind(weight, *row, master)
@@ -224,6 +222,9 @@ class Update:
         Quick: asked at every step.
         """
         if not self.is_in_place():
+            return False
+        # A weight of another type may be at the address of the last one. If `own`, its gradient has that type, too.
+        if not own and [weight.dtype for weight in self.weights] != [key[1] for key in self._keys]:
             return False
         same = self._is_bound(gradients, own)
         present = gradients if self.active is None else _present(gradients)

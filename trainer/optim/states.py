@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any
@@ -96,10 +97,11 @@ class ParameterStates:
         if self.sharded and not same_objects(self._shards, list(map(shards.local, self.sharded))):
             return False
         values = list(chain.from_iterable(map(dict.values, self._rows)))
-        return same_objects(self._values, values) and self._guard.passes(self._tensors) and update.fits()
+        same = same_objects(self._values, values) and self._guard.passes(self._tensors)
+        return same and (update.is_in_place() or self.fits(update))
 
     def fits(self, update: Update) -> bool:
-        return update.fits()
+        return update.fits(partial(self._optimizer._master_dtype, self._groups[0]))
 
     def gradients(self) -> list[torch.Tensor | None]:
         """Those of the parameters, as an `Update` needs them."""
