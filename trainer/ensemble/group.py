@@ -81,6 +81,8 @@ class EnsembleGroup:
                 return False
             update.bind(self._gradients)
             self._used = True
+        elif update.active is not None:  # some are missing, so those of a training do not count alike
+            return False
         self._bound.add(rule)
         return True
 
