@@ -3,7 +3,9 @@
 import csv
 import json
 import struct
+import tracemalloc
 import zlib
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ pytest.importorskip("matplotlib")
 from tristep import viz
 from tristep.viz import Run, read_run
 from tristep.viz.record import imports
+from tristep.viz.record.event_files import EventFile
+from tristep.viz.record.probes import QUANTITIES
 
 STEPS = np.arange(0, 300, 10)
 LOSSES = np.exp(-STEPS / 100)
@@ -259,3 +263,51 @@ def test_every_view_of_runs_draws_one_with_scalars_only(tmp_path, show):
     assert isinstance(viz.diagnose(run), list)
     assert "accuracy" in repr(run)
     assert not run.to_pandas().empty
+
+
+def _event_file(path):
+    """An event of some bytes that claims to have 2**27 numbers."""
+    event = pytest.importorskip("tensorboard.compat.proto.event_pb2").Event
+    large = event(step=1, wall_time=1.0)
+    value = large.summary.value.add(tag="loss")
+    value.metadata.plugin_data.plugin_name = "scalars"
+    value.tensor.dtype = 1
+    value.tensor.tensor_shape.dim.add(size=1 << 27)
+    value.tensor.float_val.append(1.0)
+    file = EventFile(path, event)
+    file._write(step=1, summary=large.summary)
+    file.close()
+    return path
+
+
+def _json_file(path):
+    """Some 2 MB: 65,536 parameters in the first line, and one of them in those that follow."""
+    lines = [{"step": 0} | {f"gradient_norm/{i:x}": 0 for i in range(1 << 16)}]
+    lines += [{"step": step} | {f"{quantity}/0": 1 for quantity in QUANTITIES} for step in range(1, 50)]
+    path = path.with_suffix(".jsonl")
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:path=.*left out")
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (_event_file, None),
+        (
+            _json_file,
+            "has 65,977 numbers of 65,536 parameters at different steps, which need room for 28,966,912: each step",
+        ),
+    ],
+)
+def test_memory_is_bounded_by_the_size_of_the_file(tmp_path, write, message):
+    path = write(tmp_path / "run")
+    read_run(_csv(tmp_path, step=[1], loss=[2.0]))  # what is imported once is in memory then
+    tracemalloc.start()
+    try:
+        with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+            assert not read_run(path).scalars
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 26

@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from ...trainer import files
+from .blocks import POINTS
 from .probes import QUANTITIES
 from .runs import Run
 from .series import Series
@@ -33,6 +34,7 @@ MOST_LINE, MOST_RECORD = 1 << 24, 1 << 26  # bytes
 MOST_STEP = 1 << 62
 NO_NUMBER, AGAIN = "values that are no numbers", "values of steps that come again or go back"  # what is left out
 AT_ONCE = 1024  # values of a name
+MOST_ROOM, MOST_EMPTY = 1 << 21, 8  # room for numbers of parameters that any file gets, and for each number in it
 
 
 def read_run(
@@ -59,7 +61,8 @@ def read_run(
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        ValueError: it is none of these, or damaged, or has more than 4,096 scalars or 65,536 parameters.
+        ValueError: it is none of these, or damaged, or has more than 4,096 scalars or 65,536 parameters, or so few numbers of
+            so many parameters that arrays of them would be nearly empty.
         ModuleNotFoundError: `tensorboard` is not installed.
 
     Warns:
@@ -124,15 +127,26 @@ def _assembled(rows: Callable[[Counter[str]], Rows], name: str, left: Counter[st
     """A run of these rows. They are read twice, first for the names: arrays must be as wide as there are parameters."""
     scalars: dict[str, None] = {}
     parameters: dict[str, int] = {}
-    for _, values in rows(Counter()):
+    n_numbers, n_rows, last = 0, Counter[str](), dict[str, int]()  # by quantity
+    for step, values in rows(Counter()):
         for key in values:
             parameter = _parameter(key)
             if parameter is None:
                 scalars.setdefault(key)
-            else:
-                parameters.setdefault(parameter, len(parameters))
+                continue
+            parameters.setdefault(parameter, len(parameters))
+            quantity = key.partition("/")[0]
+            n_numbers += 1
+            n_rows[quantity] += step > last.get(quantity, -MOST_STEP)
+            last[quantity] = max(step, last.get(quantity, -MOST_STEP))
         if len(scalars) > MOST_SCALARS or len(parameters) > MOST_PARAMETERS:
             raise ValueError(f"run {name!r} has more than {MOST_SCALARS:,} scalars or {MOST_PARAMETERS:,} parameters")
+    room = sum(min(n, 2 * POINTS) for n in n_rows.values()) * len(parameters)
+    if room > max(MOST_ROOM, MOST_EMPTY * n_numbers):
+        raise ValueError(
+            f"run {name!r} has {n_numbers:,} numbers of {len(parameters):,} parameters at different steps, which need room "
+            f"for {room:,}: each step must have those of most parameters"
+        )
     run = Run(name, parameters)
     waiting: dict[str, tuple[list[int], list[float]]] = {}
     current: dict[str, tuple[int, np.ndarray]] = {}  # the row of a quantity that is not complete yet
@@ -286,7 +300,9 @@ def _tensorboard_rows(path: Path, left: Counter[str]) -> Rows:
             values = {}
             for value in event.summary.value:
                 plugin = kinds.setdefault(value.tag, value.metadata.plugin_data.plugin_name)
-                number = array(value.tensor) if plugin == "scalars" and value.HasField("tensor") else np.zeros(0)
+                is_number = plugin == "scalars" and value.HasField("tensor")
+                is_number &= all(dim.size == 1 for dim in value.tensor.tensor_shape.dim)  # a few bytes may claim any shape
+                number = array(value.tensor) if is_number else np.zeros(0)
                 if number.size == 1 and number.dtype.kind in "fiu":
                     values[value.tag] = float(number.reshape(()))
                 else:

@@ -21,6 +21,7 @@ __all__ = ["wandb_rows"]
 BLOCK, HEAD = 1 << 15, 7
 MAGIC = b":W&B\xe1\xbe"
 MOST_RECORD = 1 << 26  # bytes
+MOST_NAMES = 1 << 20  # of a step
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
@@ -28,24 +29,28 @@ def wandb_rows(path: Path, left: Counter[str]) -> Iterator[tuple[int, dict[str, 
     """The steps of the history and their numbers. `_runtime` is "seconds"; other names that begin with _ are left out."""
     with open(path, "rb") as file:
         for record in _records(file, left):
-            for history in _fields(record).get(2, ()):
-                yield from _row(_bytes(history), left)
+            for number, history in _fields(record):
+                if number == 2:
+                    yield from _row(_bytes(history), left)
 
 
 def _row(history: bytes, left: Counter[str]) -> Iterator[tuple[int, dict[str, float]]]:
-    fields = _fields(history)
     step: int | None = None
-    for each in fields.get(2, ()):
-        for number in _fields(_bytes(each)).get(1, [0]):
+    for each in _of(history, 2):
+        step = 0
+        for number in _of(_bytes(each), 1):
             if not isinstance(number, int):
                 raise ValueError("a step is no number")
             step = number
-    values = {}
-    for item in fields.get(1, ()):
-        own = _fields(_bytes(item))
-        name = ".".join(_bytes(part).decode() for part in [*own.get(1, ()), *own.get(2, ())] if part)
+    values: dict[str, float] = {}
+    for item in _of(history, 1):
+        own = _bytes(item)
+        name = ".".join(_bytes(part).decode() for part in [*_of(own, 1), *_of(own, 2)] if part)
+        text = b"null"
+        for part in _of(own, 16):
+            text = _bytes(part)
         try:
-            value = json.loads(_bytes(own.get(16, [b"null"])[-1]))
+            value = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{name!r} of step {step}: {error}") from error
         if value in ("NaN", "Infinity", "-Infinity"):
@@ -58,6 +63,8 @@ def _row(history: bytes, left: Counter[str]) -> Iterator[tuple[int, dict[str, fl
             continue
         if type(value) in (int, float):
             values[name] = float(value)
+            if len(values) > MOST_NAMES:
+                raise ValueError(f"step {step} has more than {MOST_NAMES:,} names")
         else:
             left["values that are no numbers"] += 1
     if step is None:
@@ -72,7 +79,7 @@ def _records(file: IO[bytes], left: Counter[str]) -> Iterator[bytes]:
     if start[:6] != MAGIC:
         raise ValueError("it does not begin as a .wandb file does")
     place, block = HEAD, start + file.read(BLOCK - HEAD)
-    parts: bytes | None = None  # of a record that goes on; the first may be empty, where only its head fits into a block
+    parts: bytearray | None = None  # of a record that goes on; the first may be empty, where only its head fits into a block
     while block:
         while place + HEAD <= len(block):
             checksum, length, kind = struct.unpack_from("<IHB", block, place)
@@ -88,11 +95,12 @@ def _records(file: IO[bytes], left: Counter[str]) -> Iterator[bytes]:
                 raise ValueError("a record has a wrong checksum")
             if (kind in (FULL, FIRST)) == (parts is not None) or kind not in (FULL, FIRST, MIDDLE, LAST):
                 raise ValueError("parts of records are missing")
-            parts = (parts or b"") + body
+            parts = bytearray() if parts is None else parts
+            parts += body
             if len(parts) > MOST_RECORD:
                 raise ValueError(f"a record has more than {MOST_RECORD:,} bytes")
             if kind in (FULL, LAST):
-                yield parts
+                yield bytes(parts)
                 parts = None
             place += HEAD + length
         place, block = 0, file.read(BLOCK)
@@ -100,9 +108,13 @@ def _records(file: IO[bytes], left: Counter[str]) -> Iterator[bytes]:
         left["incomplete last records"] += 1
 
 
-def _fields(message: bytes) -> dict[int, list[int | bytes]]:
-    """The fields of a message of Protocol Buffers by number, in its encoding: integers, and bytes of all else."""
-    found: dict[int, list[int | bytes]] = {}
+def _of(message: bytes, number: int) -> Iterator[int | bytes]:
+    """The values of the fields of this number."""
+    return (value for own, value in _fields(message) if own == number)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Numbers and values of the fields of a message of Protocol Buffers, in its encoding: integers, and bytes of all else."""
     place = 0
     while place < len(message):
         key, place = _varint(message, place)
@@ -117,8 +129,7 @@ def _fields(message: bytes) -> dict[int, list[int | bytes]]:
             if length is None or place + length > len(message):
                 raise ValueError("a record is no message of Protocol Buffers")
             value, place = message[place : place + length], place + length
-        found.setdefault(key >> 3, []).append(value)
-    return found
+        yield key >> 3, value
 
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:
