@@ -1,6 +1,7 @@
 """`python -m tristep cost`: what it prints, and that the documents show that."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -114,3 +115,12 @@ def test_it_measures_the_link_of_a_torchrun_job(tmp_path):
     assert found["gpus"] == 2
     assert found["link"]["measured"] is True
     assert found["link"]["bandwidth"] > 0
+
+
+def test_it_ends_without_words_where_nobody_reads_on():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "tristep", "cost", "--params", "1e6", "--gpus", "2", "--link", "ib400"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")

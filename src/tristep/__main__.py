@@ -199,5 +199,17 @@ def _here() -> str:
     return f"Here: tristep {tristep.__version__}, torch {torch.__version__}; {updates}"
 
 
+def _piped() -> int:
+    """`main`, which ends without words where nobody reads on, as in `| head`."""
+    try:
+        try:
+            return main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes when it ends
+        return 141  # as shells tell of SIGPIPE
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_piped())

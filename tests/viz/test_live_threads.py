@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -173,3 +175,25 @@ def test_two_loops_do_not_train_with_one_trainer():
 def test_bad_arguments(options, error, message):
     with pytest.raises(error, match=message):
         LiveLoop(**{"steps": lambda: None} | options)
+
+
+def test_a_program_that_ends_while_a_loop_runs_in_a_thread_ends_well():
+    program = """
+import torch, tristep
+from tristep.viz import LiveLoop, Recorder
+net = torch.nn.Linear(64, 64)
+trainer = tristep.Trainer(net, "sgd", engine="eager")
+recorder = Recorder(trainer, to=[lambda step, values: None])
+def train():
+    while True:
+        trainer.zero_grad()
+        loss = net(torch.ones(64, 64)).square().mean()
+        loss.backward()
+        trainer.step(1)
+        yield loss
+loop = LiveLoop(train, trainer=trainer, recorder=recorder, mode="thread", view=None).start()
+while loop.n_steps < 5:
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextvars
 import threading
+import weakref
 
 from ..render.notebook import running_event_loop
 from .interrupts import interrupts, pausing
 from .runner import StepRunner
 
 __all__ = ["SliceExecutor"]
+
+
+_in_threads: weakref.WeakSet[StepRunner] = weakref.WeakSet()
+
+
+def _pause_all() -> None:
+    """Pause at the end of the program: a thread that is cut off in a step of torch ends it with an abort."""
+    for runner in list(_in_threads):
+        runner.ask("paused")
 
 
 class SliceExecutor:
@@ -50,6 +61,9 @@ class SliceExecutor:
         elif self.mode == "thread":
             # With a copy of the context, or what a step prints finds no cell.
             run = contextvars.copy_context().run
+            _in_threads.add(self._runner)
+            atexit.unregister(_pause_all)  # last in, first out: before recorders end
+            atexit.register(_pause_all)
             threading.Thread(target=run, args=(self._run_here, turn), name=f"LiveLoop {self._name}", daemon=True).start()
         elif self.event_loop is running_event_loop():
             self._make_task(turn)

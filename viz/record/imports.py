@@ -19,7 +19,7 @@ import numpy as np
 from ...trainer import files
 from .blocks import POINTS
 from .probes import QUANTITIES
-from .runs import Run
+from .runs import Run, readable
 from .series import Series
 from .wandb_files import wandb_rows
 
@@ -61,8 +61,8 @@ def read_run(
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        ValueError: it is none of these, or damaged, or has more than 4,096 scalars or 65,536 parameters, or so few numbers of
-            so many parameters that arrays of them would be nearly empty.
+        ValueError: it is none of these, or damaged, or has more than 4,096 scalars or 65,536 parameters, or numbers of
+            few of its parameters at most steps.
         ModuleNotFoundError: `tensorboard` is not installed.
 
     Warns:
@@ -93,7 +93,7 @@ def read_run(
                 for number, values in reader(left):
                     if abs(number) >= MOST_STEP:
                         raise ValueError(f"step {number} is too large")
-                    yield number, {(names or {}).get(key, key): value for key, value in values.items()}
+                    yield number, {readable((names or {}).get(key, key)): value for key, value in values.items()}
 
     run = _assembled(rows, path.stem if name is None else name, left)
     run.notes["source"] = kind
@@ -127,7 +127,7 @@ def _assembled(rows: Callable[[Counter[str]], Rows], name: str, left: Counter[st
     """A run of these rows. They are read twice, first for the names: arrays must be as wide as there are parameters."""
     scalars: dict[str, None] = {}
     parameters: dict[str, int] = {}
-    n_numbers, n_rows, last = 0, Counter[str](), dict[str, int]()  # by quantity
+    n_numbers, n_rows, latest = 0, Counter[str](), dict[str, int]()  # by quantity
     for step, values in rows(Counter()):
         for key in values:
             parameter = _parameter(key)
@@ -137,8 +137,8 @@ def _assembled(rows: Callable[[Counter[str]], Rows], name: str, left: Counter[st
             parameters.setdefault(parameter, len(parameters))
             quantity = key.partition("/")[0]
             n_numbers += 1
-            n_rows[quantity] += step > last.get(quantity, -MOST_STEP)
-            last[quantity] = max(step, last.get(quantity, -MOST_STEP))
+            n_rows[quantity] += step > latest.get(quantity, -MOST_STEP)
+            latest[quantity] = max(step, latest.get(quantity, -MOST_STEP))
         if len(scalars) > MOST_SCALARS or len(parameters) > MOST_PARAMETERS:
             raise ValueError(f"run {name!r} has more than {MOST_SCALARS:,} scalars or {MOST_PARAMETERS:,} parameters")
     room = sum(min(n, 2 * POINTS) for n in n_rows.values()) * len(parameters)

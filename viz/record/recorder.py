@@ -17,7 +17,7 @@ from ...trainer.optim import shards
 from .blocks import POINTS
 from .loggers import LOGGED, Loggers
 from .probes import OptimizerProbe, TrainerProbe, living
-from .runs import Run
+from .runs import Run, readable
 from .scalars import ScalarBuffer, checked_scalars
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Recorder:
         Raises:
             ValueError: the run does not fit; nothing has been changed.
         """
-        if run.parameters != self._now.measuring.names:
+        if run.parameters != self._now.run.parameters:
             raise ValueError(f"run {run.name!r} has other parameters than the one being recorded")
         if run.last_step is not None and run.last_step > last_step:
             raise ValueError(f"run {run.name!r} reaches to step {run.last_step}: it cannot go on after step {last_step}")
@@ -328,5 +328,5 @@ def _watched(
         size = param.numel()
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1 or ((numbers < 0) | (numbers >= size)).any():
             raise ValueError(f"weights[{name!r}]={places!r}: must be integers from 0 to {size - 1}")
-        found[name] = known[name], torch.as_tensor(numbers, dtype=torch.int64, device=param.device)
+        found[readable(name)] = known[name], torch.as_tensor(numbers, dtype=torch.int64, device=param.device)
     return found

@@ -11,9 +11,14 @@ import numpy as np
 from ...trainer import files
 from .series import PARTS, Series
 
-__all__ = ["Run", "RunSet"]
+__all__ = ["Run", "RunSet", "readable"]
 
 FORMAT = 1
+
+
+def readable(name: str) -> str:
+    """The name with escapes for what no file or picture can have: half of a surrogate pair, as in undecoded file names."""
+    return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
 
 
 class Run:
@@ -40,8 +45,9 @@ class Run:
         notes: Mapping[str, str] | None = None,
         storage: Iterable[str] = (),
     ) -> None:
-        self.name, self.parameters, self.edges = str(name), list(parameters), np.array(list(edges), dtype=np.float64)
-        self.notes = {str(key): str(value) for key, value in (notes or {}).items()}
+        self.name, self.parameters = readable(str(name)), list(map(readable, parameters))
+        self.edges = np.array(list(edges), dtype=np.float64)
+        self.notes = {readable(str(key)): readable(str(value)) for key, value in (notes or {}).items()}
         self.storage = list(storage)
         if self.storage and len(self.storage) != len(self.parameters):
             raise ValueError(
@@ -59,6 +65,7 @@ class Run:
         Raises:
             ValueError: the step is not later than the last one of a name; nothing has been changed.
         """
+        values = {readable(name): value for name, value in values.items()}
         for name in values:
             last = self.scalars[name].last_step if name in self.scalars else None
             if last is not None and step <= last:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .probes import copy_to_host
-from .runs import Run
+from .runs import Run, readable
 from .series import Series
 
 __all__ = ["ScalarBuffer", "checked_scalars"]
@@ -78,7 +78,8 @@ def checked_scalars(scalars: Mapping[str, Any]) -> dict[str, float | torch.Tenso
         TypeError, ValueError: a value that is no single number.
     """
     found: dict[str, float | torch.Tensor] = {}
-    for name, value in scalars.items():
+    for key, value in scalars.items():
+        name = key if key.isascii() else readable(key)
         if type(value) is float:  # mostly
             found[name] = value
             continue

@@ -114,7 +114,7 @@ def _of(message: bytes, number: int) -> Iterator[int | bytes]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of the fields of a message of Protocol Buffers, in its encoding: integers, and bytes of all else."""
+    """Numbers and values of the fields of a message of Protocol Buffers: integers, and bytes of all else."""
     place = 0
     while place < len(message):
         key, place = _varint(message, place)

@@ -199,7 +199,8 @@ class Scene:
         for array in buffers:
             header["arrays"].append({"dtype": str(array.dtype), "shape": list(array.shape), "start": start})
             start += -(-array.nbytes // 8) * 8
-        words = json.dumps(header, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps(header, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        words = text.encode("utf-8", "backslashreplace")  # of half a surrogate pair, which JSON has as an escape
         parts = [struct.pack("<I", len(words)), words, bytes(-(4 + len(words)) % 8)]
         for array in buffers:
             parts += [array.tobytes(), bytes(-array.nbytes % 8)]

@@ -17,6 +17,7 @@ import torch
 from ...trainer import Trainer, lr_scheduler, optim
 from ...trainer.optimizer import MultiOptimizer, Optimizer
 from ..record import Run
+from ..record.runs import readable
 from ..simulate.schedules import simulate_scheduler
 from ..style import COLOURS, Figure
 
@@ -47,7 +48,7 @@ def to_html(thing: Any) -> str:
     shows = _trainer, _rule_optimizer, _schedule, _run, _torch_optimizer, _torch_schedule
     for kind, show in zip(TYPES, shows, strict=True):
         if isinstance(thing, kind):
-            return show(thing)
+            return readable(show(thing))
     raise TypeError(f"thing is a {type(thing).__name__}: must be one of {', '.join(kind.__name__ for kind in TYPES)}")
 
 
@@ -217,15 +218,20 @@ QUIET = "color:var(--jp-ui-font-color2,#63666f);font-size:12px;text-align:left"
 CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--jp-border-color2,#e4e5ea)"
 
 
+def _escaped(text: str) -> str:
+    """As HTML, in which notebooks find no formula either."""
+    return html.escape(text).replace("$", "<span>$</span>")
+
+
 def _page(title: str, *parts: str) -> str:
-    return f'<div style="{INK}"><div style="font-weight:600;margin:2px 0">{html.escape(title)}</div>{"".join(parts)}</div>'
+    return f'<div style="{INK}"><div style="font-weight:600;margin:2px 0">{_escaped(title)}</div>{"".join(parts)}</div>'
 
 
 def _table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     def cells(tag: str, row: Sequence[Any], rest: str) -> str:
         first = f'<{tag} scope="{"col" if tag == rest == "th" else "row"}" style="{CELL};font-weight:500">'
-        return f"{first}{html.escape(str(row[0]))}</{tag}>" + "".join(
-            f'<{rest}{" scope=col" if rest == "th" else ""} style="{CELL}">{html.escape(str(value))}</{rest}>'
+        return f"{first}{_escaped(str(row[0]))}</{tag}>" + "".join(
+            f'<{rest}{" scope=col" if rest == "th" else ""} style="{CELL}">{_escaped(str(value))}</{rest}>'
             for value in row[1:]
         )
 
@@ -233,7 +239,7 @@ def _table(caption: str, head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> 
     body = "".join(f"<tr>{cells('th', row, 'td')}</tr>" for row in rows)
     return (
         f'<table style="border-collapse:collapse;margin:4px 0;{INK}">'
-        f'<caption style="{QUIET};caption-side:top">{html.escape(caption)}</caption>{top}<tbody>{body}</tbody></table>'
+        f'<caption style="{QUIET};caption-side:top">{_escaped(caption)}</caption>{top}<tbody>{body}</tbody></table>'
     )
 
 

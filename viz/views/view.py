@@ -122,7 +122,7 @@ class View(ABC):
         path = Path(path)
         with self._sharing() as scene:
             page = canvas_module().page(scene.to_bytes(), scene.title or type(self).__name__, self.describe())
-        files.replace("path", path, lambda file: file.write(page.encode()))
+        files.replace("path", path, lambda file: file.write(page.encode("utf-8", "backslashreplace")))
         return path
 
     def refresh(self) -> None:
