@@ -37,8 +37,9 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
   `TransformOptions` and `GuardOptions` of `tristep.optimizer`). Lookahead keeps one more state, which only its
   synchronisations read and write, and ema_decay one that is read and written at every step; clip_norm, zclip, skip_norm,
   skip_percentile and skip_nonfinite together read the gradients once more, agc also the weights, cautious and hyperball all
-  that the rule reads. All with decoupled weight decay take decay_schedule and peak_lr, which cost nothing.
-- How it is stored: the same optimizers take state_dtype, stochastic_rounding, rounding_seed, kahan and
+  that the rule reads. All with decoupled weight decay take decay_schedule and peak_lr, which cost nothing. Those with rules
+  of whole matrices take clip_norm, skip_nonfinite, ema_decay and cautious_wd of these.
+- How it is stored: all optimizers with rules take state_dtype, stochastic_rounding, rounding_seed, kahan and
   `multi_precision="remainder"` or `"split8"`. States that are weights or sums over all steps stay float32, and so do the two
   averages whose difference centered RMSProp takes. For each element of AdamW, the bytes that a step moves, and those kept
   in addition to weight and gradient:

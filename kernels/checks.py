@@ -131,16 +131,14 @@ def allowed_types(rule: Rule | TensorRule, weight: torch.dtype, shape: torch.Siz
     usual = (compute_dtype(weight),)
     if usual[0] == torch.float64:
         return (usual,) * (len(rule.slots) + 1)
-    if isinstance(rule, TensorRule):
-        low = (*usual, torch.bfloat16, *storage.PACKED)
-        return (*(low if narrow else usual for narrow in rule.narrows(shape)), usual)
     masters = [
         kind
         for kind in (torch.int16, torch.int8, weight)
         if storage.kind_of(weight, kind) not in (None, storage.MasterKind.FULL)
     ]
-    states = [(*usual, torch.bfloat16, *storage.PACKED)] * len(rule.state)
-    return (*states, *[usual] * len(rule.kept), (*usual, *masters))
+    low = (*usual, torch.bfloat16, *storage.PACKED)
+    narrows = rule.narrows(shape) if isinstance(rule, TensorRule) else [True] * len(rule.state)
+    return (*(low if narrow else usual for narrow in narrows), *[usual] * len(rule.kept), (*usual, *masters))
 
 
 def companions_of(

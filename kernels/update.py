@@ -93,11 +93,6 @@ class Update:
     ) -> None:
         if not isinstance(rule, (Rule, TensorRule)):
             raise TypeError(f"rule must be made with @rule or @tensor_rule, got {type(rule).__name__}")
-        if seed is not None and isinstance(rule, TensorRule) and not isinstance(seed, storage.CodesOnly):
-            raise TypeError(
-                f"seed={seed!r}: rule {rule.name!r} is one of whole tensors, which are rounded to the nearest, except for "
-                "packed states: must be None or CodesOnly(seed)"
-            )
         self.rule = rule
         self.weights = list(weights)
         self.states = list(states)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -242,6 +243,26 @@ class TensorUpdate:
         self._largest = [max(tensor.numel() for tensor in (weight, *states)) for weight, states in pairs]
         self._width = 1 + len(table.rule.hyper)  # of hyper-parameters; there may be keys after them
         self._packed = [k for k, state in enumerate(table.states[0]) if storage.is_packed(state)]  # the same of all
+        self.totals, self.sums = table.room_for_sums()
+        # What each tensor has to be stored by itself: split in two, or rounded at random.
+        at_random = table.storage.stochastic and not table.storage.codes_only
+        self._splits = table.storage.master not in (storage.MasterKind.NONE, storage.MasterKind.FULL)
+        self._stores_each = self._splits or at_random
+
+    @property
+    def hyper(self) -> torch.Tensor:
+        """The hyper-parameters, [n_tensors, n]."""
+        return torch.from_numpy(self.table.hyper).to(self.table.device)
+
+    def run_reduction(self, stage: int) -> None:
+        """Run the rule's reduction of this number, one over all tensors that looks at gradients only; see `EagerUpdate`."""
+        table, reduction, totals = self.table, self._rule.reductions[stage], self.totals[stage].zero_()
+        for i, bound in enumerate(table.gradients):
+            if bound is not None and (gradient := bound()) is not None:
+                g = gradient.to(table.dtype) * _factor(table, i)
+                values = reduction(g, g, (), ())  # it has no use for the weight
+                totals[i] = torch.stack([sum_of(value) for value in values])
+        totals[:] = totals.sum(dim=0, dtype=widest(totals.device.type))
 
     def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
         """As a call, and write the values of the metric to these rows of the current slot."""
@@ -259,7 +280,11 @@ class TensorUpdate:
         active = [i for i, gradient in enumerate(gradients) if gradient is not None and table.sizes[i]]
         for members in self._stacks(active) if self._rule.batched else [[i] for i in active]:
             weights = [table.weights[i].detach() for i in members]
-            read = weights if table.masters is None else [table.masters[i] for i in members]
+            masters = None if table.masters is None else [table.masters[i] for i in members]
+            if self._splits:
+                read = list(map(storage.combined, weights, masters or ()))
+            else:
+                read = weights if masters is None else masters
             states = list(zip(*(table.states[i] for i in members), strict=True))  # by name
             rescale, hyper = _factor(table, members[0]), table.hyper[members[0], 1 : self._width].tolist()
             one = len(members) == 1
@@ -271,20 +296,27 @@ class TensorUpdate:
                 g = g * rescale
             old = tuple(make([self._read(i, k) for i in members]) for k in range(len(states)))
             before = make(read).to(table.dtype)
-            compute = self._rule if one else self._rule.compute
+            compute: Any = self._rule if one else self._rule.compute
+            if self.sums:
+                compute = partial(_with_sums, compute, tuple(self.sums[-1][members[0]].unbind()))
             if g is gradients[members[0]]:
                 w, new = self._computed_with(g, compute, before, old, tuple(hyper))
             else:
                 w, new = compute(before, g, old, tuple(hyper))
             if scale_and_skip is not None:
                 w = _chosen(scale_and_skip, before, w)
-            written = [weights] if table.masters is None else [weights, read]
+            written = [weights] if masters is None else [weights, masters]
+            new = list(new)
+            if self._stores_each:
+                for k, i in enumerate(members):
+                    own = (before, g, w, *new) if one else tuple(each[k] for each in (before, g, w, *new))
+                    self._store(i, own[:3], own[3:], [n is o for n, o in zip(new, old, strict=True)])
+                continue
             if self._found is not None:
                 for k, i in enumerate(members):
                     all_three = tuple(each.flatten() if one else each[k].flatten() for each in (before, g, w))
                     stored = [each[k].flatten() for each in written]
                     self._found.take(i, all_three, stored, [all_three[2]] * len(stored))
-            new = list(new)
             for k in reversed(self._packed):
                 if new[k] is not old[k]:
                     self._pack(members, k, [new[k]] if one else new[k].unbind())
@@ -300,6 +332,45 @@ class TensorUpdate:
                     ]
                 _write_stacks(places, values, [*[None] * len(written), *old])
         _fill_with_zeros(table)
+
+    def _store(self, i: int, given: tuple[torch.Tensor, ...], states: Sequence[torch.Tensor], same: Sequence[bool]) -> None:
+        """Store what the rule computed of tensor `i`, split or rounded at random, and measure it.
+
+        Args:
+            i: the tensor.
+            given: the weight and the gradient that the rule got, and the new weight.
+            states: the new states.
+            same: whether they are the old ones.
+        """
+        table, kind, w = self.table, self.table.storage.master, given[2]
+        at_random = table.storage.stochastic and not table.storage.codes_only
+
+        def random(slot: int, like: torch.Tensor) -> torch.Tensor:
+            return _random_bits(table, i, 0, like.numel(), slot).view(like.shape)
+
+        places = [table.weights[i].detach(), *([] if table.masters is None else [table.masters[i]])]
+        values: list[torch.Tensor] = [w] * len(places)
+        slots: list[int | None] = [len(states) if len(places) == 1 else None, None][: len(places)]
+        if self._splits:
+            bits = random(len(states), w) if at_random and kind == storage.MasterKind.SPLIT8 else None
+            values = list(storage.split(w, table.weight_dtype, kind, bits))
+        for k, state in enumerate(states):
+            if k in self._packed:
+                if not same[k]:
+                    self._pack([i], k, [state])
+            elif not same[k]:
+                places.append(table.states[i][k])
+                values.append(state)
+                slots.append(k)
+        for k, (place, slot) in enumerate(zip(places, slots, strict=True)):
+            if at_random and place.dtype == torch.bfloat16 and slot is not None:
+                values[k] = storage.rounded_at_random(values[k], random(slot, values[k]))
+        if self._found is not None:
+            stored = 1 + (table.masters is not None)
+            self._found.take(
+                i, tuple(each.flatten() for each in given), *([v.flatten() for v in vs[:stored]] for vs in (places, values))
+            )
+        _write(places, list(values), table.grad_scale_and_skip)
 
     def _computed_with(self, g: torch.Tensor, compute: Any, before: torch.Tensor, old: Any, hyper: tuple[float, ...]) -> Any:
         """What the rule gives of a gradient of the user's, which it may write to only if it is a copy."""
@@ -347,6 +418,11 @@ class TensorUpdate:
             most = max(1, limit.stack // self._largest[each[0]])
             stacks += [each[start : start + most] for start in range(0, len(each), most)]
         return stacks
+
+
+def _with_sums(compute: Any, sums: tuple[torch.Tensor, ...], w: Any, g: Any, states: Any, hyper: Any) -> Any:
+    """What a rule with reductions gives, whose results are `sums`."""
+    return compute(w, g, states, hyper, sums)
 
 
 def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -65,6 +65,7 @@ class TensorRule:
         name: the function's name.
         state: names of the state tensors, in order.
         hyper: names of the hyper-parameters, in order.
+        own_hyper: those among them that its function takes.
         batched: whether its function takes stacks of tensors.
         full_precision: names of the states that are never stored in low precision.
         nonnegative: names of the states that are never negative.
@@ -72,7 +73,7 @@ class TensorRule:
 
     kept: tuple[str, ...] = ()
     reductions: tuple[Reduction, ...] = ()
-    skips_nonfinite = False
+    knows_total = skips_nonfinite = False
     skip_above: str | None = None
     skip_by: str | None = None
 
@@ -98,8 +99,8 @@ class TensorRule:
         if len(arguments) != 4:
             raise TypeError(f"tensor rule {self.name!r} takes ({', '.join(arguments)}): it must be (w, g, state, hyper)")
         self.state = unpacked_names(tree, arguments[2], may_return=True)
-        own_hyper = unpacked_names(tree, arguments[3])
-        self.hyper = tuple(dict.fromkeys((*own_hyper, *(elementwise_rule.hyper if elementwise_rule else ()))))
+        self.own_hyper = unpacked_names(tree, arguments[3])
+        self.hyper = tuple(dict.fromkeys((*self.own_hyper, *(elementwise_rule.hyper if elementwise_rule else ()))))
         self.batched = batched
         self.full_precision, self.nonnegative = tuple(full_precision), tuple(nonnegative)
         for argument in ("full_precision", "nonnegative"):
@@ -110,7 +111,7 @@ class TensorRule:
         known = [argument.arg for argument in tree.args.kwonlyargs]
         if unknown := [name for name in options or () if name not in known]:
             raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}: it has {', '.join(known) or 'none'}")
-        self._function, self._n_hyper = partial(fn, **(options or {})), len(own_hyper)
+        self._function, self._n_hyper = partial(fn, **(options or {})), len(self.own_hyper)
         self._shapes, self._cost, self._elementwise = shapes, cost, (elementwise, elementwise_rule)
         states = () if elementwise_rule is None else elementwise_rule.state
         if states != self.state[: len(states)] or (elementwise_rule is not None and elementwise_rule.reductions):
@@ -119,6 +120,7 @@ class TensorRule:
                 f"({', '.join(self.state)}), and it must have no reductions"
             )
         self._made_by: tuple[Any, ...] | None = None
+        self.made_of_it: dict[Any, Any] = {}  # what transforms have made of it
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -144,23 +146,30 @@ class TensorRule:
         decides, _ = self._elementwise
         return decides is not None and decides(shape)
 
+    @property
+    def elementwise_rule(self) -> Rule | None:
+        """The rule of the tensors that are updated element by element."""
+        return self._elementwise[1]
+
     def rule_for(self, shape: torch.Size) -> Rule | TensorRule:
         """The rule that updates a weight of this shape: itself, or its elementwise one."""
-        _, own = self._elementwise
+        own = self.elementwise_rule
         return own if own is not None and self.elementwise(shape) else self
 
-    def __call__(self, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Any) -> Any:
-        """The new weight and states of one tensor."""
+    def __call__(self, w: torch.Tensor, g: torch.Tensor, state: Any, hyper: Any, *sums: Any) -> Any:
+        """The new weight and states of one tensor; `sums` is what its reductions have found, if it has any."""
         if (other := self.rule_for(w.shape)) is not self:
             values, n = dict(zip(self.hyper, hyper, strict=True)), len(other.state)
-            w, new = other(w, g, state[:n], tuple(values[name] for name in other.hyper))
+            w, new = other(w, g, state[:n], tuple(values[name] for name in other.hyper), *sums)
             return w, (*new, *state[n:])
         if not self.batched:
-            return self.compute(w, g, state, hyper)
-        w, state = self.compute(w[None], g[None], tuple(old[None] for old in state), hyper)
+            return self.compute(w, g, state, hyper, *sums)
+        w, state = self.compute(w[None], g[None], tuple(old[None] for old in state), hyper, *sums)
         return w[0], tuple(new[0] for new in state)
 
-    def compute(self, w: torch.Tensor, g: torch.Tensor, state: Sequence[torch.Tensor], hyper: Sequence[Any]) -> Any:
+    def compute(
+        self, w: torch.Tensor, g: torch.Tensor, state: Sequence[torch.Tensor], hyper: Sequence[Any], *sums: Any
+    ) -> Any:
         """What the function gives, with the values of its options, of a tensor or, if it is batched, of a stack.
 
         Raises:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from ..language import Rule, jit
+from typing import Any
+
+import torch
+
+from ..language import Rule, TensorRule, jit
+from ..rules.common import total_square
 from .base import Made, skipping, transformed
 
 __all__ = ["apply_if_finite"]
 
 
-def apply_if_finite(rule: Rule) -> Rule:
+def apply_if_finite(rule: Rule | TensorRule) -> Any:
     """The rule, but nothing changes where the sum of squares of the gradients over all tensors is not finite.
 
     Neither weights nor states nor per-tensor states do; update counts go on, since the host does not wait for the device to
     know. In float32 the sum of squares is infinite from a norm of 1.8e19, too.
 
     Args:
-        rule: an elementwise rule; what is composed after this is not skipped.
+        rule: any rule; what is composed after this is not skipped.
     """
-    return transformed(apply_if_finite, _make, rule)
+    return transformed(apply_if_finite, _make, rule, around=_around_whole, reduction=total_square, skips_nonfinite=True)
+
+
+def _around_whole(step: Any, w: Any, g: Any, states: Any, hyper: Any, sums: Any) -> Any:
+    going = sums[-1].isfinite()
+    new, found = step(torch.where(going, g, torch.zeros_like(g)))  # decompositions refuse non-finite values
+    kept = {name: old if found[name] is old else torch.where(going, found[name], old) for name, old in states.items()}
+    return torch.where(going, new, w), kept
 
 
 @jit

@@ -9,9 +9,10 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..language import Function, Reduction, Rule, jit
+from ..language import Function, Reduction, Rule, TensorRule, jit
 from ..language.codegen import RuleSource, tuple_text
 from ..rules.common import total_square
+from .whole import Around, ComposedTensorRule
 
 __all__ = [
     "Change",
@@ -101,23 +102,41 @@ class _ReductionAfter(ComposedReduction):
         self.finished, self.kept, self.finish_hyper = of.finished, of.kept, of.finish_hyper
 
 
-def check_rule(rule: Any) -> None:
-    if not isinstance(rule, Rule):
+def check_rule(rule: Any, whole: bool = False) -> None:
+    """Refuse what cannot be transformed; `whole` is whether rules of whole tensors can."""
+    if not isinstance(rule, (Rule, TensorRule) if whole else Rule):
         raise TypeError(f"rule must be elementwise, made with @rule, got {type(rule).__name__}")
     if taken := [name for name in (*rule.state, *rule.hyper) if name in ("sums", "kept", "index")]:
         raise ValueError(f"rule {rule.name!r} has a state or hyper-parameter {taken[0]!r}: composed rules need the name")
 
 
-def transformed(transform: Callable[..., Rule], make: Callable[..., Made], rule: Rule, *options: Any) -> Rule:
+def transformed(
+    transform: Callable[..., Any],
+    make: Callable[..., Made],
+    rule: Any,
+    *options: Any,
+    around: Around | None = None,
+    **whole: Any,
+) -> Any:
     """The rule that `transform(rule, *options)` gave before, or a new one, of what `make(rule, *options)` makes.
+
+    Args:
+        around: of a rule of whole tensors, what is done around its step; None for transforms that take none.
+        **whole: what `ComposedTensorRule` takes in addition.
 
     Raises:
         TypeError, ValueError: not a rule that can be transformed.
     """
-    check_rule(rule)
-    key = transform, options
+    check_rule(rule, around is not None)
+    key, how = (transform, options), (transform, (rule, *options))
     if key not in rule.made_of_it:
-        rule.made_of_it[key] = _ComposedRule(make(rule, *options), rule, (transform, (rule, *options)))
+        if isinstance(rule, TensorRule):
+            assert around is not None
+            own = rule.elementwise_rule
+            elementwise = None if own is None else transform(own, *options)
+            rule.made_of_it[key] = ComposedTensorRule(rule, how, around, elementwise, **whole)
+        else:
+            rule.made_of_it[key] = _ComposedRule(make(rule, *options), rule, how)
     return rule.made_of_it[key]
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
-from ..language import Rule, jit
+import torch
+
+from ..language import Rule, TensorRule, jit
 from ..language.codegen import RuleSource, tuple_text
 from .base import Made, check_rule, transformed
 
 __all__ = ["cautious_weight_decay"]
 
 
-def cautious_weight_decay(rule: Rule, decay: Iterable[str] = ("decay", "decoupled_decay")) -> Rule:
+def cautious_weight_decay(rule: Rule | TensorRule, decay: Iterable[str] = ("decay", "decoupled_decay")) -> Any:
     """The rule, with its decoupled weight decay only in elements where u w >= 0, of the step -u and the weight w.
 
     u is what the rule without decay takes off the weight. Where that is too small to change the weight, it counts as 0.
 
     Args:
-        rule: an elementwise rule that has a decoupled weight decay.
+        rule: a rule that has a decoupled weight decay. Of one of whole tensors, these hyper-parameters times the weight, as
+            it was before the step, are taken off.
         decay: the hyper-parameters of that; names that the rule does not have are ignored.
 
     Raises:
@@ -25,14 +30,27 @@ def cautious_weight_decay(rule: Rule, decay: Iterable[str] = ("decay", "decouple
 
     Source: Chen et al. (2025), "Cautious Weight Decay", arXiv 2510.12402, alg. 1.
     """
-    check_rule(rule)
+    check_rule(rule, whole=True)
     decay = tuple(decay)
-    if not (own := tuple(name for name in rule.own_hyper if name in decay)):
+    names = rule.hyper if isinstance(rule, TensorRule) else rule.own_hyper
+    if not (own := tuple(name for name in names if name in decay)):
         raise ValueError(
             f"rule {rule.name!r} has none of the hyper-parameters {', '.join(map(repr, decay))}: there is no decoupled "
             "weight decay in it; apply decoupled_weight_decay first, or name it in decay="
         )
-    return transformed(cautious_weight_decay, _make, rule, own)
+    return transformed(cautious_weight_decay, _make, rule, own, around=partial(_around_whole, decay=_of_whole(rule, own)))
+
+
+def _of_whole(rule: Rule | TensorRule, decay: tuple[str, ...]) -> tuple[str, ...]:
+    """These hyper-parameters, without those that a rule of whole tensors has for its elementwise rule alone."""
+    return tuple(name for name in decay if name in getattr(rule, "own_hyper", rule.hyper))
+
+
+def _around_whole(step: Any, w: Any, g: Any, states: Any, hyper: Any, *sums: Any, decay: tuple[str, ...]) -> Any:
+    """Decay has no part in the step, which is costly, so that one is enough."""
+    stepped, found = step(g, **dict.fromkeys(decay, 0.0))
+    decayed = stepped - sum(hyper[name] for name in decay) * w
+    return torch.where(opposes(w, stepped), stepped, decayed), found
 
 
 @jit

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..language import Rule
+from typing import Any
+
+from ..language import Rule, TensorRule
 from ..language.codegen import RuleSource
 from ..rules.common import clip_coefficient, total_square
 from .base import Change, Made, changed_gradient, transformed
@@ -10,18 +12,22 @@ from .base import Change, Made, changed_gradient, transformed
 __all__ = ["clip_by_global_norm"]
 
 
-def clip_by_global_norm(rule: Rule) -> Rule:
+def clip_by_global_norm(rule: Rule | TensorRule) -> Any:
     """The rule with gradients multiplied by min(1, clip_norm / (norm + 1e-6)), of the norm over all tensors of an update.
 
     It has one more hyper-parameter, `clip_norm`, and one more reduction, before its own, which see the clipped gradient too.
     The gradients themselves stay as they are.
 
     Args:
-        rule: an elementwise rule. Apply this transform first, before others that read the gradient.
+        rule: any rule. Apply this transform first, before others that read the gradient.
 
     Source: Pascanu et al. (2013), "On the difficulty of training recurrent neural networks", alg. 1; numbers of torch.
     """
-    return transformed(clip_by_global_norm, _make, rule)
+    return transformed(clip_by_global_norm, _make, rule, around=_around_whole, hyper=("clip_norm",), reduction=total_square)
+
+
+def _around_whole(step: Any, w: Any, g: Any, states: Any, hyper: Any, sums: Any) -> Any:
+    return step(g * clip_coefficient(sums[-1].sqrt(), hyper["clip_norm"], 1e-6))
 
 
 def _clip(text: RuleSource, numbers: tuple[str, ...]) -> tuple[list[str], str]:

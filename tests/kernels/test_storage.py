@@ -274,8 +274,6 @@ def test_types_that_do_not_go_together_are_refused():
         masters = [None if master is None else torch.zeros(3, dtype=master)]
         with pytest.raises(ValueError, match=message):
             Update(rules.sgd_momentum, [weight], [(torch.zeros(3, dtype=state),)], masters)
-    with pytest.raises(TypeError, match=r"seed=0: rule 'muon' is one of whole tensors"):
-        Update(rules.muon, [torch.zeros(3, 3)], states_for(rules.muon, [torch.zeros(3, 3)]), seed=0)
 
 
 def test_groups_are_formed_by_how_tensors_are_stored(place):

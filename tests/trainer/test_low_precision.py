@@ -239,7 +239,6 @@ def test_groups_may_store_in_different_ways(device):
             r"multi_precision='rest': must be True, False, or one of 'remainder', 'split8'\.",
         ),
         ("adam", {"multi_precision": "split"}, TypeError, "multi_precision='split': .* Did you mean 'split8'"),
-        ("muon", {"multi_precision": "split8"}, TypeError, "multi_precision='split8': Muon has a rule of whole"),
         ("adam", {"kahan": True, "multi_precision": True}, ValueError, "kahan=True with multi_precision=True"),
         (
             "adam",
@@ -253,8 +252,6 @@ def test_groups_may_store_in_different_ways(device):
             ValueError,
             "state_dtype='bfloat16': must be None for Adafactor",
         ),
-        ("muon", {"kahan": True}, TypeError, "kahan=True: Muon has a rule of whole tensors"),
-        ("muon", {"multi_precision": "remainder"}, TypeError, "multi_precision='remainder': Muon has a rule of whole"),
         (
             "sgd",
             {"state_dtype": "bfloat16"},

@@ -273,8 +273,8 @@ def test_what_is_refused():
             optimizer.create("sgd", **dict([arguments]))
     with pytest.raises(TypeError, match="skip_nonfinite=1: must be True or False"):
         optimizer.create("sgd", skip_nonfinite=1)
-    with pytest.raises(TypeError, match="clip_norm=1.0: Muon has a rule of whole tensors"):
-        optimizer.create("muon", clip_norm=1)
+    with pytest.raises(TypeError, match="skip_norm=1.0: Muon has a rule of whole tensors"):
+        optimizer.create("muon", skip_norm=1)
     trainer = Trainer([torch.nn.Parameter(torch.ones(2))], "sgd")
     with pytest.raises(ValueError, match="SGD keeps no averaged weights: give it ema_decay"), trainer.averaged_weights():
         pass

@@ -119,7 +119,7 @@ REFUSED = {
         "SGD adds its weight decay to the gradient; .*, or give decoupled_wd=True, too",
     ),
     "rprop": ({"cautious_wd": True}, ValueError, "cautious_wd=True: Rprop has no weight decay; it must be False"),
-    "muon": ({"cautious_wd": True}, TypeError, "cautious_wd=True: Muon has a rule of whole tensors"),
+    "muon": ({"hyperball": True}, TypeError, "hyperball=True: Muon has a rule of whole tensors"),
     "adamw": ({"cautious_wd": 1}, TypeError, "cautious_wd=1: must be True or False"),
 }
 

@@ -61,6 +61,7 @@ OPTIMIZERS = {
     "nadam": (optimizer.Nadam, {"learning_rate": 0.05}),
     "signum": (optimizer.Signum, {"learning_rate": 0.02, "momentum": 0.9}),
     "own rule": (OwnRule, {"learning_rate": 0.1}),
+    "muon": (optimizer.Muon, {"learning_rate": 0.05}),
     "by hand": (ByHand, {"learning_rate": 0.1}),
 }
 
@@ -113,6 +114,7 @@ OPTIONS = {
     "multi_precision": ({"multi_precision": True}, NARROW),
     "split master": ({"multi_precision": "remainder"}, NARROW),
     "split master of 24 bits": ({"multi_precision": "split8", "stochastic_rounding": True}, NARROW),
+    "those of matrices": ({**DECAY, "cautious_wd": True, "ema_decay": 0.9, "clip_norm": 0.5, "skip_nonfinite": True}, WIDE),
     "many": (MANY, WIDE),
     "many with norms": ({**MANY, "clip_norm": 0.5, "skip_nonfinite": True, "agc": 0.05}, WIDE),
 }
@@ -131,7 +133,13 @@ class Case:
     def optimizer_arguments(self):
         """Made anew, as schedules are called and changed; without `decoupled_wd` where decay is decoupled already."""
         made = {k: v(self.arguments["learning_rate"]) if v is schedule else v for k, v in self.arguments.items()}
-        if made.get("decoupled_wd") and self.klass in (optimizer.AdamW, optimizer.LAMB, optimizer.Lion, optimizer.Signum):
+        if made.get("decoupled_wd") and self.klass in (
+            optimizer.AdamW,
+            optimizer.LAMB,
+            optimizer.Lion,
+            optimizer.Signum,
+            optimizer.Muon,
+        ):
             del made["decoupled_wd"]
         return made
 
@@ -398,12 +406,12 @@ def expected(name, option):
         return error
 
 
-NORMS = {"clip_norm", "zclip", "skip_norm", "skip_percentile", "skip_nonfinite", "many with norms"}
+NORMS = {"clip_norm", "zclip", "skip_norm", "skip_percentile", "skip_nonfinite", "those of matrices", "many with norms"}
 MANY_OPTIONS = {"many", "many with norms"}
 # What is refused, with a word of the message: by path the options, and the optimizers with any option.
 REFUSED = {
     "step_in_backward": (dict.fromkeys(NORMS, "sums over all gradients"), {"by hand": "ByHand"}),
-    "capture": ({}, {"by hand": "ByHand"}),
+    "capture": ({}, {"by hand": "ByHand", "muon": "Muon"}),
     "several optimizers": (dict.fromkeys({"begin_num_update"} | MANY_OPTIONS, "begin_num_update"), {}),
     "as_torch": (
         {"begin_num_update": "begin_num_update", **dict.fromkeys({"rescale_grad"} | MANY_OPTIONS, "rescale_grad")},
@@ -415,8 +423,9 @@ REFUSED = {
     ),
     "Optimizer.update": (
         {
-            **{name: name for name in NORMS - MANY_OPTIONS},
+            **{name: name for name in NORMS - MANY_OPTIONS - {"those of matrices"}},
             "many with norms": "clip_norm",
+            "those of matrices": "clip_norm",
             "kahan": "kahan",
             "split master": "remainder",
             "split master of 24 bits": "split8",
@@ -453,6 +462,8 @@ def check(path, option, name, follow):
         return
     options, optimizers = REFUSED.get(path, ({}, {}))
     word = optimizers.get(name) or options.get(option)
+    if word is None and (path, name) == ("shards", "muon") and option in NORMS:
+        word = "sum over all parameters"
     if word is not None:
         with pytest.raises((TypeError, ValueError), match=word):
             follow()

@@ -57,6 +57,11 @@ def needs_owner(rule: Rule | TensorRule, parameter: torch.Tensor) -> bool:
 def owner_refusal(rule: Rule | TensorRule, parameters: Iterable[torch.Tensor]) -> str | None:
     """Why one of these parameters, which need owners, cannot have one, or None."""
     for parameter in parameters:
+        if rule.reductions:
+            return (
+                f"its rule, {rule.name!r}, needs a sum over all parameters together (as clip_norm does), and each is "
+                "brought to one rank: clip by tristep.optim.clip_grad_norm_ instead"
+            )
         placed: Any = parameter
         if (wrong := _obstacle(placed)) is not None:
             return (

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...kernels import TensorRule, rules
+from ...kernels.rules.matrix import turned_dimensions
 from ..validation import boolean, integer, number
 from .adam_variants import WithBetas
 from .base import register
@@ -59,6 +60,13 @@ class SOAP(WithBetas):
     @property
     def rule(self) -> TensorRule:  # type: ignore[override]
         return rules.soap_up_to(self.max_precondition_dim, self.precondition_1d)
+
+    def init_state(self, weight: torch.Tensor, state: tuple[torch.Tensor, ...]) -> None:
+        """Begin with the axes as coordinates, which remain until the next turn where the first update is skipped."""
+        sides = turned_dimensions(weight.shape, self.max_precondition_dim, float(self.precondition_1d))
+        bases = [torch.eye(side).flatten() for side in sides if side]
+        if bases:
+            state[self.rule.state.index("basis")].copy_(torch.cat(bases))
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         steps = t - self.begin_num_update - 1  # the first update is none

@@ -163,6 +163,7 @@ class Muon(WithOrthogonalization):
     """
 
     default_learning_rate = 0.001
+    decoupled_weight_decay = ("decay", "adam_decay")
 
     def __init__(
         self,

@@ -47,12 +47,13 @@ class TransformOptions(GuardOptions):
         peak_lr: the peak, before `lr_mult`, > 0; None means that of `lr_scheduler`, where that has a `peak_lr`.
         **kwargs: those of `GuardOptions`, such as `clip_norm`, and of `Optimizer`.
 
-    All of these options can be combined, for all elementwise rules, and cost nothing if they are not used. Gradients are
+    All of these options can be combined, for all elementwise rules, and cost nothing if they are not used; rules of whole
+    tensors take `clip_norm`, `skip_nonfinite`, `cautious_wd`, `ema_decay` and `decay_schedule`. Gradients are
     clipped first, by `clip_norm` or `zclip` before `agc`; then comes what is listed here, in this order; and a skipped step
     is one in which nothing of all that happens.
 
     Raises:
-        TypeError: an option of an optimizer whose rule is not elementwise.
+        TypeError: another option of an optimizer whose rule is one of whole tensors.
         ValueError: `decoupled_wd` of an optimizer whose weight decay is decoupled already, or that has none; `cautious_wd`
             without decoupled weight decay; `hyperball` with `wd`, `decoupled_wd` or `cautious_wd`, as what is on a sphere
             does not decay; `decay_schedule` without decoupled weight decay, or with a schedule whose peak is not known. At

@@ -55,7 +55,7 @@ class RuleOptimizer(TransformOptions):
             a copy in 24 bits; ties are then rounded away from zero, not to even.
 
     Raises:
-        TypeError: an option, but for `state_dtype`, of an optimizer whose rule is not elementwise.
+        TypeError: an option of `TransformOptions` or `GuardOptions` that rules of whole tensors do not take.
         ValueError: `state_dtype` without a state that it applies to; `kahan` together with `multi_precision`. At the first
             step, a weight of a type that `state_dtype`, `stochastic_rounding` or a split master does not support.
 

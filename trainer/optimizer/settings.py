@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .rule_optimizer import RuleOptimizer
 
 __all__ = [
+    "OPTIONS_OF_WHOLE_TENSORS",
     "SPLIT_MASTERS",
     "also_called",
     "check_grad_req",
@@ -36,6 +37,8 @@ __all__ = [
 
 # Values of `multi_precision` that are no bool, with the type of what is stored next to a bfloat16 weight.
 SPLIT_MASTERS: dict[Any, torch.dtype] = {"remainder": torch.int16, "split8": torch.int8}
+# The options of transforms that rules of whole tensors take, too.
+OPTIONS_OF_WHOLE_TENSORS = ("clip_norm", "skip_nonfinite", "cautious_wd", "ema_decay")
 _TORCHS_NAMES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon", "betas": "beta1", "alpha": "gamma1"}
 _P = ParamSpec("_P")
 
@@ -71,14 +74,12 @@ def check_options(optimizer: RuleOptimizer) -> None:
     if optimizer.narrow is not None:
         check_state_dtype(optimizer.state_dtype, name, rule)
     if isinstance(rule, TensorRule):
-        names = ("stochastic_rounding", "kahan")
-        values = optimizer.options_in_use | {option: getattr(optimizer, option) for option in names}
-        if optimizer.multi_precision in SPLIT_MASTERS:
-            values["multi_precision"] = optimizer.multi_precision
-        given = ", ".join(f"{option}={value!r}" for option, value in values.items() if value not in (None, False))
+        given = ", ".join(f"{k}={v!r}" for k, v in optimizer.options_in_use.items() if k not in OPTIONS_OF_WHOLE_TENSORS)
         if given:
-            raise TypeError(f"{given}: {name} has a rule of whole tensors; options are for rules of single elements")
-        return
+            raise TypeError(
+                f"{given}: {name} has a rule of whole tensors, which such options are not for; those for it are "
+                f"{', '.join(OPTIONS_OF_WHOLE_TENSORS)} and how weights and states are stored"
+            )
     optimizer.check_transforms()
     if optimizer.kahan and optimizer.multi_precision:
         raise ValueError(
