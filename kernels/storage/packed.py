@@ -14,9 +14,9 @@ of a float32 that are in the same order (`encode`), for a code with m bits of ma
     bits of v, or of (v + 4) / 2 if that is more; from the m-th bit of the mantissa on, less those of 2
 
 All of that but the rounding is exact, and therefore the same on every backend. Numbers that were decoded are encoded as the
-same numbers, though perhaps by other codes and half the scale. No normal number above zero becomes zero in a state that is
-never negative: it may be in a denominator. Where one number of a block is not finite, or above (2 - 2^-m) 2^127, all of them
-become NaN, and the codes mean nothing.
+same numbers, though perhaps by other codes and half the scale, and are numbers of bfloat16, too. No normal number above zero
+becomes zero in a state that is never negative: it may be in a denominator. Where one number of a block is not finite, or
+above (2 - 2^-m) 2^127, all of them become NaN, and the codes mean nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ __all__ = [
     "ONE",
     "PACKED",
     "Code",
+    "as_bfloat16",
     "check_scales",
     "copy",
     "decode",
@@ -47,6 +48,7 @@ __all__ = [
 
 BLOCK = 128  # elements that share a scale: those that one warp of a GPU holds, 4 to a thread, so that it finds it alone
 LEAST, INFINITE = 27 << 23, 255 << 23  # bits of the exponent of 2^-100, to which scales are limited, and of infinity
+AT_A_TIME = 1 << 22  # elements that are packed or unpacked at a time, since temporary tensors take several times their room
 ONE, HALF = 127 << 23, 126 << 23  # bits of 1 and of 1/2
 PACKED = (torch.uint8, torch.int8)  # types of packed states: of 8 bits and of 4
 
@@ -196,6 +198,19 @@ def unpacked(packed: torch.Tensor, shape: Any, unsigned: bool = False) -> torch.
     return decode(*pieces(packed, n), unsigned, packed.dtype, n).view(shape)
 
 
+def as_bfloat16(packed: torch.Tensor, shape: Any, unsigned: bool = False) -> torch.Tensor:
+    """The numbers of a packed state of a tensor of this shape, exactly."""
+    n = shape.numel()
+    (codes, scales), bits = pieces(packed, n), CODES[packed.dtype][unsigned].bits
+    values = torch.empty(n, dtype=torch.bfloat16, device=packed.device)
+    for start in range(0, n, AT_A_TIME):
+        part = values[start : start + AT_A_TIME]
+        stop = start + len(part)
+        code, scale = codes[start * bits // 8 : -(-stop * bits // 8)], scales[start // BLOCK : -(-stop // BLOCK)]
+        part.copy_(decode(code, scale, unsigned, packed.dtype, len(part)))
+    return values.view(shape)
+
+
 def copy(new: torch.Tensor, old: torch.Tensor, shape: Any, unsigned: bool = False) -> torch.Tensor:
     """Put a state of a tensor of this shape into another one, which may be stored in another way, and return that.
 
@@ -207,7 +222,10 @@ def copy(new: torch.Tensor, old: torch.Tensor, shape: Any, unsigned: bool = Fals
         old = unpacked(old, shape, unsigned)
     if not is_packed(new):
         return new.copy_(old)
-    packed = encode(old.detach().to(torch.float32).contiguous().view(-1), unsigned, dtype=new.dtype)
-    for piece, value in zip(pieces(new, shape.numel()), packed, strict=True):
-        piece.copy_(value)
+    flat, bits = old.detach().contiguous().view(-1), CODES[new.dtype][unsigned].bits
+    codes, scales = pieces(new, shape.numel())
+    for start in range(0, len(flat), AT_A_TIME):
+        code, scale = encode(flat[start : start + AT_A_TIME].to(torch.float32), unsigned, dtype=new.dtype)
+        codes[start * bits // 8 :][: len(code)] = code
+        scales[start // BLOCK :][: len(scale)] = scale
     return new

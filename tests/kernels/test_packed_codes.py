@@ -151,3 +151,28 @@ def test_slow_averages_move_only_if_rounded_at_random(dtype):
     exact = var["exact"][small].mean()
     assert abs(var["random"][small].mean() / exact - 1) < 0.1
     assert var["nearest"][small].mean() > 2 * exact
+
+
+@SIGNS
+@KINDS
+def test_all_numbers_are_numbers_of_bfloat16(dtype, unsigned, monkeypatch):
+    """Each code with the least, the largest and middle scales; also in pieces."""
+    bits = 8 if dtype == U8 else 4
+    codes = torch.arange(256, dtype=torch.int32).to(U8).repeat_interleave(bits // 4).repeat(64 if bits == 8 else 128)
+    n = len(codes) * 8 // bits
+    packed = torch.zeros(storage.packed_size(n, dtype), dtype=dtype)
+    own, scales = storage.pieces(packed, n)
+    own.copy_(codes)
+    most = 127 - storage.CODES[dtype][unsigned].powers
+    least = -100 - storage.CODES[dtype][unsigned].powers
+    scales.copy_(torch.exp2(torch.linspace(least, most, len(scales)).round()))
+    monkeypatch.setattr("tristep.kernels.storage.packed.AT_A_TIME", 1024)
+    found, expected = (
+        storage.as_bfloat16(packed, torch.Size([n]), unsigned),
+        storage.unpacked(packed, torch.Size([n]), unsigned),
+    )
+    assert found.dtype == torch.bfloat16
+    assert expected.isfinite().all()
+    assert torch.equal(found.to(F32), expected)
+    again = storage.copy(torch.zeros_like(packed), found, torch.Size([n]), unsigned)
+    assert torch.equal(storage.unpacked(again, torch.Size([n]), unsigned), expected)

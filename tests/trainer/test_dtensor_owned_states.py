@@ -161,7 +161,7 @@ def _in_few_bits():
 
 def test_packed_states_and_masters_belong_to_owners(processes):
     for (weights, states), (weights_alone, states_alone), (float32, float32_alone), types in processes(2).run(_in_few_bits):
-        assert types == "{'mean': torch.uint8, 'master': torch.float32}"
+        assert types == "{'mean': torch.bfloat16, 'master': torch.float32}"
         for a, b in zip([*weights, *float32], [*weights_alone, *float32_alone], strict=True):
             assert a.tobytes() == b.tobytes()
         for row, alone in zip(states, states_alone, strict=True):

@@ -23,11 +23,10 @@ from ..validation import choice
 from . import shards
 from .full_precision import float32_weights, load_float32_weights
 from .groups import Group, Numbers, name_of, refuse_evaluated
-from .owned_states import states_as_shards
+from .owned_states import shown_states
 from .owners import check_shards
 from .plan import OptimizerPlan
 from .saved import check_numbers, converted
-from .states import unpacked_shards
 
 __all__ = ["FusedOptimizer"]
 
@@ -268,17 +267,13 @@ class FusedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As torch's. All ranks are to call it where owners have the states of cut parameters; see owned_states.py.
 
-        Packed states of shards are float32 DTensors in it, placed as the parameter, which can be cut otherwise. Loaded into
-        shards like these, they are packed again as the same numbers, to the bit; into others they are rounded to the
-        nearest, since blocks are counted within a shard.
+        Packed states are bfloat16 in it, exactly, of the parameter's shape and placed as it: one format for one process and
+        for shards, which can be cut otherwise. The next step after loading packs them again: where blocks have the same
+        elements as before, as the same numbers, to the bit; elsewhere, since blocks are counted within a shard, rounded to
+        the nearest.
         """
-        with states_as_shards(self):
-            saved = super().state_dict()
-        every = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
-        for index, (group, parameter) in enumerate(every):
-            if shards.is_dtensor(parameter) and index in saved["state"]:
-                saved["state"][index] = unpacked_shards(self, group, parameter, saved["state"][index])
-        return saved
+        with shown_states(self):
+            return super().state_dict()
 
     @uninterrupted
     def load_state_dict(self, state_dict: Any) -> None:

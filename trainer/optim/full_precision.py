@@ -12,7 +12,7 @@ from ...kernels.states import goes_with, master_like
 from ..full_precision import check_weights, float32_of, parts_of
 from . import shards
 from .groups import Group, name_of
-from .owned_states import states_as_shards
+from .owned_states import shown_states
 from .states import MASTER_KEYS, as_real, master_key
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ __all__ = ["float32_weights", "load_float32_weights"]
 def float32_weights(optimizer: FusedOptimizer) -> dict[torch.Tensor, torch.Tensor]:
     """See `FusedOptimizer.float32_weights`."""
     found = {}
-    with states_as_shards(optimizer):
+    with shown_states(optimizer, MASTER_KEYS):
         rows = dict(optimizer.state)
     for _, group, parameter in _parameters(optimizer):
         weight, row = as_real(parameter).detach(), rows.get(parameter, {})

@@ -20,7 +20,7 @@ from . import adapters, ports
 from .base import FusedOptimizer
 from .groups import name_of
 from .joined import JoinedOptimizers
-from .owned_states import states_as_shards
+from .owned_states import shown_states
 from .saved import check_numbers
 
 __all__ = ["MultiOptimizer", "checked_entry", "optimizer_class"]
@@ -106,12 +106,12 @@ class MultiOptimizer(JoinedOptimizers):
             super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's. All ranks are to call it where owners have the states of cut parameters; see owned_states.py."""
+        """As torch's, with states as those of `FusedOptimizer.state_dict`."""
         self.share()
         with ExitStack() as stack:
             for optimizer in self.optimizers:
                 if isinstance(optimizer, FusedOptimizer):
-                    stack.enter_context(states_as_shards(optimizer))
+                    stack.enter_context(shown_states(optimizer))
             return super().state_dict()
 
     @uninterrupted

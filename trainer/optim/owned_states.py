@@ -1,22 +1,25 @@
-"""The states and masters of parameters that belong to one of the ranks among which they are cut.
+"""The states and masters of parameters that belong to one of the ranks among which they are cut, and what is shown of all.
 
 Only the owner has them, as whole tensors; the others have tensors without elements in their place. What `state_dict` shows
-are DTensors: those of the parameter's shape are placed as it is, others are cut along their first dimension. So
-torch.distributed.checkpoint saves and loads them on any number of ranks.
+are DTensors: those of the parameter's shape are placed as it is, others are cut along their first dimension. Packed states,
+of all parameters, are shown as bfloat16 in the parameter's shape. So torch.distributed.checkpoint saves and loads states on
+any number of ranks.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...kernels import TensorRule, storage
 from ...kernels.layouts import is_wrapper
-from ...kernels.states import goes_with, master_like, slot_shapes, states_for
+from ...kernels.states import PACK_FROM, goes_with, master_like, slot_shapes, states_for
 from ..optimizer.states import new_master
 from . import shards
 from .exchange import CutTensor, Exchange, shard_bounds
@@ -27,7 +30,7 @@ from .states import MASTER_KEYS, master_key
 if TYPE_CHECKING:
     from .base import FusedOptimizer
 
-__all__ = ["Owned", "OwnedStates", "states_as_shards"]
+__all__ = ["Owned", "OwnedStates", "shown_states"]
 
 
 class Owned:
@@ -159,21 +162,49 @@ class OwnedStates:
 
 
 @contextmanager
-def states_as_shards(optimizer: FusedOptimizer) -> Iterator[None]:
-    """A context in which the states that only owners have are DTensors in `optimizer.state`; for all ranks to enter."""
+def shown_states(optimizer: FusedOptimizer, only: Collection[str] | None = None) -> Iterator[None]:
+    """A context in which `optimizer.state` is as `state_dict` shows it, for all ranks to enter.
+
+    Packed states are bfloat16 tensors of the parameter's shape, and the states that only owners have are DTensors.
+
+    Args:
+        optimizer: whose states they are.
+        only: keys of states and masters that are needed; by default all.
+    """
     kept, owners = optimizer.state, optimizer._owners or {}
-    shown = {key: dict(row) if isinstance(row, dict) else row for key, row in kept.items()}
+    shown = copy.copy(kept)  # rows that are shown as they are stay the same objects, as in torch
     tensors: dict[OwnerGroup, list[CutTensor]] = {}
     for group in optimizer.param_groups:
         rule = optimizer._rule(group)
+        unsigned = {optimizer._keys.get(slot, slot) for slot in rule.nonnegative}
         for parameter in group["params"]:
-            if parameter not in owners or not isinstance(rule, TensorRule):
+            if not isinstance(kept.get(parameter), dict):
                 continue
-            row, ranks = shown.get(parameter, {}), OwnerGroup.of(parameter)
+            row = dict(kept[parameter])
+            if parameter not in owners or not isinstance(rule, TensorRule):
+                shape = shards.local(parameter).shape
+                for key in (optimizer._keys.get(slot, slot) for slot in rule.slots):
+                    state: Any = row.get(key)
+                    if not storage.is_packed(state) or shards.is_dtensor(state) or (only is not None and key not in only):
+                        continue
+                    if len(state) == storage.packed_size(shape.numel(), state.dtype):  # it may be another model's
+                        # One type for all ranks: those with few elements do not pack them.
+                        show = storage.unpacked if shards.fewest_elements(parameter) < PACK_FROM else storage.as_bfloat16
+                        row[key] = shards.placed_as(parameter, show(state, shape, key in unsigned))
+                        shown[parameter] = row
+                continue
+            ranks = OwnerGroup.of(parameter)
             for key, shape in _states_in(optimizer, rule, parameter, row):
                 state = row[key]
-                if shards.is_dtensor(state):  # there has been no step since it was loaded
+                # A DTensor was loaded, and there has been no step since.
+                if shards.is_dtensor(state) or (only is not None and key not in only):
                     continue
+                if storage.is_packed(state) and key not in MASTER_KEYS:
+                    shape = parameter.shape
+                    if ranks.rank == owners[parameter]:
+                        state = storage.as_bfloat16(state, shape, key in unsigned)
+                    else:
+                        state = torch.empty(0, dtype=torch.bfloat16, device=state.device)
                 dim, size = _dimension(parameter, shape), list(shape)
                 if dim is not None:
                     start, stop = shard_bounds(shape[dim], ranks.ranks, ranks.rank)
@@ -182,11 +213,12 @@ def states_as_shards(optimizer: FusedOptimizer) -> Iterator[None]:
                 whole = state if ranks.rank == owners[parameter] else None
                 tensors.setdefault(ranks, []).append(CutTensor(own, whole, shape, dim, owners[parameter]))
                 row[key] = _dtensor(own, shape, parameter)
+                shown[parameter] = row
     for ranks, those in tensors.items():
         _exchange(ranks, those, to_owners=False)
     try:
-        if tensors:
-            optimizer.state = type(kept)(dict, shown)  # a defaultdict
+        if not all(map(is_, shown.values(), kept.values())):
+            optimizer.state = shown
         yield
     finally:
         optimizer.state = kept

@@ -2,12 +2,13 @@
 
 `torch.distributed.fsdp.fully_shard` and `distribute_tensor` make such parameters. States are DTensors, too, placed as their
 parameter is, as torch's own optimizers have them, except for packed ones, whose blocks are those of the rank's shard: they
-are plain tensors, and DTensors of float32 only in what `state_dict` returns. Nothing here waits for the device. For rules
+are plain tensors, and DTensors only in what `state_dict` returns. Nothing here waits for the device. For rules
 that need whole tensors, see owned.py.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = [
     "add_up",
     "check_placement",
     "cut_among",
+    "fewest_elements",
     "is_dtensor",
     "join_shards",
     "local",
@@ -80,6 +82,22 @@ def cut_among(parameter: torch.Tensor) -> Cut:
         return ()
     mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
     return tuple((mesh, k) for k, each in enumerate(placements) if not each.is_replicate() and mesh.size(k) > 1)
+
+
+def fewest_elements(parameter: torch.Tensor) -> int:
+    """Of a parameter's elements as many as each rank has, which all ranks know."""
+    if not is_dtensor(parameter):
+        return parameter.numel()
+    mesh, cuts = parameter.device_mesh, [[] for _ in parameter.shape]  # type: ignore[attr-defined, var-annotated]
+    for k, each in enumerate(parameter.placements):  # type: ignore[attr-defined]
+        if not each.is_replicate():
+            cuts[each.dim].append(mesh.size(k))
+    sizes = []
+    for size, ways in zip(parameter.shape, map(math.prod, cuts), strict=True):
+        sizes.append(size // ways if size % ways == 0 else max(0, size - -(-size // ways) * (ways - 1)))
+    # What is cut twice is not cut as by all ranks at once, unless the parts are equal.
+    uneven = any(len(own) > 1 and size % math.prod(own) for size, own in zip(parameter.shape, cuts, strict=True))
+    return 0 if uneven else math.prod(sizes)
 
 
 def check_placement(name: str, key: str, state: torch.Tensor, parameter: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from operator import is_
@@ -31,7 +31,7 @@ from .owners import check_shards
 if TYPE_CHECKING:
     from .base import FusedOptimizer
 
-__all__ = ["MASTER_KEYS", "ParameterStates", "as_real", "master_key", "same_objects", "unpacked_shards"]
+__all__ = ["MASTER_KEYS", "ParameterStates", "as_real", "master_key", "same_objects"]
 
 MASTER_KEYS = ("master", "compensation")  # in a parameter's state; the second is Kahan's
 
@@ -216,20 +216,6 @@ def master_key(weight: torch.Tensor, dtype: torch.dtype) -> tuple[str, str]:
     """The key of a master of this type in a parameter's state, and that of one of the other kinds."""
     master, compensation = MASTER_KEYS
     return (compensation, master) if dtype == weight.dtype else (master, compensation)
-
-
-def unpacked_shards(
-    optimizer: FusedOptimizer, group: Group, parameter: torch.Tensor, row: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What is in a DTensor's state, with packed states as float32 DTensors that are placed as the parameter."""
-    rule, shape = optimizer._rule(group), shards.local(parameter).shape
-    unsigned = {optimizer._keys.get(slot, slot) for slot in rule.nonnegative}
-    return {
-        key: shards.placed_as(parameter, storage.unpacked(value, shape, key in unsigned))
-        if storage.is_packed(value) and key not in MASTER_KEYS and not shards.is_dtensor(value)
-        else value
-        for key, value in row.items()
-    }
 
 
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
