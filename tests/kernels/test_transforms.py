@@ -263,7 +263,7 @@ def test_the_text_of_a_composed_rule_can_be_read():
     made = transforms.decoupled_weight_decay(rules.adam)
     assert inspect.getsource(made.fn).startswith("def adam_decoupled(w, g, state, hyper):\n    (mean, var, ) = state\n")
     assert "weighted(decoupled_decay, w)" in inspect.getsource(made.fn)
-    assert made.source.endswith(rules.adam.source)
+    assert rules.adam.source in made.source
 
 
 AWKWARD = """

@@ -279,6 +279,8 @@ def test_a_cell_run_again_stops_its_loop(shell):
 
 @pytest.mark.parametrize("made", ["tristep.Trainer(net, 'sgd')", "torch.optim.SGD(net.parameters(), 0.1)"])
 def test_a_trainer_shown_as_a_table_is_not_kept_in_out(shell, made):
+    for name in ("_", "__", "___"):  # as IPython has them, unless another test has assigned them
+        shell.user_ns[name] = getattr(shell.displayhook, name)
     run(shell, "net = torch.nn.Linear(2, 1)")
     shell.run_cell(f"trainer = {made}", store_history=True)
     shell.run_cell("trainer", store_history=True)

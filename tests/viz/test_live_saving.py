@@ -61,7 +61,8 @@ def test_a_loop_reopened_by_a_branch_saves_on(tmp_path):
     loop.resume()
     assert loop.status == "finished"
     loop.branch("again", "early")
-    loop.step(4)
+    with pytest.warns(UserWarning, match="step-0000000015, of a later step .* resume would go on from that one"):
+        loop.step(4)
     assert manager.trainer.optimizer.num_update == 6
     loop.stop()
     assert manager.latest().step == 15  # of the run before
