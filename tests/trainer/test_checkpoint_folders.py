@@ -147,8 +147,7 @@ def test_checkpoints_of_later_steps_are_told_and_the_new_one_stays(tmp_path):
     _step(again)
     with pytest.warns(UserWarning, match="has step-0000000004, of a later step than this training, which is at 1"):
         again.step()
-    with pytest.warns(UserWarning, match="has step-0000000004"):
-        again.save()
+    again.save()  # it has been said
     assert [each.step for each in again.all_checkpoints()] == [1, 3, 4]
 
 

@@ -219,8 +219,10 @@ class CheckpointManager:
             self.wait()
 
     def _take_folder(self) -> Claim:
-        """Be the only training that saves here, and warn of checkpoints that would be resumed instead of its own."""
-        self._claim = claim(self.folder, self.trainer, self._claim)
+        """Be the only training that saves here, and at first warn of checkpoints that would be resumed instead of its own."""
+        before, self._claim = self._claim, claim(self.folder, self.trainer, self._claim)
+        if self._claim is before:
+            return before
         step = self.trainer.optimizer.num_update
         later = [path.name for path in list_checkpoints(self.folder) if (step_of(path) or 0) > step]
         if later:
