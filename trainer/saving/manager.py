@@ -219,7 +219,7 @@ class CheckpointManager:
             self.wait()
 
     def _take_folder(self) -> Claim:
-        """Be the only training that saves here, and at first warn of checkpoints that would be resumed instead of its own."""
+        """Be the only training that saves here. Warns, once, of checkpoints that would be resumed instead of its own."""
         before, self._claim = self._claim, claim(self.folder, self.trainer, self._claim)
         if self._claim is before:
             return before
