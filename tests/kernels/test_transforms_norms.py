@@ -197,7 +197,7 @@ def test_copies_of_clipped_rules_and_their_reductions():
         transforms.clip_by_global_norm(made)
     with pytest.raises(ValueError, match="'adam_averaging' has a state or hyper-parameter 'ema' already"):
         transforms.ema(transforms.ema(rules.adam))
-    for function in (transforms.clip_by_global_norm, transforms.apply_if_finite, transforms.ema):
+    for function in (transforms.agc, transforms.zclip, transforms.cautious):
         with pytest.raises(TypeError, match="rule must be elementwise, made with @rule, got TensorRule"):
             function(rules.muon)
 

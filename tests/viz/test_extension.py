@@ -1,6 +1,7 @@
 """The IPython extension, in a shell of its own: what each magic does, and that nothing stays when it is unloaded."""
 
 import ast
+import builtins
 import sys
 import textwrap
 import types
@@ -278,8 +279,9 @@ def test_a_cell_run_again_stops_its_loop(shell):
 
 
 @pytest.mark.parametrize("made", ["tristep.Trainer(net, 'sgd')", "torch.optim.SGD(net.parameters(), 0.1)"])
-def test_a_trainer_shown_as_a_table_is_not_kept_in_out(shell, made):
-    for name in ("_", "__", "___"):  # as IPython has them, unless another test has assigned them
+def test_a_trainer_shown_as_a_table_is_not_kept_in_out(shell, made, monkeypatch):
+    monkeypatch.delattr(builtins, "_", raising=False)  # where Python's own prompt has put something, IPython keeps no `_`
+    for name in ("_", "__", "___"):
         shell.user_ns[name] = getattr(shell.displayhook, name)
     run(shell, "net = torch.nn.Linear(2, 1)")
     shell.run_cell(f"trainer = {made}", store_history=True)
