@@ -224,22 +224,23 @@ class Update:
         same = self._is_bound(gradients, own)
         present = gradients if self.active is None else _present(gradients)
         if not (same and self._gradient_guard is not None and self._gradient_guard.passes(present)):
-            active = [gradient is not None for gradient in gradients]
-            missing = not all(active)
-            pointers = None
+            pointers = active = None
             if self._layouts is not None and len(gradients) == len(self.weights):
-                pointers = self._layouts.pointers(gradients, own, active if missing else None)
+                pointers = self._layouts.pointers(gradients, own)
+                if pointers is None:
+                    active = [gradient is not None for gradient in gradients]
+                    pointers = None if all(active) else self._layouts.pointers(gradients, own, active)
             if pointers is None or (pointers & 15).any():
                 return False
             if self.zero_grads:
                 check_own_memory(self._names, gradients)
             if not same:
                 self._references, self._own = gradient_references(gradients), own
-            self._activate(active if missing else None)
+            self._activate(active)
             # Gradients that are new now will be new at the next step as a rule, so the guard waits until they are not.
-            self._gradient_guard = PointerGuard(_present(gradients)) if same else None
+            self._gradient_guard = PointerGuard(gradients if active is None else _present(gradients)) if same else None
             references: list[Any] = self.references
-            if missing:
+            if active is not None:
                 references = [each if there else None for each, there in zip(references, active, strict=True)]
             for group in self._groups:
                 group.rebind(pointers, references)
