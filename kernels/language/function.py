@@ -20,7 +20,7 @@ import torch
 from .checks import check_form, parse_function
 from .literals import is_number, name_literals
 from .ops import OPS, TORCH_OPS, is_tl
-from .text import function_of_text
+from .text import OfText, function_of_text
 
 __all__ = ["Function", "jit"]
 
@@ -30,7 +30,7 @@ def jit(fn: Callable[..., Any]) -> Function:
     return Function(fn)
 
 
-class Function:
+class Function(OfText):
     """A function of values that can be bound to any backend's ops. Immutable; made by `jit`.
 
     Attributes:
@@ -45,9 +45,12 @@ class Function:
         self.name = fn.__name__
         self.__module__ = fn.__module__  # where pickle is to look for it
         self._bound: dict[str, Any] = {}
-        self.tree = parse_function(fn)
-        check_form(self.tree)
-        self._callees = _called_functions(fn, self.tree)
+        self._defined()
+
+    def read(self) -> None:
+        tree = parse_function(self.fn)
+        check_form(tree)
+        self.tree, self._callees = tree, _called_functions(self.fn, tree)
 
     @cached_property
     def source(self) -> str:

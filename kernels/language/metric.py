@@ -48,18 +48,20 @@ class Metric(Function):
     """
 
     def __init__(self, fn: Callable[..., Any], by: Mapping[str, str], counts_unchanged: bool = False) -> None:
+        self.counts_unchanged, self.names, self.by = counts_unchanged, tuple(by), tuple(by.values())
         super().__init__(fn)
-        self.counts_unchanged = counts_unchanged
+
+    def read(self) -> None:
+        super().read()
         arguments = [argument.arg for argument in self.tree.args.args]
         if len(arguments) != 3:
             raise TypeError(f"metric {self.name!r} takes ({', '.join(arguments)}): it must be (w, g, new_w)")
         returned = self.tree.body[-1].value  # type: ignore[attr-defined]
-        if not isinstance(returned, ast.Tuple) or not by or len(returned.elts) != len(by) - counts_unchanged:
+        if not isinstance(returned, ast.Tuple) or not self.by or len(returned.elts) != len(self.by) - self.counts_unchanged:
             raise TypeError(
                 f"metric {self.name!r} returns {ast.unparse(returned)!r}: it must end by returning a tuple of as many "
-                f'values as @metric({", ".join(by)}) names, as in `return (g * g,)` after @metric(square="sum")'
+                f'values as @metric({", ".join(self.names)}) names, as in `return (g * g,)` after @metric(square="sum")'
             )
-        for name, how in by.items():
+        for name, how in zip(self.names, self.by, strict=True):
             if how not in ("sum", "max"):
                 raise ValueError(f"{name}={how!r} of metric {self.name!r}: must be 'sum' or 'max'")
-        self.names, self.by = tuple(by), tuple(by.values())

@@ -62,8 +62,14 @@ class ElementwiseFunction(Function):
     _kept_and_sums = False  # whether it may take as `kept` what it keeps and, after that, what comes before it
 
     def __init__(self, fn: Callable[..., Any], reduction: Reduction | None = None) -> None:
+        self.reduction = reduction
         super().__init__(fn)
-        arguments = [argument.arg for argument in self.tree.args.args]
+        if reduction is not None:
+            reduction._used_by = self.name
+
+    def read(self) -> None:
+        super().read()
+        reduction, arguments = self.reduction, [argument.arg for argument in self.tree.args.args]
         further = [argument for argument in arguments[4:] if argument in self._NUMBERS][:1]
         if len(arguments) < 4 or arguments[4:] not in (further, [*further, "index"]):
             raise TypeError(
@@ -78,7 +84,6 @@ class ElementwiseFunction(Function):
                 f"{self.kind} {self.name!r} must take `sums` as an argument and name its reduction, "
                 f"@{self.kind}(reduction=...), or neither"
             )
-        self.reduction = reduction
         self.state = unpacked_names(self.tree, arguments[2], may_return=True)
         self.own_hyper = unpacked_names(self.tree, arguments[3])
         if reduction is not None:
@@ -86,7 +91,6 @@ class ElementwiseFunction(Function):
                 raise TypeError(
                     f"reduction {reduction.name!r} takes kept, but keeps nothing: give it a @{reduction.name}.finish"
                 )
-            reduction._used_by = self.name
             names = unpacked_names(self.tree, "sums")
             if names and len(names) != reduction.n_results:
                 raise TypeError(
@@ -133,28 +137,39 @@ class Reduction(ElementwiseFunction):
         feeds_next: bool = False,
         op: str = "sum",
     ) -> None:
-        super().__init__(fn, reduction)
-        returned = self.tree.body[-1].value  # type: ignore[attr-defined]
-        if not isinstance(returned, ast.Tuple) or not returned.elts:
-            raise TypeError(f"reduction {self.name!r} must end by returning a tuple of values, such as `return (g * g,)`")
-        self.n_values = len(returned.elts)
         self.scope = scope
         self.op = op
         self.feeds_next = feeds_next and reduction is not None
         self.finished: Function | None = None
+        self._used_by: str | None = None
+        super().__init__(fn, reduction)
+
+    def read(self) -> None:
+        super().read()
+        returned = self.tree.body[-1].value  # type: ignore[attr-defined]
+        if not isinstance(returned, ast.Tuple) or not returned.elts:
+            raise TypeError(f"reduction {self.name!r} must end by returning a tuple of values, such as `return (g * g,)`")
+        self.n_values = len(returned.elts)
         self.kept: tuple[str, ...] = ()
         self.finish_hyper: tuple[str, ...] = ()
-        self._used_by: str | None = None
+        if self.finished is not None:
+            self._read_finish(self.finished)
 
     def finish(self, fn: Callable[..., Any]) -> Function:
         """Decorator: how per-tensor state is computed from the sums, `(sums, kept, hyper) -> new_kept`. See `reduction`."""
         function = Function(fn)
-        arguments = [argument.arg for argument in function.tree.args.args]
-        if len(arguments) != 3:
-            raise TypeError(f"{function.name!r} takes ({', '.join(arguments)}): it must be (sums, kept, hyper)")
         if self.finished is not None or self._used_by is not None:
             why = f"{self._used_by!r} uses it already" if self.finished is None else f"it has one, {self.finished.name!r}"
             raise TypeError(f"reduction {self.name!r} cannot be given {function.name!r} to finish it: {why}")
+        if self._read:
+            self._read_finish(function)
+        self.finished = function
+        return function
+
+    def _read_finish(self, function: Function) -> None:
+        arguments = [argument.arg for argument in function.tree.args.args]
+        if len(arguments) != 3:
+            raise TypeError(f"{function.name!r} takes ({', '.join(arguments)}): it must be (sums, kept, hyper)")
         sums, kept, hyper = (unpacked_names(function.tree, argument) for argument in arguments)
         if sums and len(sums) != self.n_values:
             raise TypeError(
@@ -173,8 +188,7 @@ class Reduction(ElementwiseFunction):
                 f"{function.name!r} must unpack {arguments[1]} into the names of one number or more, and end by returning a "
                 f"tuple of as many, as in `return (new_{', new_'.join(kept) or 'number'},)`"
             )
-        self.finished, self.kept, self.finish_hyper = function, kept, hyper
-        return function
+        self.kept, self.finish_hyper = kept, hyper
 
     @property
     def numbers_from(self) -> int | None:

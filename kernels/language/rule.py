@@ -84,17 +84,20 @@ class Rule(ElementwiseFunction):
         full_precision: Sequence[str] = (),
         nonnegative: Sequence[str] = (),
     ) -> None:
-        super().__init__(fn, reduction)
-        for argument, names in {"full_precision": full_precision, "nonnegative": nonnegative}.items():
-            if unknown := [name for name in names if name not in self.state]:
-                raise TypeError(f"{argument}={tuple(names)!r}: rule {self.name!r} has no state {unknown[0]!r}")
         self.full_precision, self.nonnegative = tuple(full_precision), tuple(nonnegative)
+        self.made_of_it: dict[Any, Any] = {}  # by transforms and metrics.py
+        super().__init__(fn, reduction)
+
+    def read(self) -> None:
+        super().read()
+        for argument, names in {"full_precision": self.full_precision, "nonnegative": self.nonnegative}.items():
+            if unknown := [name for name in names if name not in self.state]:
+                raise TypeError(f"{argument}={names!r}: rule {self.name!r} has no state {unknown[0]!r}")
         argument = self.tree.args.args[2].arg
         check_return(self.tree, argument, self.state)
         as_they_came = unchanged_states(self.tree, argument, self.state)
         read = names_read(self.tree, self.state)
         self.changed = tuple(name for name in self.state if name not in as_they_came)
-        self.made_of_it: dict[Any, Any] = {}  # by transforms and metrics.py
         self.used = tuple(name for name in self.state if name in self.changed or name in read)
         self.kept = tuple(name for stage in self.reductions for name in stage.kept)
         needed = (name for stage in self.reductions for name in (*stage.own_hyper, *stage.finish_hyper))

@@ -12,6 +12,7 @@ import torch
 from .checks import parse_function, unpacked_names
 from .reduction import Reduction
 from .rule import Rule
+from .text import OfText
 
 __all__ = ["TensorRule", "tensor_rule"]
 
@@ -58,7 +59,7 @@ def tensor_rule(
     return TensorRule(fn, shapes, batched, cost, elementwise, elementwise_rule, full_precision, nonnegative)
 
 
-class TensorRule:
+class TensorRule(OfText):
     """An update rule of whole tensors, made by `tensor_rule`.
 
     Attributes:
@@ -94,33 +95,37 @@ class TensorRule:
         self.fn = fn
         self.name = fn.__name__
         self.__doc__, self.__module__ = fn.__doc__, fn.__module__
-        tree = parse_function(fn)
+        self.batched = batched
+        self.full_precision, self.nonnegative = tuple(full_precision), tuple(nonnegative)
+        self._shapes, self._cost, self._elementwise = shapes, cost, (elementwise, elementwise_rule)
+        self._options = dict(options or {})
+        self._made_by: tuple[Any, ...] | None = None
+        self.made_of_it: dict[Any, Any] = {}  # what transforms have made of it
+        self._defined()
+
+    def read(self) -> None:
+        tree, elementwise_rule = parse_function(self.fn), self.elementwise_rule
         arguments = [argument.arg for argument in tree.args.args]
         if len(arguments) != 4:
             raise TypeError(f"tensor rule {self.name!r} takes ({', '.join(arguments)}): it must be (w, g, state, hyper)")
         self.state = unpacked_names(tree, arguments[2], may_return=True)
         self.own_hyper = unpacked_names(tree, arguments[3])
         self.hyper = tuple(dict.fromkeys((*self.own_hyper, *(elementwise_rule.hyper if elementwise_rule else ()))))
-        self.batched = batched
-        self.full_precision, self.nonnegative = tuple(full_precision), tuple(nonnegative)
         for argument in ("full_precision", "nonnegative"):
             if unknown := [name for name in getattr(self, argument) if name not in self.state]:
                 raise TypeError(
                     f"{argument}={getattr(self, argument)!r}: tensor rule {self.name!r} has no state {unknown[0]!r}"
                 )
         known = [argument.arg for argument in tree.args.kwonlyargs]
-        if unknown := [name for name in options or () if name not in known]:
+        if unknown := [name for name in self._options if name not in known]:
             raise TypeError(f"rule {self.name!r} has no option {unknown[0]!r}: it has {', '.join(known) or 'none'}")
-        self._function, self._n_hyper = partial(fn, **(options or {})), len(self.own_hyper)
-        self._shapes, self._cost, self._elementwise = shapes, cost, (elementwise, elementwise_rule)
+        self._function, self._n_hyper = partial(self.fn, **self._options), len(self.own_hyper)
         states = () if elementwise_rule is None else elementwise_rule.state
         if states != self.state[: len(states)] or (elementwise_rule is not None and elementwise_rule.reductions):
             raise TypeError(
                 f"elementwise_rule={elementwise_rule!r} of {self.name!r}: its states must be the first ones of "
                 f"({', '.join(self.state)}), and it must have no reductions"
             )
-        self._made_by: tuple[Any, ...] | None = None
-        self.made_of_it: dict[Any, Any] = {}  # what transforms have made of it
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -207,6 +212,7 @@ class TensorRule:
         how = shapes or self._shapes, self.batched, cost or self._cost, elementwise or decides, own
         other = TensorRule(self.fn, *how, self.full_precision, self.nonnegative, options)
         other._made_by = made_by
+        other.read()
         return other
 
     def __repr__(self) -> str:

@@ -43,6 +43,7 @@ class ComposedTensorRule(TensorRule):
         reduction: Reduction | None = None,
         skips_nonfinite: bool = False,
     ) -> None:
+        _ = of.state  # so that all of them have been read
         vars(self).update(vars(of))
         self._of, self._made_by, self._around, self.made_of_it = of, how, around, {}
         first = () if elementwise is None else elementwise.state

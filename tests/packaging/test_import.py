@@ -4,8 +4,11 @@ import subprocess
 import sys
 import textwrap
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
+
+import tristep
 
 pytestmark = pytest.mark.packaging
 
@@ -74,10 +77,29 @@ def test_importing_tristep_loads_no_heavy_module_and_touches_no_device_and_viz_i
 
 
 def test_unknown_names_are_attribute_errors():
-    import tristep
-
     with pytest.raises(AttributeError, match="module 'tristep' has no attribute 'no_such_name'"):
         tristep.no_such_name  # noqa: B018
+
+
+def test_a_rule_is_not_read_in_a_file_that_has_changed_since_it_was_imported(tmp_path):
+    code = f"""
+        import shutil, sys
+        from pathlib import Path
+        shutil.copytree({str(Path(tristep.__file__).parent)!r}, "tristep", ignore=shutil.ignore_patterns("__pycache__"))
+        sys.path.insert(0, "")
+        import torch, tristep
+        family = Path(tristep.kernels.rules.__path__[0], "adam.py")
+        family.write_text("#\\n" + family.read_text(encoding="utf-8"), encoding="utf-8")
+        weight = torch.nn.Parameter(torch.ones(3))
+        weight.grad = torch.ones(3)
+        for name in ("sgd", "adam"):
+            try:
+                tristep.Trainer([weight], name, engine="eager").step(1)
+                print(name)
+            except RuntimeError as error:
+                print("adam.py has changed since it was imported: start Python" in str(error))
+    """
+    assert _run(code, tmp_path).split() == ["sgd", "True"]
 
 
 def test_the_version_is_that_of_the_installed_package():
@@ -121,6 +143,7 @@ def test_the_triton_engine_says_where_triton_comes_from(tmp_path):
     code = """
         import torch, tristep
         weight = torch.nn.Parameter(torch.ones(3))
+        weight.grad = torch.ones(3)
         try:
             tristep.Trainer([weight], "sgd", engine="triton")
         except ModuleNotFoundError as error:
