@@ -6,20 +6,27 @@ Imports ``tristep.kernels``.
 if not __name__.startswith("tristep."):
     raise ImportError(f"this folder is 'tristep.trainer'; import it by that name (imported as {__name__!r})")
 
-from . import amp, cost_model, initializer, kvstore, lr_scheduler, optim, optimizer
-from .clipping import clip_global_norm
-from .collect import collect_params
-from .cost_model import estimate_cost
-from .data_parallel import replicate, split_and_load, split_data
-from .ensemble import Ensemble
-from .fit import Fit, fit
-from .lr_finder import LRFinder, lr_find
-from .mxnet import load_mxnet_params, load_mxnet_states
-from .race import BatteryResult, RaceResult, battery, race
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .saving import Checkpoint, CheckpointManager
-from .sweep import Sweep, sweep
 from .telemetry import Telemetry
 from .trainer import StaleGradientError, Trainer, UpdateOnKVStoreError
+
+if TYPE_CHECKING:
+    from . import amp, cost_model, initializer, kvstore, lr_scheduler, optim, optimizer
+    from .clipping import clip_global_norm
+    from .collect import collect_params
+    from .cost_model import estimate_cost
+    from .data_parallel import replicate, split_and_load, split_data
+    from .ensemble import Ensemble
+    from .fitting import Fit, fit
+    from .lr_finder import LRFinder, lr_find
+    from .mxnet import load_mxnet_params, load_mxnet_states
+    from .racing.battery import BatteryResult, battery
+    from .racing.result import RaceResult
+    from .racing.run import race
+    from .sweeping import Sweep, sweep
 
 __all__ = [
     "BatteryResult",
@@ -55,3 +62,41 @@ __all__ = [
     "split_data",
     "sweep",
 ]
+
+# Imported on first use, as a first `Trainer` does not need them: which module has which name. None has its own name, which
+# would stand for the module once that is imported.
+ON_FIRST_USE = {
+    "BatteryResult": "racing",
+    "Ensemble": "ensemble",
+    "Fit": "fitting",
+    "LRFinder": "lr_finder",
+    "RaceResult": "racing",
+    "Sweep": "sweeping",
+    "battery": "racing",
+    "clip_global_norm": "clipping",
+    "collect_params": "collect",
+    "estimate_cost": "cost_model",
+    "fit": "fitting",
+    "load_mxnet_params": "mxnet",
+    "load_mxnet_states": "mxnet",
+    "lr_find": "lr_finder",
+    "race": "racing",
+    "replicate": "data_parallel",
+    "split_and_load": "data_parallel",
+    "split_data": "data_parallel",
+    "sweep": "sweeping",
+}
+
+if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+
+    def __getattr__(name: str) -> Any:
+        if name in ON_FIRST_USE:
+            globals()[name] = getattr(import_module(f"{__name__}.{ON_FIRST_USE[name]}"), name)
+            return globals()[name]
+        if name in __all__:
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

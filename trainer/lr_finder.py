@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .fit import device_of, unpack_batch
+from .fitting import device_of, unpack_batch
 from .snapshot import Snapshot
 from .trainer import Trainer
 from .validation import choice, integer, number

@@ -3,39 +3,35 @@
 This file is the face of the package: the names a user types, and nothing else. The work is done in three
 sub-packages, each of which may import only those before it: ``tristep.kernels`` (update rules and what runs
 them), ``tristep.trainer`` (optimizers, schedules, stores, ``Trainer``) and ``tristep.viz`` (pictures and
-widgets, loaded on first use because they need the ``notebook`` extra). ``tristep.integrations`` has a file for
-each training library that needs one.
+widgets, which need the ``notebook`` extra). ``tristep.integrations`` has a file for each training library that
+needs one. What a first ``Trainer`` does not need is imported on first use.
 """
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from . import amp, init, initializer, kernels, kv, kvstore, lr_scheduler, optim, optimizer, trainer
+from . import kernels, trainer
 from .kernels import rule
-from .trainer import (
-    CheckpointManager,
-    StaleGradientError,
-    Telemetry,
-    Trainer,
-    UpdateOnKVStoreError,
-    battery,
-    clip_global_norm,
-    collect_params,
-    estimate_cost,
-    fit,
-    load_mxnet_params,
-    load_mxnet_states,
-    lr_find,
-    race,
-    replicate,
-    split_and_load,
-    split_data,
-    sweep,
-)
+from .trainer import CheckpointManager, StaleGradientError, Telemetry, Trainer, UpdateOnKVStoreError
 
 if TYPE_CHECKING:  # imported on first use
-    from . import integrations, viz
+    from . import amp, init, initializer, integrations, kv, kvstore, lr_scheduler, optim, optimizer, viz
+    from .trainer import (
+        battery,
+        clip_global_norm,
+        collect_params,
+        estimate_cost,
+        fit,
+        load_mxnet_params,
+        load_mxnet_states,
+        lr_find,
+        race,
+        replicate,
+        split_and_load,
+        split_data,
+        sweep,
+    )
 
 __all__ = [
     "CheckpointManager",
@@ -76,14 +72,15 @@ try:
 except PackageNotFoundError:  # a checkout on PYTHONPATH, never installed
     __version__ = "0+uninstalled"
 
-_LAZY = ("integrations", "viz")  # sub-packages imported on first use
-
 if not TYPE_CHECKING:  # type checkers would take any name for an attribute
 
     def __getattr__(name: str) -> Any:
-        if name in _LAZY:
-            return import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in trainer.ON_FIRST_USE:
+            globals()[name] = getattr(trainer, name)
+            return globals()[name]
+        return import_module(f"{__name__}.{name}")
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -97,4 +94,4 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *__all__})

@@ -76,6 +76,25 @@ def test_importing_tristep_loads_no_heavy_module_and_touches_no_device_and_viz_i
     assert "tristep.viz" not in loaded
 
 
+def test_names_are_imported_on_first_use_and_stay_what_they_are(tmp_path):
+    code = """
+        import sys, tristep
+        names = "race", "sweep", "fit", "optim", "init", "amp", "lr_find", "load_mxnet_params"
+        assert set(names) <= set(dir(tristep))
+        later = {f"tristep.trainer.{name}" for name in ("race", "sweep", "fit", "optim", "mxnet", "initializer")}
+        print(*later & set(sys.modules))
+        import tristep.viz
+        tristep.viz.RaceView
+        for name in ("race", "sweep", "fit"):
+            assert callable(getattr(tristep.trainer, name))
+            assert getattr(tristep, name) is getattr(tristep.trainer, name)
+        assert tristep.optim.AdamW and tristep.initializer.Xavier and tristep.amp.scale_loss
+        from tristep import *
+        assert race is tristep.race and init is tristep.init
+    """
+    assert _run(code, tmp_path).split() == []
+
+
 def test_unknown_names_are_attribute_errors():
     with pytest.raises(AttributeError, match="module 'tristep' has no attribute 'no_such_name'"):
         tristep.no_such_name  # noqa: B018

@@ -8,7 +8,7 @@ import torch
 
 import tristep
 from tristep.trainer import BatteryResult
-from tristep.trainer.race.tasks import SIZE, TASKS
+from tristep.trainer.racing.tasks import SIZE, TASKS
 
 
 def random(seeds=3):

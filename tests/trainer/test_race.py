@@ -9,8 +9,8 @@ import torch
 from races import LOSS, TWO, batches, network, raced
 from torch import nn
 
-from tristep.trainer.race.candidates import candidates_of
-from tristep.trainer.race.training import SeededBatches
+from tristep.trainer.racing.candidates import candidates_of
+from tristep.trainer.racing.training import SeededBatches
 
 
 def by_torch(make_optimizer, seed, steps=12, every=4, held_out=None):
@@ -204,7 +204,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["run", "battery"])
 def test_examples(name, eager_in_quick_tier):
-    assert doctest.testmod(import_module(f"tristep.trainer.race.{name}")).failed == 0
+    assert doctest.testmod(import_module(f"tristep.trainer.racing.{name}")).failed == 0
 
 
 def test_a_damaged_training_is_named(tmp_path, eager_in_quick_tier):

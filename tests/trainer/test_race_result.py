@@ -7,7 +7,7 @@ import pytest
 from races import planted
 
 from tristep.trainer import RaceResult
-from tristep.trainer.race.statistics import mean_interval, ratio_interval, t_quantile
+from tristep.trainer.racing.statistics import mean_interval, ratio_interval, t_quantile
 
 stats = pytest.importorskip("scipy.stats")
 

@@ -9,7 +9,7 @@ import torch
 
 from ...trainer import Trainer
 from ...trainer.epoch_batches import EpochBatches
-from ...trainer.fit import device_of, evaluate, unpack_batch
+from ...trainer.fitting import device_of, evaluate, unpack_batch
 from ...trainer.metrics import checked_metrics
 from .steps import weakly
 

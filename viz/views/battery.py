@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer.race import BatteryResult, battery
-from ...trainer.race.tasks import TASKS
+from ...trainer import BatteryResult, battery
+from ...trainer.racing.tasks import TASKS
 from ..scene import Axis, Heatmap, Layer, Panel, Points, Scene, Text
 from .view import View
 

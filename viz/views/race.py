@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer.race import RaceResult
+from ...trainer import RaceResult
 from ..scene import Axis, Band, Control, Layer, Line, Panel, Points, RefLine, Scene
 from .view import View
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...trainer.sweep import Sweep
+from ...trainer import Sweep
 from ..scene import Axis, Band, Click, Control, Heatmap, Layer, Line, Panel, Points, RefLine, Scene
 from .view import View
 

@@ -13,7 +13,7 @@ import torch
 from torch.func import functional_call, vmap
 
 from ..ensemble import Ensemble
-from ..fit import device_of, evaluate, unpack_batch
+from ..fitting import device_of, evaluate, unpack_batch
 from ..optimizer import MultiOptimizer, Optimizer
 from ..optimizer.patterns import layers_of
 from ..trainer import Trainer

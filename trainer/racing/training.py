@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..fit import device_of, evaluate, unpack_batch
+from ..fitting import device_of, evaluate, unpack_batch
 from ..optimizer import Optimizer
-from ..sweep.train import Batches, Look, start, train_separately, train_together
+from ..sweeping.train import Batches, Look, start, train_separately, train_together
 from ..trainer import Trainer
 
 __all__ = ["Plan", "SeededBatches", "time_steps", "train"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..sweep.train import NotStackableError
+from ..sweeping.train import NotStackableError
 from ..validation import boolean, choice, integer, number
 from .candidates import Candidate, candidates_of
 from .result import RaceResult, steps_to

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..ensemble import make_optimizer
-from ..fit import evaluate
+from ..fitting import evaluate
 from ..metrics import Metric, checked_metrics
 from ..optimizer import Optimizer
 from ..validation import boolean, integer
