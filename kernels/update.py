@@ -110,7 +110,7 @@ class Update:
         self._groups: list[Group] = []
         self._keys: list[Any] = []  # of the groups, by weight
         self._shapes: list[torch.Size] = []
-        self._guard: PointerGuard | None = None  # of the weights
+        self._guard: PointerGuard | None = None  # of the weights, and one tensor of each memory that their states are in
         # The bound gradients: references, pointers and strides of those that are not missing, and the layouts of all.
         self._references: list[Reference] | None = None
         self._gradient_guard: PointerGuard | None = None
@@ -145,8 +145,8 @@ class Update:
         self._states = [tuple(state.detach() for state in row) for row in self.states]
         self._masters = [None if master is None else master.detach() for master in self.masters]
         companions = [*itertools.chain.from_iterable(self._states), *_present(self._masters)]
-        self._anchors = list({each.untyped_storage().data_ptr(): each for each in companions if each.numel()}.values())
-        self._anchor_guard: PointerGuard | None = None
+        anchors = {each.untyped_storage().data_ptr(): each for each in companions if each.numel()}
+        self._watched = [*self.weights, *anchors.values()]
 
     @property
     def hyper(self) -> np.ndarray:
@@ -210,18 +210,28 @@ class Update:
             known.add(kind)
         return True
 
-    def rebind(self, gradients: Sequence[Any], *, own: bool = False) -> bool:
+    def rebind(self, gradients: Sequence[Any], *, own: bool = False, in_place: bool = False) -> bool:
         """As `bind`, if that needs no check of each tensor: weights and states have not moved, and these are the bound
         gradients or others that differ in nothing but their pointers. Returns False where `bind` has to check.
 
         Quick: asked at every step.
+
+        Args:
+            gradients, own: as for `bind`.
+            in_place: that the caller knows what `is_in_place` says.
         """
-        if not self.is_in_place():
+        if not (in_place or self.is_in_place()):
             return False
         # A weight of another type may be at the address of the last one. If `own`, its gradient has that type, too.
         if not own and [weight.dtype for weight in self.weights] != [key[1] for key in self._keys]:
             return False
-        same = self._is_bound(gradients, own)
+        references = self._references
+        same = (
+            references is not None
+            and own == self._own
+            and len(gradients) == len(references)
+            and all(map(operator.is_, [reference() for reference in references], gradients))
+        )
         present = gradients if self.active is None else _present(gradients)
         if not (same and self._gradient_guard is not None and self._gradient_guard.passes(present)):
             pointers = active = None
@@ -239,11 +249,11 @@ class Update:
             self._activate(active)
             # Gradients that are new now will be new at the next step as a rule, so the guard waits until they are not.
             self._gradient_guard = PointerGuard(gradients if active is None else _present(gradients)) if same else None
-            references: list[Any] = self.references
+            bound: list[Any] = self.references
             if active is not None:
-                references = [each if there else None for each, there in zip(references, active, strict=True)]
+                bound = [each if there else None for each, there in zip(bound, active, strict=True)]
             for group in self._groups:
-                group.rebind(pointers, references)
+                group.rebind(pointers, bound)
         self._alive = gradients
         return True
 
@@ -277,12 +287,6 @@ class Update:
             like = [weight if gradient is None else gradient for weight, gradient in pairs]
             if all(each.dtype == key[2] for each, key in zip(like, self._keys, strict=True)):
                 self._layouts = GradLayouts(like, own)
-
-    def _is_bound(self, gradients: Sequence[Any], own: bool) -> bool:
-        """Whether these very tensors are the bound gradients."""
-        if self._references is None or own != self._own or len(gradients) != len(self._references):
-            return False
-        return all(map(operator.is_, [reference() for reference in self._references], gradients))
 
     def _bind(self, gradients: Sequence[torch.Tensor | None]) -> None:
         known: set[Any] = set()
@@ -321,7 +325,7 @@ class Update:
                 *(self.grad_scale_and_skip, self.zero_grads, self.stacked),
             )
             self._groups = [Group(own, key, indices) for key, indices in members.items()]
-            self._guard, self._anchor_guard = PointerGuard(self.weights), PointerGuard(self._anchors)
+            self._guard = PointerGuard(self._watched)
             self._keys, self._shapes = keys, shapes
         self._references, self._gradient_guard = gradient_references(gradients), PointerGuard(_present(gradients))
         active = [gradient is not None for gradient in gradients]
@@ -331,8 +335,7 @@ class Update:
 
     def is_in_place(self) -> bool:
         """Whether weights and states are where they were when gradients were bound."""
-        weights, anchors = self._guard, self._anchor_guard
-        return weights is not None and weights.passes(self.weights) and anchors is not None and anchors.passes(self._anchors)
+        return self._guard is not None and self._guard.passes(self._watched)
 
     def __call__(self, into: MetricsBuffer | None = None) -> None:
         """Run one step with the bound gradients and the values in `hyper`.

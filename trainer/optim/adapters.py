@@ -264,9 +264,10 @@ class _OfRule(FusedOptimizer):
     def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
         self._of(group).start_state(weight, tuple(states.values()))
 
-    def _row(self, group: Group, numbers: Numbers) -> list[float]:
+    def _row(self, group: Group, numbers: Numbers, rule: Rule | TensorRule, rounds: bool) -> list[float]:
         index = int(numbers["index"]) if "index" in numbers else None
-        return self._of(group).row(int(numbers["step"]), float(group["lr"]), float(group["weight_decay"]), index)
+        lr, wd = float(group["lr"]), float(group["weight_decay"])
+        return self._of(group).row(int(numbers["step"]), lr, wd, index, rule)  # type: ignore[arg-type]
 
     def _only_makes_states(self) -> bool:
         if not issubclass(self._klass, (gluon.Ftrl, gluon.FTML)) or any(float(group["lr"]) for group in self.param_groups):

@@ -70,10 +70,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         raise NotImplementedError
 
-    def _row(self, group: Group, numbers: Numbers) -> list[float]:
-        """What gradients are multiplied by, the hyper-parameters in the rule's order, and where there is a seed the step."""
+    def _row(self, group: Group, numbers: Numbers, rule: Rule | TensorRule, rounds: bool) -> list[float]:
+        """What gradients are multiplied by, the hyper-parameters in the order of the group's rule, and the step where it
+        rounds at random.
+        """
         values = {"clip": math.inf, **self._hyper(group, numbers)}
-        rule = self._rule(group)
         row = [1.0]
         for name in rule.hyper:
             derived = None if name in values else derivation(name)
@@ -82,7 +83,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             else:
                 t = int(numbers["step"]) if derived.counts else None
                 row.append(derived.compute(values[derived.source], t))
-        if self._rounding(group) is not None:
+        if rounds:
             row.append(numbers["step"])
         return row
 
@@ -176,7 +177,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     @uninterrupted
     def _step(self) -> None:
         if self._plan is not None and self._plan.holds():
-            self._plan.step()
+            self._plan.prepare(in_place=True)
+            self._plan.run()
             return
         if Recording.current is not None:
             raise RuntimeError("the captured function must do at every call what it does at the first ones")

@@ -43,8 +43,8 @@ class GroupRows:
             optimizer._first_numbers(group, parameter, optimizer.state.get(parameter, {}))
             for group, parameter in zip(groups, parameters, strict=True)
         ]
-        shown = optimizer._shown
-        if optimizer._rounding(groups[0]) is not None:  # random numbers go on where they were after a load
+        shown, self._rounds = optimizer._shown, optimizer._rounding(groups[0]) is not None
+        if self._rounds:  # random numbers go on where they were after a load
             shown = (*shown, "step")
         self.tensors = {
             name: NumberTensors(optimizer, parameters, name, [numbers[name] for numbers in first])
@@ -57,7 +57,9 @@ class GroupRows:
             for name in first[0]
         }
         self.active = [True] * len(groups)
-        self._shared: list[tuple[Any, int]] = []  # rows of equal hyper-parameters, and the first of them
+        # Rows of equal hyper-parameters, the first of them, and its group; and the numbers by which these were found.
+        self._shared: list[tuple[Any, int, Group]] = []
+        self._shared_by: list[bytes] = []
         self._changes: list[tuple[Any, dict[str, Any]]] = []  # new numbers of these rows, after the step
         self._stepping: list[Group] = []
 
@@ -75,22 +77,24 @@ class GroupRows:
         optimizer = self._optimizer
         for shown in self.tensors.values():
             shown.read()
-        self._share()
+        if not self._shared or self._shared_by != [array.tobytes() for array in self._numbers.values()]:
+            self._share()
         scale = getattr(optimizer, "grad_scale", None) if optimizer._control is None else None
         unscale = 1.0 if scale is None else 1.0 / float(scale)
-        self._stepping = list({id(self._groups[first]): self._groups[first] for _, first in self._shared}.values())
         for group in self._stepping:
             optimizer._begin(group)
         self._changes = []
-        for rows, first in self._shared:
-            group = self._groups[first]
+        for rows, first, group in self._shared:
             numbers = {name: array[first] for name, array in self._numbers.items()}
             numbers["step"] += 1
-            row = optimizer._row(group, numbers)
+            row = optimizer._row(group, numbers, self._rule, self._rounds)
             row[0] *= -unscale if group.get("maximize") else unscale
-            update.hyper[rows] = row
+            if rows is None:
+                update.broadcast_hyper(row)
+            else:
+                update.hyper[rows] = row
             if optimizer._counted(group):
-                self._changes.append((rows, numbers))
+                self._changes.append((slice(None) if rows is None else rows, numbers))
         return True  # without gradients, too: other ranks may wait for this one's share of a sum
 
     def undo(self) -> None:
@@ -100,21 +104,22 @@ class GroupRows:
         for rows, numbers in self._changes:
             for name, array in self._numbers.items():
                 array[rows] = numbers[name]
+        self._shared_by = [array.tobytes() for array in self._numbers.values()]
         for name, shown in self.tensors.items():
-            shown.write([rows for rows, _ in self._changes], name == "step")
+            if shown.apart:
+                shown.write([rows for rows, _ in self._changes], name == "step")
         for group in self._stepping:
             self._optimizer._end(group)
 
     def _share(self) -> None:
         """Find the parameters that share hyper-parameters: those of one group and of equal numbers."""
         arrays = self._numbers.values()
-        if self._shared and all((array[rows] == array[first]).all() for rows, first in self._shared for array in arrays):
-            return
         places = np.flatnonzero(self.active)
         columns = [[id(self._groups[i]) for i in places.tolist()], *(array[places].tolist() for array in arrays)]
         members = [places[rows] for rows in equal_places(list(zip(*columns, strict=True)))]
         whole = len(members) == 1 and len(places) == len(self.active)
-        self._shared = [(slice(None) if whole else rows, int(rows[0])) for rows in members]
+        self._shared = [(None if whole else rows, int(rows[0]), self._groups[rows[0]]) for rows in members]
+        self._stepping = list({id(group): group for _, _, group in self._shared}.values())
 
 
 def name_of(group: Group, k: int) -> str:

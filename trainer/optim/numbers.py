@@ -32,6 +32,7 @@ class NumberTensors:
 
     Attributes:
         array: [n], the numbers after `read`.
+        apart: places of the tensors that have memory of their own, which `write` is for.
     """
 
     def __init__(
@@ -57,16 +58,16 @@ class NumberTensors:
             elif (optimizer._is_copy and not tensor.is_shared()) or any(a <= tensor.data_ptr() < b for a, b in ranges):
                 tensor.data = own
         self._tensors: list[torch.Tensor] = [row[name] for row in rows]
-        self._apart: list[int] = []  # tensors with memory of their own
+        self.apart: list[int] = []
 
     def read(self) -> None:
         """Take the numbers from the tensors."""
         pointers = list(map(_data_ptr, self._tensors))
         if pointers != self._pointers:
             self._pointers = pointers
-            self._apart = [i for i, own in enumerate(self._own_pointers) if pointers[i] != own]
-        if self._apart:
-            self.array[self._apart] = [self._tensors[i].item() for i in self._apart]
+            self.apart = [i for i, own in enumerate(self._own_pointers) if pointers[i] != own]
+        if self.apart:
+            self.array[self.apart] = [self._tensors[i].item() for i in self.apart]
 
     def write(self, changed: Sequence[Any], counted: bool) -> None:
         """Write the numbers to the tensors.
@@ -75,12 +76,10 @@ class NumberTensors:
             changed: indices of `array` that have changed.
             counted: each has grown by 1, which is added to what a tensor has: another process may count in it, too.
         """
-        if not self._apart:
-            return
         written = np.zeros(len(self.array), dtype=bool)
         for rows in changed:
             written[rows] = True
-        places = [i for i in self._apart if written[i]]
+        places = [i for i in self.apart if written[i]]
         tensors = [self._tensors[i] for i in places]
         if counted and tensors:
             torch._foreach_add_(tensors, 1)

@@ -89,7 +89,7 @@ class OwnedParameters:
             same_objects(shards_now, [member.shard for member in self._members])
             and same_objects(self._values_now(), self._values)
             and self._guard.passes(self._tensors)
-            and (update.is_in_place() or update.fits())
+            and update.is_in_place()
         )
 
     def fits(self, update: Update) -> bool:

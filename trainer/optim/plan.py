@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from ..optimizer.plan import StepPlan
 from .groups import Group, GroupRows, name_of
 from .owned import OwnedParameters
 from .owners import OwnerGroup, stages_of
-from .states import ParameterStates, same_objects
+from .states import ParameterStates
 
 if TYPE_CHECKING:
     from .base import FusedOptimizer
@@ -63,32 +64,34 @@ class OptimizerPlan:
         self._groups = [(group, group["params"], optimizer._rule(group)) for group in optimizer.param_groups]
         self._parameters = [parameter for _, params, _ in self._groups for parameter in params]
         self._state = optimizer.state
-        self._rows = list(optimizer.state.values())
+        self._rows = [row for row in map(optimizer.state.get, self._parameters) if row is not None]
+        self._objects = self._objects_now()
 
     def holds(self) -> bool:
         """Whether a step needs nothing but new gradients and options."""
         optimizer = self._optimizer
-        return (
-            len(optimizer.param_groups) == len(self._groups)
-            and all(
-                group is now and group["params"] is params and optimizer._rule(group) is rule
-                for (group, params, rule), now in zip(self._groups, optimizer.param_groups, strict=True)
-            )
-            and same_objects(self._parameters, list(chain.from_iterable(params for _, params, _ in self._groups)))
-            and optimizer.state is self._state
-            and same_objects(self._rows, list(optimizer.state.values()))
-            and all(states.is_current(plan.update) for states, plan in self._plans)
-            and all(parameter.grad is None for parameter in self._waiting)
-        )
-
-    def step(self) -> None:
-        self.prepare()
-        self.run()
-
-    def prepare(self) -> None:
-        """All that may fail. Changes nothing that a user sees."""
+        if optimizer.state is not self._state or len(optimizer.param_groups) != len(self._groups):
+            return False
+        for (group, params, rule), now in zip(self._groups, optimizer.param_groups, strict=True):
+            if group is not now or group["params"] is not params or optimizer._rule(group) is not rule:
+                return False
+        objects = self._objects_now()
+        if len(objects) != len(self._objects) or not all(map(is_, objects, self._objects)):
+            return False
         for states, plan in self._plans:
-            plan.prepare(states.gradients())
+            if not states.is_current(plan.update):
+                return False
+        return all(parameter.grad is None for parameter in self._waiting)
+
+    def _objects_now(self) -> list[Any]:
+        """The parameters in the groups, the rows of `state`, and what is in these."""
+        parameters = chain.from_iterable([params for _, params, _ in self._groups])
+        return [*parameters, *self._state.values(), *chain.from_iterable(map(dict.values, self._rows))]
+
+    def prepare(self, in_place: bool = False) -> None:
+        """All that may fail. Changes nothing that a user sees. `in_place`: that `holds` was asked just now."""
+        for states, plan in self._plans:
+            plan.prepare(states.gradients(), in_place=in_place)
             plan.rows.write(plan.update)
 
     def run(self) -> None:

@@ -60,9 +60,7 @@ class ParameterStates:
         self.sharded = [parameter for parameter in parameters if is_wrapper(parameter)]
         self.own_gradients = not (self.sharded or self._complex)
         self._shards = list(map(shards.local, self.sharded))
-        self._rows: list[dict[str, Any]] = []
-        self._values: list[Any] = []  # of these rows
-        self._tensors: list[torch.Tensor] = []
+        self._tensors: list[torch.Tensor] = []  # weights, states and masters
         self._guard = PointerGuard([])
 
     def make_update(self, rule: Rule | TensorRule) -> Update:
@@ -72,9 +70,7 @@ class ParameterStates:
         found = [self._found(rule, i) for i in range(n)]
         states = self._with_joined_numbers(rule, [self._states_of(rule, i, each) for i, each in enumerate(found)])
         masters = [self._master_of(i) for i in range(n)]
-        self._rows = [optimizer.state[parameter] for parameter in self._parameters if parameter in optimizer.state]
-        self._values = list(chain.from_iterable(map(dict.values, self._rows)))
-        self._tensors = [*chain.from_iterable(states), *(master for master in masters if master is not None)]
+        self._tensors = [*self._weights, *chain.from_iterable(states), *(each for each in masters if each is not None)]
         self._guard = PointerGuard(self._tensors)  # users offload states, say, by giving them other memory
         update = Update(
             rule,
@@ -91,14 +87,12 @@ class ParameterStates:
         return update
 
     def is_current(self, update: Update) -> bool:
-        """Whether states, and the shards of DTensors, are the tensors that they were."""
+        """Whether weights and states are where they were, and the shards of DTensors the tensors that they were."""
         if self._complex:  # views of complex tensors do not notice when these are given other memory
             return False
         if self.sharded and not same_objects(self._shards, list(map(shards.local, self.sharded))):
             return False
-        values = list(chain.from_iterable(map(dict.values, self._rows)))
-        same = same_objects(self._values, values) and self._guard.passes(self._tensors)
-        return same and (update.is_in_place() or self.fits(update))
+        return self._guard.passes(self._tensors)
 
     def fits(self, update: Update) -> bool:
         return update.fits(partial(self._optimizer._master_dtype, self._groups[0]))

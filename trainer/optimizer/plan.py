@@ -107,16 +107,22 @@ class StepPlan:
         self.prepare(grads)
         self.run(into)
 
-    def prepare(self, grads: Sequence[torch.Tensor | None], rule: Rule | TensorRule | None = None) -> None:
+    def prepare(
+        self, grads: Sequence[torch.Tensor | None], rule: Rule | TensorRule | None = None, in_place: bool = False
+    ) -> None:
         """Take these gradients, one for each weight, for the next step; None leaves a weight alone.
 
-        Finds out whether the step would fail for their sake. No weight changes. `rule` is that of the step; default: by the
-        plan's own rows.
+        Finds out whether the step would fail for their sake. No weight changes.
+
+        Args:
+            grads: the gradients.
+            rule: that of the step; default: by the plan's own rows.
+            in_place: as for `Update.rebind`.
         """
         rule, update, switched = self.rows.rule() if rule is None else rule, self.update, False
         if update.rule is not rule:
-            update, switched = self._use(rule), True
-        if not self._sparse.rebind(update, grads, self._own):
+            update, switched, in_place = self._use(rule), True, False
+        if self._sparse.met or not update.rebind(grads, own=self._own, in_place=in_place):
             if not self.states.fits(update):
                 update = self._make_update(rule)
             self._sparse.bind(update, grads, self._own)
@@ -140,7 +146,10 @@ class StepPlan:
 
     def launch(self, into: MetricsBuffer | None = None) -> None:
         """The second half of `run`, after `rows.write`: what is left when nothing can fail any more."""
-        self._sparse.run(self.update, into)
+        if self._sparse.met:
+            self._sparse.run(self.update, into)
+        else:
+            self.update(into)
         self.rows.count()
 
     def step_with(

@@ -119,13 +119,6 @@ class SparseRows:
         self._by_row: tuple[RowUpdate, list[int]] | None = None
         self._sparse: list[torch.Tensor] = []
 
-    def rebind(self, update: Update, gradients: Sequence[torch.Tensor | None], own: bool) -> bool:
-        """As `Update.rebind`; False once there have been sparse gradients."""
-        if self.met or not update.rebind(gradients, own=own):
-            return False
-        self._by_row = None
-        return True
-
     def bind(self, update: Update, gradients: Sequence[torch.Tensor | None], own: bool) -> None:
         """As `Update.bind`. Checks everything and changes no weight."""
         self._by_row = None
@@ -155,7 +148,7 @@ class SparseRows:
         self._by_row = by_row, places
 
     def run(self, update: Update, into: MetricsBuffer | None = None) -> None:
-        """Call the update, after `bind` or `rebind`."""
+        """Call the update, after `bind`."""
         if self._by_row is None:
             update(into)
             return
