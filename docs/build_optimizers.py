@@ -5,18 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import textwrap
 from pathlib import Path
 
 from tristep.kernels import Rule
 from tristep.trainer.optim import adapters, ports
-from tristep.trainer.optimizer import GuardOptions, Optimizer, RuleOptimizer, TransformOptions, create, registered
+from tristep.trainer.optimizer import Optimizer, RuleOptimizer, create, registered
 from tristep.trainer.optimizer.muon import Muon, WithOrthogonalization
+from tristep.trainer.optimizer.options import OPTIONS
 
-COMMON = [
-    name
-    for base in (RuleOptimizer, TransformOptions, GuardOptions, Optimizer)
-    for name in inspect.signature(base.__init__).parameters
-]
+COMMON = [name for base in (RuleOptimizer, Optimizer) for name in inspect.signature(base.__init__).parameters]
 PAGE = Path(__file__).with_name("optimizers.md")
 QUALITY = PAGE.parents[1] / "benchmarks" / "results" / "quality_cpu.json"
 
@@ -32,13 +30,12 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 - **Engines**: rules written once run on all three; "torch" stands for rules of whole matrices, in torch's own operations.
 - In addition to its own **arguments**, each takes those of every optimizer: learning_rate, wd, rescale_grad, clip_gradient,
   lr_scheduler, begin_num_update, multi_precision, param_idx2name, param_dict; those on all three engines also the options
-  clip_norm, zclip, zclip_decay, zclip_warmup, agc, cautious, decoupled_wd, cautious_wd, hyperball, lookahead,
-  lookahead_alpha, ema_decay, skip_norm, skip_percentile, skip_factor, skip_warmup and skip_nonfinite (see
-  `TransformOptions` and `GuardOptions` of `tristep.optimizer`). Lookahead keeps one more state, which only its
+  {options} (see
+  `tristep.optimizer.RuleOptimizer`). Lookahead keeps one more state, which only its
   synchronisations read and write, and ema_decay one that is read and written at every step; clip_norm, zclip, skip_norm,
   skip_percentile and skip_nonfinite together read the gradients once more, agc also the weights, cautious and hyperball all
   that the rule reads. All with decoupled weight decay take decay_schedule and peak_lr, which cost nothing. Those with rules
-  of whole matrices take clip_norm, skip_nonfinite, ema_decay and cautious_wd of these.
+  of whole matrices take {whole} of these.
 - How it is stored: all optimizers with rules take state_dtype, stochastic_rounding, rounding_seed, kahan and
   `multi_precision="remainder"` or `"split8"`. States that are weights or sums over all steps stay float32, and so do the two
   averages whose difference centered RMSProp takes. For each element of AdamW, the bytes that a step moves, and those kept
@@ -101,7 +98,14 @@ Made by `docs/build_optimizers.py` from what is registered; a name goes into `Tr
 
 def page() -> str:
     """The whole page."""
-    lists = {"classic": ", ".join(ports.__all__), "own": ", ".join(n for n in adapters.__all__ if n[0].isupper())}
+    turned = [each for each in OPTIONS if each.transform or (each.of and each.of != "stochastic_rounding")]
+    lists = {
+        "options": textwrap.fill(", ".join(each.name for each in turned[:-1]), 118, subsequent_indent="  ")
+        + f" and {turned[-1].name}",
+        "whole": ", ".join(each.name for each in OPTIONS if each.transform and each.whole_tensors),
+        "classic": ", ".join(ports.__all__),
+        "own": ", ".join(n for n in adapters.__all__ if n[0].isupper()),
+    }
     return HEAD.format(**lists, quality=_quality()) + "".join(
         row(name, cls) for name, cls in registered().items() if cls.__module__.startswith("tristep.")
     )

@@ -83,7 +83,7 @@ def test_an_infinite_limit_is_none_but_for_infinity(place):
 
 def test_tensors_of_all_types_are_skipped_together(place):
     """Around the limit, where the squares of some types are rounded and others' are not; also without a gradient for one."""
-    from tristep.trainer.optimizer.guard_options import square_limit
+    from tristep.trainer.optimizer.options import square_limit
 
     made = transforms.skip_large_updates(rules.novograd)
     limit = float(float32(3.0))

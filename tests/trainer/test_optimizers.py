@@ -213,7 +213,7 @@ def test_what_is_driven_by_hand_and_fails_carries_nothing_on(monkeypatch):
     made.update(0, weight, torch.ones(3), state)
     carried = made.host_state()
     with monkeypatch.context() as patch:
-        patch.setattr(made, "beta2", "high")
+        patch.setitem(vars(made), "beta2", "high")
         with pytest.raises(TypeError):
             made.update(0, weight, torch.ones(3), state)
     assert made.host_state() == carried

@@ -178,7 +178,9 @@ def test_schedules_whose_peak_is_not_known_need_it(schedule):
     arguments = {"lr_scheduler": schedule, "decay_schedule": "squared"}
     with pytest.raises(ValueError, match="decay_schedule='squared' with lr_scheduler=.*: the peak .* is not known"):
         optimizer.create("adamw", **arguments)
-    assert optimizer.create("adamw", **arguments, peak_lr=2.0).wd_at(1.0, 0.5) == 0.25
+    made = optimizer.create("adamw", **arguments, peak_lr=2.0, correct_bias=False)
+    row = dict(zip(("rescale_grad", *made.rule.hyper), made.row(1, 1.0, 0.5), strict=True))
+    assert row["decay"] == 1.0 * 0.5 * 1.0 / 2.0
 
 
 REFUSED = [

@@ -223,7 +223,10 @@ def test_all_together_go_on_to_the_bit(name, tmp_path):
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_other_options_are_refused(name, option):
-    with pytest.raises(TypeError, match=f"^{next(iter(option))}=.* has a rule of whole tensors.*clip_norm, skip_nonfinite"):
+    with pytest.raises(
+        TypeError,
+        match=f"^{next(iter(option))}=.* has a rule of whole tensors.*clip_norm, cautious_wd, ema_decay, skip_nonfinite",
+    ):
         optimizer.create(name, **option)
 
 

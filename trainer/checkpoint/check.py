@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -180,14 +181,9 @@ def _check_rule_state(optimizer: RuleOptimizer, params: Mapping[str, torch.Tenso
 
 def saved_rule(optimizer: RuleOptimizer, settings: Mapping[str, Any]) -> Rule:
     """The rule that the optimizer has with these settings."""
-    now = optimizer.settings()
-    try:
-        for attribute, value in settings.items():
-            setattr(optimizer, attribute, value)
-        return optimizer.composed_rule
-    finally:
-        for attribute, value in now.items():
-            setattr(optimizer, attribute, value)
+    probe = copy.copy(optimizer)
+    probe.set_together({"lr_scheduler": None, **settings})
+    return probe.composed_rule
 
 
 def few(names: Any, most: int = 5) -> str:

@@ -89,11 +89,9 @@ def restore(
         for whole, some in zip((states, masters), _saved_states(part, names, params, own), strict=True):
             whole.update(some)
     for part, settings, scheduler in found:
-        for attribute, value in settings.items():
-            converted = attribute == "multi_precision" and value and part.multi_precision
-            if attribute != "state_dtype" and not converted:  # how states and masters are stored is the trainer's own choice
-                setattr(part, attribute, value)
-        part.lr_scheduler = scheduler
+        converted = settings.get("multi_precision") and part.multi_precision
+        stored = ("state_dtype", "multi_precision") if converted else ("state_dtype",)  # which is the trainer's own choice
+        part.set_together({k: v for k, v in settings.items() if k not in stored} | {"lr_scheduler": scheduler})
     if isinstance(optimizer, MultiOptimizer):
         optimizer.clip_norm, optimizer.skip_nonfinite = saved["settings"]["clip_norm"], saved["settings"]["skip_nonfinite"]
     indices = range(len(names)) if indices is None else indices

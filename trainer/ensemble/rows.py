@@ -204,16 +204,16 @@ class SharedRows:
         for name, value in vars(first).items():
             if type(value) in NUMBERS and name not in SAME:
                 values = [getattr(optimizer, name) for optimizer in optimizers]
-                setattr(self._one, name, _joined(values, float if name in ("lr", "wd") else object))
+                vars(self._one)[name] = _joined(values, float if name in ("lr", "wd") else object)
 
     def rows(
         self, times: Sequence[int], parameters: Sequence[Any], rule: Rule, rates: list[float] | None = None
     ) -> list[list[Any]] | None:
         """As `rows_of_step` of each, with arrays of one number for each where they differ; None where it cannot be done."""
         one = self._one
-        one.num_update = self._optimizers[0].num_update
+        one.step_counts.largest = self._optimizers[0].num_update
         if rates is not None:
-            one.lr = _joined(rates, float)
+            vars(one)["lr"] = _joined(rates, float)
         for name in one.host_state_names:
             if isinstance(carried := getattr(one, name), np.ndarray):
                 setattr(one, name, carried.copy())  # it may be changed in place
@@ -262,7 +262,7 @@ class SharedRows:
         if self._one.host_state_names or overridden:
             return None
         one: Any = _copied(self._one)
-        one.num_update = _NoNumber()
+        one.step_counts.largest = _NoNumber()
         before = dict(vars(one))
         try:
             rows = one.rows_of_step(times, parameters, rule, lr=one.lr)

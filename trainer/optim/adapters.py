@@ -13,6 +13,7 @@ import torch
 from ...kernels import Rule, TensorRule, Update, rules, storage
 from .. import optimizer as gluon
 from ..interrupts import uninterrupted
+from ..optimizer.options import wd_at
 from ..validation import did_you_mean, number
 from . import ports, shards
 from .base import FusedOptimizer
@@ -169,7 +170,7 @@ class _OfRule(FusedOptimizer):
             value = group[name]
             number(name, value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value, low=0)
         optimizer = self._of(group)
-        optimizer.wd_at(0.0, 0.0)  # refuses what has no peak
+        wd_at(optimizer, 0.0, 0.0)  # refuses what has no peak
         for k, parameter in enumerate(group["params"]):
             name = name_of(group, k)
             if parameter.is_complex() and isinstance(self._rule(group), TensorRule):

@@ -17,8 +17,7 @@ from ...kernels.language import derivation
 from ...kernels.layouts import is_wrapper
 from ..capture import CapturedStep
 from ..interrupts import uninterrupted
-from ..optimizer.rule_optimizer import STATE_DTYPES
-from ..optimizer.settings import check_state_dtype
+from ..optimizer.options import STATE_DTYPES, check_state_dtype
 from ..validation import choice
 from . import shards
 from .full_precision import float32_weights, load_float32_weights

@@ -13,13 +13,11 @@ from .base import register as register
 from .base import registered as registered
 from .ftrl import *
 from .gradient_descent import *
-from .guard_options import GuardOptions as GuardOptions
 from .layerwise import *
 from .matrix import *
 from .modern import *
 from .multi import MultiOptimizer as MultiOptimizer
 from .muon import *
-from .options import TransformOptions as TransformOptions
 from .rule_optimizer import RuleOptimizer as RuleOptimizer
 from .schedule_free import *
 from .updater import Updater as Updater
@@ -29,11 +27,9 @@ if not TYPE_CHECKING:  # mypy understands no sum of lists; without one, what is 
     from . import adam_variants, adaptive, ftrl, gradient_descent, layerwise, matrix, modern, muon, schedule_free
 
     __all__ = [
-        "GuardOptions",
         "MultiOptimizer",
         "Optimizer",
         "RuleOptimizer",
-        "TransformOptions",
         "Updater",
         "create",
         "get_updater",

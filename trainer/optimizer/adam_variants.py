@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from ...kernels import rules
-from ..validation import boolean, integer, number
+from ..validation import integer, number
 from .base import register
 from .rule_optimizer import RuleOptimizer
+from .settings import Setting, fraction, not_negative, positive, switch
 
 __all__ = ["ADOPT", "MARS", "AdEMAMix", "Adan", "Grams", "NovoGrad", "RAdam", "StableAdamW"]
 
@@ -16,10 +17,12 @@ __all__ = ["ADOPT", "MARS", "AdEMAMix", "Adan", "Grams", "NovoGrad", "RAdam", "S
 class WithBetas(RuleOptimizer):
     """Two decays of averages in [0, 1), and an epsilon >= 0."""
 
+    beta1 = fraction()
+    beta2 = fraction()
+    epsilon = not_negative()
+
     def __init__(self, learning_rate: float | None, beta1: float, beta2: float, epsilon: float, **kwargs: Any) -> None:
-        self.beta1 = number("beta1", beta1, low=0, below=1)
-        self.beta2 = number("beta2", beta2, low=0, below=1)
-        self.epsilon = number("epsilon", epsilon, low=0)
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         super().__init__(learning_rate=learning_rate, **kwargs)
 
 
@@ -39,6 +42,8 @@ class Adan(WithBetas):
     default_learning_rate = 0.001
     rule = rules.adan
 
+    beta3 = fraction()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -48,7 +53,7 @@ class Adan(WithBetas):
         epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
-        self.beta3 = number("beta3", beta3, low=0, below=1)
+        self.beta3 = beta3
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
 
@@ -71,6 +76,10 @@ class AdEMAMix(WithBetas):
     default_learning_rate = 0.001
     rule = rules.ademamix
 
+    beta3 = Setting(number, above=0, below=1)
+    alpha = not_negative()
+    warmup = Setting(integer, low=1, optional=True)
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -82,9 +91,7 @@ class AdEMAMix(WithBetas):
         epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
-        self.beta3 = number("beta3", beta3, above=0, below=1)
-        self.alpha = number("alpha", alpha, low=0)
-        self.warmup = None if warmup is None else integer("warmup", warmup, low=1)
+        self.beta3, self.alpha, self.warmup = beta3, alpha, warmup
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -111,6 +118,7 @@ class ADOPT(WithBetas):
 
     default_learning_rate = 0.001
     rule = rules.adopt
+    epsilon = positive()
 
     def __init__(
         self,
@@ -120,7 +128,7 @@ class ADOPT(WithBetas):
         epsilon: float = 1e-6,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, number("epsilon", epsilon, above=0), **kwargs)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         return {"limit": (t - 1) ** 0.25}
@@ -168,6 +176,7 @@ class StableAdamW(WithBetas):
 
     default_learning_rate = 0.001
     rule = rules.stable_adamw
+    epsilon = positive()
     decoupled_weight_decay = ("wd",)
 
     def __init__(
@@ -178,7 +187,7 @@ class StableAdamW(WithBetas):
         epsilon: float = 1e-6,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, number("epsilon", epsilon, above=0), **kwargs)
+        super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         corrected = {}
@@ -205,6 +214,8 @@ class MARS(WithBetas):
     default_learning_rate = 0.003
     rule = rules.mars
 
+    gamma = not_negative()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -214,7 +225,7 @@ class MARS(WithBetas):
         epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
-        self.gamma = number("gamma", gamma, low=0)
+        self.gamma = gamma
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -264,6 +275,8 @@ class RAdam(WithBetas):
     default_learning_rate = 0.001
     rule = rules.radam
 
+    decoupled = switch()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -273,7 +286,7 @@ class RAdam(WithBetas):
         decoupled: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.decoupled = boolean("decoupled", decoupled)
+        self.decoupled = decoupled
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     @property

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, rules
-from ..validation import boolean, number
+from ..validation import number
 from .base import register
 from .rule_optimizer import RuleOptimizer
-from .settings import also_called, first_argument_in_mxnet
+from .settings import Setting, also_called, carried, first_argument_in_mxnet, fraction, not_negative, positive, switch
 
 __all__ = ["AdaBelief", "AdaDelta", "AdaGrad", "Adam", "AdamW", "Adamax", "GroupAdaGrad", "Nadam", "RMSProp"]
 
@@ -48,6 +48,11 @@ class Adam(RuleOptimizer):
     rule = rules.adam
     takes_sparse = True
 
+    beta1 = fraction()
+    beta2 = fraction()
+    epsilon = not_negative()
+    lazy_update = switch()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -57,10 +62,8 @@ class Adam(RuleOptimizer):
         lazy_update: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = number("beta1", beta1, low=0, below=1)
-        self.beta2 = number("beta2", beta2, low=0, below=1)
-        self.epsilon = number("epsilon", epsilon, low=0)
-        self.lazy_update = boolean("lazy_update", lazy_update)
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+        self.lazy_update = lazy_update
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -86,6 +89,11 @@ class AdamW(RuleOptimizer):
     default_learning_rate = 0.001
     rule = rules.adamw
 
+    beta1 = fraction()
+    beta2 = fraction()
+    epsilon = not_negative()
+    correct_bias = switch()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -95,10 +103,8 @@ class AdamW(RuleOptimizer):
         correct_bias: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = number("beta1", beta1, low=0, below=1)
-        self.beta2 = number("beta2", beta2, low=0, below=1)
-        self.epsilon = number("epsilon", epsilon, low=0)
-        self.correct_bias = boolean("correct_bias", correct_bias)
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+        self.correct_bias = correct_bias
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -123,10 +129,12 @@ class AdaGrad(RuleOptimizer):
     takes_sparse = True
     decays_sparse = False
 
+    eps = not_negative()
+
     @also_called(epsilon="eps")
     @first_argument_in_mxnet("eps")
     def __init__(self, learning_rate: float | None = None, eps: float = 1e-7, **kwargs: Any) -> None:
-        self.eps = number("eps", eps, low=0)
+        self.eps = eps
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -148,11 +156,16 @@ class GroupAdaGrad(RuleOptimizer):
     rule = rules.group_adagrad
     takes_sparse = True
 
+    eps = not_negative()
+
     @also_called(epsilon="eps")
     @first_argument_in_mxnet("eps")
     def __init__(self, learning_rate: float | None = None, eps: float = 1e-5, **kwargs: Any) -> None:
-        self.eps = number("eps", eps, low=0)
+        self.eps = eps
         super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def check_settings(self) -> None:
+        super().check_settings()
         if self.wd:
             raise ValueError(f"wd={self.wd!r}: GroupAdaGrad has no weight decay, so it must be 0")
 
@@ -184,6 +197,12 @@ class RMSProp(RuleOptimizer):
 
     default_learning_rate = 0.001
 
+    gamma1 = fraction()
+    gamma2 = fraction()
+    epsilon = not_negative()
+    centered = switch()
+    clip_weights = Setting(number, low=0, optional=True)
+
     @also_called(rho="gamma1", momentum="gamma2")
     def __init__(
         self,
@@ -195,11 +214,8 @@ class RMSProp(RuleOptimizer):
         clip_weights: float | None = None,
         **kwargs: Any,
     ) -> None:
-        self.gamma1 = number("gamma1", gamma1, low=0, below=1)
-        self.gamma2 = number("gamma2", gamma2, low=0, below=1)
-        self.epsilon = number("epsilon", epsilon, low=0)
-        self.centered = boolean("centered", centered)
-        self.clip_weights = None if clip_weights is None else number("clip_weights", clip_weights, low=0)
+        self.gamma1, self.gamma2, self.epsilon = gamma1, gamma2, epsilon
+        self.centered, self.clip_weights = centered, clip_weights
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property
@@ -225,9 +241,11 @@ class AdaDelta(RuleOptimizer):
 
     rule = rules.adadelta
 
+    rho = fraction()
+    epsilon = positive()
+
     def __init__(self, rho: float = 0.90, epsilon: float = 1e-5, **kwargs: Any) -> None:
-        self.rho = number("rho", rho, low=0, below=1)
-        self.epsilon = number("epsilon", epsilon, above=0)
+        self.rho, self.epsilon = rho, epsilon
         super().__init__(**kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -251,9 +269,11 @@ class Adamax(RuleOptimizer):
     default_learning_rate = 0.002
     rule = rules.adamax
 
+    beta1 = fraction()
+    beta2 = fraction()
+
     def __init__(self, learning_rate: float | None = None, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any) -> None:
-        self.beta1 = number("beta1", beta1, low=0, below=1)
-        self.beta2 = number("beta2", beta2, low=0, below=1)
+        self.beta1, self.beta2 = beta1, beta2
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -285,6 +305,12 @@ class Nadam(RuleOptimizer):
     couples_wd = True
     uniform_hyper = False
     host_state_names = ("m_schedule",)
+    m_schedule = carried()
+
+    beta1 = fraction()
+    beta2 = fraction()
+    epsilon = not_negative()
+    schedule_decay = not_negative()
 
     def __init__(
         self,
@@ -295,10 +321,8 @@ class Nadam(RuleOptimizer):
         schedule_decay: float = 0.004,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = number("beta1", beta1, low=0, below=1)
-        self.beta2 = number("beta2", beta2, low=0, below=1)
-        self.epsilon = number("epsilon", epsilon, low=0)
-        self.schedule_decay = number("schedule_decay", schedule_decay, low=0)
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+        self.schedule_decay = schedule_decay
         self.m_schedule = 1.0
         super().__init__(learning_rate=learning_rate, **kwargs)
 

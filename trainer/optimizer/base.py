@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -12,13 +13,28 @@ import torch
 from ..registry import Registry
 from ..validation import boolean, did_you_mean, integer, number
 from .counts import Index, StepCounts
-from .settings import check_grad_req, refuse_unknown, set_base_lr, warn_once
+from .settings import Setting, check_grad_req, refuse_unknown, set_base_lr, warn_once
 
 __all__ = ["LOW_PRECISION", "Index", "Optimizer", "WithMaster", "create", "listed_arguments", "register", "registered"]
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _MXNETS_SCHEDULES = ("FactorScheduler", "MultiFactorScheduler", "PolyScheduler", "CosineScheduler")
 _Class = TypeVar("_Class", bound="type[Optimizer]")
+
+
+def _schedule(name: str, value: Any) -> Callable[[int], float]:
+    if not callable(value):
+        raise TypeError(
+            f"{name}={value!r}: must be a scheduler, such as tristep.lr_scheduler.CosineScheduler(...), or another callable "
+            "from the number of updates to a learning rate"
+        )
+    return value
+
+
+def _multipliers(name: str, value: Any) -> dict[Index, float]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must map parameter indices or names to numbers, got {type(value).__name__}")
+    return {key: number(f"{name}[{key!r}]", each, low=0) for key, each in value.items()}
 
 
 class WithMaster(NamedTuple):
@@ -62,6 +78,17 @@ class Optimizer:
     aggregate_num: int = 0
     default_overrules_schedule: ClassVar[bool] = False  # in MXNet, of which there is a warning
     opt_registry: ClassVar[Registry[type[Optimizer]]]  # by name, in lower case
+    _is_complete = False  # whether the constructor has come to its end, from which on settings are checked together
+
+    lr = Setting(number, low=0, apart=True)
+    wd = Setting(number, low=0)
+    rescale_grad = Setting(number, apart=True)
+    clip_gradient = Setting(number, optional=True)  # MXNet's kernels take 0 and negative numbers for "no limit"
+    begin_num_update = Setting(integer, low=0)
+    multi_precision: Setting[Any] = Setting(boolean)
+    lr_scheduler: Setting[Callable[[int], float] | None] = Setting(_schedule, optional=True)
+    lr_mult = Setting(_multipliers)
+    wd_mult = Setting(_multipliers)
 
     def __init__(
         self,
@@ -81,19 +108,10 @@ class Optimizer:
         self.trainer: Callable[[], Any] | None = None  # a weak reference to the Trainer that has it
         if learning_rate is not None:
             learning_rate = number("learning_rate", learning_rate, low=0)
-        if lr_scheduler is not None and not callable(lr_scheduler):
-            raise TypeError(
-                f"lr_scheduler={lr_scheduler!r}: must be a scheduler, such as tristep.lr_scheduler.CosineScheduler(...), "
-                "or another callable from the number of updates to a learning rate"
-            )
         if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
             raise TypeError(f"param_idx2name must map indices to names, got {type(param_idx2name).__name__}")
-        self.wd = number("wd", wd, low=0)
-        self.rescale_grad = number("rescale_grad", rescale_grad)
-        # MXNet's kernels take 0 and negative numbers for "no limit".
-        self.clip_gradient = None if clip_gradient is None else number("clip_gradient", clip_gradient)
-        self.begin_num_update = integer("begin_num_update", begin_num_update, low=0)
-        self.multi_precision: bool | str = boolean("multi_precision", multi_precision)
+        self.wd, self.rescale_grad, self.clip_gradient = wd, rescale_grad, clip_gradient
+        self.begin_num_update, self.multi_precision = begin_num_update, multi_precision
         self.lr = self.default_learning_rate if learning_rate is None else learning_rate
         self.lr_scheduler = lr_scheduler
         if lr_scheduler is not None and learning_rate is not None:
@@ -109,10 +127,44 @@ class Optimizer:
         self.idx2name = dict(param_idx2name or {})
         self.param_dict = dict(param_dict or {})
         self.param_names: dict[Index, str] = {}  # a Trainer's, by index
-        self.lr_mult: dict[Index, float] = {}
-        self.wd_mult: dict[Index, float] = {}
-        self.set_lr_mult({})
+        self.lr_mult = {}
         self.set_wd_mult({})
+        self.check_settings()
+        self._is_complete = True
+
+    def check_settings(self) -> None:
+        """Refuse settings that do not go together. Called by the constructor, and after each assignment to one.
+
+        Raises:
+            TypeError, ValueError: there are such.
+        """
+        self._check_known("lr_mult", self.lr_mult)
+        self._check_known("wd_mult", self.wd_mult)
+
+    def set_together(self, settings: Mapping[str, Any]) -> None:
+        """Set settings, by the names of attributes, all of them or none.
+
+        Raises:
+            TypeError, ValueError: one is not allowed, or they do not go together; nothing has been changed.
+        """
+        own = vars(self)
+        checked = {name: self._checked_setting(name, value) for name, value in settings.items()}
+        before = dict(own)
+        own.update(checked)
+        if self._is_complete:
+            try:
+                self.check_settings()
+            except BaseException:
+                own.update(before)
+                raise
+
+    def _checked_setting(self, name: str, value: Any) -> Any:
+        setting = getattr(type(self), name, None)
+        if isinstance(setting, Setting):
+            return setting.checked(value)
+        if isinstance(value, float) and not math.isfinite(value) and value != vars(self).get(name):  # of a user's class
+            raise ValueError(f"{name}={value!r}: must be finite")
+        return value
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: without the Trainer, and what has the states, of which a copy has none yet."""
@@ -251,7 +303,7 @@ class Optimizer:
                 f"the learning rate is decided by {self.lr_scheduler!r}, so it cannot be set to {lr}: change the "
                 "scheduler's base_lr, or set optimizer.lr_scheduler = None first"
             )
-        self.lr = number("lr", lr, low=0)
+        self.lr = lr
 
     def set_lr_mult(self, args_lr_mult: Mapping[Index, float]) -> None:
         """Multipliers of the learning rate by parameter index or name; replaces those set before.
@@ -262,17 +314,16 @@ class Optimizer:
         Raises:
             TypeError, ValueError: no numbers >= 0; or, under a Trainer, a parameter that it does not have.
         """
-        self.lr_mult = self._checked_multipliers("lr_mult", args_lr_mult)
+        self.lr_mult = args_lr_mult
 
     def set_wd_mult(self, args_wd_mult: Mapping[Index, float]) -> None:
         """Multipliers of the weight decay by parameter index or name; replaces those set before.
 
         Where `param_idx2name` was given, names that end neither in weight nor in gamma start at 0, as in MXNet 1.9.1.
         """
-        given = self._checked_multipliers("wd_mult", args_wd_mult)
         names = self.idx2name.values()
         undecayed: dict[Index, float] = {name: 0.0 for name in names if not name.endswith(self.decayed_names)}
-        self.wd_mult = undecayed | given
+        self.wd_mult = undecayed | _multipliers("wd_mult", args_wd_mult)
 
     def multipliers(self, index: Index) -> tuple[float, float]:
         """lr_mult and wd_mult of a parameter: its own attribute, else by index, else by name, else 1."""
@@ -304,8 +355,8 @@ class Optimizer:
         return self.step_counts.largest
 
     @num_update.setter
-    def num_update(self, number: int) -> None:
-        self.step_counts.largest = number
+    def num_update(self, value: int) -> None:
+        self.step_counts.largest = integer("num_update", value, low=0)
 
     def _update_count(self, index: Index | Sequence[Index]) -> None:
         """Count an update of these parameters; `num_update` is the largest count of all."""
@@ -331,12 +382,6 @@ class Optimizer:
     def _get_wds(self, indices: Sequence[Index]) -> list[float]:
         return [self._get_wd(index) for index in indices]
 
-    def _checked_multipliers(self, argument: str, given: Mapping[Index, float]) -> dict[Index, float]:
-        if not isinstance(given, Mapping):
-            raise TypeError(f"{argument} must map parameter indices or names to numbers, got {type(given).__name__}")
-        self._check_known(argument, given)
-        return {key: number(f"{argument}[{key!r}]", value, low=0) for key, value in given.items()}
-
     def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         """Let these be the parameters of indices 0, 1, ..., as a Trainer does.
 
@@ -360,8 +405,7 @@ class Optimizer:
         before = self.param_dict, self.param_names
         self.param_dict, self.param_names = dict(enumerate(params)), dict(enumerate(names))
         try:
-            self._check_known("lr_mult", self.lr_mult)
-            self._check_known("wd_mult", self.wd_mult)
+            Optimizer.check_settings(self)
         except ValueError:
             self.param_dict, self.param_names = before
             raise

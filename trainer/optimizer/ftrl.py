@@ -8,7 +8,7 @@ from ...kernels import rules
 from ..validation import number
 from .base import register
 from .rule_optimizer import RuleOptimizer
-from .settings import first_argument_in_mxnet
+from .settings import first_argument_in_mxnet, fraction, not_negative
 
 __all__ = ["FTML", "Ftrl"]
 
@@ -33,9 +33,11 @@ class Ftrl(RuleOptimizer):
     rule = rules.ftrl
     takes_sparse = True
 
+    lamda1 = not_negative()
+    beta = not_negative()
+
     def __init__(self, lamda1: float = 0.01, learning_rate: float | None = None, beta: float = 1.0, **kwargs: Any) -> None:
-        self.lamda1 = number("lamda1", lamda1, low=0)
-        self.beta = number("beta", beta, low=0)
+        self.lamda1, self.beta = lamda1, beta
         super().__init__(learning_rate=_positive(learning_rate), **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -61,6 +63,10 @@ class FTML(RuleOptimizer):
 
     rule = rules.ftml
 
+    beta1 = fraction()
+    beta2 = fraction()
+    epsilon = not_negative()
+
     @first_argument_in_mxnet("beta1")
     def __init__(
         self,
@@ -70,9 +76,7 @@ class FTML(RuleOptimizer):
         epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = number("beta1", beta1, low=0, below=1)
-        self.beta2 = number("beta2", beta2, low=0, below=1)
-        self.epsilon = number("epsilon", epsilon, low=0)
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         super().__init__(learning_rate=_positive(learning_rate), **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from ...kernels import Rule, rules
-from ..validation import boolean, integer, number
+from ..validation import integer
 from .base import register
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
-from .settings import first_argument_in_mxnet
+from .settings import Setting, first_argument_in_mxnet, fraction, not_negative, switch
 
 __all__ = ["DCASGD", "NAG", "SGD", "SGLD", "Signum", "Test", "ccSGD"]
 
@@ -33,12 +33,14 @@ class SGD(RuleOptimizer):
 
     takes_sparse = True
 
+    momentum = fraction()
+    lazy_update = switch()
+
     @first_argument_in_mxnet("momentum")
     def __init__(
         self, learning_rate: float | None = None, momentum: float = 0.0, lazy_update: bool = True, **kwargs: Any
     ) -> None:
-        self.momentum = number("momentum", momentum, low=0, below=1)
-        self.lazy_update = boolean("lazy_update", lazy_update)
+        self.momentum, self.lazy_update = momentum, lazy_update
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property
@@ -58,9 +60,11 @@ class NAG(RuleOptimizer):
     Source: MXNet 1.9.1 NAG, whose stored momentum takes the weight decay of the updated weight.
     """
 
+    momentum = fraction()
+
     @first_argument_in_mxnet("momentum")
     def __init__(self, learning_rate: float | None = None, momentum: float = 0.0, **kwargs: Any) -> None:
-        self.momentum = number("momentum", momentum, low=0, below=1)
+        self.momentum = momentum
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property
@@ -83,9 +87,11 @@ class Signum(RuleOptimizer):
 
     default_overrules_schedule = True
 
+    momentum = fraction()
+    wd_lh = not_negative()
+
     def __init__(self, learning_rate: float | None = None, momentum: float = 0.9, wd_lh: float = 0.0, **kwargs: Any) -> None:
-        self.momentum = number("momentum", momentum, low=0, below=1)
-        self.wd_lh = number("wd_lh", wd_lh, low=0)
+        self.momentum, self.wd_lh = momentum, wd_lh
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property
@@ -120,8 +126,10 @@ class SGLD(RuleOptimizer):
     rule = rules.sgld
     uniform_hyper = False
 
+    seed = Setting(integer, low=0)
+
     def __init__(self, learning_rate: float | None = None, seed: int = 0, **kwargs: Any) -> None:
-        self.seed = integer("seed", seed, low=0)
+        self.seed = seed
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -149,12 +157,14 @@ class DCASGD(RuleOptimizer):
 
     weight_of_gradient = "previous"
 
+    momentum = fraction()
+    lamda = not_negative()
+
     @first_argument_in_mxnet("momentum")
     def __init__(
         self, learning_rate: float | None = None, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any
     ) -> None:
-        self.momentum = number("momentum", momentum, low=0, below=1)
-        self.lamda = number("lamda", lamda, low=0)
+        self.momentum, self.lamda = momentum, lamda
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property

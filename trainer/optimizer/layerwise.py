@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 from ...kernels import Rule, rules
-from ..validation import boolean, choice, integer, number
+from ..validation import choice, integer, number
 from .base import register
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
-from .settings import also_called, first_argument_in_mxnet
+from .settings import Setting, also_called, carried, first_argument_in_mxnet, fraction, not_negative, positive, switch
 
 __all__ = ["LAMB", "LANS", "LARS", "LBSGD"]
 
@@ -34,8 +34,15 @@ class LARS(RuleOptimizer):
 
     uniform_hyper = False
     host_state_names = ("last_lr", "ratio")
+    last_lr, ratio = carried(optional=True), carried()
     begins_with_each = True  # in MXNet the second call after a change of the rate finds no change
     decayed_names = ("_weight", ".weight")
+
+    momentum = fraction()
+    lazy_update = switch()
+    eta = positive()
+    eps = not_negative()
+    momentum_correction = switch()
 
     @also_called(epsilon="eps")
     @first_argument_in_mxnet("momentum")
@@ -49,12 +56,9 @@ class LARS(RuleOptimizer):
         momentum_correction: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.momentum = number("momentum", momentum, low=0, below=1)
-        self.lazy_update = boolean("lazy_update", lazy_update)
-        self.eta = number("eta", eta, above=0)
-        self.eps = number("eps", eps, low=0)
-        self.momentum_correction = boolean("momentum_correction", momentum_correction)
-        self.last_lr: float | None = None
+        self.momentum, self.lazy_update, self.eta = momentum, lazy_update, eta
+        self.eps, self.momentum_correction = eps, momentum_correction
+        self.last_lr = None
         self.ratio = 1.0
         super().__init__(learning_rate=learning_rate, **kwargs)
 
@@ -80,6 +84,12 @@ class _Lamb(RuleOptimizer):
     default_learning_rate = 0.001
     bias_correction = True
 
+    beta1 = fraction()
+    beta2 = fraction()
+    epsilon = not_negative()
+    lower_bound = Setting(number, low=0, optional=True)
+    upper_bound = Setting(number, low=0, optional=True)
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -90,11 +100,8 @@ class _Lamb(RuleOptimizer):
         upper_bound: float | None = None,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = number("beta1", beta1, low=0, below=1)
-        self.beta2 = number("beta2", beta2, low=0, below=1)
-        self.epsilon = number("epsilon", epsilon, low=0)
-        self.lower_bound = None if lower_bound is None else number("lower_bound", lower_bound, low=0)
-        self.upper_bound = None if upper_bound is None else number("upper_bound", upper_bound, low=0)
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+        self.lower_bound, self.upper_bound = lower_bound, upper_bound
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -119,6 +126,8 @@ class LAMB(_Lamb):
 
     rule = rules.lamb
 
+    bias_correction = switch()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -130,7 +139,7 @@ class LAMB(_Lamb):
         bias_correction: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.bias_correction = boolean("bias_correction", bias_correction)
+        self.bias_correction = bias_correction
         super().__init__(learning_rate, beta1, beta2, epsilon, lower_bound, upper_bound, **kwargs)
 
 
@@ -171,6 +180,14 @@ class LBSGD(RuleOptimizer):
 
     reads_rate_first = True
 
+    momentum = fraction()
+    warmup_strategy = Setting(choice, allowed=("linear", "power2", "sqrt", "lars"))
+    warmup_epochs = Setting(integer, low=0)
+    batch_scale = Setting(integer, low=1)
+    updates_per_epoch = Setting(integer, low=1)
+    begin_epoch = Setting(integer, low=0)
+    num_epochs = Setting(integer, low=0)
+
     @first_argument_in_mxnet("momentum")
     def __init__(
         self,
@@ -184,13 +201,9 @@ class LBSGD(RuleOptimizer):
         num_epochs: int = 60,
         **kwargs: Any,
     ) -> None:
-        self.momentum = number("momentum", momentum, low=0, below=1)
-        self.warmup_strategy = choice("warmup_strategy", warmup_strategy, ("linear", "power2", "sqrt", "lars"))
-        self.warmup_epochs = integer("warmup_epochs", warmup_epochs, low=0)
-        self.batch_scale = integer("batch_scale", batch_scale, low=1)
-        self.updates_per_epoch = integer("updates_per_epoch", updates_per_epoch, low=1)
-        self.begin_epoch = integer("begin_epoch", begin_epoch, low=0)
-        self.num_epochs = integer("num_epochs", num_epochs, low=0)
+        self.momentum, self.warmup_strategy, self.warmup_epochs = momentum, warmup_strategy, warmup_epochs
+        self.batch_scale, self.updates_per_epoch, self.begin_epoch = batch_scale, updates_per_epoch, begin_epoch
+        self.num_epochs = num_epochs
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     @property
@@ -213,5 +226,6 @@ class LBSGD(RuleOptimizer):
             return float(scale)
         if end <= 1:
             return 1.0
+        n = max(n, 0)
         part = {"linear": n / end, "power2": (n / end) ** 2, "sqrt": math.sqrt(n / end)}[self.warmup_strategy]
         return 1.0 + (scale - 1) * part

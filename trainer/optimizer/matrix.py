@@ -9,10 +9,11 @@ import torch
 
 from ...kernels import TensorRule, rules
 from ...kernels.rules.matrix import turned_dimensions
-from ..validation import boolean, integer, number
+from ..validation import integer, number
 from .adam_variants import WithBetas
 from .base import register
 from .rule_optimizer import RuleOptimizer
+from .settings import Setting, fraction, not_negative, positive, switch
 
 __all__ = ["CAME", "SOAP", "Adafactor"]
 
@@ -37,6 +38,12 @@ class SOAP(WithBetas):
 
     default_learning_rate = 0.003
 
+    shampoo_beta = Setting(number, low=0, below=1, optional=True)
+    precondition_frequency = Setting(integer, low=1)
+    max_precondition_dim = Setting(integer, low=1)
+    precondition_1d = switch()
+    correct_bias = switch()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -50,11 +57,12 @@ class SOAP(WithBetas):
         correct_bias: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.shampoo_beta = None if shampoo_beta is None else number("shampoo_beta", shampoo_beta, low=0, below=1)
-        self.precondition_frequency = integer("precondition_frequency", precondition_frequency, low=1)
-        self.max_precondition_dim = integer("max_precondition_dim", max_precondition_dim, low=1)
-        self.precondition_1d = boolean("precondition_1d", precondition_1d)
-        self.correct_bias = boolean("correct_bias", correct_bias)
+        self.shampoo_beta, self.precondition_frequency, self.max_precondition_dim = (
+            shampoo_beta,
+            precondition_frequency,
+            max_precondition_dim,
+        )
+        self.precondition_1d, self.correct_bias = precondition_1d, correct_bias
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     @property
@@ -100,6 +108,11 @@ class Adafactor(RuleOptimizer):
 
     rule = rules.adafactor
 
+    decay_rate = Setting(number, high=0)
+    epsilon1 = positive()
+    epsilon2 = not_negative()
+    clip_threshold = positive()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -109,10 +122,9 @@ class Adafactor(RuleOptimizer):
         clip_threshold: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        self.decay_rate = number("decay_rate", decay_rate, high=0)
-        self.epsilon1 = torch.finfo(torch.float32).eps if epsilon1 is None else number("epsilon1", epsilon1, above=0)
-        self.epsilon2 = number("epsilon2", epsilon2, low=0)
-        self.clip_threshold = number("clip_threshold", clip_threshold, above=0)
+        self.decay_rate = decay_rate
+        self.epsilon1 = torch.finfo(torch.float32).eps if epsilon1 is None else epsilon1
+        self.epsilon2, self.clip_threshold = epsilon2, clip_threshold
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -136,6 +148,13 @@ class CAME(RuleOptimizer):
     default_learning_rate = 0.0002
     rule = rules.came
 
+    beta1 = fraction()
+    beta2 = fraction()
+    beta3 = fraction()
+    epsilon1 = positive()
+    epsilon2 = positive()
+    clip_threshold = positive()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -147,12 +166,8 @@ class CAME(RuleOptimizer):
         clip_threshold: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = number("beta1", beta1, low=0, below=1)
-        self.beta2 = number("beta2", beta2, low=0, below=1)
-        self.beta3 = number("beta3", beta3, low=0, below=1)
-        self.epsilon1 = number("epsilon1", epsilon1, above=0)
-        self.epsilon2 = number("epsilon2", epsilon2, above=0)
-        self.clip_threshold = number("clip_threshold", clip_threshold, above=0)
+        self.beta1, self.beta2, self.beta3 = beta1, beta2, beta3
+        self.epsilon1, self.epsilon2, self.clip_threshold = epsilon1, epsilon2, clip_threshold
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

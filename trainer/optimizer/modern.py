@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from ...kernels import Rule, rules
-from ..validation import boolean, number
+from ..validation import number
 from .adam_variants import WithBetas
 from .base import register
 from .rule_optimizer import RuleOptimizer
+from .settings import Setting, fraction, not_negative, positive, switch
 
 __all__ = ["ASGD", "Lion", "Prodigy", "Rprop", "Sophia", "Tiger"]
 
@@ -31,9 +32,11 @@ class Lion(RuleOptimizer):
     default_learning_rate = 0.0001
     rule = rules.lion
 
+    beta1 = fraction()
+    beta2 = fraction()
+
     def __init__(self, learning_rate: float | None = None, beta1: float = 0.9, beta2: float = 0.99, **kwargs: Any) -> None:
-        self.beta1 = number("beta1", beta1, low=0, below=1)
-        self.beta2 = number("beta2", beta2, low=0, below=1)
+        self.beta1, self.beta2 = beta1, beta2
         super().__init__(learning_rate=learning_rate, **kwargs)
 
 
@@ -52,8 +55,10 @@ class Tiger(RuleOptimizer):
     default_learning_rate = 0.001
     rule = rules.tiger
 
+    beta = fraction()
+
     def __init__(self, learning_rate: float | None = None, beta: float = 0.965, **kwargs: Any) -> None:
-        self.beta = number("beta", beta, low=0, below=1)
+        self.beta = beta
         super().__init__(learning_rate=learning_rate, **kwargs)
 
 
@@ -80,6 +85,11 @@ class Sophia(RuleOptimizer):
 
     default_learning_rate = 0.001
 
+    beta1 = fraction()
+    beta2 = fraction()
+    rho = positive()
+    epsilon = positive()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -89,10 +99,8 @@ class Sophia(RuleOptimizer):
         epsilon: float = 1e-15,
         **kwargs: Any,
     ) -> None:
-        self.beta1 = number("beta1", beta1, low=0, below=1)
-        self.beta2 = number("beta2", beta2, low=0, below=1)
-        self.rho = number("rho", rho, above=0)
-        self.epsilon = number("epsilon", epsilon, above=0)
+        self.beta1, self.beta2, self.rho = beta1, beta2, rho
+        self.epsilon = epsilon
         self._scale: float | None = None
         super().__init__(learning_rate=learning_rate, **kwargs)
 
@@ -153,6 +161,14 @@ class Prodigy(WithBetas):
     default_learning_rate = 1.0
     rule = rules.prodigy
 
+    beta3 = Setting(number, low=0, below=1, optional=True)
+    d0 = positive()
+    d_coef = positive()
+    growth_rate = Setting(number, above=1, optional=True)
+    safeguard_warmup = switch()
+    use_bias_correction = switch()
+    decoupled = switch()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -168,13 +184,13 @@ class Prodigy(WithBetas):
         decoupled: bool = True,
         **kwargs: Any,
     ) -> None:
-        self.beta3 = None if beta3 is None else number("beta3", beta3, low=0, below=1)
-        self.d0 = number("d0", d0, above=0)
-        self.d_coef = number("d_coef", d_coef, above=0)
-        self.growth_rate = None if growth_rate is None else number("growth_rate", growth_rate, above=1)
-        self.safeguard_warmup = boolean("safeguard_warmup", safeguard_warmup)
-        self.use_bias_correction = boolean("use_bias_correction", use_bias_correction)
-        self.decoupled = boolean("decoupled", decoupled)
+        self.beta3, self.d0, self.d_coef = beta3, d0, d_coef
+        self.growth_rate, self.safeguard_warmup, self.use_bias_correction = (
+            growth_rate,
+            safeguard_warmup,
+            use_bias_correction,
+        )
+        self.decoupled = decoupled
         super().__init__(learning_rate, beta1, beta2, epsilon, **kwargs)
 
     @property
@@ -220,6 +236,10 @@ class ASGD(RuleOptimizer):
     rule = rules.asgd
     couples_wd = True
 
+    lambd = not_negative()
+    alpha = Setting(number, low=0, high=10)
+    t0 = not_negative()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -228,9 +248,7 @@ class ASGD(RuleOptimizer):
         t0: float = 1e6,
         **kwargs: Any,
     ) -> None:
-        self.lambd = number("lambd", lambd, low=0)
-        self.alpha = number("alpha", alpha, low=0)
-        self.t0 = number("t0", t0, low=0)
+        self.lambd, self.alpha, self.t0 = lambd, alpha, t0
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
@@ -259,6 +277,11 @@ class Rprop(RuleOptimizer):
 
     rule = rules.rprop
 
+    shrink = Setting(number, above=0, below=1)
+    grow = Setting(number, above=1)
+    smallest = positive()
+    largest = positive()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -268,11 +291,14 @@ class Rprop(RuleOptimizer):
         largest: float = 50.0,
         **kwargs: Any,
     ) -> None:
-        self.shrink = number("shrink", shrink, above=0, below=1)
-        self.grow = number("grow", grow, above=1)
-        self.smallest = number("smallest", smallest, above=0)
-        self.largest = number("largest", largest, low=self.smallest)
+        self.shrink, self.grow, self.smallest = shrink, grow, smallest
+        self.largest = largest
         super().__init__(learning_rate=learning_rate, **kwargs)
+
+    def check_settings(self) -> None:
+        super().check_settings()
+        if self.largest < self.smallest:
+            raise ValueError(f"smallest={self.smallest!r}, largest={self.largest!r}: the first must not be above the second")
         if self.wd:
             raise ValueError(f"wd={self.wd!r}: Rprop has no weight decay, so it must be 0")
 

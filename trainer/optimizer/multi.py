@@ -13,6 +13,7 @@ from ..validation import boolean, number
 from .base import Optimizer, create
 from .counts import Index, StepCounts
 from .patterns import Pattern, assign, matcher
+from .settings import Setting, switch
 
 __all__ = ["MultiOptimizer", "part_of", "parts_of", "pattern_text", "table_text"]
 
@@ -65,6 +66,8 @@ class MultiOptimizer(Optimizer):
     """
 
     optimizers: list[Optimizer]
+    clip_norm: Setting[float | None] = Setting(number, optional=True, above=0)
+    skip_nonfinite = switch()
 
     def __init__(
         self,
@@ -82,8 +85,8 @@ class MultiOptimizer(Optimizer):
                 f"{odd[0]}={defaults[odd[0]]!r} for several optimizers together: give it in an entry, where it means the "
                 "norm of the gradients of its parameters"
             )
-        self.clip_norm = None if clip_norm is None else number("clip_norm", clip_norm, above=0)
-        self.skip_nonfinite = boolean("skip_nonfinite", skip_nonfinite)
+        self.clip_norm = clip_norm
+        self.skip_nonfinite = skip_nonfinite
         self.patterns: list[Pattern] = []
         self._optional: set[int] = set()  # the patterns that may get no parameter
         self.optimizers, self._scales = [], []

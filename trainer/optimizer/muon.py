@@ -16,6 +16,7 @@ from .base import register
 from .counts import Index
 from .row_splits import Blocks, blocks_by_parameter, check_rows, checked_split, needs_names
 from .rule_optimizer import RuleOptimizer
+from .settings import Setting, fraction, not_negative, positive, switch
 
 __all__ = ["Muon", "NorMuon"]
 
@@ -23,82 +24,6 @@ __all__ = ["Muon", "NorMuon"]
 # after those before, so that any number of them is the best of so many.
 STEPS = {"polar_express": 5}
 MAY_BE_CUT = ("quintic", "polar_express")
-
-
-class WithOrthogonalization(RuleOptimizer):
-    """An optimizer whose matrices go through the iteration of Newton and Schulz.
-
-    Args:
-        coefficients: of the polynomials a x + b x^3 + c x^5 that the singular values go through: "quintic" (Jordan et al.
-            2024), "polar_express" (Amsel et al. 2025), "cubic5" (arXiv 2606.00371), "deepseekv4" (DeepSeek-AI 2026), or a
-            list of triples of your own.
-        steps: iterations, >= 1; None means 5 for the first three, 10 for "deepseekv4", and one for each triple of your own.
-            After the last triple it is repeated. Only "quintic" and "polar_express" may be cut short.
-        gram: whether to iterate on the products of rows and multiply the matrix once (Zhang et al. 2026, "Gram
-            Newton-Schulz"): the same up to rounding. None means for matrices with more than twice as many columns as rows,
-            or rows as columns.
-        flatten: whether tensors of more than two dimensions, such as kernels of convolutions, are matrices with all
-            dimensions but the first as columns, (out, in * height * width). Else those of three dimensions are stacks of
-            matrices, (experts, rows, columns), each of which is made orthogonal, as in Jordan's code (so that a Conv1d needs
-            `flatten`, or AdamW), and those of more take AdamW's step.
-        split: rows that are matrices of their own, such as the heads of a projection: a number of equal blocks of rows, or
-            a list of the rows of each, for all matrices; under a Trainer also a mapping from patterns of names to one of
-            these, such as {"*qkv.weight": [64, 64, 64], "*out|*proj": 4}, or a function from name and shape to one of them
-            or None. None means none.
-        **kwargs: those of `RuleOptimizer`.
-    """
-
-    def __init__(
-        self,
-        *,
-        coefficients: str | Sequence[Sequence[float]] = "quintic",
-        steps: int | None = None,
-        gram: bool | None = None,
-        flatten: bool = False,
-        split: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        self.coefficients = checked_coefficients("coefficients", coefficients)
-        self.steps = len(triples_of(self.coefficients, None if steps is None else integer("steps", steps, low=1)))
-        self.gram = None if gram is None else boolean("gram", gram)
-        self.flatten = boolean("flatten", flatten)
-        self.split = checked_split(split)
-        self._blocks: tuple[Blocks, ...] = (() if split is None or needs_names(split) else self.split,)
-        self._entries: list[int] = []  # of `_blocks`, for each parameter, where these differ
-        super().__init__(**kwargs)
-
-    @property
-    def uniform_hyper(self) -> bool:  # type: ignore[override]
-        return not needs_names(self.split)
-
-    @property
-    def orthogonalization(self) -> Orthogonalization:
-        return Orthogonalization(triples_of(self.coefficients, self.steps), self.gram, self.flatten, self._blocks)
-
-    def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
-        values = self.hyper(t, lr, wd) | {"split": 0.0}
-        if self.uniform_hyper:
-            return values
-        if not isinstance(index, int) or index >= len(self._entries):
-            raise ValueError(
-                f"split={self.split!r} needs the names of the parameters, which {type(self).__name__} has under a Trainer "
-                "only: elsewhere it must be a number of blocks or a list of their rows, in tristep.optim for each group"
-            )
-        return values | {"split": float(self._entries[index])}
-
-    def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        found: list[Blocks] = []
-        if not self.uniform_hyper:
-            found = blocks_by_parameter(self.split, params, names, partial(matrix_shape, flatten=self.flatten))
-        super().use_parameters(params, names)
-        if found:
-            self._blocks = ((), *dict.fromkeys(blocks for blocks in found if blocks != ()))
-            self._entries = [self._blocks.index(blocks) for blocks in found]
-
-    def check_storage(self, name: str, weight: torch.Tensor) -> None:
-        super().check_storage(name, weight)
-        if self.uniform_hyper and self.split is not None and (matrix := matrix_shape(weight.shape, self.flatten)):
-            check_rows("split", self.split, name, weight.shape, matrix[0])
 
 
 def checked_coefficients(argument: str, value: Any) -> str | tuple[Triple, ...]:
@@ -141,6 +66,93 @@ def triples_of(coefficients: str | tuple[Triple, ...], steps: int | None) -> tup
     return (*triples, *[triples[-1]] * (steps - len(triples)))[:steps]
 
 
+class WithOrthogonalization(RuleOptimizer):
+    """An optimizer whose matrices go through the iteration of Newton and Schulz.
+
+    Args:
+        coefficients: of the polynomials a x + b x^3 + c x^5 that the singular values go through: "quintic" (Jordan et al.
+            2024), "polar_express" (Amsel et al. 2025), "cubic5" (arXiv 2606.00371), "deepseekv4" (DeepSeek-AI 2026), or a
+            list of triples of your own.
+        steps: iterations, >= 1; None means 5 for the first three, 10 for "deepseekv4", and one for each triple of your own.
+            After the last triple it is repeated. Only "quintic" and "polar_express" may be cut short.
+        gram: whether to iterate on the products of rows and multiply the matrix once (Zhang et al. 2026, "Gram
+            Newton-Schulz"): the same up to rounding. None means for matrices with more than twice as many columns as rows,
+            or rows as columns.
+        flatten: whether tensors of more than two dimensions, such as kernels of convolutions, are matrices with all
+            dimensions but the first as columns, (out, in * height * width). Else those of three dimensions are stacks of
+            matrices, (experts, rows, columns), each of which is made orthogonal, as in Jordan's code (so that a Conv1d needs
+            `flatten`, or AdamW), and those of more take AdamW's step.
+        split: rows that are matrices of their own, such as the heads of a projection: a number of equal blocks of rows, or
+            a list of the rows of each, for all matrices; under a Trainer also a mapping from patterns of names to one of
+            these, such as {"*qkv.weight": [64, 64, 64], "*out|*proj": 4}, or a function from name and shape to one of them
+            or None. None means none.
+        **kwargs: those of `RuleOptimizer`.
+    """
+
+    coefficients = Setting(checked_coefficients)
+    steps = Setting(integer, low=1, high=1000)
+    gram = Setting(boolean, optional=True)
+    flatten = switch()
+    split = Setting(checked_split, optional=True)
+
+    def __init__(
+        self,
+        *,
+        coefficients: str | Sequence[Sequence[float]] = "quintic",
+        steps: int | None = None,
+        gram: bool | None = None,
+        flatten: bool = False,
+        split: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self.coefficients = coefficients
+        self.steps = len(triples_of(self.coefficients, None)) if steps is None else steps
+        self.gram, self.flatten = gram, flatten
+        self.split = split
+        self._blocks: tuple[Blocks, ...] = ((),)
+        self._entries: list[int] = []  # of `_blocks`, for each parameter, where these differ
+        super().__init__(**kwargs)
+
+    def check_settings(self) -> None:
+        triples_of(self.coefficients, self.steps)
+        if self.uniform_hyper:
+            self._blocks = (() if self.split is None else self.split,)
+        super().check_settings()
+
+    @property
+    def uniform_hyper(self) -> bool:  # type: ignore[override]
+        return not needs_names(self.split)
+
+    @property
+    def orthogonalization(self) -> Orthogonalization:
+        return Orthogonalization(triples_of(self.coefficients, self.steps), self.gram, self.flatten, self._blocks)
+
+    def hyper_of(self, index: Index | None, t: int, lr: float, wd: float) -> dict[str, float]:
+        values = self.hyper(t, lr, wd) | {"split": 0.0}
+        if self.uniform_hyper:
+            return values
+        if not isinstance(index, int) or index >= len(self._entries):
+            raise ValueError(
+                f"split={self.split!r} needs the names of the parameters, which {type(self).__name__} has under a Trainer "
+                "only: elsewhere it must be a number of blocks or a list of their rows, in tristep.optim for each group"
+            )
+        return values | {"split": float(self._entries[index])}
+
+    def use_parameters(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+        found: list[Blocks] = []
+        if not self.uniform_hyper:
+            found = blocks_by_parameter(self.split, params, names, partial(matrix_shape, flatten=self.flatten))
+        super().use_parameters(params, names)
+        if found:
+            self._blocks = ((), *dict.fromkeys(blocks for blocks in found if blocks != ()))
+            self._entries = [self._blocks.index(blocks) for blocks in found]
+
+    def check_storage(self, name: str, weight: torch.Tensor) -> None:
+        super().check_storage(name, weight)
+        if self.uniform_hyper and self.split is not None and (matrix := matrix_shape(weight.shape, self.flatten)):
+            check_rows("split", self.split, name, weight.shape, matrix[0])
+
+
 @register
 class Muon(WithOrthogonalization):
     """Momentum made orthogonal, for the matrices of hidden layers, and stacks of them; other tensors take AdamW's steps.
@@ -165,6 +177,15 @@ class Muon(WithOrthogonalization):
     default_learning_rate = 0.001
     decoupled_weight_decay = ("decay", "adam_decay")
 
+    momentum = fraction()
+    nesterov = switch()
+    match_adamw = switch()
+    epsilon = positive()
+    beta1 = fraction()
+    beta2 = fraction()
+    adam_epsilon = not_negative()
+    adam_ratio = not_negative()  # of AdamW's rate to Muon's
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -179,17 +200,18 @@ class Muon(WithOrthogonalization):
         adam_epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
-        self.momentum = number("momentum", momentum, low=0, below=1)
-        self.nesterov = boolean("nesterov", nesterov)
-        self.match_adamw = boolean("match_adamw", match_adamw)
-        self.epsilon = number("epsilon", epsilon, above=0)
-        self.beta1 = number("beta1", beta1, low=0, below=1)
-        self.beta2 = number("beta2", beta2, low=0, below=1)
-        self.adam_epsilon = number("adam_epsilon", adam_epsilon, low=0)
+        self.momentum, self.nesterov, self.match_adamw = momentum, nesterov, match_adamw
+        self.epsilon, self.beta1, self.beta2 = epsilon, beta1, beta2
+        self.adam_epsilon = adam_epsilon
         super().__init__(learning_rate=learning_rate, steps=steps, **kwargs)
         self.adam_ratio = 1.0
         if adam_learning_rate is not None:
-            self.adam_ratio = number("adam_learning_rate", adam_learning_rate, low=0) / self.learning_rate
+            rate = number("adam_learning_rate", adam_learning_rate, low=0)
+            if not self.learning_rate:
+                raise ValueError(
+                    f"adam_learning_rate={rate!r} with a learning rate of 0, to which it would have no ratio: must be None"
+                )
+            self.adam_ratio = rate / self.learning_rate
 
     @property
     def rule(self) -> TensorRule:  # type: ignore[override]
@@ -224,10 +246,12 @@ class NorMuon(Muon):
     Source: Li et al. (2025), "NorMuon: Making Muon more efficient and scalable", alg. 1.
     """
 
+    row_beta = fraction()
+
     def __init__(
         self, learning_rate: float | None = None, row_beta: float = 0.95, match_adamw: bool = False, **kwargs: Any
     ) -> None:
-        self.row_beta = number("row_beta", row_beta, low=0, below=1)
+        self.row_beta = row_beta
         super().__init__(learning_rate, match_adamw=match_adamw, **kwargs)
 
     @property

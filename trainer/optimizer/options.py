@@ -1,230 +1,386 @@
-"""TransformOptions: the options of optimizers that are transforms of their rule. They are checked and composed here."""
+"""OPTIONS: the options of every `RuleOptimizer`, one row each, from which everything about them follows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ...kernels import Rule, transforms
-from ...kernels.graphs import Recording
+from ...kernels import TensorRule, storage, transforms
 from ..validation import boolean, choice, integer, number
-from .guard_options import GuardOptions
+from .settings import Setting
 
-__all__ = ["TransformOptions"]
+__all__ = [
+    "OPTIONS",
+    "STATE_DTYPES",
+    "Option",
+    "StepNumbers",
+    "check_state_dtype",
+    "options_in_use",
+    "square_limit",
+    "wd_at",
+]
 
-_FLAGS = ("cautious", "decoupled_wd", "cautious_wd", "hyperball")
-_DECAYS = ("relative", "squared")
-_OPTIONS = ("clip_norm", "zclip", "agc", *_FLAGS, "lookahead", "ema_decay", "skip_norm", "skip_percentile", "skip_nonfinite")
+STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16}
+STATE_DTYPES |= dict(zip(("8bit", "4bit"), storage.PACKED, strict=True))
+_OTHER_STATE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"} | dict.fromkeys(("uint8", "int8", "8-bit", "8bits"), "8bit")
+_OTHER_STATE_DTYPES |= dict.fromkeys(("uint4", "int4", "4-bit", "4bits"), "4bit")
+_SKIP_RATE = 0.2  # what Andrew et al. recommend
 
 
-class TransformOptions(GuardOptions):
-    """The options of a `RuleOptimizer` that are transforms of its rule.
+class StepNumbers(NamedTuple):
+    """A parameter's numbers at one step, with multipliers and `decay_schedule` in them; `counts` as `counts_as_step`."""
+
+    t: int
+    lr: Any
+    wd: Any
+    decay: Any
+    counts: bool
+
+
+class Option(Setting[Any]):
+    """A row of the table: an option, its check, and what it does.
+
+    An option is off where its value is None or False.
 
     Args:
-        cautious: use the step, except for decoupled weight decay, only in elements where it descends the gradient,
-            divided by their share in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
-        decoupled_wd: take learning rate times `wd` off the weights, instead of adding `wd` times them to the gradient
-            (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization").
-        cautious_wd: use decoupled weight decay only in elements where it and the step have the same direction (Chen et al.
-            2025, "Cautious Weight Decay", arXiv 2510.12402, alg. 1); with `decoupled_wd` also of rules that couple theirs.
-        hyperball: keep each tensor on the sphere on which it was before its first update, and take from the optimizer only
-            the direction of the step, whose length is the learning rate times the tensor's norm R: with u the direction,
-            w <- R v / |v|, v = w - lr R u / |u| (Wen et al. 2026, "Hyperball Optimization", arXiv 2606.16899). Tensors of
-            zeros take the optimizer's own steps; one of a single element stays. The paper does this to matrices only.
-        lookahead: every so many updates of a parameter, move its slow weight by the fraction `lookahead_alpha` towards the
-            weight, and reset the weight to it, >= 1; None means never (Zhang et al. 2019, "Lookahead Optimizer", alg. 1).
-        lookahead_alpha: in (0, 1].
-        ema_decay: maintain a moving average of the weights, ema <- ema_decay ema + (1 - ema_decay) w after every update, in
-            [0, 1); None means none. `Trainer.averaged_weights` uses it, instead of an average of the optimizer's own.
-        decay_schedule: how decoupled weight decay follows the learning rate, whose highest value is the schedule's peak.
-            None: lr wd. "relative": wd lr / peak, which does not depend on how high the peak is (Loshchilov & Hutter 2019,
-            "Decoupled Weight Decay Regularization", alg. 2, with lr / peak as the multiplier of the schedule). "squared":
-            wd lr^2 / peak (AdamC of Defazio 2025, "Why Gradients Rapidly Increase Near the End of Training", arXiv
-            2506.02285). Rates are those before `lr_mult`, which multiplies the result. Also for rules of whole tensors.
-        peak_lr: the peak, before `lr_mult`, > 0; None means that of `lr_scheduler`, where that has a `peak_lr`.
-        **kwargs: those of `GuardOptions`, such as `clip_norm`, and of `Optimizer`.
-
-    All of these options can be combined, for all elementwise rules, and cost nothing if they are not used; rules of whole
-    tensors take `clip_norm`, `skip_nonfinite`, `cautious_wd`, `ema_decay` and `decay_schedule`. Gradients are
-    clipped first, by `clip_norm` or `zclip` before `agc`; then comes what is listed here, in this order; and a skipped step
-    is one in which nothing of all that happens.
-
-    Raises:
-        TypeError: another option of an optimizer whose rule is one of whole tensors.
-        ValueError: `decoupled_wd` of an optimizer whose weight decay is decoupled already, or that has none; `cautious_wd`
-            without decoupled weight decay; `hyperball` with `wd`, `decoupled_wd` or `cautious_wd`, as what is on a sphere
-            does not decay; `decay_schedule` without decoupled weight decay, or with a schedule whose peak is not known. At
-            the first step, `decay_schedule` without a known peak; at any, a learning rate above the peak.
+        name: of the constructor's argument and of the attribute.
+        default: of the argument.
+        check: as for `Setting`.
+        of: the option without which this one means nothing.
+        transform: gives the composed rule, of the optimizer, a rule and `sync` of `Lookahead`; None for other options.
+        pauses: whether the transform is left out of a step that counts as no update. One that keeps states stays.
+        values: gives hyper-parameters that are no attributes, of the optimizer and a `StepNumbers`.
+        first_state: a state that begins as the weight.
+        refuse: raises ValueError where the option does not go with the optimizer, or with others of its options.
+        all_gradients: whether it needs the gradients of all parameters.
+        whole_tensors: whether rules of whole tensors take it.
+        by_row: why a sparse gradient's rows cannot be updated apart with it; "" if they can.
+        fixed: whether it stays as it is after the first step.
+        **limits: as for `Setting`; `optional` follows from the default.
     """
-
-    rule: Rule
-    decoupled_weight_decay: tuple[str, ...] = ("decay",)  # hyper-parameters of decay that is not part of the step
 
     def __init__(
         self,
+        name: str,
+        default: Any,
+        check: Callable[..., Any],
         *,
-        cautious: bool = False,
-        decoupled_wd: bool = False,
-        cautious_wd: bool = False,
-        hyperball: bool = False,
-        lookahead: int | None = None,
-        lookahead_alpha: float = 0.5,
-        ema_decay: float | None = None,
-        decay_schedule: str | None = None,
-        peak_lr: float | None = None,
-        **kwargs: Any,
+        of: str | None = None,
+        transform: Callable[[Any, Any, bool], Any] | None = None,
+        pauses: bool = True,
+        values: Callable[[Any, StepNumbers], Mapping[str, Any]] | None = None,
+        first_state: str | None = None,
+        refuse: Callable[[Any], None] | None = None,
+        all_gradients: bool = False,
+        whole_tensors: bool = False,
+        by_row: str = "",
+        fixed: bool = False,
+        **limits: Any,
     ) -> None:
-        self.cautious = boolean("cautious", cautious)
-        self.decoupled_wd = boolean("decoupled_wd", decoupled_wd)
-        self.cautious_wd = boolean("cautious_wd", cautious_wd)
-        self.hyperball = boolean("hyperball", hyperball)
-        self.lookahead = None if lookahead is None else integer("lookahead", lookahead, low=1)
-        self.lookahead_alpha = number("lookahead_alpha", lookahead_alpha, above=0, high=1)
-        self.ema_decay = None if ema_decay is None else number("ema_decay", ema_decay, low=0, below=1)
-        self.decay_schedule = None if decay_schedule is None else choice("decay_schedule", decay_schedule, _DECAYS)
-        self.peak_lr = None if peak_lr is None else number("peak_lr", peak_lr, above=0)
-        super().__init__(**kwargs)
+        super().__init__(check, optional=default is None, **limits)
+        self.name, self.default, self.of = name, default, of
+        self.transform, self.pauses, self.values, self.first_state = transform, pauses, values, first_state
+        self.refuse, self.all_gradients, self.whole_tensors, self.by_row = refuse, all_gradients, whole_tensors, by_row
+        self.fixed = fixed
 
-    @property
-    def couples_wd(self) -> bool:
-        """Whether `wd` is part of the step, rather than decoupled from it."""
-        return "wd" in self.rule.hyper and not {"wd", "decay"} & set(self.decoupled_weight_decay) & set(self.rule.hyper)
+    def __set__(self, optimizer: Any, value: Any) -> None:
+        if self.fixed and optimizer._is_complete and optimizer.counts:
+            before = vars(optimizer)[self.name]
+            if self.checked(value) != before:
+                raise ValueError(
+                    f"{self.name}={value!r} after the first step: it must stay {before!r}; make a new optimizer"
+                )
+        super().__set__(optimizer, value)
 
-    @property
-    def has_decoupled_wd(self) -> bool:
-        """Whether there is decoupled weight decay."""
-        return self.decoupled_wd or bool(set(self.decoupled_weight_decay) & set(self.rule.hyper))
+    def is_on(self, optimizer: Any) -> bool:
+        """Whether the optimizer has this option in use."""
+        return vars(optimizer)[self.name] not in (None, False)
 
-    @property
-    def has_options(self) -> bool:
-        """Whether `composed_rule` is not just `rule`."""
-        flags = self.cautious, self.decoupled_wd, self.cautious_wd, self.hyperball, self.has_guards
-        return any(flags) or self.lookahead is not None or self.ema_decay is not None
 
-    @property
-    def options_in_use(self) -> dict[str, Any]:
-        """The options that are not off, with their values."""
-        return {name: value for name in _OPTIONS if (value := getattr(self, name)) not in (None, False)}
+def _state_dtype(name: str, value: Any) -> str:
+    return choice(name, value, STATE_DTYPES, other_names=_OTHER_STATE_DTYPES)
 
-    @property
-    def composed_rule(self) -> Rule:
-        """`rule` with the options in it, right for all parameters at every step."""
-        return self._composed(sync=True)
 
-    def rule_for(self, slots: np.ndarray) -> Rule:
-        """As `composed_rule`, for the next update of the parameters whose counts are in these slots.
+def _refuse_state_dtype(optimizer: Any) -> None:
+    if optimizer.narrow is not None:
+        check_state_dtype(optimizer.state_dtype, type(optimizer).__name__, optimizer.rule)
 
-        Between two of Lookahead's synchronisations that is a rule which leaves the slow weights alone.
-        """
-        if not self.has_options:  # asked at every step
-            return self.rule
-        if self.lookahead is None or Recording.general:
-            return self._composed(sync=self.lookahead is not None)
-        n = self.step_counts.values[slots] - self.begin_num_update + 1
-        return self._composed(sync=not (n % self.lookahead).all())
 
-    def option_values(self, t: int, lr: float, wd: float) -> dict[str, float]:
-        """What `lr`, `wd` and the hyper-parameters of the options are at a parameter's update number `t`."""
-        decay = decoupled_decay = lr * wd
-        if self.decoupled_wd:
-            wd, decay = 0.0, lr * 0.0
-        values = {"lr": lr, "wd": wd, "decay": decay, "decoupled_decay": decoupled_decay, "hyperball_lr": lr}
-        values |= self.guard_values()
-        if self.lookahead is not None:
-            values["sync"] = float((t - self.begin_num_update) % self.lookahead == 0)
-        return values
+def check_state_dtype(value: Any, name: str, rule: Any) -> None:
+    """Refuse low precision for an optimizer none of whose states is ever stored in it."""
+    if not set(rule.state) - set(rule.full_precision):
+        why = "as all its states are weights or sums over all steps" if rule.state else "as it has no states"
+        if isinstance(rule, TensorRule):
+            why = "none of whose states is stored otherwise"
+        raise ValueError(f"state_dtype={value!r}: must be None for {name}, {why}")
 
-    def wd_at(self, lr: float, wd: float) -> float:
-        """What stands for `wd` in `lr * wd`, so that it is what `decay_schedule` says; both are those before multipliers.
 
-        Raises:
-            ValueError: the peak is not known, or below this rate.
-        """
-        if self.decay_schedule is None:
-            return wd
-        peak = self.peak_lr if self.peak_lr is not None else getattr(self.lr_scheduler, "peak_lr", None)
-        if peak is None:
+def _refuse_kahan(optimizer: Any) -> None:
+    if optimizer.multi_precision:
+        raise ValueError(
+            f"kahan=True with multi_precision={optimizer.multi_precision!r}: one of them must be False, both keep what "
+            "rounding takes off a weight"
+        )
+
+
+def _refuse_decoupled(optimizer: Any) -> None:
+    if not optimizer.couples_wd:
+        known = {"wd", "decay", *optimizer.decoupled_weight_decay} & set(optimizer.rule.hyper)
+        why = "decays the weights apart from the gradient already" if known else "has no weight decay"
+        raise ValueError(f"decoupled_wd=True: {type(optimizer).__name__} {why}, so it must be False")
+
+
+def _needs_decoupled(option: str, off: str, optimizer: Any) -> None:
+    if optimizer.has_decoupled_wd:
+        return
+    why = "has no weight decay" if "wd" not in optimizer.rule.hyper else "adds its weight decay to the gradient"
+    hint = f"it must be {off}" + (", or give decoupled_wd=True, too" if optimizer.couples_wd else "")
+    raise ValueError(f"{option}={getattr(optimizer, option)!r}: {type(optimizer).__name__} {why}; {hint}")
+
+
+def _refuse_hyperball(optimizer: Any) -> None:
+    for option, off in (("wd", 0.0), ("decoupled_wd", False), ("cautious_wd", False)):
+        if (value := getattr(optimizer, option)) != off:
             raise ValueError(
-                f"decay_schedule={self.decay_schedule!r} with lr_scheduler={self.lr_scheduler!r}: the peak of the learning "
-                "rate is not known; give peak_lr"
+                f"{option}={value!r} with hyperball=True: weights that are kept on a sphere do not decay, so it must "
+                f"be {off!r}"
             )
-        if lr > peak * (1 + 1e-9):
-            raise ValueError(f"the learning rate is {lr!r}, above its peak {peak!r}: give a larger peak_lr")
-        if not peak:
-            return 0.0
-        return wd / peak if self.decay_schedule == "relative" else wd * lr / peak
 
-    def start_option_states(self, weight: torch.Tensor, slots: Mapping[str, torch.Tensor]) -> None:
-        """Fill the states of the options, by name, as they are before the first update of this weight."""
-        if self.lookahead is not None:
-            slots["slow_weight"].copy_(weight)
-        if self.ema_decay is not None:
-            slots["ema"].copy_(weight)
 
-    def check_transforms(self) -> None:
-        """Refuse options that do not go together, or not with the rule.
+def _refuse_decay_schedule(optimizer: Any) -> None:
+    _needs_decoupled("decay_schedule", "None", optimizer)
+    if optimizer.lr_scheduler is not None:
+        wd_at(optimizer, 0.0, optimizer.wd)
 
-        Raises:
-            ValueError: there are such.
-        """
-        name, rule = type(self).__name__, self.rule
-        known = {"wd", "decay", *self.decoupled_weight_decay} & set(rule.hyper)
-        if self.decoupled_wd and not self.couples_wd:
-            why = "decays the weights apart from the gradient already" if known else "has no weight decay"
-            raise ValueError(f"decoupled_wd=True: {name} {why}, so it must be False")
-        if self.cautious_wd:
-            self._check_decoupled("cautious_wd", "False")
-        if self.hyperball:
-            for option, off in (("wd", 0.0), ("decoupled_wd", False), ("cautious_wd", False)):
-                if (value := getattr(self, option)) != off:
-                    raise ValueError(
-                        f"{option}={value!r} with hyperball=True: weights that are kept on a sphere do not decay, so it "
-                        f"must be {off!r}"
-                    )
 
-    def check_decay_schedule(self) -> None:
-        """Refuse a `decay_schedule` that has no effect, or whose peak cannot be known.
+def _refuse_peak(optimizer: Any) -> None:
+    if optimizer.decay_schedule is None:
+        raise ValueError(f"peak_lr={optimizer.peak_lr!r} without decay_schedule: it must be None, or give that, too")
 
-        Raises:
-            ValueError: it is so.
-        """
-        if self.decay_schedule is not None:
-            self._check_decoupled("decay_schedule", "None")
-            if self.lr_scheduler is not None:
-                self.wd_at(0.0, self.wd)
-        elif self.peak_lr is not None:
-            raise ValueError(f"peak_lr={self.peak_lr!r} without decay_schedule: it must be None, or give that, too")
 
-    def _check_decoupled(self, option: str, off: str) -> None:
-        if self.has_decoupled_wd:
-            return
-        why = "has no weight decay" if "wd" not in self.rule.hyper else "adds its weight decay to the gradient"
-        hint = f"it must be {off}" + (", or give decoupled_wd=True, too" if self.couples_wd else "")
-        raise ValueError(f"{option}={getattr(self, option)!r}: {type(self).__name__} {why}; {hint}")
+def wd_at(optimizer: Any, lr: Any, wd: Any) -> Any:
+    """What stands for `wd` in `lr * wd`, so that it is what `decay_schedule` says; both are those before multipliers.
 
-    def _composed(self, sync: bool = False) -> Rule:
-        rule = self.rule
-        if not self.has_options:
-            return rule
-        rule = self._with_clipping(rule)
-        if self.counts_as_step:  # what counts as no update is left as it is
-            if self.cautious:
-                rule = transforms.cautious(rule, self.decoupled_weight_decay)
-            if self.decoupled_wd:
-                rule = transforms.decoupled_weight_decay(rule)
-            if self.cautious_wd:
-                rule = transforms.cautious_weight_decay(rule, (*self.decoupled_weight_decay, "decoupled_decay"))
-        if self.hyperball:  # keeps states, and keeps a weight in place that does not move
-            rule = transforms.hyperball(rule)
-        if self.lookahead is not None:
-            rule = transforms.lookahead(rule, sync and self.counts_as_step)
-        if self.ema_decay is not None:
-            rule = transforms.ema(rule, self.counts_as_step)
-        return self._with_skipping(rule)
+    Raises:
+        ValueError: the peak is not known, or below this rate.
+    """
+    kind = optimizer.decay_schedule
+    if kind is None:
+        return wd
+    peak = optimizer.peak_lr if optimizer.peak_lr is not None else getattr(optimizer.lr_scheduler, "peak_lr", None)
+    if peak is None:
+        raise ValueError(
+            f"decay_schedule={kind!r} with lr_scheduler={optimizer.lr_scheduler!r}: the peak of the learning rate is not "
+            "known; give peak_lr"
+        )
+    if lr > peak * (1 + 1e-9):
+        raise ValueError(f"the learning rate is {lr!r}, above its peak {peak!r}: give a larger peak_lr")
+    if not peak:
+        return 0.0
+    return wd / peak if kind == "relative" else wd * lr / peak
 
-    def _hidden(self) -> tuple[str, ...]:
-        off = [name for name in _FLAGS if not getattr(self, name)]
-        return (*super()._hidden(), *off, *(("lookahead_alpha",) if self.lookahead is None else ()))
+
+def _zclip_values(optimizer: Any, step: StepNumbers) -> dict[str, float]:
+    if not step.counts:
+        return {"zclip": math.inf, "zclip_decay": 1.0, "zclip_warmup": 0.0, "clip_norm": math.inf}
+    return {"clip_norm": math.inf if optimizer.clip_norm is None else optimizer.clip_norm}
+
+
+def _percentile_values(optimizer: Any, step: StepNumbers) -> dict[str, float]:
+    share, limit = {"skip_share": optimizer.skip_percentile / 100}, optimizer.skip_norm
+    if not step.counts:
+        return {**share, "skip_rate": 0.0, "skip_factor": math.inf, "skip_square": math.inf}
+    return {**share, "skip_rate": _SKIP_RATE, "skip_square": math.inf if limit is None else square_limit(limit)}
+
+
+def square_limit(norm: float) -> float:
+    """What squares of norms are compared with: just below the middle of two numbers of float32, so that a square and that
+    square rounded to float32 give the same answer, whatever the types of tensors and ranks are.
+    """
+    with np.errstate(over="ignore"):
+        limit = np.float32(norm * norm)
+    if not np.isfinite(limit):
+        return math.inf
+    middle = (float(limit) + float(np.nextafter(limit, np.float32(np.inf)))) / 2
+    return float(np.nextafter(middle, 0.0))
+
+
+def _skip_norm(optimizer: Any, rule: Any, sync: bool) -> Any:
+    if optimizer.skip_percentile is not None:  # which skips for this, too
+        return rule
+    return transforms.skip_large_updates(rule) if optimizer.counts_as_step else transforms.apply_if_finite(rule)
+
+
+def _skip_nonfinite(optimizer: Any, rule: Any, sync: bool) -> Any:
+    other = optimizer.skip_norm is not None or optimizer.skip_percentile is not None
+    return rule if other else transforms.apply_if_finite(rule)
+
+
+_SUMS = "rows are updated apart from the other weights"
+# In the order in which they are composed: what is first is innermost.
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "agc",
+        None,
+        number,
+        above=0,
+        transform=lambda optimizer, rule, sync: transforms.agc(rule),
+        by_row=_SUMS,
+    ),
+    Option(
+        "zclip",
+        None,
+        number,
+        above=0,
+        transform=lambda optimizer, rule, sync: transforms.zclip(rule),
+        pauses=False,
+        values=_zclip_values,
+        all_gradients=True,
+        by_row=_SUMS,
+    ),
+    Option("zclip_decay", 0.97, number, low=0, below=1, of="zclip"),
+    Option("zclip_warmup", 25, integer, low=1, of="zclip"),
+    Option(
+        "clip_norm",
+        None,
+        number,
+        above=0,
+        transform=lambda optimizer, rule, sync: (
+            rule if optimizer.zclip is not None else transforms.clip_by_global_norm(rule)
+        ),
+        all_gradients=True,
+        whole_tensors=True,
+        by_row=_SUMS,
+    ),
+    Option(
+        "cautious",
+        False,
+        boolean,
+        transform=lambda optimizer, rule, sync: transforms.cautious(rule, optimizer.decoupled_weight_decay),
+    ),
+    Option(
+        "decoupled_wd",
+        False,
+        boolean,
+        transform=lambda optimizer, rule, sync: transforms.decoupled_weight_decay(rule),
+        values=lambda optimizer, step: {"wd": 0.0, "decay": 0.0, "decoupled_decay": step.decay},
+        refuse=_refuse_decoupled,
+    ),
+    Option(
+        "cautious_wd",
+        False,
+        boolean,
+        transform=lambda optimizer, rule, sync: transforms.cautious_weight_decay(
+            rule, (*optimizer.decoupled_weight_decay, "decoupled_decay")
+        ),
+        refuse=functools.partial(_needs_decoupled, "cautious_wd", "False"),
+        whole_tensors=True,
+    ),
+    Option(
+        "hyperball",
+        False,
+        boolean,
+        transform=lambda optimizer, rule, sync: transforms.hyperball(rule),
+        pauses=False,  # and keeps a weight in place that does not move
+        values=lambda optimizer, step: {"hyperball_lr": step.lr},
+        refuse=_refuse_hyperball,
+        by_row=_SUMS,
+    ),
+    Option(
+        "lookahead",
+        None,
+        integer,
+        low=1,
+        transform=lambda optimizer, rule, sync: transforms.lookahead(rule, sync and optimizer.counts_as_step),
+        pauses=False,
+        values=lambda optimizer, step: {"sync": float((step.t - optimizer.begin_num_update) % optimizer.lookahead == 0)},
+        first_state="slow_weight",
+        by_row="slow weights",
+    ),
+    Option("lookahead_alpha", 0.5, number, above=0, high=1, of="lookahead"),
+    Option(
+        "ema_decay",
+        None,
+        number,
+        low=0,
+        below=1,
+        transform=lambda optimizer, rule, sync: transforms.ema(rule, optimizer.counts_as_step),
+        pauses=False,
+        first_state="ema",
+        whole_tensors=True,
+        by_row="averages",
+    ),
+    Option(
+        "skip_norm",
+        None,
+        number,
+        above=0,
+        transform=_skip_norm,
+        pauses=False,
+        values=lambda optimizer, step: {"skip_square": square_limit(optimizer.skip_norm)},
+        all_gradients=True,
+        by_row=_SUMS,
+    ),
+    Option(
+        "skip_percentile",
+        None,
+        number,
+        above=0,
+        below=100,
+        transform=lambda optimizer, rule, sync: transforms.skip_above_percentile(rule),
+        pauses=False,
+        values=_percentile_values,
+        all_gradients=True,
+        by_row=_SUMS,
+    ),
+    Option("skip_factor", 2.0, number, low=1, of="skip_percentile"),
+    Option("skip_warmup", 50, integer, low=1, of="skip_percentile"),
+    Option(
+        "skip_nonfinite",
+        False,
+        boolean,
+        transform=_skip_nonfinite,
+        pauses=False,
+        all_gradients=True,
+        whole_tensors=True,
+        by_row=_SUMS,
+    ),
+    Option(
+        "decay_schedule",
+        None,
+        choice,
+        allowed=("relative", "squared"),
+        refuse=_refuse_decay_schedule,
+        whole_tensors=True,
+    ),
+    Option("peak_lr", None, number, above=0, refuse=_refuse_peak, whole_tensors=True),
+    Option("state_dtype", None, _state_dtype, refuse=_refuse_state_dtype, whole_tensors=True),
+    Option("stochastic_rounding", False, boolean, fixed=True, whole_tensors=True),
+    Option("rounding_seed", 0, integer, low=0, fixed=True, of="stochastic_rounding"),
+    Option("kahan", False, boolean, refuse=_refuse_kahan, whole_tensors=True),
+)
+
+
+def options_in_use(optimizer: Any) -> tuple[int, ...]:
+    """The places in `OPTIONS` of those that are on; equal ones are the same object.
+
+    `skip_nonfinite` is among them for a loss scaler, too.
+    """
+    return _known(
+        tuple(
+            place
+            for place, option in enumerate(OPTIONS)
+            if option.of is None
+            and (option.is_on(optimizer) or (option.name == "skip_nonfinite" and optimizer._skips_overflow))
+        )
+    )
+
+
+@functools.cache
+def _known(places: tuple[int, ...]) -> tuple[int, ...]:
+    return places

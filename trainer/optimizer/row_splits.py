@@ -48,23 +48,21 @@ def check_rows(argument: str, blocks: Blocks, name: str, shape: Sequence[int], r
         )
 
 
-def checked_split(value: Any) -> Any:
-    """The argument `split`: None, blocks for all matrices, or what `blocks_by_parameter` takes.
+def checked_split(name: str, value: Any) -> Any:
+    """The argument `split`: blocks for all matrices, or what `blocks_by_parameter` takes.
 
     Raises:
         TypeError, ValueError: it is none of these.
     """
-    if value is None:
-        return None
     if not needs_names(value):
-        return checked_blocks("split", value)
+        return checked_blocks(name, value)
     if isinstance(value, Mapping):
         if not value:
-            raise ValueError("split={}: must have at least one pattern, or be None")
+            raise ValueError(f"{name}={{}}: must have at least one pattern, or be None")
         for pattern, blocks in value.items():
             if not isinstance(pattern, str):
-                raise TypeError(f"split has the key {pattern!r}: must be a pattern of names, such as '*qkv.weight'")
-            checked_blocks(f"split[{pattern!r}]", blocks)
+                raise TypeError(f"{name} has the key {pattern!r}: must be a pattern of names, such as '*qkv.weight'")
+            checked_blocks(f"{name}[{pattern!r}]", blocks)
     return value
 
 

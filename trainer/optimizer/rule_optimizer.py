@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update, storage, transforms
+from ...kernels.graphs import Recording
 from ...kernels.language import Derivation, derivation
 from ...kernels.states import slot_dtypes, state_type, states_for
-from ..validation import boolean, choice, integer
-from .base import LOW_PRECISION, listed_arguments
+from .base import LOW_PRECISION, Optimizer, listed_arguments
 from .counts import Index
 from .multi import part_of
-from .options import TransformOptions
-from .settings import SPLIT_MASTERS, check_options, split_master
+from .options import OPTIONS, STATE_DTYPES, Option, StepNumbers, options_in_use, wd_at
+from .settings import SPLIT_MASTERS, Setting, split_master, switch
 from .sparse import SparseRows, split
 
-__all__ = ["STATE_DTYPES", "RuleOptimizer"]
-
-_OF_ALL_GRADIENTS = ("clip_norm", "zclip", "skip_norm", "skip_percentile", "skip_nonfinite")
-STATE_DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16}
-STATE_DTYPES |= dict(zip(("8bit", "4bit"), storage.PACKED, strict=True))
-_OTHER_STATE_DTYPES = {"bf16": "bfloat16", "fp32": "float32"} | dict.fromkeys(("uint8", "int8", "8-bit", "8bits"), "8bit")
-_OTHER_STATE_DTYPES |= dict.fromkeys(("uint4", "int4", "4-bit", "4bits"), "4bit")
+__all__ = ["RuleOptimizer"]
 
 
-class RuleOptimizer(TransformOptions):
+class RuleOptimizer(Optimizer):
     """An optimizer that is an update rule and its hyper-parameters. Runs fused, on every engine.
 
     A subclass sets `rule`, takes its hyper-parameters in `__init__` and keeps each in an attribute of the name that the
@@ -38,6 +34,51 @@ class RuleOptimizer(TransformOptions):
     else depends on the update count is returned by `hyper`.
 
     Args:
+        clip_norm: multiply the gradients by min(1, clip_norm / (norm + 1e-6)), with the global norm of all gradients of a
+            step, after `rescale_grad` and before `clip_gradient`, > 0; None means never. `.grad` is not changed.
+        zclip: clip the gradients to a lower norm where their global norm is a spike, one that exceeds the running mean of
+            the norms before by more than so many running standard deviations, > 0, 2.5 in the paper; None means never. With
+            `clip_norm`, to that at most (Kumar et al. 2025, "ZClip", arXiv 2504.02507; `kernels.transforms.zclip`).
+        zclip_decay: what mean and variance keep of themselves at each update, in [0, 1).
+        zclip_warmup: updates in which norms are counted and not yet compared, >= 1.
+        agc: adaptive gradient clipping by whole tensors: multiply each gradient by min(1, agc max(|w|, 0.001) / |g|), after
+            `clip_norm` and `zclip`, > 0; None means never (Brock et al. 2021, "High-Performance Large-Scale Image
+            Recognition Without Normalization", eq. 3, with norms of tensors. The paper's are those of rows and filters, as
+            in `kernels.clip_adaptively_`).
+        skip_norm: skip steps whose global gradient norm, before it is clipped, exceeds this, > 0; None means never. It is
+            compared in float32. Everything else is as of `skip_nonfinite`, which this includes.
+        skip_percentile: skip steps whose global gradient norm, before it is clipped, exceeds `skip_factor` times a running
+            estimate of this percentile p of the norms, in (0, 100), such as 95; None means never. Each norm above the
+            estimate multiplies it by exp(0.002 p), each other one by exp(-0.002 (100 - p)), those of skipped steps, too:
+            where all norms become r times as large, about ln(r / skip_factor) / (0.002 p) steps are skipped, and then none
+            (Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", arXiv 1905.03871;
+            `kernels.transforms.skip_above_percentile`). Norms that are 0 or not finite change nothing of it. Everything else
+            is as of `skip_nonfinite`, which this includes.
+        skip_factor: how many times the percentile a norm may be, >= 1. With 1, 100 - p percent of all steps are skipped.
+        skip_warmup: steps in which the percentile is estimated and nothing skipped for it, >= 1.
+        skip_nonfinite: skip steps whose gradients contain NaN or infinity, or have an infinite sum of squares: no weight and
+            no state changes. A skipped step is counted, since the host does not synchronize with the device.
+        cautious: use the step, except for decoupled weight decay, only in elements where it descends the gradient,
+            divided by their share in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
+        decoupled_wd: take learning rate times `wd` off the weights, instead of adding `wd` times them to the gradient
+            (Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization").
+        cautious_wd: use decoupled weight decay only in elements where it and the step have the same direction (Chen et al.
+            2025, "Cautious Weight Decay", arXiv 2510.12402, alg. 1); with `decoupled_wd` also of rules that couple theirs.
+        hyperball: keep each tensor on the sphere on which it was before its first update, and take from the optimizer only
+            the direction of the step, whose length is the learning rate times the tensor's norm R: with u the direction,
+            w <- R v / |v|, v = w - lr R u / |u| (Wen et al. 2026, "Hyperball Optimization", arXiv 2606.16899). Tensors of
+            zeros take the optimizer's own steps; one of a single element stays. The paper does this to matrices only.
+        lookahead: every so many updates of a parameter, move its slow weight by the fraction `lookahead_alpha` towards the
+            weight, and reset the weight to it, >= 1; None means never (Zhang et al. 2019, "Lookahead Optimizer", alg. 1).
+        lookahead_alpha: in (0, 1].
+        ema_decay: maintain a moving average of the weights, ema <- ema_decay ema + (1 - ema_decay) w after every update, in
+            [0, 1); None means none. `Trainer.averaged_weights` uses it, instead of an average of the optimizer's own.
+        decay_schedule: how decoupled weight decay follows the learning rate, whose highest value is the schedule's peak.
+            None: lr wd. "relative": wd lr / peak, which does not depend on how high the peak is (Loshchilov & Hutter 2019,
+            "Decoupled Weight Decay Regularization", alg. 2, with lr / peak as the multiplier of the schedule). "squared":
+            wd lr^2 / peak (AdamC of Defazio 2025, "Why Gradients Rapidly Increase Near the End of Training", arXiv
+            2506.02285). Rates are those before `lr_mult`, which multiplies the result. Also for rules of whole tensors.
+        peak_lr: the peak, before `lr_mult`, > 0; None means that of `lr_scheduler`, where that has a `peak_lr`.
         state_dtype: "float32", also None, "bfloat16", "8bit" or "4bit": how states are stored, except for those that are
             weights, sums over all steps or nearly cancel each other. It is computed in float32. Saved states of another type
             are converted when they are loaded. With "8bit" it is a byte for each element, with "4bit" half of one, and a
@@ -50,14 +91,24 @@ class RuleOptimizer(TransformOptions):
         rounding_seed: >= 0.
         kahan: store the rounding error of 16-bit weights, in their type, and add it at the next update (Kahan
             1965, "Further remarks on reducing truncation errors").
-        **kwargs: those of `TransformOptions`, `GuardOptions` and `Optimizer`. `multi_precision="remainder"` stores only the
-            16 bits of the float32 copy that a bfloat16 weight lacks (a split master), and "split8" only the upper 8 of them,
-            a copy in 24 bits; ties are then rounded away from zero, not to even.
+        **kwargs: those of `Optimizer`. `multi_precision="remainder"` stores only the 16 bits of the float32 copy that a
+            bfloat16 weight lacks (a split master), and "split8" only the upper 8 of them, a copy in 24 bits; ties are then
+            rounded away from zero, not to even.
+
+    All of these options can be combined, for all elementwise rules, and cost nothing if they are not used. Rules of whole
+    tensors take `clip_norm`, `skip_nonfinite`, `cautious_wd`, `ema_decay`, `decay_schedule` and how weights and states are
+    stored. Gradients are clipped first, by `agc` after `clip_norm` or `zclip`; then come the others in the order of this
+    list; and a skipped step is one in which nothing of all that happens. Attributes of these names can be set to other
+    values between steps, with the same checks.
 
     Raises:
-        TypeError: an option of `TransformOptions` or `GuardOptions` that rules of whole tensors do not take.
-        ValueError: `state_dtype` without a state that it applies to; `kahan` together with `multi_precision`. At the first
-            step, a weight of a type that `state_dtype`, `stochastic_rounding` or a split master does not support.
+        TypeError: an option that rules of whole tensors do not take.
+        ValueError: options that do not go together, or not with the rule: `decoupled_wd` where weight decay is decoupled
+            already, or where there is none; `cautious_wd` or `decay_schedule` without decoupled weight decay; `hyperball`
+            with `wd`, `decoupled_wd` or `cautious_wd`, as what is on a sphere does not decay; `decay_schedule` with a
+            schedule whose peak is not known; `state_dtype` without a state that it applies to; `kahan` together with
+            `multi_precision`. At the first step, a weight of a type that `state_dtype`, `stochastic_rounding` or a split
+            master does not support, and `decay_schedule` without a known peak; at any, a learning rate above the peak.
 
     Example:
         >>> import tristep
@@ -76,28 +127,46 @@ class RuleOptimizer(TransformOptions):
     decays_sparse: ClassVar[bool] = True  # whether these rows can be decayed
     weight_of_gradient: ClassVar[str | None] = None  # the state that is the weight at which the gradient was taken
 
-    def __init__(
-        self,
-        *,
-        state_dtype: str | None = None,
-        stochastic_rounding: bool = False,
-        rounding_seed: int = 0,
-        kahan: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        self.state_dtype = None if state_dtype is None else _state_dtype(state_dtype)
-        self.stochastic_rounding = boolean("stochastic_rounding", stochastic_rounding)
-        self.rounding_seed = integer("rounding_seed", rounding_seed, low=0)
-        self.kahan = boolean("kahan", kahan)
+    rule: Rule
+    counts_as_step: bool = True  # whether a step counts as an update
+    decoupled_weight_decay: tuple[str, ...] = ("decay",)  # hyper-parameters of decay that is not part of the step
+    multi_precision = Setting(split_master)
+    _skips_overflow = switch()  # as `skip_nonfinite`, where a loss scaler needs it
+    _in_use: tuple[int, ...] = ()  # places in `OPTIONS`
+
+    # The attributes of the rows of `OPTIONS` that are used by name.
+    decoupled_wd: bool
+    lookahead: int | None
+    ema_decay: float | None
+    state_dtype: str | None
+    stochastic_rounding: bool
+    rounding_seed: int
+    kahan: bool
+
+    def __init__(self, **kwargs: Any) -> None:
+        for option in OPTIONS:
+            setattr(self, option.name, kwargs.pop(option.name, option.default))
+        self._skips_overflow = False
         self._updater: Callable[[], Any] | None = None  # a weak reference to what has the states
         self._begun = 0  # the update count of the step that has begun, where parameters are updated one by one
-        master = split_master(kwargs.get("multi_precision"))
-        super().__init__(**kwargs | ({} if master is None else {"multi_precision": True}))
-        if master is not None:
-            self.multi_precision = master
-        self.check_decay_schedule()
-        if self.has_options or self._stores_otherwise:
-            check_options(self)
+        super().__init__(**kwargs)
+
+    def check_settings(self) -> None:
+        super().check_settings()
+        self._in_use = options_in_use(self)
+        name = type(self).__name__
+        rule: Any = self.rule if self._in_use else None
+        if isinstance(rule, TensorRule):
+            taken = [option.name for option in OPTIONS if option.whole_tensors and option.transform]
+            given = ", ".join(f"{k}={v!r}" for k, v in self.options_in_use.items() if k not in taken)
+            if given:
+                raise TypeError(
+                    f"{given}: {name} has a rule of whole tensors, which such options are not for; those for it are "
+                    f"{', '.join(taken)} and how weights and states are stored"
+                )
+        for option in self._rows():
+            if option.refuse is not None:
+                option.refuse(self)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:
         """Hyper-parameters at a parameter's update number `t` (the first is 1), where they are not plain attributes.
@@ -151,8 +220,13 @@ class RuleOptimizer(TransformOptions):
             ValueError: `decay_schedule` does not know the peak of the rate, or the rate is above it.
         """
         rule = self.composed_rule if rule is None else rule
-        lr, wd = lr * lr_mult, self.wd_at(lr, wd) * wd_mult
-        values = self.option_values(t, lr, wd)
+        lr, wd = lr * lr_mult, wd_at(self, lr, wd) * wd_mult
+        values = {"lr": lr, "wd": wd, "decay": lr * wd}
+        if self._in_use:
+            step = StepNumbers(t, lr, wd, values["decay"], self.counts_as_step)
+            for option in self._rows():
+                if option.values is not None:
+                    values.update(option.values(self, step))
         values["clip"] = self.clip_gradient or math.inf
         values.update(self.hyper_of(index, t, lr, values["wd"]))
         if values["clip"] < 0:
@@ -241,7 +315,10 @@ class RuleOptimizer(TransformOptions):
 
     def check_alone(self, index: Index) -> None:
         if self.has_others(index) and any(reduction.scope == "global" for reduction in self.composed_rule.reductions):
-            options = [f"{name}={value!r}" for name, value in self.options_in_use.items() if name in _OF_ALL_GRADIENTS]
+            values = self.options_in_use
+            options = [
+                f"{each.name}={values[each.name]!r}" for each in OPTIONS if each.all_gradients and each.name in values
+            ]
             given = f" with {', '.join(options)}" if options else ""
             raise ValueError(
                 f"an update of one parameter by {type(self).__name__}{given}, which needs the gradients of all parameters: "
@@ -295,7 +372,9 @@ class RuleOptimizer(TransformOptions):
                 storage.copy(slots[name], values, weight.shape, name in rule.nonnegative)
         else:
             self.init_state(weight, tuple(slots[name] for name in self.rule.slots))
-        self.start_option_states(weight, slots)
+        for option in self._rows():
+            if option.first_state is not None:
+                slots[option.first_state].copy_(weight)
 
     def create_state_multi_precision(self, index: Index, weight: torch.Tensor) -> Any:
         """As `Optimizer.create_state_multi_precision`, for float32 masters only.
@@ -370,21 +449,72 @@ class RuleOptimizer(TransformOptions):
             setattr(self, name, value)
 
     def _hidden(self) -> tuple[str, ...]:
-        off = [name for name in ("stochastic_rounding", "kahan") if not getattr(self, name)]
-        return (*super()._hidden(), *off, *(["rounding_seed"] if self.rounding is None else []))
+        used = {option.name for option in self._rows()} | ({"stochastic_rounding"} if self.rounding is not None else set())
+        return tuple(
+            each.name
+            for each in OPTIONS
+            if (each.of is not None and each.of not in used) or vars(self)[each.name] in (None, False)
+        )
 
     @property
     def narrow(self) -> torch.dtype | None:
         """What states are stored as where that is not the arithmetic's type."""
         return STATE_DTYPES[self.state_dtype] if self.state_dtype is not None else None
 
+    def _rows(self) -> list[Option]:
+        """The options that are on."""
+        return [OPTIONS[place] for place in self._in_use]
+
     @property
-    def _stores_otherwise(self) -> bool:
-        return self.narrow is not None or self.stochastic_rounding or self.kahan or self.multi_precision in SPLIT_MASTERS
+    def couples_wd(self) -> bool:
+        """Whether `wd` is part of the step, rather than decoupled from it."""
+        return "wd" in self.rule.hyper and not {"wd", "decay"} & set(self.decoupled_weight_decay) & set(self.rule.hyper)
+
+    @property
+    def has_decoupled_wd(self) -> bool:
+        """Whether there is decoupled weight decay."""
+        return self.decoupled_wd or bool(set(self.decoupled_weight_decay) & set(self.rule.hyper))
+
+    @property
+    def has_options(self) -> bool:
+        """Whether `composed_rule` is not just `rule`."""
+        return any(option.transform is not None for option in self._rows())
+
+    @property
+    def options_in_use(self) -> dict[str, Any]:
+        """The options that make other rules of the optimizer's, and are not off, with their values."""
+        return {each.name: vars(self)[each.name] for each in self._rows() if each.transform and each.is_on(self)}
+
+    @property
+    def composed_rule(self) -> Rule:
+        """`rule` with the options in it, right for all parameters at every step."""
+        return self._composed(sync=True)
+
+    def rule_for(self, slots: np.ndarray) -> Rule:
+        """As `composed_rule`, for the next update of the parameters whose counts are in these slots.
+
+        Between two of Lookahead's synchronisations that is a rule which leaves the slow weights alone.
+        """
+        if not self._in_use:  # asked at every step
+            return self.rule
+        if self.lookahead is None or Recording.general:
+            return self._composed(sync=self.lookahead is not None)
+        n = self.step_counts.values[slots] - self.begin_num_update + 1
+        return self._composed(sync=not (n % self.lookahead).all())
+
+    def _composed(self, sync: bool) -> Rule:
+        rule, counts = self.rule, self.counts_as_step
+        for option in self._rows():
+            if option.transform is not None and (counts or not option.pauses):
+                rule = option.transform(self, rule, sync)
+        return rule
 
 
-def _state_dtype(value: Any) -> str:
-    return choice("state_dtype", value, STATE_DTYPES, other_names=_OTHER_STATE_DTYPES)
+for _option in OPTIONS:
+    setattr(RuleOptimizer, _option.name, _option)
+_parameters = [inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default) for each in OPTIONS]
+_self, _kwargs = inspect.signature(RuleOptimizer.__init__).parameters.values()
+RuleOptimizer.__init__.__signature__ = inspect.Signature([_self, *_parameters, _kwargs])  # type: ignore[attr-defined]
 
 
 @functools.cache

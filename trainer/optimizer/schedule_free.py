@@ -10,6 +10,7 @@ from ...kernels import Rule, rules
 from ..validation import integer, number
 from .base import register
 from .rule_optimizer import RuleOptimizer
+from .settings import Setting, carried, fraction, not_negative
 
 __all__ = ["ScheduleFreeAdamW", "ScheduleFreeSGD"]
 
@@ -19,12 +20,16 @@ class _ScheduleFree(RuleOptimizer):
 
     uniform_hyper = True
     host_state_names = ("steps", "largest_lr", "weight_sum", "share", "rate_scale")
+    steps, largest_lr, weight_sum, share, rate_scale = carried(), carried(), carried(), carried(), carried()
+
+    beta = Setting(number, above=0, below=1)
+    warmup = Setting(integer, low=0)
+    power = not_negative()
+    r = not_negative()
 
     def __init__(self, learning_rate: float | None, beta: float, warmup: int, power: float, r: float, **kwargs: Any) -> None:
-        self.beta = number("beta", beta, above=0, below=1)
-        self.warmup = integer("warmup", warmup, low=0)
-        self.power = number("power", power, low=0)
-        self.r = number("r", r, low=0)
+        self.beta, self.warmup, self.power = beta, warmup, power
+        self.r = r
         self.steps = 0
         self.largest_lr = 0.0
         self.weight_sum = 0.0
@@ -101,6 +106,9 @@ class ScheduleFreeAdamW(_ScheduleFree):
     rule = rules.schedule_free_adamw
     decoupled_weight_decay = ("wd",)
 
+    beta2 = fraction()
+    epsilon = not_negative()
+
     def __init__(
         self,
         learning_rate: float | None = None,
@@ -112,8 +120,7 @@ class ScheduleFreeAdamW(_ScheduleFree):
         r: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        self.beta2 = number("beta2", beta2, low=0, below=1)
-        self.epsilon = number("epsilon", epsilon, low=0)
+        self.beta2, self.epsilon = beta2, epsilon
         super().__init__(learning_rate, beta, warmup, power, r, **kwargs)
 
     def hyper(self, t: int, lr: float, wd: float) -> dict[str, float]:

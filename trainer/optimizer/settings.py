@@ -5,42 +5,39 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 
-from ...kernels import Rule, TensorRule
-from ..validation import did_you_mean
+from ..validation import boolean, did_you_mean, int_or_float, number
 from .counts import Index
 
-if TYPE_CHECKING:
-    from .base import Optimizer
-    from .rule_optimizer import RuleOptimizer
-
 __all__ = [
-    "OPTIONS_OF_WHOLE_TENSORS",
     "SPLIT_MASTERS",
+    "Setting",
     "also_called",
+    "carried",
     "check_grad_req",
-    "check_options",
     "check_settings",
-    "check_state_dtype",
     "first_argument_in_mxnet",
+    "fraction",
+    "not_negative",
+    "positive",
     "refuse_unknown",
     "set_base_lr",
     "split_master",
+    "switch",
     "warn_once",
 ]
 
 # Values of `multi_precision` that are no bool, with the type of what is stored next to a bfloat16 weight.
 SPLIT_MASTERS: dict[Any, torch.dtype] = {"remainder": torch.int16, "split8": torch.int8}
-# The options of transforms that rules of whole tensors take, too.
-OPTIONS_OF_WHOLE_TENSORS = ("clip_norm", "skip_nonfinite", "cautious_wd", "ema_decay")
 _TORCHS_NAMES = {"lr": "learning_rate", "weight_decay": "wd", "eps": "epsilon", "betas": "beta1", "alpha": "gamma1"}
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def check_grad_req(name: Index, value: Any) -> None:
@@ -52,65 +49,94 @@ def check_grad_req(name: Index, value: Any) -> None:
         )
 
 
-def split_master(value: Any) -> str | None:
-    """The kind of split master that `multi_precision=value` stands for, if any.
+def split_master(name: str, value: Any) -> bool | str:
+    """`multi_precision`, if it is True, False, or the kind of a split master.
 
     Raises:
-        TypeError: it is another string.
+        TypeError: it is something else.
     """
     if not isinstance(value, str):
-        return None
+        return boolean(name, value)
     if value not in SPLIT_MASTERS:
         names = ", ".join(map(repr, SPLIT_MASTERS))
-        raise TypeError(
-            f"multi_precision={value!r}: must be True, False, or one of {names}.{did_you_mean(value, SPLIT_MASTERS)}"
-        )
+        raise TypeError(f"{name}={value!r}: must be True, False, or one of {names}.{did_you_mean(value, SPLIT_MASTERS)}")
     return value
 
 
-def check_options(optimizer: RuleOptimizer) -> None:
-    """Refuse options that do not go together, or not with the optimizer's rule."""
-    name, rule = type(optimizer).__name__, cast("Rule | TensorRule", optimizer.rule)
-    if optimizer.narrow is not None:
-        check_state_dtype(optimizer.state_dtype, name, rule)
-    if isinstance(rule, TensorRule):
-        given = ", ".join(f"{k}={v!r}" for k, v in optimizer.options_in_use.items() if k not in OPTIONS_OF_WHOLE_TENSORS)
-        if given:
-            raise TypeError(
-                f"{given}: {name} has a rule of whole tensors, which such options are not for; those for it are "
-                f"{', '.join(OPTIONS_OF_WHOLE_TENSORS)} and how weights and states are stored"
-            )
-    optimizer.check_transforms()
-    if optimizer.kahan and optimizer.multi_precision:
-        raise ValueError(
-            f"kahan=True with multi_precision={optimizer.multi_precision!r}: one of them must be False, both keep what "
-            "rounding takes off a weight"
-        )
+class Setting(Generic[_T]):
+    """An attribute of an optimizer that is checked whenever it is set: in the constructor, afterwards, and by a loaded file.
 
+    What the optimizer's `check_settings` refuses of the settings together is not set either.
 
-def check_state_dtype(value: Any, name: str, rule: Rule | TensorRule) -> None:
-    """Refuse low precision for an optimizer none of whose states is ever stored in it."""
-    if not set(rule.state) - set(rule.full_precision):
-        why = "as all its states are weights or sums over all steps" if rule.state else "as it has no states"
-        if isinstance(rule, TensorRule):
-            why = "none of whose states is stored otherwise"
-        raise ValueError(f"state_dtype={value!r}: must be None for {name}, {why}")
-
-
-def check_settings(optimizer: Optimizer, settings: Mapping[str, Any]) -> None:
-    """Refuse settings, by the names of attributes, that the optimizer's constructor would refuse; nothing is changed.
-
-    Of a class from elsewhere it is the constructor of the class of ours that it is derived from.
+    Args:
+        check: gives what is stored, of the attribute's name and a value; raises TypeError or ValueError for a bad one.
+        optional: whether None is allowed, too.
+        apart: whether no other setting has to go with it, so that it can be set at every step at little cost.
+        **limits: what `check` takes in addition.
     """
-    ours = __name__.partition(".")[0]
-    klass = next(base for base in type(optimizer).__mro__ if base.__module__.partition(".")[0] == ours)
-    values = optimizer.settings() | dict(settings)
-    for name, value in settings.items():
-        if isinstance(value, float) and not math.isfinite(value) and value != optimizer.settings().get(name):
-            raise ValueError(f"{name}={value!r}: must be finite")
-    values["learning_rate"] = values.pop("lr")
-    probe = copy.copy(optimizer)
-    klass.__init__(probe, **{name: values[name] for name in arguments_of(klass) if name in values})  # type: ignore[misc]
+
+    name: str
+
+    def __init__(self, check: Callable[..., _T], *, optional: bool = False, apart: bool = False, **limits: Any) -> None:
+        self._check, self._optional, self._apart, self._limits = check, optional, apart, limits
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    if TYPE_CHECKING:
+
+        def __get__(self, optimizer: Any, owner: Any = None) -> _T: ...
+
+    # Without a method __get__, the value is read from the instance's dictionary, as fast as any other attribute.
+    def __set__(self, optimizer: Any, value: Any) -> None:
+        if self._apart:
+            vars(optimizer)[self.name] = self.checked(value)
+        else:
+            optimizer.set_together({self.name: value})
+
+    def checked(self, value: Any) -> _T:
+        """What is stored of this value.
+
+        Raises:
+            TypeError, ValueError: it is not allowed.
+        """
+        if value is None and self._optional:
+            return value  # type: ignore[return-value]  # of a setting that may be None
+        return self._check(self.name, value, **self._limits)
+
+
+def fraction() -> Setting[float]:
+    """A number in [0, 1), such as the decay of an average."""
+    return Setting(number, low=0, below=1)
+
+
+def not_negative() -> Setting[float]:
+    """A number >= 0."""
+    return Setting(number, low=0)
+
+
+def positive() -> Setting[float]:
+    """A number > 0."""
+    return Setting(number, above=0)
+
+
+def switch() -> Setting[bool]:
+    """True or False."""
+    return Setting(boolean)
+
+
+def carried(optional: bool = False) -> Setting[Any]:
+    """A number that one step passes to the next; of several optimizers together an array of them."""
+    return Setting(_carried, optional=optional, apart=True)
+
+
+def _carried(name: str, value: Any) -> Any:
+    return value if isinstance(value, np.ndarray) else int_or_float(name, value)
+
+
+def check_settings(optimizer: Any, settings: Mapping[str, Any]) -> None:
+    """Refuse settings, by the names of attributes, that the optimizer would refuse together; nothing is changed."""
+    copy.copy(optimizer).set_together({"lr_scheduler": None, **settings})
 
 
 def arguments_of(klass: type) -> list[str]:

@@ -14,16 +14,13 @@ import torch
 
 from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.metrics import MetricsBuffer
+from .options import OPTIONS
 
 if TYPE_CHECKING:
     from .counts import Index
     from .rule_optimizer import RuleOptimizer
 
 __all__ = ["RowUpdate", "SparseRows", "is_sparse", "split"]
-
-_OF_ALL_ROWS = {"lookahead": "slow weights", "ema_decay": "averages"}  # options that keep something of each row
-# Options that need sums.
-_OF_ALL_WEIGHTS = ("clip_norm", "zclip", "agc", "hyperball", "skip_norm", "skip_percentile", "skip_nonfinite")
 
 
 class RowUpdate:
@@ -192,11 +189,12 @@ def split(
                 f"the gradient of {names[i]} is {tuple(gradient.shape)} on {gradient.device}: "
                 f"its weight is {tuple(weight.shape)} on {weight.device}"
             )
-        for option, what in _OF_ALL_ROWS.items():
-            if (value := getattr(optimizer, option)) not in (None, False):
+        for option in OPTIONS:
+            if option.first_state is not None and option.is_on(optimizer):
                 raise ValueError(
-                    f"{option}={value!r} for {names[i]}, whose gradient is sparse: {what} are those of all rows, so it "
-                    f"must be {_off(value)}; or use sparse=False in the layer"
+                    f"{option.name}={getattr(optimizer, option.name)!r} for {names[i]}, whose gradient is sparse: "
+                    f"{option.by_row} are those of all rows, so it must be {option.default}; or use sparse=False in the "
+                    "layer"
                 )
         if not optimizer.decays_sparse and (wd := optimizer._get_wd(indices[i])):
             raise ValueError(
@@ -214,22 +212,17 @@ def split(
                     f"the gradient of {names[i]} is sparse: with a loss scaler all gradients are looked at together, and "
                     "rows are updated apart; use lazy_update=False, or sparse=False in the layer"
                 )
-            for option in _OF_ALL_WEIGHTS:
-                if (value := getattr(optimizer, option)) not in (None, False):
+            for option in OPTIONS:
+                if option.by_row and option.is_on(optimizer):
                     raise ValueError(
-                        f"{option}={value!r} for {names[i]}, whose gradient is sparse: rows are updated apart from the "
-                        f"other weights, so it must be {_off(value)}; or use lazy_update=False"
+                        f"{option.name}={getattr(optimizer, option.name)!r} for {names[i]}, whose gradient is sparse: "
+                        f"{option.by_row}, so it must be {option.default}; or use lazy_update=False"
                     )
             whole[i] = None
             by_row.append(i)
         else:
             whole[i] = gradient.detach().to_dense()
     return whole, by_row
-
-
-def _off(value: Any) -> bool | None:
-    """What an option of this value is where it is off."""
-    return False if value is True else None
 
 
 def _listed(gradient: torch.Tensor, elements: bool) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:

@@ -135,8 +135,7 @@ class ServerCore:
         }
         if "rescale_grad" in settings:
             self._workers[worker].rescale_grad = settings.pop("rescale_grad")
-        for attribute, value in settings.items():
-            setattr(optimizer, attribute, value)
+        optimizer.set_together(settings)
         if "lr_scheduler" in changes:
             optimizer.lr_scheduler = lr_scheduler
         for key, (lr_mult, wd_mult) in multipliers.items():

@@ -240,9 +240,8 @@ class ServerStore(KVStore):
         self._client.finish()
         optimizer = self._optimizer
         loaded = [name for name in saved["settings"] if name not in ("state_dtype", "rescale_grad")]
-        for attribute in loaded:
-            setattr(optimizer, attribute, getattr(twin.optimizer, attribute))
-        optimizer.lr_scheduler, optimizer.num_update = twin.optimizer.lr_scheduler, saved["num_update"]
+        optimizer.set_together({name: getattr(twin.optimizer, name) for name in (*loaded, "lr_scheduler")})
+        optimizer.num_update = saved["num_update"]
         for synced in self._synced:
             synced.record_loaded(optimizer, loaded)
 
