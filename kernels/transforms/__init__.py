@@ -7,6 +7,7 @@ from .agc import agc
 from .apply_if_finite import apply_if_finite
 from .cautious import cautious
 from .cautious_weight_decay import cautious_weight_decay
+from .clip_by_block_rms import clip_by_block_rms
 from .clip_by_global_norm import clip_by_global_norm
 from .decoupled_weight_decay import decoupled_weight_decay
 from .ema import ema, moving_average
@@ -21,6 +22,7 @@ __all__ = [
     "apply_if_finite",
     "cautious",
     "cautious_weight_decay",
+    "clip_by_block_rms",
     "clip_by_global_norm",
     "decoupled_weight_decay",
     "ema",

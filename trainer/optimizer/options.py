@@ -258,6 +258,15 @@ OPTIONS: tuple[Option, ...] = (
         by_row=_SUMS,
     ),
     Option(
+        "clip_step",
+        None,
+        number,
+        above=0,
+        transform=lambda optimizer, rule, sync: transforms.clip_by_block_rms(rule, optimizer.decoupled_weight_decay),
+        values=lambda optimizer, step: {"step_limit": step.lr * optimizer.clip_step},
+        by_row=_SUMS,
+    ),
+    Option(
         "cautious",
         False,
         boolean,

@@ -58,6 +58,9 @@ class RuleOptimizer(Optimizer):
         skip_warmup: steps in which the percentile is estimated and nothing skipped for it, >= 1.
         skip_nonfinite: skip steps whose gradients contain NaN or infinity, or have an infinite sum of squares: no weight and
             no state changes. A skipped step is counted, since the host does not synchronize with the device.
+        clip_step: divide the step, except for decoupled weight decay, by max(1, RMS / (clip_step lr)), with its root mean
+            square over each tensor and the parameter's learning rate, > 0; None means never (Shazeer & Stern 2018,
+            "Adafactor", section 6, where it is 1).
         cautious: use the step, except for decoupled weight decay, only in elements where it descends the gradient,
             divided by their share in the tensor (Liang et al. 2024, "Cautious Optimizers", alg. 1).
         decoupled_wd: take learning rate times `wd` off the weights, instead of adding `wd` times them to the gradient
