@@ -36,9 +36,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from tristep import optimizer
+from tristep.trainer.kvstore.buckets import GradientBuckets
+from tristep.trainer.kvstore.zero import ShardedUpdate
 from tristep.trainer.optimizer import Updater
-from tristep.trainer.sync.buckets import GradientBuckets
-from tristep.trainer.sync.sharded import ShardedUpdate
 
 PEER = {"buckets": "torch DDP", "sharded": "torch ZeRO"}
 ADAMW = {"learning_rate": 1e-3, "wd": 0.01}

@@ -10,7 +10,7 @@ from torch import nn
 import tristep
 from tristep import optimizer as optimizers
 from tristep.trainer import checkpoint
-from tristep.trainer.sync.sharded import ShardedUpdate
+from tristep.trainer.kvstore.zero import ShardedUpdate
 
 LIMITS = {"bucket_bytes": 30_000, "first_bucket_bytes": 5_000}
 

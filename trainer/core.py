@@ -19,15 +19,13 @@ from .displaced import DisplacedWeights
 from .in_backward import BackwardStep, check_optimizer
 from .interrupts import uninterrupted
 from .kvstore import KVStore
+from .kvstore.create import check_one_reduces, check_store, sync_for
+from .kvstore.sync import GradientSync, KVStoreSync, NoSync
 from .optimizer import MultiOptimizer, Optimizer, Updater, create
 from .optimizer.patterns import layers_of
 from .params import check_distinct, check_parameters, gluons_order, modules_of, named_parameters, replica_of
 from .replica import Replica
 from .step import Stepper
-from .sync.base import GradientSync
-from .sync.create import check_one_reduces, check_store, sync_for
-from .sync.kvstore import KVStoreSync
-from .sync.none import NoSync
 from .telemetry import Telemetry, attached
 from .validation import boolean, number
 

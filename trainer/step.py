@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 
 from ..kernels.metrics import MetricsBuffer
 from .errors import StaleGradientError, UpdateOnKVStoreError
+from .kvstore.sync import GradientSync, NoSync
 from .optimizer import Optimizer
 from .optimizer.multi import parts_of
 from .params import check_alike, is_lazy, listed
 from .replica import Collected, Replica, update_together
-from .sync.base import GradientSync
-from .sync.none import NoSync
 
 __all__ = ["Choice", "Stepper"]
 

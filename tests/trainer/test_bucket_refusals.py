@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tristep.trainer.sync.buckets import GradientBuckets
+from tristep.trainer.kvstore.buckets import GradientBuckets
 
 
 def _plain_net(width, depth):

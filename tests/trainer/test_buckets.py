@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tristep.trainer.sync.buckets import GradientBuckets
+from tristep.trainer.kvstore.buckets import GradientBuckets
 
 
 class Net(nn.Module):

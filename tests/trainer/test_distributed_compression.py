@@ -122,7 +122,7 @@ def test_what_was_not_sent_is_kept_back_and_no_more(processes, params):
 def _automatic(link):
     """What "auto" takes on a link that is said to be measured, or on the real one, what it prints, and trained weights."""
     from tristep.trainer import cost_model
-    from tristep.trainer.sync import compressed
+    from tristep.trainer.kvstore import compressed
 
     store = {"kvstore": "dist_sync", "compression_params": {"type": "auto"}}
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as printed:

@@ -15,7 +15,7 @@ from optimizer_table import row_of
 from simulated_gpus import SimulatedGpus, WrongDevice
 
 import tristep
-from tristep.trainer.sync.agreement import RankAgreement
+from tristep.trainer.kvstore.allreduce import RankAgreement
 
 TESTS = Path(__file__).parents[1]
 SECOND = "cuda:1"
@@ -115,13 +115,13 @@ import torch
 import gpu_ranks
 import gpu_scenarios
 from tristep.kernels import streams
-from tristep.trainer.sync import bucket_queue
+from tristep.trainer.kvstore import buckets
 
 planted = [
     (streams, "staged", lambda tensor, device: tensor, gpu_scenarios.norms),
     (streams, "record_event", lambda device: torch.cuda.current_stream().record_event(), gpu_scenarios.recorders),
     (streams, "on_device", lambda device: torch.cuda.device(0), gpu_scenarios.norms),
-    (bucket_queue, "increment_version", lambda tensors: None, gpu_ranks.ranks),
+    (buckets, "increment_version", lambda tensors: None, gpu_ranks.ranks),
 ]
 result = {}
 for module, name, function, scenario in planted:

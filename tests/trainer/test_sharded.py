@@ -27,10 +27,10 @@ import tristep
 from tristep import optimizer as optimizers
 from tristep.kernels.rules.muon import COEFFICIENTS
 from tristep.trainer import checkpoint
+from tristep.trainer.kvstore.buckets import GradientBuckets
+from tristep.trainer.kvstore.partition import can_cut, costs_of, owners_of
+from tristep.trainer.kvstore.zero import ShardedUpdate
 from tristep.trainer.optimizer import Updater
-from tristep.trainer.sync.buckets import GradientBuckets
-from tristep.trainer.sync.partition import can_cut, costs_of, owners_of
-from tristep.trainer.sync.sharded import ShardedUpdate
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 

@@ -22,7 +22,7 @@ import tristep
 from tristep import optimizer as optimizers
 from tristep.kernels import storage
 from tristep.trainer import checkpoint
-from tristep.trainer.sync.sharded import ShardedUpdate
+from tristep.trainer.kvstore.zero import ShardedUpdate
 
 pytestmark = pytest.mark.usefixtures("eager_in_quick_tier")
 

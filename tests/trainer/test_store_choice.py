@@ -16,8 +16,8 @@ from torch.nn import Parameter
 
 from tristep import Trainer, kvstore
 from tristep.trainer.kvstore import LocalStore
+from tristep.trainer.kvstore.sync import updates_on_store
 from tristep.trainer.optimizer import SGD
-from tristep.trainer.sync.kvstore import updates_on_store
 
 
 class Cannot(LocalStore):

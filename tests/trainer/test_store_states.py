@@ -24,7 +24,7 @@ from replicas import (
 import tristep
 from tristep import StaleGradientError, Trainer, amp
 from tristep.trainer.kvstore import LocalStore
-from tristep.trainer.sync.base import GradientSync
+from tristep.trainer.kvstore.sync import GradientSync
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from ..compression import (
     register_compressor,
     registered_compressors,
 )
-from .allreduce_store import CollectiveStore
+from .allreduce import CollectiveStore
 from .base import KVStore, KVStoreBase, register, register_updater, registered
 from .create import create
 from .local import LocalStore

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ...kernels import Rule, TensorRule
-from ..sync.partition import owners_of
+from ..kvstore.partition import owners_of
 from . import shards
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ Source: Rajbhandari et al. (2020), "ZeRO: Memory Optimizations Toward Training T
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,78 @@ import torch.distributed as dist
 
 from ...kernels import Rule, storage
 from ...kernels.layouts import compute_dtype, is_dense, widest
+from ...kernels.metrics import MetricsBuffer
 from .. import dist_utils
 from ..dist_utils import process_group
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer, Updater
 from ..optimizer.hyper_rows import HyperRows
 from ..optimizer.multi_plan import GlobalLimit
 from ..optimizer.updater import Plan
-from .buckets import GradientBuckets
-from .gather import WeightGathers
-from .partition import Piece, can_cut, check_parts, costs_of, owners_of, pieces_of, shaped_like, weight_of
+from .allreduce import AllReduceSync
+from .buckets import Bucket, BucketCollectives, GradientBuckets
+from .partition import Piece, can_cut, check_parts, costs_of, memory_of, owners_of, pieces_of, shaped_like, weight_of
 from .shard_states import ShardStates
 
-__all__ = ["ShardedUpdate"]
+__all__ = ["ShardedUpdate", "ZeroSync"]
+
+
+class ZeroSync(AllReduceSync):
+    """Every rank updates its share of the weights (dist_sync with update_on_kvstore=True): ZeRO, stage 1."""
+
+    updates = True
+    reports_metrics = False  # pieces of parameters have no rows in what is measured
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._control: torch.Tensor | None = None
+        self._shards: ShardedUpdate | None = None
+
+    def _make(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
+        params: Any = self._replica.params
+        self._shards = ShardedUpdate(self._optimizer, params, self._names, self.group, engine=self._engine, reducer=reducer)
+        if self._control is not None:
+            self._shards.use_control(self._control)
+        return self._shards.buckets
+
+    def update(self, chosen: Sequence[bool], fresh: Sequence[Sequence[bool]], into: MetricsBuffer | None) -> None:
+        self._whole.update(chosen)
+        self.end_step()
+
+    def use_control(self, control: torch.Tensor) -> None:
+        optimizer: Any = self._optimizer
+        if not (isinstance(optimizer, RuleOptimizer) and isinstance(optimizer.rule, Rule)):
+            raise RuntimeError(
+                f"a loss scaler with {type(optimizer).__name__} and update_on_kvstore=True: that a gradient overflowed is "
+                "known to the rank that has it only; use update_on_kvstore=False"
+            )
+        if self._compression_params is not None:
+            raise RuntimeError(
+                "a loss scaler with compression_params: what an overflow leaves in the residuals never goes away; leave one "
+                "of them out"
+            )
+        self._control = control
+        if self._shards is not None:
+            self._shards.use_control(control)
+
+    def total(self) -> torch.Tensor | None:
+        return self._whole.total()
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return self._whole.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._whole.load_state_dict(state)
+
+    def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
+        return self._whole.masters(new)
+
+    def apply(self, rule: Any, hyper: Mapping[str, float], indices: Collection[int]) -> None:
+        self._whole.apply(rule, hyper, indices)
+
+    @property
+    def _whole(self) -> ShardedUpdate:
+        assert self._shards is not None
+        return self._shards
 
 
 class ShardedUpdate:
@@ -262,3 +322,104 @@ class ShardedUpdate:
         )
         if self._total is None:
             self._total = totals[0]
+
+
+class WeightGathers:
+    """The weights of all parameters, of which each rank has updated its pieces.
+
+    Args:
+        buckets: which pieces each rank has.
+        cuts: whether parameters are cut anywhere, or each belongs to one rank.
+    """
+
+    def __init__(self, buckets: GradientBuckets, cuts: bool) -> None:
+        self._buckets, self._cuts = buckets, cuts
+        self._strides = [param.stride() for param in buckets.params]
+        self._addresses: list[int] = []
+        self._gathers: list[_WeightGather] = []
+
+    def follow(self) -> bool:
+        """See where the weights are; whether some are elsewhere now. To be called when there are buckets.
+
+        Raises:
+            ValueError: elements of a parameter that is cut are in another order.
+        """
+        params = self._buckets.params
+        if self._cuts and [param.stride() for param in params] != self._strides:
+            raise ValueError(
+                "a parameter has got other strides since the first step, as by .t() or another memory format: each process "
+                "has the states of pieces of its memory, which cannot follow; change layouts before the first step"
+            )
+        addresses = [param.data_ptr() for param in params]
+        if addresses == self._addresses:
+            return False
+        self._addresses, collectives = addresses, self._buckets.collectives
+        self._gathers = [
+            _WeightGather(bucket, params, collectives, self._cuts) for bucket in self._buckets.buckets if bucket.members
+        ]
+        return True
+
+    def gather(self, used: Sequence[bool]) -> None:
+        """Give all ranks all pieces of what was used. While a bucket is copied to the parameters, the next is on its way."""
+        running = None
+        for gather in self._gathers:
+            if not any(used[member.param] for member in gather.bucket.members):
+                continue
+            gather.start()
+            if running is not None:
+                running.finish()
+            running = gather
+        if running is not None:
+            running.finish()
+
+
+class _WeightGather:
+    """The updated pieces of a bucket on their way to all ranks."""
+
+    def __init__(
+        self, bucket: Bucket, params: Sequence[torch.nn.Parameter], collectives: BucketCollectives, cuts: bool
+    ) -> None:
+        self.bucket, self._collectives, self._cuts = bucket, collectives, cuts
+        self._like = params[bucket.members[0].param]
+        self._stage: Any = None
+        self._running: Any = None
+        self._sizes: list[int] = []  # of the stretches of the bucket: pieces, and gaps between them
+        # The weights of this rank's part, each with the number of its stretch, and those of other ranks'.
+        self._own: list[tuple[int, torch.Tensor]] = []
+        self._others: list[tuple[int, torch.Tensor]] = []
+        bounds, rank = bucket.bounds, collectives.rank
+        low, high, end = bounds[rank], bounds[rank + 1], 0
+        for member in bucket.members:
+            param = params[member.param].detach()
+            for first, last, into in ((0, low, self._others), (low, high, self._own), (high, bounds[-1], self._others)):
+                start, stop = max(first - member.start, 0), min(last - member.start, member.size)
+                if start >= stop:
+                    continue
+                self._sizes += [member.start + start - end, stop - start]
+                end = member.start + stop
+                weight = memory_of(param)[start:stop] if cuts else param
+                into.append((len(self._sizes) - 1, weight))
+        self._sizes.append(bounds[-1] - end)
+
+    def start(self) -> None:
+        bucket = self.bucket
+        stage = self._stage = self._collectives.pool.take(bucket.bounds[-1], self._like)
+        parts, weights = self._pairs(self._own)
+        if parts:
+            torch._foreach_copy_(parts, weights)
+        self._running = self._collectives.gather(bucket, stage)
+
+    def finish(self) -> None:
+        self._running.wait()
+        parts, weights = self._pairs(self._others)
+        if parts:
+            torch._foreach_copy_(weights, parts)
+        self._collectives.pool.give(self._stage)
+        self._stage = self._running = None
+
+    def _pairs(self, placed: Sequence[tuple[int, torch.Tensor]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Stretches of the staging buffer, and the weights that belong there."""
+        stretches = self._stage.split_with_sizes(self._sizes)
+        if self._cuts:
+            return [stretches[k] for k, _ in placed], [weight for _, weight in placed]
+        return [shaped_like(stretches[k], weight) for k, weight in placed], [weight for _, weight in placed]

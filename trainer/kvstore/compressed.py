@@ -13,10 +13,9 @@ import torch.distributed as dist
 from ...kernels import streams
 from .. import cost_model, dist_utils
 from ..compression import CompressedAllReduce, create_compressor
-from .base import Residuals
-from .bucket import Bucket, gaps_of
-from .buckets import GradientBuckets
+from .buckets import Bucket, GradientBuckets, gaps_of
 from .partition import in_memory_order, shaped_like
+from .sync import Residuals
 
 __all__ = ["AUTO", "check_compression", "choose_compression", "compressed_sum", "load_residuals", "residuals_of"]
 
@@ -64,7 +63,7 @@ def choose_compression(params: Sequence[torch.Tensor], group: Any) -> dict[str, 
 def compressed_sum(
     bucket: Bucket, compression_params: Mapping[str, Any], group: Any, engine: str | None
 ) -> CompressedAllReduce:
-    """What sums a bucket, for the arguments of a `CollectiveSync`."""
+    """What sums a bucket, for the arguments of a `AllReduceSync`."""
     first, *gaps = gaps_of(bucket)
     shapes = [first.shape]
     for member, gap in zip(bucket.members, gaps, strict=True):

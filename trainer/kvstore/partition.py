@@ -12,7 +12,7 @@ from ...kernels import Rule
 from ...kernels.layouts import is_dense
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
 from ..optimizer.multi import part_of
-from .bucket import Bucket
+from .buckets import Bucket
 
 __all__ = [
     "Piece",

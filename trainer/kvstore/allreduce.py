@@ -1,0 +1,360 @@
+"""Several synchronous processes: a store whose values are summed by an all-reduce, and sums of gradients during backward."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...kernels import streams
+from .. import checkpoint, dist_utils
+from ..compression import CompressedAllReduce, create_compressor, wait_all
+from ..dist_utils import check_alike, check_same
+from ..optimizer import Optimizer
+from ..replica import Replica
+from .base import Key, KVStore, optimizer_updater
+from .buckets import Bucket, GradientBuckets
+from .compressed import AUTO, check_compression, choose_compression, compressed_sum, load_residuals, residuals_of
+from .local import LocalStore
+from .sync import GradientSync, Residuals
+
+__all__ = ["NAMES", "AllReduceSync", "CollectiveStore", "RankAgreement"]
+
+NAMES = ("dist", "dist_sync", "dist_device_sync")
+
+
+class CollectiveStore(LocalStore):
+    """Values by key, the same on all ranks. Every call but `pull` is to be made on all ranks, with the same keys.
+
+    `init` begins with rank 0's value. What is pushed to a key is added up over all ranks, each rank's list first; the sum
+    replaces what is stored, or goes to the updater, which does the same on every rank. A call with a list of keys
+    is one message for each type. Values stay on the device where they are.
+
+    Args:
+        type: "dist", "dist_sync" or "dist_device_sync", which mean the same.
+        group: a process group of torch.distributed; by default that of all ranks, which is made if there is none, of the
+            environment that torchrun sets.
+
+    Raises:
+        RuntimeError: there is no process group, nor torchrun's environment.
+
+    Source: MXNet 1.9.1, `KVStoreDist`; there a server keeps the values.
+    """
+
+    in_step = True
+
+    def __init__(self, type: str = "dist_sync", group: Any = None) -> None:
+        super().__init__(type)
+        self.group = dist_utils.process_group(group, type)
+        self.rank = dist.get_rank(self.group)
+        self.num_workers = dist.get_world_size(self.group)
+        self._compression_params: dict[str, Any] | None = None
+        self._reducers: dict[Key, CompressedAllReduce] = {}
+
+    @torch.no_grad()
+    def init(self, key: Any, value: Any) -> None:
+        """As `KVStore.init`; every rank gets rank 0's value.
+
+        Raises:
+            TypeError, ValueError: as of a local store, and where ranks have other keys, shapes or types; nothing has been
+                changed.
+        """
+        known = set(self._values)
+        super().init(key, value)
+        new = {str(each): stored for each, stored in self._values.items() if each not in known}
+        try:
+            dist_utils.check_alike("key", new, self.group)
+        except ValueError:
+            for each in set(self._values) - known:
+                del self._values[each]
+            raise
+        dist_utils.broadcast_coalesced(list(new.values()), self.group)
+
+    def replace(self, key: Any, value: Any) -> None:
+        """Refused, as in MXNet: a rank alone could not tell the others."""
+        KVStore.replace(self, key, value)
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Compress the sums over the ranks, with what is left of each key kept for the next time.
+
+        Args:
+            compression_params: as for `create_compressor`.
+
+        Raises:
+            TypeError, ValueError: they do not fit.
+        """
+        create_compressor(compression_params)
+        self._compression_params, self._reducers = dict(compression_params), {}
+
+    def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
+        """Write the optimizer's states, which are the same on all ranks, to a file; rank 0 does.
+
+        Raises:
+            RuntimeError: no optimizer updates what is stored, or rank 0 could not write the file.
+        """
+        optimizer_updater(self._updater)
+        failure: str | None = None
+        if self.rank == 0:
+            try:
+                super().save_optimizer_states(fname, dump_optimizer)
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+        failure = dist_utils.broadcast_object(failure, dist_utils.global_rank(self.group, 0), self.group)
+        if failure is not None:
+            raise RuntimeError(f"rank 0 could not save the optimizer's states: {failure}")
+
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Read what `save_optimizer_states` wrote, on every rank.
+
+        Raises:
+            RuntimeError: no optimizer updates what is stored.
+            ValueError, FileNotFoundError: on some rank there is no such file, or it does not fit; nothing has been changed
+                there or on any other.
+        """
+        optimizer_updater(self._updater)
+        failure: Exception | None = None
+        try:
+            checkpoint.read(fname)
+        except (ValueError, FileNotFoundError) as error:
+            failure = error
+        answers = dist_utils.all_gather_objects(failure and str(failure), self.group)
+        if failure is not None:
+            raise failure
+        for rank, answer in enumerate(answers):
+            if answer is not None:
+                raise ValueError(f"rank {rank} cannot load the optimizer's states: {answer}")
+        super().load_optimizer_states(fname)
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        dist_utils.barrier(self.group)
+
+    def __repr__(self) -> str:
+        return f"CollectiveStore({self.type!r}, rank {self.rank} of {self.num_workers}, {len(self._values)} keys)"
+
+    def _sums(self, keys: Sequence[Key], values: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        for key, tensors in zip(keys, values, strict=True):
+            for tensor in tensors:
+                if tensor.layout != torch.strided:
+                    raise TypeError(f"value of key {key!r} is sparse ({tensor.layout}): this store adds up dense tensors")
+        totals = super()._sums(keys, values)
+        order = sorted(range(len(keys)), key=lambda i: keys[i])  # the same on all ranks, however their lists are ordered
+        if self._compression_params is not None:
+            self._add_compressed([keys[i] for i in order], [totals[i] for i in order])
+            return totals
+        sums = dist_utils.all_reduce_coalesced([totals[i] for i in order], self.group)
+        return [total for _, total in sorted(zip(order, sums, strict=True), key=lambda pair: pair[0])]
+
+    def _add_compressed(self, keys: Sequence[Key], tensors: Sequence[torch.Tensor]) -> None:
+        """Turn these tensors, contiguous ones, into their sums over all ranks."""
+        params: Any = self._compression_params
+        for key, tensor in zip(keys, tensors, strict=True):
+            if tensor.dtype != torch.float32:
+                raise TypeError(f"the gradient of key {key!r} is {tensor.dtype}: compression takes dense torch.float32")
+            known = self._reducers.get(key)
+            if known is None or known.numel != tensor.numel() or known.device != tensor.device:
+                shapes = [tensor.shape]
+                made = CompressedAllReduce(params, tensor.numel(), shapes, device=tensor.device, group=self.group)
+                self._reducers[key] = made
+        flats = [tensor.contiguous().view(-1) for tensor in tensors]
+        wait_all([self._reducers[key].start(flat) for key, flat in zip(keys, flats, strict=True)])
+        for tensor, flat in zip(tensors, flats, strict=True):
+            if tensor.data_ptr() != flat.data_ptr():
+                tensor.copy_(flat.view(tensor.shape))
+
+
+class AllReduceSync(GradientSync):
+    """Sums gradients in buckets, while backward runs and in `count_fresh`: every rank gets the sums, and its trainer updates
+    its replica with them (dist_sync).
+
+    Args:
+        group: the process group.
+        replica: of the model, the only one in this process.
+        names: of the parameters.
+        optimizer: the optimizer, the same on all ranks.
+        compression_params: for the sums; None compresses nothing.
+        engine: as for `tristep.kernels.choose_engine`.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        replica: Replica,
+        names: Sequence[str],
+        optimizer: Optimizer,
+        compression_params: Mapping[str, Any] | None,
+        engine: str | None,
+    ) -> None:
+        self.group, self._replica, self._names, self._engine = group, replica, list(names), engine
+        self._optimizer = optimizer
+        self._compression_params = compression_params
+        check_compression(compression_params)
+        self._buckets: GradientBuckets | None = None
+        # Gradients that are sums already, of a step that was refused after that: the tensors, their versions, their counts.
+        self._sums: dict[int, tuple[torch.Tensor, int, int]] = {}
+        self.num_replicas = dist.get_world_size(group)
+        self.writes = dist.get_rank(group) == 0
+        self._agreement = RankAgreement(group, self.num_replicas, self._names, replica.params, optimizer)
+
+    def start(self) -> None:
+        # First: where ranks differ some would refuse what others go on with, or wait for them in vain.
+        settings = {"update_on_kvstore": self.updates, "compression_params": self._compression_params}
+        self._agreement.check_start(settings)
+        if self._compression_params is not None and self._compression_params["type"] == AUTO:
+            self._compression_params = choose_compression(self._replica.params, self.group)
+        reducer, params = None, self._compression_params
+        if params is not None:
+            for name, param in zip(self._names, self._replica.params, strict=True):
+                if (getattr(param, "grad_dtype", None) or param.dtype) == torch.float64:
+                    raise TypeError(
+                        f"compression_params={params!r}: the gradient of {name!r} is torch.float64, which cannot be "
+                        "compressed; convert the model, or leave it out"
+                    )
+            reducer = partial(compressed_sum, compression_params=params, group=self.group, engine=self._engine)
+        self._buckets = self._make(reducer)
+        self._buckets.broadcast_weights()
+
+    def _make(self, reducer: Callable[[Bucket], Any] | None) -> GradientBuckets:
+        """Make the buckets."""
+        params: Any = self._replica.params
+        return GradientBuckets(params, self._names, self.group, reducer=reducer)
+
+    @property
+    def _live(self) -> GradientBuckets:
+        assert self._buckets is not None
+        return self._buckets
+
+    def count_fresh(self, fresh: Sequence[Sequence[bool]], ignore_stale_grad: bool = False) -> list[int]:
+        summed = {
+            i: count
+            for i, (gradient, version, count) in self._sums.items()
+            if self._replica.params[i].grad is gradient and gradient._version == version
+        }
+        # Of a sum rank 0 alone gives its own, so that it stays what it is.
+        own = [new and (i not in summed or self.writes) for i, new in enumerate(fresh[0])]
+        found = self._live.finish(own)
+        known = [new or i in summed for i, new in enumerate(own)]
+        counts = self._agreement.counts(known, found, self._live.flag_sums, ignore_stale_grad)
+        counts = [summed.get(i, count) for i, count in enumerate(counts)]
+        if self._compression_params is not None or not self.updates:
+            self._sums = {
+                i: (param.grad, param.grad._version, counts[i])
+                for i, param in enumerate(self._replica.params)
+                if counts[i] and param.grad is not None
+            }
+        return counts
+
+    def end_step(self) -> None:
+        self._sums = {}
+        self._live.flag_slots = self._agreement.flags()
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        return super().accumulate() if self._buckets is None else self._buckets.accumulate()
+
+    def end_save(self) -> None:
+        dist_utils.barrier(self.group)
+
+    def residuals(self) -> Residuals:
+        return {} if self._buckets is None else residuals_of(self._buckets)
+
+    def load_residuals(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        if self._compression_params is not None:
+            load_residuals(self._live, saved)
+
+
+_MOST_EXACT = 2**12  # ranks, whose flags have exact sums in float32
+
+
+class RankAgreement:
+    """Compares what ranks do. Arguments are as those of `AllReduceSync`; `ranks` is how many there are."""
+
+    def __init__(
+        self, group: Any, ranks: int, names: Sequence[str], params: Sequence[torch.Tensor], optimizer: Optimizer
+    ) -> None:
+        self._group, self._ranks = group, ranks
+        self._names, self._params, self._optimizer = names, params, optimizer
+        self._last: dict[str, Any] = {}  # the optimizer's settings in the last step
+        # Counts and flags of the last step, their copy on the host, and what is trained.
+        self._late: tuple[torch.Tensor, Any, torch.Tensor] | None = None
+
+    def check_start(self, settings: Mapping[str, Any]) -> None:
+        """See that all ranks have the same model, optimizer and settings.
+
+        Raises:
+            ValueError: they have not; on all ranks.
+        """
+        optimizer = self._optimizer
+        check_alike("parameter", dict(zip(self._names, self._params, strict=True)), self._group)
+        classes = {"optimizer": type(optimizer).__name__, "lr_scheduler": type(optimizer.lr_scheduler).__name__}
+        described = _described({**settings, **classes, **_settings(optimizer)})
+        trained = {f"requires_grad of {n}": str(p.requires_grad) for n, p in zip(self._names, self._params, strict=True)}
+        check_same("setting", described | trained, self._group, self._params[0].device)
+
+    def flags(self) -> list[int]:
+        """Of the step just taken, for `GradientBuckets.flag_slots`: with the next gradients ranks compare them."""
+        self._last = _settings(self._optimizer)
+        digest = zlib.crc32(repr(self._last).encode())
+        return [number for part in (digest & 63, digest >> 6 & 63) for number in (part, part * part)]
+
+    def counts(
+        self, fresh: Sequence[bool], counts: torch.Tensor, flag_sums: torch.Tensor, ignore_stale_grad: bool
+    ) -> list[int]:
+        """On how many ranks each gradient was fresh, without waiting for a GPU where this rank had all of them.
+
+        Then it is not known yet whether another one lacked some, which that one knows and tells its user; here it is found
+        out a step later.
+
+        Raises:
+            ValueError, RuntimeError: the last step was not the same on all ranks.
+        """
+        if self._late is not None:
+            late, event, trained = self._late
+            self._late = None
+            event.synchronize()
+            late, sums = late[: len(self._names)], late[len(self._names) :]
+            self._check_flags(sums, counts.is_cuda)
+            missing = [repr(self._names[i]) for i in torch.nonzero(trained & (late < self._ranks)).flatten().tolist()]
+            if missing:
+                raise RuntimeError(
+                    f"in the last step another rank had no fresh gradient for {', '.join(missing[:8])}: its weights are no "
+                    "longer those of this one; load saved states and weights, or start again"
+                )
+        complete = all(new or not param.requires_grad for new, param in zip(fresh, self._params, strict=True))
+        if not (counts.is_cuda and complete):
+            self._check_flags(flag_sums, counts.is_cuda)
+            return [int(count) for count in counts.tolist()]
+        if not ignore_stale_grad:
+            trained = torch.tensor([param.requires_grad for param in self._params])
+            found = torch.cat([counts, flag_sums])
+            host = streams.pinned(*found.shape, dtype=found.dtype)
+            host.copy_(found, non_blocking=True)
+            self._late = host, streams.record_event(counts.device), trained
+        return [self._ranks] * len(fresh)
+
+    def _check_flags(self, flag_sums: torch.Tensor, late: bool) -> None:
+        """See that all ranks have taken the last step alike: sums of squares are least where all numbers are equal."""
+        sums = flag_sums.tolist()
+        pairs = zip(sums[::2], sums[1::2], strict=True)
+        if self._ranks > _MOST_EXACT or all(self._ranks * square == total * total for total, square in pairs):
+            return
+        if not late:  # all ranks are here
+            check_same("setting of the last step", _described(self._last), self._group, self._params[0].device)
+        raise RuntimeError(
+            "in the last step ranks had other batch sizes, learning rates or other settings of the optimizer: their weights "
+            "are no longer what they should be; load saved states and weights, or start again"
+        )
+
+
+def _settings(optimizer: Optimizer) -> dict[str, Any]:
+    """The settings of an optimizer that must be the same on all ranks."""
+    return optimizer.settings() | {"num_update": optimizer.num_update}
+
+
+def _described(settings: Mapping[str, Any]) -> dict[str, str]:
+    return {name: repr(value) for name, value in settings.items()}
