@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from .epoch_batches import EpochBatches
+from .interrupts import handled
 from .metrics import Metric, checked_metrics
 from .optimizer import Optimizer
 from .saving import CheckpointManager
@@ -357,17 +357,11 @@ def _line(epoch: Mapping[str, float], num_epoch: int) -> str:
 def _interruptible() -> Iterator[threading.Event]:
     """An event that a first Ctrl-C sets, instead of raising in the middle of something; a second one raises."""
     asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked  # signals reach the main thread only
-        return
 
     def ask(number: int, frame: Any) -> None:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
 
-    before = signal.signal(signal.SIGINT, ask)
-    try:
+    with handled(ask):
         yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -14,7 +14,7 @@ import torch
 
 from .. import dist_utils
 from ..files import check_writable
-from ..interrupts import uninterrupted
+from ..interrupts import StopSignals, checked_signals, uninterrupted
 from ..validation import boolean, choice, integer, number
 from .content import ALONE, collect_rank, extra_states_of, group_of, rank_of, tensors_of
 from .folder import (
@@ -32,7 +32,6 @@ from .folder import (
 )
 from .packing import host_copies, pack, unpack
 from .resume import resume
-from .signals import StopSignals, checked_signals
 from .writer import BackgroundWriter
 
 if TYPE_CHECKING:

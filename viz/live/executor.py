@@ -8,8 +8,9 @@ import contextvars
 import threading
 import weakref
 
+from ...trainer.interrupts import handled
 from ..render.notebook import running_event_loop
-from .interrupts import interrupts, pausing
+from .interrupts import interrupts
 from .runner import StepRunner
 
 __all__ = ["SliceExecutor"]
@@ -87,7 +88,7 @@ class SliceExecutor:
     def _run_here(self, turn: int, timeout: float | None = None) -> None:
         runner = self._runner
         until = None if timeout is None else runner.clock() + timeout
-        with pausing(runner):
+        with handled(lambda *_: runner.interrupt()):  # a second one, in the same step, breaks it off
             while runner.is_on(turn) and (until is None or runner.clock() < until):
                 runner.run_slice(turn, until)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ...trainer.interrupts import gets_signals, give_back
 from ..render.notebook import in_notebook
 from .runner import StepRunner
 
-__all__ = ["Interrupts", "gets_signals", "interrupts", "pausing"]
+__all__ = ["Interrupts", "interrupts"]
 
 
 class Interrupts:
@@ -41,8 +41,8 @@ class Interrupts:
             yield
         finally:
             self._runners.remove(runner)
-            if not self._runners and signal.getsignal(signal.SIGINT) is self:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            if not self._runners:
+                give_back({signal.SIGINT: signal.SIG_IGN}, self)
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -55,28 +55,10 @@ class Interrupts:
             yield
         finally:
             if before is not signal.SIG_IGN and before is not self:
-                signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+                give_back({signal.SIGINT: before}, self)
                 cell_awaits = callable(before) and before is not signal.default_int_handler and in_notebook()
                 if self._taken != taken and cell_awaits:
                     signal.raise_signal(signal.SIGINT)  # which the cell is to have as well
 
 
 interrupts = Interrupts()
-
-
-def gets_signals() -> bool:
-    """Whether this thread is the one that signals come to."""
-    return threading.current_thread() is threading.main_thread()
-
-
-@contextmanager
-def pausing(runner: StepRunner) -> Iterator[None]:
-    """A context in which a first Ctrl-C pauses, and a second one, in the same step, breaks it off."""
-    if not gets_signals():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: runner.interrupt())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ...trainer import CheckpointManager, Trainer
+from ...trainer.interrupts import gets_signals
 from ..record import Recorder
 from ..views import View
-from .interrupts import gets_signals
 from .learning_rates import LearningRate
 from .recording import StepRecording
 from .runner import StepRunner
