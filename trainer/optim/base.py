@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import numpy as np
 import torch
 
-from ...kernels import Rule, TensorRule, storage
+from ...kernels import Rule
 from ...kernels.checks import DTYPES
 from ...kernels.graphs import Recording
-from ...kernels.language import derivation
 from ...kernels.layouts import is_wrapper
 from ..capture import CapturedStep
 from ..interrupts import uninterrupted
-from ..optimizer.options import STATE_DTYPES, check_state_dtype
-from ..validation import choice
+from ..optimizer.options import check_state_dtype
 from . import shards
 from .full_precision import float32_weights, load_float32_weights
-from .groups import Group, Numbers, name_of, refuse_evaluated
+from .groups import Group, GroupOptimizer, name_of, refuse_evaluated
 from .owned_states import shown_states
 from .owners import check_shards
 from .plan import OptimizerPlan
@@ -30,7 +26,7 @@ from .saved import check_numbers, converted
 __all__ = ["FusedOptimizer"]
 
 
-class FusedOptimizer(torch.optim.Optimizer):
+class FusedOptimizer(GroupOptimizer):
     """A `torch.optim.Optimizer` whose step is an update rule, fused over all parameters.
 
     A subclass says which rule a group takes (`_rule`) and with what hyper-parameters (`_hyper`), and how the rule's states
@@ -47,87 +43,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         RuntimeError: a complex parameter for Adafactor or Muon.
     """
 
-    _keys: ClassVar[Mapping[str, str]] = {}  # by the rule's name of a state its key in `state[parameter]`
-    _shown: ClassVar[tuple[str, ...]] = ("step",)  # the numbers that are tensors in `state[parameter]`
-    _takes_sparse: ClassVar[bool] = False
-    _takes_complex: ClassVar[bool] = True
-    _state_dtype: str | None = None  # given to the constructor
     _plan: OptimizerPlan | None = None
-    _number_arrays: Sequence[np.ndarray] = ()  # in which the optimizer's own tensors of `_shown` are
-    _is_copy = False  # whether `state` is new, copied or loaded, so that nobody has other views of its tensors
-    _owners: dict[torch.Tensor, int] | None = None  # the ranks that parameters belong to; see owners.py
-    _control: torch.Tensor | None = None  # float32 [2], what gradients are multiplied by, and whether a step is skipped
-
-    def _rule(self, group: Group) -> Rule | TensorRule:
-        """The rule for a group with these options."""
-        raise NotImplementedError
-
-    def _hyper(self, group: Group, numbers: Numbers) -> Mapping[str, float]:
-        """The rule's hyper-parameters by name, without `clip`, at a step whose number is `numbers["step"]`.
-
-        Numbers that it changes are kept for the next step.
-        """
-        raise NotImplementedError
-
-    def _row(self, group: Group, numbers: Numbers, rule: Rule | TensorRule, rounds: bool) -> list[float]:
-        """What gradients are multiplied by, the hyper-parameters in the order of the group's rule, and the step where it
-        rounds at random.
-        """
-        values = {"clip": math.inf, **self._hyper(group, numbers)}
-        row = [1.0]
-        for name in rule.hyper:
-            derived = None if name in values else derivation(name)
-            if derived is None:
-                row.append(values[name])
-            else:
-                t = int(numbers["step"]) if derived.counts else None
-                row.append(derived.compute(values[derived.source], t))
-        if rounds:
-            row.append(numbers["step"])
-        return row
-
-    def _only_makes_states(self) -> bool:
-        """Whether a step with a rate of 0 and zeros for gradients, as torch.distributed.checkpoint takes it to have states,
-        must not run."""
-        return False
-
-    def _begin(self, group: Group) -> None:
-        """Called before a step for each group that takes part in it."""
-
-    def _end(self, group: Group) -> None:
-        """Called for these groups after a step that went well."""
-
-    def _counted(self, group: Group) -> bool:
-        """Whether the step counts as one."""
-        return True
-
-    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers of a parameter before its first step; those that are in `state` already replace them."""
-        return {"step": 0.0}
-
-    def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
-        """Fill states, which are zero, where a rule starts otherwise; those that a parameter has already replace them."""
-
-    def _narrow(self, group: Group) -> torch.dtype | None:
-        """The type that states are stored in where that is not the arithmetic's."""
-        value = group.get("state_dtype")
-        return None if value is None else STATE_DTYPES[choice("state_dtype", value, STATE_DTYPES)]
-
-    def _rounding(self, group: Group) -> int | storage.CodesOnly | None:
-        """The seed of stochastic rounding, if there is any."""
-        return storage.CodesOnly(0) if storage.is_packed(self._narrow(group)) else None
-
-    def _master_dtype(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
-        """The type of a weight's master, if it has one: `state[parameter]["master"]`, or of Kahan's "compensation"."""
-        return None
-
-    def _from_torch(self, group: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Options of a saved group of torch's, and names of states, that this optimizer has by other names."""
-        return {}, {}
-
-    def _by_row(self, group: Group) -> bool:
-        """Whether a sparse gradient updates its rows only; otherwise it is made dense."""
-        return True
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,17 +11,14 @@ from ...kernels.layouts import is_wrapper
 from ...kernels.states import goes_with, master_like
 from ..full_precision import check_weights, float32_of, parts_of
 from . import shards
-from .groups import Group, name_of
+from .groups import Group, GroupOptimizer, name_of
 from .owned_states import shown_states
 from .states import MASTER_KEYS, as_real, master_key
-
-if TYPE_CHECKING:
-    from .base import FusedOptimizer
 
 __all__ = ["float32_weights", "load_float32_weights"]
 
 
-def float32_weights(optimizer: FusedOptimizer) -> dict[torch.Tensor, torch.Tensor]:
+def float32_weights(optimizer: GroupOptimizer) -> dict[torch.Tensor, torch.Tensor]:
     """See `FusedOptimizer.float32_weights`."""
     found = {}
     with shown_states(optimizer, MASTER_KEYS):
@@ -36,7 +33,7 @@ def float32_weights(optimizer: FusedOptimizer) -> dict[torch.Tensor, torch.Tenso
 
 
 @torch.no_grad()
-def load_float32_weights(optimizer: FusedOptimizer, weights: Any) -> None:
+def load_float32_weights(optimizer: GroupOptimizer, weights: Any) -> None:
     """See `FusedOptimizer.load_float32_weights`."""
     rows = list(_parameters(optimizer))
     names = {parameter: name for name, _, parameter in rows}
@@ -66,7 +63,7 @@ def load_float32_weights(optimizer: FusedOptimizer, weights: Any) -> None:
     optimizer._plan = None
 
 
-def _parameters(optimizer: FusedOptimizer) -> Iterator[tuple[str, Group, torch.Tensor]]:
+def _parameters(optimizer: GroupOptimizer) -> Iterator[tuple[str, Group, torch.Tensor]]:
     """What messages call each parameter, its group, and it."""
     for group in optimizer.param_groups:
         for k, parameter in enumerate(group["params"]):

@@ -1,24 +1,112 @@
-"""Parameter groups as torch has them, and GroupRows: the hyper-parameters of a step that their options make."""
+"""Parameter groups as torch has them, and the hyper-parameters of a step that their options and their counts make."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from ...kernels import Rule, TensorRule, Update
+from ...kernels import Rule, TensorRule, Update, storage
+from ...kernels.language import derivation
+from ...kernels.layouts import is_wrapper
 from ..optimizer.hyper_rows import equal_places
-from .numbers import NumberTensors
+from ..optimizer.options import STATE_DTYPES
+from ..validation import choice
 
-if TYPE_CHECKING:
-    from .base import FusedOptimizer
+__all__ = ["Group", "GroupOptimizer", "GroupRows", "Numbers", "is_evaluated", "name_of", "refuse_evaluated"]
 
-__all__ = ["Group", "GroupRows", "Numbers", "is_evaluated", "name_of", "refuse_evaluated"]
-
+_data_ptr = torch.Tensor.data_ptr
 Group = dict[str, Any]
 Numbers = MutableMapping[str, Any]
+
+
+class GroupOptimizer(torch.optim.Optimizer):
+    """What a subclass of `FusedOptimizer` says of its groups, by methods; see there."""
+
+    _keys: ClassVar[Mapping[str, str]] = {}  # by the rule's name of a state its key in `state[parameter]`
+    _shown: ClassVar[tuple[str, ...]] = ("step",)  # the numbers that are tensors in `state[parameter]`
+    _takes_sparse: ClassVar[bool] = False
+    _takes_complex: ClassVar[bool] = True
+    _state_dtype: str | None = None  # given to the constructor
+    _plan: Any = None  # how its parameters are stepped, as long as that is known
+    _number_arrays: Sequence[np.ndarray] = ()  # in which the optimizer's own tensors of `_shown` are
+    _is_copy = False  # whether `state` is new, copied or loaded, so that nobody has other views of its tensors
+    _owners: dict[torch.Tensor, int] | None = None  # the ranks that parameters belong to; see owners.py
+    _control: torch.Tensor | None = None  # float32 [2], what gradients are multiplied by, and whether a step is skipped
+
+    def _rule(self, group: Group) -> Rule | TensorRule:
+        """The rule for a group with these options."""
+        raise NotImplementedError
+
+    def _hyper(self, group: Group, numbers: Numbers) -> Mapping[str, float]:
+        """The rule's hyper-parameters by name, without `clip`, at a step whose number is `numbers["step"]`.
+
+        Numbers that it changes are kept for the next step.
+        """
+        raise NotImplementedError
+
+    def _row(self, group: Group, numbers: Numbers, rule: Rule | TensorRule, rounds: bool) -> list[float]:
+        """What gradients are multiplied by, the hyper-parameters in the order of the group's rule, and the step where it
+        rounds at random.
+        """
+        values = {"clip": math.inf, **self._hyper(group, numbers)}
+        row = [1.0]
+        for name in rule.hyper:
+            derived = None if name in values else derivation(name)
+            if derived is None:
+                row.append(values[name])
+            else:
+                t = int(numbers["step"]) if derived.counts else None
+                row.append(derived.compute(values[derived.source], t))
+        if rounds:
+            row.append(numbers["step"])
+        return row
+
+    def _only_makes_states(self) -> bool:
+        """Whether a step with a rate of 0 and zeros for gradients, as torch.distributed.checkpoint takes it to have states,
+        must not run."""
+        return False
+
+    def _begin(self, group: Group) -> None:
+        """Called before a step for each group that takes part in it."""
+
+    def _end(self, group: Group) -> None:
+        """Called for these groups after a step that went well."""
+
+    def _counted(self, group: Group) -> bool:
+        """Whether the step counts as one."""
+        return True
+
+    def _first_numbers(self, group: Group, parameter: torch.Tensor, state: Mapping[str, Any]) -> dict[str, float]:
+        """The numbers of a parameter before its first step; those that are in `state` already replace them."""
+        return {"step": 0.0}
+
+    def _first_states(self, group: Group, weight: torch.Tensor, states: Mapping[str, torch.Tensor]) -> None:
+        """Fill states, which are zero, where a rule starts otherwise; those that a parameter has already replace them."""
+
+    def _narrow(self, group: Group) -> torch.dtype | None:
+        """The type that states are stored in where that is not the arithmetic's."""
+        value = group.get("state_dtype")
+        return None if value is None else STATE_DTYPES[choice("state_dtype", value, STATE_DTYPES)]
+
+    def _rounding(self, group: Group) -> int | storage.CodesOnly | None:
+        """The seed of stochastic rounding, if there is any."""
+        return storage.CodesOnly(0) if storage.is_packed(self._narrow(group)) else None
+
+    def _master_dtype(self, group: Group, weight: torch.Tensor) -> torch.dtype | None:
+        """The type of a weight's master, if it has one: `state[parameter]["master"]`, or of Kahan's "compensation"."""
+        return None
+
+    def _from_torch(self, group: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Options of a saved group of torch's, and names of states, that this optimizer has by other names."""
+        return {}, {}
+
+    def _by_row(self, group: Group) -> bool:
+        """Whether a sparse gradient updates its rows only; otherwise it is made dense."""
+        return True
 
 
 class GroupRows:
@@ -33,7 +121,7 @@ class GroupRows:
 
     def __init__(
         self,
-        optimizer: FusedOptimizer,
+        optimizer: GroupOptimizer,
         rule: Rule | TensorRule,
         parameters: Sequence[torch.Tensor],
         groups: Sequence[Group],
@@ -122,6 +210,75 @@ class GroupRows:
         self._stepping = list({id(group): group for _, _, group in self._shared}.values())
 
 
+class NumberTensors:
+    """One number of each parameter. The tensors in `state` are the truth, whoever made them and wherever they are moved.
+
+    The optimizer's own tensors share an array, which NumPy owns, so a step reads and writes all of them at once. A tensor
+    that the user put in, or moved to other memory (`share_memory_`, `set_`, `.data`, a queue), is read and written alone.
+
+    Args:
+        optimizer: has the parameters.
+        parameters: in order.
+        name: the key in `state[parameter]`.
+        first: the number of each parameter that has none in its state yet.
+
+    Attributes:
+        array: [n], the numbers after `read`.
+        apart: places of the tensors that have memory of their own, which `write` is for.
+    """
+
+    def __init__(
+        self, optimizer: GroupOptimizer, parameters: Sequence[torch.Tensor], name: str, first: Sequence[float]
+    ) -> None:
+        rows = [optimizer.state[parameter] for parameter in parameters]
+        values = [
+            number if row.get(name) is None or getattr(row[name], "is_meta", False) else float(row[name])
+            for row, number in zip(rows, first, strict=True)
+        ]
+        ranges = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in optimizer._number_arrays]
+        dtype = np.float64 if torch.get_default_dtype() == torch.float64 else np.float32
+        self.array: np.ndarray = np.array(values, dtype=dtype)
+        optimizer._number_arrays = [*optimizer._number_arrays, self.array]
+        with torch.inference_mode(False):  # they outlive the step
+            # Each has a storage of its own, so that it is pickled without the others.
+            new = [torch.from_numpy(self.array[i : i + 1].reshape(())) for i in range(len(values))]
+        self._own_pointers = self._pointers = list(map(_data_ptr, new))
+        for row, own in zip(rows, new, strict=True):
+            tensor = row.get(name)
+            if not _is_writable(tensor):
+                row[name] = own
+            elif (optimizer._is_copy and not tensor.is_shared()) or any(a <= tensor.data_ptr() < b for a, b in ranges):
+                tensor.data = own
+        self._tensors: list[torch.Tensor] = [row[name] for row in rows]
+        self.apart: list[int] = []
+
+    def read(self) -> None:
+        """Take the numbers from the tensors."""
+        pointers = list(map(_data_ptr, self._tensors))
+        if pointers != self._pointers:
+            self._pointers = pointers
+            self.apart = [i for i, own in enumerate(self._own_pointers) if pointers[i] != own]
+        if self.apart:
+            self.array[self.apart] = [self._tensors[i].item() for i in self.apart]
+
+    def write(self, changed: Sequence[Any], counted: bool) -> None:
+        """Write the numbers to the tensors.
+
+        Args:
+            changed: indices of `array` that have changed.
+            counted: each has grown by 1, which is added to what a tensor has: another process may count in it, too.
+        """
+        written = np.zeros(len(self.array), dtype=bool)
+        for rows in changed:
+            written[rows] = True
+        places = [i for i in self.apart if written[i]]
+        tensors = [self._tensors[i] for i in places]
+        if counted and tensors:
+            torch._foreach_add_(tensors, 1)
+        elif tensors:
+            torch._foreach_copy_(tensors, list(torch.from_numpy(self.array[places]).unbind()))
+
+
 def name_of(group: Group, k: int) -> str:
     """What messages call a group's parameter."""
     return repr(group["param_names"][k]) if "param_names" in group else f"params[{k}]"
@@ -139,3 +296,15 @@ def refuse_evaluated(what: str, groups: Iterable[Group]) -> None:
             f"{what} where parameters have their averaged values, after eval() or inside averaged_weights(): call train() "
             "of the optimizer, or leave the context, first"
         )
+
+
+def _is_writable(value: Any) -> bool:
+    """Whether a step can count in it. Numbers, and tensors on devices, which a step would wait for, are replaced."""
+    return (
+        isinstance(value, torch.Tensor)
+        and not is_wrapper(value)
+        and value.device.type == "cpu"
+        and value.layout == torch.strided
+        and value.numel() == 1
+        and not value.is_inference()
+    )

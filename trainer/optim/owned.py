@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,13 +19,10 @@ from ...kernels import Rule, TensorRule, Update
 from ...kernels.guards import PointerGuard
 from . import shards
 from .exchange import CutTensor, Exchange
-from .groups import Group
+from .groups import Group, GroupOptimizer
 from .owned_states import Owned, OwnedStates
 from .owners import OwnerGroup, assign_owners, check_shards
 from .states import same_objects
-
-if TYPE_CHECKING:
-    from .base import FusedOptimizer
 
 __all__ = ["OwnedParameters"]
 
@@ -49,7 +46,7 @@ class OwnedParameters:
     own_gradients = False
 
     def __init__(
-        self, optimizer: FusedOptimizer, parameters: list[torch.Tensor], groups: list[Group], names: list[str]
+        self, optimizer: GroupOptimizer, parameters: list[torch.Tensor], groups: list[Group], names: list[str]
     ) -> None:
         self._optimizer, self.sharded, self.names = optimizer, parameters, names
         self._ranks = OwnerGroup.of(parameters[0])

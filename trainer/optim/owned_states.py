@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,12 +23,9 @@ from ...kernels.states import PACK_FROM, goes_with, master_like, slot_shapes, st
 from ..optimizer.states import new_master
 from . import shards
 from .exchange import CutTensor, Exchange, shard_bounds
-from .groups import Group
+from .groups import Group, GroupOptimizer
 from .owners import OwnerGroup
 from .states import MASTER_KEYS, master_key
-
-if TYPE_CHECKING:
-    from .base import FusedOptimizer
 
 __all__ = ["Owned", "OwnedStates", "shown_states"]
 
@@ -45,7 +42,7 @@ class Owned:
         whole: room for all of it on the owner, else a tensor without elements.
     """
 
-    def __init__(self, optimizer: FusedOptimizer, parameter: torch.Tensor, group: Group, name: str, owner: int) -> None:
+    def __init__(self, optimizer: GroupOptimizer, parameter: torch.Tensor, group: Group, name: str, owner: int) -> None:
         self.parameter, self.group, self.name, self.owner = parameter, group, name, owner
         self.mine = OwnerGroup.of(parameter).rank == owner
         self.dim = _dimension(parameter, parameter.shape)
@@ -66,7 +63,7 @@ class OwnedStates:
         members: in order; all of one process group.
     """
 
-    def __init__(self, optimizer: FusedOptimizer, members: Sequence[Owned]) -> None:
+    def __init__(self, optimizer: GroupOptimizer, members: Sequence[Owned]) -> None:
         self._optimizer, self._members = optimizer, members
         self.narrow = optimizer._narrow(members[0].group)
         self._new: list[tuple[int, tuple[torch.Tensor, ...], list[int]]] = []  # parameters, and the states to be filled
@@ -162,7 +159,7 @@ class OwnedStates:
 
 
 @contextmanager
-def shown_states(optimizer: FusedOptimizer, only: Collection[str] | None = None) -> Iterator[None]:
+def shown_states(optimizer: GroupOptimizer, only: Collection[str] | None = None) -> Iterator[None]:
     """A context in which `optimizer.state` is as `state_dict` shows it, for all ranks to enter.
 
     Packed states are bfloat16 tensors of the parameter's shape, and the states that only owners have are DTensors.
@@ -232,7 +229,7 @@ def _exchange(ranks: OwnerGroup, tensors: Sequence[CutTensor], to_owners: bool) 
 
 
 def _states_in(
-    optimizer: FusedOptimizer, rule: TensorRule, parameter: torch.Tensor, row: dict[str, Any]
+    optimizer: GroupOptimizer, rule: TensorRule, parameter: torch.Tensor, row: dict[str, Any]
 ) -> list[tuple[str, torch.Size]]:
     """The keys of a parameter's states and master that are in its row, and the shapes of the whole tensors."""
     keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ...kernels import Rule, TensorRule
 from ..kvstore.partition import owners_of
 from . import shards
-
-if TYPE_CHECKING:
-    from .base import FusedOptimizer
+from .groups import GroupOptimizer
 
 __all__ = ["STAGE_BYTES", "OwnerGroup", "assign_owners", "check_shards", "needs_owner", "owner_refusal", "stages_of"]
 
@@ -72,7 +70,7 @@ def owner_refusal(rule: Rule | TensorRule, parameters: Iterable[torch.Tensor]) -
     return None
 
 
-def check_shards(optimizer: FusedOptimizer, rule: Rule | TensorRule, parameters: Sequence[torch.Tensor]) -> None:
+def check_shards(optimizer: GroupOptimizer, rule: Rule | TensorRule, parameters: Sequence[torch.Tensor]) -> None:
     """Refuse DTensors that the rule cannot update, neither by their shards nor by owners."""
     owned = [parameter for parameter in parameters if needs_owner(rule, parameter)]
     by_shard = [parameter for parameter in parameters if not needs_owner(rule, parameter)]
@@ -95,7 +93,7 @@ def _obstacle(parameter: Any) -> str | None:
     return None
 
 
-def assign_owners(optimizer: FusedOptimizer) -> dict[torch.Tensor, int]:
+def assign_owners(optimizer: GroupOptimizer) -> dict[torch.Tensor, int]:
     """By parameter the rank, of those among which it is cut, that updates it; once assigned, it stays with that.
 
     All ranks find the same, as it depends on neither gradients nor states.
@@ -117,7 +115,7 @@ def assign_owners(optimizer: FusedOptimizer) -> dict[torch.Tensor, int]:
     return owners
 
 
-def stages_of(optimizer: FusedOptimizer) -> dict[torch.Tensor, int]:
+def stages_of(optimizer: GroupOptimizer) -> dict[torch.Tensor, int]:
     """By parameter the number of its exchange. As with owners, all ranks find the same."""
     stages: dict[torch.Tensor, int] = {}
     sizes: dict[OwnerGroup, int] = {}

@@ -5,20 +5,17 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
 
 from ...kernels.graphs import Recording
 from ..optimizer.plan import StepPlan
-from .groups import Group, GroupRows, name_of
+from .groups import Group, GroupOptimizer, GroupRows, name_of
 from .owned import OwnedParameters
 from .owners import OwnerGroup, stages_of
 from .states import ParameterStates
-
-if TYPE_CHECKING:
-    from .base import FusedOptimizer
 
 __all__ = ["OptimizerPlan"]
 
@@ -26,7 +23,7 @@ __all__ = ["OptimizerPlan"]
 class OptimizerPlan:
     """A `StepPlan` for all parameters that share a rule and how states are stored, whatever their groups."""
 
-    def __init__(self, optimizer: FusedOptimizer) -> None:
+    def __init__(self, optimizer: GroupOptimizer) -> None:
         self._optimizer = optimizer
         members: dict[Any, list[tuple[Group, int]]] = {}
         self._waiting: list[torch.Tensor] = []  # those that have had no gradient yet, and so have no state

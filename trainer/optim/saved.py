@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,16 +13,13 @@ from ...kernels.storage import check_scales, is_packed
 from ..checkpoint import MOST_UPDATES
 from ..optimizer import registered
 from ..validation import integer
-from .groups import name_of
+from .groups import GroupOptimizer, name_of
 from .states import MASTER_KEYS, as_real
-
-if TYPE_CHECKING:
-    from .base import FusedOptimizer
 
 __all__ = ["check_numbers", "converted"]
 
 
-def converted(optimizer: FusedOptimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+def converted(optimizer: GroupOptimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """A saved state in which options and states have this optimizer's names, where torch has others for the same."""
     groups, state = saved.get("param_groups"), saved.get("state")
     if not isinstance(groups, list) or not isinstance(state, Mapping):
@@ -41,7 +38,7 @@ def converted(optimizer: FusedOptimizer, saved: Mapping[str, Any]) -> dict[str, 
     return {**saved, "param_groups": groups, "state": state}
 
 
-def check_numbers(optimizer: FusedOptimizer, saved: Mapping[str, Any], shown: Collection[str]) -> None:
+def check_numbers(optimizer: GroupOptimizer, saved: Mapping[str, Any], shown: Collection[str]) -> None:
     """Refuse options that the optimizer's constructor would refuse, counts that no training reaches, and states of another
     optimizer.
 
@@ -83,7 +80,7 @@ def check_numbers(optimizer: FusedOptimizer, saved: Mapping[str, Any], shown: Co
                 raise ValueError(f"saved state: {name!r} of parameter {key!r} is {value!r}: must be finite")
 
 
-def _check_slots(optimizer: FusedOptimizer, k: int, group: Mapping[str, Any], state: Mapping[Any, Any]) -> None:
+def _check_slots(optimizer: GroupOptimizer, k: int, group: Mapping[str, Any], state: Mapping[Any, Any]) -> None:
     """Refuse states of another optimizer in group `k`: missing ones would start at 0 and go on with its counts."""
     own, rows = optimizer.param_groups[k], [state.get(key) for key in group.get("params", ())]
     rule = optimizer._rule({**optimizer.defaults, **group})

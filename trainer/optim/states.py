@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +25,8 @@ from ...kernels.states import (
 from ..optimizer.sparse import is_sparse
 from ..optimizer.states import new_master
 from . import shards
-from .groups import Group
+from .groups import Group, GroupOptimizer
 from .owners import check_shards
-
-if TYPE_CHECKING:
-    from .base import FusedOptimizer
 
 __all__ = ["MASTER_KEYS", "ParameterStates", "as_real", "master_key", "same_objects"]
 
@@ -51,7 +48,7 @@ class ParameterStates:
     """
 
     def __init__(
-        self, optimizer: FusedOptimizer, parameters: list[torch.Tensor], groups: list[Group], names: list[str]
+        self, optimizer: GroupOptimizer, parameters: list[torch.Tensor], groups: list[Group], names: list[str]
     ) -> None:
         self._optimizer, self._parameters, self._groups, self.names = optimizer, parameters, groups, names
         self._narrow = optimizer._narrow(groups[0])
