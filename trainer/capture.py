@@ -164,7 +164,7 @@ def _owner(
     optimizer, whole, update, active = replica.updater.optimizer, replica.plan, plan.update, list(plan.rows.active)
 
     def holds() -> bool:
-        same = replica.plan is whole and plan.states.is_current(update) and update.rule is part.composed_rule
+        same = replica.plan is whole and plan.is_current(update) and update.rule is part.composed_rule
         return same and not _limits(optimizer)
 
     def advance() -> None:

@@ -208,7 +208,7 @@ class BackwardStep:
         optimizer: Any = part_of(self._updater.optimizer, members[0])
         params = [self._params[i] for i in members]
         plan = self._plans.get(tuple(members))
-        if plan is None or not plan.states.is_current(plan.update):
+        if plan is None or not plan.is_current(plan.update):
             if len(self._plans) > 2 * len(self._params):  # gradients come in another order again and again
                 self._plans.clear()
             names = [self._names[i] for i in members]

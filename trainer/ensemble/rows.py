@@ -59,7 +59,7 @@ class EnsembleCounts:
 class EnsembleRows:
     """The rows of hyper-parameters that trainings have at each step, of which each updates all of their weights.
 
-    The methods are those of `PlanRows`.
+    The methods are those of `Rows` of hyper_rows.py.
 
     Args:
         optimizers: of one class, which differ in numbers and schedules only.

@@ -18,7 +18,7 @@ from ..optimizer.options import check_state_dtype
 from . import shards
 from .full_precision import float32_weights, load_float32_weights
 from .groups import Group, GroupOptimizer, name_of, refuse_evaluated
-from .owned_states import shown_states
+from .owned import shown_states
 from .owners import check_shards
 from .plan import OptimizerPlan
 from .saved import check_numbers, converted
@@ -182,7 +182,7 @@ class FusedOptimizer(GroupOptimizer):
         load_float32_weights(self, weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's. All ranks are to call it where owners have the states of cut parameters; see owned_states.py.
+        """As torch's. All ranks are to call it where owners have the states of cut parameters; see owned.py.
 
         Packed states are bfloat16 in it, exactly, of the parameter's shape and placed as it: one format for one process and
         for shards, which can be cut otherwise. The next step after loading packs them again: where blocks have the same

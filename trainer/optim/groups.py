@@ -12,7 +12,7 @@ import torch
 from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.language import derivation
 from ...kernels.layouts import is_wrapper
-from ..optimizer.hyper_rows import equal_places
+from ..optimizer.hyper_rows import Rows, equal_places
 from ..optimizer.options import STATE_DTYPES
 from ..validation import choice
 
@@ -109,8 +109,8 @@ class GroupOptimizer(torch.optim.Optimizer):
         return True
 
 
-class GroupRows:
-    """The rows of hyper-parameters that parameters of some groups have at each step; see `PlanRows`.
+class GroupRows(Rows):
+    """Those of parameters of some groups.
 
     Args:
         optimizer: whose parameters they are. Those of its numbers that are shown stand in its `state`.
@@ -154,10 +154,6 @@ class GroupRows:
     def rule(self) -> Rule | TensorRule:
         return self._rule
 
-    def use(self, active: list[bool]) -> None:
-        if active != self.active:
-            self.active, self._shared = active, []
-
     def forget(self) -> None:
         self._shared = []
 
@@ -184,9 +180,6 @@ class GroupRows:
             if optimizer._counted(group):
                 self._changes.append((slice(None) if rows is None else rows, numbers))
         return True  # without gradients, too: other ranks may wait for this one's share of a sum
-
-    def undo(self) -> None:
-        """Nothing that lasts has been changed."""
 
     def count(self) -> None:
         for rows, numbers in self._changes:

@@ -20,7 +20,7 @@ from . import adapters, ports
 from .base import FusedOptimizer
 from .groups import name_of
 from .joined import JoinedOptimizers
-from .owned_states import shown_states
+from .owned import shown_states
 from .saved import check_numbers
 
 __all__ = ["MultiOptimizer", "checked_entry", "optimizer_class"]

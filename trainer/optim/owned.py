@@ -1,7 +1,12 @@
-"""OwnedParameters: DTensors whose rule needs whole tensors, each of which is updated by its owner.
+"""OwnedPlan: DTensors whose rule needs whole tensors, each of which is updated by its owner.
 
 In a step the owner gets all shards of weight and gradient, updates the whole, and sends the new weight's shards back: two
 exchanges for all parameters of a rule, during which other parameters are updated.
+
+Only the owner has the states, as whole tensors; the others have tensors without elements in their place. What `state_dict`
+shows are DTensors: those of the parameter's shape are placed as it is, others are cut along their first dimension. Packed
+states, of all parameters, are shown as bfloat16 in the parameter's shape. So torch.distributed.checkpoint saves and loads
+states on any number of ranks.
 
 Source: Liu et al. (2025), "Muon is Scalable for LLM Training", "Distributed Muon", where shards are brought together for the
 orthogonalization, too.
@@ -9,44 +14,82 @@ orthogonalization, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
 
-from ...kernels import Rule, TensorRule, Update
+from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.guards import PointerGuard
+from ...kernels.layouts import is_wrapper
+from ...kernels.states import PACK_FROM, goes_with, master_like, slot_shapes, states_for
+from ..optimizer.plan import StepPlan
+from ..optimizer.states import new_master
 from . import shards
-from .exchange import CutTensor, Exchange
-from .groups import Group, GroupOptimizer
-from .owned_states import Owned, OwnedStates
+from .exchange import CutTensor, Exchange, shard_bounds
+from .groups import Group, GroupOptimizer, GroupRows
 from .owners import OwnerGroup, assign_owners, check_shards
-from .states import same_objects
+from .states import MASTER_KEYS, master_key, same_objects
 
-__all__ = ["OwnedParameters"]
+__all__ = ["OwnedPlan", "shown_states"]
 
 
-class OwnedParameters:
-    """Parameters that are cut among the ranks of one group, of which each is updated by its owner; see `PlanStates`.
+class Owned:
+    """A parameter that belongs to a rank.
+
+    Attributes:
+        parameter, group, name: the parameter, the group that it is in, and what messages call it.
+        owner: the rank, of those among which the parameter is cut.
+        mine: whether that is this one.
+        dim: the dimension along which the parameter is cut.
+        shard: what this rank has of it.
+        whole: room for all of it on the owner, else a tensor without elements.
+    """
+
+    def __init__(self, optimizer: GroupOptimizer, parameter: torch.Tensor, group: Group, name: str, owner: int) -> None:
+        self.parameter, self.group, self.name, self.owner = parameter, group, name, owner
+        self.mine = OwnerGroup.of(parameter).rank == owner
+        self.dim = _dimension(parameter, parameter.shape)
+        self.shard = shards.local(parameter)
+        self.row: dict[str, Any] = optimizer.state[parameter]
+        with torch.inference_mode(False):  # it outlives the step
+            self.whole = self._room(parameter.shape, parameter.dtype)
+
+    def _room(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(tuple(shape) if self.mine else (0,), dtype=dtype, device=self.shard.device)
+
+
+class OwnedPlan(StepPlan):
+    """That of parameters that are cut among the ranks of one group, of which each is updated by its owner.
 
     An update has whole tensors for this rank's own parameters, and tensors without elements for the others'.
 
     Args:
         optimizer: whose parameters they are.
+        rule: that of these parameters.
         parameters: in order.
         groups: for each parameter the one that it is in. These store states alike.
         names: what messages call the parameters.
 
     Attributes:
+        rows: the `GroupRows`.
         sharded: the parameters.
-        own_gradients: False, as an update's gradients are not the parameters'.
     """
 
-    own_gradients = False
+    rows: GroupRows
 
     def __init__(
-        self, optimizer: GroupOptimizer, parameters: list[torch.Tensor], groups: list[Group], names: list[str]
+        self,
+        optimizer: GroupOptimizer,
+        rule: Rule | TensorRule,
+        parameters: list[torch.Tensor],
+        groups: list[Group],
+        names: list[str],
     ) -> None:
         self._optimizer, self.sharded, self.names = optimizer, parameters, names
         self._ranks = OwnerGroup.of(parameters[0])
@@ -55,7 +98,9 @@ class OwnedParameters:
             Owned(optimizer, parameter, group, name, owners[parameter])
             for parameter, group, name in zip(parameters, groups, names, strict=True)
         ]
-        self._states = OwnedStates(optimizer, self._members)
+        self._narrow = optimizer._narrow(groups[0])
+        self._new: list[tuple[int, tuple[torch.Tensor, ...], list[int]]] = []  # parameters, and the states to be filled
+        self._new_masters: list[tuple[int, torch.Tensor, torch.Tensor | None]] = []  # and what was the master so far
         self._tensors: list[torch.Tensor] = []  # the states
         self._values: list[Any] = []  # of the rows in which these are
         self._guard = PointerGuard([])
@@ -63,12 +108,17 @@ class OwnedParameters:
         self._gradients: list[torch.Tensor | None] = [None] * len(parameters)
         self._back: Exchange | None = None
         self._there: Exchange | None = None
+        super().__init__(names, GroupRows(optimizer, rule, parameters, groups), elements=optimizer._takes_sparse)
 
-    def make_update(self, rule: Rule | TensorRule) -> Update:
+    def new_update(self, rule: Rule | TensorRule) -> Update:
         optimizer = self._optimizer
         check_shards(optimizer, rule, self.sharded)
         assert isinstance(rule, TensorRule)
-        states, masters = self._states.make(rule)
+        with torch.inference_mode(False):
+            self._bring(rule)
+            self._new, self._new_masters = [], []
+            states = [self._states_of(rule, i, member) for i, member in enumerate(self._members)]
+            masters = [self._master_of(i, member) for i, member in enumerate(self._members)]
         self._values = self._values_now()
         self._tensors = [*chain.from_iterable(states), *(master for master in masters if master is not None)]
         self._guard = PointerGuard(self._tensors)
@@ -88,12 +138,6 @@ class OwnedParameters:
             and self._guard.passes(self._tensors)
             and update.is_in_place()
         )
-
-    def fits(self, update: Update) -> bool:
-        return update.fits()
-
-    def split(self, grads: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
-        return list(grads), []
 
     def gradients(self) -> list[torch.Tensor | None]:
         """Room for the gradients, which `arrive` fills."""
@@ -127,7 +171,7 @@ class OwnedParameters:
         """Have those of this rank's own parameters."""
         if self._there is not None:
             self._there.finish()
-        self._states.fill_new([shard is not None for shard in self._shards_of_gradients])
+        self._fill_new([shard is not None for shard in self._shards_of_gradients])
 
     def send_back(self) -> None:
         """Send the new weights' shards to where they belong."""
@@ -146,3 +190,200 @@ class OwnedParameters:
 
     def _values_now(self) -> list[Any]:
         return [value for parameter in self.sharded for value in self._optimizer.state[parameter].values()]
+
+    def _fill_new(self, active: Sequence[bool]) -> None:
+        """Fill the new states and masters of these parameters, which is done by the weight."""
+        masters, waiting = self._new_masters, self._new
+        self._new_masters = [each for each in masters if not active[each[0]]]
+        for i, master, old in masters:
+            if active[i]:
+                master.copy_(new_master(self._members[i].whole, old, master.dtype))
+        self._new = [each for each in waiting if not active[each[0]]]
+        for i, states, missing in waiting:
+            if active[i]:
+                member = self._members[i]
+                rule = self._optimizer._rule(member.group)
+                (room,) = states_for(rule, [member.whole], self._narrow)
+                self._optimizer._first_states(member.group, member.whole, dict(zip(rule.slots, room, strict=True)))
+                for k in missing:
+                    states[k].copy_(room[k])
+
+    def _bring(self, rule: TensorRule) -> None:
+        """Bring states that are DTensors, as `load_state_dict` leaves them, to owners, which have whole ones already."""
+        found = []
+        for member in self._members:
+            for key, shape in _states_in(self._optimizer, rule, member.parameter, member.row):
+                state = member.row[key]
+                if state.shape != shape and (member.mine or state.shape != (0,)):
+                    raise ValueError(
+                        f"{key!r} of {member.name} has shape {tuple(state.shape)}, the parameter "
+                        f"{tuple(member.parameter.shape)}: the state of another model?"
+                    )
+                found.append((member, key, state, shape))
+        tensors = []
+        for member, key, state, shape in found:
+            room = member._room(shape, state.dtype) if shards.is_dtensor(state) or not member.mine else state
+            if shards.is_dtensor(state):
+                own, whole = _own_shard(member, key, state), room if member.mine else None
+                tensors.append(CutTensor(own, whole, shape, _dimension(member.parameter, shape), member.owner))
+            member.row[key] = room
+        if tensors:
+            _exchange(OwnerGroup.of(self._members[0].parameter), tensors, to_owners=True)
+
+    def _states_of(self, rule: TensorRule, i: int, member: Owned) -> tuple[torch.Tensor, ...]:
+        """The states of a parameter: those found, converted where they do not go with it, and new ones."""
+        keys = [self._optimizer._keys.get(slot, slot) for slot in rule.slots]
+        (made,) = states_for(rule, [member.whole], self._narrow)
+        if not member.mine:
+            shape, dtype = member.parameter.shape, member.parameter.dtype
+            (there,) = states_for(rule, [torch.empty(shape, dtype=dtype, device="meta")], self._narrow)
+            for key, state in zip(keys, there, strict=True):
+                if state.numel():
+                    member.row[key] = member._room(state.shape, state.dtype)
+            return made
+        states, missing = list(made), []
+        for k, (key, slot, new) in enumerate(zip(keys, rule.slots, made, strict=True)):
+            found = member.row.get(key)
+            if found is None:
+                missing.append(k)
+            elif goes_with(found, member.whole, new.dtype):
+                states[k] = found
+            else:
+                storage.copy(new, found, member.whole.shape, slot in rule.nonnegative)
+            if new.numel():  # a factored state has no elements where it is not used
+                member.row[key] = states[k]
+        if missing:
+            self._new.append((i, tuple(states), missing))
+        return tuple(states)
+
+    def _master_of(self, i: int, member: Owned) -> torch.Tensor | None:
+        """The master of a parameter, found or new."""
+        dtype = self._optimizer._master_dtype(member.group, member.whole)
+        if dtype is None:
+            return None
+        key, other = master_key(member.whole, dtype)
+        others, found = member.row.pop(other, None), member.row.get(key)
+        found = others if found is None else found
+        if not member.mine or found is None or not goes_with(found, member.whole, dtype):
+            master = master_like(member.whole, dtype)
+            if member.mine:
+                self._new_masters.append((i, master, found))
+            member.row[key] = found = master
+        return found
+
+
+@contextmanager
+def shown_states(optimizer: GroupOptimizer, only: Collection[str] | None = None) -> Iterator[None]:
+    """A context in which `optimizer.state` is as `state_dict` shows it, for all ranks to enter.
+
+    Packed states are bfloat16 tensors of the parameter's shape, and the states that only owners have are DTensors.
+
+    Args:
+        optimizer: whose states they are.
+        only: keys of states and masters that are needed; by default all.
+    """
+    kept, owners = optimizer.state, optimizer._owners or {}
+    shown = copy.copy(kept)  # rows that are shown as they are stay the same objects, as in torch
+    tensors: dict[OwnerGroup, list[CutTensor]] = {}
+    for group in optimizer.param_groups:
+        rule = optimizer._rule(group)
+        unsigned = {optimizer._keys.get(slot, slot) for slot in rule.nonnegative}
+        for parameter in group["params"]:
+            if not isinstance(kept.get(parameter), dict):
+                continue
+            row = dict(kept[parameter])
+            if parameter not in owners or not isinstance(rule, TensorRule):
+                shape = shards.local(parameter).shape
+                for key in (optimizer._keys.get(slot, slot) for slot in rule.slots):
+                    state: Any = row.get(key)
+                    if not storage.is_packed(state) or shards.is_dtensor(state) or (only is not None and key not in only):
+                        continue
+                    if len(state) == storage.packed_size(shape.numel(), state.dtype):  # it may be another model's
+                        # One type for all ranks: those with few elements do not pack them.
+                        show = storage.unpacked if shards.fewest_elements(parameter) < PACK_FROM else storage.as_bfloat16
+                        row[key] = shards.placed_as(parameter, show(state, shape, key in unsigned))
+                        shown[parameter] = row
+                continue
+            ranks = OwnerGroup.of(parameter)
+            for key, shape in _states_in(optimizer, rule, parameter, row):
+                state = row[key]
+                # A DTensor was loaded, and there has been no step since.
+                if shards.is_dtensor(state) or (only is not None and key not in only):
+                    continue
+                if storage.is_packed(state) and key not in MASTER_KEYS:
+                    shape = parameter.shape
+                    if ranks.rank == owners[parameter]:
+                        state = storage.as_bfloat16(state, shape, key in unsigned)
+                    else:
+                        state = torch.empty(0, dtype=torch.bfloat16, device=state.device)
+                dim, size = _dimension(parameter, shape), list(shape)
+                if dim is not None:
+                    start, stop = shard_bounds(shape[dim], ranks.ranks, ranks.rank)
+                    size[dim] = stop - start
+                own = torch.empty(size, dtype=state.dtype, device=state.device)
+                whole = state if ranks.rank == owners[parameter] else None
+                tensors.setdefault(ranks, []).append(CutTensor(own, whole, shape, dim, owners[parameter]))
+                row[key] = _dtensor(own, shape, parameter)
+                shown[parameter] = row
+    for ranks, those in tensors.items():
+        _exchange(ranks, those, to_owners=False)
+    try:
+        if not all(map(is_, shown.values(), kept.values())):
+            optimizer.state = shown
+        yield
+    finally:
+        optimizer.state = kept
+
+
+@torch.no_grad()
+def _exchange(ranks: OwnerGroup, tensors: Sequence[CutTensor], to_owners: bool) -> None:
+    exchange = Exchange(ranks.processes, ranks.rank, tensors, to_owners)
+    exchange.start()
+    exchange.finish()
+
+
+def _states_in(
+    optimizer: GroupOptimizer, rule: TensorRule, parameter: torch.Tensor, row: dict[str, Any]
+) -> list[tuple[str, torch.Size]]:
+    """The keys of a parameter's states and master that are in its row, and the shapes of the whole tensors."""
+    keys = [optimizer._keys.get(slot, slot) for slot in rule.slots]
+    like = [parameter.dtype if row.get(key) is None else row[key].dtype for key in keys]
+    shapes = [*zip(keys, slot_shapes(rule, parameter.shape, like), strict=True)]
+    shapes += [(key, parameter.shape) for key in MASTER_KEYS]
+    return [(key, shape) for key, shape in shapes if row.get(key) is not None]
+
+
+def _dimension(parameter: torch.Tensor, shape: torch.Size) -> int | None:
+    """The dimension along which a state of this shape is cut: as the parameter, if it is of its shape; None if it is not."""
+    if shape == parameter.shape:
+        dim: int = parameter.placements[OwnerGroup.of(parameter).mesh_dim].dim  # type: ignore[attr-defined]
+        return dim
+    return 0 if len(shape) else None
+
+
+def _placements(parameter: torch.Tensor, shape: torch.Size) -> list[Any]:
+    placements = list(parameter.placements)  # type: ignore[attr-defined]
+    if shape == parameter.shape:
+        return placements
+    tensor, dim, cut = sys.modules["torch.distributed.tensor"], _dimension(parameter, shape), OwnerGroup.of(parameter)
+    own = tensor.Replicate() if dim is None else tensor.Shard(dim)
+    return [own if k == cut.mesh_dim else tensor.Replicate() for k in range(len(placements))]
+
+
+def _dtensor(own: torch.Tensor, shape: torch.Size, parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a state of this shape as a DTensor."""
+    make, mesh = sys.modules["torch.distributed.tensor"].DTensor.from_local, parameter.device_mesh  # type: ignore[attr-defined]
+    stride = torch.empty(shape, device="meta").stride()
+    return make(own, mesh, _placements(parameter, shape), run_check=False, shape=shape, stride=stride)
+
+
+def _own_shard(member: Owned, key: str, state: Any) -> torch.Tensor:
+    """This rank's shard of a state that is a DTensor, cut as `_placements` has it."""
+    mesh = member.parameter.device_mesh  # type: ignore[attr-defined]
+    if state.device_mesh != mesh:
+        raise ValueError(
+            f"{key!r} of {member.name} is on {state.device_mesh}, the parameter on {mesh}: load the states by "
+            "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict, which cuts them as they are to be"
+        )
+    own: Any = shards.local(state.redistribute(placements=_placements(member.parameter, state.shape)))
+    return own.wait() if is_wrapper(own) else own

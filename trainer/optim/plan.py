@@ -11,17 +11,16 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...kernels.graphs import Recording
-from ..optimizer.plan import StepPlan
-from .groups import Group, GroupOptimizer, GroupRows, name_of
-from .owned import OwnedParameters
+from .groups import Group, GroupOptimizer, name_of
+from .owned import OwnedPlan
 from .owners import OwnerGroup, stages_of
-from .states import ParameterStates
+from .states import GroupPlan
 
 __all__ = ["OptimizerPlan"]
 
 
 class OptimizerPlan:
-    """A `StepPlan` for all parameters that share a rule and how states are stored, whatever their groups."""
+    """A plan for all parameters that share a rule and how states are stored, whatever their groups."""
 
     def __init__(self, optimizer: GroupOptimizer) -> None:
         self._optimizer = optimizer
@@ -46,18 +45,16 @@ class OptimizerPlan:
                     exchange = (OwnerGroup.of(parameter), stages[parameter]) if parameter in stages else None
                     kind = rule, optimizer._narrow(group), optimizer._rounding(group), exchange
                     members.setdefault(kind, []).append((group, k))
-        self._plans: list[tuple[ParameterStates | OwnedParameters, StepPlan]] = []
+        self._plans: list[GroupPlan | OwnedPlan] = []
         arrays = []
         for (rule, *_, exchange), those in sorted(members.items(), key=lambda each: each[0][-1] is not None):
             groups, parameters = [group for group, _ in those], [group["params"][k] for group, k in those]
-            rows = GroupRows(optimizer, rule, parameters, groups)
-            arrays += [shown.array for shown in rows.tensors.values()]
-            make = ParameterStates if exchange is None else OwnedParameters
-            states = make(optimizer, parameters, groups, [name_of(*each) for each in those])
-            self._plans.append((states, StepPlan(states, rows, states.own_gradients, optimizer._takes_sparse)))
+            make = GroupPlan if exchange is None else OwnedPlan
+            self._plans.append(make(optimizer, rule, parameters, groups, [name_of(*each) for each in those]))
+            arrays += [shown.array for shown in self._plans[-1].rows.tensors.values()]
         optimizer._number_arrays, optimizer._is_copy = arrays, False
-        self._owned = [states for states, _ in self._plans if isinstance(states, OwnedParameters)]
-        self._sharded = [parameter for states, _ in self._plans for parameter in states.sharded]
+        self._owned = [plan for plan in self._plans if isinstance(plan, OwnedPlan)]
+        self._sharded = [parameter for plan in self._plans for parameter in plan.sharded]
         self._groups = [(group, group["params"], optimizer._rule(group)) for group in optimizer.param_groups]
         self._parameters = [parameter for _, params, _ in self._groups for parameter in params]
         self._state = optimizer.state
@@ -75,8 +72,8 @@ class OptimizerPlan:
         objects = self._objects_now()
         if len(objects) != len(self._objects) or not all(map(is_, objects, self._objects)):
             return False
-        for states, plan in self._plans:
-            if not states.is_current(plan.update):
+        for plan in self._plans:
+            if not plan.is_current(plan.update):
                 return False
         return all(parameter.grad is None for parameter in self._waiting)
 
@@ -87,31 +84,31 @@ class OptimizerPlan:
 
     def prepare(self, in_place: bool = False) -> None:
         """All that may fail. Changes nothing that a user sees. `in_place`: that `holds` was asked just now."""
-        for states, plan in self._plans:
-            plan.prepare(states.gradients(), in_place=in_place)
+        for plan in self._plans:
+            plan.prepare(plan.gradients(), in_place=in_place)
             plan.rows.write(plan.update)
 
     def run(self) -> None:
         """Update the parameters and, if that went well, their numbers. Exchanges go on during the updates of others."""
         for owned in self._owned:
             owned.start()
-        for states, plan in self._plans:
-            if isinstance(states, OwnedParameters):
-                states.arrive()
+        for plan in self._plans:
+            if isinstance(plan, OwnedPlan):
+                plan.arrive()
                 plan.launch()
-                states.send_back()
+                plan.send_back()
             else:
                 plan.launch()
         for owned in self._owned:
             owned.finish()
         self._count_change()
         if Recording.current is not None:
-            active = [list(plan.rows.active) for _, plan in self._plans]
+            active = [list(plan.rows.active) for plan in self._plans]
             Recording.current.owners.append((self._is_in_use, partial(self.host_step, active)))
 
     def host_step(self, active: list[list[bool]]) -> None:
         """The host half of a step of these parameters, whose kernels are replayed by a CUDA graph."""
-        for (_, plan), each in zip(self._plans, active, strict=True):
+        for plan, each in zip(self._plans, active, strict=True):
             plan.host_step(plan.update, each)
         self._count_change()
 

@@ -1,4 +1,4 @@
-"""ParameterStates: the states and masters in a torch optimizer's `state`."""
+"""GroupPlan: how parameters of some groups are updated, with the states and masters in a torch optimizer's `state`."""
 
 from __future__ import annotations
 
@@ -22,45 +22,55 @@ from ...kernels.states import (
     state_type,
     states_for,
 )
+from ..optimizer.plan import StepPlan
 from ..optimizer.sparse import is_sparse
 from ..optimizer.states import new_master
 from . import shards
-from .groups import Group, GroupOptimizer
+from .groups import Group, GroupOptimizer, GroupRows
 from .owners import check_shards
 
-__all__ = ["MASTER_KEYS", "ParameterStates", "as_real", "master_key", "same_objects"]
+__all__ = ["MASTER_KEYS", "GroupPlan", "as_real", "master_key", "same_objects"]
 
 MASTER_KEYS = ("master", "compensation")  # in a parameter's state; the second is Kahan's
 
 
-class ParameterStates:
-    """The states and masters of some parameters in an optimizer's `state`; see `PlanStates`.
+class GroupPlan(StepPlan):
+    """That of parameters with one rule, of groups that store states alike.
 
     Args:
         optimizer: whose parameters they are.
+        rule: that of these groups.
         parameters: in order.
-        groups: for each parameter the one that it is in. These store states alike.
+        groups: for each parameter the one that it is in.
         names: what messages call the parameters.
 
     Attributes:
+        rows: the `GroupRows`.
         sharded: the DTensors among the parameters.
-        own_gradients: whether gradients are used as they are, not views or shards of them.
     """
 
+    rows: GroupRows
+
     def __init__(
-        self, optimizer: GroupOptimizer, parameters: list[torch.Tensor], groups: list[Group], names: list[str]
+        self,
+        optimizer: GroupOptimizer,
+        rule: Rule | TensorRule,
+        parameters: list[torch.Tensor],
+        groups: list[Group],
+        names: list[str],
     ) -> None:
         self._optimizer, self._parameters, self._groups, self.names = optimizer, parameters, groups, names
         self._narrow = optimizer._narrow(groups[0])
         self._weights = [as_real(parameter) for parameter in parameters]
         self._complex = any(parameter.is_complex() for parameter in parameters)
         self.sharded = [parameter for parameter in parameters if is_wrapper(parameter)]
-        self.own_gradients = not (self.sharded or self._complex)
         self._shards = list(map(shards.local, self.sharded))
         self._tensors: list[torch.Tensor] = []  # weights, states and masters
         self._guard = PointerGuard([])
+        own = not (self.sharded or self._complex)  # gradients are used as they are, not views or shards of them
+        super().__init__(names, GroupRows(optimizer, rule, parameters, groups), own, optimizer._takes_sparse)
 
-    def make_update(self, rule: Rule | TensorRule) -> Update:
+    def new_update(self, rule: Rule | TensorRule) -> Update:
         optimizer, n = self._optimizer, len(self._parameters)
         if self.sharded:
             check_shards(optimizer, rule, self._parameters)

@@ -11,7 +11,7 @@ from ...kernels import Rule, TensorRule, Update
 from .counts import Index
 from .rule_optimizer import RuleOptimizer
 
-__all__ = ["FormedRows", "HyperRows", "equal_places"]
+__all__ = ["FormedRows", "HyperRows", "Rows", "equal_places"]
 
 _UNKNOWN = object()
 
@@ -39,8 +39,48 @@ class FormedRows(NamedTuple):
                     update.hyper[i] = row
 
 
-class HyperRows:
-    """The rows of hyper-parameters that a list of an optimizer's parameters has at each step; see `PlanRows`.
+class Rows:
+    """The rows of hyper-parameters that the parameters of a plan have at each step, and their update counts.
+
+    Attributes:
+        active: for each parameter whether the next step updates it.
+    """
+
+    active: list[bool]
+
+    def rule(self) -> Rule | TensorRule:
+        """The rule of the next step."""
+        raise NotImplementedError
+
+    def use(self, active: list[bool]) -> None:
+        """Update these parameters from now on."""
+        if active != self.active:
+            self.active = active
+            self.forget()
+
+    def forget(self) -> None:
+        """Find again which parameters share hyper-parameters."""
+        raise NotImplementedError
+
+    def write(self, update: Update, number: int | None = None) -> bool:
+        """Give an update the hyper-parameters of the next step. Returns whether there is anything to update.
+
+        Args:
+            update: the update.
+            number: the update count after the step, where that updates parameters of other plans, too.
+        """
+        raise NotImplementedError
+
+    def undo(self) -> None:
+        """Restore what `write` has changed, after a step that failed."""
+
+    def count(self) -> None:
+        """Count the step whose hyper-parameters have been written."""
+        raise NotImplementedError
+
+
+class HyperRows(Rows):
+    """Those of a list of an optimizer's parameters.
 
     Args:
         optimizer: whose parameters they are.
@@ -65,15 +105,10 @@ class HyperRows:
     def rule(self) -> Rule:
         return self._optimizer.rule_for(self._slots)
 
-    def use(self, active: list[bool]) -> None:
-        if active != self.active:
-            self.active, self._multipliers = active, _UNKNOWN
-
     def forget(self) -> None:
         self._multipliers = _UNKNOWN
 
     def write(self, update: Update, number: int | None = None) -> bool:
-        """Give an update the rows of the next step; `number` is as for `RuleOptimizer.rows_of_step`."""
         rows = self.form(update.rule, number)
         for where, row in rows:
             if where is None:

@@ -14,10 +14,10 @@ from ...kernels.metrics import MetricsBuffer
 from ...kernels.norms import global_norm
 from .base import Optimizer
 from .counts import Index
-from .custom_plan import CustomPlan
-from .plan import StepPlan
+from .plan import Plan, StepPlan
 from .rule_optimizer import RuleOptimizer
 from .sparse import is_sparse
+from .states import CustomPlan
 
 if TYPE_CHECKING:
     from .multi import MultiOptimizer
@@ -39,8 +39,8 @@ class Part(NamedTuple):
     at: list[int]
 
 
-class MultiPlan:
-    """As `StepPlan`, for parameters of several optimizers: one plan for each, whose steps count together.
+class MultiPlan(Plan):
+    """That of parameters of several optimizers: one plan for each, whose steps count together.
 
     Args:
         optimizer: the optimizers together.
@@ -48,8 +48,6 @@ class MultiPlan:
         parts: the plan of each optimizer that has some of these.
         limit: what is done for the sake of all gradients together.
     """
-
-    update = None  # there are several
 
     def __init__(
         self, optimizer: MultiOptimizer, indices: Sequence[Index], parts: Sequence[Part], limit: GlobalLimit
@@ -59,8 +57,7 @@ class MultiPlan:
         self._grads: Sequence[torch.Tensor | None] = ()  # from `prepare` to `run`
 
     @property
-    def references(self) -> list[Reference] | None:
-        """As those of `StepPlan`."""
+    def references(self) -> list[Reference] | None:  # type: ignore[override]
         found: list[Any] = [None] * len(self._slots)
         for _, plan, at in self.parts:
             if plan.references is None:
@@ -69,25 +66,16 @@ class MultiPlan:
                 found[i] = reference
         return found
 
-    def total(self) -> None:
-        """It is not known, as each rule has its own."""
-
-    def step(self, grads: Sequence[torch.Tensor | None], into: MetricsBuffer | None = None) -> None:
-        """`prepare` and `run`."""
-        self.prepare(grads)
-        self.run(into)
-
     def prepare(self, grads: Sequence[torch.Tensor | None]) -> None:
-        """As that of `StepPlan`."""
         for _, plan, at in self.parts:
             plan.prepare([grads[i] for i in at])
         self._grads = grads
 
     def run(self, into: MetricsBuffer | None = None, number: int | None = None) -> None:
-        """As that of `StepPlan`. Optimizers that update by hand come first, since their steps may fail.
+        """As that of `Plan`. Optimizers that update by hand come first, since their steps may fail.
 
         Args:
-            into: as for `StepPlan.run`.
+            into: as for `Plan.run`.
             number: the largest update count after the step, where other ranks have other parameters.
         """
         grads, self._grads = self._grads, ()

@@ -1,32 +1,52 @@
-"""UpdaterStates: the states and masters that an `Updater` has of a list of parameters."""
+"""States and masters of parameters by index, and the plans that step parameters with them."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update, storage
+from ...kernels.metrics import MetricsBuffer
 from ...kernels.states import goes_with, master_like, slot_shapes
+from .base import Optimizer
 from .counts import Index
+from .hyper_rows import HyperRows
+from .plan import Plan, StepPlan
 from .rule_optimizer import RuleOptimizer
 from .sparse import split
 
-if TYPE_CHECKING:
-    from .updater import Updater
-
-__all__ = ["UpdaterStates", "new_master", "put_masters"]
+__all__ = ["CustomPlan", "States", "UpdaterPlan", "new_master", "put_masters"]
 
 
-class UpdaterStates:
-    """The states and masters of a list of parameters, in the dictionaries of an `Updater`; see `PlanStates`.
+class States:
+    """The states and masters of parameters, as an `Updater` has them.
 
     Args:
-        updater: has the states.
+        engine: as for `tristep.kernels.choose_engine`.
+
+    Attributes:
+        states: by parameter index. Of a `RuleOptimizer` a tuple with one tensor for each state of its rule, of another
+            optimizer what its `create_state_multi_precision` returned.
+        masters: by parameter index, the float32 copy of a 16-bit weight, or what stands for it; only with a `RuleOptimizer`
+            and `multi_precision` or `kahan`.
+    """
+
+    def __init__(self, engine: str | None = None) -> None:
+        self.engine = engine
+        self.states: dict[Index, Any] = {}
+        self.masters: dict[Index, torch.Tensor] = {}
+
+
+class UpdaterPlan(StepPlan):
+    """That of parameters of a `RuleOptimizer`.
+
+    Args:
+        updater: has the states; missing ones are created here.
         optimizer: that of these parameters.
         indices: of the parameters.
         weights: the parameters, in the same order.
@@ -34,11 +54,13 @@ class UpdaterStates:
         control: as `grad_scale_and_skip` of `Update`.
         zero_grads, rng_offsets, all_reduce_global: as those of `Update`. The offsets' default is the indices, so that random
             numbers do not depend on what is updated together.
+        alone: as for `RuleOptimizer.rows_of_step`.
+        own: as for `StepPlan`.
     """
 
     def __init__(
         self,
-        updater: Updater,
+        updater: States,
         optimizer: RuleOptimizer,
         indices: Sequence[Index],
         weights: Sequence[torch.Tensor],
@@ -47,16 +69,18 @@ class UpdaterStates:
         zero_grads: bool = False,
         rng_offsets: np.ndarray | None = None,
         all_reduce_global: Callable[[torch.Tensor, str], None] | None = None,
+        alone: bool = False,
+        own: bool = False,
     ) -> None:
         self._updater, self._indices, self._weights = updater, list(indices), list(weights)
         self._optimizer, self._control = optimizer, control
-        self.names = list(map(repr, names))
         if rng_offsets is None:
             pairs = zip(indices, self._optimizer.slots(indices), strict=True)
             rng_offsets = np.array([index if isinstance(index, int) else slot for index, slot in pairs])
         self._zero_grads, self._rng_offsets, self._all_reduce_global = zero_grads, rng_offsets, all_reduce_global
+        super().__init__(list(map(repr, names)), HyperRows(optimizer, indices, alone), own)
 
-    def make_update(self, rule: Rule | TensorRule) -> Update:
+    def new_update(self, rule: Rule | TensorRule) -> Update:
         """Match states and masters to the weights as they are now, creating, moving and converting where needed."""
         updater, optimizer = self._updater, self._optimizer
         self._check(rule)
@@ -143,6 +167,81 @@ class UpdaterStates:
             states[index] = state
 
 
+class CustomPlan(Plan):
+    """That of an optimizer with an `update` of its own, in plain torch: it is called for one parameter after the other.
+
+    Args:
+        updater: has the states; missing ones are created here.
+        optimizer: that of these parameters.
+        indices: of the parameters.
+        weights: the parameters, in the same order.
+        control: as `grad_scale_and_skip` of `Update`.
+        zero_grads: fill the gradients with zeros after the step.
+    """
+
+    def __init__(
+        self,
+        updater: States,
+        optimizer: Optimizer,
+        indices: Sequence[Index],
+        weights: Sequence[torch.Tensor],
+        control: torch.Tensor | None = None,
+        zero_grads: bool = False,
+    ) -> None:
+        self._updater, self._optimizer, self._control, self._zero_grads = updater, optimizer, control, zero_grads
+        self._indices, self._weights = list(indices), list(weights)
+        self._grads: Sequence[torch.Tensor | None] = ()  # from `prepare` to `run`
+        self._optimizer.slots(self._indices)  # counts begin, also of those that have no gradient yet
+        with torch.no_grad():  # a state may be a copy of the weight, but has no history
+            for index, weight in zip(self._indices, self._weights, strict=True):
+                if index not in updater.states:
+                    updater.states[index] = self._optimizer.create_state_multi_precision(index, weight)
+
+    def prepare(self, grads: Sequence[torch.Tensor | None]) -> None:
+        self._grads = grads
+
+    @torch.no_grad()
+    def run(self, into: MetricsBuffer | None = None) -> None:
+        grads, self._grads = self._grads, ()
+        optimizer, control = self._optimizer, self._control
+        rescale_grad, (factor, skip) = optimizer.rescale_grad, (1.0, 0.0) if control is None else control.tolist()
+        if not skip:
+            try:
+                optimizer.rescale_grad *= factor
+                self._update(grads)
+            finally:
+                optimizer.rescale_grad = rescale_grad
+        if self._zero_grads:
+            for grad in grads:
+                if grad is not None:
+                    grad.zero_()
+
+    def _update(self, grads: Sequence[torch.Tensor | None]) -> None:
+        optimizer, states = self._optimizer, self._updater.states
+        self._check_numbers([index for index, grad in zip(self._indices, grads, strict=True) if grad is not None])
+        together: dict[torch.dtype, list[Any]] = {}
+        for index, weight, grad in zip(self._indices, self._weights, grads, strict=True):
+            if grad is not None:
+                states[index] = optimizer.follow(weight, states[index])
+                if optimizer.aggregate_num > 0 and not optimizer.keeps_master(weight):
+                    together.setdefault(weight.dtype, []).append((index, weight, grad, states[index]))
+                else:
+                    optimizer.update_multi_precision(index, weight, grad, states[index])
+        for rows in together.values():
+            for first in range(0, len(rows), optimizer.aggregate_num):
+                optimizer.update(*map(list, zip(*rows[first : first + optimizer.aggregate_num], strict=True)))  # type: ignore[arg-type]
+
+    def _check_numbers(self, active: list[Index]) -> None:
+        """Detect a rate or a multiplier that is not valid before the first update."""
+        optimizer = self._optimizer
+        if optimizer.lr_scheduler is not None and active:
+            counts = optimizer.step_counts.values[optimizer.slots(active)]
+            optimizer.rate_at(max(optimizer.num_update, int(counts.max()) + 1))
+        if any(getattr(optimizer.param_dict.get(index), "__dict__", {}) for index in active):  # others have been checked
+            for index in active:
+                optimizer.multipliers(index)
+
+
 def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """A master of this type for a weight; `old` is its master so far."""
     if old is not None and storage.kind_of(weight.dtype, old.dtype) is None:  # of the type that the weight was of
@@ -155,7 +254,7 @@ def new_master(weight: torch.Tensor, old: torch.Tensor | None, dtype: torch.dtyp
 
 
 def put_masters(
-    updater: Updater, masters: Mapping[Any, torch.Tensor], weights: Sequence[torch.Tensor] | Mapping[Any, torch.Tensor]
+    updater: States, masters: Mapping[Any, torch.Tensor], weights: Sequence[torch.Tensor] | Mapping[Any, torch.Tensor]
 ) -> None:
     """Give an updater these masters of weights, by index, in the tensors that there are or, where none fits, in new ones."""
     for i, master in masters.items():

@@ -14,17 +14,13 @@ from ...kernels.metrics import MetricsBuffer
 from ..interrupts import uninterrupted
 from .base import Optimizer
 from .counts import Index
-from .custom_plan import CustomPlan
-from .hyper_rows import HyperRows
 from .multi import MultiOptimizer, part_of, parts_of
 from .multi_plan import GlobalLimit, MultiPlan, Part
-from .plan import StepPlan
+from .plan import Plan
 from .rule_optimizer import RuleOptimizer
-from .states import UpdaterStates
+from .states import CustomPlan, States, UpdaterPlan
 
 __all__ = ["Plan", "Updater", "get_updater"]
-
-Plan = StepPlan | CustomPlan | MultiPlan
 
 
 def get_updater(optimizer: Optimizer) -> Updater:
@@ -32,7 +28,7 @@ def get_updater(optimizer: Optimizer) -> Updater:
     return Updater(optimizer)
 
 
-class Updater:
+class Updater(States):
     """An optimizer together with the states of the parameters that it updates.
 
     Args:
@@ -40,10 +36,7 @@ class Updater:
         engine: as for `tristep.kernels.choose_engine`.
 
     Attributes:
-        states: by parameter index. Of a `RuleOptimizer` a tuple with one tensor for each state of its rule, of another
-            optimizer what its `create_state_multi_precision` returned.
-        masters: by parameter index, the float32 copy of a 16-bit weight, or what stands for it; only with a `RuleOptimizer`
-            and `multi_precision` or `kahan`.
+        states, masters: as those of `States`.
         control: as that of `tristep.kernels.Update`; plans that are made from then on follow it.
         into: where the next calls are to put what updates measure; None: nowhere.
     """
@@ -56,10 +49,8 @@ class Updater:
                 f"{type(optimizer).__name__} cannot train: it must define update(index, weight, grad, state), as "
                 "subclasses of Optimizer do"
             )
+        super().__init__(engine)
         self.optimizer = optimizer
-        self.engine = engine
-        self.states: dict[Index, Any] = {}
-        self.masters: dict[Index, torch.Tensor] = {}
         self.control: torch.Tensor | None = None
         self.into: MetricsBuffer | None = None
         self._plan: tuple[Plan, list[Index], list[torch.Tensor]] | None = None  # of which indices and weights
@@ -114,7 +105,7 @@ class Updater:
         Args:
             names: what messages call them; default their names or indices in the optimizer.
             own: as for `StepPlan`.
-            zero_grads, rng_offsets, all_reduce_global: as for `UpdaterStates`.
+            zero_grads, rng_offsets, all_reduce_global: as for `UpdaterPlan`.
             alone: as for `RuleOptimizer.rows_of_step`.
         """
         optimizer = self.optimizer
@@ -129,11 +120,10 @@ class Updater:
             if not at and multi is not None:
                 continue
             theirs = [indices[i] for i in at], [weights[i] for i in at]
-            made: StepPlan | CustomPlan
+            made: UpdaterPlan | CustomPlan
             if isinstance(part, RuleOptimizer):
                 called, offsets = [names[i] for i in at], None if rng_offsets is None else rng_offsets[at]
-                states = UpdaterStates(self, part, *theirs, called, control, zero_grads, offsets, all_reduce_global)
-                made = StepPlan(states, HyperRows(part, theirs[0], alone), own)
+                made = UpdaterPlan(self, part, *theirs, called, control, zero_grads, offsets, all_reduce_global, alone, own)
             else:
                 made = CustomPlan(self, part, *theirs, control, zero_grads)
             parts.append(Part(part, made, at))
