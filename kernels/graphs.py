@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from .table import GRADIENT
+from .launch import GRADIENT
 
 __all__ = ["RecordedUpdate", "Recording"]
 
@@ -30,11 +30,11 @@ class Recording:
 
 
 class RecordedUpdate:
-    """An update in a CUDA graph: the groups whose kernels are in it, and the addresses of their gradients."""
+    """An update in a CUDA graph: the launches whose kernels are in it, and the addresses of their gradients."""
 
     def __init__(self, update: Any) -> None:
         self.update, self._groups = update, update.groups
-        self._gradients = [group.table.addresses[GRADIENT].copy() for group in self._groups]
+        self._gradients = [group.addresses[GRADIENT].copy() for group in self._groups]
         # Kept alive, since the graph reads and writes there.
         self._alive = [reference() for reference in update.references], [group.sources for group in self._groups]
 
@@ -45,6 +45,6 @@ class RecordedUpdate:
     def upload(self) -> None:
         """Copy what the kernels read to the device; `hyper` has been copied already."""
         for group, addresses in zip(self._groups, self._gradients, strict=True):
-            group.table.addresses[GRADIENT] = addresses
-            group.execute.upload()
+            group.addresses[GRADIENT] = addresses
+            group.upload()
         self.update.forget_gradients()  # so that a step without the graph looks for gradients again

@@ -18,17 +18,16 @@ import torch
 from torch.autograd.graph import increment_version
 
 from . import streams
-from .backends import choose_engine, executor_for
+from .backends import choose_engine, launch_class
 from .checks import check_list
 from .graphs import Recording
-from .groups import itself
 from .guards import GradLayouts
 from .language import Rule, reduction, rule, tl
+from .launch import GRADIENT, WEIGHT, Launch, itself
 from .layouts import is_dense
 from .reductions import join_totals
 from .rules.common import clip_coefficient, clipped, total_square
 from .rules.layerwise import gradient_square
-from .table import GRADIENT, WEIGHT, TensorTable
 
 __all__ = ["clip_adaptively_", "clip_by_global_norm_", "clip_by_norm_", "clip_by_value_", "global_norm"]
 
@@ -223,15 +222,14 @@ class _Plan:
         members: dict[Any, list[int]] = {}
         for i, tensor in enumerate(dense):
             members.setdefault((tensor.device, tensor.dtype, bool(self._aligned[i])), []).append(i)
-        self._groups: list[tuple[Any, list[int], TensorTable, Any]] = []
+        self._launches: list[Launch] = []
         for (device, dtype, aligned), indices in members.items():
-            make = executor_for(choose_engine(device), False)
-            tile = make.tile_for(sum(dense[i].numel() for i in indices))
-            table = TensorTable(rule, [dense[i] for i in indices], dtype, [()] * len(indices), None, tile, aligned)
-            table.hyper[:, 0] = 1.0
+            make = launch_class(choose_engine(device))
+            weights, none = [dense[i] for i in indices], [()] * len(indices)
             rows = slice(None) if len(indices) == len(tensors) else np.array(indices)
-            self._groups.append((rows, indices, table, make(table)))
-            table.weights = []
+            self._launches.append(make(rule, weights, none, None, dtype, aligned, indices=indices, rows=rows))
+            self._launches[-1].hyper[:, 0] = 1.0
+            self._launches[-1].release()
         self._bind(dense, np.array([tensor.data_ptr() for tensor in dense], dtype=np.int64))
         self._dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
@@ -259,25 +257,24 @@ class _Plan:
         """Release the tensors."""
         self._copies = []
         self._tensors = []
-        for _, _, table, execute in self._groups:
-            table.gradients = []
-            execute.replace_weights([])
+        for launch in self._launches:
+            launch.release()
 
     def norm(self, ord: float) -> torch.Tensor:
         """The norm of all."""
         self._run_reduction()
-        if not self._groups:
+        if not self._launches:
             return torch.zeros((), dtype=torch.float32)
-        totals = [execute.totals[0][0, 0] for _, _, _, execute in self._groups]
+        totals = [launch.totals[0][0, 0] for launch in self._launches]
         total = next(total for total in totals if total.dtype == self._dtype)
         norm = total.sqrt() if ord == 2 else total.clone()
         return norm if norm.get_device() == self._devices[0] else norm.to(self._tensors[0].device)
 
     def apply(self, hyper: Sequence[float]) -> None:
         """Change the tensors, by what the reduction has found last if the rule needs that."""
-        for _, _, table, execute in reversed(self._groups):  # what the reduction has read last is still cached
-            table.hyper[:, 1:] = hyper
-            execute()
+        for launch in reversed(self._launches):  # what the reduction has read last is still cached
+            launch.hyper[:, 1:] = hyper
+            launch.compute()
         for tensor, copy in self._copies:
             tensor.copy_(copy)
         if self._copies:  # copying has counted some already, to which one more does no harm
@@ -292,10 +289,10 @@ class _Plan:
         self.apply(hyper)
 
     def _run_reduction(self) -> None:
-        for _, _, _, execute in self._groups:
-            execute.run_reduction(0)
-        if len(self._groups) > 1 and self._rule.reductions[0].scope == "global":
-            join_totals([execute.totals[0] for _, _, _, execute in self._groups], self._rule.reductions[0].op)
+        for launch in self._launches:
+            launch.run_reduction(0)
+        if len(self._launches) > 1 and self._rule.reductions[0].scope == "global":
+            join_totals([launch.totals[0] for launch in self._launches], self._rule.reductions[0].op)
 
     def _dense(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors, with a copy in place of each that has gaps."""
@@ -307,10 +304,10 @@ class _Plan:
 
     def _bind(self, tensors: Sequence[torch.Tensor], addresses: np.ndarray) -> None:
         self._tensors = tensors
-        for rows, indices, table, execute in self._groups:
-            table.addresses[WEIGHT] = table.addresses[GRADIENT] = addresses[rows]
-            execute.replace_weights([tensors[i] for i in indices])
-            table.gradients = [partial(itself, tensors[i]) for i in indices] if execute.looks_at_tensors else []
+        for launch in self._launches:
+            launch.addresses[WEIGHT] = launch.addresses[GRADIENT] = addresses[launch.rows]
+            launch.replace_weights([tensors[i] for i in launch.indices])
+            launch.gradients = [partial(itself, tensors[i]) for i in launch.indices] if launch.looks_at_tensors else []
 
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}

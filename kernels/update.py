@@ -12,7 +12,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from . import storage
-from .backends import choose_engine, engine_for
+from .backends import choose_engine, engine_for, launch_class
 from .checks import (
     allowed_types,
     check_gradient,
@@ -25,9 +25,9 @@ from .checks import (
     tensor_kind,
 )
 from .graphs import RecordedUpdate, Recording
-from .groups import Group, GroupArguments, group_key
 from .guards import GradLayouts, PointerGuard, Reference, gradient_references
 from .language import Rule, TensorRule
+from .launch import Launch, group_key
 from .metrics import MetricsBuffer
 from .reductions import run_reductions
 
@@ -107,7 +107,7 @@ class Update:
         self._hyper = np.zeros((n_weights, 1 + len(rule.hyper) + (seed is not None)))
         self._row: list[float] | None = None  # what is to be in all rows of it, and is not there yet
         self._names = [f"weights[{i}]" for i in range(len(self.weights))] if names is None else list(names)
-        self._groups: list[Group] = []
+        self._groups: list[Launch] = []
         self._keys: list[Any] = []  # of the groups, by weight
         self._shapes: list[torch.Size] = []
         self._guard: PointerGuard | None = None  # of the weights, and one tensor of each memory that their states are in
@@ -173,8 +173,8 @@ class Update:
         return [] if self._references is None else self._references
 
     @property
-    def groups(self) -> list[Group]:
-        """One for each launch; another list once they are formed again."""
+    def groups(self) -> list[Launch]:
+        """The launches of a step; another list once they are formed again."""
         return self._groups
 
     def forget_gradients(self) -> None:
@@ -281,7 +281,7 @@ class Update:
         self._layouts = self._references = None
         self._bind(gradients)
         self._own, self._alive = own, gradients
-        plain = not self.stacked and all(g.table.aligned and not g.sources and not g.copied for g in self._groups)
+        plain = not self.stacked and all(g.aligned and not g.sources and not g.copied for g in self._groups)
         if plain:  # the group of a weight without a gradient expects one like the weight, unless it has had another
             pairs = zip(self.weights, gradients, strict=True)
             like = [weight if gradient is None else gradient for weight, gradient in pairs]
@@ -320,11 +320,7 @@ class Update:
             members: dict[Any, list[int]] = {}
             for i, key in enumerate(keys):
                 members.setdefault(key, []).append(i)
-            own = GroupArguments(
-                *(self.rule.hyper, self.weights, self._states, self._masters, self.engine, self.seed, self.rng_offsets),
-                *(self.grad_scale_and_skip, self.zero_grads, self.stacked),
-            )
-            self._groups = [Group(own, key, indices) for key, indices in members.items()]
+            self._groups = [self._launch(key, indices) for key, indices in members.items()]
             self._guard = PointerGuard(self._watched)
             self._keys, self._shapes = keys, shapes
         self._references, self._gradient_guard = gradient_references(gradients), PointerGuard(_present(gradients))
@@ -332,6 +328,21 @@ class Update:
         self._activate(None if all(active) else active)
         for group in self._groups:
             group.bind(gradients, self._references)
+
+    def _launch(self, key: Any, indices: list[int]) -> Launch:
+        """That of these weights, which have this key in common."""
+        device, _, gradient_dtype, types, aligned, rule = key
+        make = launch_class(engine_for(rule, device, self.engine), isinstance(rule, TensorRule))
+        weights, states, masters = ([of[i] for i in indices] for of in (self.weights, self._states, self._masters))
+        rows: Any = slice(None)
+        if len(indices) < len(self.weights):
+            counts = list(map(len, self.weights)) if self.stacked else 1
+            rows = np.flatnonzero(np.isin(np.repeat(np.arange(len(self.weights)), counts), indices))
+        return make(
+            *(rule, weights, states, None if types[-1] is None else masters, gradient_dtype, aligned),
+            *(self.seed, self.grad_scale_and_skip, self.zero_grads, self.stacked),
+            *(indices, rows, self.rule.hyper, self.rng_offsets),
+        )
 
     def is_in_place(self) -> bool:
         """Whether weights and states are where they were when gradients were bound."""
@@ -388,7 +399,7 @@ class Update:
         """
         for group in self._groups:
             if same and not (group.sources or group.copied):
-                group.execute()
+                group.compute()
             else:
                 group.run(self.hyper)
 
@@ -398,7 +409,7 @@ class Update:
 
     def total(self) -> torch.Tensor:
         """What the first of the rule's reductions, one over all tensors, has found: a tensor without dimensions."""
-        return self._groups[0].execute.totals[0][0, 0]
+        return self._groups[0].totals[0][0, 0]
 
     @torch.no_grad()
     def _run_after_reductions(self, hyper: Any, into: MetricsBuffer | None) -> None:
@@ -408,11 +419,11 @@ class Update:
             self._groups, self.rule.reductions, len(self.weights), self.all_reduce_global, self.all_reduce_per_tensor
         )
         for group in reversed(self._groups):  # what the reductions have read last is still cached
-            group.execute_rule(into)
+            group.run_rule(into)
             group.end()
 
     def _check_rows(self, into: MetricsBuffer) -> None:
-        if len({group.table.device for group in self._groups}) > 1:
+        if len({group.device for group in self._groups}) > 1:
             raise ValueError("weights on several devices, whose metrics cannot go into one buffer: make an Update of each")
         if self.rng_offsets.max(initial=-1) >= into.n_rows:
             raise ValueError(

@@ -11,7 +11,7 @@ import torch
 
 from ..language import Rule, TensorRule
 
-__all__ = ["ENGINES", "choose_engine", "engine_for", "executor_for", "has_numba", "has_triton"]
+__all__ = ["ENGINES", "choose_engine", "engine_for", "has_numba", "has_triton", "launch_class"]
 
 ENGINES = ("triton", "cpu", "eager")
 _OTHER_NAMES = {"gpu": "triton", "cuda": "triton", "numba": "cpu", "native": "cpu", "torch": "eager"}
@@ -69,8 +69,8 @@ def engine_for(rule: Rule | TensorRule, device: torch.device, asked: str | None)
     return "eager" if isinstance(rule, TensorRule) else chosen
 
 
-def executor_for(engine: str, whole: bool) -> Any:
-    """The class that runs a table; its `tile` is the number of elements of a tile.
+def launch_class(engine: str, whole: bool = False) -> Any:
+    """The engine's class of `Launch`.
 
     Args:
         engine: one of `ENGINES`.
@@ -78,16 +78,16 @@ def executor_for(engine: str, whole: bool) -> Any:
     """
     # Imported here, so that nobody pays for a backend that is not used.
     if engine == "triton":
-        from .triton.launch import TritonUpdate
+        from .triton.launch import TritonLaunch
 
-        return TritonUpdate
+        return TritonLaunch
     if engine == "cpu":
-        from .cpu.launch import CpuUpdate
+        from .cpu.launch import CpuLaunch
 
-        return CpuUpdate
-    from .eager import EagerUpdate, TensorUpdate
+        return CpuLaunch
+    from .eager import EagerLaunch, WholeLaunch
 
-    return TensorUpdate if whole else EagerUpdate
+    return WholeLaunch if whole else EagerLaunch
 
 
 def has_triton() -> bool:

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from .. import storage
-from ..language import Rule, TensorRule
+from ..launch import Launch
 from ..layouts import widest
 from ..metrics import MetricsBuffer
-from ..table import TensorTable
 from .eager_metrics import Found, sum_of
 
-__all__ = ["EagerUpdate", "TensorUpdate"]
+__all__ = ["EagerLaunch", "WholeLaunch"]
 
 TILE = 65536  # elements; on a CPU, a rule's temporaries of this size stay in its caches
 JOIN_UP_TO = 4096  # elements; smaller tensors with equal hyper-parameters are computed as one
@@ -35,38 +34,54 @@ class Limit(NamedTuple):
 STACKS_ON_CPU, STACKS_ELSEWHERE = Limit(2**16, 2**18), Limit(2**21, 2**24)
 
 
-def tile_for(elements: int) -> int:
-    """Elements of a tile, of a table of this many."""
-    return TILE
+class _TorchLaunch(Launch):
+    """What rules of both kinds have in common."""
 
-
-class EagerUpdate:
-    """Runs one table with torch operations: large CPU tensors in tiles, small tensors joined."""
-
-    tile_for = staticmethod(tile_for)
     looks_at_tensors = True
-    multiplies_on_host = False
+    _found: Found | None = None
 
-    def __init__(self, table: TensorTable) -> None:
-        assert isinstance(table.rule, Rule)
-        self.table, self._rule = table, table.rule
-        self._weights = [_flat(weight.detach()) for weight in table.weights]
-        self._masters = None if table.masters is None else [_flat(master) for master in table.masters]
-        self._width = 1 + len(table.rule.hyper)  # of hyper-parameters; there may be keys after them
-        self._states = [dict(zip(table.rule.state, map(_flat, row), strict=False)) for row in table.states]
-        self.totals, self.sums = table.room_for_sums()
-        self._found: Found | None = None
+    @staticmethod
+    def tile_for(elements: int) -> int:
+        return TILE
+
+    def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:
+        self._found = Found(into, self)
+        try:
+            self.compute()
+            self._found.put(rows)
+        finally:
+            self._found = None
+
+    def _factor(self, i: int) -> Any:
+        """What the gradient of tensor `i` is multiplied by."""
+        rescale = float(self.hyper[i, 0])
+        return rescale if self.grad_scale_and_skip is None else self.grad_scale_and_skip[0].to(self.dtype) * rescale
+
+    def _random_bits(self, i: int, start: int, n: int, slot: int) -> torch.Tensor:
+        """Those of `n` elements of tensor `i` from `start` on, for stochastic rounding."""
+        low, high = self.hyper[i, -2:].tolist()
+        return storage.random_bits(low, high, torch.arange(start, start + n, device=self.device), slot)
+
+    def _fill_with_zeros(self) -> None:
+        if self.zero_grads:
+            for bound in self.gradients:
+                if bound is not None and (gradient := bound()) is not None:
+                    gradient.zero_()
+
+
+class EagerLaunch(_TorchLaunch):
+    """An elementwise rule with torch operations: large CPU tensors in tiles, small tensors joined."""
+
+    def _prepare(self) -> None:
+        self.replace_weights(self.weights)
+        self._masters = None if self.masters is None else [_flat(master) for master in self.masters]
+        self._states = [dict(zip(self.rule.state, map(_flat, row), strict=False)) for row in self.states]
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
-        """Work on other weights from now on, as large as those before; there are no masters then."""
         self._weights = [_flat(weight.detach()) for weight in weights]
 
     def run_reduction(self, stage: int) -> None:
-        """Run the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values].
-
-        Those of one over all tensors are the same in each row.
-        """
-        reduction = self.table.rule.reductions[stage]
+        reduction = self.rule.reductions[stage]
         largest, totals = reduction.op == "max", self.totals[stage].zero_()
         for i, gradient, part in self._parts():
             values = reduction(*self._arguments(reduction, i, gradient, part))
@@ -80,21 +95,12 @@ class EagerUpdate:
         if reduction.scope == "global":
             totals[:] = totals.amax(dim=0) if largest else totals.sum(dim=0, dtype=widest(totals.device.type))
 
-    def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
-        """As a call, and write the values of the metric to these rows of the current slot."""
-        self._found = Found(into, self.table)
-        try:
-            self()
-            self._found.put(rows)
-        finally:
-            self._found = None
-
     @torch.no_grad()
-    def __call__(self) -> None:
-        rule = self._rule
+    def compute(self) -> None:
+        rule = self.rule
         small = []
         for i, gradient, part in self._parts():
-            if self.table.sizes[i] <= JOIN_UP_TO and not rule.extras:
+            if self.sizes[i] <= JOIN_UP_TO and not rule.extras:
                 small.append((i, gradient))
             else:
                 given = self._arguments(rule, i, gradient, part)
@@ -102,39 +108,33 @@ class EagerUpdate:
                 self._store(i, part, given[:2], w, states)
         joined: dict[tuple[float, ...], list[Any]] = {}
         for i, gradient in small:
-            joined.setdefault(tuple(self.table.hyper[i, : self._width].tolist()), []).append((i, gradient))
+            joined.setdefault(tuple(self.hyper[i, : self.width].tolist()), []).append((i, gradient))
         for members in joined.values():
             self._compute_joined(members)
-        _fill_with_zeros(self.table)
-
-    @property
-    def hyper(self) -> torch.Tensor:
-        """The hyper-parameters, [n_tensors, n]."""
-        return torch.from_numpy(self.table.hyper).to(self.table.device)
+        self._fill_with_zeros()
 
     def _parts(self) -> Iterator[tuple[int, torch.Tensor, slice]]:
         """For each tensor that has a gradient its index, and piece by piece the gradient and the slice of the piece."""
-        table = self.table
-        gradients = [None if gradient is None else gradient() for gradient in table.gradients]
+        gradients = [None if gradient is None else gradient() for gradient in self.gradients]
         for i, gradient in enumerate(gradients):
             if gradient is not None:
-                step = TILE if table.device.type == "cpu" else max(int(table.sizes[i]), 1)
+                step = TILE if self.device.type == "cpu" else max(int(self.sizes[i]), 1)
                 flat = _flat(gradient)
-                for start in range(0, int(table.sizes[i]), step):
+                for start in range(0, int(self.sizes[i]), step):
                     yield i, flat[start : start + step], slice(start, start + step)
 
     def _arguments(self, function: Any, i: int, gradient: torch.Tensor, part: slice) -> tuple[Any, ...]:
-        table, rule = self.table, self._rule
+        rule = self.rule
         states = tuple(self._state(i, name, part) for name in function.state)
-        hyper = dict(zip(rule.hyper, table.hyper[i, 1 : self._width].tolist(), strict=True))
+        hyper = dict(zip(rule.hyper, self.hyper[i, 1 : self.width].tolist(), strict=True))
         extras: list[Any] = []
         if function.numbers_from is not None:
             extras.append(tuple(self.sums[function.numbers_from][i].unbind()))
         if "index" in function.extras:
-            extras.append(torch.arange(part.start, part.start + gradient.numel(), device=table.device))
+            extras.append(torch.arange(part.start, part.start + gradient.numel(), device=self.device))
         return (
             self._weight(i, part),
-            gradient.to(table.dtype) * _factor(table, i),
+            gradient.to(self.dtype) * self._factor(i),
             states,
             tuple(hyper[name] for name in function.own_hyper),
             *extras,
@@ -142,17 +142,16 @@ class EagerUpdate:
 
     def _compute_joined(self, members: list[tuple[int, torch.Tensor]]) -> None:
         """Compute tensors with equal hyper-parameters as if they were one."""
-        table = self.table
-        hyper = table.hyper[members[0][0], 1 : self._width].tolist()
+        hyper = self.hyper[members[0][0], 1 : self.width].tolist()
         w = torch.cat([self._weight(i) for i, _ in members])
-        g = torch.cat([gradient for _, gradient in members]).to(table.dtype) * _factor(table, members[0][0])
-        used = self._rule.used
+        g = torch.cat([gradient for _, gradient in members]).to(self.dtype) * self._factor(members[0][0])
+        used = self.rule.used
         states = tuple(
             torch.cat([self._state(i, name) for i, _ in members]) if name in used else self._states[members[0][0]][name]
-            for name in self._rule.state
+            for name in self.rule.state
         )
         before = w
-        w, states = self._rule(w, g, states, tuple(hyper))
+        w, states = self.rule(w, g, states, tuple(hyper))
         start = 0
         for i, gradient in members:
             part = slice(start, start + gradient.numel())
@@ -166,13 +165,13 @@ class EagerUpdate:
         """A state's numbers, in the arithmetic's type."""
         state = self._states[i][name]
         if storage.is_packed(state):
-            start, stop, _ = part.indices(int(self.table.sizes[i]))
-            return storage.decode(*self._packed(state, i, part), name in self._rule.nonnegative, state.dtype, stop - start)
-        return state[part].to(self.table.dtype)
+            start, stop, _ = part.indices(int(self.sizes[i]))
+            return storage.decode(*self._packed(state, i, part), name in self.rule.nonnegative, state.dtype, stop - start)
+        return state[part].to(self.dtype)
 
     def _packed(self, state: torch.Tensor, i: int, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of the codes and the scales of a part, which begins where a block does."""
-        n = int(self.table.sizes[i])
+        n = int(self.sizes[i])
         codes, scales = storage.pieces(state, n)
         start, stop, _ = part.indices(n)
         each = 8 // storage.CODES[state.dtype][0].bits  # elements of a byte
@@ -180,20 +179,20 @@ class EagerUpdate:
 
     def _store(self, i: int, part: slice, given: tuple[Any, ...], w: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
         """Store what the rule computed, and measure it; `given` are the weight and the gradient that it got."""
-        kind, changed = self.table.storage.master, self._rule.changed
-        new = dict(zip(self._rule.state, states, strict=True))
+        kind, changed = self.storage.master, self.rule.changed
+        new = dict(zip(self.rule.state, states, strict=True))
         places = [self._weights[i], *([] if self._masters is None else [self._masters[i]])]
         values: list[Any] = [w] * len(places)
-        at_random = self.table.storage.stochastic and not self.table.storage.codes_only
+        at_random = self.storage.stochastic and not self.storage.codes_only
         if kind not in (storage.MasterKind.NONE, storage.MasterKind.FULL):
             value, random = self._spread(w, i, part), None
             if at_random and kind == storage.MasterKind.SPLIT8:
-                random = _random_bits(self.table, i, part.start or 0, value.numel(), len(self._rule.state))
-            values = list(storage.split(value, self.table.weight_dtype, kind, random))
-        weight_slot = len(self._rule.state) if kind == storage.MasterKind.NONE else None
+                random = self._random_bits(i, part.start or 0, value.numel(), len(self.rule.state))
+            values = list(storage.split(value, self.weight_dtype, kind, random))
+        weight_slot = len(self.rule.state) if kind == storage.MasterKind.NONE else None
         slots: list[int | None] = [weight_slot, None][: len(places)]
         for name in changed:
-            own = self._rule.state.index(name)
+            own = self.rule.state.index(name)
             if storage.is_packed(self._states[i][name]):
                 self._pack(i, name, part, self._spread(new[name], i, part), own)
             else:
@@ -204,99 +203,76 @@ class EagerUpdate:
             for k, (place, slot) in enumerate(zip(places, slots, strict=True)):
                 if place.dtype == torch.bfloat16 and slot is not None:
                     value = self._spread(values[k], i, part)
-                    random = _random_bits(self.table, i, part.start or 0, value.numel(), slot)
+                    random = self._random_bits(i, part.start or 0, value.numel(), slot)
                     values[k] = storage.rounded_at_random(value, random)
         pieces = [place[part] for place in places]
         if self._found is not None:
             stored = 1 + (self._masters is not None)
             self._found.take(i, (*given, w), pieces[:stored], values[:stored])
-        _write(pieces, values, self.table.grad_scale_and_skip)
+        _write(pieces, values, self.grad_scale_and_skip)
 
     def _pack(self, i: int, name: str, part: slice, value: torch.Tensor, slot: int) -> None:
-        random = _random_bits(self.table, i, part.start or 0, value.numel(), slot) if self.table.storage.stochastic else None
+        random = self._random_bits(i, part.start or 0, value.numel(), slot) if self.storage.stochastic else None
         state = self._states[i][name]
-        packed = storage.encode(value, name in self._rule.nonnegative, random, state.dtype)
+        packed = storage.encode(value, name in self.rule.nonnegative, random, state.dtype)
         for place, each in zip(self._packed(state, i, part), packed, strict=True):
-            scale_and_skip = self.table.grad_scale_and_skip
+            scale_and_skip = self.grad_scale_and_skip
             place.copy_(each if scale_and_skip is None else _chosen(scale_and_skip, place, each))
 
     def _spread(self, value: Any, i: int, part: slice) -> torch.Tensor:
         """A value for each element of the part, of a plain number too."""
-        table = self.table
-        return torch.as_tensor(value, dtype=table.dtype, device=table.device).expand(self._weights[i][part].shape)
+        return torch.as_tensor(value, dtype=self.dtype, device=self.device).expand(self._weights[i][part].shape)
 
 
-class TensorUpdate:
-    """Runs a rule of whole tensors: one tensor after the other, or small ones of equal shape and hyper-parameters as one."""
+class WholeLaunch(_TorchLaunch):
+    """A rule of whole tensors: one tensor after the other, or small ones of equal shape and hyper-parameters as one."""
 
-    tile_for = staticmethod(tile_for)
-    multiplies_on_host = False
-
-    def __init__(self, table: TensorTable) -> None:
-        assert isinstance(table.rule, TensorRule)
-        self.table, self._rule = table, table.rule
+    def _prepare(self) -> None:
         # Elements of the largest of each tensor's weight and states; the bases of SOAP may be larger than the weight.
-        pairs = zip(table.weights, table.states, strict=True)
-        self._found: Found | None = None
+        pairs = zip(self.weights, self.states, strict=True)
         # By shape whether the rule has left a copy of a gradient as it was; only then it gets the next ones themselves.
         self._leaves_gradients: dict[torch.Size, bool] = {}
         self._largest = [max(tensor.numel() for tensor in (weight, *states)) for weight, states in pairs]
-        self._width = 1 + len(table.rule.hyper)  # of hyper-parameters; there may be keys after them
-        self._packed = [k for k, state in enumerate(table.states[0]) if storage.is_packed(state)]  # the same of all
-        self.totals, self.sums = table.room_for_sums()
+        self._packed = [k for k, state in enumerate(self.states[0]) if storage.is_packed(state)]  # the same of all
         # What each tensor has to be stored by itself: split in two, or rounded at random.
-        at_random = table.storage.stochastic and not table.storage.codes_only
-        self._splits = table.storage.master not in (storage.MasterKind.NONE, storage.MasterKind.FULL)
+        at_random = self.storage.stochastic and not self.storage.codes_only
+        self._splits = self.storage.master not in (storage.MasterKind.NONE, storage.MasterKind.FULL)
         self._stores_each = self._splits or at_random
 
-    @property
-    def hyper(self) -> torch.Tensor:
-        """The hyper-parameters, [n_tensors, n]."""
-        return torch.from_numpy(self.table.hyper).to(self.table.device)
-
     def run_reduction(self, stage: int) -> None:
-        """Run the rule's reduction of this number, one over all tensors that looks at gradients only; see `EagerUpdate`."""
-        table, reduction, totals = self.table, self._rule.reductions[stage], self.totals[stage].zero_()
-        for i, bound in enumerate(table.gradients):
+        """One over all tensors that looks at gradients only."""
+        reduction, totals = self.rule.reductions[stage], self.totals[stage].zero_()
+        for i, bound in enumerate(self.gradients):
             if bound is not None and (gradient := bound()) is not None:
-                g = gradient.to(table.dtype) * _factor(table, i)
+                g = gradient.to(self.dtype) * self._factor(i)
                 values = reduction(g, g, (), ())  # it has no use for the weight
                 totals[i] = torch.stack([sum_of(value) for value in values])
         totals[:] = totals.sum(dim=0, dtype=widest(totals.device.type))
 
-    def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
-        """As a call, and write the values of the metric to these rows of the current slot."""
-        self._found = Found(into, self.table)
-        try:
-            self()
-            self._found.put(rows)
-        finally:
-            self._found = None
-
     @torch.no_grad()
-    def __call__(self) -> None:
-        table, scale_and_skip = self.table, self.table.grad_scale_and_skip
-        gradients = [None if bound is None else bound() for bound in table.gradients]
-        active = [i for i, gradient in enumerate(gradients) if gradient is not None and table.sizes[i]]
-        for members in self._stacks(active) if self._rule.batched else [[i] for i in active]:
-            weights = [table.weights[i].detach() for i in members]
-            masters = None if table.masters is None else [table.masters[i] for i in members]
+    def compute(self) -> None:
+        scale_and_skip = self.grad_scale_and_skip
+        gradients = [None if bound is None else bound() for bound in self.gradients]
+        active = [i for i, gradient in enumerate(gradients) if gradient is not None and self.sizes[i]]
+        for members in self._stacks(active) if self.rule.batched else [[i] for i in active]:
+            weights = [self.weights[i].detach() for i in members]
+            masters = None if self.masters is None else [self.masters[i] for i in members]
             if self._splits:
                 read = list(map(storage.combined, weights, masters or ()))
             else:
                 read = weights if masters is None else masters
-            states = list(zip(*(table.states[i] for i in members), strict=True))  # by name
-            rescale, hyper = _factor(table, members[0]), table.hyper[members[0], 1 : self._width].tolist()
+            states = list(zip(*(self.states[i] for i in members), strict=True))  # by name
+            rescale, hyper = self._factor(members[0]), self.hyper[members[0], 1 : self.width].tolist()
             one = len(members) == 1
             make = _only if one else torch.stack
-            g = make([gradients[i] for i in members]).to(table.dtype)  # type: ignore[misc]  # these are there
+            g = make([gradients[i] for i in members]).to(self.dtype)  # type: ignore[misc]  # these are there
             if scale_and_skip is not None:  # decompositions refuse non-finite values
                 g = torch.where(scale_and_skip[1] != 0, torch.zeros_like(g), g * rescale)
             elif rescale != 1.0:  # a large new tensor costs more than what is computed in it
                 g = g * rescale
             old = tuple(make([self._read(i, k) for i in members]) for k in range(len(states)))
-            before = make(read).to(table.dtype)
-            compute: Any = self._rule if one else self._rule.compute
+            before = make(read).to(self.dtype)
+            compute: Any = self.rule if one else self.rule.compute
             if self.sums:
                 compute = partial(_with_sums, compute, tuple(self.sums[-1][members[0]].unbind()))
             if g is gradients[members[0]]:
@@ -331,7 +307,7 @@ class TensorUpdate:
                         _chosen(scale_and_skip, torch.stack(list(place)), v) for place, v in zip(places, values, strict=True)
                     ]
                 _write_stacks(places, values, [*[None] * len(written), *old])
-        _fill_with_zeros(table)
+        self._fill_with_zeros()
 
     def _store(self, i: int, given: tuple[torch.Tensor, ...], states: Sequence[torch.Tensor], same: Sequence[bool]) -> None:
         """Store what the rule computed of tensor `i`, split or rounded at random, and measure it.
@@ -342,35 +318,35 @@ class TensorUpdate:
             states: the new states.
             same: whether they are the old ones.
         """
-        table, kind, w = self.table, self.table.storage.master, given[2]
-        at_random = table.storage.stochastic and not table.storage.codes_only
+        kind, w = self.storage.master, given[2]
+        at_random = self.storage.stochastic and not self.storage.codes_only
 
         def random(slot: int, like: torch.Tensor) -> torch.Tensor:
-            return _random_bits(table, i, 0, like.numel(), slot).view(like.shape)
+            return self._random_bits(i, 0, like.numel(), slot).view(like.shape)
 
-        places = [table.weights[i].detach(), *([] if table.masters is None else [table.masters[i]])]
+        places = [self.weights[i].detach(), *([] if self.masters is None else [self.masters[i]])]
         values: list[torch.Tensor] = [w] * len(places)
         slots: list[int | None] = [len(states) if len(places) == 1 else None, None][: len(places)]
         if self._splits:
             bits = random(len(states), w) if at_random and kind == storage.MasterKind.SPLIT8 else None
-            values = list(storage.split(w, table.weight_dtype, kind, bits))
+            values = list(storage.split(w, self.weight_dtype, kind, bits))
         for k, state in enumerate(states):
             if k in self._packed:
                 if not same[k]:
                     self._pack([i], k, [state])
             elif not same[k]:
-                places.append(table.states[i][k])
+                places.append(self.states[i][k])
                 values.append(state)
                 slots.append(k)
         for k, (place, slot) in enumerate(zip(places, slots, strict=True)):
             if at_random and place.dtype == torch.bfloat16 and slot is not None:
                 values[k] = storage.rounded_at_random(values[k], random(slot, values[k]))
         if self._found is not None:
-            stored = 1 + (table.masters is not None)
+            stored = 1 + (self.masters is not None)
             self._found.take(
                 i, tuple(each.flatten() for each in given), *([v.flatten() for v in vs[:stored]] for vs in (places, values))
             )
-        _write(places, list(values), table.grad_scale_and_skip)
+        _write(places, list(values), self.grad_scale_and_skip)
 
     def _computed_with(self, g: torch.Tensor, compute: Any, before: torch.Tensor, old: Any, hyper: tuple[float, ...]) -> Any:
         """What the rule gives of a gradient of the user's, which it may write to only if it is a copy."""
@@ -383,35 +359,34 @@ class TensorUpdate:
             self._leaves_gradients[g.shape] = not written
         elif written and version is not None:
             raise RuntimeError(
-                f"tensor rule {self._rule.name!r} has changed a gradient in place, which it has not done before: it must do "
+                f"tensor rule {self.rule.name!r} has changed a gradient in place, which it has not done before: it must do "
                 "so at every step or never; write g = g * ... instead of g.mul_(...). No weight has been changed by it"
             )
         return found
 
     def _read(self, i: int, k: int) -> torch.Tensor:
         """State `k` of tensor `i`, in the arithmetic's type."""
-        state = self.table.states[i][k]
+        state = self.states[i][k]
         if not storage.is_packed(state):
-            return state.to(self.table.dtype)
-        return storage.unpacked(state, self.table.weights[i].shape, self._rule.state[k] in self._rule.nonnegative)
+            return state.to(self.dtype)
+        return storage.unpacked(state, self.weights[i].shape, self.rule.state[k] in self.rule.nonnegative)
 
     def _pack(self, members: Sequence[int], k: int, values: Sequence[torch.Tensor]) -> None:
         """Store new values of state `k` of these tensors, which is packed."""
-        table, unsigned = self.table, self._rule.state[k] in self._rule.nonnegative
+        unsigned = self.rule.state[k] in self.rule.nonnegative
         for i, value in zip(members, values, strict=True):
-            random = _random_bits(table, i, 0, value.numel(), k) if table.storage.stochastic else None
-            packed = storage.encode(value.reshape(-1), unsigned, random, table.states[i][k].dtype)
-            for place, each in zip(storage.pieces(table.states[i][k], value.numel()), packed, strict=True):
-                place.copy_(each if table.grad_scale_and_skip is None else _chosen(table.grad_scale_and_skip, place, each))
+            random = self._random_bits(i, 0, value.numel(), k) if self.storage.stochastic else None
+            packed = storage.encode(value.reshape(-1), unsigned, random, self.states[i][k].dtype)
+            for place, each in zip(storage.pieces(self.states[i][k], value.numel()), packed, strict=True):
+                place.copy_(each if self.grad_scale_and_skip is None else _chosen(self.grad_scale_and_skip, place, each))
 
     def _stacks(self, active: list[int]) -> list[list[int]]:
         """Which tensors are computed together."""
-        table = self.table
-        limit = STACKS_ON_CPU if table.device.type == "cpu" else STACKS_ELSEWHERE
+        limit = STACKS_ON_CPU if self.device.type == "cpu" else STACKS_ELSEWHERE
         members: dict[Any, list[int]] = {}
         for i in active:
             small = self._largest[i] <= limit.tensor
-            alike = table.weights[i].shape, table.hyper[i, : self._width].tobytes()
+            alike = self.weights[i].shape, self.hyper[i, : self.width].tobytes()
             members.setdefault(alike if small else i, []).append(i)
         stacks = []
         for each in members.values():
@@ -452,25 +427,6 @@ def _write(old: list[torch.Tensor], new: list[Any], scale_and_skip: torch.Tensor
 def _chosen(scale_and_skip: torch.Tensor, old: torch.Tensor, new: Any) -> torch.Tensor:
     """The old value where a step is skipped. Only the device knows whether it is."""
     return torch.where(scale_and_skip[1] != 0, old, torch.as_tensor(new, device=old.device).to(old.dtype))
-
-
-def _factor(table: TensorTable, i: int) -> Any:
-    """What the gradient of tensor `i` is multiplied by."""
-    rescale = float(table.hyper[i, 0])
-    return rescale if table.grad_scale_and_skip is None else table.grad_scale_and_skip[0].to(table.dtype) * rescale
-
-
-def _random_bits(table: TensorTable, i: int, start: int, n: int, slot: int) -> torch.Tensor:
-    """Those of `n` elements of tensor `i` from `start` on, for stochastic rounding."""
-    low, high = table.hyper[i, -2:].tolist()
-    return storage.random_bits(low, high, torch.arange(start, start + n, device=table.device), slot)
-
-
-def _fill_with_zeros(table: TensorTable) -> None:
-    if table.zero_grads:
-        for bound in table.gradients:
-            if bound is not None and (gradient := bound()) is not None:
-                gradient.zero_()
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

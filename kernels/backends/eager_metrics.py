@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from .. import storage
+from ..launch import Launch
 from ..metrics import MetricsBuffer
-from ..table import TensorTable
 
 __all__ = ["Found", "sum_of"]
 
@@ -17,12 +17,12 @@ ALONE = 16384  # elements; torch shares longer sums out among threads, and their
 
 
 class Found:
-    """What one step finds of the tensors of a table."""
+    """What one step finds of the tensors of a launch."""
 
-    def __init__(self, into: MetricsBuffer, table: TensorTable) -> None:
-        ring, metric = into.ring(table.device), into.metric
-        self._slot, self._metric, self._scale_and_skip = ring[into.slot], metric, table.grad_scale_and_skip
-        self._totals = torch.zeros(len(table.weights), len(metric.names), dtype=ring.dtype, device=ring.device)
+    def __init__(self, into: MetricsBuffer, launch: Launch) -> None:
+        ring, metric = into.ring(launch.device), into.metric
+        self._slot, self._metric, self._scale_and_skip = ring[into.slot], metric, launch.grad_scale_and_skip
+        self._totals = torch.zeros(len(launch.weights), len(metric.names), dtype=ring.dtype, device=ring.device)
         self._largest = torch.tensor([by == "max" for by in metric.by], device=ring.device)
 
     def take(self, i: int, seen: tuple[Any, ...], stored: list[torch.Tensor], values: list[Any]) -> None:

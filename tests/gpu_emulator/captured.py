@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 
 from tristep import Trainer, lr_scheduler
-from tristep.kernels.backends.triton.launch import Launch
+from tristep.kernels.backends.triton.launch import KernelCall
 from tristep.kernels.graphs import RecordedUpdate, Recording
 
 from .driver import install
@@ -88,9 +88,9 @@ def _with_number_on_host(launch: Any) -> None:
     _call(launch)
 
 
-_call = Launch.__call__
+_call = KernelCall.__call__
 PLANTED: dict[str | None, Callable[[], AbstractContextManager[Any]]] = {
-    "an argument recorded once": lambda: mock.patch.object(Launch, "__call__", _with_argument_of_capture),
+    "an argument recorded once": lambda: mock.patch.object(KernelCall, "__call__", _with_argument_of_capture),
     "nothing copied before a replay": lambda: mock.patch.object(RecordedUpdate, "upload", return_value=None),
-    "a number read in a capture": lambda: mock.patch.object(Launch, "__call__", _with_number_on_host),
+    "a number read in a capture": lambda: mock.patch.object(KernelCall, "__call__", _with_number_on_host),
 }

@@ -117,7 +117,7 @@ class Emulator:
             self.defects.append(message)
 
     def watch(self, table: Any) -> None:
-        """Let kernels touch the tensors of a `TensorTable`, as long as it lives."""
+        """Let kernels touch the tensors of a `Launch` of the product, as long as it lives."""
         self._tables.add(table)
 
     def ranges(self) -> Iterator[Range]:
@@ -277,11 +277,11 @@ def install() -> Emulator:
     for name, module in list(sys.modules.items()):
         if name.startswith("tristep.") and vars(module).get("choose_engine") is choose:
             vars(module)["choose_engine"] = choose_engine
-    make = launch.TritonUpdate.__init__
+    prepare = launch.TritonLaunch._prepare
 
-    def watched(self: Any, table: Any) -> None:
-        emulator.watch(table)
-        make(self, table)
+    def watched(self: Any) -> None:
+        emulator.watch(self)
+        prepare(self)
 
-    launch.TritonUpdate.__init__ = watched  # type: ignore[method-assign]
+    launch.TritonLaunch._prepare = watched  # type: ignore[method-assign]
     return emulator

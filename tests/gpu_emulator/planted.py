@@ -13,9 +13,9 @@ import torch
 
 from tristep.kernels import MetricsBuffer, Update
 from tristep.kernels.backends.triton import launch
+from tristep.kernels.launch import GRADIENT
 from tristep.kernels.metrics import update_square
 from tristep.kernels.rules import adamw
-from tristep.kernels.table import GRADIENT
 
 from .cases import ProductCase, RuleCase, largest_difference
 from .driver import install
@@ -114,33 +114,29 @@ def _constants_if_aligned(*given: Any) -> Any:
 
 
 def _swap_states(update: Update) -> None:
-    for execute in _executors(update):
-        execute._addresses[[2, 3]] = execute._addresses[[3, 2]]
+    for launched in update.groups:
+        launched._addresses[[2, 3]] = launched._addresses[[3, 2]]
 
 
 def _repeat_tile(update: Update) -> None:
-    for execute in _executors(update):
-        execute._tiles[1] = execute._tiles[0]
+    for launched in update.groups:
+        launched._tiles[1] = launched._tiles[0]
 
 
 def _move_beyond_32_bits(update: Update) -> None:
     """Make the tensors the last elements of larger ones, which need no memory as long as nobody touches the rest."""
-    for execute in _executors(update):
-        if int(execute._sizes.min()) > _FAR:
+    for launched in update.groups:
+        if int(launched._sizes.min()) > _FAR:
             continue
-        execute._addresses -= 4 * _FAR
-        execute._sizes += _FAR
-        execute._tiles[:, 1] += _FAR // execute.table.tile
-        execute._upload = partial(_upload_far, execute.table, execute._upload)
+        launched._addresses -= 4 * _FAR
+        launched._sizes += _FAR
+        launched._tiles[:, 1] += _FAR // launched.tile
+        launched._upload = partial(_upload_far, launched, launched._upload)
 
 
-def _upload_far(table: Any, upload: Any) -> None:
+def _upload_far(launched: Any, upload: Any) -> None:
     upload()
-    upload.gradients.copy_(torch.from_numpy(table.addresses[GRADIENT] - 4 * _FAR))
-
-
-def _executors(update: Update) -> list[Any]:
-    return [group.execute for group in update._groups]
+    upload.gradients.copy_(torch.from_numpy(launched.addresses[GRADIENT] - 4 * _FAR))
 
 
 def find_late(event: Callable[[Stream], Any] = Event) -> list[str]:

@@ -15,7 +15,7 @@ import ulps
 import updates
 
 from tristep.kernels import Update
-from tristep.kernels.backends import executor_for, has_numba, has_triton
+from tristep.kernels.backends import has_numba, has_triton, launch_class
 from tristep.kernels.states import states_for
 
 _FAST = "cuda" if torch.cuda.is_available() else "cpu"  # without a GPU, tests/conftest.py has set TRITON_INTERPRET=1
@@ -36,7 +36,7 @@ class Place(NamedTuple):
     @property
     def tile(self) -> int:
         """The engine's elements per tile, of few."""
-        return executor_for(self.engine, whole=False).tile_for(0)
+        return launch_class(self.engine).tile_for(0)
 
     def tensor(self, array, dtype):
         """A tensor with these values, rounded to `dtype`, at the start of memory of its own."""

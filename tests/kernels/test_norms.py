@@ -263,8 +263,8 @@ def test_sums_over_all_tensors_are_one_more_launch(monkeypatch):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     monkeypatch.setenv("TRISTEP_ENGINE", "triton")
     launched = []
-    call = launch.Launch.__call__
-    monkeypatch.setattr(launch.Launch, "__call__", lambda self: launched.append(self._grid) or call(self))
+    call = launch.KernelCall.__call__
+    monkeypatch.setattr(launch.KernelCall, "__call__", lambda self: launched.append(self._grid) or call(self))
     found = [torch.ones(5000, device=device), torch.ones(3, device=device)]
     assert global_norm(found).item() == pytest.approx(math.sqrt(5003))
     assert launched == [(3, 1, 1), (1, 1, 1)]

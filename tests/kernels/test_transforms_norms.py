@@ -249,7 +249,7 @@ def walked(monkeypatch, small_tiles):
     launch = pytest.importorskip("tristep.kernels.backends.triton.launch", reason="Triton has builds for Linux only")
     found = []
 
-    class Noting(launch.Launch):
+    class Noting(launch.KernelCall):
         def __init__(self, kernel, programs, arguments, *others):
             super().__init__(kernel, programs, arguments, *others)
             self.name, self.tiles = kernel.__name__, arguments[4]
@@ -259,7 +259,7 @@ def walked(monkeypatch, small_tiles):
                 found.append((self.name, self.tiles.tolist()))
             super().__call__(*last)
 
-    monkeypatch.setattr(launch, "Launch", Noting)
+    monkeypatch.setattr(launch, "KernelCall", Noting)
     return found
 
 
@@ -273,7 +273,7 @@ def clipped_step(flipped=False):
     update.hyper[:] = [0.5, *(VALUES[name] for name in made.hyper)]
     update.bind([torch.full_like(w, 0.25) for w in weights])
     for group in update.groups if flipped else ():
-        group.execute._tiles.copy_(group.execute._tiles.flip(0))
+        group._tiles.copy_(group._tiles.flip(0))
     update()
     return [*weights, *(state for row in states for state in row)]
 

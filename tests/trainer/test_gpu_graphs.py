@@ -69,7 +69,7 @@ def _graphs(monkeypatch):
     monkeypatch.setattr(tristep.trainer.amp, "_target_dtype", "float16")
     PlayedGraph.made = 0
     if not HAS_GPU:
-        call = launch.Launch.__call__
+        call = launch.KernelCall.__call__
 
         def noted(self):
             if PlayedGraph.recording is None:
@@ -77,7 +77,7 @@ def _graphs(monkeypatch):
             else:
                 PlayedGraph.recording.played.append((call, (self,), {}, None))
 
-        monkeypatch.setattr(launch.Launch, "__call__", noted)
+        monkeypatch.setattr(launch.KernelCall, "__call__", noted)
         monkeypatch.setattr(capture_module, "_possible", lambda device: True)
         monkeypatch.setattr(capture_module, "_new_graph", PlayedGraph)
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())

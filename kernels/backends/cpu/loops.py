@@ -15,9 +15,9 @@ import torch
 
 from ... import storage
 from ...language import Reduction, Rule
+from ...launch import FIRST_STATE, GRADIENT, WEIGHT, Launch
 from ...metrics import RuleWithMetric
 from ...storage import MasterKind, Storage
-from ...table import FIRST_STATE, GRADIENT, WEIGHT, TensorTable
 from .disk_cache import compiling, engine_text, entry, import_generated
 from .driver import (
     ADDRESSES,
@@ -67,10 +67,10 @@ loops: dict[tuple[Any, ...], Any] = {}
 compile_lock = threading.Lock()
 
 
-def compiled_loop(table: TensorTable, function: Rule | Reduction | RuleWithMetric) -> Any:
+def compiled_loop(launch: Launch, function: Rule | Reduction | RuleWithMetric) -> Any:
     """What computes this function on a piece of a tile: its rule, with a metric or without, or a reduction before it."""
-    zero_grads = table.zero_grads and not isinstance(function, Reduction)
-    key: Any = (function, table.rule, table.weight_dtype, table.gradient_dtype, table.storage, zero_grads)
+    zero_grads = launch.zero_grads and not isinstance(function, Reduction)
+    key: Any = (function, launch.rule, launch.weight_dtype, launch.gradient_dtype, launch.storage, zero_grads)
     with compile_lock:
         if key not in loops:
             with compiling():

@@ -1,4 +1,4 @@
-"""`TritonUpdate`: runs a table on a GPU."""
+"""`TritonLaunch`: one launch on a GPU."""
 
 from __future__ import annotations
 
@@ -13,53 +13,44 @@ from triton.compiler import CompiledKernel
 
 from ... import streams
 from ...language import Metric, Reduction, Rule
+from ...launch import Launch, tiles_of
 from ...metrics import MetricsBuffer, RuleWithMetric, with_metric
-from ...table import TensorTable, tiles_of
 from .compile import BLOCK, BLOCKS_OF_SUMS, kernel_constants, options_for, tile_for
 from .kernels import sums_kernel, update_kernel
 from .reduce import totals_kernel
 from .upload import Uploader
 
-__all__ = ["Launch", "TritonUpdate"]
+__all__ = ["KernelCall", "TritonLaunch"]
 
 TOTALS = 4096  # results of tiles that one program adds up
 
 
-class TritonUpdate:
-    """Runs one table on a GPU: keeps its arrays on the device, copies what has changed, launches once."""
+class TritonLaunch(Launch):
+    """Keeps its arrays on the device, copies what has changed, launches once."""
 
     tile_for = staticmethod(tile_for)
-    looks_at_tensors = multiplies_on_host = False  # but at memory, and on the device
 
-    def __init__(self, table: TensorTable) -> None:
-        assert isinstance(table.rule, Rule)
-        self.table, self._rule = table, table.rule
-        self._upload = Uploader(table)
-        self._addresses = _copied(table.addresses, table.device)
+    def _prepare(self) -> None:
+        self._upload = Uploader(self)
+        self._addresses = _copied(self.addresses, self.device)
         self._sent: bytes | None = None
-        self._sizes = _copied(table.sizes, table.device)
+        self._sizes = _copied(self.sizes, self.device)
         # After reductions backwards: what they have read last is still cached.
-        self._tiles = _copied(table.tiles[::-1] if self._rule.reductions else table.tiles, table.device)
-        self.totals, self.sums = table.room_for_sums()
-        self._elsewhere = table.device.type == "cuda" and torch.cuda.device_count() > 1
-        self._n_tiles = len(table.tiles)
-        self._update = self._launcher(update_kernel, self._rule, self._tiles, table.tile // BLOCK)
-        self._with_metric: tuple[torch.Tensor, Launch, list[Launch]] | None = None
-        self._reductions = [self._sums_launchers(stage) for stage in range(len(self._rule.reductions))]
+        self._tiles = _copied(self.tiles[::-1] if self.rule.reductions else self.tiles, self.device)
+        self._elsewhere = self.device.type == "cuda" and torch.cuda.device_count() > 1
+        self._n_tiles = len(self.tiles)
+        self._update = self._call_of(update_kernel, self.rule, self._tiles, self.tile // BLOCK)
+        self._with_metric: tuple[torch.Tensor, KernelCall, list[KernelCall]] | None = None
+        self._reductions = [self._calls_of_sums(stage) for stage in range(len(self.rule.reductions))]
 
     def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
-        """Work on other weights from now on, those at the table's addresses."""
-        now = self.table.addresses.tobytes()
+        now = self.addresses.tobytes()
         if weights and now != self._sent:
-            addresses = streams.staged(torch.from_numpy(self.table.addresses), self.table.device)
+            addresses = streams.staged(torch.from_numpy(self.addresses), self.device)
             self._addresses.copy_(addresses, non_blocking=True)
             self._sent = now
 
     def run_reduction(self, stage: int) -> None:
-        """Launch the rule's reduction of this number; its results are then in `totals`, of shape [n_tensors, n_values].
-
-        Those of one over all tensors are the same in each row.
-        """
         with self._device():
             self._upload()
             if not self._n_tiles:
@@ -69,12 +60,11 @@ class TritonUpdate:
                 launch()
 
     def upload(self) -> None:
-        """Copy over what has changed, on the current stream."""
         with self._device():
             self._upload()
 
-    def __call__(self) -> None:
-        """Launch on the current stream of the table's device. Never waits for the device."""
+    def compute(self) -> None:
+        """On the current stream of the device, which is never waited for."""
         if not self._n_tiles:
             return
         if self._elsewhere:
@@ -85,12 +75,12 @@ class TritonUpdate:
             self._upload()
             self._update()
 
-    def update_with_metrics(self, into: MetricsBuffer, rows: np.ndarray) -> None:
-        """As a call, and write the values of the metric to these rows of the current slot: one more launch."""
+    def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:
+        """With one more launch."""
         with self._device():
-            ring = into.ring(self.table.device)
+            ring = into.ring(self.device)
             if self._with_metric is None or self._with_metric[0] is not ring:
-                self._with_metric = ring, *self._metric_launchers(into.metric, ring, rows)
+                self._with_metric = ring, *self._calls_of_metric(into.metric, ring, rows)
             _, update, totals = self._with_metric
             if self._n_tiles:
                 self._upload()
@@ -99,59 +89,56 @@ class TritonUpdate:
                 pieces()
             totals[-1](into.slot)
 
-    @property
-    def hyper(self) -> torch.Tensor:
-        """The hyper-parameters as they are on the device since the last upload, [n_tensors, n]."""
-        return self._upload.hyper.view(self.table.hyper.shape)
+    def hyper_on_device(self) -> torch.Tensor:
+        """As they are there since the last upload."""
+        return self._upload.hyper.view(self.hyper.shape)
 
     def _device(self) -> Any:
-        return streams.on_device(self.table.device) if self._elsewhere else nullcontext()
+        return streams.on_device(self.device) if self._elsewhere else nullcontext()
 
-    def _launcher(
+    def _call_of(
         self,
         kernel: Any,
         function: Rule | Reduction | RuleWithMetric,
         tiles: torch.Tensor,
         blocks: int,
         partials: torch.Tensor | None = None,
-    ) -> Launch:
-        table = self.table
+    ) -> KernelCall:
         sums = self._upload.hyper if function.numbers_from is None else self.sums[function.numbers_from]
         partials = self._upload.hyper if partials is None else partials  # a pointer that nothing is done with
         arguments = (self._addresses, self._upload.gradients, self._upload.hyper, self._sizes, tiles, sums, partials)
-        types = table.weight_dtype, table.gradient_dtype, table.dtype
-        constants = kernel_constants(function, self._rule, types, table.storage, table.aligned, table.zero_grads)
-        options = options_for(function, types, table.storage)
-        numbers = len(table.sizes), blocks, table.grad_scale_and_skip
-        return Launch(kernel, len(tiles), (*arguments, *numbers), constants, options)
+        types = self.weight_dtype, self.gradient_dtype, self.dtype
+        constants = kernel_constants(function, self.rule, types, self.storage, self.aligned, self.zero_grads)
+        options = options_for(function, types, self.storage)
+        numbers = len(self.sizes), blocks, self.grad_scale_and_skip
+        return KernelCall(kernel, len(tiles), (*arguments, *numbers), constants, options)
 
-    def _sums_launchers(self, stage: int) -> list[Launch]:
-        table, reduction = self.table, self._rule.reductions[stage]
+    def _calls_of_sums(self, stage: int) -> list[KernelCall]:
+        reduction = self.rule.reductions[stage]
         n_tensors, n_values = self.totals[stage].shape
-        blocks = max(table.tile // BLOCK, BLOCKS_OF_SUMS)
-        tiles = tiles_of(table.sizes, blocks * BLOCK)
-        partials = torch.zeros(n_values, len(tiles), dtype=table.dtype, device=table.device)
+        blocks = max(self.tile // BLOCK, BLOCKS_OF_SUMS)
+        tiles = tiles_of(self.sizes, blocks * BLOCK)
+        partials = torch.zeros(n_values, len(tiles), dtype=self.dtype, device=self.device)
         n_copies = n_tensors if reduction.scope == "global" else 1
         firsts = np.searchsorted(tiles[:, 0], np.arange(0, n_tensors + 1, n_copies))
         rows = np.arange(0, n_tensors, n_copies)
-        sums = self._launcher(sums_kernel, reduction, _copied(tiles, table.device), blocks, partials)
+        sums = self._call_of(sums_kernel, reduction, _copied(tiles, self.device), blocks, partials)
         by, totals = (reduction.op,) * n_values, self.totals[stage]
-        return [sums, *_totals_launchers(partials, firsts, by, totals, rows, n_copies, 0)]
+        return [sums, *_calls_of_totals(partials, firsts, by, totals, rows, n_copies, 0)]
 
-    def _metric_launchers(self, metric: Metric, ring: torch.Tensor, rows: np.ndarray) -> tuple[Launch, list[Launch]]:
-        table = self.table
-        function, n_values = with_metric(self._rule, metric), ring.shape[-1]
-        partials = torch.zeros(n_values, max(self._n_tiles, 1), dtype=table.dtype, device=table.device)
-        firsts = np.searchsorted(table.tiles[:, 0], np.arange(len(rows) + 1))
-        if self._rule.reductions:  # whose tiles it has backwards
+    def _calls_of_metric(self, metric: Metric, ring: torch.Tensor, rows: np.ndarray) -> tuple[KernelCall, list[KernelCall]]:
+        function, n_values = with_metric(self.rule, metric), ring.shape[-1]
+        partials = torch.zeros(n_values, max(self._n_tiles, 1), dtype=self.dtype, device=self.device)
+        firsts = np.searchsorted(self.tiles[:, 0], np.arange(len(rows) + 1))
+        if self.rule.reductions:  # whose tiles it has backwards
             firsts, rows = self._n_tiles - firsts[::-1], rows[::-1]
         return (
-            self._launcher(update_kernel, function, self._tiles, table.tile // BLOCK, partials),
-            _totals_launchers(partials, firsts, metric.by, ring, rows),
+            self._call_of(update_kernel, function, self._tiles, self.tile // BLOCK, partials),
+            _calls_of_totals(partials, firsts, metric.by, ring, rows),
         )
 
 
-class Launch:
+class KernelCall:
     """One kernel with fixed arguments; the contents of tensors among them may change.
 
     The last ones before the constants may be given at each call.
@@ -182,7 +169,7 @@ class Launch:
                 self._again = partial(kernel[self._grid], *self._arguments)
 
 
-def _totals_launchers(
+def _calls_of_totals(
     partials: torch.Tensor,
     firsts: np.ndarray,
     by: Sequence[str],
@@ -190,7 +177,7 @@ def _totals_launchers(
     rows: np.ndarray,
     n_copies: int = 1,
     *slot: int,
-) -> list[Launch]:
+) -> list[KernelCall]:
     """Launches that add up what tiles have found, or take the maximum.
 
     Args:
@@ -209,7 +196,7 @@ def _totals_launchers(
     def add(firsts: np.ndarray, rows: np.ndarray, totals: torch.Tensor, *sizes: int) -> None:
         arrays = [_copied(array.astype(np.int64), device) for array in (firsts, rows)]
         arguments = (partials, *arrays, largest, totals, partials.shape[1], *sizes)
-        launches.append(Launch(totals_kernel, (len(rows), n_values), arguments, {"BLOCK": TOTALS}, options))
+        launches.append(KernelCall(totals_kernel, (len(rows), n_values), arguments, {"BLOCK": TOTALS}, options))
 
     while (counts := np.diff(firsts)).max() > TOTALS:
         pieces = tiles_of(counts, TOTALS)

@@ -9,46 +9,46 @@ import torch
 
 from ... import streams
 from ...graphs import Recording
-from ...table import GRADIENT, TensorTable
+from ...launch import GRADIENT, Launch
 
 __all__ = ["Uploader"]
 
 
 class Uploader:
-    """Keeps what may change from step to step, gradients' addresses and hyper-parameters, as it is in the table.
+    """Keeps what may change from step to step, gradients' addresses and hyper-parameters, as they are in a launch's arrays.
 
     It is one buffer and one asynchronous copy out of a ring of page-locked buffers, so the host never waits, unless it is
     a whole ring ahead of the device.
 
     Attributes:
         gradients: int64 [n_tensors], on the device.
-        hyper: [n_tensors, 1 + n_hyper] in the table's type, on the device.
+        hyper: [n_tensors, 1 + n_hyper] in the arithmetic's type, on the device.
     """
 
     RING = 8
 
-    def __init__(self, table: TensorTable) -> None:
-        self.table = table
-        self._split = table.addresses[GRADIENT].nbytes
-        size = self._split + table.hyper.nbytes
-        self._is_asynchronous = streams.is_asynchronous(table.device)
+    def __init__(self, launch: Launch) -> None:
+        self._on = launch.device
+        self._split = launch.addresses[GRADIENT].nbytes
+        size = self._split + launch.hyper.nbytes
+        self._is_asynchronous = streams.is_asynchronous(launch.device)
         make = streams.pinned if self._is_asynchronous else partial(torch.empty, device="cpu")
         self._ring = [make(size, dtype=torch.uint8) for _ in range(self.RING)]
         self._views = [buffer.numpy().data for buffer in self._ring]
-        arrays = (table.addresses[GRADIENT], table.hyper)
+        arrays = (launch.addresses[GRADIENT], launch.hyper)
         self._now = [array.data.cast("B") for array in arrays if array.size]
         self._events: list[Any] = [None] * self.RING  # of the copies out of the buffers
         self._slot = 0
         self._sent: bytes | None = None
-        self._device = torch.empty(size, dtype=torch.uint8, device=table.device)
+        self._device = torch.empty(size, dtype=torch.uint8, device=launch.device)
         self.gradients = self._device[: self._split].view(torch.int64)
-        self.hyper = self._device[self._split :].view(table.dtype)
+        self.hyper = self._device[self._split :].view(launch.dtype)
 
     def __call__(self) -> None:
         """Copy over what changed since the last call, if anything did, on the current stream."""
         if Recording.current is not None:
             return
-        if self._is_asynchronous and streams.is_capturing(self.table.device):
+        if self._is_asynchronous and streams.is_capturing(self._on):
             raise RuntimeError(
                 "a step is being captured in a CUDA graph, which would take the same rates and counts at every replay: use "
                 "capture(function) of the Trainer, or of the optimizer of tristep.optim, which keeps them live"
@@ -62,5 +62,5 @@ class Uploader:
         self._views[slot][:] = now
         self._device.copy_(self._ring[slot], non_blocking=True)
         if self._is_asynchronous:
-            self._events[slot] = streams.record_event(self.table.device)
+            self._events[slot] = streams.record_event(self._on)
         self._sent = now

@@ -1,0 +1,356 @@
+"""`Launch`: tensors that one native call or GPU launch updates, those of one device, of the same types and of one rule.
+
+Every backend works from the same addresses, sizes, hyper-parameters and tiles, so that one call serves any number of
+tensors. The arrays here are on the host; what a GPU needs of them is copied by `backends/triton/upload.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial, reduce
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import storage, streams
+from .guards import Reference
+from .language import Rule, TensorRule
+from .layouts import compute_dtype, dense_strides, same_order
+from .metrics import MetricsBuffer
+from .states import PerTensorStates
+
+__all__ = ["FIRST_STATE", "GRADIENT", "WEIGHT", "Launch", "group_key", "itself", "tiles_of"]
+
+WEIGHT, GRADIENT, FIRST_STATE = 0, 1, 2  # rows of `addresses`; the states follow, and last the master weights if any
+_data_ptr = torch.Tensor.data_ptr
+
+
+class Launch:
+    """Tensors that share device, rule and types. Made once; gradients and hyper-parameters change.
+
+    Weights with gaps, and weights that have got other strides than their states since these were made, are updated in a
+    dense copy, which is then written back. A backend's class of it has `tile_for`, `_prepare` and what computes.
+
+    Args:
+        rule: the update rule.
+        weights: all of one type and device.
+        states: for each weight the rule's state tensors, each slot of one type, `compute_dtype` or bfloat16, or packed; then
+            the numbers that it keeps.
+        masters: for each weight what is stored alongside, its copy in `compute_dtype` or another of storage/master.py, of
+            one type; or None.
+        gradient_dtype: the type of all gradients.
+        aligned: whether every address is a multiple of 16 bytes.
+        seed: whether bfloat16 and packed states are rounded at random, and by which seed.
+        grad_scale_and_skip: float32 [2], or None: a factor for gradients in addition to rescale_grad, and whether (not 0)
+            the step is skipped.
+        zero_grads: whether gradients become zeros.
+        stacked: whether all of these are stacks of tensors, by their first axis; for backends that work on addresses only.
+        indices: which of the weights of its `Update` it has; default: all.
+        rows: in which rows of the update's hyper-parameters, gradients' addresses and offsets these are.
+        names: of the hyper-parameters in these rows; default: those of the rule.
+        rng_offsets: those of the update's weights.
+
+    Attributes:
+        weights: dense, walked in memory order; the states have their strides.
+        addresses: int64 [2 + n_states (+ 1 with masters), n_tensors]; a gradient address of 0 skips the tensor.
+        sizes: int64 [n_tensors], elements.
+        storage: how weights and states are stored.
+        hyper: float32 or float64 [n_tensors, 1 + n_hyper]: rescale_grad, then the rule's own; after these, where rounding is
+            stochastic, the two halves of a key.
+        tiles: int32 [n_tiles, 2]: tensor, and which of its tiles.
+        gradients: for each tensor None where it is skipped, else a function that gives its gradient: no gradient is kept
+            alive here.
+        totals, sums: for each of the rule's reductions what it sums up, and what the rule gets of it. Both are
+            [n_tensors, n] in the arithmetic's type on the device, and one and the same where the sums are all that it gets.
+            Of a reduction over all tensors the rows of `totals` are the same.
+        numbers: for each reduction the per-tensor states that it keeps, or None.
+        proceeds: whether the step is not skipped, where the rule decides about that.
+    """
+
+    looks_at_tensors = False  # or at memory only
+    multiplies_on_host = False  # gradients by the factor in grad_scale_and_skip
+
+    @torch.inference_mode(False)  # what is made here outlives the step
+    def __init__(
+        self,
+        rule: Rule | TensorRule,
+        weights: Sequence[torch.Tensor],
+        states: Sequence[tuple[torch.Tensor, ...]],
+        masters: Sequence[torch.Tensor] | None,
+        gradient_dtype: torch.dtype,
+        aligned: bool,
+        seed: int | storage.CodesOnly | None = None,
+        grad_scale_and_skip: torch.Tensor | None = None,
+        zero_grads: bool = False,
+        stacked: bool = False,
+        indices: Sequence[int] | None = None,
+        rows: slice | np.ndarray = slice(None),
+        names: tuple[str, ...] | None = None,
+        rng_offsets: np.ndarray | None = None,
+    ) -> None:
+        self.rule: Any = rule  # of the kind that the backend's class computes
+        self.seed, self.zero_grads, self.aligned = seed, zero_grads, aligned
+        self.originals, self.masters = list(weights), None if masters is None else list(masters)
+        self.states = [row[: len(rule.slots)] for row in states]
+        self.indices = range(len(weights)) if indices is None else indices
+        self.rows: Any = rows
+        self._first = int(stacked)
+        self._rng_offsets = None if rng_offsets is None else rng_offsets[rows]
+        self.device, self.weight_dtype, self.gradient_dtype = weights[0].device, weights[0].dtype, gradient_dtype
+        self.dtype = compute_dtype(self.weight_dtype)
+        self._given_scale_and_skip = self.grad_scale_and_skip = grad_scale_and_skip
+        if grad_scale_and_skip is not None:
+            self.grad_scale_and_skip = grad_scale_and_skip.to(self.device)
+        self._columns: list[int] | None = None  # of the update's hyper-parameters, where the rule does not need all
+        if names is not None and rule.hyper != names:
+            self._columns = [0, *(1 + names.index(name) for name in rule.hyper)]
+            self._columns += [] if seed is None else [1 + len(names)]
+
+        n = len(rule.state) if isinstance(rule, Rule) else 0  # whole tensors keep the order they have
+        every: Sequence[Any] = [None] * len(weights) if masters is None else masters
+        strides = [_strides(w, row[:n], m, stacked) for w, row, m in zip(weights, states, every, strict=True)]
+        self.copied = [k for k, weight in enumerate(weights) if _needs_copy(weight, strides[k], self._first)]
+        self.weights = list(weights)
+        for k in self.copied:
+            empty = partial(torch.empty_strided, dtype=self.weight_dtype, device=self.device)
+            self.weights[k] = empty(weights[k].shape, strides[k])
+        self.sources: list[tuple[torch.Tensor, Any]] = []  # dense copies, and functions giving what to copy
+
+        counts = list(map(len, weights)) if stacked else [1] * len(weights)
+        stops = np.cumsum(counts).tolist()
+        self._spans = [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]  # of each weight
+        self.gradients: list[Callable[[], torch.Tensor | None] | None] = [None] * stops[-1]
+        n_states = len(rule.state)
+        self.addresses = np.zeros((FIRST_STATE + n_states + (masters is not None), stops[-1]), dtype=np.int64)
+        self.addresses[WEIGHT] = _addresses_of(self.weights, stacked)
+        for k in range(n_states):
+            self.addresses[FIRST_STATE + k] = _addresses_of([row[k] for row in states], stacked)
+        if masters is not None:
+            self.addresses[-1] = _addresses_of(masters, stacked)
+        self.sizes = np.repeat(np.array([weight.numel() for weight in weights], dtype=np.int64) // counts, counts)
+        self.n_elements = int(self.sizes.sum())
+        self.tile = self.tile_for(self.n_elements)
+        self.tiles = tiles_of(self.sizes, self.tile)
+        types = [tensor.dtype for tensor in states[0][:n_states]]
+        self.storage = storage.of_tensors(self.weight_dtype, types, None if masters is None else masters[0].dtype, seed)
+        self.width = 1 + len(rule.hyper)  # of hyper-parameters; there may be keys after them
+        width = self.width + 2 * self.storage.stochastic
+        self.hyper = np.zeros((stops[-1], width), dtype=np.float64 if self.dtype == torch.float64 else np.float32)
+        self._packed_row = struct.Struct(f"{width}{self.hyper.dtype.char}").pack
+        self._hyper_bytes = self.hyper.data.cast("B") if self.hyper.size else memoryview(bytearray())
+
+        self.totals = [self._room(reduction.n_values) for reduction in rule.reductions]
+        self.sums = [
+            total if reduction.finished is None and not reduction.feeds_next else self._room(reduction.n_results)
+            for total, reduction in zip(self.totals, rule.reductions, strict=True)
+        ]
+        self.numbers: list[PerTensorStates | None] = []
+        for reduction in rule.reductions:
+            numbers = [row[n_states : n_states + len(reduction.kept)] for row in self.states]
+            self.numbers.append(PerTensorStates(numbers) if reduction.kept else None)
+            n_states += len(reduction.kept)
+        self.proceeds: torch.Tensor | None = None
+        self._active: tuple[list[bool], torch.Tensor] | None = None
+        self._prepare()
+
+    # What a backend has of its own.
+
+    @staticmethod
+    def tile_for(elements: int) -> int:
+        """Elements of a tile, of a launch with this many."""
+        raise NotImplementedError
+
+    def _prepare(self) -> None:
+        """Make what computing needs."""
+        raise NotImplementedError
+
+    def compute(self) -> None:
+        """Update the weights."""
+        raise NotImplementedError
+
+    def compute_with_metric(self, into: MetricsBuffer, rows: np.ndarray) -> None:
+        """As `compute`, and write the values of the metric to these rows of the current slot."""
+        raise NotImplementedError
+
+    def run_reduction(self, stage: int) -> None:
+        """Run the rule's reduction of this number; its results are then in `totals`."""
+        raise NotImplementedError
+
+    def hyper_on_device(self) -> torch.Tensor:
+        """The hyper-parameters, [n_tensors, n]."""
+        return torch.from_numpy(self.hyper).to(self.device)
+
+    def upload(self) -> None:
+        """Copy over to the device what has changed, on the current stream."""
+
+    def replace_weights(self, weights: Sequence[torch.Tensor]) -> None:
+        """Work on other weights from now on, as large as those before and at `addresses`; there are no masters then."""
+
+    # What an update does with all of them.
+
+    def bind(self, gradients: Sequence[torch.Tensor | None], references: Sequence[Any]) -> None:
+        stacked = bool(self._first)
+        self.sources, self.gradients = [], []
+        for i, weight, span in zip(self.indices, self.weights, self._spans, strict=True):
+            gradient, bound = gradients[i], references[i]
+            if gradient is not None and _needs_copy(gradient, weight.stride(), self._first):
+                with torch.inference_mode(False):
+                    dense = torch.empty_strided(weight.shape, weight.stride(), dtype=gradient.dtype, device=gradient.device)
+                self.sources.append((dense, bound))
+                gradient, bound = dense, partial(itself, dense)
+            self.gradients += [None if gradient is None else bound] * (span.stop - span.start)
+            self.addresses[GRADIENT, span] = 0 if gradient is None else _addresses_of([gradient], stacked)
+
+    def rebind(self, pointers: np.ndarray, references: Sequence[Reference | None]) -> None:
+        """As `bind`, for gradients that differ from the bound ones in their pointers only, or are missing."""
+        self.addresses[GRADIENT] = pointers[self.rows]
+        self.gradients = list(references) if isinstance(self.rows, slice) else [references[i] for i in self.indices]
+
+    def run(self, hyper: np.ndarray | list[float], into: MetricsBuffer | None = None) -> None:
+        if self.sources or self.copied:
+            with torch.no_grad():
+                self.begin(hyper)
+                self.run_rule(into)
+                self.end()
+        else:
+            self.write_hyper(hyper)
+            if into is None:
+                self.compute()
+            else:
+                self.run_rule(into)
+
+    def run_rule(self, into: MetricsBuffer | None) -> None:
+        """Update the weights and, where it is asked for, compute the metric in the same pass."""
+        if into is None:
+            self.compute()
+            return
+        active = self.addresses[GRADIENT] != 0
+        for k in np.flatnonzero(self.sizes == 0):  # these may have no address
+            active[k] = self.gradients[k] is not None
+        rows: Any = self._rng_offsets
+        self.compute_with_metric(into, rows)
+        into.mark(rows[active])
+
+    def write_hyper(self, hyper: np.ndarray | list[float]) -> None:
+        """Take over hyper-parameters, or one row of them for all, and make keys where rounding is stochastic."""
+        if self._columns is not None:
+            hyper = [hyper[k] for k in self._columns] if isinstance(hyper, list) else hyper[:, self._columns]
+        if isinstance(hyper, list):
+            try:  # for many tensors of few elements NumPy's own way takes a tenth of a step
+                self._hyper_bytes[:] = self._packed_row(*hyper) * len(self.sizes)
+            except OverflowError:  # a number beyond float32, which becomes infinite
+                self.hyper[:] = hyper
+        else:
+            values, width = hyper[self.rows], self.width
+            self.hyper[:, :width] = values[:, :width]
+            if self.storage.stochastic:
+                self.hyper[:, width:] = storage.keys(self.seed, values[:, width], self._rng_offsets)  # type: ignore[arg-type]
+        if self._given_scale_and_skip is not None:
+            own: Any = self.grad_scale_and_skip
+            if own is not self._given_scale_and_skip:  # on another device
+                own.copy_(self._given_scale_and_skip, non_blocking=True)
+            if self.multiplies_on_host:
+                self.hyper[:, 0] *= own.numpy()[0]
+
+    def begin(self, hyper: np.ndarray | list[float]) -> None:
+        """Hyper-parameters, and dense copies of what has other strides: before reductions and rule."""
+        self.write_hyper(hyper)
+        for dense, gradient in self.sources:
+            dense.copy_(gradient())
+        for k in self.copied:
+            self.weights[k].copy_(self.originals[k])
+
+    def end(self) -> None:
+        """Everything after the weights have been updated."""
+        for k in self.copied:
+            if self.gradients[self._spans[k].start] is not None:
+                self.originals[k].copy_(self.weights[k])
+        if self.zero_grads:
+            for _, gradient in self.sources:
+                gradient().zero_()
+
+    def release(self) -> None:
+        """Hold no weights and gradients, until `replace_weights`."""
+        self.weights, self.originals, self.gradients = [], [], []
+        self.replace_weights([])
+
+    @cached_property
+    def rows_on_device(self) -> slice | torch.Tensor:
+        """Which of the weights it has, to index a tensor on their device."""
+        return self.rows if isinstance(self.rows, slice) else torch.from_numpy(self.rows).to(self.device)
+
+    def active_on_device(self) -> torch.Tensor:
+        """Which tensors have a gradient."""
+        found = [gradient is not None for gradient in self.gradients]
+        if self._active is None or found != self._active[0]:
+            staged = streams.staged(torch.tensor(found, device="cpu"), self.device)
+            self._active = found, staged.to(self.device, non_blocking=True)
+        return self._active[1]
+
+    def _room(self, width: int) -> torch.Tensor:
+        return torch.zeros(len(self.sizes), width, dtype=self.dtype, device=self.device)
+
+
+def group_key(
+    weight: torch.Tensor,
+    gradient: torch.Tensor | None,
+    states: tuple[torch.Tensor, ...],
+    master: torch.Tensor | None,
+    stacked: bool,
+) -> tuple[Any, ...]:
+    """What tensors of one launch have in common: device, types, and whether they are aligned."""
+    tensors = [weight, *states] + ([] if gradient is None else [gradient]) + ([] if master is None else [master])
+    # Strides other than the weight's mean that a fresh copy is made, and fresh memory is aligned.
+    aligned = not reduce(operator.or_, map(_data_ptr, tensors)) & 15
+    if stacked:
+        aligned &= all(each.stride(0) * each.element_size() % 16 == 0 for each in tensors)
+    return (
+        weight.device,
+        weight.dtype,
+        weight.dtype if gradient is None else gradient.dtype,
+        (*(state.dtype for state in states), None if master is None else master.dtype),
+        aligned,
+    )
+
+
+def tiles_of(sizes: np.ndarray, tile: int) -> np.ndarray:
+    """All tiles of tensors of these sizes, int32 [n_tiles, 2]: tensor, and which of its tiles."""
+    counts = -(-sizes // tile)
+    owner = np.repeat(np.arange(len(sizes)), counts)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    return np.stack([owner, np.arange(len(owner)) - first], axis=1).astype(np.int32)
+
+
+def itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _addresses_of(tensors: Sequence[torch.Tensor], stacked: bool) -> list[int] | np.ndarray:
+    """The addresses of the tensors, or, if they are stacks, of what is in them."""
+    if not stacked:
+        return list(map(_data_ptr, tensors))
+    steps = [np.arange(len(each)) * (each.stride(0) * each.element_size()) for each in tensors]
+    return np.concatenate([each.data_ptr() + step for each, step in zip(tensors, steps, strict=True)])
+
+
+def _strides(
+    weight: torch.Tensor, states: Sequence[torch.Tensor], master: torch.Tensor | None, stacked: bool = False
+) -> tuple[int, ...]:
+    """Those in which the weight's elements are walked: its states' and master's, its own if it has neither and no gaps.
+
+    Packed states are in C's order. In a stack there are no gaps in what is stacked, which `check_stack` has seen to.
+    """
+    for companion in (*(state for state in states if not storage.is_packed(state)), master):
+        if companion is not None:
+            return companion.stride()
+    if stacked:
+        return weight.stride()
+    return torch.empty(weight.shape, device="meta").stride() if states else dense_strides(weight)
+
+
+def _needs_copy(tensor: torch.Tensor, strides: tuple[int, ...], first: int) -> bool:
+    """Whether the tensor is stored in another order than that of these strides, those of the axes from `first` on."""
+    return tensor.is_neg() or not same_order(tensor.shape[first:], tensor.stride()[first:], strides[first:])
