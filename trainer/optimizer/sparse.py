@@ -7,18 +7,15 @@ sparse layouts, and gradients for optimizers that take none, are left to the ker
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.metrics import MetricsBuffer
+from .counts import Index
 from .options import OPTIONS
-
-if TYPE_CHECKING:
-    from .counts import Index
-    from .rule_optimizer import RuleOptimizer
 
 __all__ = ["RowUpdate", "SparseRows", "is_sparse", "split"]
 
@@ -166,13 +163,13 @@ def is_sparse(gradient: Any) -> bool:
 
 
 def split(
-    optimizer: RuleOptimizer,
+    optimizer: Any,
     indices: Sequence[Index],
     names: Sequence[str],
     weights: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor | None],
 ) -> tuple[list[torch.Tensor | None], list[int]]:
-    """The gradients that are to be taken as a whole, None for the others; and the places of those to be taken by row.
+    """The gradients of a `RuleOptimizer` to be taken as a whole, None for the others; and the places of those by row.
 
     With `lazy_update=False` a sparse gradient is as good as a dense one, zeros and all.
 
