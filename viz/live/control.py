@@ -9,10 +9,9 @@ from typing import Any
 
 from ..render.notebook import has_front_end, request, running_event_loop, watch_cell
 from .executor import SliceExecutor
-from .runner import ENDED, StepRunner
+from .runner import ENDED, StepRunner, say_paused
 from .screen import Screen
 from .steps import StepSource, weakly
-from .training import say_paused
 
 __all__ = ["LoopControl", "stop_loops"]
 

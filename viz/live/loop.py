@@ -22,7 +22,6 @@ from .runner import StepRunner
 from .saving import StepSaving
 from .screen import Screen
 from .steps import StepSource, is_stateful
-from .training import TrainingSteps, check_arguments
 from .view import LiveView
 
 __all__ = ["MODES", "LiveLoop"]
@@ -111,7 +110,7 @@ class LiveLoop:
         when_unseen: str = "go on",
         checkpoint: CheckpointManager | None = None,
     ) -> None:
-        check_arguments(steps, trainer, recorder, stateful, view, checkpoint)
+        _check_arguments(steps, trainer, recorder, stateful, view, checkpoint)
         budget = FrameBudget(most=number("frames_per_second", frames_per_second, above=0))
         mode = choice("mode", mode, MODES)
         pauses_unseen = choice("when_unseen", when_unseen, ("go on", "pause")) == "pause"
@@ -121,14 +120,12 @@ class LiveLoop:
         source = StepSource(steps)
         own = [*stateful, *([steps] if is_stateful(steps) else [])]
         self.saving = StepSaving(checkpoint, own)
-        training = TrainingSteps(source, self.rate, self.recording, self.saving)
-        self.runner = StepRunner(training)
+        self.runner = StepRunner(self, source, self.rate, self.recording, self.saving)
         self.executor = SliceExecutor(self.runner, mode, self.run.name)
         self.branches = Branches(self.runner, self.rate, self.recording, own)
         self.runs, self.snapshots, self.recorder = self.branches.runs, self.branches.snapshots, recorder
         self.screen = Screen(self.runner, pauses_unseen)
         self.control = LoopControl(self, source, [each for each in (trainer, checkpoint, *own) if each is not None])
-        training.attach(self.runner, self.screen, self)
         self.view = LiveView(self, budget=budget) if isinstance(view, str) else view
         self.control.take_place()
 
@@ -401,3 +398,24 @@ class LiveLoop:
 
     def __repr__(self) -> str:
         return f"LiveLoop({self.run.name!r}, {self.status}, {self.n_steps} steps, mode={self.mode!r})"
+
+
+def _check_arguments(steps: Any, trainer: Any, recorder: Any, stateful: Sequence[Any], view: Any, checkpoint: Any) -> None:
+    """Refuse what a `LiveLoop` cannot be made of."""
+    if not callable(steps) and not isinstance(steps, Iterable):
+        raise TypeError(
+            f"steps is a {type(steps).__name__}: must be a generator function, an iterator or a callable that takes one"
+        )
+    if trainer is not None and not isinstance(trainer, (Trainer, torch.optim.Optimizer)):
+        raise TypeError(f"trainer must be a Trainer, a torch.optim.Optimizer or None, got {type(trainer).__name__}")
+    if recorder is not None and not isinstance(recorder, Recorder):
+        raise TypeError(f"recorder must be a Recorder or None, got {type(recorder).__name__}")
+    for i, each in enumerate(stateful):
+        if not is_stateful(each):
+            raise TypeError(f"stateful[{i}] is a {type(each).__name__}: it needs state_dict and load_state_dict")
+    if not (checkpoint is None or isinstance(checkpoint, CheckpointManager)):
+        raise TypeError(f"checkpoint must be a CheckpointManager or None, got {type(checkpoint).__name__}")
+    if checkpoint is not None and checkpoint.trainer is not trainer:
+        raise ValueError("checkpoint is a CheckpointManager of another trainer than the loop's")
+    if not (view is None or view == "live" or isinstance(view, View)):
+        raise TypeError(f"view={view!r}: must be 'live', None or a View")

@@ -1,18 +1,21 @@
-"""StepRunner: takes steps until it is paused, stopped, or they end."""
+"""StepRunner: takes steps until it is paused, stopped, or they end, records what they yield, and lets the view follow."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
+from ...trainer.interrupts import gets_signals
 from .gate import StepGate
+from .learning_rates import LearningRate
+from .recording import StepRecording
+from .saving import StepSaving
+from .steps import StepSource
 
-if TYPE_CHECKING:
-    from .training import TrainingSteps
-
-__all__ = ["ENDED", "StepRunner"]
+__all__ = ["ENDED", "StepRunner", "say_paused"]
 
 ENDED = ("stopped", "finished", "failed")
 SLICE = 0.02  # seconds of steps between two looks at what else there is to do
@@ -22,7 +25,8 @@ class StepRunner:
     """Takes steps one after the other, in slices, which a `SliceExecutor` asks for.
 
     Args:
-        listener: what takes the steps, and is told how the runner is.
+        loop: the `LiveLoop` whose steps these are; it lives as long as they run.
+        source, rate, recording, saving: parts of it.
         clock: what tells the time, in seconds.
 
     Attributes:
@@ -35,7 +39,15 @@ class StepRunner:
         is_breakable: whether an interrupt may break off what runs at this moment.
     """
 
-    def __init__(self, listener: TrainingSteps, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        loop: Any,
+        source: StepSource,
+        rate: LearningRate,
+        recording: StepRecording,
+        saving: StepSaving,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.clock, self.gate = clock, StepGate()
         self.status = "ready"
         self.n_steps = 0
@@ -43,7 +55,7 @@ class StepRunner:
         self.limit: int | None = None
         self.turn = 0
         self.is_breakable = False
-        self._listener = listener
+        self._loop, self._source, self._rate, self._recording, self._saving = loop, source, rate, recording, saving
         self._asked: str | None = None  # a status that is to be taken up after the current step
         self._interrupted = False
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
@@ -77,7 +89,7 @@ class StepRunner:
             self._take_step(turn)
             now = self.clock()
             if now >= end or (until is not None and now >= until):
-                self._listener.after_slice(turn)
+                self._after_slice(turn)
                 break
 
     def ask(self, status: str) -> None:
@@ -141,11 +153,11 @@ class StepRunner:
         try:
             try:
                 self.is_breakable = True
-                value = self._listener.take_step()
+                value = self._take()
             finally:
                 self.is_breakable = False
             self.n_steps += 1
-            self._listener.record(value)
+            self._record(value)
         except StopIteration:
             return "finished"
         except KeyboardInterrupt:
@@ -163,16 +175,63 @@ class StepRunner:
         """Take up a status between two steps. `_settle` is to follow, without the lock."""
         self.status, self._asked, self.limit = status, None, None
         if status in ENDED:
-            self._listener.on_end(status)
+            self._on_end(status)
 
     def _settle(self) -> None:
         """Tell of the status, also those who wait for it."""
         interrupted, self._interrupted = self._interrupted, False
-        self._listener.on_status(interrupted)
+        self._on_status(interrupted)
         with self.gate:
             waiting, self._waiting = self._waiting, []
         for loop, future in waiting:
             loop.call_soon_threadsafe(_set_done, future)
+
+    def _take(self) -> Any:
+        """Take one step at the multiplied learning rate. StopIteration: there are no more."""
+        return self._rate.take(self._source.take)
+
+    def _record(self, value: Any) -> None:
+        """Note what the step has yielded, and save if it is time."""
+        self._recording.note(self.n_steps, value, self._rate.last)
+        self._saving.after_step(value)
+
+    def _after_slice(self, turn: int) -> None:
+        """Some steps have been taken, and the next ones wait for this: let the view follow."""
+        if self._recording.recorder is None:
+            with self.gate.at_rest():
+                self._recording.look()
+        self._loop.screen.refresh(turn)
+        self._loop.screen.look_around()
+        if self._loop.control.cell_is_gone():
+            self.ask_later("stopped")
+
+    def _on_end(self, status: str) -> None:
+        """Wait for what has been recorded and saved, and close a generator that is not at its end."""
+        self._recording.finish()
+        try:
+            self._saving.end(status)
+        except Exception as error:
+            self.status, self.exception = "failed", error
+        if status == "stopped":
+            self._source.close()
+        self._loop.control.release()
+
+    def _on_status(self, interrupted: bool) -> None:
+        """Another status has been taken up, after an interrupt or not: show it."""
+        with self.gate.at_rest():
+            self._recording.flush()
+        self._loop.screen.refresh()
+        if interrupted and self.status == "paused":  # it may have been the last step
+            say_paused(self.n_steps)
+        unseen = self._loop.mode == "task" and self._loop.screen.view is None
+        if self.status == "failed" and unseen and self.exception is not None:
+            traceback.print_exception(self.exception)
+
+
+def say_paused(step: int) -> None:
+    """Print that an interrupt has paused the loop, where the person is who has interrupted it."""
+    if gets_signals():
+        print(f"paused after step {step}; loop.resume() goes on")
 
 
 def _set_done(future: asyncio.Future[None]) -> None:
