@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from .. import checkpoint
 from ..optimizer import Optimizer, Updater
 from ..registry import Registry
 
@@ -23,6 +26,7 @@ __all__ = [
     "register",
     "register_updater",
     "registered",
+    "renamed",
     "same_shapes",
     "updaters",
 ]
@@ -146,6 +150,20 @@ class KVStore:
         """The updater and the values by key, where an optimizer updates them in this process."""
         return None
 
+    def _states(self, names: Mapping[Key, str]) -> dict[str, Any]:
+        """The optimizer's states as `checkpoint.collect` gives them, with these names of the keys."""
+        with tempfile.TemporaryDirectory() as folder:  # all that a user-defined store has for them
+            path = Path(folder) / "states"
+            self.save_optimizer_states(path, dump_optimizer=True)
+            return renamed(checkpoint.read(path), {str(key): name for key, name in names.items()})
+
+    def _load_states(self, saved: Mapping[str, Any], names: Mapping[Key, str]) -> None:
+        """Take over what `_states` gave, with all checks first."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "states"
+            checkpoint.write(path, renamed(saved, {name: str(key) for key, name in names.items()}))
+            self.load_optimizer_states(path)
+
     def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
         """What compression has kept back so far, by key and source; live."""
         return {}
@@ -266,6 +284,15 @@ def same_shapes(key: Key, tensors: Sequence[torch.Tensor], like: Any, what: str)
     for tensor in tensors:
         if tensor.shape != like.shape:
             raise ValueError(f"{what} of key {key!r} is {tuple(tensor.shape)}, what is stored is {tuple(like.shape)}")
+
+
+def renamed(states: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Collected states whose parameters have other names."""
+    by_name = ("counts", "parameters", "layout", "state")
+    return {
+        what: {names.get(name, name): value for name, value in part.items()} if what in by_name else part
+        for what, part in states.items()
+    }
 
 
 def optimizer_updater(updater: Any) -> Updater:

@@ -184,8 +184,7 @@ class LocalStore(KVStore):
         Raises:
             RuntimeError: no optimizer updates what is stored.
         """
-        updater, names = optimizer_updater(self._updater), list(map(str, self._values))
-        checkpoint.write(fname, checkpoint.collect(updater, names, list(self._values.values()), list(self._values)))
+        checkpoint.write(fname, self._states({key: str(key) for key in self._values}))
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what `save_optimizer_states` wrote.
@@ -194,14 +193,22 @@ class LocalStore(KVStore):
             RuntimeError: no optimizer updates what is stored.
             ValueError, FileNotFoundError: there is no such file, or it does not fit; nothing has been changed.
         """
-        updater, names, saved = optimizer_updater(self._updater), list(map(str, self._values)), checkpoint.read(fname)
-        checkpoint.restore(updater, names, list(self._values.values()), saved, list(self._values))
+        optimizer_updater(self._updater)  # before anything is read
+        self._load_states(checkpoint.read(fname), {key: str(key) for key in self._values})
 
     def __repr__(self) -> str:
         return f"LocalStore({self.type!r}, {len(self._values)} keys)"
 
     def _inside(self) -> tuple[Updater, dict[Key, torch.Tensor]] | None:
         return (self._updater, self._values) if isinstance(self._updater, Updater) else None
+
+    def _states(self, names: Mapping[Key, str]) -> dict[str, Any]:
+        params = [self._values[key] for key in names]
+        return checkpoint.collect(optimizer_updater(self._updater), list(names.values()), params, list(names))
+
+    def _load_states(self, saved: Mapping[str, Any], names: Mapping[Key, str]) -> None:
+        params = [self._values[key] for key in names]
+        checkpoint.restore(optimizer_updater(self._updater), list(names.values()), params, saved, list(names))
 
     def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
         return {} if self._compression is None else self._compression.residuals

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import abc
 import os
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...kernels.metrics import MetricsBuffer
-from .. import checkpoint
 from ..optimizer import Optimizer
 from ..optimizer.sparse import is_sparse
 from ..optimizer.states import put_masters
@@ -297,25 +294,10 @@ class KVStoreSync(GradientSync):
         return None if inside is None else inside[0].total()
 
     def state_dict(self) -> dict[str, Any] | None:
-        if not self.updates:
-            return None
-        inside, keys = self._live._inside(), range(len(self._replicas[0].names))
-        if inside is not None:
-            return checkpoint.collect(inside[0], self._replicas[0].names, [inside[1][key] for key in keys], keys)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "states"
-            self._live.save_optimizer_states(path, dump_optimizer=True)
-            return _renamed(checkpoint.read(path), {str(key): self._replicas[0].names[key] for key in keys})
+        return self._live._states(dict(enumerate(self._replicas[0].names))) if self.updates else None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        inside, keys = self._live._inside(), range(len(self._replicas[0].names))
-        if inside is not None:
-            checkpoint.restore(inside[0], self._replicas[0].names, [inside[1][key] for key in keys], state, keys)
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "states"
-            checkpoint.write(path, _renamed(state, {self._replicas[0].names[key]: str(key) for key in keys}))
-            self._live.load_optimizer_states(path)
+        self._live._load_states(state, dict(enumerate(self._replicas[0].names)))
 
     def masters(self, new: Mapping[int, torch.Tensor] | None = None) -> Mapping[Any, torch.Tensor]:
         inside = self._live._inside()
@@ -481,12 +463,3 @@ def _is_that(gradient: torch.Tensor | None, out: torch.Tensor) -> bool:
     if gradient is None or gradient.layout != out.layout:
         return False
     return gradient is out if is_sparse(gradient) else gradient.data_ptr() == out.data_ptr()
-
-
-def _renamed(state: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A collected state whose parameters have other names."""
-    by_name = ("counts", "parameters", "layout", "state")
-    return {
-        key: {names.get(name, name): value for name, value in part.items()} if key in by_name else part
-        for key, part in state.items()
-    }

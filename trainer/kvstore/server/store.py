@@ -13,7 +13,7 @@ import torch
 
 from ... import checkpoint
 from ...optimizer import MultiOptimizer, Optimizer, Updater
-from ..base import Key, KVStore, known_values, new_values
+from ..base import Key, KVStore, known_values, new_values, renamed
 from .client import ServerClient
 from .compression import PushCompression
 from .core import check_fits, takes_parts
@@ -212,10 +212,7 @@ class ServerStore(KVStore):
         Raises:
             RuntimeError: no optimizer updates what is stored.
         """
-        for server in range(self.num_servers):
-            self._client.request(server, Opcode.SAVE)
-        parts = [with_tensors(message.value(), message.tensors()) for message in self._client.finish()]
-        checkpoint.write(fname, join_states(parts, self.placement.entries))
+        checkpoint.write(fname, self._states({key: str(key) for key in self.placement.entries}))
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what `save_optimizer_states` wrote. Call it on one worker, or on all: the servers take the first.
@@ -228,22 +225,7 @@ class ServerStore(KVStore):
         """
         if self._optimizer is None:
             raise RuntimeError("no optimizer updates what is stored, so there are no states: call set_optimizer() first")
-        saved, entries = checkpoint.read(fname), self.placement.entries
-        params = [torch.empty(entry.shape, dtype=entry.dtype) for entry in entries.values()]
-        # One like the servers' takes them first, so that no server has to refuse them.
-        twin = Updater(copy.deepcopy(bare_copy(self._optimizer)))
-        checkpoint.restore(twin, [str(key) for key in entries], params, saved, list(entries))
-        self._calls["load"] += 1
-        for server in range(self.num_servers):
-            value, tensors = without_tensors(states_of_server(saved, entries, server))
-            self._client.request(server, Opcode.LOAD, value, tensors, self._calls["load"])
-        self._client.finish()
-        optimizer = self._optimizer
-        loaded = [name for name in saved["settings"] if name not in ("state_dtype", "rescale_grad")]
-        optimizer.set_together({name: getattr(twin.optimizer, name) for name in (*loaded, "lr_scheduler")})
-        optimizer.num_update = saved["num_update"]
-        for synced in self._synced:
-            synced.record_loaded(optimizer, loaded)
+        self._load_states(checkpoint.read(fname), {key: str(key) for key in self.placement.entries})
 
     def staleness(self) -> dict[int, Staleness]:
         """How old each worker's gradients were when they were applied; see `Staleness`.
@@ -282,6 +264,35 @@ class ServerStore(KVStore):
 
     def __repr__(self) -> str:
         return f"ServerStore({self.type!r}, worker {self.rank} of {self.num_workers}, {len(self.placement.entries)} keys)"
+
+    def _states(self, names: Mapping[Key, str]) -> dict[str, Any]:
+        for server in range(self.num_servers):
+            self._client.request(server, Opcode.SAVE)
+        parts = []
+        for message in self._client.finish():
+            parts.append(with_tensors(message.value(), [tensor.clone() for tensor in message.tensors()]))
+            self._client.release(message)
+        return renamed(join_states(parts, self.placement.entries), {str(key): name for key, name in names.items()})
+
+    def _load_states(self, saved: Mapping[str, Any], names: Mapping[Key, str]) -> None:
+        assert self._optimizer is not None
+        entries = self.placement.entries
+        saved = renamed(saved, {name: str(key) for key, name in names.items()})
+        params = [torch.empty(entry.shape, dtype=entry.dtype) for entry in entries.values()]
+        # One like the servers' takes them first, so that no server has to refuse them.
+        twin = Updater(copy.deepcopy(bare_copy(self._optimizer)))
+        checkpoint.restore(twin, [str(key) for key in entries], params, saved, list(entries))
+        self._calls["load"] += 1
+        for server in range(self.num_servers):
+            value, tensors = without_tensors(states_of_server(saved, entries, server))
+            self._client.request(server, Opcode.LOAD, value, tensors, self._calls["load"])
+        self._client.finish()
+        optimizer = self._optimizer
+        loaded = [name for name in saved["settings"] if name not in ("state_dtype", "rescale_grad")]
+        optimizer.set_together({name: getattr(twin.optimizer, name) for name in (*loaded, "lr_scheduler")})
+        optimizer.num_update = saved["num_update"]
+        for synced in self._synced:
+            synced.record_loaded(optimizer, loaded)
 
     def _residuals(self) -> dict[tuple[Any, Any], torch.Tensor]:
         """As `KVStore._residuals`, but copies."""
