@@ -18,7 +18,7 @@ from ..compression import CompressedAllReduce, create_compressor, wait_all
 from ..dist_utils import check_alike, check_same
 from ..optimizer import Optimizer
 from ..replica import Replica
-from .base import Key, KVStore, optimizer_updater
+from .base import Key, KVStore, dense, optimizer_updater
 from .buckets import Bucket, GradientBuckets
 from .compressed import AUTO, check_compression, choose_compression, compressed_sum, load_residuals, residuals_of
 from .local import LocalStore
@@ -141,8 +141,7 @@ class CollectiveStore(LocalStore):
     def _sums(self, keys: Sequence[Key], values: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         for key, tensors in zip(keys, values, strict=True):
             for tensor in tensors:
-                if tensor.layout != torch.strided:
-                    raise TypeError(f"value of key {key!r} is sparse ({tensor.layout}): this store adds up dense tensors")
+                dense(key, tensor, "this store adds up dense tensors")
         totals = super()._sums(keys, values)
         order = sorted(range(len(keys)), key=lambda i: keys[i])  # the same on all ranks, however their lists are ordered
         if self._compression_params is not None:

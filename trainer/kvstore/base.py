@@ -19,6 +19,7 @@ __all__ = [
     "KVStore",
     "KVStoreBase",
     "Key",
+    "dense",
     "known_value",
     "known_values",
     "new_values",
@@ -265,6 +266,17 @@ def known_values(key: Any, value: Any, what: str, stored: Mapping[Key, Any]) -> 
     for each, tensors in found:
         same_shapes(each, tensors, known_value(each, stored), what)
     return found
+
+
+def dense(key: Key, tensor: torch.Tensor, why: str) -> torch.Tensor:
+    """The tensor itself.
+
+    Raises:
+        TypeError: it is sparse.
+    """
+    if tensor.layout != torch.strided:
+        raise TypeError(f"value of key {key!r} is sparse ({tensor.layout}): {why}")
+    return tensor
 
 
 def known_value(key: Key, stored: Mapping[Key, _Value]) -> _Value:

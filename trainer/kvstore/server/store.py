@@ -13,7 +13,7 @@ import torch
 
 from ... import checkpoint
 from ...optimizer import MultiOptimizer, Optimizer, Updater
-from ..base import Key, KVStore, known_values, new_values, renamed
+from ..base import Key, KVStore, dense, known_values, new_values, renamed
 from .client import ServerClient
 from .compression import PushCompression
 from .core import check_fits, takes_parts
@@ -25,6 +25,7 @@ from .transport import Opcode, copy_all
 
 __all__ = ["ServerStore", "Staleness", "open_stores"]
 
+_TAKE_DENSE = "servers take dense tensors; use to_dense()"
 _OUTSTANDING = 2  # pushes that a server need not have taken yet when `push` returns
 open_stores: list[ServerStore] = []  # in this process
 
@@ -87,7 +88,9 @@ class ServerStore(KVStore):
             TypeError, ValueError: a key of another kind than those before, or one that is there already, or a value that is
                 no dense tensor, or is not as on rank 0.
         """
-        given = {each: _dense(each, tensor) for each, tensor in new_values(key, value, self.placement.entries).items()}
+        given = {
+            each: dense(each, tensor, _TAKE_DENSE) for each, tensor in new_values(key, value, self.placement.entries).items()
+        }
         keys, values = list(given), list(given.values())
         if any(value.is_cuda for value in values):
             self._client.pin_memory()
@@ -320,7 +323,7 @@ class ServerStore(KVStore):
             raise ValueError("a key comes twice in one push: push one after the other")
         totals = []
         for each, tensors in found:
-            total, *others = [_dense(each, tensor.detach()) for tensor in tensors]
+            total, *others = [dense(each, tensor.detach(), _TAKE_DENSE) for tensor in tensors]
             for other in others:
                 total = total + other.to(total.device)
             totals.append(total)
@@ -378,12 +381,6 @@ class ServerStore(KVStore):
             self._optimizer.num_update = max(self._optimizer.num_update, num_update)
             if self._optimizer.lr_scheduler is not None:  # it may want to know where training is, as that on the server does
                 self._optimizer.lr_scheduler(self._optimizer.num_update)
-
-
-def _dense(key: Key, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout != torch.strided:
-        raise TypeError(f"value of key {key!r} is sparse ({tensor.layout}): servers take dense tensors; use to_dense()")
-    return tensor
 
 
 def _staleness(delays: Counter[int]) -> Staleness:
