@@ -94,6 +94,7 @@ class Update:
         if not isinstance(rule, (Rule, TensorRule)):
             raise TypeError(f"rule must be made with @rule or @tensor_rule, got {type(rule).__name__}")
         self.rule = rule
+        self._reduces = bool(rule.reductions)
         self.weights = list(weights)
         self.states = list(states)
         self.masters = [None] * len(self.weights) if masters is None else list(masters)
@@ -372,7 +373,7 @@ class Update:
             self._check_rows(into)
         if self._alive is None and not self._revive():
             raise RuntimeError("there are no gradients to step with, or some of them have been deleted: bind() them first")
-        if not self.rule.reductions:
+        if not self._reduces:
             for group in self._groups:
                 group.run(hyper, into)
         else:

@@ -17,8 +17,7 @@ from ..optimizer.options import wd_at
 from ..validation import did_you_mean, number
 from . import ports, shards
 from .base import FusedOptimizer
-from .groups import Group, Numbers, is_evaluated, name_of, refuse_evaluated
-from .states import as_real
+from .groups import Group, Numbers, as_real, is_evaluated, name_of, refuse_evaluated
 
 __all__ = [
     "ADOPT",

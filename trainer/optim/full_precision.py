@@ -11,9 +11,8 @@ from ...kernels.layouts import is_wrapper
 from ...kernels.states import goes_with, master_like
 from ..full_precision import check_weights, float32_of, parts_of
 from . import shards
-from .groups import Group, GroupOptimizer, name_of
+from .groups import MASTER_KEYS, Group, GroupOptimizer, as_real, master_key, name_of
 from .owned import shown_states
-from .states import MASTER_KEYS, as_real, master_key
 
 __all__ = ["float32_weights", "load_float32_weights"]
 

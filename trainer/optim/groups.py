@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from operator import is_
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,9 +16,23 @@ from ...kernels.layouts import is_wrapper
 from ..optimizer.hyper_rows import Rows, equal_places
 from ..optimizer.options import STATE_DTYPES
 from ..validation import choice
+from . import shards
 
-__all__ = ["Group", "GroupOptimizer", "GroupRows", "Numbers", "is_evaluated", "name_of", "refuse_evaluated"]
+__all__ = [
+    "MASTER_KEYS",
+    "Group",
+    "GroupOptimizer",
+    "GroupRows",
+    "Numbers",
+    "as_real",
+    "is_evaluated",
+    "master_key",
+    "name_of",
+    "refuse_evaluated",
+    "same_objects",
+]
 
+MASTER_KEYS = ("master", "compensation")  # in a parameter's state; the second is Kahan's
 _data_ptr = torch.Tensor.data_ptr
 Group = dict[str, Any]
 Numbers = MutableMapping[str, Any]
@@ -289,6 +304,26 @@ def refuse_evaluated(what: str, groups: Iterable[Group]) -> None:
             f"{what} where parameters have their averaged values, after eval() or inside averaged_weights(): call train() "
             "of the optimizer, or leave the context, first"
         )
+
+
+def master_key(weight: torch.Tensor, dtype: torch.dtype) -> tuple[str, str]:
+    """The key of a master of this type in a parameter's state, and that of one of the other kinds."""
+    master, compensation = MASTER_KEYS
+    return (compensation, master) if dtype == weight.dtype else (master, compensation)
+
+
+def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two lists have the very same objects."""
+    return len(a) == len(b) and all(map(is_, a, b))
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a complex one's real and imaginary parts, which rules take for numbers of their own.
+
+    Of a DTensor it is this rank's shard.
+    """
+    tensor = shards.local(tensor)
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor
 
 
 def _is_writable(value: Any) -> bool:

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ..interrupts import uninterrupted
-from .groups import Group, refuse_evaluated
-from .states import same_objects
+from .groups import Group, refuse_evaluated, same_objects
 
 __all__ = ["JoinedOptimizers"]
 

@@ -32,9 +32,8 @@ from ..optimizer.plan import StepPlan
 from ..optimizer.states import new_master
 from . import shards
 from .exchange import CutTensor, Exchange, shard_bounds
-from .groups import Group, GroupOptimizer, GroupRows
+from .groups import MASTER_KEYS, Group, GroupOptimizer, GroupRows, master_key, same_objects
 from .owners import OwnerGroup, assign_owners, check_shards
-from .states import MASTER_KEYS, master_key, same_objects
 
 __all__ = ["OwnedPlan", "shown_states"]
 

@@ -1,20 +1,29 @@
-"""OptimizerPlan: how the parameters of a `FusedOptimizer` are updated at every step, as long as its groups stay the same."""
+"""How the parameters of a `FusedOptimizer` are updated at every step, with the states and masters in its `state`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
+from ...kernels import Rule, TensorRule, Update, storage
 from ...kernels.graphs import Recording
-from .groups import Group, GroupOptimizer, name_of
+from ...kernels.guards import PointerGuard
+from ...kernels.layouts import is_wrapper
+from ...kernels.states import PerTensorStates, goes_with, per_tensor_states, slot_dtypes, state_type, states_for
+from ..optimizer.plan import StepPlan
+from ..optimizer.sparse import is_sparse
+from ..optimizer.states import new_master
+from . import shards
+from .groups import Group, GroupOptimizer, GroupRows, as_real, master_key, name_of, same_objects
 from .owned import OwnedPlan
-from .owners import OwnerGroup, stages_of
-from .states import GroupPlan
+from .owners import OwnerGroup, check_shards, stages_of
 
 __all__ = ["OptimizerPlan"]
 
@@ -101,7 +110,8 @@ class OptimizerPlan:
                 plan.launch()
         for owned in self._owned:
             owned.finish()
-        self._count_change()
+        if self._sharded:
+            self._count_change()
         if Recording.current is not None:
             active = [list(plan.rows.active) for plan in self._plans]
             Recording.current.owners.append((self._is_in_use, partial(self.host_step, active)))
@@ -116,5 +126,184 @@ class OptimizerPlan:
         return self._optimizer._plan is self and self.holds()
 
     def _count_change(self) -> None:
-        if self._sharded:  # autograd looks at the DTensor's version, the updates have counted their shards'
-            increment_version([parameter for parameter in self._sharded if parameter.grad is not None])
+        """Of DTensors, at whose version autograd looks: the updates have counted their shards'."""
+        increment_version([parameter for parameter in self._sharded if parameter.grad is not None])
+
+
+class GroupPlan(StepPlan):
+    """That of parameters with one rule, of groups that store states alike.
+
+    Args:
+        optimizer: whose parameters they are.
+        rule: that of these groups.
+        parameters: in order.
+        groups: for each parameter the one that it is in.
+        names: what messages call the parameters.
+
+    Attributes:
+        rows: the `GroupRows`.
+        sharded: the DTensors among the parameters.
+    """
+
+    rows: GroupRows
+
+    def __init__(
+        self,
+        optimizer: GroupOptimizer,
+        rule: Rule | TensorRule,
+        parameters: list[torch.Tensor],
+        groups: list[Group],
+        names: list[str],
+    ) -> None:
+        self._optimizer, self._parameters, self._groups, self.names = optimizer, parameters, groups, names
+        self._narrow = optimizer._narrow(groups[0])
+        self._weights = [as_real(parameter) for parameter in parameters]
+        self._complex = any(parameter.is_complex() for parameter in parameters)
+        self.sharded = [parameter for parameter in parameters if is_wrapper(parameter)]
+        self._shards = list(map(shards.local, self.sharded))
+        self._tensors: list[torch.Tensor] = []  # weights, states and masters
+        self._guard = PointerGuard([])
+        own = not (self.sharded or self._complex)  # gradients are used as they are, not views or shards of them
+        super().__init__(names, GroupRows(optimizer, rule, parameters, groups), own, optimizer._takes_sparse)
+
+    def new_update(self, rule: Rule | TensorRule) -> Update:
+        optimizer, n = self._optimizer, len(self._parameters)
+        if self.sharded:
+            check_shards(optimizer, rule, self._parameters)
+        found = [self._found(rule, i) for i in range(n)]
+        states = self._with_joined_numbers(rule, [self._states_of(rule, i, each) for i, each in enumerate(found)])
+        masters = [self._master_of(i) for i in range(n)]
+        self._tensors = [*self._weights, *chain.from_iterable(states), *(each for each in masters if each is not None)]
+        self._guard = PointerGuard(self._tensors)  # users offload states, say, by giving them other memory
+        update = Update(
+            rule,
+            self._weights,
+            states,
+            masters,
+            names=self.names,
+            seed=optimizer._rounding(self._groups[0]),
+            grad_scale_and_skip=optimizer._control,
+        )
+        if self.sharded:
+            shards.join_shards(update, self._parameters)
+            update.rng_offsets += np.array([shards.own_place(parameter) << 32 for parameter in self._parameters])
+        return update
+
+    def is_current(self, update: Update) -> bool:
+        """Whether weights and states are where they were, and the shards of DTensors the tensors that they were."""
+        if self._complex:  # views of complex tensors do not notice when these are given other memory
+            return False
+        if self.sharded and not same_objects(self._shards, list(map(shards.local, self.sharded))):
+            return False
+        return self._guard.passes(self._tensors)
+
+    def fits(self, update: Update) -> bool:
+        return update.fits(partial(self._optimizer._master_dtype, self._groups[0]))
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Those of the parameters, as an `Update` needs them."""
+        gradients: list[Any] = [parameter.grad for parameter in self._parameters]
+        if self.sharded:
+            gradients = list(map(shards.local_gradient, self.names, self._parameters, gradients))
+        if self._complex:
+            gradients = [None if gradient is None else as_real(gradient.resolve_conj()) for gradient in gradients]
+        return gradients
+
+    def split(self, grads: Sequence[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
+        optimizer, whole = self._optimizer, list(grads)
+        sparse = [i for i, grad in enumerate(grads) if is_sparse(grad)]
+        if sparse and not optimizer._takes_sparse:
+            raise RuntimeError(
+                f"the gradient of {self.names[sparse[0]]} is sparse, which {type(optimizer).__name__} does not support: "
+                "use sparse=False in the layer, or SparseAdam, SGD or Adagrad"
+            )
+        by_row = [i for i in sparse if optimizer._by_row(self._groups[i]) and self._weights[i].dim()]
+        if by_row and storage.is_packed(self._narrow):
+            raise ValueError(
+                f"state_dtype={self._groups[by_row[0]]['state_dtype']!r} for {self.names[by_row[0]]}, whose gradient is "
+                "sparse: rows share scales, so it must be None or 'bfloat16'"
+            )
+        for i in sparse:
+            gradient: Any = grads[i]
+            listed = optimizer._by_row(self._groups[i]) and gradient._nnz() == 0  # of a scalar, which has no rows
+            whole[i] = None if i in by_row or listed else gradient.to_dense()
+        return whole, by_row
+
+    def _found(self, rule: Rule | TensorRule, i: int) -> dict[str, torch.Tensor]:
+        """The states that a parameter has already."""
+        optimizer = self._optimizer
+        row = optimizer.state.get(self._parameters[i], {})
+        found = {}
+        for slot, shape in zip(rule.slots, rule.shapes(self._weights[i].shape), strict=True):
+            key = optimizer._keys.get(slot, slot)
+            if row.get(key) is None:
+                continue
+            if row[key].layout != torch.strided:  # as torch's SGD keeps the momentum of sparse gradients
+                row[key] = row[key].to_dense()
+            packed = storage.is_packed(row[key])
+            if not packed:
+                shards.check_placement(self.names[i], key, row[key], self._parameters[i])
+            found[slot] = as_real(row[key])
+            if packed:
+                shape = torch.Size([storage.packed_size(self._weights[i].numel(), found[slot].dtype)])
+            if found[slot].shape != shape:
+                raise ValueError(
+                    f"{key!r} of {self.names[i]} has shape {tuple(row[key].shape)}, the parameter "
+                    f"{tuple(self._parameters[i].shape)}: the state of another model?"
+                )
+        return found
+
+    def _states_of(self, rule: Rule | TensorRule, i: int, usable: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The states of a parameter: those found, converted where they do not go with it, and new ones."""
+        optimizer, parameter, weight = self._optimizer, self._parameters[i], self._weights[i]
+        dtypes = slot_dtypes(rule, weight.dtype, state_type(weight, self._narrow), weight.shape)
+        types = dict(zip(rule.slots, dtypes, strict=True))
+        fitting = {slot for slot, state in usable.items() if goes_with(state, weight, types[slot])}
+        if len(fitting) < len(rule.slots):
+            (made,) = states_for(rule, [weight.detach()], self._narrow)
+            new = dict(zip(rule.slots, made, strict=True))
+            optimizer._first_states(self._groups[i], weight.detach(), new)
+            for slot, state in new.items():
+                if slot in fitting:
+                    new[slot] = usable[slot]
+                    continue
+                if slot in usable:
+                    storage.copy(state, usable[slot], weight.shape, slot in rule.nonnegative)
+                if state.numel() or not weight.numel():  # a factored state has no elements where it is not used
+                    shown = torch.view_as_complex(state) if parameter.is_complex() and state.dim() else state
+                    optimizer.state[parameter][optimizer._keys.get(slot, slot)] = shards.placed_as(parameter, shown)
+            usable = new
+        return tuple(usable[slot] for slot in rule.slots)
+
+    def _with_joined_numbers(
+        self, rule: Rule | TensorRule, states: list[tuple[torch.Tensor, ...]]
+    ) -> list[tuple[torch.Tensor, ...]]:
+        """The states, with the numbers that the rule keeps of each tensor in one array: one call computes all of them."""
+        names = rule.kept if isinstance(rule, Rule) else ()
+        if not names or self.sharded or PerTensorStates(numbers := [state[-len(names) :] for state in states]).is_joined:
+            return states
+        joined = per_tensor_states(self._weights, len(names))
+        torch._foreach_copy_(list(chain.from_iterable(joined)), list(chain.from_iterable(numbers)))
+        for parameter, row in zip(self._parameters, joined, strict=True):
+            for name, number in zip(names, row, strict=True):
+                self._optimizer.state[parameter][self._optimizer._keys.get(name, name)] = number
+        return [state[: -len(names)] + row for state, row in zip(states, joined, strict=True)]
+
+    def _master_of(self, i: int) -> torch.Tensor | None:
+        """The master of a parameter, made or converted if need be."""
+        optimizer, parameter, weight = self._optimizer, self._parameters[i], self._weights[i]
+        dtype = optimizer._master_dtype(self._groups[i], weight)
+        if dtype is None:
+            return None
+        row = optimizer.state[parameter]
+        key, other = master_key(weight, dtype)
+        found = row.get(key)
+        if found is None:
+            found = row.pop(other, None)
+        if found is not None:
+            shards.check_placement(self.names[i], key, found, parameter)
+            found = shards.local(found)
+        if found is None or not goes_with(found, weight, dtype):
+            found = new_master(weight.detach(), found, dtype)
+            row[key] = shards.placed_as(parameter, found)
+        return found

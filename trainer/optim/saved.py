@@ -13,8 +13,7 @@ from ...kernels.storage import check_scales, is_packed
 from ..checkpoint import MOST_UPDATES
 from ..optimizer import registered
 from ..validation import integer
-from .groups import GroupOptimizer, name_of
-from .states import MASTER_KEYS, as_real
+from .groups import MASTER_KEYS, GroupOptimizer, as_real, name_of
 
 __all__ = ["check_numbers", "converted"]
 
