@@ -82,6 +82,7 @@ def test_names_are_imported_on_first_use_and_stay_what_they_are(tmp_path):
         names = "race", "sweep", "fit", "optim", "init", "amp", "lr_find", "load_mxnet_params"
         assert set(names) <= set(dir(tristep))
         later = {f"tristep.trainer.{name}" for name in ("race", "sweep", "fit", "optim", "mxnet", "initializer")}
+        later |= {f"tristep.trainer.{name}" for name in ("compression", "kvstore.allreduce", "kvstore.server")}
         print(*later & set(sys.modules))
         import tristep.viz
         tristep.viz.RaceView
@@ -89,6 +90,7 @@ def test_names_are_imported_on_first_use_and_stay_what_they_are(tmp_path):
             assert callable(getattr(tristep.trainer, name))
             assert getattr(tristep, name) is getattr(tristep.trainer, name)
         assert tristep.optim.AdamW and tristep.initializer.Xavier and tristep.amp.scale_loss
+        assert tristep.trainer.kvstore.CollectiveStore is tristep.kvstore.CollectiveStore
         from tristep import *
         assert race is tristep.race and init is tristep.init
     """

@@ -3,19 +3,24 @@
 Names and semantics are those of MXNet's kvstore; `create` makes one by its name.
 """
 
-from ..compression import (
-    CompressedAllReduce,
-    Compressor,
-    create_compressor,
-    ddp_hook,
-    register_compressor,
-    registered_compressors,
-)
-from .allreduce import CollectiveStore
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .base import KVStore, KVStoreBase, register, register_updater, registered
 from .create import create
 from .local import LocalStore
-from .server import ServerStore, Staleness, serve
+
+if TYPE_CHECKING:
+    from ..compression import (
+        CompressedAllReduce,
+        Compressor,
+        create_compressor,
+        ddp_hook,
+        register_compressor,
+        registered_compressors,
+    )
+    from .allreduce import CollectiveStore
+    from .server import ServerStore, Staleness, serve
 
 __all__ = [
     "CollectiveStore",
@@ -36,3 +41,13 @@ __all__ = [
     "registered_compressors",
     "serve",
 ]
+
+if not TYPE_CHECKING:  # type checkers would take any name for an attribute
+
+    def __getattr__(name: str) -> Any:
+        """What is for several processes is imported on first use."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        modules = {"CollectiveStore": ".allreduce", "ServerStore": ".server", "Staleness": ".server", "serve": ".server"}
+        globals()[name] = getattr(import_module(modules.get(name, "..compression"), __name__), name)
+        return globals()[name]

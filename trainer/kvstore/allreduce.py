@@ -24,9 +24,7 @@ from .compressed import AUTO, check_compression, choose_compression, compressed_
 from .local import LocalStore
 from .sync import GradientSync, Residuals
 
-__all__ = ["NAMES", "AllReduceSync", "CollectiveStore", "RankAgreement"]
-
-NAMES = ("dist", "dist_sync", "dist_device_sync")
+__all__ = ["AllReduceSync", "CollectiveStore", "RankAgreement"]
 
 
 class CollectiveStore(LocalStore):
@@ -180,6 +178,8 @@ class AllReduceSync(GradientSync):
         compression_params: for the sums; None compresses nothing.
         engine: as for `tristep.kernels.choose_engine`.
     """
+
+    in_step = True
 
     def __init__(
         self,

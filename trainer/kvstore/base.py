@@ -16,6 +16,9 @@ from ..optimizer import Optimizer, Updater
 from ..registry import Registry
 
 __all__ = [
+    "ASYNCHRONOUS",
+    "LOCAL",
+    "SYNCHRONOUS",
     "KVStore",
     "KVStoreBase",
     "Key",
@@ -31,6 +34,10 @@ __all__ = [
     "same_shapes",
     "updaters",
 ]
+
+LOCAL = ("local", "device", "nccl", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device")
+SYNCHRONOUS = ("dist", "dist_sync", "dist_device_sync")
+ASYNCHRONOUS = ("dist_async", "dist_device_async")
 
 Key = int | str
 CAPABILITIES = ("optimizer",)

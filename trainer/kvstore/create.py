@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..compression import local_compression
 from ..optimizer import Optimizer
 from ..replica import Replica
 from ..validation import boolean, choice, did_you_mean
-from . import allreduce, local, server
-from .allreduce import AllReduceSync
-from .base import KVStore, registered
-from .compressed import check_compression
-from .server import compressor_of
+from .base import ASYNCHRONOUS, LOCAL, SYNCHRONOUS, KVStore, registered
+from .local import LocalStore
 from .sync import GradientSync, KVStoreSync, NoSync, updates_on_store
-from .zero import ZeroSync
 
 __all__ = ["check_one_reduces", "check_store", "create", "sync_for"]
 
@@ -53,9 +48,9 @@ def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, such as 'local', got {type(name).__name__}")
     kind = name.lower()
-    if timeout is not None and (kind in KVStore.kv_registry or kind not in server.NAMES):
+    if timeout is not None and (kind in KVStore.kv_registry or kind not in ASYNCHRONOUS):
         raise ValueError(
-            f"timeout={timeout!r} with name={name!r}: it is for {' and '.join(map(repr, server.NAMES))}; others have that "
+            f"timeout={timeout!r} with name={name!r}: it is for {' and '.join(map(repr, ASYNCHRONOUS))}; others have that "
             "of their process group, see torch.distributed.init_process_group"
         )
     if kind in KVStore.kv_registry:
@@ -63,17 +58,21 @@ def create(name: str = "local", *, timeout: float | None = None) -> KVStore:
         if not store.type:  # it may be a property, as in MXNet
             store.type = kind
         return store
-    if kind in local.NAMES:
-        return local.LocalStore(kind)
-    if kind in allreduce.NAMES:
-        return allreduce.CollectiveStore(kind)
-    if kind in server.NAMES:
+    if kind in LOCAL:
+        return LocalStore(kind)
+    if kind in SYNCHRONOUS:
+        from .allreduce import CollectiveStore  # what is for several processes is imported where there are some
+
+        return CollectiveStore(kind)
+    if kind in ASYNCHRONOUS:
+        from . import server
+
         return server.connect(kind) if timeout is None else server.connect(kind, timeout)
-    known = [*local.NAMES, *allreduce.NAMES, *server.NAMES, *KVStore.kv_registry]
+    known = [*LOCAL, *SYNCHRONOUS, *ASYNCHRONOUS, *KVStore.kv_registry]
     raise ValueError(f"name={name!r}: must be one of {', '.join(map(repr, known))}.{did_you_mean(kind, known)}")
 
 
-KVSTORES = (*local.NAMES, *allreduce.NAMES, *server.NAMES)
+KVSTORES = (*LOCAL, *SYNCHRONOUS, *ASYNCHRONOUS)
 
 
 def check_one_reduces(kvstore: Any) -> None:
@@ -97,9 +96,7 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
     if update_on_kvstore is not None:
         boolean("update_on_kvstore", update_on_kvstore)
     if compression_params is not None:
-        of_servers = (_is_dist(kvstore) and not _is_synchronous(kvstore)) or isinstance(kvstore, server.ServerStore)
-        check = compressor_of if of_servers else check_compression if _is_synchronous(kvstore) else local_compression
-        check(compression_params)
+        _check_compression(kvstore, compression_params)
     is_name = isinstance(kvstore, str)
     dist = _is_dist(kvstore)
     if kvstore is None or (is_name and replicas == 1 and not dist):
@@ -111,17 +108,27 @@ def check_store(kvstore: Any, compression_params: Any, update_on_kvstore: Any, r
     if dist:
         capable = True
     elif is_name:
-        capable = registered().get(kvstore, local.LocalStore).is_capable("optimizer")
+        capable = registered().get(kvstore, LocalStore).is_capable("optimizer")
     else:
         capable = kvstore.is_capable("optimizer")
     updates_on_store(kvstore, capable, update_on_kvstore)
-    names = [name for name in local.NAMES if name not in registered()]
+    names = [name for name in LOCAL if name not in registered()]
     if compression_params is not None and kvstore in names and "device" not in kvstore:
         raise ValueError(
             f"compression_params={compression_params!r} with kvstore={kvstore!r}, which does not compress gradients: use "
             "'device', or leave it out"
         )
     return kvstore
+
+
+def _check_compression(kvstore: Any, compression_params: Any) -> None:
+    from ..compression import local_compression
+    from .compressed import check_compression
+    from .server import ServerStore, compressor_of
+
+    of_servers = (_is_dist(kvstore) and not _is_synchronous(kvstore)) or isinstance(kvstore, ServerStore)
+    check = compressor_of if of_servers else check_compression if _is_synchronous(kvstore) else local_compression
+    check(compression_params)
 
 
 def _is_dist(kvstore: Any) -> bool:
@@ -150,9 +157,11 @@ def sync_for(
                 "start more of these, one for each device"
             )
         store: Any = create(kvstore) if isinstance(kvstore, str) else kvstore
-        group = store.group
-        kind = ZeroSync if updates_on_store(store, True, update_on_kvstore) else AllReduceSync
-        return kind(group, replicas[0], names, optimizer, compression_params, engine)
+        if updates_on_store(store, True, update_on_kvstore):
+            from .zero import ZeroSync as Kind
+        else:
+            from .allreduce import AllReduceSync as Kind  # type: ignore[assignment]  # the other's base
+        return Kind(store.group, replicas[0], names, optimizer, compression_params, engine)
     if kvstore is None:
         return NoSync(len(replicas))
     if _is_dist(kvstore):  # in a server's process this does not come back

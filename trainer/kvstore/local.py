@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import checkpoint
-from ..compression import GradientCompression, local_compression
 from ..optimizer import Optimizer, Updater, get_updater
 from ..optimizer.sparse import is_sparse
 from .base import Key, KVStore, known_values, new_values, optimizer_updater, pairs
 
-__all__ = ["NAMES", "LocalStore", "TestStore"]
+if TYPE_CHECKING:
+    from ..compression import GradientCompression
 
-NAMES = ("local", "device", "nccl", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device")
+__all__ = ["LocalStore", "TestStore"]
 
 
 class LocalStore(KVStore):
@@ -173,6 +173,8 @@ class LocalStore(KVStore):
         Raises:
             TypeError, ValueError: they do not fit, or this kind of store does not compress.
         """
+        from ..compression import GradientCompression, local_compression  # few need it
+
         local_compression(compression_params)
         if "device" not in self.type:
             raise ValueError(f"a store of type {self.type!r} does not compress gradients: 'device' does")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -12,7 +12,9 @@ from ...kernels import Rule
 from ...kernels.layouts import is_dense
 from ..optimizer import MultiOptimizer, Optimizer, RuleOptimizer
 from ..optimizer.multi import part_of
-from .buckets import Bucket
+
+if TYPE_CHECKING:
+    from .buckets import Bucket
 
 __all__ = [
     "Piece",

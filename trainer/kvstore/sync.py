@@ -57,6 +57,7 @@ class GradientSync(abc.ABC):
         num_replicas: how many replicas there are in all processes; valid after `start`.
         writes: whether this process is the one that writes files of states; all get what is in them.
         reports_metrics: whether updates can tell what they do to each parameter.
+        in_step: whether it is of synchronous processes, whose group of torch.distributed is `group`.
     """
 
     updates: bool = False
@@ -64,6 +65,8 @@ class GradientSync(abc.ABC):
     num_replicas: int = 1
     writes: bool = True
     reports_metrics: bool = True
+    in_step: bool = False
+    group: Any = None
 
     @abc.abstractmethod
     def start(self) -> None:

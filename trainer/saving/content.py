@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from .. import dist_utils
 from ..checkpoint import plain_name
-from ..kvstore.allreduce import AllReduceSync
 from ..kvstore.sync import KVStoreSync
 from ..params import modules_of
 from ..random_state import check_random_state, random_state, set_random_state
@@ -43,7 +42,7 @@ def group_of(trainer: Trainer) -> Any:
         ValueError: they train with a store whose checkpoints cannot be saved.
     """
     sync = trainer._sync
-    if isinstance(sync, AllReduceSync):
+    if sync.in_step:
         return sync.group
     if trainer._reduced_by_torch:
         return None

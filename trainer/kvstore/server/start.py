@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 
 from ...validation import choice
+from ..base import ASYNCHRONOUS
 from .job import Roles
 from .loop import ServerLoop
 from .store import ServerStore, open_stores
 
-__all__ = ["NAMES", "connect", "serve"]
+__all__ = ["connect", "serve"]
 
-NAMES = ("dist_async", "dist_device_async")
 _TIMEOUT = 1800.0  # seconds; torch's own default for gloo
 
 
@@ -36,7 +36,7 @@ def connect(name: str = "dist_async", timeout: float = _TIMEOUT) -> ServerStore:
 
     Source: MXNet 1.9.1, `mx.kv.create`, and `kvstore_server.py`, which ends a server's process in the same way.
     """
-    name = choice("name", name, NAMES, ignore_case=True)
+    name = choice("name", name, ASYNCHRONOUS, ignore_case=True)
     if open_stores:
         raise RuntimeError(
             f"{open_stores[0]!r} is open: servers serve one store at a time; use it again, or close() it first"
@@ -55,7 +55,7 @@ def serve(name: str = "dist_async", timeout: float = _TIMEOUT) -> None:
         ValueError, RuntimeError: as `connect`; or this process is no server.
         TimeoutError: a worker has not been heard of for too long.
     """
-    name, roles = choice("name", name, NAMES, ignore_case=True), Roles.of_this_job(timeout)
+    name, roles = choice("name", name, ASYNCHRONOUS, ignore_case=True), Roles.of_this_job(timeout)
     if roles.rank < roles.workers:
         roles.leave()
         raise RuntimeError(
