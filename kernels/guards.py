@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any
 
@@ -56,7 +56,7 @@ class GradLayouts:
 
     def __init__(self, gradients: Sequence[torch.Tensor], own: bool) -> None:
         self._own, self._layouts = own, _layouts(gradients, own)
-        self._single = [gradient.numel() == 1 for gradient in gradients]
+        self._single = [i for i, gradient in enumerate(gradients) if gradient.numel() == 1]
 
     def pointers(self, gradients: Sequence[Any], own: bool, present: Sequence[bool] | None = None) -> np.ndarray | None:
         """int64 [n], the data pointers of these gradients; None if one has another layout.
@@ -69,22 +69,23 @@ class GradLayouts:
         if own != self._own:
             return None
         layouts: Sequence[Any] = self._layouts
-        single: Iterable[bool] = self._single
+        everything = gradients
         if present is not None:
             gradients = list(compress(gradients, present))
-            layouts, single = [list(compress(each, present)) for each in layouts], compress(single, present)
+            layouts = [list(compress(each, present)) for each in layouts]
         try:
             if any(map(operator.ne, _layouts(gradients, own), layouts)):
                 return None
-            pointers = np.fromiter(map(_data_ptr, gradients), dtype=np.int64, count=len(gradients))
+            found = list(map(_data_ptr, gradients))
         except (AttributeError, RuntimeError, TypeError):  # None, a sparse tensor, or one that has no memory
             return None
-        if not pointers.all() and any(not gradient.data_ptr() and gradient.numel() for gradient in gradients):
+        if 0 in found and any(not gradient.data_ptr() and gradient.numel() for gradient in gradients):
             return None
         # Autograd leaves a view with the negative bit as it is only if its strides are the weight's. It is made of the
         # imaginary parts of complex numbers, between which there are gaps, so it can have one element only.
-        if any(gradient.is_neg() for gradient in compress(gradients, single)):
+        if self._single and any(each is not None and each.is_neg() for each in map(everything.__getitem__, self._single)):
             return None
+        pointers = np.array(found, dtype=np.int64)
         if present is None:
             return pointers
         spread = np.zeros(len(present), dtype=np.int64)

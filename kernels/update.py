@@ -231,6 +231,7 @@ class Update:
             references is not None
             and own == self._own
             and len(gradients) == len(references)
+            and (not references or references[0]() is gradients[0])  # where all are new, the first tells
             and all(map(operator.is_, [reference() for reference in references], gradients))
         )
         present = gradients if self.active is None else _present(gradients)
@@ -241,7 +242,7 @@ class Update:
                 if pointers is None:
                     active = [gradient is not None for gradient in gradients]
                     pointers = None if all(active) else self._layouts.pointers(gradients, own, active)
-            if pointers is None or (pointers & 15).any():
+            if pointers is None or np.bitwise_or.reduce(pointers) & 15:
                 return False
             if self.zero_grads:
                 check_own_memory(self._names, gradients)

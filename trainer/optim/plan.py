@@ -84,7 +84,7 @@ class OptimizerPlan:
         for plan in self._plans:
             if not plan.is_current(plan.update):
                 return False
-        return all(parameter.grad is None for parameter in self._waiting)
+        return not self._waiting or all(parameter.grad is None for parameter in self._waiting)
 
     def _objects_now(self) -> list[Any]:
         """The parameters in the groups, the rows of `state`, and what is in these."""
